@@ -1,0 +1,3 @@
+"""Plan -> compiled kernel. The only module that calls `cute.compile`."""
+
+from __future__ import annotations

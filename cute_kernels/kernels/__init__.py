@@ -1,0 +1,1 @@
+"""GPU kernels in CuTe DSL: declared warp roles and pipeline edges, and one folder per architecture."""

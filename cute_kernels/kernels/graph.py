@@ -1,0 +1,123 @@
+"""The producer -> consumer graph of a warp-specialised kernel, as data.
+
+Roles and edges are declared once; the arrival count of every mbarrier follows from who signals it, so that no call site
+ever states a count. `cute_kernels.kernels.pipes` turns a graph into barriers on the device, and `Graph.describe` prints
+the picture that explains a hang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from cute_kernels.plan import Plan
+
+
+class Signal(Enum):
+    """Who arrives on a barrier, and hence how many arrivals complete its phase."""
+
+    TMA_BYTES = "one elected thread of the leader CTA announces the bytes of the whole pair; TMA delivers them"
+    TCGEN05_COMMIT = "one tcgen05.commit, multicast to every CTA of the pair"
+    WARP_ARRIVE = "one elected lane of every warp of the role, in every CTA of the pair, at the leader CTA"
+
+
+@dataclass(frozen=True)
+class Role:
+    """Consecutive warps of a CTA that run one program."""
+
+    name: str
+    first_warp: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A circular buffer between two roles, guarded by ``<name>_full`` and ``<name>_empty`` barriers per stage.
+
+    Attributes:
+        name: what is handed over.
+        producer, consumer: role names.
+        stages: buffers in the ring.
+        full, empty: how the producer and the consumer signal.
+        tx_bytes: bytes that TMA delivers per stage to one full barrier (0 unless ``full`` is TMA_BYTES).
+    """
+
+    name: str
+    producer: str
+    consumer: str
+    stages: int
+    full: Signal
+    empty: Signal
+    tx_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """One mbarrier array of a CTA: name, first 8-byte slot, stages, arrivals that complete a phase."""
+
+    name: str
+    slot: int
+    stages: int
+    arrivals: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Roles and edges of one kernel; ``ctas`` is the size of the group that works on one tile."""
+
+    roles: tuple[Role, ...]
+    edges: tuple[Edge, ...]
+    ctas: int
+
+    def role(self, name: str) -> Role:
+        return next(role for role in self.roles if role.name == name)
+
+    def arrivals(self, edge: Edge, signal: Signal, by: str) -> int:
+        """Arrivals that complete a phase when role ``by`` signals with ``signal``."""
+        if (signal is Signal.TMA_BYTES) != (edge.tx_bytes > 0) and signal is edge.full:
+            raise ValueError(f"edge {edge.name!r}: tx_bytes = {edge.tx_bytes} does not fit {signal.name}")
+        return self.role(by).warps * self.ctas if signal is Signal.WARP_ARRIVE else 1
+
+    def barriers(self) -> tuple[Barrier, ...]:
+        """Every mbarrier array of a CTA, in slot order. All CTAs of a pair have the same layout."""
+        barriers, slot = [], 0
+        for edge in self.edges:
+            for kind, signal, by in (("full", edge.full, edge.producer), ("empty", edge.empty, edge.consumer)):
+                count = self.arrivals(edge, signal, by)
+                barriers.append(Barrier(f"{edge.name}_{kind}", slot, edge.stages, count))
+                slot += edge.stages
+        return tuple(barriers)
+
+    @property
+    def slots(self) -> int:
+        return 2 * sum(edge.stages for edge in self.edges)
+
+    def describe(self) -> list[str]:
+        """One line per edge, e.g. ``load --[operands x4: TMA_BYTES 65536 B / TCGEN05_COMMIT]--> mma``."""
+        lines = []
+        for e in self.edges:
+            full = f"{e.full.name} {e.tx_bytes} B" if e.tx_bytes else e.full.name
+            lines.append(f"{e.producer} --[{e.name} x{e.stages}: {full} / {e.empty.name}]--> {e.consumer}")
+        return lines
+
+
+def gemm_graph(plan: Plan) -> Graph:
+    """load -> mma -> epilogue: the graph of every tcgen05 GEMM of this package."""
+    return Graph(
+        roles=(
+            Role("load", plan.load_warp, 1),
+            Role("mma", plan.mma_warp, 1),
+            Role("epilogue", plan.first_epilogue_warp, plan.config.epilogue_warps),
+        ),
+        edges=(
+            Edge(
+                "operands", "load", "mma", plan.config.stages,
+                full=Signal.TMA_BYTES, empty=Signal.TCGEN05_COMMIT, tx_bytes=plan.stage_tx_bytes,
+            ),
+            Edge(
+                "accumulator", "mma", "epilogue", plan.accumulators,
+                full=Signal.TCGEN05_COMMIT, empty=Signal.WARP_ARRIVE,
+            ),
+        ),
+        ctas=plan.cta_group,
+    )  # fmt: skip

@@ -1,0 +1,47 @@
+"""Instructions that CuTe DSL has no public wrapper for, each function named after the instruction it emits."""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir.dialects import nvvm
+from cutlass.cutlass_dsl import dsl_user_op
+
+
+@dsl_user_op
+def tcgen05_fence_before_thread_sync(*, loc=None, ip=None) -> None:
+    """Orders this thread's completed tcgen05 operations before the synchronisation that follows."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def tcgen05_fence_after_thread_sync(*, loc=None, ip=None) -> None:
+    """Orders the synchronisation just observed before this thread's next tcgen05 operations."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def mbarrier_try_wait_cluster(barrier: cute.Pointer, parity: Int32, *, loc=None, ip=None) -> None:
+    """Waits for the phase of ``parity``, acquiring at cluster scope: for barriers on which other CTAs arrive."""
+    cute.arch.inline_ptx(
+        "{\n\t.reg .pred complete;\n\tWAIT:\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [{$r0}], {$r1};\n\t"
+        "@!complete bra WAIT;\n\t}",
+        read_only_args=[barrier.toint(loc=loc, ip=ip), Int32(parity)],
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dsl_user_op
+def fma_rn_f32x2(
+    a: tuple[Float32, Float32], b: tuple[Float32, Float32], c: tuple[Float32, Float32], *, loc=None, ip=None
+) -> tuple[Float32, Float32]:
+    """Two fused multiply-adds in one issue slot (sm_100 and later), each rounded once to nearest even."""
+    return cute.arch.fma_packed_f32x2(a, b, c, rnd="rn", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def mul_rn_f32x2(a: tuple[Float32, Float32], b: tuple[Float32, Float32], *, loc=None, ip=None):
+    """Two FP32 products in one issue slot (sm_100 and later)."""
+    return cute.arch.mul_packed_f32x2(a, b, rnd="rn", loc=loc, ip=ip)

@@ -1,0 +1,1 @@
+"""Kernels for SM100a: tcgen05 tensor cores, tensor memory, CTA pairs."""

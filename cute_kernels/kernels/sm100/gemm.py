@@ -1,0 +1,237 @@
+"""The persistent, warp-specialised FP8 GEMM with a fused epilogue: allocate, build pipes, dispatch to roles.
+
+Each pair of CTAs walks tiles of 256 x tile_n. The load warp of each CTA streams operands, the leader's MMA warp issues
+2-CTA UMMA into one of two accumulators in tensor memory, and the epilogue warps drain the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as sm100_utils
+from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.graph import gemm_graph
+from cute_kernels.kernels.pipes import LEADER_CTA, init_barriers, make_pipes
+from cute_kernels.kernels.sm100.epilogue import Epilogue
+from cute_kernels.kernels.sm100.load import Load, Operand
+from cute_kernels.kernels.sm100.mma import Mma
+from cute_kernels.kernels.tiles import SnakeOrder
+from cute_kernels.plan import Plan
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, layouts, table, scale and sizes."""
+
+    tiled_mma: cute.TiledMma
+    x_atom: cute.CopyAtom
+    x: cute.Tensor
+    x_layout: cute.ComposedLayout
+    weight_atom: cute.CopyAtom
+    weight: cute.Tensor
+    weight_layout: cute.ComposedLayout
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    table: cute.Tensor | None
+    table_rows: Int32
+    scale: Float32 | cute.Tensor
+    order_m_tiles: Int32
+    order_n_tiles: Int32
+    k_blocks: Int32
+
+
+class PatchEmbedGemm:
+    """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves every M, N, K and S."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.graph = gemm_graph(plan)
+
+    @cute.jit
+    def __call__(
+        self,
+        x_pointer: cute.Pointer,
+        weight_pointer: cute.Pointer,
+        table_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        scale_argument: Float32 | cute.Pointer,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        table_rows: Int32,
+        clusters: Int32,
+        stream,
+    ) -> None:
+        """Builds TMA descriptors and launches ``clusters`` pairs of CTAs on ``stream``."""
+        plan = self.plan
+        x = cute.make_tensor(x_pointer, _rows(m, k, 16))
+        weight = cute.make_tensor(weight_pointer, _rows(n, k, 16))
+        out = cute.make_tensor(out_pointer, _rows(m, n, 8))
+
+        tiled_mma = sm100_utils.make_trivial_tiled_mma(
+            Float8E4M3FN, Float8E4M3FN, OperandMajorMode.K, OperandMajorMode.K, Float32,
+            tcgen05.CtaGroup.TWO, (plan.tile_m, plan.tile_n),
+        )  # fmt: skip
+        tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
+        stages = plan.config.stages
+        x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, Float8E4M3FN, stages)
+        weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, Float8E4M3FN, stages)
+        cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
+        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO)
+        stage = (None, None, None, 0)
+        x_tma = cute.nvgpu.make_tiled_tma_atom_A(
+            load, x, cute.slice_(x_layout, stage), tile_mnk, tiled_mma, cluster_vmnk.shape
+        )
+        weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
+            load, weight, cute.slice_(weight_layout, stage), tile_mnk, tiled_mma, cluster_vmnk.shape
+        )
+        out_atom, out_view = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), out, self._store_layout(1), (32, plan.store_columns)
+        )
+        scale = scale_argument
+        if cutlass.const_expr(plan.problem.scale_source == "pointer"):
+            scale = cute.make_tensor(scale_argument, cute.make_layout(1))
+        arguments = DeviceArguments(
+            tiled_mma, x_tma.atom, x_tma.tma_tensor, x_layout, weight_tma.atom, weight_tma.tma_tensor, weight_layout,
+            out_atom, out_view, self._table_view(table_pointer, table_rows, n), table_rows, scale,
+            cute.ceil_div(m, plan.tile_m), cute.ceil_div(n, plan.tile_n), cute.ceil_div(k, plan.tile_k),
+        )  # fmt: skip
+        self.kernel(arguments).launch(
+            grid=(clusters * plan.cta_group, 1, 1),
+            block=(plan.threads, 1, 1),
+            cluster=plan.cluster,
+            smem=plan.smem_bytes,
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    def _store_layout(self, regions: int) -> cute.ComposedLayout:
+        """``regions`` staging regions of 32 rows x 64 BF16 columns, SWIZZLE_128B."""
+        columns = self.plan.store_columns
+        outer = cute.make_layout((32, columns, regions), stride=(columns, 1, 32 * columns))
+        if regions == 1:
+            outer = cute.make_layout((32, columns), stride=(columns, 1))
+        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
+
+    def _table_view(self, pointer: cute.Pointer | None, rows: Int32, n: Int32) -> cute.Tensor | None:
+        """``[(32, row blocks), (V, column chunks)]`` over the table of `Plan.table_shape`."""
+        if pointer is None:
+            return None
+        vector = self.plan.table_shape[3]
+        chunks = cute.ceil_div(n, self.plan.tile_n) * (self.plan.tile_n // vector)
+        layout = cute.make_layout(
+            ((32, cute.ceil_div(rows, 32)), (vector, chunks)),
+            stride=((vector, cute.assume(chunks * (32 * vector), divby=32 * vector)), (1, 32 * vector)),
+        )
+        return cute.make_tensor(pointer, layout)
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments) -> None:
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+
+        storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
+        x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
+        pipes = make_pipes(self.graph, barriers)
+
+        if warp == plan.load_warp:
+            for atom in (args.x_atom, args.weight_atom, args.out_atom):
+                cpasync.prefetch_descriptor(atom)
+            with cute.arch.elect_one():
+                init_barriers(self.graph, barriers)
+        if warp == plan.mma_warp:
+            cute.arch.alloc_tmem(plan.tmem_columns, tmem_address, is_two_cta=True)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
+            ptx.tcgen05_fence_before_thread_sync()
+        # Also the CTA's barrier: after it every thread sees initialised barriers and the tensor-memory address.
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        ptx.tcgen05_fence_after_thread_sync()
+
+        order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, cute.arch.cluster_idx()[0], _clusters())
+        x_tensor = _stage_tensor(x_stages, args.x_layout)
+        weight_tensor = _stage_tensor(weight_stages, args.weight_layout)
+        accumulators = self._accumulators(args.tiled_mma, cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_address))
+
+        if warp == plan.load_warp:
+            mma = args.tiled_mma.get_slice(cta_rank)
+            tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
+            x = cute.local_tile(args.x, cute.slice_(tile_mnk, (None, 0, None)), (None, None))
+            weight = cute.local_tile(args.weight, cute.slice_(tile_mnk, (0, None, None)), (None, None))
+            Load(
+                _operand(args.x_atom, x_tensor, mma.partition_A(x)),
+                _operand(args.weight_atom, weight_tensor, mma.partition_B(weight)),
+                pipes["operands"], order, args.k_blocks, cta_rank,
+            ).run()  # fmt: skip
+        elif warp == plan.mma_warp:
+            if cta_rank == LEADER_CTA:
+                Mma(
+                    args.tiled_mma, args.tiled_mma.make_fragment_A(x_tensor),
+                    args.tiled_mma.make_fragment_B(weight_tensor), accumulators,
+                    pipes["operands"], pipes["accumulator"], order, args.k_blocks,
+                ).run()  # fmt: skip
+        else:
+            self._epilogue(args, accumulators, staging, pipes["accumulator"], order, cta_rank).run(warp)
+
+        # Neither CTA may leave, or free tensor memory, while the other still signals its barriers or reads its own half.
+        ptx.tcgen05_fence_before_thread_sync()
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        if warp == plan.mma_warp:
+            ptx.tcgen05_fence_after_thread_sync()
+            cute.arch.dealloc_tmem(accumulators.iterator, plan.tmem_columns, is_two_cta=True)
+
+    def _accumulators(self, tiled_mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+        """Tensor-memory view ``[.., accumulator]`` of this CTA's rows of the accumulators."""
+        shape = tiled_mma.partition_shape_C((self.plan.tile_m, self.plan.tile_n))
+        layout = tiled_mma.make_fragment_C(cute.append(shape, self.plan.accumulators)).layout
+        return cute.make_tensor(pointer, layout)
+
+    def _epilogue(self, args, accumulators, staging, pipe, order, cta_rank) -> Epilogue:
+        plan = self.plan
+        layout = self._store_layout(plan.staging_bytes // plan.store_region_bytes)
+        regions = cute.make_tensor(
+            cute.recast_ptr(staging, layout.inner, dtype=BFloat16), layout.outer
+        )
+        blocks = cute.local_tile(args.out, (32, plan.store_columns), (None, None))
+        source, target = cpasync.tma_partition(
+            args.out_atom, 0, cute.make_layout(1), cute.group_modes(regions, 0, 2), cute.group_modes(blocks, 0, 2)
+        )
+        scale = args.scale
+        if cutlass.const_expr(plan.problem.scale_source == "pointer"):
+            scale = args.scale[0]
+        return Epilogue(
+            plan, accumulators, staging, args.out_atom, source, target, args.table, args.table_rows, scale,
+            pipe, order, cta_rank,
+        )  # fmt: skip
+
+
+def _rows(rows: Int32, columns: Int32, divisor: int) -> cute.Layout:
+    """Row-major ``[rows, columns]`` whose rows are a multiple of 16 bytes, as TMA requires."""
+    columns = cute.assume(columns, divby=divisor)
+    return cute.make_layout((rows, columns), stride=(columns, 1))
+
+
+def _clusters() -> Int32:
+    grid = cute.arch.grid_dim()
+    return grid[0] // 2
+
+
+def _stage_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=Float8E4M3FN), layout.outer)
+
+
+def _operand(atom: cute.CopyAtom, stages: cute.Tensor, source: cute.Tensor) -> Operand:
+    """TMA partition of one operand; no multicast, every CTA loads its own part."""
+    stages, source = cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(stages, 0, 3), cute.group_modes(source, 0, 3)
+    )
+    return Operand(atom, source, stages)

@@ -1,0 +1,40 @@
+"""Orders in which persistent clusters walk the output tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+
+@dataclass(frozen=True)
+class SnakeOrder:
+    """Row-major tile order whose odd rows run backwards, dealt round-robin to the clusters.
+
+    The column tiles of one row block run next to each other, so ``x`` comes from DRAM once and from L2 afterwards;
+    turning round at the end of a row lets its last weight slab be reused at once.
+
+    Attributes:
+        m_tiles, n_tiles: tiles in rows and columns, the last ones possibly partial.
+        first: this cluster's first tile, its own index.
+        step: clusters in the grid.
+    """
+
+    m_tiles: Int32
+    n_tiles: Int32
+    first: Int32
+    step: Int32
+
+    @property
+    def tiles(self) -> Int32:
+        return self.m_tiles * self.n_tiles
+
+    @cute.jit
+    def coordinates(self, tile: Int32) -> tuple[Int32, Int32]:
+        """``tile -> (m_tile, n_tile)``."""
+        m_tile = tile // self.n_tiles
+        n_tile = tile - m_tile * self.n_tiles
+        if m_tile % 2 == 1:
+            n_tile = self.n_tiles - 1 - n_tile
+        return m_tile, n_tile
