@@ -1,0 +1,181 @@
+"""Asynchronous work: when do TMA copies, tensor-core instructions and their completions take effect.
+
+PTX orders asynchronous operations only where it says so. Operations of one queue (e.g. the tcgen05 pipe of one CTA
+pair) run in order; operations of different queues (e.g. two TMA loads) may run in any order and arbitrarily late. The
+policy decides: ``eager`` runs an operation as soon as it is issued, ``lazy`` only when no warp can run any more,
+``random`` at times drawn from a seeded generator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cute_kernels.emulator.errors import BarrierMisuse
+
+Policy = Literal["eager", "lazy", "random"]
+
+
+@dataclass(frozen=True)
+class AsyncOp:
+    """One asynchronous operation: ``run`` performs all of its effects, ``describe`` names it in reports."""
+
+    queue_key: Hashable
+    run: Callable[[], None]
+    describe: str
+
+
+class AsyncEngine:
+    """Queues of `AsyncOp`.
+
+    Scheduler protocol: call `tick` after each warp slice; when no warp can run, call `step` until a warp can run
+    again; when `step` returns False and still no warp can run, the kernel hangs.
+    """
+
+    def __init__(self, policy: Policy = "eager", rng: random.Random | None = None) -> None:
+        if policy not in ("eager", "lazy", "random"):
+            raise ValueError(f"completion policy {policy!r}; legal are 'eager', 'lazy' and 'random'")
+        self.policy = policy
+        self.executed = 0
+        self._rng = rng or random.Random(0)
+        self._queues: dict[Hashable, deque[AsyncOp]] = {}
+        self._keys: list[Hashable] = []  # keys of the non-empty queues, in order of becoming non-empty
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def submit(self, op: AsyncOp) -> None:
+        """Issues an operation. ``eager`` runs it before returning unless its queue holds earlier operations."""
+        queue = self._queues.get(op.queue_key)
+        if queue is None:
+            if self.policy == "eager":
+                self.executed += 1
+                op.run()
+                return
+            queue = self._queues[op.queue_key] = deque()
+            self._keys.append(op.queue_key)
+        queue.append(op)
+
+    def tick(self) -> None:
+        """To be called between warp slices: ``random`` runs zero to two operations, the others none."""
+        if self.policy == "random" and self._keys:
+            for _ in range(self._rng.choice((0, 0, 1, 2))):
+                self.step()
+
+    def step(self) -> bool:
+        """Runs one pending operation (``random``: of a random queue; else of the oldest). False if there is none."""
+        if not self._keys:
+            return False
+        index = self._rng.randrange(len(self._keys)) if self.policy == "random" else 0
+        key = self._keys[index]
+        queue = self._queues[key]
+        op = queue.popleft()
+        if not queue:
+            del self._queues[key]
+            del self._keys[index]
+        self.executed += 1
+        op.run()
+        return True
+
+    def drain(self) -> None:
+        """Runs everything that is pending (end of a kernel)."""
+        while self.step():
+            pass
+
+    def force(self, done: Callable[[], bool]) -> bool:
+        """Runs pending operations until ``done()`` holds. Returns whether it does."""
+        while not done():
+            if not self.step():
+                return False
+        return True
+
+    def pending(self) -> list[str]:
+        """Descriptions of what is pending, queue by queue in order of issue."""
+        return [op.describe for key in self._keys for op in self._queues[key]]
+
+
+@dataclass
+class BulkOp:
+    """One bulk asynchronous store: first its source is read, then its destination written.
+
+    Attributes:
+        describe: for reports.
+        read_done: the shared-memory source may be reused.
+        write_done: the writes are visible.
+        on_observed: called once the issuing thread has waited for the reads (the sanitizer's release).
+    """
+
+    describe: str
+    read_done: bool = False
+    write_done: bool = False
+    on_observed: Callable[[], None] | None = None
+
+
+@dataclass
+class _Thread:
+    open: list[BulkOp] = field(default_factory=list)
+    groups: list[list[BulkOp]] = field(default_factory=list)
+
+
+class BulkGroups:
+    """Bulk async-groups, one sequence per thread (PTX ISA: cp.async.bulk.commit_group / wait_group).
+
+    ``thread`` is any hashable identity, by convention ``(cta_rank, warp, lane)``.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[Hashable, _Thread] = {}
+
+    def issue(self, thread: Hashable, op: BulkOp) -> None:
+        """Adds an operation to the thread's open group."""
+        self._threads.setdefault(thread, _Thread()).open.append(op)
+
+    def commit(self, thread: Hashable) -> None:
+        """cp.async.bulk.commit_group: closes the open group (an empty group is legal)."""
+        state = self._threads.setdefault(thread, _Thread())
+        state.groups.append(state.open)
+        state.open = []
+
+    def wait_satisfied(self, thread: Hashable, n: int, read: bool) -> bool:
+        """Whether at most the ``n`` newest committed groups are incomplete.
+
+        ``read`` (wait_group.read): only their source reads have to be done. When satisfied, the older groups count
+        as observed by the thread: their shared memory may be written again.
+
+        Raises:
+            BarrierMisuse: negative n.
+        """
+        if n < 0:
+            raise BarrierMisuse(f"cp.async.bulk.wait_group {n}: the operand must not be negative")
+        state = self._threads.get(thread)
+        if state is None:
+            return True
+        older = state.groups[: max(len(state.groups) - n, 0)]
+        if not all(op.read_done if read else op.write_done for group in older for op in group):
+            return False
+        for group in older:
+            for op in group:
+                if op.on_observed is not None:
+                    op.on_observed()
+                    op.on_observed = None
+        # Groups complete in order; what is complete and observed never matters again.
+        state.groups = [group for group in state.groups[: len(older)] if not all(op.write_done for op in group)] + (
+            state.groups[len(older) :]
+        )
+        return True
+
+    def unobserved(self) -> list[tuple[Hashable, str]]:
+        """(thread, description) of stores whose issuing thread never waited for their shared-memory reads.
+
+        A CTA must not exit in this state: its shared memory may be handed to another CTA while still being read.
+        """
+        return [
+            (thread, op.describe)
+            for thread, state in self._threads.items()
+            for group in [*state.groups, state.open]
+            for op in group
+            if op.on_observed is not None
+        ]

@@ -1,0 +1,94 @@
+"""Everything the emulator can report, each an exception that carries where in the program it happened.
+
+A unit raises with what it knows (addresses, bytes, phases); the engine that executes the instruction adds where:
+``error.locate(ptx_line=..., instruction=..., source=..., warp=...)``.
+"""
+
+from __future__ import annotations
+
+
+class EmulatorError(RuntimeError):
+    """Base class. ``str(error)`` is the unit's message followed by the location, as far as it is known.
+
+    Attributes:
+        message: what happened, without the location.
+        ptx_line: 1-based line of the PTX text, or None.
+        instruction: text of the PTX instruction, or None.
+        source: ``"file:line"`` of the DSL source (from ``.loc``), or None.
+        warp: the warp that executed it, e.g. ``"CTA 1 warp 3 (epilogue)"``, or None.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        ptx_line: int | None = None,
+        instruction: str | None = None,
+        source: str | None = None,
+        warp: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.ptx_line = ptx_line
+        self.instruction = instruction
+        self.source = source
+        self.warp = warp
+
+    def locate(
+        self,
+        *,
+        ptx_line: int | None = None,
+        instruction: str | None = None,
+        source: str | None = None,
+        warp: str | None = None,
+    ) -> EmulatorError:
+        """Fills in whatever is not known yet (the innermost location wins) and returns the same error, to re-raise."""
+        self.ptx_line = self.ptx_line if self.ptx_line is not None else ptx_line
+        self.instruction = self.instruction or instruction
+        self.source = self.source or source
+        self.warp = self.warp or warp
+        return self
+
+    def __str__(self) -> str:
+        place = ""
+        if self.ptx_line is not None:
+            place = f"at PTX line {self.ptx_line}"
+            if self.instruction:
+                place += f" `{self.instruction.strip()}`"
+        if self.source:
+            place += f" ({self.source})" if place else f"at {self.source}"
+        if self.warp:
+            place += f", {self.warp}" if place else f"in {self.warp}"
+        return f"{self.message} {place}" if place else self.message
+
+
+class UnsupportedPTX(EmulatorError):
+    """An opcode, qualifier, descriptor mode or layout that the emulator does not implement."""
+
+
+class IllegalAccess(EmulatorError):
+    """Memory used against the rules: out of bounds, misaligned, unregistered, uninitialised, a foreign TMEM lane."""
+
+
+class ProxyFenceMissing(EmulatorError):
+    """The async proxy reads shared memory that was written through the generic proxy without fence.proxy.async."""
+
+
+class SharedMemoryRace(EmulatorError):
+    """Shared memory is written while an asynchronous operation that still has to read it is not known to be done."""
+
+
+class BarrierMisuse(EmulatorError):
+    """An mbarrier used against its protocol: uninitialised, more arrivals or bytes than its phase expects, ..."""
+
+
+class Hang(EmulatorError):
+    """No warp can run and no asynchronous work is left.
+
+    Attributes:
+        report: one paragraph per warp: what it waits for and why that does not come.
+    """
+
+    def __init__(self, message: str = "", report: str = "", **where) -> None:
+        super().__init__(f"{message}\n{report}" if report else message, **where)
+        self.report = report

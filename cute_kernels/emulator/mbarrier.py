@@ -1,0 +1,199 @@
+"""mbarrier objects of one cluster: arrivals, transaction bytes and phases (PTX ISA, "mbarrier").
+
+A phase completes when its pending arrival count AND its transaction count are zero. The phase is kept as a full
+integer, so that a parity wait that aliases two phases can be told apart in reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
+from cute_kernels.emulator.smem import ClusterMemory
+
+MAX_COUNT = (1 << 20) - 1  # PTX ISA: valid range of expected, pending and transaction counts
+
+
+@dataclass
+class MBarrier:
+    """State of one barrier.
+
+    Attributes:
+        address: shared address.
+        phase: number of completed phases.
+        expected: arrivals that each phase needs.
+        pending: arrivals that the current phase still needs.
+        tx: bytes that the current phase still waits for; transiently negative when bytes came before expect_tx.
+        initialiser: who executed mbarrier.init.
+        last_arrival: who arrived last, for reports.
+    """
+
+    address: int
+    phase: int
+    expected: int
+    pending: int
+    tx: int
+    initialiser: str
+    last_arrival: str = ""
+
+
+class MBarriers:
+    """All live barriers of a cluster, keyed by shared address (rank included).
+
+    Attributes:
+        completions: number of phases completed so far by any barrier; a waiting warp has to look again only when it
+            changed.
+    """
+
+    def __init__(self, memory: ClusterMemory | None = None) -> None:
+        self._memory = memory
+        self._barriers: dict[int, MBarrier] = {}
+        self.completions = 0
+
+    def __iter__(self) -> Iterator[MBarrier]:
+        return iter(self._barriers.values())
+
+    def __len__(self) -> int:
+        return len(self._barriers)
+
+    def init(self, address: int, count: int, who: str = "") -> None:
+        """mbarrier.init: phase 0, ``count`` pending arrivals, no pending bytes.
+
+        Raises:
+            BarrierMisuse: count outside 1..2^20-1, or a live barrier there (PTX ISA: invalidate it first).
+            IllegalAccess: address not 8-byte aligned or out of bounds.
+        """
+        if address % 8:
+            raise IllegalAccess(f"mbarrier at {address:#x} is not 8-byte aligned")
+        if not 1 <= count <= MAX_COUNT:
+            raise BarrierMisuse(f"mbarrier.init with count {count}; legal are 1 to {MAX_COUNT}")
+        if address in self._barriers:
+            raise BarrierMisuse(f"mbarrier.init over a live mbarrier: {self.describe(address)}")
+        if self._memory is not None:
+            rank, offset = self._memory.resolve(address)
+            self._memory.ctas[rank].check_range(offset, 8, write=True)
+            self._memory.ctas[rank].protect(offset)
+        self._barriers[address] = MBarrier(address, 0, count, count, 0, who)
+
+    def inval(self, address: int) -> None:
+        """mbarrier.inval: the location may be used for anything again.
+
+        Raises:
+            BarrierMisuse: no live barrier there.
+        """
+        self._get(address, "mbarrier.inval")
+        del self._barriers[address]
+        if self._memory is not None:
+            rank, offset = self._memory.resolve(address)
+            self._memory.ctas[rank].unprotect(offset)
+
+    def arrive(self, address: int, count: int = 1, who: str = "") -> int:
+        """Arrive-on with ``count`` arrivals. Returns the phase arrived on, the state token for `test_phase`.
+
+        Raises:
+            BarrierMisuse: no live barrier, or more arrivals than the phase still expects.
+        """
+        barrier = self._get(address, "mbarrier.arrive")
+        phase = barrier.phase
+        if not 1 <= count <= barrier.pending:
+            raise BarrierMisuse(
+                f"{count} arrival(s){f' by {who}' if who else ''} on an mbarrier whose phase expects {barrier.pending} "
+                f"more: {self.describe(address)}"
+            )
+        barrier.pending -= count
+        barrier.last_arrival = who
+        if barrier.pending == 0:
+            self._settle(barrier)
+        return phase
+
+    def arrive_drop(self, address: int, count: int = 1, who: str = "") -> int:
+        """As `arrive`, and every later phase expects ``count`` arrivals less."""
+        barrier = self._get(address, "mbarrier.arrive_drop")
+        if count > barrier.pending:
+            self.arrive(address, count, who)
+        barrier.expected -= count
+        return self.arrive(address, count, who)
+
+    def expect_tx(self, address: int, nbytes: int) -> None:
+        """The current phase waits for ``nbytes`` more bytes.
+
+        Raises:
+            BarrierMisuse: no live barrier, or a transaction count of 2^20 or more.
+        """
+        barrier = self._get(address, "expect_tx")
+        self._add(barrier, nbytes, "expect_tx")
+
+    def arrive_expect_tx(self, address: int, nbytes: int, who: str = "") -> int:
+        """mbarrier.arrive.expect_tx: `expect_tx` and then one arrival (PTX ISA: in this order, as one operation)."""
+        self.expect_tx(address, nbytes)
+        return self.arrive(address, 1, who)
+
+    def complete_tx(self, address: int, nbytes: int) -> None:
+        """``nbytes`` bytes arrived. They may arrive before the expect_tx of the same phase.
+
+        Raises:
+            BarrierMisuse: no live barrier, or more bytes than a phase without pending arrivals expects.
+        """
+        barrier = self._get(address, "complete_tx")
+        self._add(barrier, -nbytes, "complete_tx")
+        if barrier.tx < 0 and barrier.pending == 0:
+            raise BarrierMisuse(
+                f"{-barrier.tx} bytes more arrived than expect_tx announced: {self.describe(address)}"
+            )
+        self._settle(barrier)
+
+    def test_parity(self, address: int, parity: int) -> bool:
+        """Whether the phase with this parity (0 or 1) has completed: the current phase has the other parity.
+
+        Raises:
+            BarrierMisuse: no live barrier, or another parity than 0 or 1.
+        """
+        if parity not in (0, 1):
+            raise BarrierMisuse(f"parity {parity} of an mbarrier wait; legal are 0 and 1")
+        return (self._get(address, "mbarrier.try_wait").phase & 1) != parity
+
+    def test_phase(self, address: int, token: int) -> bool:
+        """Whether the phase that `arrive` returned as a state token has completed."""
+        return self._get(address, "mbarrier.test_wait").phase > token
+
+    def phase(self, address: int) -> int:
+        """Number of completed phases."""
+        return self._get(address, "mbarrier").phase
+
+    def describe(self, address: int) -> str:
+        """One line for reports: place, phase, pending arrivals and bytes, who initialised it."""
+        rank, offset = address >> 24, address & 0xFFFFFF
+        place = f"mbarrier at shared offset {offset} ({offset:#x}) of CTA {rank}"
+        barrier = self._barriers.get(address)
+        if barrier is None:
+            return f"{place}: not initialised"
+        return (
+            f"{place}: phase {barrier.phase} (parity {barrier.phase & 1}) incomplete, {barrier.pending} of "
+            f"{barrier.expected} arrivals pending, {barrier.tx} transaction bytes pending, initialised by "
+            f"{barrier.initialiser or 'unknown'}, last arrival by {barrier.last_arrival or 'nobody'}"
+        )
+
+    def _get(self, address: int, operation: str) -> MBarrier:
+        barrier = self._barriers.get(address)
+        if barrier is None:
+            raise BarrierMisuse(f"{operation} on {self.describe(address)}")
+        return barrier
+
+    def _add(self, barrier: MBarrier, nbytes: int, operation: str) -> None:
+        barrier.tx += nbytes
+        if abs(barrier.tx) > MAX_COUNT:
+            raise BarrierMisuse(
+                f"{operation} of {abs(nbytes)} bytes takes the transaction count out of range: "
+                f"{self.describe(barrier.address)}"
+            )
+
+    def _settle(self, barrier: MBarrier) -> None:
+        if barrier.pending == 0 and barrier.tx < 0:
+            raise BarrierMisuse(
+                f"{-barrier.tx} bytes more arrived than expect_tx announced: {self.describe(barrier.address)}"
+            )
+        if barrier.pending == 0 and barrier.tx == 0:
+            barrier.phase += 1
+            barrier.pending = barrier.expected
+            self.completions += 1

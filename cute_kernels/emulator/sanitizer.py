@@ -1,0 +1,147 @@
+"""Detectors of what a schedule alone may hide: missing proxy fences and overwritten sources of asynchronous reads.
+
+The async proxy (TMA, tensor core) does not see writes made through the generic proxy (st.shared) until the writer has
+executed fence.proxy.async (PTX ISA, "Async proxy"). Emulated memory is always coherent, so the bug would never show in
+results; `ProxyTracker` therefore keeps, per 16-byte granule of shared memory, which warp wrote it last through the
+generic proxy without a fence since.
+
+Limit: a fence counts only when the writing warp executes it. PTX would also accept one by the reading thread after it
+synchronised with the writer; that pattern is reported as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.errors import ProxyFenceMissing, SharedMemoryRace
+
+GRANULE = 16  # bytes; the smallest unit that any asynchronous operation reads
+
+
+@dataclass
+class _PendingRead:
+    cta_rank: int
+    start: int
+    end: int
+    describe: str
+
+
+@dataclass
+class _Written:
+    """Bounds, in granules, of what one warp wrote in one CTA since its last fence."""
+
+    low: int
+    high: int
+
+
+class ProxyTracker:
+    """Proxy marks and pending asynchronous reads of the shared memory of one cluster.
+
+    Args:
+        sizes: bytes of shared memory per CTA, in order of rank.
+    """
+
+    def __init__(self, sizes: list[int]) -> None:
+        # 0 = visible to the async proxy; n = written by warp number n since its last fence.
+        self._dirty = [np.zeros(-(-size // GRANULE) + 1, np.int16) for size in sizes]
+        self._numbers: dict[Hashable, int] = {}
+        self._names: list[Hashable] = [None]
+        self._written: dict[tuple[int, int], _Written] = {}
+        self._reads: dict[int, _PendingRead] = {}
+        self._next_token = 0
+
+    def generic_write(self, cta_rank: int, offsets: Any, nbytes: int, warp: Hashable) -> None:
+        """A warp wrote ``nbytes`` at each of ``offsets`` (int or int array) of a CTA through the generic proxy.
+
+        Raises:
+            SharedMemoryRace: a pending asynchronous operation still has to read one of the bytes.
+        """
+        offsets = np.asarray(offsets)
+        if self._reads:
+            self._check_reads(cta_rank, offsets, nbytes, f"warp {warp} writes")
+        number = self._numbers.get(warp)
+        if number is None:
+            number = self._numbers[warp] = len(self._names)
+            self._names.append(warp)
+        first = offsets >> 4
+        dirty = self._dirty[cta_rank]
+        dirty[first] = number
+        low, high = int(first.min()), int(first.max()) + 1
+        if nbytes > GRANULE:
+            last = (offsets + (nbytes - 1)) >> 4
+            for step in range(1, -(-nbytes // GRANULE) + 1):
+                dirty[np.minimum(first + step, last)] = number
+            high = int(last.max()) + 1
+        bounds = self._written.get((number, cta_rank))
+        if bounds is None:
+            self._written[number, cta_rank] = _Written(low, high)
+        else:
+            bounds.low, bounds.high = min(bounds.low, low), max(bounds.high, high)
+
+    def fence_async(self, warp: Hashable) -> None:
+        """The warp executed fence.proxy.async: its earlier writes are visible to the async proxy."""
+        number = self._numbers.get(warp)
+        if number is None:
+            return
+        for rank, dirty in enumerate(self._dirty):
+            bounds = self._written.pop((number, rank), None)
+            if bounds is not None:
+                part = dirty[bounds.low : bounds.high]
+                part[part == number] = 0
+
+    def async_read(self, cta_rank: int, offset: int, nbytes: int, describe: str = "") -> None:
+        """An asynchronous operation that reads ``[offset, offset + nbytes)`` is issued.
+
+        Raises:
+            ProxyFenceMissing: part of it was last written through the generic proxy and not fenced since.
+        """
+        part = self._dirty[cta_rank][offset >> 4 : (offset + nbytes + GRANULE - 1) >> 4]
+        if part.any():
+            index = int(np.argmax(part != 0))
+            where = ((offset >> 4) + index) * GRANULE
+            raise ProxyFenceMissing(
+                f"{describe or 'asynchronous read'} of {nbytes} bytes at shared offset {offset} of CTA {cta_rank}: the "
+                f"bytes at {where} were written by warp {self._names[int(part[index])]} with no fence.proxy.async since"
+            )
+
+    def async_write(self, cta_rank: int, offset: int, nbytes: int, describe: str = "") -> None:
+        """An asynchronous operation writes the range; generic reads of it need no proxy fence (mbarrier completion).
+
+        Raises:
+            SharedMemoryRace: a pending asynchronous operation still has to read one of the bytes.
+        """
+        if self._reads:
+            self._check_reads(cta_rank, np.asarray(offset), nbytes, f"{describe or 'asynchronous operation'} writes")
+        self._dirty[cta_rank][offset >> 4 : (offset + nbytes + GRANULE - 1) >> 4] = 0
+
+    def read_begin(self, cta_rank: int, offset: int, nbytes: int, describe: str) -> int:
+        """Marks a range as still to be read by an asynchronous operation. Returns a token for `read_end`."""
+        token = self._next_token
+        self._next_token += 1
+        self._reads[token] = _PendingRead(cta_rank, offset, offset + nbytes, describe)
+        return token
+
+    def read_end(self, token: int) -> None:
+        """The read is known to be done: its range may be written again."""
+        self._reads.pop(token, None)
+
+    def pending_reads(self, cta_rank: int) -> list[str]:
+        """Descriptions of reads not known to be done in one CTA."""
+        return [read.describe for read in self._reads.values() if read.cta_rank == cta_rank]
+
+    def _check_reads(self, cta_rank: int, offsets: np.ndarray, nbytes: int, who: str) -> None:
+        low, high = int(offsets.min()), int(offsets.max()) + nbytes
+        for read in self._reads.values():
+            if read.cta_rank != cta_rank or low >= read.end or high <= read.start:
+                continue
+            hit = (offsets < read.end) & (offsets + nbytes > read.start)
+            if hit.any():
+                where = int(np.atleast_1d(offsets)[np.atleast_1d(hit)][0])
+                raise SharedMemoryRace(
+                    f"{who} {nbytes} bytes at shared offset {where} of CTA {cta_rank} while {read.describe} still has "
+                    f"to read [{read.start}, {read.end})"
+                )

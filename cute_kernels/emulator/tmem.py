@@ -1,0 +1,157 @@
+"""Tensor memory of one CTA: 128 lanes x 512 columns of 32-bit cells, allocated by columns (PTX ISA, "Tensor Memory").
+
+An address is 32 bits: lane in bits 16..31, column in bits 0..15. The array is stored column-major (``cells[column,
+lane]``) because a register of a 32x32b load is one column of 32 lanes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+
+LANES = 128
+COLUMNS = 512
+_REPEATS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def split_address(address: int) -> tuple[int, int]:
+    """(lane, column) of a tensor-memory address."""
+    return (address >> 16) & 0xFFFF, address & 0xFFFF
+
+
+def tensor_address(lane: int, column: int) -> int:
+    """The 32-bit address of a cell."""
+    return (lane << 16) | column
+
+
+class TensorMemory:
+    """Tensor memory of one CTA.
+
+    Args:
+        detect: whether reads of uninitialised cells are reported.
+
+    Attributes:
+        cells: uint32 [512 columns, 128 lanes].
+        allocations: column base -> columns, of what is allocated now.
+    """
+
+    def __init__(self, *, detect: bool = True) -> None:
+        self.cells = np.zeros((COLUMNS, LANES), np.uint32)
+        self.floats = self.cells.view(np.float32)
+        self.allocations: dict[int, int] = {}
+        self.detect = detect
+        self.relinquished = False
+        self.columns_used = 0
+        self._allocated = np.zeros(COLUMNS, bool)
+        self._written = np.zeros((COLUMNS, LANES), bool)
+
+    def alloc(self, ncols: int) -> int | None:
+        """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
+
+        Raises:
+            IllegalAccess: ncols is not a power of two in 32..512, or the permit was relinquished.
+        """
+        if ncols < 32 or ncols > COLUMNS or ncols & (ncols - 1):
+            raise IllegalAccess(f"tcgen05.alloc of {ncols} columns; legal are 32, 64, 128, 256 and 512")
+        if self.relinquished:
+            raise IllegalAccess("tcgen05.alloc after tcgen05.relinquish_alloc_permit of the same CTA")
+        for base in range(0, COLUMNS - ncols + 1, 32):
+            if not self._allocated[base : base + ncols].any():
+                self._allocated[base : base + ncols] = True
+                self._written[base : base + ncols] = False
+                self.allocations[base] = ncols
+                self.columns_used = max(self.columns_used, int(self._allocated.sum()))
+                return base
+        return None
+
+    def dealloc(self, address: int, ncols: int) -> None:
+        """tcgen05.dealloc of an allocation as a whole.
+
+        Raises:
+            IllegalAccess: nothing of that size is allocated there.
+        """
+        lane, column = split_address(address)
+        if lane or self.allocations.get(column) != ncols:
+            have = ", ".join(f"{n} columns at {base}" for base, n in self.allocations.items()) or "nothing"
+            raise IllegalAccess(f"tcgen05.dealloc of {ncols} columns at address {address:#x}; allocated: {have}")
+        del self.allocations[column]
+        self._allocated[column : column + ncols] = False
+
+    def relinquish(self) -> None:
+        """tcgen05.relinquish_alloc_permit: no further alloc by this CTA."""
+        self.relinquished = True
+
+    def check_released(self) -> None:
+        """At the exit of the CTA.
+
+        Raises:
+            IllegalAccess: columns are still allocated (PTX ISA: all must be deallocated before the kernel exits).
+        """
+        if self.allocations:
+            raise IllegalAccess(f"the CTA exits with {sum(self.allocations.values())} TMEM columns allocated")
+
+    def load(self, warp: int, address: int, shape: str, repeat: int) -> np.ndarray:
+        """tcgen05.ld by one warp: uint32 ``[32 lanes, registers]``, a copy whose transpose is contiguous.
+
+        Args:
+            warp: index of the warp in its CTA; it may touch the lanes of quarter ``warp % 4`` only.
+            address: taddr operand.
+            shape: ``"32x32b"``.
+            repeat: the number behind ``.x``.
+
+        Raises:
+            IllegalAccess: foreign lanes, unallocated columns, or cells never written.
+            UnsupportedPTX: another shape.
+        """
+        lane, column, ncols = self._lanes_of(warp, address, shape, repeat, "tcgen05.ld")
+        self.check(lane, 32, column, ncols, write=False)
+        return self.cells[column : column + ncols, lane : lane + 32].copy().T
+
+    def store(self, warp: int, address: int, shape: str, repeat: int, values: np.ndarray) -> None:
+        """tcgen05.st by one warp of uint32 ``[32 lanes, registers]``; arguments and errors as `load`."""
+        lane, column, ncols = self._lanes_of(warp, address, shape, repeat, "tcgen05.st")
+        self.check(lane, 32, column, ncols, write=True)
+        self.cells[column : column + ncols, lane : lane + 32] = np.asarray(values, np.uint32).T
+
+    def check(self, lane: int, nlanes: int, column: int, ncols: int, *, write: bool) -> None:
+        """Checks a rectangle and, for a write, marks it as written.
+
+        Raises:
+            IllegalAccess: outside the memory, columns not allocated, or (reads) cells never written.
+        """
+        if lane < 0 or lane + nlanes > LANES or column < 0 or column + ncols > COLUMNS:
+            raise IllegalAccess(
+                f"TMEM access to lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1} leaves the "
+                f"{LANES} x {COLUMNS} cells"
+            )
+        if not self._allocated[column : column + ncols].all():
+            free = column + int(np.argmin(self._allocated[column : column + ncols]))
+            raise IllegalAccess(
+                f"TMEM access to columns {column}..{column + ncols - 1}, of which column {free} is not allocated"
+            )
+        if not self.detect:
+            return
+        written = self._written[column : column + ncols, lane : lane + nlanes]
+        if write:
+            written[...] = True
+        elif not written.all():
+            bad_column, bad_lane = np.argwhere(~written)[0]
+            raise IllegalAccess(
+                f"read of uninitialised TMEM: lane {lane + bad_lane}, column {column + bad_column} of an access to "
+                f"lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1}"
+            )
+
+    def _lanes_of(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int, int]:
+        if shape != "32x32b":
+            raise UnsupportedPTX(f"{name} shape {shape!r}; implemented is 32x32b")
+        if repeat not in _REPEATS:
+            raise UnsupportedPTX(f"{name}.{shape}.x{repeat}; legal are x1 to x128 in powers of two")
+        lane, column = split_address(address)
+        quarter = warp % 4
+        if lane != 32 * quarter:
+            raise IllegalAccess(
+                f"{name} by warp {warp} addresses lane {lane}; it may touch the lanes of its quarter {quarter} "
+                f"({32 * quarter}..{32 * quarter + 31}) only, by a lane base of {32 * quarter}"
+            )
+        return lane, column, repeat
