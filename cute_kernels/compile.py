@@ -1,3 +1,166 @@
-"""Plan -> compiled kernel. The only module that calls `cute.compile`."""
+"""Plan -> compiled kernel. The only module that calls `cute.compile`.
+
+Kernels take sizes as launch arguments, so one compiled kernel serves every problem whose `kernel_key` is equal: a new
+batch, resolution or model width costs no compilation.
+"""
 
 from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cute_kernels.plan import Plan
+
+_COMPILE_LOCK = threading.Lock()
+"""`cute.compile` keeps global state and is not thread-safe."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the assembler reports for a kernel: per thread registers, stack and local bytes; static shared bytes.
+
+    Spilled registers live on the stack, so a kernel without stack and local memory has no spills.
+    """
+
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+    static_smem_bytes: int
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled kernel: its PTX and cubin, and the host function that builds TMA descriptors and launches it."""
+
+    kernel_name: str
+    ptx: str
+    cubin: bytes
+    function: Callable[..., Any]
+
+    @functools.cached_property
+    def resources(self) -> Resources:
+        return resource_usage(self.cubin, self.kernel_name)
+
+
+def kernel_key(plan: Plan) -> tuple:
+    """What the generated code depends on; everything else in the plan is a launch argument."""
+    return (plan.arch.name, plan.config, plan.problem.table_rows > 0, plan.problem.scale_source)
+
+
+def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
+    """Compiles the kernel of a plan, or returns it from the in-memory cache. Needs no GPU and no driver.
+
+    Args:
+        plan: a legal plan.
+        emulated: bind the host function to the emulator's launch recorder instead of the CUDA runtime.
+    """
+    key = (kernel_key(plan), emulated)
+    with _COMPILE_LOCK:
+        if key not in _CACHE:
+            _CACHE[key] = _compile(plan, emulated)
+        return _CACHE[key]
+
+
+_CACHE: dict[tuple, Artifact] = {}
+
+
+def _compile(plan: Plan, emulated: bool) -> Artifact:
+    import cutlass.cute as cute
+
+    from cute_kernels.kernels.sm100.gemm import PatchEmbedGemm
+
+    with tempfile.TemporaryDirectory() as directory:
+        # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
+        options = (
+            f"--gpu-arch={plan.arch.name} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
+        )
+        arguments = _example_arguments(plan)
+        if emulated:
+            from cute_kernels.emulator import host
+
+            with host.recording_runtime():
+                function = cute.compile(PatchEmbedGemm(plan), *arguments, options=options)
+        else:
+            function = cute.compile(PatchEmbedGemm(plan), *arguments, options=options)
+    ptx = function.__ptx__
+    name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
+    return Artifact(name, ptx, bytes(function.__cubin__), function)
+
+
+def _example_arguments(plan: Plan) -> tuple:
+    """Arguments of the right types for tracing; their values do not reach the generated code."""
+    return host_arguments(plan, x=16, weight=16, table=16, out=16, scale=16, stream=0)
+
+
+def host_arguments(
+    plan: Plan, *, x: int, weight: int, table: int | None, out: int, scale: float | int, stream: int
+) -> tuple:
+    """Arguments of the compiled host function, from device addresses.
+
+    Args:
+        plan: gives sizes, types and which arguments are present.
+        x, weight, table, out: addresses, 16-byte aligned; ``table`` is ignored without a table.
+        scale: the value, or the address of one FP32 when ``plan.problem.scale_source == "pointer"``.
+        stream: CUstream handle.
+    """
+    import cuda.bindings.driver as driver
+    import cutlass
+    from cutlass import Float32, Int32
+    from cutlass.cute.runtime import make_ptr
+    from cutlass.cute.typing import AddressSpace
+
+    def pointer(dtype: type, address: int, alignment: int = 16) -> Any:
+        return make_ptr(dtype, address, AddressSpace.gmem, assumed_align=alignment)
+
+    problem = plan.problem
+    table_dtype = Float32 if plan.table_dtype == "float32" else cutlass.BFloat16
+    by_value = problem.scale_source == "value"
+    return (
+        pointer(cutlass.Float8E4M3FN, x),
+        pointer(cutlass.Float8E4M3FN, weight),
+        pointer(table_dtype, table) if problem.table_rows else None,
+        pointer(cutlass.BFloat16, out),
+        Float32(scale) if by_value else pointer(Float32, int(scale), 4),
+        Int32(problem.m),
+        Int32(problem.n),
+        Int32(problem.k),
+        Int32(problem.table_rows),
+        Int32(plan.clusters),
+        driver.CUstream(stream),
+    )
+
+
+def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
+    """Reads a cubin's resource usage with NVIDIA's `cuobjdump` (package ``nvidia-cuda-cuobjdump``).
+
+    Raises:
+        RuntimeError: the tool is missing or its report does not name the kernel.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run(
+            [_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    pattern = rf"Function {re.escape(kernel_name)}:\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
+    match = re.search(pattern, report)
+    if match is None:
+        raise RuntimeError(f"cuobjdump reports nothing for kernel {kernel_name}:\n{report}")
+    registers, stack, shared, local = map(int, match.groups())
+    return Resources(registers, stack, local, shared)
+
+
+def _cuobjdump() -> str:
+    import nvidia
+
+    for root in nvidia.__path__:
+        for candidate in sorted(Path(root).glob("*/bin/cuobjdump")):
+            return str(candidate)
+    raise RuntimeError("cuobjdump not found: pip install nvidia-cuda-cuobjdump")

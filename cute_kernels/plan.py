@@ -7,6 +7,7 @@ CuTe DSL.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -324,10 +325,6 @@ def _check_problem(p: Problem) -> None:
         _reject("n", p.n, "an output row must be a multiple of 16 bytes for TMA", _round_up(p.n, 8))
     if p.table_rows < 0:
         _reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
-    # Table addresses are formed from 32-bit element offsets.
-    if p.table_rows * p.n >= 2**31 - 2**26:
-        largest = (2**31 - 2**26) // p.n
-        _reject("table_rows", p.table_rows, f"the table is indexed with 32 bits, n = {p.n}", largest)
 
 
 def _check_config(c: TileConfig) -> None:
@@ -353,6 +350,10 @@ def _check_capacity(plan: Plan) -> None:
             f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
         )
         _reject("stages", plan.config.stages, rule, fit)
+    if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
+        rule = f"the bias + position table is indexed with 32 bits and has {plan.padded_n} padded columns"
+        largest = (2**31 - 1) // plan.padded_n // LANES * LANES
+        _reject("table_rows", plan.problem.table_rows, rule, largest)
 
 
 def _round_up(value: int, multiple: int) -> int:

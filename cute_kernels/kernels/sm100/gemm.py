@@ -235,3 +235,6 @@ def _operand(atom: cute.CopyAtom, stages: cute.Tensor, source: cute.Tensor) -> O
         atom, 0, cute.make_layout(1), cute.group_modes(stages, 0, 3), cute.group_modes(source, 0, 3)
     )
     return Operand(atom, source, stages)
+
+
+PatchEmbedGemm.kernel.set_name_prefix("patch_embed_sm100a", remove_cutlass_symbol=True, keep_mangled_name=False)
