@@ -48,20 +48,16 @@ class Epilogue:
     @cute.jit
     def run(self, warp: Int32) -> None:
         """Picks this warp's share of columns; one unrolled copy of the loop exists per distinct width."""
-        spans, regions = self.plan.epilogue_columns, self.plan.staging_regions
-        for width in cutlass.range_constexpr(len(self._widths())):
-            columns = self._widths()[width]
-            first_column, first_region, mine = Int32(0), Int32(0), warp < 0
-            for i in cutlass.range_constexpr(len(spans)):
-                begin, end = spans[i]
-                if cutlass.const_expr(end - begin == columns):
-                    if warp == self.plan.first_epilogue_warp + i:
-                        first_column, first_region, mine = Int32(begin), Int32(regions[i]), warp >= 0
-            if mine:
-                self._drain(warp, columns, first_column, first_region)
-
-    def _widths(self) -> tuple[int, ...]:
-        return tuple(sorted({end - begin for begin, end in self.plan.epilogue_columns}))
+        plan = self.plan
+        columns, first_column, first_region = Int32(0), Int32(0), Int32(0)
+        for i in cutlass.range_constexpr(plan.config.epilogue_warps):
+            if warp == plan.first_epilogue_warp + i:
+                begin, end = plan.epilogue_columns[i]
+                columns, first_column, first_region = Int32(end - begin), Int32(begin), Int32(plan.staging_regions[i])
+        widths = sorted({end - begin for begin, end in plan.epilogue_columns})
+        for i in cutlass.range_constexpr(len(widths)):
+            if columns == widths[i]:
+                self._drain(warp, widths[i], first_column, first_region)
 
     @cute.jit
     def _drain(self, warp: Int32, columns: cutlass.Constexpr[int], first_column: Int32, first_region: Int32) -> None:
@@ -112,14 +108,14 @@ class Epilogue:
 
     @cute.jit
     def _table_row(self, row: Int32) -> Int32:
-        """Row of the bias + position table for a global row; rows beyond the output read a valid row and are clipped."""
+        """Table row of a global row. Rows beyond the output read a valid table row too; TMA clips their stores."""
         if cutlass.const_expr(self.table is None):
             return row
         return row % self.table_rows
 
     @cute.jit
     def _load_table(self, row: Int32, column: Int32, width: cutlass.Constexpr[int]) -> cute.Tensor | None:
-        """``width`` table values of one row, in 16-byte loads: the 32 lanes of a warp read 512 consecutive bytes each."""
+        """``width`` table values of one row in 16-byte loads, each 512 consecutive bytes for the 32 lanes of a warp."""
         if cutlass.const_expr(self.table is None):
             return None
         vector = self.plan.table_shape[3]
@@ -151,7 +147,7 @@ class Epilogue:
 
     @cute.jit
     def _store(self, region: Int32, row_block: Int32, column_block: Int32) -> None:
-        """TMA store of one staged region. Every lane fences its own writes before the warp agrees that they are done."""
+        """TMA store of one staged region, once every lane has fenced its own writes and the warp agrees."""
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
         cute.copy(self.store_atom, self.store_source[None, region], self.store_target[None, row_block, column_block])

@@ -46,7 +46,7 @@ class DeviceArguments:
 
 
 class PatchEmbedGemm:
-    """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves every M, N, K and S."""
+    """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -181,7 +181,7 @@ class PatchEmbedGemm:
         else:
             self._epilogue(args, accumulators, staging, pipes["accumulator"], order, cta_rank).run(warp)
 
-        # Neither CTA may leave, or free tensor memory, while the other still signals its barriers or reads its own half.
+        # Neither CTA may leave, or free tensor memory, while the other still signals its barriers or reads its half.
         ptx.tcgen05_fence_before_thread_sync()
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
@@ -198,9 +198,7 @@ class PatchEmbedGemm:
     def _epilogue(self, args, accumulators, staging, pipe, order, cta_rank) -> Epilogue:
         plan = self.plan
         layout = self._store_layout(plan.staging_bytes // plan.store_region_bytes)
-        regions = cute.make_tensor(
-            cute.recast_ptr(staging, layout.inner, dtype=BFloat16), layout.outer
-        )
+        regions = cute.make_tensor(cute.recast_ptr(staging, layout.inner, dtype=BFloat16), layout.outer)
         blocks = cute.local_tile(args.out, (32, plan.store_columns), (None, None))
         source, target = cpasync.tma_partition(
             args.out_atom, 0, cute.make_layout(1), cute.group_modes(regions, 0, 2), cute.group_modes(blocks, 0, 2)

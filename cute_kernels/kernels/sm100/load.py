@@ -26,7 +26,7 @@ class Load:
     """Fills operand stages for every tile of this cluster.
 
     Each CTA waits for its own stage to be free (tcgen05.commit frees it in both CTAs) and loads its half of both
-    operands. The bytes of both CTAs complete on the leader's barrier, because only the leader's MMA warp waits for them.
+    operands. The bytes of both CTAs complete on the leader's barrier, the only one that an MMA warp waits for.
     """
 
     x: Operand

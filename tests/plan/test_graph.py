@@ -1,0 +1,60 @@
+"""Arrival counts that the graph derives, against counts taken from the protocol by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cute_kernels.config import Problem, TileConfig
+from cute_kernels.kernels.graph import Graph, Signal, gemm_graph
+from cute_kernels.plan import make_plan
+
+HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
+
+
+@pytest.mark.parametrize("warps", [4, 5])
+def test_arrivals_of_the_gemm(warps: int) -> None:
+    graph = gemm_graph(make_plan(HEADLINE, TileConfig(epilogue_warps=warps)))
+    counts = {b.name: (b.stages, b.arrivals) for b in graph.barriers()}
+    assert counts == {
+        "operands_full": (4, 1),
+        "operands_empty": (4, 1),
+        "accumulator_full": (2, 1),
+        "accumulator_empty": (2, 2 * warps),
+    }
+    assert graph.slots == 12
+
+
+def test_barrier_slots_do_not_overlap_and_fit_their_region() -> None:
+    for stages in (2, 3, 4, 5):
+        plan = make_plan(HEADLINE, TileConfig(stages=stages))
+        graph = gemm_graph(plan)
+        slots = [slot for b in graph.barriers() for slot in range(b.slot, b.slot + b.stages)]
+        assert slots == list(range(graph.slots))
+        # Eight bytes each, and four for the tensor-memory address behind them.
+        assert 8 * graph.slots + 4 <= plan.smem[0].nbytes
+
+
+def test_warps_of_the_roles_are_the_warps_of_the_cta() -> None:
+    plan = make_plan(HEADLINE)
+    graph = gemm_graph(plan)
+    by_warp = {w: role.name for role in graph.roles for w in range(role.first_warp, role.first_warp + role.warps)}
+    assert tuple(by_warp[w] for w in range(plan.warps)) == plan.roles
+
+
+def test_byte_count_and_signal_must_agree() -> None:
+    graph = gemm_graph(make_plan(HEADLINE))
+    operands = dataclasses.replace(graph.edges[0], tx_bytes=0)
+    with pytest.raises(ValueError, match="operands.*tx_bytes = 0.*TMA_BYTES"):
+        Graph(graph.roles, (operands,), graph.ctas).barriers()
+    accumulator = dataclasses.replace(graph.edges[1], tx_bytes=16)
+    with pytest.raises(ValueError, match="accumulator.*tx_bytes = 16.*TCGEN05_COMMIT"):
+        Graph(graph.roles, (accumulator,), graph.ctas).barriers()
+
+
+def test_description_names_both_ends_and_the_signal() -> None:
+    lines = gemm_graph(make_plan(HEADLINE)).describe()
+    assert lines[0] == "load --[operands x4: TMA_BYTES 65536 B / TCGEN05_COMMIT]--> mma"
+    assert lines[1] == "mma --[accumulator x2: TCGEN05_COMMIT / WARP_ARRIVE]--> epilogue"
+    assert Signal.WARP_ARRIVE.name in lines[1]

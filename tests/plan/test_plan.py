@@ -1,0 +1,159 @@
+"""The plan against budgets worked out by hand, the hardware limits, and every way to break them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.config import Problem, TileConfig
+from cute_kernels.plan import ARCHS, make_plan
+
+HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
+
+SM100_SMEM = 232_448
+SM100_TMEM_COLUMNS = 512
+
+
+def test_headline_matches_the_seed_documents() -> None:
+    """4736 images x 196 patches: 10,878 tiles over 74 clusters, 4 stages of 32 KiB a CTA (docs/experiments.md)."""
+    plan = make_plan(HEADLINE)
+    assert (plan.m_tiles, plan.n_tiles, plan.tiles, plan.k_blocks) == (3626, 3, 10_878, 6)
+    assert (plan.clusters, plan.grid, plan.cluster) == (74, (148, 1, 1), (2, 1, 1))
+    assert plan.config.stages * plan.stage_bytes == 131_072
+    assert plan.stage_tx_bytes == 65_536
+    assert plan.tmem_columns == 512
+    assert plan.smem_bytes == 1_024 + 131_072 + 65_536
+    assert plan.table_shape == (7, 192, 32, 4)
+
+
+def test_epilogue_rows_follow_the_lane_quarter_and_columns_are_covered_once() -> None:
+    for tile_n, warps in itertools.product((128, 256), (4, 5)):
+        plan = make_plan(HEADLINE, TileConfig(tile_n=tile_n, epilogue_warps=warps))
+        covered = {(quarter, column): 0 for quarter in range(4) for column in range(tile_n)}
+        for i, (begin, end) in enumerate(plan.epilogue_columns):
+            for column in range(begin, end):
+                covered[(plan.first_epilogue_warp + i) % 4, column] += 1
+        assert set(covered.values()) == {1}
+    assert make_plan(HEADLINE).epilogue_columns == ((0, 128), (0, 256), (0, 256), (0, 256), (128, 256))
+
+
+@given(
+    m=st.integers(1, 2**31 - 256),
+    n=st.integers(1, 4096).map(lambda i: 8 * i),
+    k=st.integers(1, 4096).map(lambda i: 16 * i),
+    rows=st.integers(0, 1024),
+    tile_n=st.sampled_from([128, 256]),
+    stages=st.integers(2, 8),
+    warps=st.sampled_from([4, 5]),
+    width=st.sampled_from([16, 32, 64]),
+    epilogue=st.sampled_from(["f32", "bf16x2"]),
+)
+def test_every_plan_fits_the_hardware(m, n, k, rows, tile_n, stages, warps, width, epilogue) -> None:
+    config = TileConfig(tile_n, stages, warps, width, epilogue)
+    staging = 128 * tile_n * 2
+    need = 1_024 + stages * (16_384 + 64 * tile_n) + staging
+    if need > SM100_SMEM:
+        with pytest.raises(ValueError, match="stages") as error:
+            make_plan(Problem(m, n, k, rows), config)
+        fit = int(re.search(r"nearest legal value: (\d+)", str(error.value)).group(1))
+        make_plan(Problem(m, n, k, rows), dataclasses.replace(config, stages=fit))
+        with pytest.raises(ValueError):
+            make_plan(Problem(m, n, k, rows), dataclasses.replace(config, stages=fit + 1))
+        return
+    plan = make_plan(Problem(m, n, k, rows), config)
+    assert plan.smem_bytes == need
+    assert plan.tmem_columns <= SM100_TMEM_COLUMNS and plan.tmem_columns & (plan.tmem_columns - 1) == 0
+    ends = [region.offset + region.nbytes for region in plan.smem]
+    for region, previous_end in zip(plan.smem, [0, *ends], strict=False):
+        assert region.offset % region.alignment == 0 and region.offset >= previous_end
+    assert plan.m_tiles * plan.tile_m >= m > (plan.m_tiles - 1) * plan.tile_m
+    assert plan.n_tiles * plan.tile_n >= n > (plan.n_tiles - 1) * plan.tile_n
+    assert plan.k_blocks * 128 >= k > (plan.k_blocks - 1) * 128
+    assert 1 <= plan.clusters <= min(74, plan.tiles)
+    assert all((end - begin) % max(64, width) == 0 for begin, end in plan.epilogue_columns)
+    if rows:
+        blocks, chunks, lanes, vector = plan.table_shape
+        assert blocks * 32 >= rows and chunks * vector == plan.n_tiles * tile_n and lanes == 32
+    assert any("SMEM total" in name for name, _ in plan.describe())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit", "nearest"),
+    [
+        ("tile_n", 192, "512 TMEM columns", 128),
+        ("tile_n", 512, "512 TMEM columns", 256),
+        ("epilogue_warps", 3, "lane quarters", 4),
+        ("epilogue_warps", 8, "lane quarters", 5),
+        ("tmem_load_width", 8, "16, 32, 64", 16),
+        ("tmem_load_width", 128, "16, 32, 64", 64),
+        ("stages", 1, "two stages", 2),
+        ("stages", 6, "232,448 B", 5),
+        ("epilogue", "fp16", "'f32' and 'bf16x2'", "'f32'"),
+    ],
+)
+def test_illegal_config_names_limit_value_and_nearest(field, value, limit, nearest) -> None:
+    with pytest.raises(ValueError) as error:
+        make_plan(HEADLINE, dataclasses.replace(TileConfig(), **{field: value}))
+    message = str(error.value)
+    assert message.startswith(f"{field} = {value!r}") and limit in message
+    assert message.endswith(f"nearest legal value: {nearest}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit", "nearest"),
+    [
+        ("m", 0, "1 to", 1),
+        ("m", -5, "1 to", 1),
+        ("m", 2**31, "TMA coordinates", 2**31 - 256),
+        ("n", 770, "16 bytes", 776),
+        ("n", 0, "1 to", 1),
+        ("k", 588, "zero-pad", 592),
+        ("k", 2**31, "TMA coordinates", 2**31 - 128),
+        ("table_rows", -1, "absent", 0),
+        ("table_rows", 2**30, "32 bits", 2_796_192),
+        ("in_dtype", "float8_e5m2", "E4M3", "'float8_e4m3fn'"),
+        ("out_dtype", "float16", "BF16", "'bfloat16'"),
+        ("scale_source", "row", "launch parameter", "'value'"),
+    ],
+)
+def test_illegal_problem_names_limit_value_and_nearest(field, value, limit, nearest) -> None:
+    with pytest.raises(ValueError) as error:
+        make_plan(dataclasses.replace(HEADLINE, **{field: value}))
+    message = str(error.value)
+    assert message.startswith(f"{field} = {value!r}") and limit in message
+    assert message.endswith(f"nearest legal value: {nearest}")
+
+
+def test_unknown_architecture_and_too_small_device() -> None:
+    with pytest.raises(ValueError, match=r"arch = 'sm_70'.*sm_100a"):
+        make_plan(HEADLINE, arch="sm_70")
+    with pytest.raises(ValueError, match=r"sm_count = 1 .*nearest legal value: 2"):
+        make_plan(HEADLINE, sm_count=1)
+
+
+def test_grid_follows_the_device() -> None:
+    assert make_plan(HEADLINE, sm_count=20).grid == (20, 1, 1)
+    assert make_plan(HEADLINE, sm_count=21).grid == (20, 1, 1)
+    assert make_plan(dataclasses.replace(HEADLINE, m=1, n=8)).grid == (2, 1, 1)
+
+
+def test_every_model_of_the_table_has_a_plan() -> None:
+    """SigLIP and SigLIP2: (K padded to 16 bytes, N, positions) of each published size."""
+    models = [(768, 768, (196, 256, 576, 1024)), (768, 1024, (256, 576, 1024)), (768, 1152, (256, 576, 1024)),
+              (592, 1152, (256, 729)), (768, 1536, (256, 576))]  # fmt: skip
+    for k, n, positions in models:
+        for s, batch in itertools.product(positions, (1, 8, 64, 512, 4736)):
+            for tile_n in (128, 256):
+                plan = make_plan(Problem(batch * s, n, k, s), TileConfig(tile_n=tile_n))
+                assert plan.tiles * plan.tile_m * plan.tile_n >= batch * s * n
+
+
+def test_arch_limits_match_the_programming_guide() -> None:
+    """227 KiB of shared memory per CTA and 512 TMEM columns on compute capability 10.0."""
+    arch = ARCHS["sm_100a"]
+    assert (arch.smem_bytes, arch.tmem_columns, arch.compute_capability) == (227 * 1024, 512, (10, 0))
