@@ -1,0 +1,17 @@
+"""GPU kernels in CuTe DSL, with an emulator that runs their PTX on a machine without a GPU.
+
+>>> import torch, cute_kernels
+>>> x = torch.randn(2, 196, 768).to(torch.float8_e4m3fn)
+>>> weight = torch.randn(768, 768).to(torch.float8_e4m3fn)
+>>> cute_kernels.patch_embed(x, weight, torch.zeros(768), torch.zeros(196, 768), scale_a=0.01, scale_b=0.02).shape
+torch.Size([2, 196, 768])
+"""
+
+from __future__ import annotations
+
+from cute_kernels.config import Problem, TileConfig
+from cute_kernels.derived import clear_cache
+from cute_kernels.ops import patch_embed
+
+__version__ = "0.1.0"
+__all__ = ["Problem", "TileConfig", "clear_cache", "patch_embed"]

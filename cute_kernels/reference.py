@@ -1,0 +1,150 @@
+"""What `cute_kernels.patch_embed` must return, in plain torch: one function per rounding contract.
+
+The accumulation is the granularity that the kernel's contract states: products and sums are exact within one MMA
+(K = 32), and the FP32 accumulator is rounded once per MMA, in ascending k. NVIDIA documents neither the order nor the
+intermediate precision of the silicon, so agreement with a real B200 beyond this contract is not claimed.
+
+Everything here is independent of the kernel, its plan and the emulator.
+"""
+
+from __future__ import annotations
+
+import torch
+
+MMA_K = 32
+# E4M3 products are multiples of 2^-18 and at most 2^17.7, so float64 sums of this many of them are exact.
+_MAX_EXACT_K = 1 << 17
+# Bounds the float64 temporaries of one row chunk, in elements.
+_CHUNK_ELEMENTS = 1 << 22
+
+
+def accumulate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``x @ weight.T`` with one FP32 rounding per 32 elements of K, ascending, starting from +0.
+
+    Args:
+        x: ``[rows, K]`` float8_e4m3fn.
+        weight: ``[N, K]`` float8_e4m3fn.
+
+    Returns:
+        ``[rows, N]`` float32. NaN inputs give NaN.
+
+    Raises:
+        ValueError: K is too large for float64 to hold a block sum exactly.
+    """
+    k = x.shape[1]
+    if k > _MAX_EXACT_K:
+        raise ValueError(f"K = {k}: the reference is exact up to K = {_MAX_EXACT_K}")
+    wide_x, wide_w = x.to(torch.float64), weight.to(torch.float64)
+    acc = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    for start in range(0, k, MMA_K):
+        block = wide_x[:, start : start + MMA_K] @ wide_w[:, start : start + MMA_K].T
+        acc = (acc.to(torch.float64) + block).to(torch.float32)
+    return acc
+
+
+def fma32(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """``a * b + c`` of FP32 tensors with a single rounding to FP32 (IEEE 754 fusedMultiplyAdd, nearest even).
+
+    The product of two FP32 numbers is exact in float64. Its sum with ``c`` may not be, and rounding that sum twice
+    (float64, then FP32) can miss the nearest FP32 number by a half. So the float64 sum is rounded to odd, after which
+    the second rounding is correct (Boldo and Melquiond, 2008).
+    """
+    product, addend = a.to(torch.float64) * b.to(torch.float64), c.to(torch.float64)
+    total = product + addend
+    # TwoSum: `error` is exactly what `total` lost.
+    virtual = total - product
+    error = (product - (total - virtual)) + (addend - virtual)
+    bits = total.view(torch.int64)
+    inexact = torch.isfinite(error) & (error != 0) & (bits & 1 == 0)
+    step = torch.where((total > 0) == (error > 0), 1, -1)
+    return torch.where(inexact, bits + step, bits).view(torch.float64).to(torch.float32)
+
+
+def _table_rows(
+    bias: torch.Tensor | None, pos_embed: torch.Tensor | None, rows: torch.Tensor
+) -> torch.Tensor | None:
+    """FP32 ``bias + pos`` of the given output rows, broadcastable to ``[len(rows), N]``; None if both are absent."""
+    if pos_embed is None:
+        return None if bias is None else bias.to(torch.float32)[None, :]
+    pos = pos_embed.to(torch.float32)[rows % pos_embed.shape[0]]
+    return pos if bias is None else bias.to(torch.float32) + pos
+
+
+def _by_row_chunks(x, weight, bias, pos_embed, scale, finish) -> torch.Tensor:
+    rows, n = x.shape[0], weight.shape[0]
+    scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device).reshape(())
+    out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
+    step = max(1, _CHUNK_ELEMENTS // n)
+    for start in range(0, rows, step):
+        index = torch.arange(start, min(start + step, rows), device=x.device)
+        acc = accumulate(x[start : start + step], weight)
+        out[start : start + step] = finish(acc, scale, _table_rows(bias, pos_embed, index))
+    return out
+
+
+def patch_embed_f32(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pos_embed: torch.Tensor | None,
+    scale: float | torch.Tensor = 1.0,
+) -> torch.Tensor:
+    """The default contract: ``bf16(fma32(acc, scale, bias + pos))``, one FP32 rounding and one rounding to BF16.
+
+    Args:
+        x: ``[rows, K]`` float8_e4m3fn, row r at position ``r % positions``.
+        weight: ``[N, K]`` float8_e4m3fn.
+        bias: ``[N]`` or None.
+        pos_embed: ``[positions, N]`` or None; ``bias + pos`` is summed in FP32.
+        scale: dequantisation multiplier, a number or an FP32 tensor of one element.
+
+    Returns:
+        ``[rows, N]`` bfloat16. Without bias and pos, ``bf16(fp32(acc * scale))``.
+    """
+
+    def finish(acc, scale, table):
+        return (acc * scale if table is None else fma32(acc, scale, table.expand_as(acc))).to(torch.bfloat16)
+
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, finish)
+
+
+def patch_embed_bf16x2(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pos_embed: torch.Tensor | None,
+    scale: float | torch.Tensor = 1.0,
+) -> torch.Tensor:
+    """The CUDA original's contract: ``bf16(bf16(acc * scale) + bf16(bias + pos))``, arguments as `patch_embed_f32`."""
+
+    def finish(acc, scale, table):
+        rounded = (acc * scale).to(torch.bfloat16)
+        # torch adds BF16 through FP32, whose 24 bits are more than 2 * 8 + 2: the sum is rounded to BF16 correctly.
+        return rounded if table is None else rounded + table.to(torch.bfloat16)
+
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, finish)
+
+
+def patch_embed_conv2d(
+    pixels: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pos_embed: torch.Tensor | None,
+) -> torch.Tensor:
+    """What the model computes before any quantisation: FP32 ``conv2d`` of the image, plus position embedding.
+
+    Args:
+        pixels: ``[B, C, H, W]`` preprocessed image.
+        weight: ``[N, C, p, p]`` convolution weight, applied with stride p and no padding.
+        bias: ``[N]`` or None.
+        pos_embed: ``[(H // p) * (W // p), N]`` or None.
+
+    Returns:
+        ``[B, S, N]`` float32 with the positions in row-major order of the patch grid.
+    """
+    bias = None if bias is None else bias.to(torch.float32)
+    maps = torch.nn.functional.conv2d(
+        pixels.to(torch.float32), weight.to(torch.float32), bias, stride=weight.shape[-1]
+    )
+    tokens = maps.flatten(2).transpose(1, 2).contiguous()
+    return tokens if pos_embed is None else tokens + pos_embed.to(torch.float32)

@@ -1,0 +1,75 @@
+"""The table's layout and rounding, element by element."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import exact
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.table import build_table
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    positions=st.integers(1, 70),
+    n=st.integers(1, 5).map(lambda chunks: 8 * chunks),
+    extra=st.sampled_from([0, 8, 40]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    bias_dtype=st.sampled_from([None, torch.float32, torch.bfloat16, torch.float16]),
+    pos_dtype=st.sampled_from([None, torch.float32, torch.bfloat16]),
+)
+def test_every_element(seed, positions, n, extra, dtype, bias_dtype, pos_dtype):
+    if bias_dtype is None and pos_dtype is None:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    bias = None if bias_dtype is None else torch.randn(n, generator=generator).to(bias_dtype)
+    pos = None if pos_dtype is None else torch.randn(n, positions, generator=generator).to(pos_dtype).T  # strided
+    table = build_table(bias, pos, positions=positions, columns=n + extra, dtype=dtype)
+
+    rows, vector = (1 if pos is None else positions), 16 // dtype.itemsize
+    assert table.shape == (-(-rows // 32), (n + extra) // vector, 32, vector)
+    assert table.dtype == dtype
+    assert table.is_contiguous()
+    values = exact.fractions(table)
+    zero = Fraction(0)
+    for p in range(table.shape[0] * 32):
+        for c in range(n + extra):
+            expected = zero
+            if p < rows and c < n:
+                expected = (zero if bias is None else Fraction(bias[c].item())) + (
+                    zero if pos is None else Fraction(pos[p, c].item())
+                )
+                expected = exact.fp32(expected) if dtype == torch.float32 else exact.bf16(exact.fp32(expected))
+            assert values[p // 32][c // vector][p % 32][c % vector] == expected
+
+
+def test_lanes_of_a_warp_read_consecutive_bytes():
+    pos = torch.arange(64.0)[:, None].expand(64, 8).contiguous()
+    table = build_table(None, pos, positions=64, columns=8, dtype=torch.float32)
+    flat = table.flatten()  # 32 lanes x 4 columns of the first block come first
+    assert flat[:128].view(32, 4).tolist() == pos[:32, :4].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bias": None, "pos_embed": None}, "bias or pos_embed"),
+        ({"pos_embed": torch.zeros(3, 8)}, r"shape \[3, 8\], expected \[2, n\]"),
+        ({"bias": torch.zeros(9)}, r"bias has shape \[9\]"),
+        ({"bias": torch.zeros(1, 8)}, r"bias has shape \[1, 8\]"),
+        ({"columns": 10}, "columns = 10"),
+        ({"columns": 4}, "columns = 4 cannot hold n = 8"),
+        ({"dtype": torch.float16}, "torch.float16"),
+    ],
+)
+def test_refusals(arguments, message):
+    valid = {
+        "bias": torch.zeros(8), "pos_embed": torch.zeros(2, 8), "positions": 2, "columns": 8, "dtype": torch.float32,
+    }  # fmt: skip
+    build_table(**valid)
+    with pytest.raises(ValueError, match=message):
+        build_table(**(valid | arguments))
