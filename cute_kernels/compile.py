@@ -64,14 +64,15 @@ def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
     key = (kernel_key(plan), emulated)
     with _COMPILE_LOCK:
         if key not in _CACHE:
-            _CACHE[key] = _compile(plan, emulated)
+            _CACHE[key] = compile_uncached(plan, emulated=emulated)
         return _CACHE[key]
 
 
 _CACHE: dict[tuple, Artifact] = {}
 
 
-def _compile(plan: Plan, emulated: bool) -> Artifact:
+def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
+    """As `compile_plan`, always anew and without a lock: for kernels changed on purpose."""
     import cutlass.cute as cute
 
     from cute_kernels.kernels.sm100.gemm import PatchEmbedGemm

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cute_kernels.compile import compile_plan, host_arguments
+from cute_kernels.compile import Artifact, compile_plan, host_arguments
 from cute_kernels.plan import Plan
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def emulate(
     options: Options | None = None,
     progress: Callable[[int, int], None] | None = None,
     *,
-    ptx: str | None = None,
+    artifact: Artifact | None = None,
 ) -> Report:
     """Executes the launch on the CPU from the PTX that CuTe DSL generated, and returns when it is complete.
 
@@ -66,7 +66,8 @@ def emulate(
         tensors: CPU tensors.
         options: seed, completion order and detectors; warp roles are filled in from the plan.
         progress: called with (clusters done, clusters).
-        ptx: other PTX for the same launch, e.g. with an instruction taken out.
+        artifact: another kernel for the same launch, e.g. one with an instruction taken out; compiled from the plan
+            when None.
 
     Raises:
         cute_kernels.emulator.errors.EmulatorError: a hang, an illegal access, a missing fence, or PTX that the emulator
@@ -74,7 +75,7 @@ def emulate(
     """
     from cute_kernels import emulator
 
-    artifact = compile_plan(plan, emulated=True)
+    artifact = artifact or compile_plan(plan, emulated=True)
     captured = emulator.host.record(artifact.function, *_arguments(plan, tensors, 0))
     memory = emulator.GlobalMemory()
     for name, tensor in tensors.inputs().items():
@@ -82,7 +83,7 @@ def emulate(
     memory.register_tensor(tensors.out, "out", writable=True)
     options = dataclasses.replace(options or emulator.Options(), roles=plan.roles)
     return emulator.run(
-        ptx or artifact.ptx,
+        artifact.ptx,
         artifact.kernel_name,
         grid=captured.grid,
         block=captured.block,

@@ -65,8 +65,8 @@ class Epilogue:
         width = plan.config.tmem_load_width
         regions = columns // plan.store_columns
         lane = cute.arch.lane_idx()
-        # PTX ISA: a warp reaches only tensor-memory lanes of quarter warp_id % 4, whatever its role is called.
-        row = warp % 4 * LANES + lane
+        quarter = self.lane_quarter(warp)
+        row = quarter * LANES + lane
 
         load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), Float32)
         # (128 rows, width columns, 1, chunks, accumulators)
@@ -100,11 +100,16 @@ class Epilogue:
                     registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
                     values = scale_add_round(registers, table, self.scale, plan.config.epilogue)
                     _stage(values, stores, region * plan.store_region_bytes, part * width)
-                self._store(first_region + region, cta_row // LANES + warp % 4,
+                self._store(first_region + region, cta_row // LANES + quarter,
                             (n_tile * plan.tile_n + first_column) // plan.store_columns + region)  # fmt: skip
             state.advance()
         # Staging is read asynchronously: the CTA must not exit before TMA is done with it.
         cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+    @staticmethod
+    def lane_quarter(warp: Int32) -> Int32:
+        """Quarter of the tensor-memory lanes that a hardware warp may reach, whatever its role (PTX ISA, tcgen05.ld)."""
+        return warp % 4
 
     @cute.jit
     def _table_row(self, row: Int32) -> Int32:

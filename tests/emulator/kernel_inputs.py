@@ -1,0 +1,65 @@
+"""Random, non-uniform inputs for whole-kernel tests, and the reference result of the same contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cute_kernels import reference
+from cute_kernels.config import Problem, TileConfig
+from cute_kernels.launch import LaunchTensors
+from cute_kernels.plan import Plan, make_plan
+from cute_kernels.table import build_table
+
+POISON = 0x7FC1
+"""A BF16 NaN that no rounding produces: an element that the kernel leaves alone keeps it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    plan: Plan
+    tensors: LaunchTensors
+    expected: torch.Tensor
+
+    def mismatches(self) -> torch.Tensor:
+        """Boolean ``[M, N]``: output bits that differ from the reference."""
+        return self.tensors.out.view(torch.int16) != self.expected.view(torch.int16)
+
+
+def make_case(
+    *,
+    batch: int = 2,
+    positions: int = 49,
+    n: int = 128,
+    k: int = 128,
+    bias: bool = True,
+    pos: bool = True,
+    scale: float = 0.37,
+    scale_in_memory: bool = False,
+    config: TileConfig | None = None,
+    sm_count: int | None = None,
+    seed: int = 0,
+) -> Case:
+    """Inputs drawn from a seed, a poisoned output, and what the contract says the output must be."""
+    config = config or TileConfig()
+    generator = torch.Generator().manual_seed(seed)
+    m = batch * positions
+    x = (torch.randn(m, k, generator=generator) * 3).to(torch.float8_e4m3fn)
+    weight = (torch.randn(n, k, generator=generator) * 2).to(torch.float8_e4m3fn)
+    bias_values = torch.randn(n, generator=generator) if bias else None
+    pos_values = torch.randn(positions, n, generator=generator) if pos else None
+    rows = positions if pos else int(bias)
+    problem = Problem(m, n, k, rows, scale_source="pointer" if scale_in_memory else "value")
+    plan = make_plan(problem, config, sm_count=sm_count)
+    table = None
+    if rows:
+        dtype = getattr(torch, plan.table_dtype)
+        table = build_table(bias_values, pos_values, positions=positions, columns=plan.padded_n, dtype=dtype)
+        assert tuple(table.shape) == plan.table_shape
+    out = torch.full((m, n), POISON, dtype=torch.int16).view(torch.bfloat16)
+    contract = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}[config.epilogue]
+    scale_tensor = torch.tensor([scale], dtype=torch.float32)
+    expected = contract(x, weight, bias_values, pos_values, scale=scale_tensor)
+    tensors = LaunchTensors(x, weight, table, scale_tensor if scale_in_memory else scale, out)
+    return Case(plan, tensors, expected)

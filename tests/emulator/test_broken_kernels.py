@@ -1,0 +1,125 @@
+"""Kernels broken on purpose: every fault must be reported or change the result, and the whole kernel must not.
+
+The first two are the historic bugs of the CUDA original, which constant test data hid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from cute_kernels import plan as plan_module
+from cute_kernels.compile import compile_plan, compile_uncached
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import Hang, IllegalAccess, ProxyFenceMissing
+from cute_kernels.kernels.sm100.epilogue import Epilogue
+from cute_kernels.launch import emulate
+from tests.emulator.kernel_inputs import make_case
+
+
+def _case():
+    return make_case(batch=2, positions=196, n=256, k=256, sm_count=2, seed=11)
+
+
+def _without(ptx: str, pattern: str, *, which: int | None = None) -> str:
+    """PTX with the lines that match ``pattern`` commented out: all of them, or the one at index ``which``."""
+    lines = ptx.splitlines()
+    hits = [i for i, line in enumerate(lines) if re.match(rf"\s*(@!?%p\d+\s+)?{pattern}", line)]
+    assert hits, f"no line matches {pattern}"
+    for i in hits if which is None else [hits[which]]:
+        lines[i] = "// " + lines[i]
+    return "\n".join(lines)
+
+
+def _changed(case, pattern: str, **kwargs):
+    artifact = compile_plan(case.plan, emulated=True)
+    return dataclasses.replace(artifact, ptx=_without(artifact.ptx, pattern, **kwargs))
+
+
+def test_the_whole_kernel_is_clean() -> None:
+    case = _case()
+    emulate(case.plan, case.tensors)
+    assert not case.mismatches().any()
+
+
+def test_staging_not_aligned_to_the_swizzle_period(monkeypatch) -> None:
+    """TMA XORs absolute address bits: with staging 128 bytes off, each row's 16-byte chunks land permuted."""
+
+    def shifted(plan):
+        *regions, staging = whole(plan)
+        return (*regions, dataclasses.replace(staging, offset=staging.offset + 128))
+
+    whole = plan_module.Plan.smem.func
+    monkeypatch.setattr(plan_module.Plan, "smem", property(shifted))
+    case = _case()
+    emulate(case.plan, case.tensors, artifact=compile_uncached(case.plan, emulated=True))
+    assert case.mismatches().float().mean() > 0.5
+    # Nothing is lost, only moved: each row of each 64-column region holds the right values in a wrong order.
+    got = case.tensors.out.float().view(-1, 4, 64).sort(dim=-1).values
+    assert got.equal(case.expected.float().view(-1, 4, 64).sort(dim=-1).values)
+
+
+def test_missing_proxy_fence_before_the_tma_store() -> None:
+    case = _case()
+    with pytest.raises(ProxyFenceMissing, match=r"fence\.proxy\.async"):
+        emulate(case.plan, case.tensors, artifact=_changed(case, r"fence\.proxy\.async"))
+
+
+def test_illegal_lane_quarter(monkeypatch) -> None:
+    """Rows by epilogue index instead of hardware warp id, as the CUDA original did."""
+    monkeypatch.setattr(Epilogue, "lane_quarter", staticmethod(lambda warp: (warp - 2) % 4))
+    case = _case()
+    with pytest.raises(IllegalAccess, match="quarter"):
+        emulate(case.plan, case.tensors, artifact=compile_uncached(case.plan, emulated=True))
+
+
+def test_missing_arrive_is_reported_as_a_hang() -> None:
+    """Without the epilogue's release the MMA warp waits for an accumulator at the third tile."""
+    case = make_case(batch=4, positions=196, n=256, k=128, sm_count=2, seed=12)
+    assert case.plan.tiles >= 3
+    with pytest.raises(Hang) as error:
+        emulate(case.plan, case.tensors, artifact=_changed(case, r"mbarrier\.arrive\.release\.cluster"))
+    report = error.value.report
+    mma = next(line for line in report.splitlines() if "mma" in line and "CTA 0" in line)
+    assert "ptx.py" in report or "mma.py" in report
+    barrier = compile_barrier_offset(case.plan, "accumulator_empty")
+    assert f"{1024 + barrier:#x}" in mma or str(1024 + barrier) in mma
+    assert "parity" in report and "pending" in report
+    assert "epilogue" in report and "load" in report
+
+
+def compile_barrier_offset(plan, name: str) -> int:
+    from cute_kernels.kernels.graph import gemm_graph
+
+    return 8 * next(b.slot for b in gemm_graph(plan).barriers() if b.name == name)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"mbarrier\.arrive\.expect_tx",
+        r"tcgen05\.commit",
+        r"cp\.async\.bulk\.tensor\.2d\.shared::cluster",
+        r"barrier\.cluster\.arrive",
+    ],
+)
+def test_other_missing_signals_hang_or_are_reported(pattern: str) -> None:
+    case = _case()
+    with pytest.raises(Exception) as error:  # noqa: PT011  the kind depends on which unit notices first
+        emulate(case.plan, case.tensors, artifact=_changed(case, pattern))
+    assert type(error.value).__module__ == "cute_kernels.emulator.errors"
+
+
+def test_writing_staging_before_tma_has_read_it() -> None:
+    """Without wait_group.read a lazy TMA store reads the next tile's values."""
+    case = make_case(batch=6, positions=196, n=128, k=128, sm_count=2, seed=13)
+    artifact = _changed(case, r"cp\.async\.bulk\.wait_group\.read")
+    caught = 0
+    try:
+        emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=artifact)
+    except Exception as error:
+        assert type(error).__module__ == "cute_kernels.emulator.errors"
+        caught = 1
+    assert caught or case.mismatches().any()
