@@ -6,9 +6,7 @@ The Python function only normalises its arguments. Checking, preparation and dis
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -29,7 +27,8 @@ _FP8 = torch.float8_e4m3fn
 _ADDEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ROW_BYTES = 16  # TMA: global row pitch and base address are multiples of 16 bytes
 _KERNEL_CAPABILITY = (10, 0)  # an sm_100a binary runs on no other architecture
-_CONFIG_FIELDS = tuple(f.name for f in fields(TileConfig))
+# Operator schemas have no dataclasses: each field of the config is an optional keyword argument of the operator.
+_CONFIG_FIELDS = tuple(field.name for field in fields(TileConfig))
 _SUPPORTED = (
     'supported: CUDA devices of compute capability 10.0 (B200, GB200), CPU tensors (plain torch, or the PTX emulator '
     'with backend="emulator"), and any torch device with backend="reference"'
@@ -82,8 +81,11 @@ def patch_embed(
         raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
     number_a, tensor_a = _split_scale("scale_a", scale_a)
     number_b, tensor_b = _split_scale("scale_b", scale_b)
+    if config is not None and not isinstance(config, TileConfig):
+        raise TypeError(f"config is {type(config).__name__}, expected cute_kernels.TileConfig or None")
+    knobs = {} if config is None else {name: getattr(config, name) for name in _CONFIG_FIELDS}
     return torch.ops.cute_kernels.patch_embed(
-        x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, _encode_config(config), backend
+        x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, **knobs
     )
 
 
@@ -97,23 +99,6 @@ def _split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, 
     if not 0.0 < scale < float("inf"):  # false for NaN too
         raise ValueError(f"{name} = {scale}, allowed: finite and greater than 0")
     return float(scale), None
-
-
-def _encode_config(config: TileConfig | None) -> str:
-    """Operator schemas have no dataclasses: the config travels as text."""
-    if config is None:
-        return ""
-    if not isinstance(config, TileConfig):
-        raise TypeError(f"config is {type(config).__name__}, expected cute_kernels.TileConfig or None")
-    return "\n".join([f"{name}={getattr(config, name)!r}" for name in _CONFIG_FIELDS])
-
-
-@lru_cache
-def _decode_config(text: str) -> TileConfig | None:
-    if not text:
-        return None
-    pairs = (line.split("=", 1) for line in text.split("\n"))
-    return TileConfig(**{name: ast.literal_eval(value) for name, value in pairs})
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -302,7 +287,7 @@ def _combined_scale(
         if not 0.0 < scale < float("inf"):
             raise ValueError(f"scale_a * scale_b = {number_a} * {number_b} is {scale} in FP32, allowed: finite and > 0")
         return scale
-    # A 0-dimensional double does not promote an FP32 tensor, and torch rounds it to FP32 before it multiplies.
+    # A Python number does not promote an FP32 tensor: torch rounds it to FP32 before it multiplies.
     a = number_a if tensor_a is None else tensor_a.reshape(1)
     b = number_b if tensor_b is None else tensor_b.reshape(1)
     return a * b
@@ -311,10 +296,10 @@ def _combined_scale(
 # --- the operator ----------------------------------------------------------------------------------------------------
 
 
-def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, config_text, backend):
+def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, **knobs):
     _check_tensors(x, weight, bias, pos_embed, tensor_a, tensor_b)
     executor = choose_backend(x.device, backend)
-    config = _decode_config(config_text)
+    config = TileConfig(**knobs) if knobs else None
     scale = _combined_scale(tensor_a, tensor_b, number_a, number_b)
     if executor == "reference":
         contract = _reference_for(config)
@@ -327,8 +312,7 @@ def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, numbe
     if executor == "emulator":
         launch.emulate(prepared.plan, prepared.tensors)
     else:
-        with torch.cuda.device(x.device):
-            launch.launch(prepared.plan, prepared.tensors, stream=torch.cuda.current_stream(x.device))
+        launch.launch(prepared.plan, prepared.tensors)
     return prepared.tensors.out.view(prepared.output_shape)
 
 
@@ -340,7 +324,7 @@ def _reference_for(config: TileConfig | None):
     return contracts[epilogue]
 
 
-def _patch_embed_fake(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, config_text, backend):
+def _patch_embed_fake(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, **knobs):
     _check_tensors(x, weight, bias, pos_embed, tensor_a, tensor_b)
     return x.new_empty(_output_shape(x, weight, pos_embed), dtype=torch.bfloat16)
 
@@ -349,10 +333,13 @@ def _no_backward(ctx, grad):
     raise NotImplementedError("cute_kernels.patch_embed has no backward: call it under torch.no_grad()")
 
 
+_KNOBS = ", ".join(
+    f"{'str' if isinstance(field.default, str) else 'int'}? {field.name}=None" for field in fields(TileConfig)
+)
 _library = torch.library.Library("cute_kernels", "FRAGMENT")
 _library.define(
     "patch_embed(Tensor x, Tensor weight, Tensor? bias, Tensor? pos_embed, Tensor? scale_a, Tensor? scale_b, "
-    "float scale_a_value, float scale_b_value, str config, str backend) -> Tensor",
+    f"float scale_a_value, float scale_b_value, str backend, *, {_KNOBS}) -> Tensor",
     # The kernel reads rows through TMA: a compiler must not hand it other strides than the program had.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )

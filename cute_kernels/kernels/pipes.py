@@ -9,6 +9,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
+from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
@@ -58,15 +59,14 @@ class Pipe:
 
     def arrive_empty_at_leader(self, state: pipeline.PipelineState) -> None:
         """Consumer warp, one lane: releases the stage to the leader CTA, which alone waits for it."""
-        # Release at cluster scope: the barrier lives in the leader CTA, the reads that it orders in either CTA.
-        cute.arch.mbarrier_arrive(
-            self.empty + state.index, LEADER_CTA, scope=cutlass.cute.arch.nvvm_wrappers.nvvm.MemScopeKind.CLUSTER
-        )
+        # Relaxed: what is handed over is tensor memory, which tcgen05.fence orders on both sides; no ordinary memory
+        # access needs ordering here. A release at cluster scope would compile to MEMBAR.ALL.GPU in every warp and tile.
+        cute.arch.mbarrier_arrive(self.empty + state.index, LEADER_CTA, relaxed=True, scope=nvvm.MemScopeKind.CLUSTER)
 
 
 def _wait(barrier: cute.Pointer, parity: cutlass.Int32, signal: Signal) -> None:
     if signal is Signal.WARP_ARRIVE:
-        ptx.mbarrier_try_wait_cluster(barrier, parity)
+        ptx.mbarrier_try_wait_relaxed_cluster(barrier, parity)
     else:
         cute.arch.mbarrier_wait(barrier, parity)
 

@@ -21,11 +21,15 @@ def tcgen05_fence_after_thread_sync(*, loc=None, ip=None) -> None:
 
 
 @dsl_user_op
-def mbarrier_try_wait_cluster(barrier: cute.Pointer, parity: Int32, *, loc=None, ip=None) -> None:
-    """Waits for the phase of ``parity``, acquiring at cluster scope: for barriers on which other CTAs arrive."""
+def mbarrier_try_wait_relaxed_cluster(barrier: cute.Pointer, parity: Int32, *, loc=None, ip=None) -> None:
+    """Waits for the phase of ``parity`` on a barrier on which other CTAs arrive, without acquiring ordinary memory.
+
+    Enough where the handed-over data is tensor memory and ``tcgen05.fence`` orders it. An acquire at cluster scope
+    compiles to CCTL.IVALL: it would throw away the L1 that holds the bias + position table, once per tile.
+    """
     cute.arch.inline_ptx(
         "{\n\t.reg .pred complete;\n\tWAIT:\n\t"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [{$r0}], {$r1};\n\t"
+        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, [{$r0}], {$r1};\n\t"
         "@!complete bra WAIT;\n\t}",
         read_only_args=[barrier.toint(loc=loc, ip=ip), Int32(parity)],
         loc=loc,

@@ -80,7 +80,7 @@ def test_missing_arrive_is_reported_as_a_hang() -> None:
     case = make_case(batch=4, positions=196, n=256, k=128, sm_count=2, seed=12)
     assert case.plan.tiles >= 3
     with pytest.raises(Hang) as error:
-        emulate(case.plan, case.tensors, artifact=_changed(case, r"mbarrier\.arrive\.release\.cluster"))
+        emulate(case.plan, case.tensors, artifact=_changed(case, r"mbarrier\.arrive\.relaxed\.cluster"))
     report = error.value.report
     mma = next(line for line in report.splitlines() if "mma" in line and "CTA 0" in line)
     assert "ptx.py" in report or "mma.py" in report
