@@ -1,0 +1,145 @@
+"""The cache of derived tensors: what is used again, and what never may be."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from cute_kernels.derived import DerivedTensors
+
+
+def doubled(cache: DerivedTensors, source: torch.Tensor, key: str = "double") -> torch.Tensor:
+    return cache.get(key, (source, None), lambda: source.detach() * 2)
+
+
+def test_unchanged_sources_are_built_once():
+    cache, source = DerivedTensors(), torch.randn(4)
+    first = doubled(cache, source)
+    assert doubled(cache, source) is first
+    assert cache.misses == 1
+    assert torch.equal(first, source * 2)
+
+
+def test_equal_values_in_another_tensor_are_another_source():
+    cache, source = DerivedTensors(), torch.randn(4)
+    assert doubled(cache, source.clone()) is not doubled(cache, source)
+
+
+def test_keys_and_missing_sources_are_told_apart():
+    cache, source = DerivedTensors(), torch.randn(4)
+    assert doubled(cache, source, "a") is not doubled(cache, source, "b")
+    swapped = cache.get("a", (None, source), lambda: source * 3)
+    assert torch.equal(swapped, source * 3)
+
+
+def reassign_data(parameter):
+    parameter.data = parameter.data * 5
+
+
+def load(parameter):
+    torch.nn.ParameterList([parameter]).load_state_dict({"0": torch.full((4,), 7.0)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.mul_(3),
+        lambda p: p[1:2].fill_(9.0),  # through a view
+        lambda p: p.copy_(torch.ones(4)),
+        lambda p: torch.optim.SGD([p], lr=1.0).step(setattr(p, "grad", torch.ones(4))),
+        reassign_data,
+        load,
+    ],
+    ids=["in place", "view", "copy", "optimizer", "data", "load_state_dict"],
+)
+def test_changed_sources_are_built_anew(change):
+    cache, source = DerivedTensors(), torch.nn.Parameter(torch.randn(4))
+    before = doubled(cache, source)
+    with torch.no_grad():
+        change(source)
+    after = doubled(cache, source)
+    assert torch.equal(after, source * 2)
+    assert not torch.equal(after, before)
+
+
+def test_entries_die_with_their_source():
+    cache, source = DerivedTensors(), torch.randn(4)
+    doubled(cache, source)
+    assert len(cache.entries) == 1
+    del source
+    gc.collect()
+    assert not cache.entries
+
+
+def test_reused_ids_do_not_return_another_tensors_result():
+    cache = DerivedTensors()
+    for value in range(200):
+        source = torch.full((4,), float(value))
+        assert torch.equal(doubled(cache, source), source * 2)
+        del source
+
+
+def test_inference_tensors_have_no_version_and_are_never_cached():
+    cache = DerivedTensors()
+    with torch.inference_mode():
+        source = torch.ones(4)
+        assert torch.equal(doubled(cache, source), torch.full((4,), 2.0))
+        source.mul_(3)
+        assert torch.equal(doubled(cache, source), torch.full((4,), 6.0))
+    assert not cache.entries
+
+
+def test_parameters_are_cached_under_inference_mode():
+    cache, source = DerivedTensors(), torch.nn.Parameter(torch.randn(4))
+    with torch.inference_mode():
+        first = doubled(cache, source)
+        assert doubled(cache, source) is first
+
+
+def test_nothing_is_shared_with_a_graph_capture(monkeypatch):
+    """A table taken from the cache would be baked into the graph; one made during capture is valid only in a replay."""
+    cache, source = DerivedTensors(), torch.randn(4)
+    eager = doubled(cache, source)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    captured = doubled(cache, source)
+    assert captured is not eager
+    assert next(iter(cache.entries.values())).value is eager
+
+
+class FakeStream:
+    """Records what is asked of it, in place of a CUDA stream."""
+
+    def __init__(self):
+        self.waited = []
+
+    def record_event(self):
+        return f"event of {id(self)}"
+
+    def wait_event(self, event):
+        self.waited.append(event)
+
+
+def test_another_stream_waits_for_the_build(monkeypatch):
+    cache, source, streams, recorded = DerivedTensors(), torch.randn(4), [FakeStream(), FakeStream()], []
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: recorded.append(stream))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[0])
+    value = doubled(cache, source)
+    assert doubled(cache, source) is value
+    assert not streams[0].waited
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[1])
+    assert doubled(cache, source) is value
+    assert streams[1].waited == [streams[0].record_event()]
+    assert recorded == [streams[1]]  # the allocator must not hand out the memory while this stream reads it
+
+
+def test_clear_after_a_write_that_leaves_no_trace():
+    cache, source = DerivedTensors(), torch.ones(4)
+    doubled(cache, source)
+    source.numpy()[:] = 5.0
+    cache.clear()
+    assert torch.equal(doubled(cache, source), torch.full((4,), 10.0))

@@ -1,0 +1,296 @@
+"""`patch_embed` on the reference backend: results, shapes, what torch sees of it, and dispatch."""
+
+from __future__ import annotations
+
+import exact
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cute_kernels
+from cute_kernels import TileConfig, ops, patch_embed
+
+FP8 = torch.float8_e4m3fn
+
+
+def make_call(seed=0, images=2, positions=3, n=8, k=40):
+    """Random x [images, positions, k], weight [n, k], bias [n], pos_embed [positions, n]."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(images, positions, k, generator=generator).to(FP8)
+    weight = torch.randn(n, k, generator=generator).to(FP8)
+    return x, weight, torch.randn(n, generator=generator), torch.randn(positions, n, generator=generator)
+
+
+def assert_contract(out, x, weight, bias, pos, scale, epilogue="f32"):
+    """Compare with exact arithmetic; x and out flattened to rows."""
+    expected = exact.patch_embed(x.reshape(-1, x.shape[-1]), weight, bias, pos, scale, epilogue)
+    assert exact.fractions(out.reshape(-1, out.shape[-1])) == expected
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    images=st.integers(1, 3),
+    positions=st.integers(1, 4),
+    k=st.sampled_from([1, 16, 31, 70]),
+    flat=st.booleans(),
+    with_bias=st.booleans(),
+    with_pos=st.booleans(),
+    config=st.sampled_from([None, TileConfig(), TileConfig(epilogue="bf16x2", stages=3)]),
+    backend=st.sampled_from(["auto", "reference"]),
+)
+def test_result_and_shape(seed, images, positions, k, flat, with_bias, with_pos, config, backend):
+    x, weight, bias, pos = make_call(seed, images, positions, 8, k)
+    bias, pos = bias if with_bias else None, pos if with_pos else None
+    given_x = x.view(-1, k) if flat else x
+    out = patch_embed(given_x, weight, bias, pos, scale_a=0.5, scale_b=0.25, config=config, backend=backend)
+    assert out.shape == ((images * positions, 8) if flat and not with_pos else (images, positions, 8))
+    assert out.dtype == torch.bfloat16
+    assert_contract(out, x, weight, bias, pos, 0.125, config.epilogue if config else "f32")
+
+
+@pytest.mark.parametrize("scale_a", [None, 3, 0.1, torch.tensor(0.1), torch.tensor([[0.1]])])
+@pytest.mark.parametrize("scale_b", [None, 0.7, torch.tensor([0.7])])
+def test_scales_multiply_in_fp32(scale_a, scale_b):
+    x, weight, bias, pos = make_call()
+    a, b = (torch.tensor(1.0 if s is None else float(s), dtype=torch.float32) for s in (scale_a, scale_b))
+    product = exact.fp32(exact.fractions(a) * exact.fractions(b))
+    out = patch_embed(x, weight, bias, pos, scale_a=scale_a, scale_b=scale_b)
+    assert_contract(out, x, weight, bias, pos, float(product))
+
+
+def test_sliced_input_with_storage_offset():
+    x, weight, bias, pos = make_call(images=4)
+    out = patch_embed(x[1:3], weight, bias, pos)
+    assert x[1:3].storage_offset() > 0
+    assert_contract(out, x[1:3], weight, bias, pos, 1.0)
+
+
+def test_strided_bias_and_pos_embed():
+    x, weight, _, _ = make_call()
+    bias, pos = torch.randn(16)[::2], torch.randn(8, 3).T
+    assert_contract(patch_embed(x, weight, bias, pos), x, weight, bias, pos, 1.0)
+
+
+def test_nan_reaches_its_row_only():
+    x, weight, bias, pos = make_call()
+    x[1, 2, 7] = float("nan")
+    out = patch_embed(x, weight, bias, pos)
+    assert out.isnan().all(-1).tolist() == [[False] * 3, [False, False, True]]
+    assert not out[0].isnan().any()
+
+
+# --- what torch sees -------------------------------------------------------------------------------------------------
+
+
+def operator_arguments(scale=None, backend="reference"):
+    x, weight, bias, pos = make_call()
+    return x, weight, bias, pos, scale, None, 1.0, 0.5, backend
+
+
+# opcheck's fourth test, test_schema, compares the inputs with torch.allclose, which torch lacks for FP8: see below.
+OPCHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+@pytest.mark.parametrize("scale", [None, torch.tensor([0.5])])
+def test_opcheck(scale):
+    operator = torch.ops.cute_kernels.patch_embed.default
+    torch.library.opcheck(operator, operator_arguments(scale=scale), test_utils=OPCHECKS)
+
+
+def test_inputs_are_neither_written_nor_aliased():
+    arguments = operator_arguments(scale=torch.tensor([0.5]))
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    before = [t.detach().clone() for t in tensors]
+    out = torch.ops.cute_kernels.patch_embed(*arguments)
+    assert all(torch.equal(t.view(torch.uint8), b.view(torch.uint8)) for t, b in zip(tensors, before, strict=True))
+    assert all(out.untyped_storage().data_ptr() != t.untyped_storage().data_ptr() for t in tensors)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("config", [None, TileConfig(epilogue="bf16x2")])
+def test_compile_sees_one_node(dynamic, config):
+    graphs = []
+
+    def backend(module, _):
+        graphs.append(module)
+        return module
+
+    def embed(x, weight, bias, pos, scale):
+        return patch_embed(x, weight, bias, pos, scale_a=scale, scale_b=0.5, config=config)
+
+    compiled = torch.compile(embed, backend=backend, fullgraph=True, dynamic=dynamic)
+    call = make_call()
+    assert torch.equal(compiled(*call, torch.tensor(0.25)), embed(*call, torch.tensor(0.25)))
+    calls = [n.target for n in graphs[0].graph.nodes if n.op.startswith("call")]
+    assert calls == [torch.ops.cute_kernels.patch_embed]
+    torch.compiler.reset()
+
+
+def test_compile_through_aot_autograd():
+    def embed(x, weight, bias, pos):
+        return torch.nn.functional.gelu(patch_embed(x, weight, bias, pos).float())
+
+    call = make_call()
+    compiled = torch.compile(embed, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*call), embed(*call), rtol=0, atol=0)
+    torch.compiler.reset()
+
+
+def test_backward_raises_instead_of_returning_nothing():
+    x, weight, bias, pos = make_call()
+    out = patch_embed(x, weight, bias.requires_grad_(), pos)
+    with pytest.raises(NotImplementedError, match="no backward"):
+        out.sum().backward()
+    with torch.no_grad():
+        assert not patch_embed(x, weight, bias, pos).requires_grad
+
+
+def test_export_keeps_the_operator():
+    class Embed(torch.nn.Module):
+        def forward(self, x, weight, bias, pos):
+            return patch_embed(x, weight, bias, pos, scale_a=0.5)
+
+    call = make_call()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(Embed(), call, dynamic_shapes=({0: batch}, None, None, None))
+    more = make_call(seed=1, images=5)
+    assert torch.equal(program.module()(*more), Embed()(*more))
+
+
+# --- dispatch --------------------------------------------------------------------------------------------------------
+
+
+def test_fake_cuda_tensors_need_no_gpu():
+    """Tracing for a GPU happens on machines without one: no capability is asked for and nothing is compiled."""
+    with FakeTensorMode():
+        x = torch.empty(4, 196, 768, dtype=FP8, device="cuda")
+        weight = torch.empty(1152, 768, dtype=FP8, device="cuda")
+        out = patch_embed(x, weight, scale_a=torch.ones(1, device="cuda"))
+    assert (out.shape, out.dtype, out.device) == ((4, 196, 1152), torch.bfloat16, torch.device("cuda", 0))
+
+
+def test_more_than_2_31_output_elements_have_a_shape():
+    with FakeTensorMode():
+        x = torch.empty(14_268, 196, 768, dtype=FP8, device="cuda")
+        out = patch_embed(x, torch.empty(768, 768, dtype=FP8, device="cuda"))
+    assert out.numel() > 2**31
+
+
+def test_cpu_tensors():
+    cpu = torch.device("cpu")
+    assert ops.choose_backend(cpu, "auto") == "reference"
+    assert ops.choose_backend(cpu, "reference") == "reference"
+    assert ops.choose_backend(cpu, "emulator") == "emulator"
+
+
+def test_cuda_tensors(monkeypatch):
+    asked = []
+    capability = {0: (9, 0), 1: (10, 0), 2: (10, 3), 3: (12, 0)}
+
+    def get_device_capability(device):
+        asked.append(device)
+        return capability[device.index]
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", get_device_capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    device = torch.device("cuda", 1)
+    assert ops.choose_backend(device, "auto") == "kernel"
+    assert asked == [device]  # that tensor's device, not the current one
+    for index in (0, 2, 3):
+        major, minor = capability[index]
+        message = rf'GPU {index} \(compute capability {major}\.{minor}\); supported: .*10\.0.*backend="reference"'
+        with pytest.raises(NotImplementedError, match=message):
+            ops.choose_backend(torch.device("cuda", index), "auto")
+    assert ops.choose_backend(torch.device("cuda", 0), "reference") == "reference"
+    with pytest.raises(ValueError, match="the emulator reads CPU tensors"):
+        ops.choose_backend(device, "emulator")
+
+
+def test_rocm_is_not_cuda(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.raises(NotImplementedError, match="no kernel for device cuda:0"):
+        ops.choose_backend(torch.device("cuda", 0), "auto")
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(NotImplementedError, match="no kernel for device xpu"):
+        ops.choose_backend(torch.device("xpu"), "auto")
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+BASE = dict(zip(("x", "weight", "bias", "pos_embed"), make_call(n=16, k=32), strict=True))
+BAD_ARGUMENTS = [
+    ({"x": [1.0]}, TypeError, "x is list, expected torch.Tensor"),
+    ({"x": None}, TypeError, "x is NoneType"),
+    ({"bias": 0.0}, TypeError, "bias is float"),
+    ({"x": torch.zeros(2, 3, 32)}, TypeError, "x has dtype torch.float32, allowed: torch.float8_e4m3fn"),
+    ({"weight": torch.zeros(16, 32).to(torch.float8_e5m2)}, TypeError, "weight has dtype torch.float8_e5m2"),
+    ({"bias": torch.zeros(16, dtype=torch.float64)}, TypeError, "bias has dtype torch.float64, allowed: torch.bf"),
+    ({"pos_embed": torch.zeros(3, 16, dtype=torch.int32)}, TypeError, "pos_embed has dtype torch.int32"),
+    ({"x": torch.zeros(32).to(FP8)}, ValueError, r"x has shape \[32\], allowed: \[B, S, K\] or \[B \* S, K\]"),
+    ({"x": torch.zeros(1, 2, 3, 32).to(FP8)}, ValueError, r"x has shape \[1, 2, 3, 32\]"),
+    ({"x": torch.zeros(0, 3, 32).to(FP8)}, ValueError, r"x has shape \[0, 3, 32\]: every extent must be at least 1"),
+    ({"x": torch.zeros(2, 3, 0).to(FP8)}, ValueError, r"x has shape \[2, 3, 0\]"),
+    ({"x": torch.zeros(2, 3, 48).to(FP8)}, ValueError, "x has K = 48 and weight has K = 32"),
+    ({"x": torch.zeros(2, 32, 3).to(FP8).mT}, ValueError, r"x has strides \[96, 1, 3\].*x.contiguous\(\)"),
+    ({"x": torch.zeros(2, 3, 64).to(FP8)[..., :32]}, ValueError, r"x has strides \[192, 64, 1\]"),
+    ({"x": torch.zeros(2, 4, 32).to(FP8)}, ValueError, "pos_embed has S = 3 and x has S = 4"),
+    ({"x": torch.zeros(7, 32).to(FP8)}, ValueError, "x has 7 rows, allowed: a multiple of pos_embed's S = 3"),
+    ({"weight": torch.zeros(16).to(FP8)}, ValueError, r"weight has shape \[16\], allowed: \[N, K\]"),
+    ({"weight": torch.zeros(32, 16).to(FP8).mT}, ValueError, "weight has strides"),
+    ({"weight": torch.zeros(12, 32).to(FP8)}, ValueError, "weight has N = 12, allowed: multiples of 8, nearest 8 or"),
+    ({"bias": torch.zeros(15)}, ValueError, r"bias has shape \[15\], allowed: \[N\] = \[16\]"),
+    ({"bias": torch.zeros(1, 16)}, ValueError, r"bias has shape \[1, 16\]"),
+    ({"pos_embed": torch.zeros(3, 8)}, ValueError, r"pos_embed has shape \[3, 8\], allowed: \[S, N\] with N = 16"),
+    ({"pos_embed": torch.zeros(0, 16)}, ValueError, r"pos_embed has shape \[0, 16\]"),
+    ({"pos_embed": torch.zeros(1, 3, 16)}, ValueError, r"pos_embed has shape \[1, 3, 16\]"),
+    ({"bias": torch.zeros(16, device="meta")}, ValueError, "bias is on meta and x is on cpu"),
+    ({"scale_b": torch.ones(1, device="meta")}, ValueError, "scale_b is on meta and x is on cpu"),
+    ({"scale_a": float("nan")}, ValueError, "scale_a = nan, allowed: finite and greater than 0"),
+    ({"scale_a": 0.0}, ValueError, "scale_a = 0.0"),
+    ({"scale_b": -1}, ValueError, "scale_b = -1"),
+    ({"scale_b": float("inf")}, ValueError, "scale_b = inf"),
+    ({"scale_a": 1e-30, "scale_b": 1e-30}, ValueError, r"scale_a \* scale_b = 1e-30 \* 1e-30 is 0.0 in FP32"),
+    ({"scale_a": 1e300}, ValueError, "is inf in FP32"),
+    ({"scale_a": "1"}, TypeError, "scale_a is str"),
+    ({"scale_a": True}, TypeError, "scale_a is bool"),
+    ({"scale_a": torch.ones(1, dtype=torch.float64)}, TypeError, "scale_a has dtype torch.float64"),
+    ({"scale_a": torch.ones(6, 1)}, NotImplementedError, r"scale_a has shape \[6, 1\]: row-wise scales are planned"),
+    ({"scale_b": torch.ones(1, 16)}, NotImplementedError, r"scale_b has shape \[1, 16\]: row-wise scales are planned"),
+    ({"scale_a": torch.ones(1, 6)}, ValueError, r"scale_a has shape \[1, 6\], allowed: a tensor of one element"),
+    ({"scale_a": torch.ones(0)}, ValueError, r"scale_a has shape \[0\]"),
+    ({"out_dtype": torch.float16}, ValueError, "out_dtype = torch.float16, allowed: torch.bfloat16"),
+    ({"out_dtype": None}, ValueError, "out_dtype = None"),
+    ({"config": {"stages": 4}}, TypeError, "config is dict, expected cute_kernels.TileConfig"),
+    ({"config": TileConfig(epilogue="f64")}, ValueError, "f64"),
+    ({"backend": "cuda"}, ValueError, "backend = 'cuda', allowed: 'auto', 'emulator', 'reference'"),
+]
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+@pytest.mark.parametrize(("bad", "error", "message"), BAD_ARGUMENTS, ids=[m[:50] for _, _, m in BAD_ARGUMENTS])
+def test_bad_arguments_raise_before_any_compilation(monkeypatch, backend, bad, error, message):
+    import cute_kernels.compile
+
+    def unreachable(*args, **kwargs):
+        raise AssertionError("compiled in spite of a bad argument")
+
+    monkeypatch.setattr(cute_kernels.compile, "compile_uncached", unreachable)
+    patch_embed(**BASE, backend="reference")
+    with pytest.raises(error, match=message):
+        patch_embed(**({**BASE, "backend": backend} | bad))
+
+
+def test_direct_operator_calls_are_checked_too():
+    arguments = list(operator_arguments())
+    arguments[1] = arguments[1][:, ::2]
+    with pytest.raises(ValueError, match="weight has strides"):
+        torch.ops.cute_kernels.patch_embed(*arguments)
+
+
+def test_public_names():
+    assert set(cute_kernels.__all__) <= set(dir(cute_kernels))
+    assert cute_kernels.patch_embed is patch_embed
