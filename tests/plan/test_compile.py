@@ -1,0 +1,68 @@
+"""What the assembler made of the kernel: time, resources, and instructions that must not be in the hot loops."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from cute_kernels.compile import compile_plan, kernel_key, resource_usage
+from cute_kernels.config import Problem, TileConfig
+from cute_kernels.plan import make_plan
+
+HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
+
+
+def sass(cubin: bytes) -> str:
+    import nvidia
+
+    tool = next(path for root in nvidia.__path__ for path in Path(root).glob("*/bin/nvdisasm"))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+
+
+def test_cold_compilation_takes_less_than_five_seconds() -> None:
+    """In a fresh process, imports of CuTe DSL included; processor time, so that a busy machine does not fail it."""
+    program = (
+        "import time; from cute_kernels.compile import compile_plan; from cute_kernels.plan import make_plan, Problem\n"
+        "compile_plan(make_plan(Problem(928256, 768, 768, 196))); print(time.process_time())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(run.stdout.split()[-1]) < 5.0
+
+
+def test_no_cluster_scope_fences_in_the_tile_loops() -> None:
+    """MEMBAR.ALL.GPU belongs to the two cluster barriers alone; a release at cluster scope would add one per tile."""
+    code = sass(compile_plan(make_plan(HEADLINE)).cubin)
+    assert len(re.findall(r"MEMBAR\.ALL\.GPU", code)) == 2
+    assert len(re.findall(r"UTCQMMA\.2CTA", code)) == 4
+    assert not re.search(r"\b(LDL|STL)\b", code)
+
+
+def test_epilogue_uses_packed_and_wide_instructions() -> None:
+    """Two FP32 fused multiply-adds per instruction, 16-byte table loads and staging stores, 32-column TMEM loads."""
+    code = sass(compile_plan(make_plan(HEADLINE)).cubin)
+    columns = 256 + 128
+    assert len(re.findall(r"FFMA2", code)) == columns // 2
+    assert len(re.findall(r"LDG\.E\.128", code)) == columns * 4 // 16
+    assert len(re.findall(r"STS\.128", code)) == columns * 2 // 16
+    assert len(re.findall(r"LDTM\.x32", code)) == columns // 32
+
+
+def test_sizes_do_not_recompile() -> None:
+    other = Problem(m=17, n=1152, k=592, table_rows=729)
+    assert kernel_key(make_plan(HEADLINE)) == kernel_key(make_plan(other))
+    assert compile_plan(make_plan(HEADLINE)) is compile_plan(make_plan(other))
+    assert kernel_key(make_plan(HEADLINE)) != kernel_key(make_plan(HEADLINE, TileConfig(stages=3)))
+
+
+def test_resource_report_of_another_kernel_is_refused() -> None:
+    artifact = compile_plan(make_plan(HEADLINE))
+    with pytest.raises(RuntimeError, match="reports nothing for kernel elsewhere"):
+        resource_usage(artifact.cubin, "elsewhere")
