@@ -1,16 +1,38 @@
 """Runs the host code that CuTe DSL generated, and records its kernel launches instead of executing them.
 
-CuTe DSL's host code (descriptor encoding, grid arithmetic, launch) is compiled machine code that calls a small runtime
-library. `recording_runtime` makes CuTe DSL link a replacement of that library for what is compiled inside it; nothing
-else in the process changes, so kernels compiled outside it keep launching on a GPU.
+CuTe DSL compiles a host function to machine code that encodes tensor maps, computes the grid and calls the CUDA runtime
+through about ten entry points named ``_cuda*``. Each compiled function has a JIT engine of its own, and an engine takes
+symbols that are registered with it before those of any library. `recording_runtime` therefore gives the engines created
+inside it Python stand-ins for these entry points. Nothing else in the process changes: functions compiled outside it,
+before or after, keep calling the real runtime, so one process can launch on a GPU and record for the emulator.
+
+    with host.recording_runtime():
+        function = cute.compile(host_function, *arguments, options="--keep-ptx")
+    launch = host.record(function, *arguments)
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import math
+import re
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
+
+Dim3 = tuple[int, int, int]
+
+_SUCCESS, _FAILURE, _NOT_SUPPORTED = 0, 999, 801  # cudaError: success, unknown, not supported
+_MAX_SHARED_MEMORY_OPTIN_ATTRIBUTE = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
+_MAX_SHARED_MEMORY_OPTIN = 227 * 1024  # sm_90 and sm_100
+_STATIC_SHARED_BYTES_ATTRIBUTE = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+_PARAMETER_BYTES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64)}
+_RECORDER = "_cute_kernels_recorder"
 
 
 @dataclass(frozen=True)
@@ -19,35 +41,287 @@ class CapturedLaunch:
 
     Attributes:
         kernel_name: entry point in the PTX.
-        grid, block, cluster: (x, y, z).
+        grid, block, cluster: (x, y, z); a launch without clusters has cluster (1, 1, 1).
         dynamic_smem: bytes.
         params: one byte string per kernel parameter, of the sizes that the PTX declares.
     """
 
     kernel_name: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
     dynamic_smem: int
     params: tuple[bytes, ...]
 
 
-@contextmanager
+@contextlib.contextmanager
 def recording_runtime() -> Iterator[None]:
-    """Functions that `cute.compile` compiles inside record their launches (`record`) and need no driver."""
-    raise NotImplementedError
-    yield
+    """What `cute.compile` compiles inside (by this thread) records its launches and needs neither GPU nor driver.
+
+    The function must be compiled with ``--keep-ptx`` (the sizes of the kernel's parameters come from the PTX) and
+    without TVM-FFI. `cute.compile` is not thread-safe; this does not change that.
+    """
+    provider = _dsl().compiler_provider
+    create = provider.jit
+    thread = threading.get_ident()
+
+    def jit(*arguments: Any, **keywords: Any) -> Any:
+        engine = create(*arguments, **keywords)
+        if threading.get_ident() == thread:
+            setattr(engine, _RECORDER, _Recorder(engine))
+        return engine
+
+    _hook_library_loading()
+    provider.jit = jit
+    try:
+        yield
+    finally:
+        del provider.jit
+
+
+@contextlib.contextmanager
+def capture() -> Iterator[list[CapturedLaunch]]:
+    """Yields a list to which every launch is appended that this thread makes inside through recorded functions."""
+    outer = getattr(_LOCAL, "launches", None)
+    _LOCAL.launches = []
+    try:
+        yield _LOCAL.launches
+    finally:
+        _LOCAL.launches = outer
 
 
 def record(function: Callable[..., Any], *arguments: Any) -> CapturedLaunch:
-    """Calls a function compiled under `recording_runtime` and returns its one launch.
+    """Calls a function that was compiled under `recording_runtime` and returns its one launch.
+
+    Args:
+        function: result of `cute.compile`.
+        arguments: its run-time arguments; addresses in them are only passed on.
 
     Raises:
-        EmulatorError: the function launched no kernel or several, or was compiled for the real runtime.
+        EmulatorError: compiled for the real runtime or without ``--keep-ptx``, or not exactly one launch.
+        UnsupportedPTX: a launch attribute that the emulator does not implement.
     """
-    raise NotImplementedError
+    recorder = getattr(getattr(function, "engine", None), _RECORDER, None)
+    if recorder is None:
+        raise EmulatorError(f"{function!r} was not compiled under host.recording_runtime()")
+    recorder.error = None
+    with capture() as launches:
+        try:
+            function(*arguments)
+        except Exception as error:
+            # CuTe DSL sees only the error code that a stand-in returned; the reason is in the recorder.
+            raise (recorder.error or error) from None
+    if len(launches) != 1:
+        raise EmulatorError(f"the host function launched {len(launches)} kernels; `record` is for exactly one")
+    return launches[0]
 
 
-def capture() -> Any:
-    """Context manager that yields a list; launches of recorded functions called inside are appended to it."""
-    raise NotImplementedError
+def parameter_sizes(ptx: str, kernel_name: str) -> tuple[int, ...]:
+    """Bytes of each parameter of a kernel, from its declaration.
+
+    Raises:
+        UnsupportedPTX: no such kernel, or a parameter declaration that is not understood.
+    """
+    entry = re.search(rf"\.entry\s+{re.escape(kernel_name)}\s*\(([^)]*)\)", ptx)
+    if entry is None:
+        if re.search(rf"\.entry\s+{re.escape(kernel_name)}\s*[.{{]", ptx):
+            return ()
+        raise UnsupportedPTX(f"the PTX has no kernel {kernel_name}")
+    sizes = []
+    for declaration in filter(None, map(str.strip, entry.group(1).split(","))):
+        match = re.fullmatch(r"\.param((?:\s+\.\w+(?:\s+\d+)?)+)\s+\w+(?:\[(\d+)\])?", declaration)
+        types = [word[1:] for word in match.group(1).split() if word[1:] in _PARAMETER_BYTES] if match else []
+        if len(types) != 1:
+            raise UnsupportedPTX(f"parameter declaration `{declaration}` of kernel {kernel_name}")
+        sizes.append(_PARAMETER_BYTES[types[0]] * int(match.group(2) or 1))
+    return tuple(sizes)
+
+
+_LOCAL = threading.local()
+
+
+class _LaunchConfig(ctypes.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("dynamic_smem", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint32),
+    ]
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """cudaLaunchAttribute: an id and a 64-byte value."""
+
+    _fields_ = [("id", ctypes.c_int32), ("_pad", ctypes.c_int32), ("value", ctypes.c_uint32 * 16)]
+
+
+# cudaLaunchAttributeID
+_IGNORE, _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION = 0, 2, 4, 6
+# May start early behind the previous kernel; launches are executed one after another here, which is one legal order.
+_WITHOUT_EFFECT = (_IGNORE, _PROGRAMMATIC_SERIALISATION)
+
+_INT, _UINT, _POINTER, _TEXT = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
+_INT_OUT, _POINTER_OUT = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_void_p)
+
+# Entry points that host code may contain but that no stand-in exists for: they fail with their name. Without this
+# they would resolve to the real runtime library, which the process has usually loaded too.
+_REFUSED = (
+    *("cuda" + name for name in (
+        "DeviceSynchronize", "EventCreate", "EventDestroy", "EventElapsedTime", "EventRecord", "Free", "FreeAsync",
+        "FreeHost", "GetDeviceProperties", "GraphDestroy", "GraphExecDestroy", "GraphInstantiate", "GraphLaunch",
+        "LaunchKernel", "LibraryGetGlobal", "LibraryGetKernelCount", "LibraryGetManaged", "LibraryGetUnifiedFunction",
+        "LibraryLoadFromFile", "Malloc", "MallocAsync", "MallocHost", "MallocManaged", "Memcpy", "MemcpyAsync",
+        "Memset", "MemsetAsync", "OccupancyMaxActiveBlocksPerMultiprocessor", "StreamAddCallback",
+        "StreamBeginCapture", "StreamCreate", "StreamDestroy", "StreamEndCapture", "StreamSynchronize",
+        "StreamWaitEvent",
+    )),
+    *("cu" + name for name in (
+        "DeviceGet", "LibraryGetGlobal", "LibraryGetKernel", "LibraryGetKernelCount", "LibraryGetManaged",
+        "LibraryGetModule", "LibraryGetUnifiedFunction", "LibraryLoadData", "LibraryLoadFromFile", "LibraryUnload",
+        "TensorMapEncodeTiled",
+    )),
+)  # fmt: skip
+
+
+class _Recorder:
+    """Stand-ins for the runtime's entry points, registered with one JIT engine.
+
+    Attributes:
+        ptx: text of the compiled module, once the function has loaded its library.
+        error: what went wrong in the last stand-in that failed.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.ptx: str | None = None
+        self.error: Exception | None = None
+        self._names: list[ctypes.Array] = []
+        launch = (_INT, ctypes.POINTER(_LaunchConfig), _TEXT, _POINTER_OUT)
+        load = (_INT, _POINTER_OUT, _POINTER, _POINTER, _POINTER, _UINT, _POINTER, _POINTER, _UINT)
+        entry_points = {
+            "_cudaGetDevice": (self._put_zero, (_INT, _INT_OUT)),
+            "_cudaSetDevice": (self._succeed, (_INT, _INT)),
+            "_cudaGetDeviceCount": (self._put_one, (_INT, _INT_OUT)),
+            "_cudaDeviceGetAttribute": (self._device_attribute, (_INT, _INT_OUT, _INT, _INT)),
+            "_cudaLibraryLoadData": (self._load, load),
+            "_cudaLibraryUnload": (self._succeed, (_INT, _POINTER)),
+            "_cudaLibraryGetKernel": (self._get_kernel, (_INT, _POINTER_OUT, _POINTER, _TEXT)),
+            "_cuKernelGetAttribute": (self._kernel_attribute, (_INT, _INT_OUT, _INT, _POINTER, _INT)),
+            "_cudaFuncSetAttribute": (self._succeed, (_INT, _POINTER, _INT, _INT)),
+            "_cudaKernelSetAttributeForDevice": (self._succeed, (_INT, _POINTER, _INT, _INT, _INT)),
+            "_cudaLaunchKernelEx": (self._launch, launch),
+        }
+        for name in _REFUSED:
+            entry_points[f"_{name}"] = (functools.partial(self._refuse, name), (_INT,))
+        self._callbacks = []  # the engine holds bare addresses, so the callbacks live here
+        for name, (function, (result, *parameters)) in entry_points.items():
+            callback = ctypes.CFUNCTYPE(result, *parameters)(functools.partial(self._guarded, function))
+            self._callbacks.append(callback)
+            engine.raw_register_runtime(name, ctypes.cast(callback, ctypes.c_void_p))
+
+    def _guarded(self, function: Callable[..., int | None], *arguments: Any) -> int:
+        """An exception cannot cross the machine code between here and the caller: keep it, return an error code."""
+        try:
+            return function(*arguments) or _SUCCESS
+        except Exception as error:
+            self.error = error
+            return _NOT_SUPPORTED if isinstance(error, UnsupportedPTX) else _FAILURE
+
+    @staticmethod
+    def _succeed(*_: Any) -> None:
+        pass
+
+    @staticmethod
+    def _put_zero(out: Any) -> None:
+        out[0] = 0
+
+    @staticmethod
+    def _put_one(out: Any) -> None:
+        out[0] = 1
+
+    @staticmethod
+    def _refuse(name: str) -> None:
+        raise UnsupportedPTX(f"host code calls {name}, for which the recording runtime has no stand-in")
+
+    @staticmethod
+    def _device_attribute(out: Any, attribute: int, device: int) -> None:
+        if attribute != _MAX_SHARED_MEMORY_OPTIN_ATTRIBUTE:
+            raise UnsupportedPTX(f"host code asks for device attribute {attribute}")
+        out[0] = _MAX_SHARED_MEMORY_OPTIN
+
+    @staticmethod
+    def _kernel_attribute(out: Any, attribute: int, kernel: int, device: int) -> None:
+        if attribute != _STATIC_SHARED_BYTES_ATTRIBUTE:
+            raise UnsupportedPTX(f"host code asks for kernel attribute {attribute}")
+        out[0] = 0  # only lowers the limit that the host code sets for dynamic shared memory
+
+    @staticmethod
+    def _load(library: Any, code: int, *_: Any) -> None:
+        library[0] = code
+
+    def _get_kernel(self, kernel: Any, library: int, name: bytes) -> None:
+        self._names.append(ctypes.create_string_buffer(name))
+        kernel[0] = ctypes.addressof(self._names[-1])
+
+    def _launch(self, config: Any, kernel: bytes, arguments: Any) -> None:
+        launches = getattr(_LOCAL, "launches", None)
+        if launches is None:
+            raise EmulatorError("a function compiled under recording_runtime() was called outside record()/capture()")
+        if self.ptx is None:
+            raise EmulatorError("the function was compiled without --keep-ptx, which recording needs")
+        config = config.contents
+        name = kernel.decode()
+        cluster = _cluster_of(config)
+        grid, block = tuple(config.grid), tuple(config.block)
+        if any(size % step for size, step in zip(grid, cluster, strict=True)):
+            raise EmulatorError(f"launch of {name}: grid {grid} is no multiple of the cluster {cluster}")
+        if 0 in grid or not 1 <= math.prod(block) <= 1024 or config.dynamic_smem > _MAX_SHARED_MEMORY_OPTIN:
+            raise EmulatorError(
+                f"launch of {name} is illegal: grid {grid}, block {block}, {config.dynamic_smem} bytes of dynamic "
+                f"shared memory (at most {_MAX_SHARED_MEMORY_OPTIN})"
+            )
+        sizes = parameter_sizes(self.ptx, name)
+        params = tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes))
+        launches.append(CapturedLaunch(name, grid, block, cluster, config.dynamic_smem, params))
+
+
+def _cluster_of(config: _LaunchConfig) -> Dim3:
+    cluster: Dim3 = (1, 1, 1)
+    attributes = (_LaunchAttribute * config.attribute_count).from_address(config.attributes or 0)
+    for attribute in attributes if config.attribute_count else ():
+        value = attribute.value
+        if attribute.id == _CLUSTER_DIMENSION:
+            cluster = (value[0], value[1], value[2])
+        elif attribute.id not in _WITHOUT_EFFECT and not (attribute.id == _COOPERATIVE and value[0] == 0):
+            raise UnsupportedPTX(f"launch attribute {attribute.id} with value {list(value)}")
+    return cluster
+
+
+def _dsl() -> Any:
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    return CuTeDSL._get_dsl()
+
+
+def _hook_library_loading() -> None:
+    """Once per process: loading the library of a recorded function must not ask the driver for its devices."""
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
+
+    load = Compiled._load_cuda_library
+    if hasattr(load, "__wrapped__"):
+        return
+
+    @functools.wraps(load)
+    def load_cuda_library(self: Any) -> list[Any]:
+        recorder = getattr(self.engine, _RECORDER, None)
+        if recorder is None:
+            return load(self)
+        recorder.ptx = self.__ptx__
+        self.__dict__["num_devices"] = 1  # a cached property, otherwise filled by asking the driver
+        load(self)
+        return []  # there is no library that the driver would have to unload
+
+    Compiled._load_cuda_library = load_cuda_library
