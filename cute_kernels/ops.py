@@ -30,7 +30,7 @@ _KERNEL_CAPABILITY = (10, 0)  # an sm_100a binary runs on no other architecture
 # Operator schemas have no dataclasses: each field of the config is an optional keyword argument of the operator.
 _CONFIG_FIELDS = tuple(field.name for field in fields(TileConfig))
 _SUPPORTED = (
-    'supported: CUDA devices of compute capability 10.0 (B200, GB200), CPU tensors (plain torch, or the PTX emulator '
+    "supported: CUDA devices of compute capability 10.0 (B200, GB200), CPU tensors (plain torch, or the PTX emulator "
     'with backend="emulator"), and any torch device with backend="reference"'
 )
 

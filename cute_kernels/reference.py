@@ -60,9 +60,7 @@ def fma32(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return torch.where(inexact, bits + step, bits).view(torch.float64).to(torch.float32)
 
 
-def _table_rows(
-    bias: torch.Tensor | None, pos_embed: torch.Tensor | None, rows: torch.Tensor
-) -> torch.Tensor | None:
+def _table_rows(bias: torch.Tensor | None, pos_embed: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
     """FP32 ``bias + pos`` of the given output rows, broadcastable to ``[len(rows), N]``; None if both are absent."""
     if pos_embed is None:
         return None if bias is None else bias.to(torch.float32)[None, :]
@@ -143,8 +141,6 @@ def patch_embed_conv2d(
         ``[B, S, N]`` float32 with the positions in row-major order of the patch grid.
     """
     bias = None if bias is None else bias.to(torch.float32)
-    maps = torch.nn.functional.conv2d(
-        pixels.to(torch.float32), weight.to(torch.float32), bias, stride=weight.shape[-1]
-    )
+    maps = torch.nn.functional.conv2d(pixels.to(torch.float32), weight.to(torch.float32), bias, stride=weight.shape[-1])
     tokens = maps.flatten(2).transpose(1, 2).contiguous()
     return tokens if pos_embed is None else tokens + pos_embed.to(torch.float32)

@@ -1,0 +1,39 @@
+# Two commands, each complete by itself from a fresh clone: `make demo` and `make test`.
+# They need Python >= 3.10 with pip, make and a C compiler, and install into .venv what .ci/constraints.txt pins.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Both names: the second is how newer pips constrain the build backend.
+export PIP_CONSTRAINT := .ci/constraints.txt
+export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.installed-run
+	$(BIN)/cute-kernels demo $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+
+clean:
+	rm -rf $(VENV) demo.png
+
+$(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev,hf]'
+	touch $@ $(VENV)/.installed-run
+
+$(VENV)/.installed-run: pyproject.toml .ci/constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+# Some distributions split ensurepip off; the system's pip then fills the environment.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python >= 3.10 is needed: make PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV) || \
+	  { $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }

@@ -1,0 +1,10 @@
+"""``python -m cute_kernels``: the same as ``cute-kernels``."""
+
+from __future__ import annotations
+
+import sys
+
+from cute_kernels.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""The command line: ``cute-kernels demo`` and ``cute-kernels ptx KERNEL``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cute_kernels import siglip
+from cute_kernels.config import Problem, TileConfig
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        Exit status: 0 on success, 1 if a result is wrong, 2 if the arguments cannot be used.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+        print(f"cute-kernels: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_demo(commands)
+    _add_ptx(commands)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    """One option per field of `TileConfig`; the plan judges the values."""
+    group = parser.add_argument_group("tunables of the kernel")
+    for field in dataclasses.fields(TileConfig):
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=type(field.default),
+            default=field.default,
+            metavar=type(field.default).__name__.upper(),
+            help="default: %(default)s",
+        )
+
+
+def _config(options: argparse.Namespace) -> TileConfig:
+    return TileConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(TileConfig)})
+
+
+# --- demo ------------------------------------------------------------------------------------------------------------
+
+
+def _add_demo(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="photographs to patch embeddings, compared with two references and drawn",
+        description="Embeds the patches of photographs with the fused FP8 kernel, compares the result bit for bit with "
+        "a torch reference and numerically with FP32, and draws it. Exits with 1 if a single bit differs.",
+    )
+    parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="local Hugging Face SigLIP or SigLIP2 checkpoint")
+    parser.add_argument(
+        "--architecture",
+        default="base-p16",
+        choices=siglip.ARCHITECTURES,
+        help="shape of the seeded weights used without --model (default: %(default)s)",
+    )
+    parser.add_argument("--image-size", type=int, default=224, help="of the seeded weights (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and schedule (default: %(default)s)")
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "emulator"),
+        default="auto",
+        help="auto: a GPU of compute capability 10.0 if there is one, otherwise the emulator",
+    )
+    parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
+    _add_config(parser)
+    parser.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from cute_kernels.demo import DemoOptions, run_demo
+
+    if options.model is not None and (options.architecture, options.image_size) != ("base-p16", 224):
+        raise ValueError("--architecture and --image-size belong to seeded weights; --model brings its own")
+    demo = DemoOptions(
+        images=options.images,
+        model=options.model,
+        architecture=options.architecture,
+        image_size=options.image_size,
+        seed=options.seed,
+        backend=options.backend,
+        config=_config(options),
+        output=options.output,
+    )
+    console = Console()
+    mismatches = run_demo(demo, console)
+    if mismatches:
+        console.print(f"[bold red]FAILED: {mismatches:,} elements differ from the torch reference[/]")
+    return 1 if mismatches else 0
+
+
+# --- ptx -------------------------------------------------------------------------------------------------------------
+
+
+def _add_ptx(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "ptx",
+        help="write a kernel's PTX and how to launch it",
+        description="Compiles a kernel (no GPU needed) and writes its PTX, and beside it a JSON file with the facts of "
+        "a launch: entry, grid, cluster, block, shared memory, registers.",
+    )
+    parser.add_argument("kernel", choices=("patch-embed",))
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="PTX file; facts go to FILE.json"
+    )
+    parser.add_argument("--batch", type=int, default=1, help="images (default: %(default)s)")
+    parser.add_argument("--positions", type=int, default=196, help="patches per image (default: %(default)s)")
+    parser.add_argument("--features", type=int, default=768, help="N (default: %(default)s)")
+    parser.add_argument("--in-features", type=int, default=768, help="K, before zero-padding (default: %(default)s)")
+    parser.add_argument(
+        "--table",
+        choices=("positions", "bias", "none"),
+        default="positions",
+        help="what the epilogue adds: bias and position embedding, bias only, nothing (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--scale",
+        choices=("value", "pointer"),
+        default="value",
+        help="scale as a launch parameter or read from device memory (default: %(default)s)",
+    )
+    _add_config(parser)
+    parser.set_defaults(run=_ptx)
+
+
+def _ptx(options: argparse.Namespace) -> int:
+    from cute_kernels.compile import compile_plan
+    from cute_kernels.plan import make_plan
+
+    problem = Problem(
+        m=options.batch * options.positions,
+        n=options.features,
+        k=-(-options.in_features // 16) * 16,
+        table_rows={"positions": options.positions, "bias": 1, "none": 0}[options.table],
+        scale_source=options.scale,
+    )
+    plan = make_plan(problem, _config(options))
+    artifact = compile_plan(plan)
+    facts = {
+        "kernel": artifact.kernel_name,
+        "arch": plan.arch.name,
+        "problem": dataclasses.asdict(problem),
+        "config": dataclasses.asdict(plan.config),
+        "grid": plan.grid,
+        "cluster": plan.cluster,
+        "block": (plan.threads, 1, 1),
+        "dynamic_smem_bytes": plan.smem_bytes,
+        "tmem_columns": plan.tmem_columns,
+        "table_shape": plan.table_shape,
+        "warp_roles": plan.roles,
+        "resources": dataclasses.asdict(artifact.resources),
+    }
+    facts_path = options.output.with_name(options.output.name + ".json")
+    options.output.write_text(artifact.ptx)
+    facts_path.write_text(json.dumps(facts, indent=2) + "\n")
+    print(f"{options.output}\n{facts_path}")
+    return 0

@@ -1,0 +1,207 @@
+"""Photographs in, patch embeddings out: the whole way of a SigLIP2 image into its first layer, on any machine.
+
+Preprocess, patchify, quantise to E4M3, run the fused kernel (on the GPU it was made for, or its PTX in the emulator),
+compare with two references, draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cute_kernels import ops, reference, report, siglip
+from cute_kernels.config import TileConfig
+
+if TYPE_CHECKING:
+    from cute_kernels.siglip import PatchEmbedding, Quantized
+
+# Photographs that the scikit-image wheel holds: name of the loader -> label.
+PHOTOGRAPHS = {
+    "astronaut": "astronaut",
+    "chelsea": "cat",
+    "coffee": "coffee",
+    "rocket": "rocket",
+    "stereo_motorcycle": "motorcycle",
+    "hubble_deep_field": "Hubble deep field",
+    "retina": "retina",
+    "immunohistochemistry": "stained tissue",
+}
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What to run.
+
+    Attributes:
+        images: image files; the photographs of scikit-image when empty.
+        model: folder of a Hugging Face SigLIP or SigLIP2 checkpoint; seeded weights when None.
+        architecture: which seeded weights, a key of `siglip.ARCHITECTURES`.
+        image_size: input side in pixels, for seeded weights.
+        seed: of the seeded weights and of the emulator's schedule.
+        backend: ``"auto"`` takes a GPU of compute capability 10.0 if there is one, otherwise the emulator;
+            ``"emulator"`` never looks for a GPU.
+        config: tunables of the kernel.
+        output: PNG file to write.
+    """
+
+    images: Sequence[Path] = ()
+    model: Path | None = None
+    architecture: str = "base-p16"
+    image_size: int = 224
+    seed: int = 0
+    backend: str = "auto"
+    config: TileConfig = field(default_factory=TileConfig)
+    output: Path = Path("demo.png")
+
+
+@dataclass(frozen=True)
+class _Embedded:
+    """What the kernel returned, how it was run, and with which kernel."""
+
+    out: torch.Tensor
+    backend: str
+    remark: str
+    prepared: ops.PreparedLaunch
+
+
+def run_demo(options: DemoOptions, console: Console) -> int:
+    """Runs the demo and prints what it finds.
+
+    Returns:
+        Number of output elements whose bits differ from the torch reference; 0 is the only good answer.
+
+    Raises:
+        ValueError, FileNotFoundError, ModuleNotFoundError: unusable images, checkpoint or config.
+    """
+    names, photos = _load_photographs(options.images)
+    model = (
+        siglip.seeded_patch_embedding(options.architecture, options.image_size, options.seed)
+        if options.model is None
+        else siglip.load_patch_embedding(options.model)
+    )
+    console.print(f"weights: {model.source}")
+    console.print(
+        f"images: {len(photos)} square crops, {model.preprocessing.resample} to "
+        f"{model.image_size} × {model.image_size}, {model.grid} × {model.grid} patches of {model.patch_size}²"
+    )
+
+    pixels = model.preprocessing(photos, model.image_size)
+    x = siglip.quantize(siglip.patchify(pixels, model.patch_size))
+    weight = siglip.quantize(model.rows())
+    console.print(f"quantised to E4M3: x × {x.scale:.4g}, weight × {weight.scale:.4g}")
+
+    embedded = _run_kernel(x, weight, model, options, console)
+    expected = ops.patch_embed(
+        x.values, weight.values, model.bias, model.pos_embed,
+        scale_a=x.scale, scale_b=weight.scale, config=options.config, backend="reference",
+    )  # fmt: skip
+    fp32 = reference.patch_embed_conv2d(pixels, model.weight, model.bias, model.pos_embed)
+    rows = [
+        report.compare("kernel", embedded.backend, embedded.out, expected, fp32),
+        report.compare(f"torch reference, {options.config.epilogue} contract", "torch, CPU", expected, None, fp32),
+    ]
+
+    from cute_kernels.compile import compile_plan
+
+    plan = embedded.prepared.plan
+    artifact = compile_plan(plan, emulated=not embedded.prepared.tensors.x.is_cuda)
+    console.print(report.resource_table(plan, artifact.resources))
+    console.print(report.accuracy_table(rows))
+    console.print(
+        f"FP32 is torch.nn.functional.conv2d + position embedding on the unquantised input. {embedded.remark}"
+    )
+    _draw(options.output, names, pixels, model, embedded, fp32, rows[0])
+    console.print(f"picture: {options.output}")
+    return rows[0].mismatches
+
+
+def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Image]]:
+    """Names and centred square RGB crops of the given files, or of scikit-image's photographs."""
+    if paths:
+        images = []
+        for path in paths:
+            if not Path(path).is_file():
+                raise FileNotFoundError(f"no image file {path}")
+            with Image.open(path) as image:
+                images.append(ImageOps.exif_transpose(image).convert("RGB"))
+        names = [Path(path).stem for path in paths]
+    else:
+        import skimage.data
+
+        arrays = [getattr(skimage.data, name)() for name in PHOTOGRAPHS]
+        # The stereo pair comes as (left, right, disparity).
+        images = [Image.fromarray(a[0] if isinstance(a, tuple) else a).convert("RGB") for a in arrays]
+        names = list(PHOTOGRAPHS.values())
+    return names, [ImageOps.fit(image, (min(image.size),) * 2) for image in images]
+
+
+def _run_kernel(
+    x: Quantized, weight: Quantized, model: PatchEmbedding, options: DemoOptions, console: Console
+) -> _Embedded:
+    from cute_kernels import launch
+    from cute_kernels.emulator import Options
+
+    scale = float(np.float32(x.scale) * np.float32(weight.scale))
+    operands = (x.values, weight.values, model.bias, model.pos_embed)
+    if options.backend == "auto" and torch.cuda.is_available() and torch.cuda.get_device_capability() == (10, 0):
+        prepared = ops.prepare_launch(*(t.cuda() for t in operands), scale, options.config)
+        launch.launch(prepared.plan, prepared.tensors)
+        out = prepared.tensors.out.view(prepared.output_shape).cpu()
+        return _Embedded(out, torch.cuda.get_device_name(), "", prepared)
+
+    prepared = ops.prepare_launch(*operands, scale, options.config)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("emulating CTA pairs", total=prepared.plan.clusters)
+        result = launch.emulate(
+            prepared.plan,
+            prepared.tensors,
+            Options(seed=options.seed),
+            lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    tiles = prepared.plan.tiles
+    remark = (
+        f"The emulator executed {result.warp_instructions:,} warp instructions in {result.seconds:.1f} s, "
+        f"{1000 * result.seconds / tiles:.0f} ms per tile of {prepared.plan.tile_m} × {prepared.plan.tile_n} "
+        f"({tiles} tiles); this says nothing about the speed of a GPU."
+    )
+    return _Embedded(
+        prepared.tensors.out.view(prepared.output_shape), f"emulator, {prepared.plan.arch.name} PTX", remark, prepared
+    )
+
+
+def _draw(
+    path: Path,
+    names: Sequence[str],
+    pixels: torch.Tensor,
+    model: PatchEmbedding,
+    embedded: _Embedded,
+    fp32: torch.Tensor,
+    accuracy: report.Accuracy,
+) -> None:
+    basis = report.fit_rgb(fp32)
+
+    def colours(embeddings: torch.Tensor) -> torch.Tensor:
+        return basis(embeddings).unflatten(1, (model.grid, model.grid))
+
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (model.preprocessing.mean, model.preprocessing.std))
+    seen = (pixels * std + mean).clamp(0, 1).permute(0, 2, 3, 1).numpy()
+    report.save_figure(
+        path,
+        list(seen),
+        {"FP8 kernel": colours(embedded.out), "FP32 conv2d": colours(fp32)},
+        title="Patch embeddings: three principal components as red, green and blue, one basis for all",
+        footnote=(
+            f"{model.source}. Kernel: {embedded.backend}; {accuracy.mismatches:,} bit mismatches to its torch "
+            f"reference; cosine to FP32 {accuracy.cosine:.5f}."
+        ),
+        names=names,
+    )
