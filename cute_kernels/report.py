@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,25 +55,27 @@ def compare(name: str, backend: str, out: torch.Tensor, reference: torch.Tensor 
     )
 
 
-def accuracy_table(rows: Sequence[Accuracy]) -> Table:
-    """One line per implementation."""
+def accuracy_table(columns: Sequence[Accuracy]) -> Table:
+    """One column per implementation."""
+
+    def mismatches(accuracy: Accuracy) -> str:
+        if accuracy.mismatches is None:
+            return ""
+        style = "bold red" if accuracy.mismatches else "green"
+        return f"[{style}]{accuracy.mismatches:,} of {math.prod(accuracy.shape):,}[/]"
+
     table = Table(title="Results", title_justify="left")
-    for heading in ("output of", "backend", "shape"):
-        table.add_column(heading)
-    for heading in ("bit mismatches to the torch reference", "max abs error to FP32", "cosine to FP32"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        count = "" if row.mismatches is None else f"{row.mismatches:,} of {torch.Size(row.shape).numel():,}"
-        style = "bold red" if row.mismatches else ""
-        table.add_row(
-            row.name,
-            row.backend,
-            " × ".join(map(str, row.shape)),
-            count,
-            f"{row.max_abs_error:.4g}",
-            f"{row.cosine:.6f}",
-            style=style,
-        )
+    table.add_column("")
+    for accuracy in columns:
+        table.add_column(accuracy.name)
+    for heading, value in (
+        ("executed by", lambda c: c.backend),
+        ("shape", lambda c: " × ".join(map(str, c.shape))),
+        ("bit mismatches to the torch reference", mismatches),
+        ("max abs error to FP32", lambda c: f"{c.max_abs_error:.4g}"),
+        ("cosine to FP32", lambda c: f"{c.cosine:.6f}"),
+    ):
+        table.add_row(heading, *map(value, columns))
     return table
 
 

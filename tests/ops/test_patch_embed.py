@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import exact
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
 from cute_kernels import TileConfig, ops, patch_embed
+from tests.ops import exact
 
 FP8 = torch.float8_e4m3fn
 

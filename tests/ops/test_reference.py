@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-import exact
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_kernels import reference
+from tests.ops import exact
 
 FP32 = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**60), max_value=2.0**60)
 

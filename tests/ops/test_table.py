@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import exact
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_kernels.table import build_table
+from tests.ops import exact
 
 
 @given(

@@ -1,0 +1,130 @@
+"""The demo on small images, its figure and its exit status, and the README's example."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from cute_kernels import demo, report
+from cute_kernels.cli import main
+
+
+def write_photos(folder: Path, count: int) -> list[str]:
+    """Smooth random colour fields of different sizes."""
+    paths = []
+    for index in range(count):
+        small = np.random.default_rng(index).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+        path = folder / f"photo {index}.png"
+        Image.fromarray(small).resize((60 + 10 * index, 80), Image.Resampling.BICUBIC).save(path)
+        paths.append(str(path))
+    return paths
+
+
+def test_demo_from_files_to_picture(tmp_path, capsys):
+    output = tmp_path / "out.png"
+    paths = write_photos(tmp_path, 2)
+    status = main(["demo", "--backend", "emulator", "--images", *paths, "--image-size", "48", "--output", str(output)])
+    printed = capsys.readouterr().out
+    assert status == 0
+    assert "seeded random weights of SigLIP2 base-p16" in printed
+    assert re.search(r"0\s+of\s+13,824", printed)  # 2 images x 9 positions x 768 features
+    assert re.search(r"registers per thread\W+\d+ of 255", printed)
+    assert "SMEM total" in printed
+    assert "TMEM total" in printed
+    with Image.open(output) as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 300
+
+
+def test_demo_with_a_checkpoint(tmp_path, capsys):
+    import transformers
+
+    config = transformers.SiglipVisionConfig(
+        hidden_size=24, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, patch_size=14, image_size=56
+    )
+    model = tmp_path / "checkpoint"
+    transformers.SiglipVisionModel(config).save_pretrained(model)
+    output = tmp_path / "out.png"
+    arguments = ["demo", "--backend", "emulator", "--images", *write_photos(tmp_path, 1), "--model", str(model)]
+    assert main([*arguments, "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "weights: SiglipVisionModel checkpoint checkpoint" in printed
+    assert re.search(r"0\s+of\s+384", printed)  # 16 positions x 24 features
+    assert output.is_file()
+
+
+def test_a_single_wrong_bit_fails_the_demo(tmp_path, capsys, monkeypatch):
+    emulated = demo._run_kernel
+
+    def off_by_one_bit(*arguments):
+        result = emulated(*arguments)
+        result.out.view(torch.int16)[0, 4, 100] ^= 1
+        return result
+
+    monkeypatch.setattr(demo, "_run_kernel", off_by_one_bit)
+    arguments = ["demo", "--backend", "emulator", "--images", *write_photos(tmp_path, 1), "--image-size", "48"]
+    assert main([*arguments, "--output", str(tmp_path / "out.png")]) == 1
+    assert "FAILED: 1 elements differ" in capsys.readouterr().out
+
+
+def test_photographs_are_in_the_wheel():
+    names, photos = demo._load_photographs([])
+    assert len(names) == len(photos) >= 8
+    for photo in photos:
+        assert photo.mode == "RGB"
+        assert photo.width == photo.height >= 300
+        assert np.asarray(photo).std() > 10
+
+
+def test_accuracy_counts_and_measures():
+    expected = torch.randn(2, 3, 8).to(torch.bfloat16)
+    out = expected.clone()
+    out[1, 2, 3], out[0, 0, 0] = 5.0, -expected[0, 0, 0]
+    fp32 = expected.float()
+    accuracy = report.compare("kernel", "here", out, expected, fp32)
+    assert accuracy.mismatches == 2
+    assert accuracy.max_abs_error == (out.double() - fp32.double()).abs().max().item()
+    a, b = out.double().flatten().numpy(), fp32.double().flatten().numpy()
+    assert accuracy.cosine == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-12)
+
+
+def test_rgb_basis_spans_the_largest_variance():
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.tensor([9.0, 1.0, 5.0, 0.1, 3.0])
+    points = torch.randn(4000, 5, generator=generator) * scales + 7
+    basis = report.fit_rgb(points.view(40, 100, 5))
+    assert basis.components.abs().argmax(0).tolist() == [0, 2, 4]
+    colours = basis(points)
+    assert colours.shape == (4000, 3)
+    assert 0 <= colours.min() < colours.max() <= 1
+    # 98 of 100 points lie strictly between the percentiles that become 0 and 1.
+    inside = ((colours > 0) & (colours < 1)).double().mean(0)
+    torch.testing.assert_close(inside, torch.full((3,), 0.98, dtype=torch.float64), atol=0.002, rtol=0)
+
+
+def test_readme_example():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    scope: dict = {}
+    exec(compile(example, "README.md", "exec"), scope)
+    out, reference = scope["out"], scope["patch_embed"](
+        scope["x"].values, scope["weight"].values, scope["model"].bias, scope["model"].pos_embed,
+        scale_a=scope["x"].scale, scale_b=scope["weight"].scale,
+    )  # fmt: skip
+    assert out.shape == (2, 196, 768)
+    assert torch.equal(out, reference)
+
+
+def test_console_output_fits_80_columns(capsys):
+    """Tables wrap instead of being cut."""
+    rows = [report.Accuracy("kernel", "emulator, sm_100a PTX", (8, 196, 768), 0, 0.147, 0.999)]
+    Console(width=80).print(report.accuracy_table(rows))
+    printed = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in printed.splitlines())
+    assert "…" not in printed
