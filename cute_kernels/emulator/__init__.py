@@ -1,0 +1,34 @@
+"""Executes the PTX that CuTe DSL generates for sm_100a on a CPU, bit for bit, under a seeded scheduler.
+
+`run` executes a launch; `host` gets launches out of CuTe DSL without a GPU. See docs/emulator.md.
+"""
+
+from __future__ import annotations
+
+from cute_kernels.emulator import host
+from cute_kernels.emulator.errors import (
+    BarrierMisuse,
+    EmulatorError,
+    Hang,
+    IllegalAccess,
+    ProxyFenceMissing,
+    SharedMemoryRace,
+    UnsupportedPTX,
+)
+from cute_kernels.emulator.gmem import GlobalMemory
+from cute_kernels.emulator.gpu import Options, Report, run
+
+__all__ = [
+    "BarrierMisuse",
+    "EmulatorError",
+    "GlobalMemory",
+    "Hang",
+    "IllegalAccess",
+    "Options",
+    "ProxyFenceMissing",
+    "Report",
+    "SharedMemoryRace",
+    "UnsupportedPTX",
+    "host",
+    "run",
+]

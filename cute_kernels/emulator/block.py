@@ -1,0 +1,720 @@
+"""Lowering of one basic block: instructions to a graph of values, and the graph to Python source.
+
+Inside a block every write makes a new value (SSA), so moves, 64-bit packing and unpacking cost nothing, and pure
+instructions may be reordered freely. That is what makes the emulator fast: equal instructions on different registers
+(32 multiplications after a 32-column tensor-memory load) are collected level by level of the data-flow graph and run
+as one NumPy call on ``[registers, 32 lanes]``. Instructions with effects (*anchors*) keep their order; neighbours that
+do the same to memory are merged into one vector access.
+
+How values look in the generated code: a uniform value is a Python int (its bit pattern; predicates: bool); a varying
+value is an array over 32 lanes, a varying predicate is a bit mask of lanes in a Python int.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.decode import (
+    TYPE_BITS,
+    Immediate,
+    Instruction,
+    Not,
+    Operand,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
+
+FULL = 0xFFFFFFFF
+DTYPES: dict[str, Any] = {
+    "u8": np.uint8,
+    "s8": np.int8,
+    "u16": np.uint16,
+    "s16": np.int16,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "f16": np.float16,
+    "f32": np.float32,
+    "f64": np.float64,
+}
+CANONICAL = {8: "u8", 16: "u16", 32: "u32", 64: "u64", 1: "pred"}
+
+
+@dataclass(frozen=True)
+class PureOp:
+    """A function of its operands without effects.
+
+    Attributes:
+        name: unique; also the name in generated code.
+        inputs: storage type per operand (a key of DTYPES, or "pred").
+        output: storage type of the result.
+        vector: over arrays of ``inputs``' dtypes (predicates: bool arrays) that broadcast together.
+        scalar: expression over the operands' bit patterns as Python ints (predicates: bools) that gives the result's
+            bit pattern; None to call ``vector`` on one element.
+        masks: expression over lane masks, for operations on predicates only.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    vector: Callable[..., np.ndarray] | None
+    scalar: str | None = None
+    masks: str | None = None
+
+
+class Value:
+    """A quantity of ``bits`` bits inside a block; ``type`` is how a varying value is stored."""
+
+    bits: int
+    type: str
+    uniform: bool
+    level: int = 0
+
+
+class Constant(Value):
+    """A literal bit pattern."""
+
+    def __init__(self, value: int, bits: int) -> None:
+        self.value = value & ((1 << bits) - 1)
+        self.bits, self.type, self.uniform = bits, CANONICAL.get(bits, "wide"), True
+
+
+class LiveIn(Value):
+    """The value that a register has when the block is entered."""
+
+    def __init__(self, variable: str, bits: int, uniform: bool) -> None:
+        self.variable, self.bits, self.uniform = variable, bits, uniform
+        self.type = CANONICAL.get(bits, "wide")
+
+
+class Pack(Value):
+    """Equally wide parts, least significant first; only computed when something needs the whole."""
+
+    def __init__(self, parts: Sequence[Value]) -> None:
+        self.parts = tuple(parts)
+        self.bits = sum(part.bits for part in parts)
+        self.type = CANONICAL.get(self.bits, "wide")
+        self.uniform = all(part.uniform for part in parts)
+        self.level = max(part.level for part in parts)
+
+
+class Result(Value):
+    """A result of a node. ``place`` is set when the node is emitted: (array name, row or None) or an expression."""
+
+    def __init__(self, node: Node, type_: str, uniform: bool) -> None:
+        self.node, self.type, self.uniform = node, type_, uniform
+        self.bits = 1 if type_ == "pred" else np.dtype(DTYPES[type_]).itemsize * 8
+        self.level = node.level
+        self.place: tuple[str, int | None] = ("", None)
+
+
+@dataclass(eq=False)
+class Node:
+    """A pure operation or an anchor of the block's graph."""
+
+    instruction: Instruction
+    args: tuple[Value, ...]
+    level: int
+    op: PureOp | None = None
+    anchor: Anchor | None = None
+    results: list[Result] = field(default_factory=list)
+    guard: Value | None = None
+
+    @property
+    def uniform(self) -> bool:
+        return self.results[0].uniform
+
+
+class Anchor:
+    """An instruction with effects, or one that reads state.
+
+    ``emit(block, nodes)`` writes the source for ``nodes``, all with the same ``key`` (anchors with key None are
+    never merged), and sets the places of their results.
+    """
+
+    key: Any = None
+
+    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+        raise NotImplementedError
+
+
+class Call(Anchor):
+    """Calls ``function(warp, mask, *args)``; arguments are Values or any Python objects.
+
+    Uniform results come back as an int or a tuple of ints; varying results as one array ``[32]`` or, for several, an
+    array ``[n, 32]``. A blocking function returns None for "not yet", with the reason in ``warp.wait``.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], blocking: bool = False) -> None:
+        self.function, self.args, self.blocking = function, list(args), blocking
+
+    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+        (node,) = nodes
+        name = block.space.bind(self.function, self.function.__name__)
+        args = [block.argument(arg) for arg in self.args]
+        mask, condition = block.guard_mask(node)
+        call = f"{name}(W, {', '.join([mask, *args])})"
+        if not node.results and not self.blocking:
+            block.put(f"if {condition}: {call}" if condition else call, node)
+            return
+        target = block.fresh("v")
+        if condition:
+            block.put(f"{target} = {call} if {condition} else {block.nothing(node, self.blocking)}", node)
+        else:
+            block.put(f"{target} = {call}", node)
+        if self.blocking:
+            block.put_block(target, node)
+        many = len(node.results) > 1
+        for row, result in enumerate(node.results):
+            result.place = (target, row if many else None)
+
+
+class Namespace:
+    """Objects that generated code refers to by name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._names: dict[Any, str] = {}
+
+    def bind(self, thing: Any, hint: str) -> str:
+        """The name of an object; the same object always gets the same name."""
+        key = id(thing)
+        if key not in self._names:
+            name = hint if hint.isidentifier() and hint not in self.values else f"{hint}_{len(self.values)}"
+            name = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+            self.values[name] = thing
+            self._names[key] = name
+        return self._names[key]
+
+    def constant(self, patterns: Sequence[int], type_: str, column: bool) -> str:
+        """The name of an array of literals: shape [1], or [n, 1] for a column of a grouped operation."""
+        key = (tuple(patterns), type_, column)
+        if key not in self._names:
+            size = np.dtype(DTYPES[type_]).itemsize
+            raw = b"".join(int(p).to_bytes(size, "little") for p in patterns)
+            array = np.frombuffer(raw, DTYPES[type_])
+            name = f"K{len(self.values)}"
+            self.values[name] = array[:, None] if column else array
+            self._names[key] = name
+        return self._names[key]
+
+
+class BlockBuilder:
+    """Builds the graph of one basic block; `emit` turns it into source lines.
+
+    Args:
+        types: declared type per register.
+        variables: Python variable per register.
+        varying: registers held per lane.
+        space: shared by all blocks of a kernel.
+        divergent: whether the block can run under a partial mask.
+        context: facts of the kernel that lowering functions need (symbol addresses, parameter offsets, flow).
+    """
+
+    def __init__(
+        self,
+        types: dict[str, str],
+        variables: dict[str, str],
+        varying: set[str],
+        space: Namespace,
+        divergent: bool,
+        context: Any,
+    ) -> None:
+        self.types, self.variables, self.varying = types, variables, varying
+        self.space, self.divergent, self.context = space, divergent, context
+        self.current: dict[str, Value] = {}
+        self.nodes: list[Node] = []
+        self.guard: Value | None = None
+        self.instruction: Instruction | None = None
+        self.lines: list[tuple[int, str, int]] = []  # (extra indentation, text, instruction index)
+        self._live: dict[str, LiveIn] = {}
+        self._known: dict[Any, Value] = {}
+        self._last_anchor = 0
+        self._names = 0
+
+    # --- building -------------------------------------------------------------------------------------------------
+
+    def bits_of(self, register: str) -> int:
+        return TYPE_BITS[self.types[register]]
+
+    def value(self, operand: Operand, bits: int) -> Value:
+        """The value of a source operand, read as ``bits`` bits."""
+        if isinstance(operand, Register):
+            return self.register(operand.name)
+        if isinstance(operand, Immediate):
+            return self._immediate(operand, bits)
+        if isinstance(operand, Not):
+            return self.logic_not(self.register(operand.register.name))
+        if isinstance(operand, Vector):
+            return Pack([self.value(item, bits // len(operand.items)) for item in operand.items])
+        if isinstance(operand, (Symbol, Special)):
+            return self.context.named_value(self, operand, bits)
+        raise self.instruction.refuse(f"operand {operand} cannot be read as a value")
+
+    def _immediate(self, operand: Immediate, bits: int) -> Constant:
+        if bits == 1:
+            return Constant(1 if operand.value else 0, 1)
+        value = operand.value
+        if operand.float_bits and operand.float_bits != bits:
+            if (operand.float_bits, bits) != (64, 32):
+                raise self.instruction.refuse("a floating-point literal of another width than the operation")
+            value = int(np.array([value], np.uint64).view(np.float64).astype(np.float32).view(np.uint32)[0])
+        return Constant(value, bits)
+
+    def register(self, name: str) -> Value:
+        """The value that a register has at this point."""
+        if name not in self.current:
+            if name not in self._live:
+                self._live[name] = LiveIn(self.variables[name], self.bits_of(name), name not in self.varying)
+            return self._live[name]
+        return self.current[name]
+
+    def define(self, operand: Operand, value: Value) -> None:
+        """Writes a destination operand; under a guard the lanes that are off keep the old value."""
+        if isinstance(operand, Sink):
+            return
+        if isinstance(operand, Vector):
+            parts = self.split(value, len(operand.items))
+            for item, part in zip(operand.items, parts):
+                self.define(item, part)
+            return
+        if not isinstance(operand, Register):
+            raise self.instruction.refuse(f"{operand} is not a destination")
+        bits = self.bits_of(operand.name)
+        if value.bits != bits:
+            value = self.resize(value, bits)
+        if self.guard is not None:
+            value = self.select(self.guard, value, self.register(operand.name))
+        self.current[operand.name] = value
+
+    def resize(self, value: Value, bits: int) -> Value:
+        """Zero-extends or truncates: what PTX does where operand and register differ in width (loads, stores, cvt)."""
+        if value.bits == bits:
+            return value
+        if bits > 64 or value.bits > 64 or 1 in (bits, value.bits):
+            raise self.instruction.refuse(f"{value.bits} bits where {bits} are expected")
+        return self.pure(_resize_op(value.bits, bits), value)
+
+    def split(self, value: Value, count: int) -> list[Value]:
+        """``count`` equal parts, least significant first."""
+        if isinstance(value, Pack) and len(value.parts) == count:
+            return list(value.parts)
+        if isinstance(value, Pack) and len(value.parts) > count and len(value.parts) % count == 0:
+            step = len(value.parts) // count
+            return [Pack(value.parts[i : i + step]) for i in range(0, len(value.parts), step)]
+        if isinstance(value, Pack) and count % len(value.parts) == 0:
+            return [p for part in value.parts for p in self.split(part, count // len(value.parts))]
+        bits = value.bits // count
+        if value.bits > 64:
+            raise self.instruction.refuse(f"a {value.bits}-bit value is not made of {count} known parts")
+        return [self.pure(_slice_op(value.bits, bits, i * bits), value) for i in range(count)]
+
+    def whole(self, value: Value) -> Value:
+        """A Pack as one computed value."""
+        if not isinstance(value, Pack):
+            return value
+        if value.bits > 64:
+            raise self.instruction.refuse(f"a {value.bits}-bit value cannot be computed with")
+        parts = [self.whole(part) for part in value.parts]
+        return self.pure(_pack_op(len(parts), parts[0].bits), *parts)
+
+    def pure(self, op: PureOp, *args: Value) -> Value:
+        """The result of a pure operation; equal operations on equal values are computed once."""
+        args = tuple(self.whole(arg) for arg in args)
+        key = (op.name, *[("c", a.value, a.bits) if isinstance(a, Constant) else id(a) for a in args])
+        if key in self._known:
+            return self._known[key]
+        for arg, wanted in zip(args, op.inputs, strict=True):
+            bits = 1 if wanted == "pred" else np.dtype(DTYPES[wanted]).itemsize * 8
+            if arg.bits != bits:
+                raise self.instruction.refuse(f"an operand has {arg.bits} bits where {op.name} needs {bits}")
+        uniform = all(arg.uniform for arg in args)
+        if uniform and op.scalar is not None and all(isinstance(arg, Constant) for arg in args):
+            result: Value = self._fold(op, args)
+        else:
+            level = 1 + max((arg.level for arg in args), default=0)
+            node = Node(self.instruction, args, level, op=op)
+            result = Result(node, op.output, uniform)
+            node.results.append(result)
+            self.nodes.append(node)
+        self._known[key] = result
+        return result
+
+    @staticmethod
+    def _fold(op: PureOp, args: tuple[Value, ...]) -> Constant:
+        literals = [repr(bool(a.value)) if a.bits == 1 else repr(a.value) for a in args]
+        bits = 1 if op.output == "pred" else np.dtype(DTYPES[op.output]).itemsize * 8
+        return Constant(int(eval(op.scalar.format(*literals), {"np": np})), bits)  # noqa: S307 - our own template
+
+    def select(self, predicate: Value, yes: Value, no: Value) -> Value:
+        """``predicate ? yes : no`` lane by lane."""
+        if yes is no:
+            return yes
+        return self.pure(select_op(yes.bits), yes, no, predicate)
+
+    def logic_not(self, predicate: Value) -> Value:
+        return self.pure(NOT_PREDICATE, predicate)
+
+    def first_lane(self, value: Value) -> Value:
+        """A varying value that is known to be the same in all lanes, as a uniform one."""
+        if value.uniform:
+            return value
+        return self.call(_first_bit if value.bits == 1 else _first_lane, value, results=[(value.type, True)])[0]
+
+    def anchor(self, anchor: Anchor, results: Sequence[tuple[str, bool]] = (), args: Sequence[Value] = ()) -> list[Value]:
+        """Adds an anchor. ``results``: (storage type, uniform) each; ``args``: the Values that it reads."""
+        args = tuple(args)
+        level = max([self._last_anchor, *(arg.level + 1 for arg in args)])
+        if self.guard is not None:
+            level = max(level, self.guard.level + 1)
+        self._last_anchor = level
+        node = Node(self.instruction, args, level, anchor=anchor, guard=self.guard)
+        node.results = [Result(node, type_, uniform) for type_, uniform in results]
+        self.nodes.append(node)
+        return list(node.results)
+
+    def call(
+        self, function: Callable[..., Any], *args: Any, results: Sequence[tuple[str, bool]] = (), blocking: bool = False
+    ) -> list[Value]:
+        """Adds a `Call` of ``function(warp, mask, *args)``."""
+        args = tuple(self.whole(arg) if isinstance(arg, Value) else arg for arg in args)
+        values = [arg for arg in args if isinstance(arg, Value)]
+        return self.anchor(Call(function, args, blocking), results, values)
+
+    # --- emission -------------------------------------------------------------------------------------------------
+
+    def put(self, text: str, node: Node, indent: int = 0) -> None:
+        self.lines.append((indent, text, node.instruction.index))
+
+    def put_block(self, target: str, node: Node) -> None:
+        """The warp waits and executes this block again when it is resumed."""
+        self.put(f"if {target} is None:", node)
+        self.put("C[pc] -= 1", node, 1)
+        if self.divergent:
+            self.put("pc, M, rpc, _park = W.park(pc, M, rpc)", node, 1)
+            self.put("if _park: budget = yield", node, 1)
+        else:
+            self.put("budget = yield", node, 1)
+        self.put("continue", node, 1)
+
+    def fresh(self, prefix: str) -> str:
+        self._names += 1
+        return f"{prefix}{self._names}"
+
+    def guard_mask(self, node: Node) -> tuple[str, str]:
+        """(expression of the mask of executing lanes, condition to execute at all or "")."""
+        if node.guard is None:
+            return "M", ""
+        if node.guard.uniform:
+            return "M", self.scalar(node.guard)
+        name = self.fresh("m")
+        self.put(f"{name} = M & {self.mask(node.guard)}", node)
+        return name, name
+
+    def nothing(self, node: Node, blocking: bool) -> str:
+        """What a guarded-off call results in; its lanes never look at it."""
+        if not node.results:
+            return "True"
+        if all(result.uniform for result in node.results) or node.results[0].type == "pred":
+            return "0" if len(node.results) == 1 else "(" + "0," * len(node.results) + ")"
+        shape = (len(node.results), 32) if len(node.results) > 1 else (32,)
+        return self.space.bind(np.zeros(shape, DTYPES[node.results[0].type]), "ZERO")
+
+    def scalar(self, value: Value) -> str:
+        """A uniform value as a Python int (predicate: bool)."""
+        if isinstance(value, Constant):
+            return repr(bool(value.value)) if value.bits == 1 else repr(value.value)
+        if not value.uniform:
+            raise AssertionError(f"a varying value is used where lanes must agree: {self.instruction}")
+        return self._spell(value)
+
+    def mask(self, value: Value) -> str:
+        """A predicate as a mask of lanes."""
+        if isinstance(value, Constant):
+            return str(FULL if value.value else 0)
+        return f"({FULL} if {self._spell(value)} else 0)" if value.uniform else self._spell(value)
+
+    def lanes(self, value: Value, type_: str) -> str:
+        """Any value as an array that broadcasts over lanes, of the given storage type."""
+        if type_ == "pred":
+            return f"LANES[{self.mask(value)}]"
+        if isinstance(value, Constant):
+            return self.space.constant([value.value], type_, column=False)
+        if value.uniform:
+            return f"one_{type_}({self._spell(value)})"
+        view = "" if value.type == type_ else f".view({type_})"
+        return self._spell(value) + view
+
+    def argument(self, arg: Any) -> str:
+        """An argument of a Call."""
+        if isinstance(arg, Value):
+            if arg.uniform:
+                return self.scalar(arg)
+            return self.mask(arg) if arg.bits == 1 else self.lanes(arg, CANONICAL[arg.bits])
+        if arg is None or isinstance(arg, (int, str, bool)):
+            return repr(arg)
+        if isinstance(arg, (tuple, list)):
+            return "(" + "".join(self.argument(item) + ", " for item in arg) + ")"
+        return self.space.bind(arg, "obj")
+
+    def _spell(self, value: Value) -> str:
+        if isinstance(value, LiveIn):
+            return value.variable
+        assert isinstance(value, Result), value
+        name, row = value.place
+        assert name, f"{value.node.instruction.text}: used before it is emitted"
+        return name if row is None else f"{name}[{row}]"
+
+    def emit(self, live_out: frozenset[str], condition: Value | None) -> str:
+        """Writes the source of the block without its branch to ``lines``.
+
+        Args:
+            live_out: registers that later blocks read.
+            condition: predicate that the branch at the end tests, or None.
+
+        Returns:
+            The expression of ``condition`` (uniform: bool, varying: lane mask), or "".
+        """
+        finals = []
+        for name in sorted(live_out & set(self.current)):
+            value = self.whole(self.current[name])
+            if not (isinstance(value, LiveIn) and value.variable == self.variables[name]):
+                finals.append((name, value))
+        needed = self._needed([value for _, value in finals] + ([condition] if condition is not None else []))
+        levels: dict[int, tuple[list[Node], list[Node]]] = {}
+        for node in self.nodes:
+            if node.anchor is not None or node in needed:
+                levels.setdefault(node.level, ([], []))[node.anchor is not None].append(node)
+        for level in sorted(levels):
+            pure, anchors = levels[level]
+            self._emit_pure(pure)
+            self._emit_anchors(anchors)
+        test = ""
+        if condition is not None:
+            test = self.scalar(condition) if condition.uniform else self.mask(condition)
+            if isinstance(condition, LiveIn) and any(self.variables[name] == test for name, _ in finals):
+                self.lines.append((0, f"test = {test}", self.instruction.index))  # before its register is overwritten
+                test = "test"
+        self._emit_finals(finals)
+        return test
+
+    def _needed(self, roots: list[Value]) -> set[Node]:
+        needed: set[Node] = set()
+        work = list(roots)
+        for node in self.nodes:
+            if node.anchor is not None:
+                work.extend(node.args)
+                work.extend([node.guard] if node.guard is not None else [])
+        while work:
+            value = work.pop()
+            if isinstance(value, Pack):
+                work.extend(value.parts)
+            elif isinstance(value, Result) and value.node not in needed:
+                needed.add(value.node)
+                work.extend(value.node.args)
+        return needed
+
+    def _emit_pure(self, nodes: list[Node]) -> None:
+        groups: dict[Any, list[Node]] = {}
+        for node in nodes:
+            if node.uniform or node.op.masks is not None:
+                self._emit_scalar(node)
+            else:
+                pattern = tuple(arg.uniform for arg in node.args)
+                groups.setdefault((node.op.name, pattern), []).append(node)
+        for members in groups.values():
+            self._emit_vector(members)
+
+    def _emit_scalar(self, node: Node) -> None:
+        op, target = node.op, self.fresh("v")
+        if not node.uniform:
+            text = op.masks.format(*(self.mask(arg) for arg in node.args))
+        elif op.scalar is not None:
+            text = op.scalar.format(*(self.scalar(arg) for arg in node.args))
+        else:
+            args = ", ".join(
+                f"np.array([{self.scalar(a)}])" if t == "pred" else f"one_{t}({self.scalar(a)})"
+                for a, t in zip(node.args, op.inputs)
+            )
+            function = self.space.bind(op.vector, op.name)
+            text = f"bool({function}({args})[0])" if op.output == "pred" else f"bits_of({function}({args}))"
+        self.put(f"{target} = {text}", node)
+        node.results[0].place = (target, None)
+
+    def _emit_vector(self, members: list[Node]) -> None:
+        op = members[0].op
+        function = self.space.bind(op.vector, op.name)
+        if len(members) == 1:
+            args = [self.lanes(arg, t) for arg, t in zip(members[0].args, op.inputs)]
+        else:
+            args = [self.rows([m.args[i] for m in members], t) for i, t in enumerate(op.inputs)]
+        text = f"{function}({', '.join(args)})"
+        if op.output == "pred":
+            text = f"{'mask_of' if len(members) == 1 else 'masks_of'}({text})"
+        target = self.fresh("v" if len(members) == 1 else "g")
+        self.put(f"{target} = {text}", members[0])
+        for row, node in enumerate(members):
+            node.results[0].place = (target, None if len(members) == 1 else row)
+
+    def rows(self, values: list[Value], type_: str) -> str:
+        """One operand of a grouped operation: an array that broadcasts to [n, 32].
+
+        The cheap cases come first: the same value in all rows; rows of one array at equal distances (a slice);
+        literals (a column).
+        """
+        if all(value is values[0] for value in values):
+            return self.lanes(values[0], type_)
+        if all(isinstance(value, Constant) for value in values):
+            patterns = [value.value for value in values]
+            if type_ == "pred":
+                return self.space.bind(np.array([bool(p) for p in patterns])[:, None], "P")
+            if len(set(patterns)) == 1:
+                return self.space.constant(patterns[:1], type_, column=False)
+            return self.space.constant(patterns, type_, column=True)
+        if type_ == "pred":
+            return f"stack_lanes(({', '.join(self.mask(value) for value in values)},))"
+        if all(value.uniform for value in values):
+            return f"column_{type_}(({', '.join(self.scalar(value) for value in values)},))"
+        sliced = self._slice(values)
+        if sliced is not None:
+            return sliced if values[0].type == type_ else f"{sliced}.view({type_})"
+        return f"stack(({', '.join(self._full_row(value, type_) for value in values)},))"
+
+    def _full_row(self, value: Value, type_: str) -> str:
+        text = self.lanes(value, type_)
+        return f"spread({text})" if value.uniform else text
+
+    def _slice(self, values: list[Value]) -> str | None:
+        if not all(isinstance(value, Result) and value.place[1] is not None and not value.uniform for value in values):
+            return None
+        if len({value.place[0] for value in values}) != 1:
+            return None
+        rows = [value.place[1] for value in values]
+        step = rows[1] - rows[0]
+        if any(b - a != step for a, b in zip(rows, rows[1:])):
+            return f"{values[0].place[0]}[{self.space.bind(_index_array(tuple(rows)), 'I')}]" if step else None
+        if step > 0:
+            stop = rows[-1] + 1
+            return f"{values[0].place[0]}[{rows[0]}:{stop}{'' if step == 1 else f':{step}'}]"
+        if step == 0:
+            return None
+        stop = "" if rows[-1] == 0 else rows[-1] - 1
+        return f"{values[0].place[0]}[{rows[0]}:{stop}:{step}]"
+
+    def _emit_anchors(self, nodes: list[Node]) -> None:
+        start = 0
+        while start < len(nodes):
+            end = start + 1
+            key = nodes[start].anchor.key
+            while end < len(nodes) and key is not None and nodes[end].anchor.key == key and not nodes[start].guard:
+                if nodes[end].guard is not None:
+                    break
+                end += 1
+            nodes[start].anchor.emit(self, nodes[start:end])
+            start = end
+
+    def _emit_finals(self, finals: list[tuple[str, Value]]) -> None:
+        """Assigns live registers. Sources that are registers go first and together: they may be targets as well."""
+        if not finals:
+            return
+        last = self.nodes[-1] if self.nodes else None
+        index = self.instruction.index if last is None else last.instruction.index
+        first = [(n, v) for n, v in finals if isinstance(v, LiveIn)]
+        rest = [(n, v) for n, v in finals if not isinstance(v, LiveIn)]
+        texts = [(self.variables[n], self._final(n, v)) for n, v in first]
+        if texts:
+            self.lines.append((0, f"{', '.join(t for t, _ in texts)} = {', '.join(s for _, s in texts)}", index))
+        for name, value in rest:
+            self.lines.append((0, f"{self.variables[name]} = {self._final(name, value)}", index))
+
+    def _final(self, name: str, value: Value) -> str:
+        variable = self.variables[name]
+        if name not in self.varying:
+            return self.scalar(value)
+        if value.bits == 1:
+            mask = self.mask(value)
+            return f"{mask} & M | {variable} & ~M" if self.divergent else mask
+        text = self.lanes(value, CANONICAL[value.bits])
+        if self.divergent:
+            return f"where(LANES[M], {text}, {variable})"
+        return f"spread({text})" if value.uniform else text
+
+
+# --- operations of the builder itself -------------------------------------------------------------------------------
+
+NOT_PREDICATE = PureOp("not_pred", ("pred",), "pred", None, "(not {0})", "({0} ^ 0xFFFFFFFF)")
+_INDEX_ARRAYS: dict[tuple[int, ...], np.ndarray] = {}
+_OPS: dict[Any, PureOp] = {}
+
+
+def _first_lane(warp: Any, mask: int, lanes: np.ndarray) -> int:
+    return int(lanes[0])
+
+
+def _first_bit(warp: Any, mask: int, lanes: int) -> bool:
+    return bool(lanes & 1)
+
+
+def _index_array(rows: tuple[int, ...]) -> np.ndarray:
+    return _INDEX_ARRAYS.setdefault(rows, np.array(rows))
+
+
+def select_op(bits: int) -> PureOp:
+    """``(yes, no, predicate)`` -> yes where the predicate holds."""
+    if ("select", bits) not in _OPS:
+        scalar = "({0} if {2} else {1})"
+        type_ = CANONICAL[bits]
+        masks = "({0} & {2} | {1} & ~{2})" if bits == 1 else None
+        _OPS["select", bits] = PureOp(
+            f"select_{type_}", (type_, type_, "pred"), type_, lambda yes, no, p: np.where(p, yes, no), scalar, masks
+        )
+    return _OPS["select", bits]
+
+
+def _resize_op(bits: int, wanted: int) -> PureOp:
+    key = ("resize", bits, wanted)
+    if key not in _OPS:
+        source, target = CANONICAL[bits], CANONICAL[wanted]
+        scalar = f"({{0}} & {(1 << wanted) - 1:#x})" if wanted < bits else "{0}"
+        _OPS[key] = PureOp(
+            f"resize_{source}_{target}", (source,), target, lambda x: x.astype(DTYPES[target]), scalar
+        )
+    return _OPS[key]
+
+
+def _slice_op(bits: int, width: int, shift: int) -> PureOp:
+    key = ("slice", bits, width, shift)
+    if key not in _OPS:
+        target = DTYPES[CANONICAL[width]]
+        _OPS[key] = PureOp(
+            f"slice{bits}_{width}_{shift}",
+            (CANONICAL[bits],),
+            CANONICAL[width],
+            (lambda x: (x >> shift).astype(target)) if shift else (lambda x: x.astype(target)),
+            f"({{0}} >> {shift} & {(1 << width) - 1:#x})",
+        )
+    return _OPS[key]
+
+
+def _pack_op(count: int, width: int) -> PureOp:
+    key = ("pack", count, width)
+    if key not in _OPS:
+        total = DTYPES[CANONICAL[count * width]]
+
+        def pack(*parts: np.ndarray) -> np.ndarray:
+            result = parts[0].astype(total)
+            for i, part in enumerate(parts[1:], 1):
+                result = result | (part.astype(total) << (i * width))
+            return result
+
+        scalar = "(" + " | ".join(f"{{{i}}} << {i * width}" for i in range(count)) + ")"
+        _OPS[key] = PureOp(f"pack{count}x{width}", (CANONICAL[width],) * count, CANONICAL[count * width], pack, scalar)
+    return _OPS[key]

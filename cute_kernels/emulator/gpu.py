@@ -1,0 +1,389 @@
+"""The grid: runs the clusters of a launch under one seeded scheduler and reports hangs.
+
+Clusters are independent and run one after the other. Inside a cluster all warps run interleaved: a warp runs until it
+has to wait or its budget of basic blocks is used up. When no warp can run, pending asynchronous work completes; when
+there is none, suspended try_waits time out; when that changes nothing either, the kernel hangs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from cute_kernels.emulator.counters import Counters
+from cute_kernels.emulator.decode import Kernel, parse
+from cute_kernels.emulator.errors import EmulatorError, Hang, IllegalAccess
+from cute_kernels.emulator.gmem import GlobalMemory
+from cute_kernels.emulator.sm import Cluster
+from cute_kernels.emulator.smem import SYSTEM_BYTES
+from cute_kernels.emulator.translate import Translation, pick, translate
+from cute_kernels.emulator.warp import Warp
+
+MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
+_SLICE = 20_000  # basic blocks until a warp that never waits gives way
+_RANDOM_SLICE = 24
+_PATIENCE = 3  # rounds in which every suspended wait timed out and nothing changed
+_LIVELOCK_SLICES = 64  # full slices per warp in which nothing changed
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run.
+
+    Attributes:
+        seed: replays the same schedule.
+        completion: when asynchronous work takes effect: at once, as late as possible, or at random.
+        interleave: which warp runs next: in turn until it waits, or a random one for a random while.
+        spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed.
+        detectors: report uninitialised reads, missing proxy fences, leaks.
+        clusters: linear indices of the clusters to run; None for all.
+        roles: name per warp index, for reports.
+        max_warp_instructions: per cluster; None for no limit.
+    """
+
+    seed: int = 0
+    completion: Literal["eager", "lazy", "random"] = "eager"
+    interleave: Literal["round_robin", "random"] = "round_robin"
+    spurious_try_wait_failures: bool = False
+    detectors: bool = True
+    clusters: tuple[int, ...] | None = None
+    roles: tuple[str, ...] = ()
+    max_warp_instructions: int | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a launch did.
+
+    Attributes:
+        warp_instructions: executed by all warps; ``by_role`` and ``by_opcode`` split them.
+        seconds: of emulation, translation excluded.
+        clusters: number of clusters run.
+        tma_bytes_loaded, tma_bytes_stored: box bytes.
+        mma_instructions: tcgen05.mma executed.
+        shared_bytes: per CTA, static and dynamic.
+        tensor_columns: most tensor-memory columns allocated in one CTA.
+    """
+
+    warp_instructions: int
+    by_role: dict[str, int]
+    by_opcode: dict[str, int]
+    seconds: float
+    clusters: int
+    tma_bytes_loaded: int
+    tma_bytes_stored: int
+    mma_instructions: int
+    shared_bytes: int
+    tensor_columns: int
+
+
+def run(
+    ptx: str,
+    kernel: str | None = None,
+    *,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: tuple[int, int, int] = (1, 1, 1),
+    dynamic_smem: int = 0,
+    params: bytes | Sequence[bytes] = b"",
+    memory: GlobalMemory,
+    options: Options | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Executes a launch.
+
+    Args:
+        ptx: PTX text.
+        kernel: entry name; None when there is only one.
+        grid: CTAs (x, y, z), a multiple of ``cluster`` in each dimension.
+        block: threads per CTA.
+        cluster: CTAs per cluster.
+        dynamic_smem: bytes of dynamic shared memory.
+        params: the parameter block, or one byte string per kernel parameter.
+        memory: what global memory the launch may touch.
+        options: schedule and detectors.
+        progress: called with (clusters done, clusters to run), first with 0.
+
+    Returns:
+        Counts and timings.
+
+    Raises:
+        ValueError: a launch shape or parameter block that does not fit the kernel.
+        EmulatorError: see `cute_kernels.emulator.errors`; the message ends with where it happened.
+    """
+    options = options or Options()
+    translation = translate(ptx, kernel, tuple(block))
+    launch = _Launch(translation, grid, block, cluster, dynamic_smem, params, memory, options)
+    launch.place_variables(ptx)
+    indices = launch.cluster_indices()
+    counters = Counters(translation.flow)
+    totals: dict[str, int] = {"loaded": 0, "stored": 0, "mma": 0, "columns": 0}
+    start = time.perf_counter()
+    if progress is not None:
+        progress(0, len(indices))
+    for done, index in enumerate(indices, 1):
+        state = launch.make_cluster(index)
+        warps = state.warps
+        _Scheduler(state, translation, options).run()
+        counters.add(warps)
+        totals["loaded"] += state.tma.bytes_loaded
+        totals["stored"] += state.tma.bytes_stored
+        totals["mma"] += state.tensor_core.instructions
+        totals["columns"] = max(totals["columns"], *(cta.tmem.columns_used for cta in state.ctas))
+        if progress is not None:
+            progress(done, len(indices))
+    return Report(
+        warp_instructions=counters.total,
+        by_role=dict(counters.by_role),
+        by_opcode=counters.by_opcode(),
+        seconds=time.perf_counter() - start,
+        clusters=len(indices),
+        tma_bytes_loaded=totals["loaded"],
+        tma_bytes_stored=totals["stored"],
+        mma_instructions=totals["mma"],
+        shared_bytes=launch.shared_bytes - SYSTEM_BYTES,
+        tensor_columns=totals["columns"],
+    )
+
+
+class _Launch:
+    """A checked launch; makes its clusters."""
+
+    def __init__(
+        self,
+        translation: Translation,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        cluster: tuple[int, int, int],
+        dynamic_smem: int,
+        params: bytes | Sequence[bytes],
+        memory: GlobalMemory,
+        options: Options,
+    ) -> None:
+        self.translation, self.memory, self.options = translation, memory, options
+        self.grid, self.block, self.cluster = (tuple(int(n) for n in shape) for shape in (grid, block, cluster))
+        kernel = translation.kernel
+        self._check_shapes(kernel)
+        static = translation.static_shared
+        if dynamic_smem < 0 or static + dynamic_smem > MAX_SHARED_BYTES:
+            raise ValueError(
+                f"{static} static + {dynamic_smem} dynamic bytes of shared memory; at most {MAX_SHARED_BYTES}"
+            )
+        self.shared_bytes = SYSTEM_BYTES + -(-static // 1024) * 1024 + dynamic_smem
+        self.params = parameter_block(kernel, params)
+        self.symbols: dict[str, int] = {}
+
+    def _check_shapes(self, kernel: Kernel) -> None:
+        for name, shape in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
+            if len(shape) != 3 or min(shape) < 1:
+                raise ValueError(f"{name} {shape}: three positive numbers are needed")
+        if any(g % c for g, c in zip(self.grid, self.cluster)):
+            raise ValueError(f"grid {self.grid} is not a multiple of cluster {self.cluster}")
+        threads = self.block[0] * self.block[1] * self.block[2]
+        if threads > 1024:
+            raise ValueError(f"{threads} threads per CTA; at most 1024")
+        for name, wanted, given in (
+            ("block", kernel.reqntid, self.block),
+            ("cluster", kernel.reqnctapercluster, self.cluster),
+        ):
+            if wanted is not None and wanted != given:
+                raise ValueError(f"{name} {given}, but the kernel was compiled for {wanted}")
+
+    def place_variables(self, ptx: str) -> None:
+        """Gives .global and .const variables memory."""
+        for variable in parse(ptx).variables:
+            if variable.space in ("global", "const"):
+                # Host memory stands for device memory; the view starts at the first suitably aligned byte.
+                store = np.zeros(variable.nbytes + variable.align, np.uint8)
+                skip = -store.ctypes.data % variable.align
+                cells = store[skip : skip + variable.nbytes]
+                cells[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+                self.memory.register_tensor(cells, variable.name, writable=variable.space == "global")
+                self.symbols[variable.name] = cells.ctypes.data
+
+    def cluster_indices(self) -> Sequence[int]:
+        counts = [g // c for g, c in zip(self.grid, self.cluster)]
+        total = counts[0] * counts[1] * counts[2]
+        if self.options.clusters is None:
+            return range(total)
+        for index in self.options.clusters:
+            if not 0 <= index < total:
+                raise ValueError(f"cluster {index} of a grid of {total} clusters")
+        return self.options.clusters
+
+    def make_cluster(self, index: int) -> Cluster:
+        nx, ny = (g // c for g, c in zip(self.grid[:2], self.cluster[:2]))
+        return Cluster(
+            index=index,
+            coordinates=(index % nx, index // nx % ny, index // (nx * ny)),
+            grid=self.grid,
+            block=self.block,
+            shape=self.cluster,
+            smem=self.shared_bytes,
+            params=self.params,
+            symbols=self.symbols,
+            gmem=self.memory,
+            options=self.options,
+            blocks=len(self.translation.flow.blocks),
+        )
+
+
+def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:
+    """The parameter block: parameters at their declared offsets.
+
+    Raises:
+        ValueError: number or sizes do not fit the declarations.
+    """
+    if isinstance(params, (bytes, bytearray, memoryview)):
+        if len(params) < kernel.parameter_bytes:
+            raise ValueError(f"the parameter block has {len(params)} bytes, the kernel takes {kernel.parameter_bytes}")
+        return bytes(params)
+    if len(params) != len(kernel.parameters):
+        raise ValueError(f"{len(params)} parameters, the kernel takes {len(kernel.parameters)}")
+    result = bytearray(kernel.parameter_bytes)
+    for i, (declared, given) in enumerate(zip(kernel.parameters, params)):
+        if len(given) != declared.nbytes:
+            raise ValueError(f"parameter {i} has {len(given)} bytes, the kernel declares {declared.nbytes}")
+        result[declared.offset : declared.offset + declared.nbytes] = given
+    return bytes(result)
+
+
+# --- scheduling -----------------------------------------------------------------------------------------------------
+
+
+class _Scheduler:
+    """Runs one cluster to its end."""
+
+    def __init__(self, cluster: Cluster, translation: Translation, options: Options) -> None:
+        self.cluster, self.translation, self.options = cluster, translation, options
+        self.rng = cluster.rng
+        self.random = options.interleave == "random"
+
+    def run(self) -> None:
+        cluster = self.cluster
+        for warp in cluster.warps:
+            warp.code = self.translation.start(warp)
+            next(warp.code)
+        idle_rounds = 0
+        fruitless = 0
+        while cluster.running:
+            before = cluster.changes()
+            ran, waited = self._round()
+            if cluster.changes() != before or not ran:
+                fruitless = 0
+            else:
+                fruitless += 1
+                if fruitless > _LIVELOCK_SLICES and not waited:
+                    self._hang("livelock: warps run, but nothing that they do has an effect")
+            self._check_limit()
+            if ran or not cluster.running:
+                idle_rounds = 0 if cluster.changes() != before else idle_rounds
+                continue
+            if self._step():
+                continue
+            idle_rounds += 1
+            if idle_rounds > _PATIENCE or not self._time_out():
+                self._hang("no warp can run and no asynchronous work is pending")
+        self._guarded(None, cluster.finish)
+
+    def _round(self) -> tuple[bool, bool]:
+        """Lets every warp that can run do so once. Returns (whether one ran, whether one of these then waited)."""
+        warps = self.cluster.warps
+        if self.random:
+            self.rng.shuffle(warps)
+        ran = waited = False
+        for warp in warps:
+            if warp.wait is not None and not warp.timed_out and not warp.wait.ready():
+                continue
+            ran = True
+            self._resume(warp)
+            waited |= warp.wait is not None
+            if self.options.completion == "random":
+                self._guarded(warp, self.cluster.engine.tick)
+        return ran, waited
+
+    def _resume(self, warp: Warp) -> None:
+        warp.wait = None
+        try:
+            warp.code.send(self.rng.randrange(1, _RANDOM_SLICE) if self.random else _SLICE)
+        except StopIteration:
+            self.cluster.exit(warp)
+        except EmulatorError as error:
+            raise self._located(error, warp) from None
+        except Exception as error:
+            raise self._located(EmulatorError(f"internal error: {type(error).__name__}: {error}"), warp, error) from error
+
+    def _step(self) -> bool:
+        return self._guarded(None, self.cluster.engine.step)
+
+    def _guarded(self, warp: Warp | None, action: Callable[[], Any]) -> Any:
+        return action()
+
+    def _time_out(self) -> bool:
+        """All suspended try_waits reach their time limit."""
+        waiting = [warp for warp in self.cluster.warps if warp.wait is not None and warp.wait.may_time_out]
+        for warp in waiting:
+            warp.timed_out = True
+        return bool(waiting)
+
+    def _check_limit(self) -> None:
+        limit = self.options.max_warp_instructions
+        if limit is None:
+            return
+        counters = Counters(self.translation.flow)
+        counters.add(warp for cta in self.cluster.ctas for warp in cta.warps)
+        if counters.total > limit:
+            self._hang(f"more than max_warp_instructions = {limit} instructions in cluster {self.cluster.index}")
+
+    # --- reports --------------------------------------------------------------------------------------------------
+
+    def _located(self, error: EmulatorError, warp: Warp, cause: BaseException | None = None) -> EmulatorError:
+        """Adds where the generated code stood when the error was raised."""
+        traceback = (cause or error).__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename == "<generated from PTX>":
+                instruction = self.translation.instruction_at(traceback.tb_lineno)
+                if instruction is not None:
+                    return error.locate(
+                        ptx_line=instruction.line,
+                        instruction=instruction.text,
+                        source=instruction.source or None,
+                        warp=warp.label,
+                    )
+            traceback = traceback.tb_next
+        return error.locate(warp=warp.label)
+
+    def _hang(self, why: str) -> None:
+        lines = [self._describe(warp) for warp in self.cluster.warps]
+        exited = [w.label for cta in self.cluster.ctas for w in cta.warps if w not in self.cluster.running]
+        if exited:
+            lines.append(f"exited: {', '.join(exited)}")
+        pending = self.cluster.engine.pending()
+        lines.append("pending asynchronous work: " + ("; ".join(pending) or "none"))
+        barriers = [self.cluster.barriers.describe(barrier.address) for barrier in self.cluster.barriers]
+        lines.extend(barriers)
+        raise Hang(f"cluster {self.cluster.index} hangs: {why}", "\n".join(lines))
+
+    def _describe(self, warp: Warp) -> str:
+        frame = warp.code.gi_frame if warp.code is not None else None
+        where = ""
+        if frame is not None:
+            instruction = self._standing_at(frame.f_locals)
+            if instruction is not None:
+                where = f" at PTX line {instruction.line} `{instruction.text}`"
+                where += f" ({instruction.source})" if instruction.source else ""
+        state = warp.wait.describe() if warp.wait is not None else "can run"
+        return f"{warp.label} {state}{where}"
+
+    def _standing_at(self, variables: dict[str, Any]) -> Any:
+        pc = variables.get("pc", 0)
+        blocks = self.translation.flow.blocks
+        return self.translation.kernel.instructions[blocks[pc].start] if pc < len(blocks) else None
+
+
+_ = (dataclasses, IllegalAccess, pick)

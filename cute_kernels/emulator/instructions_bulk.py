@@ -1,0 +1,176 @@
+"""Bulk asynchronous copies: TMA tensor loads and stores, bulk groups."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Vector
+from cute_kernels.emulator.instructions_memory import address_value, fence_proxy_async, view_bytes
+from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
+from cute_kernels.emulator.instructions_sync import each_lane
+from cute_kernels.emulator.warp import BulkWait
+
+_RANK = re.compile(r"([1-5])d")
+
+
+def _descriptor(warp: Any, address: int) -> bytes:
+    return bytes(view_bytes(warp, "generic", address, 128))
+
+
+def tma_load(
+    warp: Any,
+    mask: int,
+    destination: Any,
+    descriptor: Any,
+    coords: tuple[Any, ...],
+    barrier: Any,
+    cta_group: int | None,
+    multicast: Any,
+) -> None:
+    """cp.async.bulk.tensor to shared memory, once per executing lane."""
+    warp.cluster.progress += 1
+    count = len(coords)
+    use_mask = multicast is not None
+    for lane in each_lane(mask, destination, descriptor, barrier, *coords, *([multicast] if use_mask else [])):
+        warp.cluster.tma.load(
+            _descriptor(warp, lane[1]),
+            [signed32(c) for c in lane[3 : 3 + count]],
+            lane[0],
+            lane[2],
+            rank=warp.cta.rank,
+            cta_group=cta_group,
+            multicast=lane[3 + count] & 0xFFFF if use_mask else None,
+            describe=f"by {warp.label}",
+        )
+
+
+def tma_store(warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], source: Any) -> None:
+    """cp.async.bulk.tensor to global memory, once per executing lane."""
+    warp.cluster.progress += 1
+    for lane in range(32):
+        if mask >> lane & 1:
+            ((address, where, *place),) = each_lane(1 << lane, descriptor, source, *coords)
+            warp.cluster.tma.store(
+                _descriptor(warp, address),
+                [signed32(c) for c in place],
+                where,
+                thread=(warp.cta.rank, warp.index, lane),
+                describe=f"by {warp.label}",
+            )
+
+
+def signed32(value: int) -> int:
+    """A 32-bit pattern as two's complement."""
+    return (value & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
+
+
+def prefetch_descriptor(warp: Any, mask: int, address: Any) -> None:
+    """prefetch.tensormap."""
+    for (where,) in each_lane(mask & -mask, address):
+        warp.cluster.tma.prefetch(_descriptor(warp, where))
+
+
+_MODES = ("tensor", "global", "tile", "async", "bulk", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
+
+
+def _tensor_operand(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, list[Any]]:
+    """(descriptor address, coordinates) of ``[map, {c0, c1, ...}]``."""
+    if not isinstance(operand, Memory) or len(operand.extra) != 1 or not isinstance(operand.extra[0], Vector):
+        raise instruction.refuse("a tensor operand [map, {coordinates}] is expected")
+    items = operand.extra[0].items
+    if len(items) != rank:
+        raise instruction.refuse(f"{len(items)} coordinates for a {rank}-dimensional copy")
+    return address_value(block, operand, 64), [block.value(item, 32) for item in items]
+
+
+def _rank_of(instruction: Instruction) -> int:
+    ranks = [int(m.group(1)) for part in instruction.parts if (m := _RANK.fullmatch(part))]
+    if len(ranks) != 1:
+        raise instruction.refuse("the dimension of the tensor copy is missing")
+    return ranks[0]
+
+
+@family("cp.async.bulk.tensor", destinations=0)
+def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk.tensor, tiled mode: global to shared (multicast, cta_group) and shared to global."""
+    rank = _rank_of(instruction)
+    parts = qualifiers(
+        instruction,
+        *_MODES,
+        *("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2", f"{rank}d"),
+    )
+    spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
+    operands = list(instruction.operands)
+    if "L2::cache_hint" in parts:
+        operands.pop()  # an eviction priority
+    if spaces[0] == "global":
+        if "bulk_group" not in parts or len(operands) != 2:
+            raise instruction.refuse("this form of a tensor store is not implemented")
+        descriptor, coords = _tensor_operand(block, instruction, operands[0], rank)
+        _call(block, tma_store, [descriptor], coords, [address_value(block, operands[1])])
+        return
+    multicast = block.value(operands.pop(), 16) if "multicast::cluster" in parts else None
+    if "mbarrier::complete_tx::bytes" not in parts or len(operands) != 3:
+        raise instruction.refuse("this form of a tensor load is not implemented")
+    descriptor, coords = _tensor_operand(block, instruction, operands[1], rank)
+    group = 2 if "cta_group::2" in parts else 1 if "cta_group::1" in parts else None
+    destination, barrier = address_value(block, operands[0]), address_value(block, operands[2])
+    _call(block, tma_load, [destination, descriptor], coords, [barrier, group, multicast])
+
+
+def _call(block: BlockBuilder, function: Any, before: list[Any], coords: list[Any], after: list[Any]) -> None:
+    """A call with the coordinates as one tuple argument."""
+    coords = [block.whole(value) for value in coords]
+    values = [v for v in (*before, *coords, *after) if hasattr(v, "uniform")]
+    from cute_kernels.emulator.block import Call
+
+    block.anchor(Call(function, [*before, tuple(coords), *after]), [], values)
+
+
+@family("cp.async.bulk.prefetch.tensor", destinations=0)
+def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
+    rank = _rank_of(instruction)
+    qualifiers(instruction, *_MODES, "prefetch", "L2", f"{rank}d")
+    descriptor, _ = _tensor_operand(block, instruction, instruction.operands[0], rank)
+    block.call(prefetch_descriptor, descriptor)
+
+
+# --- bulk groups ----------------------------------------------------------------------------------------------------
+
+
+def commit_group(warp: Any, mask: int) -> None:
+    """cp.async.bulk.commit_group by each executing lane."""
+    for lane in range(32):
+        if mask >> lane & 1:
+            warp.cluster.tma.groups.commit((warp.cta.rank, warp.index, lane))
+
+
+def wait_group(warp: Any, mask: int, count: int, read: bool) -> bool | None:
+    """cp.async.bulk.wait_group: each lane waits for its own groups."""
+    groups, rank, index = warp.cluster.tma.groups, warp.cta.rank, warp.index
+    for lane in range(32):
+        if mask >> lane & 1 and not groups.wait_satisfied((rank, index, lane), count, read):
+            warp.wait = BulkWait(warp.cluster, (rank, index, lane), count, read)
+            return None
+    return True
+
+
+@family("cp.async.bulk.commit_group", destinations=0)
+def _commit(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk.commit_group."""
+    qualifiers(instruction, "async", "bulk", "commit_group")
+    block.call(commit_group)
+
+
+@family("cp.async.bulk.wait_group", destinations=0, blocking=True)
+def _wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk.wait_group, wait_group.read."""
+    parts = qualifiers(instruction, "async", "bulk", "wait_group", "read")
+    count = as_integer(instruction, instruction.operands[0])
+    block.call(wait_group, count, "read" in parts, blocking=True)
+
+
+_ = (Immediate, fence_proxy_async)

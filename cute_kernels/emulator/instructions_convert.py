@@ -1,0 +1,285 @@
+"""cvt between integer and floating-point types."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from cute_kernels.emulator import instructions_numerics as numerics
+from cute_kernels.emulator.block import CANONICAL, DTYPES, BlockBuilder, Pack, PureOp, Value
+from cute_kernels.emulator.decode import Instruction
+from cute_kernels.emulator.instructions_integer import signed
+from cute_kernels.emulator.instructions_registry import family, qualifiers
+
+_INTEGER_BITS = {f"{k}{b}": b for k in "us" for b in (8, 16, 32, 64)}
+_FP8 = {"e4m3x2": ml_dtypes.float8_e4m3fn, "e5m2x2": ml_dtypes.float8_e5m2}
+_MODES = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
+
+
+@family("cvt")
+def _cvt(block: BlockBuilder, instruction: Instruction) -> None:
+    """cvt: integers, f16, bf16, f32, f64, packed f16x2/bf16x2/e4m3x2/e5m2x2, tf32."""
+    *flags, target, source = instruction.parts[1:]
+    for flag in flags:
+        if flag not in (*_MODES, "sat", "satfinite", "relu", "ftz"):
+            raise instruction.refuse(f"qualifier .{flag} of cvt is not implemented")
+    if target in _INTEGER_BITS and source in _INTEGER_BITS:
+        result = _integer_to_integer(block, instruction, flags, target, source)
+    elif target in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2") and source == "f32":
+        result = _pair(block, instruction, flags, target)
+    elif target in _FP8 or source in _FP8:
+        result = _fp8(block, instruction, flags, target, source)
+    elif target in _INTEGER_BITS:
+        result = _float_to_integer(block, instruction, flags, target, source)
+    elif source in _INTEGER_BITS:
+        result = _integer_to_float(block, instruction, flags, target, source)
+    else:
+        result = _float_to_float(block, instruction, flags, target, source)
+    block.define(instruction.operands[0], result)
+
+
+def _only(instruction: Instruction, flags: list[str], *allowed: str) -> None:
+    for flag in flags:
+        if flag not in allowed:
+            raise instruction.refuse(f"cvt.{'.'.join(instruction.parts[1:])}: .{flag} is not implemented here")
+
+
+def _register_bits(block: BlockBuilder, instruction: Instruction) -> int:
+    from cute_kernels.emulator.decode import Register
+
+    destination = instruction.operands[0]
+    return block.bits_of(destination.name) if isinstance(destination, Register) else 32
+
+
+@functools.cache
+def _extend(source: str, bits: int, source_bits: int, saturate_to: str) -> PureOp:
+    """Reads the low bits of a register as ``source`` and extends them to ``bits`` bits by their sign."""
+    width = _INTEGER_BITS[source]
+    low = f"({{0}} & {(1 << width) - 1:#x})"
+    value = signed(low, width) if source[0] == "s" else low
+    clamp: tuple[int, int] | None = None
+    if saturate_to:
+        n = _INTEGER_BITS[saturate_to]
+        clamp = (-(1 << n - 1), (1 << n - 1) - 1) if saturate_to[0] == "s" else (0, (1 << n) - 1)
+        value = f"min(max({value}, {clamp[0]}), {clamp[1]})"
+
+    def vector(x: np.ndarray) -> np.ndarray:
+        narrow = x.astype(DTYPES[f"u{width}"]).view(DTYPES[source])
+        if clamp is not None:
+            if narrow.dtype == np.uint64:
+                narrow = np.minimum(narrow, np.uint64(clamp[1]))
+            elif clamp[1] > np.iinfo(np.int64).max:
+                narrow = np.maximum(narrow, 0)
+            else:
+                narrow = np.clip(narrow.astype(np.int64), *clamp)
+        return narrow.astype(DTYPES[f"s{bits}"] if source[0] == "s" else DTYPES[f"u{bits}"]).view(DTYPES[f"u{bits}"])
+
+    name = f"extend_{source}_{bits}_{source_bits}{'_sat_' + saturate_to if saturate_to else ''}"
+    return PureOp(name, (CANONICAL[source_bits],), f"u{bits}", vector, f"({value} & {(1 << bits) - 1:#x})")
+
+
+def _integer_to_integer(
+    block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
+) -> Value:
+    """Truncation, extension or saturation. A destination register wider than the type is extended by the type's sign."""
+    _only(instruction, flags, "sat")
+    operand = instruction.operands[1]
+    source_bits = _value_bits(block, operand, _INTEGER_BITS[source])
+    value = block.value(operand, source_bits)
+    register = _register_bits(block, instruction)
+    width = _INTEGER_BITS[target]
+    if "sat" in flags:
+        value = block.pure(_extend(source, max(width, 16), value.bits, target), value)
+    elif width > _INTEGER_BITS[source]:
+        value = block.pure(_extend(source, width, value.bits, ""), value)
+    if register == width == value.bits:
+        return value
+    if register < width:
+        raise instruction.refuse("the destination register is narrower than the destination type")
+    return block.pure(_extend(target, register, value.bits, ""), value)
+
+
+def _value_bits(block: BlockBuilder, operand: object, default: int) -> int:
+    from cute_kernels.emulator.decode import Register
+
+    return block.bits_of(operand.name) if isinstance(operand, Register) else default
+
+
+@functools.cache
+def _narrow_f32(target: str, mode: str, satfinite: bool, relu: bool) -> PureOp:
+    """f32 to f16 or bf16 bits."""
+    functions = {
+        ("bf16", "rn"): numerics.f32_to_bf16,
+        ("bf16", "rz"): numerics.f32_to_bf16_truncated,
+        ("f16", "rn"): numerics.f32_to_f16,
+    }
+    base = functions[target, mode]
+    largest = {"f16": np.float32(65504), "bf16": np.uint32(0x7F7F0000).view(np.float32)}[target]
+
+    def vector(x: np.ndarray) -> np.ndarray:
+        if relu:
+            x = np.where(x != x, x, np.where(x > 0, x, np.float32(0)))
+        if satfinite:
+            x = np.clip(x, -largest, largest)
+        return base(x)
+
+    plain = not satfinite and not relu
+    name = f"cvt_{target}_f32_{mode}{'_satfinite' if satfinite else ''}{'_relu' if relu else ''}"
+    return PureOp(name, ("f32",), "u16", base if plain else vector)
+
+
+def _narrow_from_flags(instruction: Instruction, flags: list[str], target: str) -> PureOp:
+    _only(instruction, flags, "rn", "rz", "satfinite", "relu")
+    mode = "rz" if "rz" in flags else "rn"
+    if (target, mode) == ("f16", "rz"):
+        raise instruction.refuse("cvt.rz to f16 is not implemented")
+    return _narrow_f32(target, mode, "satfinite" in flags, "relu" in flags)
+
+
+def _pair(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str) -> Value:
+    """cvt.rn.f16x2.f32 d, a, b: a goes to the upper half."""
+    if len(instruction.operands) != 3:
+        raise instruction.refuse("a packed conversion takes two sources")
+    high, low = (block.value(operand, 32) for operand in instruction.operands[1:])
+    if target in _FP8:
+        _only(instruction, flags, "rn", "satfinite", "relu")
+        if "satfinite" not in flags:
+            raise instruction.refuse("a conversion to FP8 needs .satfinite")
+        op = _to_fp8(target, "relu" in flags)
+    else:
+        op = _narrow_from_flags(instruction, flags, target[:-2])
+    return Pack([block.pure(op, low), block.pure(op, high)])
+
+
+@functools.cache
+def _to_fp8(target: str, relu: bool) -> PureOp:
+    dtype = _FP8[target]
+    largest = np.float32(ml_dtypes.finfo(dtype).max)
+
+    def vector(x: np.ndarray) -> np.ndarray:
+        nan = x != x
+        if relu:
+            x = np.where(x > 0, x, np.float32(0))
+        with np.errstate(invalid="ignore"):
+            bits = np.clip(x, -largest, largest).astype(dtype).view(np.uint8)
+        return np.where(nan, np.uint8(0x7F), bits)
+
+    return PureOp(f"cvt_{target}_f32{'_relu' if relu else ''}", ("f32",), "u8", vector)
+
+
+def _fp8(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
+    """Two FP8 values to f16x2 (exact). The other direction of f16x2 is refused: it has no user yet."""
+    if target != "f16x2" or source not in _FP8:
+        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
+    _only(instruction, flags, "rn")
+    dtype = _FP8[source]
+
+    def vector(x: np.ndarray) -> np.ndarray:
+        return numerics.f32_to_f16(x.view(dtype).astype(np.float32))
+
+    op = PureOp(f"cvt_f16_{source}", ("u8",), "u16", vector)
+    return Pack([block.pure(op, part) for part in block.split(block.value(instruction.operands[1], 16), 2)])
+
+
+_FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+
+
+def _widen(type_: str) -> Callable[[np.ndarray], np.ndarray]:
+    if type_ == "bf16":
+        return numerics.bf16_to_f32
+    if type_ == "f16":
+        return lambda x: x.view(np.float16).astype(np.float32)
+    return lambda x: x
+
+
+def _stored(type_: str) -> str:
+    return {"f32": "f32", "f64": "f64"}.get(type_, "u16")
+
+
+def _float_to_integer(
+    block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
+) -> Value:
+    _only(instruction, flags, "rni", "rzi", "rmi", "rpi", "sat", "ftz")
+    modes = [flag for flag in flags if flag in ("rni", "rzi", "rmi", "rpi")]
+    if len(modes) != 1 or source not in _FLOAT_BITS:
+        raise instruction.refuse("a float-to-integer conversion needs one integer rounding")
+    bits, ftz = _INTEGER_BITS[target], "ftz" in flags
+
+    def vector(x: np.ndarray) -> np.ndarray:
+        wide = _widen(source)(x)
+        return numerics.float_to_integer(numerics.flush_f32(wide) if ftz else wide, modes[0], bits, target[0] == "s")
+
+    op = PureOp(f"cvt_{modes[0]}{'_ftz' if ftz else ''}_{target}_{source}", (_stored(source),), f"u{bits}", vector)
+    value = block.pure(op, block.value(instruction.operands[1], _FLOAT_BITS[source]))
+    register = _register_bits(block, instruction)
+    return value if register == bits else block.pure(_extend(target, register, bits, ""), value)
+
+
+def _integer_to_float(
+    block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
+) -> Value:
+    _only(instruction, flags, "rn")
+    operand = instruction.operands[1]
+    width = _INTEGER_BITS[source]
+    value = block.value(operand, _value_bits(block, operand, width))
+    if value.bits != width:
+        value = block.resize(value, width)
+    dtype = DTYPES[source]
+    if target in ("f32", "f64"):
+        goal = np.float32 if target == "f32" else np.float64
+        op = PureOp(f"cvt_{target}_{source}", (source,), target, lambda x: x.astype(goal))
+    elif target in ("f16", "bf16") and width <= 32:
+        narrow = numerics.f64_to_f16 if target == "f16" else numerics.f64_to_bf16
+        op = PureOp(f"cvt_{target}_{source}", (source,), "u16", lambda x: narrow(x.astype(np.float64)))
+    else:
+        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
+    assert np.dtype(dtype).itemsize * 8 == width
+    return block.pure(op, value)
+
+
+def _round_tf32(x: np.ndarray) -> np.ndarray:
+    """To 10 mantissa bits, ties away from zero (.rna)."""
+    bits = x.view(np.uint32)
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(x), rounded, bits).astype(np.uint32).view(np.float32)
+
+
+def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
+    if (target, source) == ("tf32", "f32"):
+        _only(instruction, flags, "rna")
+        return block.pure(PureOp("cvt_rna_tf32", ("f32",), "f32", _round_tf32), block.value(instruction.operands[1], 32))
+    if target not in _FLOAT_BITS or source not in _FLOAT_BITS:
+        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
+    value = block.value(instruction.operands[1], _FLOAT_BITS[source])
+    if source == "f32" and target in ("f16", "bf16"):
+        return block.pure(_narrow_from_flags(instruction, flags, target), value)
+    integral = [flag for flag in flags if flag in ("rni", "rzi", "rmi", "rpi")]
+    if target == source == "f32" and integral:
+        _only(instruction, flags, *integral, "ftz", "sat")
+        if set(flags) - set(integral):
+            raise instruction.refuse("cvt to an integral float with .ftz or .sat is not implemented")
+        mode = integral[0]
+        op = PureOp(
+            f"cvt_{mode}_f32", ("f32",), "f32", lambda x: numerics.canonical_f32(numerics.round_integral(x, mode))
+        )
+        return block.pure(op, value)
+    _only(instruction, flags, "rn")
+    if (target, source) == ("f32", "f64"):
+        op = PureOp("cvt_f32_f64", ("f64",), "f32", lambda x: numerics.canonical_f32(_quiet_cast(x, np.float32)))
+    elif target in ("f32", "f64") and source in ("f16", "bf16", "f32"):
+        widen, goal = _widen(source), (np.float32 if target == "f32" else np.float64)
+        op = PureOp(f"cvt_{target}_{source}", (_stored(source),), target, lambda x: widen(x).astype(goal))
+    else:
+        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
+    return block.pure(op, value)
+
+
+def _quiet_cast(x: np.ndarray, dtype: type) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return x.astype(dtype)
+
+
+_ = qualifiers

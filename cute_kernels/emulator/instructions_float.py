@@ -1,0 +1,273 @@
+"""Floating-point arithmetic: f32, f32x2, f16, bf16 and their pairs, f64.
+
+Sums, products, fused multiply-adds, quotients and square roots are correctly rounded. The ``.approx`` functions
+(ex2, lg2, rcp, rsqrt, sin, cos, tanh, div) are computed in f64 and rounded: the hardware's tables are not documented,
+so their last bits may differ from silicon.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from cute_kernels.emulator import instructions_numerics as numerics
+from cute_kernels.emulator.block import BlockBuilder, Pack, PureOp, Value
+from cute_kernels.emulator.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.instructions_registry import family, qualifiers
+
+_HALF = {"f16": numerics.f64_to_f16, "bf16": numerics.f64_to_bf16}
+_ROUNDING = ("rn",)
+
+
+def _quiet(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    @functools.wraps(function)
+    def inner(*args: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return function(*args)
+
+    return inner
+
+
+def _clamp(x: np.ndarray) -> np.ndarray:
+    """.sat: into [0, 1], NaN to +0."""
+    return np.where(x > 0, np.minimum(x, np.float32(1)), np.float32(0)).astype(np.float32)
+
+
+def _add_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return numerics.canonical_f32(a + b)
+
+
+def _sub_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return numerics.canonical_f32(a - b)
+
+
+def _mul_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return numerics.canonical_f32(a * b)
+
+
+def _div_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return numerics.canonical_f32(a / b)
+
+
+def _via_f64(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def inner(*args: np.ndarray) -> np.ndarray:
+        return numerics.canonical_f32(function(*(x.astype(np.float64) for x in args)).astype(np.float32))
+
+    return inner
+
+
+def _magnitude_bits(x: np.ndarray) -> np.ndarray:
+    return (x.view(np.uint32) & np.uint32(0x7FFFFFFF)).view(np.float32)
+
+
+def _negate_bits(x: np.ndarray) -> np.ndarray:
+    return (x.view(np.uint32) ^ np.uint32(0x80000000)).view(np.float32)
+
+
+_F32: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
+    "add": (2, _add_f32),
+    "sub": (2, _sub_f32),
+    "mul": (2, _mul_f32),
+    "fma": (3, numerics.fma_f32),
+    "div": (2, _div_f32),
+    "min": (2, numerics.lowest_f32),
+    "max": (2, numerics.highest_f32),
+    "abs": (1, lambda x: numerics.canonical_f32(_magnitude_bits(x))),
+    "neg": (1, lambda x: numerics.canonical_f32(_negate_bits(x))),
+    "rcp": (1, lambda x: numerics.canonical_f32(np.float32(1) / x)),
+    "sqrt": (1, lambda x: numerics.canonical_f32(np.sqrt(x))),
+    "rsqrt": (1, _via_f64(lambda x: 1.0 / np.sqrt(x))),
+    "ex2": (1, _via_f64(np.exp2)),
+    "lg2": (1, _via_f64(np.log2)),
+    "sin": (1, _via_f64(np.sin)),
+    "cos": (1, _via_f64(np.cos)),
+    "tanh": (1, _via_f64(np.tanh)),
+}
+_APPROXIMATE = ("ex2", "lg2", "sin", "cos", "tanh", "rsqrt")
+
+
+@functools.cache
+def f32_op(name: str, ftz: bool = False, saturate: bool = False) -> PureOp:
+    """An f32 operation with the modifiers .ftz and .sat."""
+    count, function = _F32[name]
+
+    def vector(*args: np.ndarray) -> np.ndarray:
+        result = function(*(numerics.flush_f32(x) for x in args)) if ftz else function(*args)
+        if ftz:
+            result = numerics.flush_f32(result)
+        return _clamp(result) if saturate else result
+
+    plain = not ftz and not saturate
+    label = f"{name}_f32{'_ftz' if ftz else ''}{'_sat' if saturate else ''}"
+    return PureOp(label, ("f32",) * count, "f32", _quiet(function if plain else vector))
+
+
+def _f64_op(name: str) -> PureOp:
+    table = {
+        "add": (2, np.add),
+        "sub": (2, np.subtract),
+        "mul": (2, np.multiply),
+        "div": (2, np.divide),
+        "abs": (1, np.abs),
+        "neg": (1, np.negative),
+        "sqrt": (1, np.sqrt),
+        "min": (2, np.fmin),
+        "max": (2, np.fmax),
+        "rcp": (1, lambda x: 1.0 / x),
+    }
+    count, function = table[name]
+    return PureOp(f"{name}_f64", ("f64",) * count, "f64", _quiet(function))
+
+
+@functools.cache
+def half_op(name: str, type_: str) -> PureOp:
+    """An operation on bits (u16) of f16 or bf16."""
+    bf16 = type_ == "bf16"
+    widen = numerics.bf16_to_f32 if bf16 else (lambda x: x.view(np.float16).astype(np.float32))
+    narrow = numerics.f32_to_bf16 if bf16 else numerics.f32_to_f16
+    exact = {
+        "fma": (3, numerics.fma_bf16 if bf16 else numerics.fma_f16),
+        "add": (2, numerics.add_bf16 if bf16 else numerics.add_f16),
+        "mul": (2, numerics.mul_bf16 if bf16 else numerics.mul_f16),
+        "sub": (2, _subtract(numerics.add_bf16 if bf16 else numerics.add_f16)),
+        "min": (2, lambda a, b: narrow(numerics.lowest_f32(widen(a), widen(b)))),
+        "max": (2, lambda a, b: narrow(numerics.highest_f32(widen(a), widen(b)))),
+        "abs": (1, lambda a: narrow(_magnitude_bits(widen(a)))),
+        "neg": (1, lambda a: narrow(_negate_bits(widen(a)))),
+        "ex2": (1, lambda a: _HALF[type_](np.exp2(widen(a).astype(np.float64)))),
+        "tanh": (1, lambda a: _HALF[type_](np.tanh(widen(a).astype(np.float64)))),
+    }
+    count, function = exact[name]
+    return PureOp(f"{name}_{type_}", ("u16",) * count, "u16", _quiet(function))
+
+
+def _subtract(add: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    def subtract(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return add(a, b ^ np.uint16(0x8000))
+
+    return subtract
+
+
+def _lower(block: BlockBuilder, instruction: Instruction, name: str, sources: list[Value], type_: str) -> Value:
+    parts = instruction.parts[1:-1]
+    ftz, saturate = "ftz" in parts, "sat" in parts
+    if type_ == "f32":
+        return block.pure(f32_op(name, ftz, saturate), *sources)
+    if type_ in ("f16", "bf16"):
+        if ftz or saturate:
+            raise instruction.refuse(f".ftz and .sat of {name}.{type_} are not implemented")
+        return block.pure(half_op(name, type_), *sources)
+    if type_ == "f64" and not saturate:
+        return block.pure(_f64_op(name), *sources)
+    raise instruction.refuse(f"{name}.{type_} is not implemented")
+
+
+def _elementwise(block: BlockBuilder, instruction: Instruction) -> None:
+    """Applies the operation, pairs (x2 types) element by element."""
+    name, type_ = instruction.parts[0], instruction.parts[-1]
+    base, pair = (type_[:-2], True) if type_.endswith("x2") else (type_, False)
+    bits = TYPE_BITS[base] * (2 if pair else 1)
+    sources = [block.value(operand, bits) for operand in instruction.operands[1:]]
+    if pair:
+        halves = [block.split(source, 2) for source in sources]
+        result: Value = Pack([_lower(block, instruction, name, [h[i] for h in halves], base) for i in (0, 1)])
+    else:
+        result = _lower(block, instruction, name, sources, base)
+    block.define(instruction.operands[0], result)
+
+
+_FLOATS = ("f32", "f32x2", "f16", "f16x2", "bf16", "bf16x2", "f64")
+
+
+@family("add", "sub", "mul", "fma")
+def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
+    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat."""
+    if instruction.parts[-1] == "f64" and instruction.parts[0] == "fma":
+        raise instruction.refuse("fma.f64 is not implemented")
+    parts = qualifiers(instruction, "rn", "ftz", "sat", *_FLOATS)
+    if len([part for part in parts if part in _FLOATS]) != 1:
+        raise instruction.refuse("mixed-precision operands are not implemented")
+    _elementwise(block, instruction)
+
+
+@family("min", "max", "abs", "neg")
+def _order(block: BlockBuilder, instruction: Instruction) -> None:
+    """min, max, abs, neg on floats."""
+    qualifiers(instruction, "ftz", *_FLOATS)
+    if instruction.parts[0] in ("min", "max") and len(instruction.operands) != 3:
+        raise instruction.refuse("min and max of three operands are not implemented")
+    _elementwise(block, instruction)
+
+
+@family("div", "rcp", "sqrt")
+def _quotient(block: BlockBuilder, instruction: Instruction) -> None:
+    """div, rcp, sqrt: .rn exactly, .approx and .full rounded correctly too."""
+    qualifiers(instruction, "rn", "approx", "full", "ftz", "f32", "f64")
+    _elementwise(block, instruction)
+
+
+@family(*_APPROXIMATE)
+def _approximate(block: BlockBuilder, instruction: Instruction) -> None:
+    """ex2, lg2, sin, cos, tanh, rsqrt (.approx)."""
+    qualifiers(instruction, "approx", "ftz", "f32", "f16", "bf16", "f16x2", "bf16x2")
+    type_ = instruction.parts[-1]
+    if type_ not in ("f32",) and instruction.parts[0] not in ("ex2", "tanh"):
+        raise instruction.refuse(f"{instruction.parts[0]}.{type_} is not implemented")
+    if type_ in ("bf16", "bf16x2"):
+        parts = tuple(part for part in instruction.parts if part != "ftz")  # bf16 has f32's exponents: nothing to flush
+        instruction = _with_parts(instruction, parts)
+    _elementwise(block, instruction)
+
+
+def _with_parts(instruction: Instruction, parts: tuple[str, ...]) -> Instruction:
+    import dataclasses
+
+    return dataclasses.replace(instruction, parts=parts)
+
+
+@functools.cache
+def _compare_op(relation: str, type_: str) -> PureOp:
+    plain = {
+        "eq": np.equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+    }
+    opposite = {"ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+
+    def vector(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if type_ == "bf16":
+            a, b = numerics.bf16_to_f32(a), numerics.bf16_to_f32(b)
+        elif type_ == "f16":
+            a, b = a.view(np.float16), b.view(np.float16)
+        unordered = (a != a) | (b != b)
+        if relation == "num":
+            return ~unordered
+        if relation == "nan":
+            return unordered
+        if relation.endswith("u") and relation != "equ" and relation != "neu":
+            return ~plain[opposite[relation[:-1]]](a, b)
+        if relation == "equ":
+            return np.equal(a, b) | unordered
+        if relation == "neu":
+            return np.not_equal(a, b)  # NumPy: true when unordered
+        if relation == "ne":
+            return np.not_equal(a, b) & ~unordered
+        return plain[relation](a, b)
+
+    stored = {"f32": "f32", "f64": "f64"}.get(type_, "u16")
+    return PureOp(f"setp_{relation}_{type_}", (stored, stored), "pred", vector)
+
+
+_RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+
+
+def float_compare(block: BlockBuilder, instruction: Instruction) -> Value:
+    """The predicate of setp on floats: plain relations are false when unordered, the ...u ones true."""
+    qualifiers(instruction, *_RELATIONS, "and", "or", "xor", "f16", "bf16", "f32", "f64")
+    relation, type_ = instruction.parts[1], instruction.parts[-1]
+    a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
+    return block.pure(_compare_op(relation, type_), a, b)

@@ -1,0 +1,532 @@
+"""Integer arithmetic, logic, shifts, comparison and selection."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from cute_kernels.emulator.block import CANONICAL, DTYPES, BlockBuilder, PureOp, Value
+from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Pair
+from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
+
+_INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
+_BITS = ("b16", "b32", "b64", "pred")
+
+
+def storage(type_: str) -> str:
+    """Storage type of a PTX integer or bit type."""
+    return type_ if type_ in DTYPES else CANONICAL[TYPE_BITS[type_]]
+
+
+def signed(text: str, bits: int) -> str:
+    """Expression of a bit pattern read as two's complement."""
+    half = 1 << (bits - 1)
+    return f"(({text} ^ {half:#x}) - {half:#x})"
+
+
+def typed(text: str, type_: str) -> str:
+    """Expression of a bit pattern read as a PTX integer type."""
+    return signed(text, TYPE_BITS[type_]) if type_[0] == "s" else text
+
+
+def wrap(text: str, bits: int) -> str:
+    """Expression of an integer cut to its low bits."""
+    return f"({text} & {(1 << bits) - 1:#x})"
+
+
+def apply(block: BlockBuilder, instruction: Instruction, op: PureOp) -> None:
+    """Operands 1.. through ``op`` into operand 0."""
+    sources = [
+        block.value(operand, 1 if t == "pred" else np.dtype(DTYPES[t]).itemsize * 8)
+        for operand, t in zip(instruction.operands[1:], op.inputs)
+    ]
+    if len(instruction.operands) != len(op.inputs) + 1:
+        raise instruction.refuse(f"{op.name} takes {len(op.inputs)} source operands")
+    block.define(instruction.operands[0], block.pure(op, *sources))
+
+
+def quiet(function):
+    """Integer division by zero and overflow are defined in PTX: no NumPy warning."""
+
+    @functools.wraps(function)
+    def inner(*args: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return function(*args)
+
+    return inner
+
+
+# --- addition, multiplication, division -----------------------------------------------------------------------------
+
+
+@functools.cache
+def _binary(name: str, type_: str) -> PureOp:
+    bits = TYPE_BITS[type_]
+    s, u = typed("{0}", type_), typed("{1}", type_)
+    table = {
+        "add": (np.add, f"{{0}} + {{1}}"),
+        "sub": (np.subtract, "{0} - {1}"),
+        "min": (np.minimum, f"min({s}, {u})"),
+        "max": (np.maximum, f"max({s}, {u})"),
+        "mul.lo": (np.multiply, "{0} * {1}"),
+        "mul.hi": (functools.partial(_high, bits=bits), f"{s} * {u} >> {bits}"),
+        "div": (quiet(functools.partial(_divide, bits=bits)), f"int_div({s}, {u})"),
+        "rem": (quiet(functools.partial(_remainder, bits=bits)), f"int_rem({s}, {u})"),
+    }
+    vector, scalar = table[name]
+    return PureOp(f"{name.replace('.', '_')}_{type_}", (storage(type_),) * 2, storage(type_), vector, wrap(scalar, bits))
+
+
+def _high(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
+    if bits < 64:
+        wide = {16: np.int64, 32: np.int64}[bits] if a.dtype.kind == "i" else np.uint64
+        return (a.astype(wide) * b.astype(wide) >> wide(bits)).astype(a.dtype)
+    product = a.astype(object) * b.astype(object)  # 128-bit products: Python integers
+    return np.array([int(x) >> 64 & (1 << 64) - 1 for x in product.ravel()], np.uint64).reshape(product.shape).view(a.dtype)
+
+
+def int_div(a: int, b: int) -> int:
+    """Quotient rounded towards zero; division by zero gives all ones (what the hardware's sequence leaves)."""
+    if b == 0:
+        return -1
+    q = abs(a) // abs(b)
+    return q if (a < 0) == (b < 0) else -q
+
+
+def int_rem(a: int, b: int) -> int:
+    """Remainder with the sign of the dividend; by zero: the dividend."""
+    return a if b == 0 else a - b * int_div(a, b)
+
+
+def _divide(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
+    a, b = np.broadcast_arrays(a, b)
+    if a.dtype.kind == "u":
+        return np.where(b == 0, a.dtype.type((1 << bits) - 1), a // np.where(b == 0, a.dtype.type(1), b))
+    safe = np.where(b == 0, a.dtype.type(1), b)
+    q = a // safe
+    q = q + ((a - q * safe != 0) & ((a < 0) != (safe < 0)))  # from rounded down to rounded towards zero
+    return np.where(b == 0, a.dtype.type(-1), q.astype(a.dtype))
+
+
+def _remainder(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
+    a, b = np.broadcast_arrays(a, b)
+    return np.where(b == 0, a, a - np.where(b == 0, a.dtype.type(0), b * _divide(a, b, bits)))
+
+
+@family(*(f"{name}.{t}" for name in ("add", "sub", "min", "max", "div", "rem") for t in _INTEGERS))
+def _arithmetic(block: BlockBuilder, instruction: Instruction) -> None:
+    """add, sub, min, max, div, rem on integers."""
+    name, type_ = instruction.parts[0], instruction.parts[1]
+    if len(instruction.parts) != 2:
+        raise instruction.refuse(f"qualifier .{instruction.parts[2]} of {name} is not implemented")
+    apply(block, instruction, _binary(name, type_))
+
+
+@functools.cache
+def _wide(type_: str) -> PureOp:
+    bits = TYPE_BITS[type_]
+    target = f"{type_[0]}{2 * bits}"
+    scalar = wrap(f"{typed('{0}', type_)} * {typed('{1}', type_)}", 2 * bits)
+    dtype = DTYPES[target]
+    return PureOp(
+        f"mul_wide_{type_}", (type_, type_), target, lambda a, b: a.astype(dtype) * b.astype(dtype), scalar
+    )
+
+
+def _product(block: BlockBuilder, instruction: Instruction) -> Value:
+    half, type_ = instruction.parts[1:3]
+    bits = TYPE_BITS[type_]
+    a, b = (block.value(operand, bits) for operand in instruction.operands[1:3])
+    return block.pure(_wide(type_) if half == "wide" else _binary(f"mul.{half}", type_), a, b)
+
+
+_MULTIPLY = [f"{half}.{t}" for half in ("lo", "hi", "wide") for t in _INTEGERS if (half, t[1:]) != ("wide", "64")]
+
+
+@family(*(f"mul.{form}" for form in _MULTIPLY))
+def _mul(block: BlockBuilder, instruction: Instruction) -> None:
+    """mul.lo, mul.hi, mul.wide."""
+    block.define(instruction.operands[0], _product(block, instruction))
+
+
+@family(*(f"mad.{form}" for form in _MULTIPLY))
+def _mad(block: BlockBuilder, instruction: Instruction) -> None:
+    """mad.lo, mad.hi, mad.wide."""
+    qualifiers(instruction, instruction.parts[1], instruction.parts[2])
+    product = _product(block, instruction)
+    type_ = instruction.parts[2]
+    total = f"{type_[0]}{product.bits}"
+    addend = block.value(instruction.operands[3], product.bits)
+    block.define(instruction.operands[0], block.pure(_binary("add", total), product, addend))
+
+
+@functools.cache
+def _unary(name: str, type_: str) -> PureOp:
+    bits = TYPE_BITS[type_]
+    s = typed("{0}", type_)
+    vector, scalar = {"neg": (np.negative, "-{0}"), "abs": (np.abs, f"abs({s})"), "not": (np.invert, "~{0}")}[name]
+    return PureOp(f"{name}_{type_}", (storage(type_),), storage(type_), vector, wrap(scalar, bits))
+
+
+@family(*(f"{name}.{t}" for name in ("neg", "abs") for t in ("s16", "s32", "s64")), *(f"not.{t}" for t in _BITS[:3]))
+def _one_operand(block: BlockBuilder, instruction: Instruction) -> None:
+    """neg, abs, not."""
+    apply(block, instruction, _unary(*instruction.parts))
+
+
+# --- bits -----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _logic(name: str, type_: str) -> PureOp:
+    sign = {"and": "&", "or": "|", "xor": "^"}[name]
+    vector = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[name]
+    text = f"({{0}} {sign} {{1}})"
+    if type_ == "pred":
+        scalar = {"and": "({0} and {1})", "or": "({0} or {1})", "xor": "({0} != {1})"}[name]
+        return PureOp(f"{name}_pred", ("pred", "pred"), "pred", None, scalar, text)
+    return PureOp(f"{name}_{type_}", (storage(type_),) * 2, storage(type_), vector, text)
+
+
+@family(*(f"{name}.{t}" for name in ("and", "or", "xor") for t in _BITS))
+def _and_or_xor(block: BlockBuilder, instruction: Instruction) -> None:
+    """and, or, xor, on bits and predicates."""
+    apply(block, instruction, _logic(*instruction.parts))
+
+
+@family("not.pred")
+def _not_predicate(block: BlockBuilder, instruction: Instruction) -> None:
+    """not.pred."""
+    block.define(instruction.operands[0], block.logic_not(block.value(instruction.operands[1], 1)))
+
+
+@functools.cache
+def _shift(name: str, type_: str) -> PureOp:
+    # PTX clamps shift amounts to the width; NumPy and Python do too once amounts beyond it are cut.
+    bits = TYPE_BITS[type_]
+    amount = f"min({{1}}, {bits})"
+    value = typed("{0}", type_) if name == "shr" else "{0}"
+    scalar = wrap(f"({value} {'<<' if name == 'shl' else '>>'} {amount})", bits)
+    dtype = DTYPES[storage(type_)]
+
+    def vector(x: np.ndarray, n: np.ndarray) -> np.ndarray:
+        shift = np.left_shift if name == "shl" else np.right_shift
+        top = shift(x, (bits - 1))
+        far = top if dtype(0).dtype.kind == "i" else dtype(0)
+        return np.where(n >= bits, far, shift(x, np.minimum(n, bits - 1).astype(dtype)))
+
+    return PureOp(f"{name}_{type_}", (storage(type_), "u32"), storage(type_), vector, scalar)
+
+
+@functools.cache
+def _shift_by(name: str, type_: str, amount: int) -> PureOp:
+    """Shift by a literal: the common case, one NumPy call."""
+    general = _shift(name, type_)
+    if amount >= TYPE_BITS[type_]:
+        literal = np.array([amount], np.uint32)
+        return PureOp(
+            f"{general.name}_by{amount}",
+            general.inputs[:1],
+            general.output,
+            lambda x: general.vector(x, literal),
+            general.scalar.replace("{1}", str(amount)),
+        )
+    shift = np.left_shift if name == "shl" else np.right_shift
+    count = np.array([amount], DTYPES[storage(type_)])
+    return PureOp(
+        f"{general.name}_by{amount}",
+        general.inputs[:1],
+        general.output,
+        lambda x: shift(x, count),
+        general.scalar.replace(f"min({{1}}, {TYPE_BITS[type_]})", str(amount)),
+    )
+
+
+@family(*(f"shl.b{n}" for n in (16, 32, 64)), *(f"shr.{k}{n}" for k in "bsu" for n in (16, 32, 64)))
+def _shl_shr(block: BlockBuilder, instruction: Instruction) -> None:
+    """shl, shr."""
+    from cute_kernels.emulator.decode import Immediate
+
+    name, type_ = instruction.parts
+    x = block.value(instruction.operands[1], TYPE_BITS[type_])
+    amount = instruction.operands[2]
+    if isinstance(amount, Immediate):
+        result = block.pure(_shift_by(name, type_, amount.value & 0xFFFFFFFF), x)
+    else:
+        result = block.pure(_shift(name, type_), x, block.value(amount, 32))
+    if block.context.is_uniform_of_tid(instruction):
+        result = block.first_lane(result)
+    block.define(instruction.operands[0], result)
+
+
+@functools.cache
+def _funnel(direction: str, mode: str) -> PureOp:
+    limit = "({2} & 31)" if mode == "wrap" else "min({2}, 32)"
+    both = "({1} << 32 | {0})"
+    scalar = f"({both} >> {limit} & 0xFFFFFFFF)" if direction == "r" else f"({both} << {limit} >> 32 & 0xFFFFFFFF)"
+
+    def vector(low: np.ndarray, high: np.ndarray, n: np.ndarray) -> np.ndarray:
+        n = (n & np.uint32(31) if mode == "wrap" else np.minimum(n, np.uint32(32))).astype(np.uint64)
+        word = (high.astype(np.uint64) << np.uint64(32)) | low
+        return (word >> n if direction == "r" else word << n >> np.uint64(32)).astype(np.uint32)
+
+    return PureOp(f"shf_{direction}_{mode}", ("u32", "u32", "u32"), "u32", vector, scalar)
+
+
+@family(*(f"shf.{d}.{m}.b32" for d in "lr" for m in ("wrap", "clamp")))
+def _shf(block: BlockBuilder, instruction: Instruction) -> None:
+    """shf: funnel shift."""
+    apply(block, instruction, _funnel(*instruction.parts[1:3]))
+
+
+def _bfe_vector(x: np.ndarray, start: np.ndarray, length: np.ndarray, bits: int) -> np.ndarray:
+    """The field is sign-extended for signed types: bits beyond the register repeat its sign bit."""
+    x, start, length = np.broadcast_arrays(x, start & np.uint32(255), length & np.uint32(255))
+    wide = x.astype(np.int64 if x.dtype.kind == "i" else np.uint64)
+    out = []
+    for value, first, count in zip(wide.ravel().tolist(), start.ravel().tolist(), length.ravel().tolist()):
+        out.append(bfe_int(value, first, count, bits, x.dtype.kind == "i"))
+    unsigned = np.uint32 if bits == 32 else np.uint64
+    return np.array(out, unsigned).reshape(x.shape).view(x.dtype)
+
+
+def bfe_int(value: int, start: int, length: int, bits: int, is_signed: bool) -> int:
+    """bfe on a Python integer (signed types: the signed value); returns the bit pattern."""
+    mask = (1 << bits) - 1
+    start, length = start & 255, length & 255
+    if length == 0:
+        return 0
+    field = (value >> min(start, bits + 64)) & ((1 << length) - 1)  # Python's >> repeats the sign
+    sign = value < 0 if start + length > bits else bool(field >> (length - 1) & 1)
+    if is_signed and sign:
+        field |= ~((1 << length) - 1)
+    return field & mask
+
+
+@functools.cache
+def _bfe_op(type_: str) -> PureOp:
+    bits = TYPE_BITS[type_]
+    scalar = f"bfe_int({typed('{0}', type_)}, {{1}}, {{2}}, {bits}, {type_[0] == 's'})"
+    return PureOp(f"bfe_{type_}", (type_, "u32", "u32"), type_, functools.partial(_bfe_vector, bits=bits), scalar)
+
+
+@family(*(f"bfe.{t}" for t in ("u32", "s32", "u64", "s64")))
+def _bfe(block: BlockBuilder, instruction: Instruction) -> None:
+    """bfe: bit field extract."""
+    apply(block, instruction, _bfe_op(instruction.parts[1]))
+
+
+def bfi_int(field: int, base: int, start: int, length: int, bits: int) -> int:
+    """bfi on bit patterns."""
+    start, length = start & 255, length & 255
+    mask = (((1 << length) - 1) << start) & ((1 << bits) - 1)
+    return base & ~mask | field << start & mask
+
+
+@functools.cache
+def _bfi_op(bits: int) -> PureOp:
+    type_ = f"u{bits}"
+
+    def vector(f: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+        arrays = np.broadcast_arrays(f, b, start, length)
+        rows = zip(*(a.ravel().tolist() for a in arrays))
+        return np.array([bfi_int(*row, bits) for row in rows], DTYPES[type_]).reshape(arrays[0].shape)
+
+    return PureOp(f"bfi_b{bits}", (type_, type_, "u32", "u32"), type_, vector, f"bfi_int({{0}}, {{1}}, {{2}}, {{3}}, {bits})")
+
+
+@family("bfi.b32", "bfi.b64")
+def _bfi(block: BlockBuilder, instruction: Instruction) -> None:
+    """bfi: bit field insert."""
+    apply(block, instruction, _bfi_op(int(instruction.parts[1][1:])))
+
+
+def prmt_int(a: int, b: int, selector: int) -> int:
+    """prmt.b32 in its default mode: bit 3 of a selector nibble replicates the byte's sign."""
+    source = b << 32 | a
+    out = 0
+    for i in range(4):
+        nibble = selector >> (4 * i) & 15
+        byte = source >> (8 * (nibble & 7)) & 255
+        if nibble & 8:
+            byte = 255 if byte & 128 else 0
+        out |= byte << (8 * i)
+    return out
+
+
+def _prmt_vector(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
+    source = (b.astype(np.uint64) << np.uint64(32)) | a
+    out = np.zeros(np.broadcast_shapes(source.shape, selector.shape), np.uint32)
+    for i in range(4):
+        nibble = (selector >> np.uint32(4 * i)) & np.uint32(15)
+        byte = ((source >> ((nibble & np.uint32(7)) * np.uint32(8)).astype(np.uint64)) & np.uint64(255)).astype(np.uint32)
+        byte = np.where(nibble & np.uint32(8), np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0)), byte)
+        out |= byte << np.uint32(8 * i)
+    return out
+
+
+_PRMT = PureOp("prmt_b32", ("u32", "u32", "u32"), "u32", _prmt_vector, "prmt_int({0}, {1}, {2})")
+
+
+@family("prmt.b32")
+def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
+    """prmt: byte permutation, default mode."""
+    qualifiers(instruction, "b32")
+    apply(block, instruction, _PRMT)
+
+
+def _lop3_value(a, b, c, table: int, ones):
+    result = a & ~a
+    for i in range(8):
+        if table >> i & 1:
+            x, y, z = (v if i >> k & 1 else v ^ ones for v, k in ((a, 2), (b, 1), (c, 0)))
+            result = result | (x & y & z)
+    return result
+
+
+def lop3_int(a: int, b: int, c: int, table: int) -> int:
+    """lop3.b32 on bit patterns: bit (a<<2 | b<<1 | c) of ``table`` per bit position."""
+    return _lop3_value(a, b, c, table, 0xFFFFFFFF)
+
+
+@functools.cache
+def _lop3_op(table: int) -> PureOp:
+    return PureOp(
+        f"lop3_{table:#04x}",
+        ("u32",) * 3,
+        "u32",
+        lambda a, b, c: _lop3_value(a, b, c, table, np.uint32(0xFFFFFFFF)),
+        f"lop3_int({{0}}, {{1}}, {{2}}, {table})",
+    )
+
+
+@family("lop3.b32")
+def _lop3(block: BlockBuilder, instruction: Instruction) -> None:
+    """lop3: any logic function of three operands."""
+    qualifiers(instruction, "b32")
+    table = as_integer(instruction, instruction.operands[4]) & 255
+    sources = [block.value(operand, 32) for operand in instruction.operands[1:4]]
+    block.define(instruction.operands[0], block.pure(_lop3_op(table), *sources))
+
+
+def clz_int(x: int, bits: int) -> int:
+    """Leading zeros of a bit pattern."""
+    return bits - x.bit_length()
+
+
+def brev_int(x: int, bits: int) -> int:
+    """Bits in reverse order."""
+    return int(f"{x:0{bits}b}"[::-1], 2)
+
+
+def bfind_int(x: int) -> int:
+    """Position of the highest set bit, 0xFFFFFFFF for 0."""
+    return (x.bit_length() - 1) & 0xFFFFFFFF
+
+
+@functools.cache
+def _bit_count(name: str, type_: str) -> PureOp:
+    bits = TYPE_BITS[type_]
+    pattern = "{0}"
+    if name == "bfind" and type_[0] == "s":  # the highest bit that differs from the sign bit
+        pattern = f"({{0}} ^ ({(1 << bits) - 1:#x} if {{0}} >> {bits - 1} else 0))"
+    scalar = {
+        "popc": '({0}).bit_count() if hasattr(int, "bit_count") else bin({0}).count("1")',
+        "clz": f"clz_int({{0}}, {bits})",
+        "brev": f"brev_int({{0}}, {bits})",
+        "bfind": f"bfind_int({pattern})",
+    }[name]
+    output = f"u{bits}" if name == "brev" else "u32"
+    code = compile(f"lambda x: {scalar.format('x')}", "<bits>", "eval")
+    one = eval(code, {"clz_int": clz_int, "brev_int": brev_int, "bfind_int": bfind_int})  # noqa: S307
+
+    def vector(x: np.ndarray) -> np.ndarray:
+        return np.array([one(v) for v in x.ravel().tolist()], DTYPES[output]).reshape(x.shape)
+
+    return PureOp(f"{name}_{type_}", (f"u{bits}",), output, vector, f"({scalar})")
+
+
+@family(
+    *(f"{n}.b{b}" for n in ("popc", "clz", "brev") for b in (32, 64)), *(f"bfind.{k}{b}" for k in "us" for b in (32, 64))
+)
+def _counting(block: BlockBuilder, instruction: Instruction) -> None:
+    """popc, clz, brev, bfind."""
+    qualifiers(instruction, instruction.parts[1])
+    apply(block, instruction, _bit_count(*instruction.parts[:2]))
+
+
+# --- comparison and selection ---------------------------------------------------------------------------------------
+
+_COMPARE = {
+    "eq": (np.equal, "=="),
+    "ne": (np.not_equal, "!="),
+    "lt": (np.less, "<"),
+    "le": (np.less_equal, "<="),
+    "gt": (np.greater, ">"),
+    "ge": (np.greater_equal, ">="),
+    "lo": (np.less, "<"),
+    "ls": (np.less_equal, "<="),
+    "hi": (np.greater, ">"),
+    "hs": (np.greater_equal, ">="),
+}
+
+
+@functools.cache
+def integer_compare(relation: str, type_: str) -> PureOp:
+    """setp on integers; lo, ls, hi, hs compare as unsigned."""
+    vector, sign = _COMPARE[relation]
+    half = 1 << (TYPE_BITS[type_] - 1)
+    if type_[0] == "s" and relation not in ("eq", "ne"):
+        scalar = f"(({{0}} ^ {half:#x}) {sign} ({{1}} ^ {half:#x}))"
+    else:
+        scalar = f"({{0}} {sign} {{1}})"
+    return PureOp(f"setp_{relation}_{type_}", (storage(type_),) * 2, "pred", vector, scalar)
+
+
+def compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -> None:
+    """Writes the destinations of setp: ``p`` or ``p|q`` with q = !p, and the ``.and/.or/.xor`` combination."""
+    combine = [part for part in instruction.parts[2:-1] if part in ("and", "or", "xor")]
+    other = block.logic_not(holds)
+    if combine:
+        condition = block.value(instruction.operands[3], 1)
+        op = _logic(combine[0], "pred")
+        holds, other = block.pure(op, holds, condition), block.pure(op, other, condition)
+    destination = instruction.operands[0]
+    if isinstance(destination, Pair):
+        block.define(destination.value, holds)
+        block.define(destination.predicate, other)
+    else:
+        block.define(destination, holds)
+
+
+@family("setp")
+def _setp(block: BlockBuilder, instruction: Instruction) -> None:
+    """setp on integers and bits; floats are in the floating-point file."""
+    relation, type_ = instruction.parts[1], instruction.parts[-1]
+    if type_ in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2"):
+        from cute_kernels.emulator.instructions_float import float_compare
+
+        holds = float_compare(block, instruction)
+    else:
+        qualifiers(instruction, *_COMPARE, "and", "or", "xor", "b16", "b32", "b64", *_INTEGERS)
+        a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
+        holds = block.pure(integer_compare(relation, type_), a, b)
+        if block.context.is_uniform_of_tid(instruction):
+            holds = block.first_lane(holds)
+    compare_into(block, instruction, holds)
+
+
+@family(*(f"selp.{k}{b}" for k in "bsu" for b in (16, 32, 64)), "selp.f32", "selp.f64")
+def _selp(block: BlockBuilder, instruction: Instruction) -> None:
+    """selp: choose by predicate."""
+    bits = TYPE_BITS[instruction.parts[1]]
+    yes, no = (block.value(operand, bits) for operand in instruction.operands[1:3])
+    block.define(instruction.operands[0], block.select(block.value(instruction.operands[3], 1), yes, no))
+
+
+#: Names that scalar templates of this file use.
+SCALAR_NAMES = {
+    f.__name__: f
+    for f in (int_div, int_rem, bfe_int, bfi_int, prmt_int, lop3_int, clz_int, brev_int, bfind_int)
+}

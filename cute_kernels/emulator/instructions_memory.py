@@ -1,0 +1,421 @@
+"""Loads, stores, atomics, prefetches and fences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.block import CANONICAL, DTYPES, FULL, Anchor, BlockBuilder, Constant, Node, Pack, Value
+from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Register, Sink, Symbol, Vector
+from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.instructions_convert import _extend
+from cute_kernels.emulator.instructions_move import PARAM_WINDOW, SHARED_WINDOW, block_lanes
+from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
+
+_SPACES = {
+    "global": "global",
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "shared",
+    "param": "param",
+    "const": "global",
+}
+# Memory is sequentially consistent here, and caches do not exist: these change nothing.
+_NO_EFFECT = (
+    *("weak", "volatile", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "nc", "ca", "cg", "cs"),
+    *("lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last"),
+    *("L1::no_allocate", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "L2::evict_last", "L2::evict_first"),
+    *("L2::evict_normal",),
+)
+_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+
+
+class _Access:
+    """The decoded form of ld and st: space, vector length and element type."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        parts = list(instruction.parts[1:])
+        self.type = parts.pop()
+        if self.type not in TYPE_BITS or self.type == "pred":
+            raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
+        self.space, self.count = "generic", 1
+        for part in parts:
+            if part in _SPACES:
+                self.space = _SPACES[part]
+            elif part in _VECTORS:
+                self.count = _VECTORS[part]
+            elif part not in _NO_EFFECT:
+                raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+        self.bits = TYPE_BITS[self.type]
+        if self.bits > 64:
+            raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
+        self.nbytes = self.bits // 8
+
+    def storage(self) -> str:
+        return CANONICAL[self.bits]
+
+
+def address_of(block: BlockBuilder, operand: Any) -> tuple[Value, int]:
+    """(base value, constant offset) of a memory operand."""
+    if not isinstance(operand, Memory):
+        raise block.instruction.refuse("a memory operand is expected")
+    base = operand.base
+    if isinstance(base, Register):
+        return block.whole(block.register(base.name)), operand.offset
+    bits = 64 if isinstance(base, Symbol) and block.context.is_wide_symbol(base) else 32
+    return block.value(base, bits), operand.offset
+
+
+def address_value(block: BlockBuilder, operand: Any, bits: int = 32) -> Value:
+    """A memory operand as one value."""
+    from cute_kernels.emulator.instructions_integer import _binary
+
+    base, offset = address_of(block, operand)
+    base = block.resize(base, bits)
+    if offset == 0:
+        return base
+    return block.pure(_binary("add", f"u{bits}"), base, Constant(offset, bits))
+
+
+# --- what generated code calls --------------------------------------------------------------------------------------
+
+
+def _space_of(warp: Any, space: str, address: int) -> tuple[str, int]:
+    if space != "generic":
+        return space, address
+    if address >= PARAM_WINDOW:
+        return "param", address
+    if address >= SHARED_WINDOW:
+        return "shared", address - SHARED_WINDOW
+    return "global", address
+
+
+def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray | bytes:
+    """Bytes for a read by one thread."""
+    space, address = _space_of(warp, space, address)
+    if space == "param":
+        start = address - PARAM_WINDOW
+        if start < 0 or start + nbytes > len(warp.cluster.params):
+            raise IllegalAccess(f"load of {nbytes} bytes at offset {start} of {len(warp.cluster.params)} parameter bytes")
+        return warp.cluster.params[start : start + nbytes]
+    if space == "shared":
+        return warp.cluster.memory.view(address & FULL, nbytes)
+    return warp.cluster.gmem.view(address, nbytes)
+
+
+def load_uniform(warp: Any, mask: int, space: str, address: int, size: int, count: int) -> Any:
+    """One load for all lanes: an int, or a tuple of ``count`` ints."""
+    if address % (size * count):
+        raise IllegalAccess(f"misaligned {space} load of {size * count} bytes at {address:#x}")
+    raw = bytes(view_bytes(warp, space, address, size * count))
+    if count == 1:
+        return int.from_bytes(raw, "little")
+    return tuple(int.from_bytes(raw[i : i + size], "little") for i in range(0, size * count, size))
+
+
+def load_lanes(warp: Any, mask: int, space: str, addresses: np.ndarray, size: int, count: int, dtype: Any) -> np.ndarray:
+    """n loads of ``count`` elements by each lane: addresses int64 [n, 32] -> [n * count, 32]."""
+    n = len(addresses)
+    if space == "generic":
+        space, shift = _generic_lanes(warp, mask, addresses)
+        addresses = addresses - shift
+    memory = warp.cluster.memory if space == "shared" else warp.cluster.gmem
+    if mask == FULL:
+        raw = memory.load(addresses.reshape(-1), size * count).view(dtype).reshape(n, 32, count)
+        return raw.transpose(0, 2, 1).reshape(n * count, 32)
+    lanes = block_lanes(mask)
+    raw = memory.load(addresses[:, lanes].reshape(-1), size * count).view(dtype).reshape(n, -1, count)
+    result = np.zeros((n * count, 32), dtype)
+    result[:, lanes] = raw.transpose(0, 2, 1).reshape(n * count, -1)
+    return result
+
+
+def store_lanes(
+    warp: Any, mask: int, space: str, addresses: np.ndarray, data: np.ndarray, size: int, count: int
+) -> None:
+    """n stores of ``count`` elements by each lane: addresses int64 [n, 32], data [n * count, 32] (broadcast)."""
+    n = len(addresses)
+    warp.cluster.progress += 1
+    if space == "generic":
+        space, shift = _generic_lanes(warp, mask, addresses)
+        addresses = addresses - shift
+    data = np.broadcast_to(data, (n * count, 32)).reshape(n, count, 32).transpose(0, 2, 1)
+    if mask != FULL:
+        lanes = block_lanes(mask)
+        addresses, data = addresses[:, lanes], data[:, lanes]
+    raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1, size * count)
+    if space == "shared":
+        warp.cluster.memory.store(addresses.reshape(-1), raw, warp.label)
+    else:
+        warp.cluster.gmem.store(addresses.reshape(-1), raw)
+
+
+def _generic_lanes(warp: Any, mask: int, addresses: np.ndarray) -> tuple[str, int]:
+    active = addresses[..., block_lanes(mask)]
+    inside = active >= SHARED_WINDOW
+    if inside.any() and not inside.all() or (active >= PARAM_WINDOW).any():
+        raise IllegalAccess("a generic access whose lanes address different spaces, or parameters, is not implemented")
+    return ("shared", SHARED_WINDOW) if inside.any() else ("global", 0)
+
+
+def lane_addresses(base: np.ndarray, offsets: np.ndarray | int) -> np.ndarray:
+    """int64 [n, 32] from a base that broadcasts and offsets [n, 1]."""
+    return np.broadcast_to(base.astype(np.int64, copy=False) + offsets, np.broadcast_shapes(base.shape, np.shape(offsets), (1, 32)))
+
+
+# --- anchors --------------------------------------------------------------------------------------------------------
+
+
+def _emit_addresses(block: BlockBuilder, nodes: list[Node]) -> str:
+    """Source for int64 [n, 32] addresses of merged accesses."""
+    bases = [node.anchor.base for node in nodes]
+    type_ = CANONICAL[bases[0].bits]
+    text = block.lanes(bases[0], type_) if len(nodes) == 1 else block.rows(bases, type_)
+    offsets = [node.anchor.offset for node in nodes]
+    if any(offsets) or len(nodes) > 1:
+        column = block.space.bind(_column(tuple(offsets)), "OFFSETS")
+    else:
+        column = "0"
+    return f"{block.space.bind(lane_addresses, 'lane_addresses')}({text}, {column})"
+
+
+_COLUMNS: dict[tuple[int, ...], np.ndarray] = {}
+
+
+def _column(offsets: tuple[int, ...]) -> np.ndarray:
+    return _COLUMNS.setdefault(offsets, np.array(offsets, np.int64)[:, None])
+
+
+class Load(Anchor):
+    """ld by lanes; neighbours of the same shape become one gather."""
+
+    def __init__(self, space: str, base: Value, offset: int, size: int, count: int) -> None:
+        self.space, self.base, self.offset, self.size, self.count = space, base, offset, size, count
+        self.key = ("ld", space, size, count, base.bits)
+
+    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+        mask, condition = block.guard_mask(nodes[0])
+        dtype = DTYPES[CANONICAL[self.size * 8]]
+        call = (
+            f"{block.space.bind(load_lanes, 'load_lanes')}(W, {mask}, {self.space!r}, {_emit_addresses(block, nodes)}, "
+            f"{self.size}, {self.count}, {block.space.bind(dtype, dtype.__name__)})"
+        )
+        target = block.fresh("g")
+        if condition:
+            zero = block.space.bind(np.zeros((self.count * len(nodes), 32), dtype), "ZERO")
+            call = f"{call} if {condition} else {zero}"
+        block.put(f"{target} = {call}", nodes[0])
+        row = 0
+        for node in nodes:
+            for result in node.results:
+                result.place = (target, row)
+                row += 1
+
+
+class Store(Anchor):
+    """st by lanes; neighbours of the same shape become one scatter (of equal addresses the later store wins)."""
+
+    def __init__(self, space: str, base: Value, offset: int, size: int, values: list[Value]) -> None:
+        self.space, self.base, self.offset, self.size, self.values = space, base, offset, size, values
+        self.key = ("st", space, size, len(values), base.bits)
+
+    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+        mask, condition = block.guard_mask(nodes[0])
+        values = [value for node in nodes for value in node.anchor.values]
+        type_ = CANONICAL[self.size * 8]
+        data = block.lanes(values[0], type_) if len(values) == 1 else block.rows(values, type_)
+        call = (
+            f"{block.space.bind(store_lanes, 'store_lanes')}(W, {mask}, {self.space!r}, "
+            f"{_emit_addresses(block, nodes)}, {data}, {self.size}, {len(self.values)})"
+        )
+        block.put(f"if {condition}: {call}" if condition else call, nodes[0])
+
+
+def _load_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
+    return varies(instruction.operands[1])
+
+
+@family("ld", "ldu", varies=_load_varies)
+def _ld(block: BlockBuilder, instruction: Instruction) -> None:
+    """ld: param, global, shared (own CTA and cluster), generic; vectors."""
+    access = _Access(instruction)
+    base, offset = address_of(block, instruction.operands[1])
+    destination = instruction.operands[0]
+    targets = destination.items if isinstance(destination, Vector) else (destination,)
+    if len(targets) != access.count:
+        raise instruction.refuse(f"{access.count} destinations are needed")
+    if base.uniform or access.space == "param":
+        address = address_value(block, instruction.operands[1], max(base.bits, 32))
+        results = block.call(
+            load_uniform,
+            *(access.space, address, access.nbytes, access.count),
+            results=[(access.storage(), True)] * access.count,
+        )
+    elif access.bits == 64 and access.count > 1:
+        # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
+        anchor = Load(access.space, base, offset, 4, 2 * access.count)
+        halves = block.anchor(anchor, [("u32", False)] * (2 * access.count), [base])
+        results = [Pack(halves[i : i + 2]) for i in range(0, len(halves), 2)]
+    else:
+        anchor = Load(access.space, base, offset, access.nbytes, access.count)
+        results = block.anchor(anchor, [(access.storage(), False)] * access.count, [base])
+    for target, value in zip(targets, results):
+        if isinstance(target, Register) and block.bits_of(target.name) > value.bits:
+            type_ = access.type if access.type[0] in "su" else f"u{access.bits}"
+            value = block.pure(_extend(type_, block.bits_of(target.name), value.bits, ""), value)
+        block.define(target, value)
+
+
+@family("st", destinations=0)
+def _st(block: BlockBuilder, instruction: Instruction) -> None:
+    """st: global, shared (own CTA and cluster), generic; vectors."""
+    access = _Access(instruction)
+    if access.space == "param":
+        raise instruction.refuse("st.param is not implemented")
+    base, offset = address_of(block, instruction.operands[0])
+    source = instruction.operands[1]
+    items = source.items if isinstance(source, Vector) else (source,)
+    if len(items) != access.count:
+        raise instruction.refuse(f"{access.count} sources are needed")
+    values = []
+    for item in items:
+        value = block.value(item, access.bits)
+        value = block.whole(value) if value.bits <= 64 else value
+        values.append(block.resize(value, access.bits) if value.bits != access.bits else value)
+    block.anchor(Store(access.space, base, offset, access.nbytes, values), [], [base, *values])
+
+
+# --- atomics --------------------------------------------------------------------------------------------------------
+
+
+def _atomic_value(name: str, old: int, operands: list[int], type_: str) -> int:
+    bits = TYPE_BITS[type_]
+    mask, half = (1 << bits) - 1, 1 << (bits - 1)
+    first = operands[0]
+    if type_ == "f32":
+        a, b = (np.array([x], np.uint32).view(np.float32) for x in (old, first))
+        return int((a + b).view(np.uint32)[0])
+    if name in ("min", "max"):
+        order = (lambda x: (x ^ half) - half) if type_[0] == "s" else (lambda x: x)
+        return (min if name == "min" else max)(old, first, key=order)
+    return {
+        "add": lambda: old + first & mask,
+        "and": lambda: old & first,
+        "or": lambda: old | first,
+        "xor": lambda: old ^ first,
+        "exch": lambda: first,
+        "inc": lambda: 0 if old >= first else old + 1,
+        "dec": lambda: first if old == 0 or old > first else old - 1,
+        "cas": lambda: operands[1] if old == first else old,
+    }[name]()
+
+
+def atomic(warp: Any, mask: int, space: str, name: str, type_: str, address: Any, *operands: Any) -> np.ndarray:
+    """Lane by lane, in lane order: returns the old values [32]."""
+    warp.cluster.progress += 1
+    size = TYPE_BITS[type_] // 8
+    dtype = DTYPES[f"u{8 * size}"]
+    old = np.zeros(32, dtype)
+    for lane in range(32):
+        if not mask >> lane & 1:
+            continue
+        where = int(address if isinstance(address, int) else address[lane])
+        if where % size:
+            raise IllegalAccess(f"misaligned atomic of {size} bytes at {where:#x}")
+        kind, place = _space_of(warp, space, where)
+        if kind == "shared":
+            cells = warp.cluster.memory.view(place, size)
+        else:
+            cells = warp.cluster.gmem.view(place, size, write=True)
+        before = int.from_bytes(bytes(cells), "little")
+        values = [int(x if isinstance(x, int) else x[lane]) for x in operands]
+        new = _atomic_value(name, before, values, type_)
+        if kind == "shared":
+            raw = np.frombuffer(new.to_bytes(size, "little"), np.uint8)[None]
+            warp.cluster.memory.store(np.array([place]), raw, warp.label)
+        else:
+            cells[:] = np.frombuffer(new.to_bytes(size, "little"), np.uint8)
+        old[lane] = before
+    return old
+
+
+_ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
+
+
+def _atomic_parts(instruction: Instruction) -> tuple[str, str, str]:
+    space, name = "generic", ""
+    type_ = instruction.parts[-1]
+    for part in instruction.parts[1:-1]:
+        if part in ("global", "shared", "shared::cta", "shared::cluster"):
+            space = _SPACES[part]
+        elif part in _ATOMICS:
+            name = part
+        elif part not in ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys"):
+            raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+    if type_ not in ("u32", "s32", "b32", "u64", "s64", "b64", "f32") or (type_ == "f32" and name != "add"):
+        raise instruction.refuse(f"{instruction.opcode} is not implemented")
+    return space, name, type_
+
+
+def _lower_atomic(block: BlockBuilder, instruction: Instruction, first: int) -> Value:
+    space, name, type_ = _atomic_parts(instruction)
+    address = address_value(block, instruction.operands[first], 32 if space == "shared" else 64)
+    values = [block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[first + 1 :]]
+    result = (CANONICAL[TYPE_BITS[type_]], False)
+    return block.call(atomic, space, name, type_, address, *values, results=[result])[0]
+
+
+@family("atom", varies=always_varies)
+def _atom(block: BlockBuilder, instruction: Instruction) -> None:
+    """atom: integer operations and f32 addition, global and shared."""
+    block.define(instruction.operands[0], _lower_atomic(block, instruction, 1))
+
+
+@family("red", destinations=0)
+def _red(block: BlockBuilder, instruction: Instruction) -> None:
+    """red: atom without a result."""
+    _lower_atomic(block, instruction, 0)
+
+
+# --- no effect on results, and fences -------------------------------------------------------------------------------
+
+
+@family("prefetch", "prefetchu", "discard", "applypriority", destinations=0)
+def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
+    """Cache hints: there are no caches here. A prefetched tensor map is checked for modes that are not implemented."""
+    if instruction.parts[1:] in (("tensormap",), ("param", "tensormap"), ("const", "tensormap")):
+        from cute_kernels.emulator.instructions_bulk import prefetch_descriptor
+
+        block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
+
+
+def fence_proxy_async(warp: Any, mask: int) -> None:
+    """fence.proxy.async: tells the detector that this warp's earlier writes are visible to the async proxy."""
+    if warp.cluster.tracker is not None:
+        warp.cluster.tracker.fence_async(warp.label)
+
+
+@family("fence.proxy.async", "fence.proxy.async::generic", destinations=0)
+def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
+    """fence.proxy.async: orders generic and asynchronous accesses; memory is coherent here, the detector is told."""
+    qualifiers(
+        instruction,
+        *("proxy", "async", "global", "shared::cta", "shared::cluster", "async::generic", "acquire", "release"),
+        *("sync_restrict::shared::cta", "sync_restrict::shared::cluster", "cluster"),
+    )
+    block.call(fence_proxy_async)
+
+
+@family("fence", "membar", destinations=0)
+def _fence(block: BlockBuilder, instruction: Instruction) -> None:
+    """fence, membar, fence.mbarrier_init: no effect, because all memory operations take effect in program order."""
+    qualifiers(
+        instruction,
+        *("sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl", "mbarrier_init", "proxy", "alias"),
+        *("sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
+    )
+
+
+_ = Sink

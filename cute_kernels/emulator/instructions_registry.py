@@ -1,0 +1,158 @@
+"""The table of opcode families.
+
+An opcode family is one function that lowers an instruction into a `cute_kernels.emulator.block.BlockBuilder`, plus
+the facts that the flow analysis needs before anything is lowered: which operands are destinations, whether the result
+can differ between the lanes of a warp, and whether the instruction can block. A new family (another file
+``instructions_<family>.py``) registers itself here and needs no other change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cute_kernels.emulator.decode import Guard, Immediate, Instruction, Memory, Not, Operand, Pair, Register, Vector
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.block import BlockBuilder
+
+#: (instruction, "may this operand differ between lanes?") -> may the result; one value per destination register if a
+#: list is returned.
+Varies = Callable[[Instruction, Callable[[Operand], bool]], "bool | list[bool]"]
+Lower = Callable[["BlockBuilder", Instruction], None]
+
+
+def varies_with_operands(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    """A function of its operands: equal operands give equal results."""
+    return any(varies(operand) for operand in instruction.operands[FAMILIES[find_prefix(instruction)].destinations :])
+
+
+def always_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    """Each lane has its own result by definition of the instruction."""
+    return True
+
+
+def never_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    """All lanes get the same result by definition of the instruction."""
+    return False
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known about an opcode prefix.
+
+    Attributes:
+        lower: translates one instruction.
+        destinations: number of leading operands that are written.
+        varies: whether the results can differ between lanes.
+        blocking: the warp may have to wait here; such an instruction starts a basic block and is executed again from
+            the start of the block until it succeeds.
+        doc: what the family does, for the list of supported instructions.
+    """
+
+    lower: Lower
+    destinations: int
+    varies: Varies
+    blocking: bool
+    doc: str
+
+
+FAMILIES: dict[tuple[str, ...], Family] = {}
+
+
+def family(
+    *prefixes: str, destinations: int = 1, varies: Varies = varies_with_operands, blocking: bool = False
+) -> Callable[[Lower], Lower]:
+    """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``."""
+
+    def register(lower: Lower) -> Lower:
+        for prefix in prefixes:
+            key = tuple(prefix.split("."))
+            if key in FAMILIES:
+                raise ValueError(f"{prefix} is registered twice")
+            FAMILIES[key] = Family(lower, destinations, varies, blocking, lower.__doc__ or "")
+        return lower
+
+    return register
+
+
+_LONGEST = 6
+
+
+def find_prefix(instruction: Instruction) -> tuple[str, ...]:
+    """The longest registered prefix of the opcode.
+
+    Raises:
+        UnsupportedPTX: none is registered.
+    """
+    parts = instruction.parts
+    for length in range(min(_LONGEST, len(parts)), 0, -1):
+        if parts[:length] in FAMILIES:
+            return parts[:length]
+    raise instruction.refuse(f"opcode {instruction.opcode!r} is not implemented")
+
+
+def find_family(instruction: Instruction) -> Family:
+    """The family of an instruction; raises UnsupportedPTX if there is none."""
+    return FAMILIES[find_prefix(instruction)]
+
+
+def registers_of(operand: Operand) -> Iterator[str]:
+    """Names of all registers in an operand."""
+    if isinstance(operand, Register):
+        yield operand.name
+    elif isinstance(operand, Vector):
+        for item in operand.items:
+            yield from registers_of(item)
+    elif isinstance(operand, Memory):
+        yield from registers_of(operand.base)
+        for item in operand.extra:
+            yield from registers_of(item)
+    elif isinstance(operand, Pair):
+        yield from registers_of(operand.value)
+        yield from registers_of(operand.predicate)
+    elif isinstance(operand, Not):
+        yield operand.register.name
+
+
+def written(instruction: Instruction) -> list[str]:
+    """Registers that the instruction writes."""
+    if instruction.parts[0] in CONTROL:
+        return []
+    count = find_family(instruction).destinations
+    return [name for operand in instruction.operands[:count] for name in registers_of(operand)]
+
+
+def read(instruction: Instruction) -> list[str]:
+    """Registers that the instruction reads, its guard included."""
+    count = 0 if instruction.parts[0] in CONTROL else find_family(instruction).destinations
+    names = [name for operand in instruction.operands[count:] for name in registers_of(operand)]
+    if instruction.guard is not None:
+        names.append(instruction.guard.register)
+    return names
+
+
+#: Control flow is not a family: `cute_kernels.emulator.flow` and `translate` handle it.
+CONTROL = ("bra", "ret", "exit")
+
+
+def qualifiers(instruction: Instruction, *allowed: str, skip: int = 1) -> list[str]:
+    """The opcode parts after the first ``skip``; raises UnsupportedPTX for one that is not in ``allowed``."""
+    parts = list(instruction.parts[skip:])
+    for part in parts:
+        if part not in allowed:
+            raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+    return parts
+
+
+def guard_text(guard: Guard | None) -> str:
+    """How a guard is written in PTX."""
+    return "" if guard is None else f"@{'!' if guard.negated else ''}{guard.register} "
+
+
+def as_integer(instruction: Instruction, operand: Operand) -> int:
+    """The value of an operand that must be an integer literal."""
+    if not isinstance(operand, Immediate) or operand.float_bits:
+        raise instruction.refuse(f"an integer literal is expected, {operand} found")
+    return operand.value

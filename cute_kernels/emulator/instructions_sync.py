@@ -1,0 +1,341 @@
+"""Barriers: named barriers of a CTA, the cluster barrier, mbarriers; and waiting in general.
+
+A blocking function returns None after setting ``warp.wait``; the warp then executes the same basic block again when
+the scheduler resumes it. What it has already done (its arrival) is remembered in ``warp.token``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cute_kernels.emulator.block import FULL, BlockBuilder, Constant
+from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Sink
+from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.instructions_memory import address_value
+from cute_kernels.emulator.instructions_move import block_lanes, check_members
+from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
+from cute_kernels.emulator.warp import ClusterWait, NamedWait, PhaseWait, ProgressWait
+
+_SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # orderings change nothing: memory is coherent here
+
+
+def lanes_in(mask: int) -> int:
+    """Number of lanes of a mask."""
+    return bin(mask).count("1")
+
+
+def require_whole_warp(warp: Any, mask: int, name: str) -> None:
+    """.aligned instructions must be executed by all threads of the warp together (else undefined: PTX ISA)."""
+    if mask != warp.live:
+        raise BarrierMisuse(f"{name} is executed by lanes {mask:#010x} of a warp with live lanes {warp.live:#010x}")
+
+
+# --- named barriers -------------------------------------------------------------------------------------------------
+
+
+def bar_arrive(warp: Any, mask: int, number: int, threads: int) -> bool:
+    """bar.arrive: counts the warp and goes on."""
+    require_whole_warp(warp, mask, "bar.arrive")
+    warp.cta.named_barrier(number).arrive(warp, threads)
+    return True
+
+
+def bar_sync(warp: Any, mask: int, number: int, threads: int | None) -> bool | None:
+    """bar.sync: counts the warp and waits for the others."""
+    barrier = warp.cta.named_barrier(number)
+    if warp.token is None:
+        require_whole_warp(warp, mask, "bar.sync")
+        warp.token = barrier.arrive(warp, threads)
+    if barrier.generation == warp.token:
+        warp.wait = NamedWait(barrier, warp.token)
+        return None
+    warp.token = None
+    return True
+
+
+@family("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True)
+def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.sync, barrier.sync."""
+    qualifiers(instruction, "cta", "sync", "aligned")
+    number = block.value(instruction.operands[0], 32)
+    threads = block.value(instruction.operands[1], 32) if len(instruction.operands) > 1 else None
+    block.call(bar_sync, number, threads, blocking=True)
+
+
+@family("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0)
+def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.arrive, barrier.arrive."""
+    qualifiers(instruction, "cta", "arrive", "aligned")
+    block.call(bar_arrive, *(block.value(operand, 32) for operand in instruction.operands))
+
+
+def warp_sync(warp: Any, mask: int, members: int) -> None:
+    """bar.warp.sync: the lanes of a converged path are in step already; others cannot join it."""
+    check_members(warp, mask, members, "bar.warp.sync")
+
+
+@family("bar.warp.sync", destinations=0)
+def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.warp.sync."""
+    members = block.value(instruction.operands[0], 32)
+    if isinstance(members, Constant) and members.value == FULL and not block.divergent:
+        return  # all 32 lanes execute this block together
+    block.call(warp_sync, members)
+
+
+# --- cluster barrier ------------------------------------------------------------------------------------------------
+
+
+def cluster_arrive(warp: Any, mask: int) -> None:
+    """barrier.cluster.arrive: each thread arrives once per phase."""
+    warp.cluster.barrier.arrive(warp, mask)
+
+
+def cluster_wait(warp: Any, mask: int) -> bool | None:
+    """barrier.cluster.wait."""
+    barrier = warp.cluster.barrier
+    generation = barrier.check_waits(warp, mask)
+    if barrier.generation == generation:
+        warp.wait = ClusterWait(barrier, generation)
+        return None
+    barrier.leave(warp, mask)
+    return True
+
+
+@family("barrier.cluster.arrive", destinations=0)
+def _cluster_arrive(block: BlockBuilder, instruction: Instruction) -> None:
+    """barrier.cluster.arrive."""
+    qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
+    block.call(cluster_arrive)
+
+
+@family("barrier.cluster.wait", destinations=0, blocking=True)
+def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """barrier.cluster.wait."""
+    qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
+    block.call(cluster_wait, blocking=True)
+
+
+# --- mbarrier -------------------------------------------------------------------------------------------------------
+
+
+def each_address(mask: int, address: Any) -> list[tuple[int, int]]:
+    """(address, number of lanes) of the executing lanes, in lane order of first use."""
+    if isinstance(address, int):
+        return [(address, lanes_in(mask))]
+    counts: dict[int, int] = {}
+    for value in address[block_lanes(mask)].tolist():
+        counts[value] = counts.get(value, 0) + 1
+    return list(counts.items())
+
+
+def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
+    """Tuples of per-lane Python values of the executing lanes."""
+    rows = []
+    for lane in range(32):
+        if mask >> lane & 1:
+            rows.append(tuple(v if isinstance(v, int) else int(v[lane]) for v in values))
+    return rows
+
+
+def mbarrier_init(warp: Any, mask: int, address: Any, count: Any) -> None:
+    """mbarrier.init by each executing lane."""
+    warp.cluster.progress += 1
+    for where, expected in each_lane(mask, address, count):
+        warp.cluster.barriers.init(where, expected, warp.label)
+
+
+def mbarrier_inval(warp: Any, mask: int, address: Any) -> None:
+    """mbarrier.inval by each executing lane."""
+    warp.cluster.progress += 1
+    for (where,) in each_lane(mask, address):
+        warp.cluster.barriers.inval(where)
+
+
+def mbarrier_arrive(warp: Any, mask: int, address: Any, count: Any) -> int:
+    """mbarrier.arrive by each executing lane; returns the state token of the last one."""
+    warp.cluster.progress += 1
+    token = 0
+    if isinstance(count, int):
+        for where, lanes in each_address(mask, address):
+            token = warp.cluster.barriers.arrive(where, lanes * count, warp.label)
+        return token
+    for where, arrivals in each_lane(mask, address, count):
+        token = warp.cluster.barriers.arrive(where, arrivals, warp.label)
+    return token
+
+
+def mbarrier_arrive_drop(warp: Any, mask: int, address: Any, count: Any) -> int:
+    """mbarrier.arrive_drop by each executing lane."""
+    warp.cluster.progress += 1
+    token = 0
+    for where, arrivals in each_lane(mask, address, count):
+        token = warp.cluster.barriers.arrive_drop(where, arrivals, warp.label)
+    return token
+
+
+def mbarrier_arrive_expect(warp: Any, mask: int, address: Any, nbytes: Any) -> int:
+    """mbarrier.arrive.expect_tx by each executing lane."""
+    warp.cluster.progress += 1
+    token = 0
+    for where, expected in each_lane(mask, address, nbytes):
+        token = warp.cluster.barriers.arrive_expect_tx(where, expected, warp.label)
+    return token
+
+
+def mbarrier_expect(warp: Any, mask: int, address: Any, nbytes: Any) -> None:
+    """mbarrier.expect_tx by each executing lane."""
+    warp.cluster.progress += 1
+    for where, expected in each_lane(mask, address, nbytes):
+        warp.cluster.barriers.expect_tx(where, expected)
+
+
+def mbarrier_complete(warp: Any, mask: int, address: Any, nbytes: Any) -> None:
+    """mbarrier.complete_tx by each executing lane."""
+    warp.cluster.progress += 1
+    for where, done in each_lane(mask, address, nbytes):
+        warp.cluster.barriers.complete_tx(where, done)
+
+
+def _test(warp: Any, mask: int, address: Any, state: Any, parity: bool) -> int:
+    """Mask of executing lanes whose phase has completed."""
+    barriers = warp.cluster.barriers
+    test = barriers.test_parity if parity else barriers.test_phase
+    if isinstance(address, int) and isinstance(state, int):
+        return mask if test(address, state & 1 if parity else state) else 0
+    done = 0
+    for lane in range(32):
+        if mask >> lane & 1:
+            (where, what), = each_lane(1 << lane, address, state)
+            if test(where, what & 1 if parity else what):
+                done |= 1 << lane
+    return done
+
+
+def try_wait(warp: Any, mask: int, address: Any, state: Any, parity: bool, waits: bool) -> Any:
+    """mbarrier.try_wait (``waits``) and test_wait.
+
+    try_wait suspends until the phase completes or a time limit passes; the limit passes when nothing else in the
+    cluster can run, or at random when the options ask for spurious failures. test_wait does not suspend, but a warp
+    that polls it has nothing to do until something changes: it gives way once before it reports failure.
+    Result: bool for uniform operands, else a lane mask.
+    """
+    uniform = isinstance(address, int) and isinstance(state, int)
+    done = _test(warp, mask, address, state, parity)
+    if done == mask and not warp.fails_spuriously():
+        warp.timed_out = False
+        return True if uniform else done
+    if done == mask or warp.timed_out:
+        warp.timed_out = False
+        return False if uniform else (0 if done == mask else done)
+    if not waits and warp.token == "polled":
+        warp.token = None
+        return False if uniform else done
+    where, what = next((a, s) for a, s in each_lane(mask & ~done, address, state))
+    if waits:
+        warp.wait = PhaseWait(warp.cluster.barriers, where, what & 1 if parity else what, parity)
+    else:
+        warp.token = "polled"
+        warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", warp.cluster.barriers.describe(where))
+    return None
+
+
+def _wait_varies(instruction: Instruction, varies: Any) -> bool:
+    return any(varies(operand) for operand in instruction.operands[1:3])
+
+
+@family("mbarrier.try_wait", "mbarrier.test_wait", varies=_wait_varies, blocking=True)
+def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.try_wait, mbarrier.test_wait, by parity or by state; the time limit operand is ignored."""
+    parts = qualifiers(
+        instruction, "parity", "shared", "shared::cta", "b64", *_SEMANTICS, "try_wait", "test_wait"
+    )
+    parity = "parity" in parts
+    address = address_value(block, instruction.operands[1])
+    state = block.value(instruction.operands[2], 32 if parity else 64)
+    uniform = address.uniform and state.uniform
+    waits = instruction.parts[1] == "try_wait"
+    (done,) = block.call(try_wait, address, state, parity, waits, results=[("pred", uniform)], blocking=True)
+    block.define(instruction.operands[0], done)
+
+
+@family("mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0)
+def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.init, inval, expect_tx, complete_tx."""
+    name = instruction.parts[1]
+    qualifiers(instruction, name, "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS)
+    function = {
+        "init": mbarrier_init,
+        "inval": mbarrier_inval,
+        "expect_tx": mbarrier_expect,
+        "complete_tx": mbarrier_complete,
+    }[name]
+    values = [block.value(operand, 32) for operand in instruction.operands[1:]]
+    block.call(function, address_value(block, instruction.operands[0]), *values)
+
+
+@family("mbarrier.arrive", "mbarrier.arrive_drop", varies=never_varies)
+def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.arrive, arrive.expect_tx, arrive_drop, on the own CTA or a remote one."""
+    parts = qualifiers(
+        instruction,
+        *("arrive", "arrive_drop", "expect_tx", "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
+    )
+    operands = list(instruction.operands)
+    destination = Sink() if isinstance(operands[0], Memory) else operands.pop(0)
+    address = address_value(block, operands[0])
+    count = block.value(operands[1] if len(operands) > 1 else Immediate(1), 32)
+    if "expect_tx" in parts:
+        if instruction.parts[1] == "arrive_drop":
+            raise instruction.refuse("mbarrier.arrive_drop.expect_tx is not implemented")
+        function = mbarrier_arrive_expect
+    else:
+        function = mbarrier_arrive_drop if instruction.parts[1] == "arrive_drop" else mbarrier_arrive
+    (token,) = block.call(function, address, count, results=[("u64", True)])
+    block.define(destination, token)
+
+
+# --- others ---------------------------------------------------------------------------------------------------------
+
+
+def pause(warp: Any, mask: int) -> bool | None:
+    """nanosleep: gives way until something changes."""
+    if warp.token == "slept":
+        warp.token, warp.timed_out = None, False
+        return True
+    warp.token = "slept"
+    warp.wait = ProgressWait(warp.cluster, "nanosleep", "")
+    return None
+
+
+@family("nanosleep", destinations=0, blocking=True)
+def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
+    """nanosleep: other warps run meanwhile; the duration has no meaning here."""
+    qualifiers(instruction, "u32")
+    block.call(pause, blocking=True)
+
+
+@family("griddepcontrol", destinations=0)
+def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
+    """griddepcontrol.wait / launch_dependents: one launch at a time, its predecessors are complete."""
+    qualifiers(instruction, "wait", "launch_dependents")
+
+
+@family("setmaxnreg", destinations=0)
+def _setmaxnreg(block: BlockBuilder, instruction: Instruction) -> None:
+    """setmaxnreg: register allocation has no effect on results."""
+    qualifiers(instruction, "inc", "dec", "sync", "aligned", "u32")
+
+
+def trap(warp: Any, mask: int) -> None:
+    """trap: the program stops itself."""
+    if mask:
+        from cute_kernels.emulator.errors import EmulatorError
+
+        raise EmulatorError("the kernel executed trap")
+
+
+@family("trap", destinations=0)
+def _trap(block: BlockBuilder, instruction: Instruction) -> None:
+    """trap."""
+    block.call(trap)

@@ -1,0 +1,248 @@
+"""Fifth-generation tensor core: allocation, loads and stores of tensor memory, MMA, commit, fences."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Register, Vector
+from cute_kernels.emulator.instructions_memory import address_value
+from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
+from cute_kernels.emulator.instructions_sync import each_lane, require_whole_warp
+from cute_kernels.emulator.warp import AllocationWait
+
+_GROUPS = ("cta_group::1", "cta_group::2")
+
+
+def _cta_group(instruction: Instruction) -> int:
+    groups = [part for part in instruction.parts if part in _GROUPS]
+    if len(groups) != 1:
+        raise instruction.refuse("one .cta_group is needed")
+    return int(groups[0][-1])
+
+
+# --- allocation -----------------------------------------------------------------------------------------------------
+
+
+def alloc(warp: Any, mask: int, destination: int, columns: int, cta_group: int) -> bool | None:
+    """tcgen05.alloc: blocks while the columns are not free; with cta_group::2 a warp of each CTA of the pair takes part
+    and each allocates in its own CTA (at equal addresses, since both CTAs allocate in the same order)."""
+    require_whole_warp(warp, mask, "tcgen05.alloc")
+    base = warp.cta.tmem.alloc(columns)
+    if base is None:
+        warp.wait = AllocationWait(warp.cta, columns)
+        return None
+    warp.cluster.progress += 1
+    warp.cluster.memory.view(destination, 4, write=True)[:] = np.frombuffer(base.to_bytes(4, "little"), np.uint8)
+    return True
+
+
+@family("tcgen05.alloc", destinations=0, blocking=True)
+def _alloc(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.alloc."""
+    qualifiers(instruction, "alloc", *_GROUPS, "sync", "aligned", "shared::cta", "b32")
+    columns = block.value(instruction.operands[1], 32)
+    destination = address_value(block, instruction.operands[0])
+    block.call(alloc, destination, columns, _cta_group(instruction), blocking=True)
+
+
+def dealloc(warp: Any, mask: int, address: int, columns: int) -> None:
+    """tcgen05.dealloc."""
+    require_whole_warp(warp, mask, "tcgen05.dealloc")
+    warp.cluster.progress += 1
+    warp.cta.tmem.dealloc(address, columns)
+
+
+@family("tcgen05.dealloc", destinations=0)
+def _dealloc(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.dealloc."""
+    qualifiers(instruction, "dealloc", *_GROUPS, "sync", "aligned", "b32")
+    block.call(dealloc, *(block.value(operand, 32) for operand in instruction.operands))
+
+
+def relinquish(warp: Any, mask: int) -> None:
+    """tcgen05.relinquish_alloc_permit."""
+    require_whole_warp(warp, mask, "tcgen05.relinquish_alloc_permit")
+    warp.cta.tmem.relinquish()
+
+
+@family("tcgen05.relinquish_alloc_permit", destinations=0)
+def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.relinquish_alloc_permit."""
+    qualifiers(instruction, "relinquish_alloc_permit", *_GROUPS, "sync", "aligned")
+    block.call(relinquish)
+
+
+# --- loads and stores -----------------------------------------------------------------------------------------------
+
+_REPEAT = re.compile(r"x(\d+)")
+
+
+def load(warp: Any, mask: int, address: int, shape: str, repeat: int) -> np.ndarray:
+    """tcgen05.ld: uint32 [registers, 32 lanes] (one register: [32]).
+
+    The copy is made at once. PTX makes the registers valid only after tcgen05.wait::ld, so any earlier read that a
+    program may legally make sees these values.
+    """
+    require_whole_warp(warp, mask, "tcgen05.ld")
+    rows = warp.cta.tmem.load(warp.index, address, shape, repeat).T
+    return rows if len(rows) > 1 else rows[0]
+
+
+def store(warp: Any, mask: int, address: int, shape: str, repeat: int, values: tuple[Any, ...]) -> None:
+    """tcgen05.st."""
+    require_whole_warp(warp, mask, "tcgen05.st")
+    warp.cluster.progress += 1
+    rows = np.stack([np.broadcast_to(np.asarray(value, np.uint32), 32) for value in values])
+    warp.cta.tmem.store(warp.index, address, shape, repeat, rows.T)
+
+
+def _shape(instruction: Instruction) -> tuple[str, int]:
+    parts = qualifiers(
+        instruction,
+        *("ld", "st", "sync", "aligned", "32x32b", "16x64b", "16x128b", "16x256b", "b32"),
+        *(f"x{1 << i}" for i in range(8)),
+    )
+    shapes = [part for part in parts if "x" in part and part[0] != "x"]
+    repeats = [int(m.group(1)) for part in parts if (m := _REPEAT.fullmatch(part))]
+    if len(shapes) != 1 or len(repeats) != 1:
+        raise instruction.refuse("one shape and one repetition are needed")
+    return shapes[0], repeats[0]
+
+
+@family("tcgen05.ld", varies=always_varies)
+def _ld(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.ld."""
+    shape, repeat = _shape(instruction)
+    destination = instruction.operands[0]
+    count = len(destination.items) if isinstance(destination, Vector) else 1
+    address = address_value(block, instruction.operands[1])
+    if not address.uniform:
+        address = block.first_lane(address)  # PTX: taddr has to be the same in all lanes
+    results = block.call(load, address, shape, repeat, results=[("u32", False)] * count)
+    for item, value in zip(destination.items if count > 1 else _only(destination), results):
+        block.define(item, value)
+
+
+def _only(destination: Any) -> tuple[Any, ...]:
+    return destination.items if isinstance(destination, Vector) else (destination,)
+
+
+@family("tcgen05.st", destinations=0)
+def _st(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.st."""
+    shape, repeat = _shape(instruction)
+    source = instruction.operands[1]
+    values = [block.whole(block.value(item, 32)) for item in _only(source)]
+    address = address_value(block, instruction.operands[0])
+    if not address.uniform:
+        address = block.first_lane(address)
+    from cute_kernels.emulator.block import Call
+
+    block.anchor(Call(store, [address, shape, repeat, tuple(values)]), [], [address, *values])
+
+
+@family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0)
+def _wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.wait: loads and stores of tensor memory complete at once here."""
+    qualifiers(instruction, "wait::ld", "wait::st", "sync", "aligned")
+
+
+@family("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", destinations=0)
+def _fence(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.fence: orders what is ordered anyway here."""
+
+
+# --- matrix multiplication ------------------------------------------------------------------------------------------
+
+
+def mma(
+    warp: Any,
+    mask: int,
+    kind: str,
+    cta_group: int,
+    d: Any,
+    a: Any,
+    b: Any,
+    instruction: Any,
+    accumulate: Any,
+    a_in_tmem: bool,
+    disabled: tuple[Any, ...],
+) -> None:
+    """tcgen05.mma, once per executing lane."""
+    warp.cluster.progress += 1
+    if not isinstance(accumulate, bool):
+        accumulate = bool(accumulate & mask & -mask)
+    for d1, a1, b1, instruction1, *off in each_lane(mask, d, a, b, instruction, *disabled):
+        if any(off):
+            from cute_kernels.emulator.errors import UnsupportedPTX
+
+            raise UnsupportedPTX(f"tcgen05.mma with a disable-output-lane mask {[hex(x) for x in off]}")
+        warp.cluster.tensor_core.mma(
+            kind=kind,
+            cta_group=cta_group,
+            rank=warp.cta.rank,
+            d=d1,
+            a=a1,
+            b=b1,
+            instruction=instruction1,
+            accumulate=accumulate,
+            a_in_tmem=a_in_tmem,
+            describe=f"by {warp.label}",
+        )
+
+
+@family("tcgen05.mma", destinations=0)
+def _mma(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.mma, dense kinds. The collector hints say how operands are buffered and change no result."""
+    kinds = ("kind::f16", "kind::tf32", "kind::f8f6f4")
+    hints = [f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard")]
+    parts = qualifiers(instruction, "mma", *_GROUPS, *kinds, *hints)
+    kind = next(part for part in parts if part in kinds)[6:]
+    operands = list(instruction.operands)
+    d, a, b, descriptor = operands[:4]
+    rest = operands[4:]
+    a_in_tmem = isinstance(a, Memory)
+    disabled = []
+    if rest and isinstance(rest[0], Vector):
+        disabled = [block.whole(block.value(item, 32)) for item in rest.pop(0).items]
+    if len(rest) != 1 or not isinstance(rest[0], (Register, Immediate)):
+        raise instruction.refuse("scale-input-d is not implemented")
+    values = [
+        address_value(block, d),
+        address_value(block, a) if a_in_tmem else block.whole(block.value(a, 64)),
+        block.whole(block.value(b, 64)),
+        block.whole(block.value(descriptor, 32)),
+        block.value(rest[0], 1),
+    ]
+    from cute_kernels.emulator.block import Call
+
+    call = Call(mma, [kind, _cta_group(instruction), *values, a_in_tmem, tuple(disabled)])
+    block.anchor(call, [], [*values, *disabled])
+
+
+def commit(warp: Any, mask: int, cta_group: int, barrier: Any, multicast: Any) -> None:
+    """tcgen05.commit, once per executing lane."""
+    warp.cluster.progress += 1
+    for where, *targets in each_lane(mask, barrier, *([multicast] if multicast is not None else [])):
+        warp.cluster.tensor_core.commit(
+            cta_group=cta_group,
+            rank=warp.cta.rank,
+            barrier=where,
+            multicast=targets[0] & 0xFFFF if targets else None,
+            describe=f"by {warp.label}",
+        )
+
+
+@family("tcgen05.commit", destinations=0)
+def _commit(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.commit, with multicast."""
+    parts = qualifiers(
+        instruction,
+        *("commit", *_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64"),
+    )
+    multicast = block.value(instruction.operands[1], 16) if "multicast::cluster" in parts else None
+    block.call(commit, _cta_group(instruction), address_value(block, instruction.operands[0]), multicast)

@@ -1,0 +1,243 @@
+"""One CTA and one cluster: warps, barriers, memories and units."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from cute_kernels.emulator.async_engine import AsyncEngine
+from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
+from cute_kernels.emulator.gmem import GlobalMemory
+from cute_kernels.emulator.mbarrier import MBarriers
+from cute_kernels.emulator.sanitizer import ProxyTracker
+from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
+from cute_kernels.emulator.tensor_core import TensorCore
+from cute_kernels.emulator.tma import TmaUnit
+from cute_kernels.emulator.tmem import TensorMemory
+from cute_kernels.emulator.warp import Warp
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.gpu import Options
+
+NAMED_BARRIERS = 16  # per CTA (PTX ISA, bar)
+
+
+class NamedBarrier:
+    """bar.sync / bar.arrive number ``number`` of a CTA. Counts threads, by whole warps."""
+
+    def __init__(self, cta: Cta, number: int) -> None:
+        self.cta, self.number = cta, number
+        self.generation = 0
+        self.expected: int | None = None
+        self.all_threads = False
+        self.arrived = 0
+        self.who: list[str] = []
+
+    def arrive(self, warp: Warp, threads: int | None) -> int:
+        """Counts a warp; returns the generation that it waits to see pass.
+
+        Raises:
+            BarrierMisuse: a count that is no multiple of 32, or that differs between the warps of one generation.
+        """
+        if threads is not None and (threads <= 0 or threads % 32):
+            raise BarrierMisuse(f"barrier {self.number} with {threads} threads; legal are positive multiples of 32")
+        expected = self.cta.live_threads() if threads is None else threads
+        if self.arrived and (expected != self.expected or self.all_threads != (threads is None)):
+            raise BarrierMisuse(
+                f"barrier {self.number} of CTA {self.cta.rank}: {warp.label} expects {expected} threads where "
+                f"{', '.join(self.who)} expected {self.expected}"
+            )
+        self.cta.cluster.progress += 1
+        self.expected, self.all_threads = expected, threads is None
+        self.arrived += 32
+        self.who.append(warp.label)
+        generation = self.generation
+        self._settle()
+        return generation
+
+    def thread_count_changed(self) -> None:
+        """A warp exited: a barrier over all threads may be complete now."""
+        if self.arrived and self.all_threads:
+            self.expected = self.cta.live_threads()
+            self._settle()
+
+    def _settle(self) -> None:
+        if self.arrived >= self.expected:
+            self.generation += 1
+            self.arrived, self.who = 0, []
+
+    def describe(self) -> str:
+        waiting = ", ".join(self.who) or "nobody"
+        return (
+            f"named barrier {self.number} of CTA {self.cta.rank}: {self.arrived} of {self.expected} threads arrived "
+            f"({waiting})"
+        )
+
+
+class ClusterBarrier:
+    """barrier.cluster: every live thread of the cluster arrives once and then waits, phase by phase."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.generation = 0
+        self._lanes: dict[Warp, int] = {}  # lanes that arrived in this generation
+        self._waiting: dict[Warp, tuple[int, int]] = {}  # lanes that may wait, and the generation of their arrival
+
+    def arrive(self, warp: Warp, mask: int) -> None:
+        """Raises BarrierMisuse when a thread arrives twice without waiting in between."""
+        lanes, generation = self._waiting.get(warp, (0, self.generation))
+        if lanes & mask:
+            raise BarrierMisuse(f"{warp.label} arrives at the cluster barrier again without barrier.cluster.wait")
+        self._waiting[warp] = (lanes | mask, self.generation)
+        self._lanes[warp] = self._lanes.get(warp, 0) | mask
+        self.cluster.progress += 1
+        self.settle()
+
+    def check_waits(self, warp: Warp, mask: int) -> int:
+        """The generation of the arrival of these lanes; raises BarrierMisuse if they did not arrive."""
+        lanes, generation = self._waiting.get(warp, (0, 0))
+        if mask & ~lanes:
+            raise BarrierMisuse(f"{warp.label} executes barrier.cluster.wait without barrier.cluster.arrive")
+        return generation
+
+    def leave(self, warp: Warp, mask: int) -> None:
+        """These lanes saw the barrier complete."""
+        lanes, generation = self._waiting[warp]
+        self._waiting[warp] = (lanes & ~mask, generation)
+
+    def settle(self) -> None:
+        """Completes the phase when all lanes of all live warps arrived (exited threads count as arrived)."""
+        if self._lanes and all(self._lanes.get(warp, 0) == warp.live for warp in self.cluster.warps):
+            self.generation += 1
+            self._lanes.clear()
+
+    def describe(self) -> str:
+        missing = [w.label for w in self.cluster.warps if self._lanes.get(w, 0) != w.live]
+        return f"the cluster barrier; not arrived: {', '.join(missing) or 'nobody'}"
+
+
+class Cta:
+    """One CTA.
+
+    Attributes:
+        rank: rank in its cluster.
+        coordinates: %ctaid.
+        in_cluster: %cluster_ctaid.
+    """
+
+    def __init__(
+        self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int], in_cluster: tuple[int, int, int], smem: int
+    ) -> None:
+        self.cluster, self.rank = cluster, rank
+        self.coordinates, self.in_cluster = coordinates, in_cluster
+        self.shared = SharedMemory(smem, rank, detect=cluster.options.detectors)
+        self.tmem = TensorMemory(detect=cluster.options.detectors)
+        self.shared_base = rank << 24
+        self.warps: list[Warp] = []
+        self._named: dict[int, NamedBarrier] = {}
+
+    def live_threads(self) -> int:
+        """Threads that have not exited, in whole warps."""
+        return 32 * sum(1 for warp in self.warps if warp in self.cluster.running)
+
+    def named_barrier(self, number: int) -> NamedBarrier:
+        if not 0 <= number < NAMED_BARRIERS:
+            raise BarrierMisuse(f"named barrier {number}; legal are 0 to {NAMED_BARRIERS - 1}")
+        if number not in self._named:
+            self._named[number] = NamedBarrier(self, number)
+        return self._named[number]
+
+    def warp_exited(self) -> None:
+        for barrier in self._named.values():
+            barrier.thread_count_changed()
+
+
+class Cluster:
+    """The CTAs that run together, their memories and units.
+
+    Attributes:
+        index: linear cluster index; ``coordinates``: %clusterid.
+        progress: counts effects, so that polling warps know whether looking again is worth it.
+        running: warps that have not exited.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        coordinates: tuple[int, int, int],
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shape: tuple[int, int, int],
+        smem: int,
+        params: bytes,
+        symbols: dict[str, int],
+        gmem: GlobalMemory,
+        options: Options,
+        blocks: int,
+    ) -> None:
+        self.index, self.coordinates = index, coordinates
+        self.grid, self.block, self.shape = grid, block, shape
+        self.params, self.symbols, self.gmem, self.options = params, symbols, gmem, options
+        self.rng = random.Random(options.seed * 1_000_003 + index)
+        self.progress = 0
+        self.running: dict[Warp, None] = {}
+        self.ctas: list[Cta] = []
+        ranks = shape[0] * shape[1] * shape[2]
+        for rank in range(ranks):
+            inside = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
+            place = tuple(c * s + i for c, s, i in zip(coordinates, shape, inside))
+            self.ctas.append(Cta(self, rank, place, inside, smem))
+        self.tracker = ProxyTracker([smem] * ranks) if options.detectors else None
+        self.memory = ClusterMemory([cta.shared for cta in self.ctas], self.tracker)
+        self.barriers = MBarriers(self.memory)
+        self.engine = AsyncEngine(options.completion, random.Random(self.rng.random()))
+        self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker)
+        self.tensor_core = TensorCore(
+            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker
+        )
+        self.barrier = ClusterBarrier(self)
+        threads = block[0] * block[1] * block[2]
+        for cta in self.ctas:
+            for first in range(0, threads, 32):
+                count = min(32, threads - first)
+                role = options.roles[first // 32] if first // 32 < len(options.roles) else ""
+                cta.warps.append(Warp(cta, first // 32, (1 << count) - 1, role, blocks))
+        self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
+
+    @property
+    def warps(self) -> list[Warp]:
+        """Warps that have not exited."""
+        return list(self.running)
+
+    def changes(self) -> tuple[int, int, int]:
+        """Differs whenever something happened that a waiting warp could observe."""
+        return self.progress, self.barriers.completions, self.engine.executed
+
+    def exit(self, warp: Warp) -> None:
+        """A warp finished."""
+        del self.running[warp]
+        self.progress += 1
+        warp.cta.warp_exited()
+        self.barrier.settle()
+
+    def finish(self) -> None:
+        """All warps have exited: asynchronous work completes, and what was left undone is reported.
+
+        Raises:
+            IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was to be read.
+        """
+        unobserved = self.tma.groups.unobserved()
+        self.engine.drain()
+        if self.options.detectors:
+            for cta in self.ctas:
+                cta.tmem.check_released()
+            if unobserved:
+                thread, text = unobserved[0]
+                raise IllegalAccess(
+                    f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
+                    f"{thread[2]} never waited for it)"
+                )
+
+
+_ = Any

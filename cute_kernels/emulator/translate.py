@@ -1,0 +1,377 @@
+"""A kernel to one Python generator function per warp.
+
+Every basic block becomes straight-line source (`cute_kernels.emulator.block`); around the blocks stands one loop that
+dispatches on the block number ``pc``. Registers are local variables of the generator, so they survive a ``yield``,
+which is how a warp gives way. Names in the generated code: ``W`` the warp, ``M`` the mask of running lanes, ``rpc`` the
+block where diverged lanes meet (-1: not diverged), ``C`` executions per block, ``budget`` blocks until the warp has to
+give way.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_kernels.emulator.block import FULL, BlockBuilder, Constant, LiveIn, Namespace, Value
+from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module, Special, Symbol, parse
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.flow import Block, Flow, analyse, uniform_function_of_tid
+from cute_kernels.emulator.instructions_registry import CONTROL, find_family, written
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.warp import Warp
+
+#: Opcode families; importing a file registers them.
+INSTRUCTION_FILES = ("integer", "float", "convert", "move", "memory", "sync", "bulk", "tcgen05")
+for _name in INSTRUCTION_FILES:
+    importlib.import_module(f"cute_kernels.emulator.instructions_{_name}")
+
+from cute_kernels.emulator.instructions_integer import SCALAR_NAMES  # noqa: E402
+from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of  # noqa: E402
+from cute_kernels.emulator.smem import SYSTEM_BYTES  # noqa: E402
+
+_FILE = "<generated from PTX>"
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A kernel ready to run.
+
+    Attributes:
+        start: makes the generator of one warp; it yields whenever the warp gives way, and is sent block budgets.
+        source: the generated Python text.
+        origins: instruction index per line of ``source`` (-1: none).
+        static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
+    """
+
+    kernel: Kernel
+    flow: Flow
+    start: Callable[[Warp], Generator[None, int, None]]
+    source: str
+    origins: tuple[int, ...]
+    static_shared: int
+
+    def instruction_at(self, line: int) -> Instruction | None:
+        """The PTX instruction behind a line of the generated source."""
+        index = self.origins[line - 1] if 0 < line <= len(self.origins) else -1
+        return self.kernel.instructions[index] if index >= 0 else None
+
+
+@functools.lru_cache(maxsize=64)
+def translate(ptx: str, kernel: str | None, block_shape: tuple[int, int, int]) -> Translation:
+    """Translates one kernel of a PTX text (cached by its arguments).
+
+    Args:
+        ptx: the module.
+        kernel: entry name; None when the module has one entry.
+        block_shape: threads per CTA (x, y, z): what is uniform in a warp depends on it.
+
+    Raises:
+        UnsupportedPTX: anything in the kernel that is not implemented.
+    """
+    module = parse(ptx)
+    return _Translator(module, pick(module, kernel), block_shape).run()
+
+
+def pick(module: Module, name: str | None) -> Kernel:
+    """The entry with this name, or the only one.
+
+    Raises:
+        UnsupportedPTX: no such entry, or several and no name.
+    """
+    if name is None and len(module.kernels) == 1:
+        return next(iter(module.kernels.values()))
+    if name not in module.kernels:
+        raise UnsupportedPTX(f"kernel {name!r} is not in the module; it has {', '.join(module.kernels) or 'none'}")
+    return module.kernels[name]
+
+
+# --- special registers ----------------------------------------------------------------------------------------------
+
+#: Expression and width of uniform special registers.
+_UNIFORM = {
+    **{f"%ctaid.{a}": (f"W.cta.coordinates[{i}]", 32) for i, a in enumerate("xyz")},
+    **{f"%nctaid.{a}": (f"W.cluster.grid[{i}]", 32) for i, a in enumerate("xyz")},
+    **{f"%ntid.{a}": (f"W.cluster.block[{i}]", 32) for i, a in enumerate("xyz")},
+    **{f"%clusterid.{a}": (f"W.cluster.coordinates[{i}]", 32) for i, a in enumerate("xyz")},
+    **{f"%nclusterid.{a}": (f"(W.cluster.grid[{i}] // W.cluster.shape[{i}])", 32) for i, a in enumerate("xyz")},
+    **{f"%cluster_ctaid.{a}": (f"W.cta.in_cluster[{i}]", 32) for i, a in enumerate("xyz")},
+    **{f"%cluster_nctaid.{a}": (f"W.cluster.shape[{i}]", 32) for i, a in enumerate("xyz")},
+    "%cluster_ctarank": ("W.cta.rank", 32),
+    "%cluster_nctarank": ("len(W.cluster.ctas)", 32),
+    "%warpid": ("W.index", 32),
+    "%nwarpid": ("len(W.cta.warps)", 32),
+    # One CTA per SM, in launch order; a real GPU's assignment is not specified.
+    "%smid": ("(W.cluster.index * len(W.cluster.ctas) + W.cta.rank)", 32),
+    "%nsmid": ("(W.cluster.grid[0] * W.cluster.grid[1] * W.cluster.grid[2])", 32),
+    "%gridid": ("0", 64),
+    "%dynamic_smem_size": ("W.cluster.dynamic_smem", 32),
+    "%total_smem_size": ("W.cta.shared.size", 32),
+}
+_LANES = np.arange(32, dtype=np.uint32)
+_BITS = np.uint32(1) << _LANES
+_LANE_ARRAYS = {
+    "%laneid": _LANES,
+    "%lanemask_eq": _BITS,
+    "%lanemask_lt": _BITS - np.uint32(1),
+    "%lanemask_le": _BITS | (_BITS - np.uint32(1)),
+    "%lanemask_gt": ~(_BITS | (_BITS - np.uint32(1))),
+    "%lanemask_ge": ~(_BITS - np.uint32(1)),
+}
+
+
+def _clock(warp: Any, mask: int) -> int:
+    """Clocks: monotonic, but not a measure of time."""
+    warp.cluster.clock += 16
+    return warp.cluster.clock
+
+
+class Context:
+    """Facts of a kernel that lowering functions ask for: addresses of symbols, special registers."""
+
+    def __init__(self, kernel: Kernel, flow: Flow, space: Namespace) -> None:
+        self.kernel, self.flow, self.space = kernel, flow, space
+        self.parameters = {p.name: p.offset for p in kernel.parameters}
+        self.shared: dict[str, int] = {}
+        self.wide = {v.name for v in kernel.variables if v.space != "shared"}
+        end = SYSTEM_BYTES
+        for variable in kernel.variables:
+            if variable.space == "shared" and variable.nbytes:
+                end = -(-end // variable.align) * variable.align
+                self.shared[variable.name] = end
+                end += variable.nbytes
+        self.static_shared = end - SYSTEM_BYTES
+        for variable in kernel.variables:  # all unsized arrays name the same dynamic shared memory
+            if variable.space == "shared" and not variable.nbytes:
+                self.shared[variable.name] = -(-end // variable.align) * variable.align
+
+    def is_wide_symbol(self, symbol: Symbol) -> bool:
+        """Whether the address of a symbol has 64 bits (all but shared variables)."""
+        return symbol.name not in self.shared
+
+    def is_uniform_of_tid(self, instruction: Instruction) -> bool:
+        return uniform_function_of_tid(self.flow, instruction)
+
+    def named_value(self, block: BlockBuilder, operand: Symbol | Special, bits: int) -> Value:
+        """The value of a symbol's address or of a special register."""
+        if isinstance(operand, Special):
+            return self._special(block, operand.name, bits)
+        if operand.name in self.parameters:
+            return Constant(PARAM_WINDOW + self.parameters[operand.name], 64)
+        if operand.name in self.shared:
+            return LiveIn(f"(W.cta.shared_base + {self.shared[operand.name]})", bits, uniform=True)
+        if operand.name in self.wide:
+            return LiveIn(f"W.cluster.symbols[{operand.name!r}]", 64, uniform=True)
+        raise block.instruction.refuse(f"{operand.name!r} is not a variable or parameter")
+
+    def _special(self, block: BlockBuilder, name: str, bits: int) -> Value:
+        if name in _UNIFORM:
+            text, width = _UNIFORM[name]
+            return block.resize(LiveIn(text, width, uniform=True), bits)
+        if name in ("%tid.x", "%tid.y", "%tid.z"):
+            return self._tid(block, name[-1], bits)
+        if name in _LANE_ARRAYS:
+            return block.resize(LiveIn(self.space.bind(_LANE_ARRAYS[name], name[1:]), 32, uniform=False), bits)
+        if name in ("%clock", "%clock64", "%globaltimer", "%globaltimer_lo"):
+            width = 32 if name in ("%clock", "%globaltimer_lo") else 64
+            return block.resize(block.call(_clock, results=[(f"u{width}", True)])[0], bits)
+        raise block.instruction.refuse(f"special register {name} is not implemented")
+
+    def _tid(self, block: BlockBuilder, axis: str, bits: int) -> Value:
+        if axis != "x" and self.flow.rows_of_warps:
+            return block.resize(LiveIn(f"int(W.tid_{axis}[0])", 32, uniform=True), bits)
+        return block.resize(LiveIn(f"W.tid_{axis}", 32, uniform=False), bits)
+
+
+# --- the translator -------------------------------------------------------------------------------------------------
+
+
+class _Translator:
+    def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int]) -> None:
+        self.kernel = kernel
+        self.flow = analyse(kernel, block_shape)
+        self.space = Namespace()
+        self.context = Context(kernel, self.flow, self.space)
+        self.variables = _variable_names(kernel)
+        self.lines: list[str] = []
+        self.origins: list[int] = []
+
+    def run(self) -> Translation:
+        bodies = [self._block(block) for block in self.flow.blocks]
+        self._put(0, "def kernel(W):")
+        self._put(1, "M = W.live; pc = 0; rpc = -1; C = W.counts; budget = yield")
+        self._initialise()
+        self._put(1, "while True:")
+        self._put(2, "C[pc] += 1")
+        self._put(2, "budget -= 1")
+        self._put(2, "if budget <= 0:")
+        self._put(3, "W.wait = None; budget = yield")
+        self._dispatch(bodies, 0, len(bodies) + 1, 2)
+        source = "\n".join(self.lines)
+        names = {**_RUNTIME_NAMES, **self.space.values}
+        exec(compile(source, _FILE, "exec"), names)  # noqa: S102 - our own generated source
+        return Translation(
+            self.kernel, self.flow, names["kernel"], source, tuple(self.origins), self.context.static_shared
+        )
+
+    def _put(self, indent: int, text: str, origin: int = -1) -> None:
+        self.lines.append("    " * indent + text)
+        self.origins.append(origin)
+
+    def _initialise(self) -> None:
+        """Registers that may be read before they are written: undefined in PTX, zero here.
+
+        Reads of the old value happen where a write under a mask keeps it for the other lanes.
+        """
+        names = set(self.flow.blocks[0].live_in)
+        for block in self.flow.blocks:
+            if block.divergent:
+                for instruction in self.kernel.instructions[block.start : block.end]:
+                    names.update(name for name in written(instruction) if name in block.live_out)
+        for name in sorted(names):
+            kind = self.kernel.registers[name]
+            if name not in self.flow.varying:
+                value = "False" if kind == "pred" else "0"
+            elif kind == "pred":
+                value = "0"
+            else:
+                value = f"ZERO_{TYPE_BITS[kind]}"
+            self._put(1, f"{self.variables[name]} = {value}")
+
+    def _dispatch(self, bodies: list[list[tuple[int, str, int]]], low: int, high: int, indent: int) -> None:
+        """A binary tree of comparisons: constant source size, logarithmic time."""
+        if high - low == 1:
+            if low == len(bodies):
+                self._put(indent, "return")
+            else:
+                for extra, text, origin in bodies[low]:
+                    self._put(indent + extra, text, origin)
+            return
+        middle = (low + high) // 2
+        self._put(indent, f"if pc < {middle}:")
+        self._dispatch(bodies, low, middle, indent + 1)
+        self._put(indent, "else:")
+        self._dispatch(bodies, middle, high, indent + 1)
+
+    def _block(self, block: Block) -> list[tuple[int, str, int]]:
+        builder = BlockBuilder(
+            self.kernel.registers, self.variables, self.flow.varying, self.space, block.divergent, self.context
+        )
+        last: Instruction | None = None
+        condition: Value | None = None
+        for instruction in self.kernel.instructions[block.start : block.end]:
+            builder.instruction = last = instruction
+            guard = None
+            if instruction.guard is not None:
+                guard = builder.register(instruction.guard.register)
+                if instruction.guard.negated:
+                    guard = builder.logic_not(guard)
+            if instruction.parts[0] in CONTROL:
+                condition = guard
+                continue
+            if isinstance(guard, Constant):
+                if not guard.value:
+                    continue
+                guard = None
+            builder.guard = guard
+            find_family(instruction).lower(builder, instruction)
+            builder.guard = None
+        if len(block.successors) < 2:
+            condition = None
+        test = builder.emit(block.live_out, condition)
+        self._branch(builder, block, test, condition, last)
+        return builder.lines
+
+    def _branch(
+        self, builder: BlockBuilder, block: Block, test: str, condition: Value | None, last: Instruction | None
+    ) -> None:
+        origin = last.index if last is not None else -1
+        lines = builder.lines
+        if condition is None:
+            lines.append((0, f"pc = {block.successors[0]}", origin))
+        else:
+            taken, following = block.successors
+            if condition.uniform:
+                lines.append((0, f"pc = {taken} if {test} else {following}", origin))
+            else:
+                meet = self.flow.reconvergence[block.index]
+                lines.append((0, f"taken = {test} & M", origin))
+                lines.append((0, f"if taken == M: pc = {taken}", origin))
+                lines.append((0, f"elif not taken: pc = {following}", origin))
+                split = f"W.diverge(taken, M, {taken}, {following}, {meet})"
+                lines.append((0, f"else: pc, M, rpc = {split}", origin))
+        if block.divergent:
+            lines.append((0, "if pc == rpc: pc, M, rpc = W.arrive(M)", origin))
+
+
+def _variable_names(kernel: Kernel) -> dict[str, str]:
+    """Readable and unique Python names: ``%r12`` -> ``x_r12``."""
+    names: dict[str, str] = {}
+    used: set[str] = set()
+    for register in kernel.registers:
+        name = "x_" + "".join(c if c.isalnum() else "_" for c in register.lstrip("%"))
+        while name in used:
+            name += "_"
+        used.add(name)
+        names[register] = name
+    return names
+
+
+# --- names that generated code uses ---------------------------------------------------------------------------------
+
+
+class _LaneTable(dict):
+    """Lane mask -> bool [32], remembered."""
+
+    def __missing__(self, mask: int) -> np.ndarray:
+        if len(self) > 4096:
+            self.clear()
+        self[mask] = lanes = block_lanes(mask)
+        return lanes
+
+
+def _one(type_: Any, bits: Any) -> Callable[[int], np.ndarray]:
+    return lambda value: np.array((value,), bits).view(type_)
+
+
+def _column(type_: Any, bits: Any) -> Callable[[tuple[int, ...]], np.ndarray]:
+    return lambda values: np.array(values, bits).view(type_)[:, None]
+
+
+def _stack(rows: tuple[np.ndarray, ...]) -> np.ndarray:
+    return np.concatenate(rows).reshape(len(rows), -1)
+
+
+def _spread(row: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(row, (32,)) if row.shape != (32,) else row
+
+
+def _bits_of(result: np.ndarray) -> int:
+    return int(result.view(f"u{result.dtype.itemsize}")[0])
+
+
+_LANE_TABLE = _LaneTable()
+_TYPES = {"u8": 1, "s8": 1, "u16": 2, "s16": 2, "u32": 4, "s32": 4, "u64": 8, "s64": 8, "f16": 2, "f32": 4, "f64": 8}
+_NUMPY = {name: np.dtype({"u": "u", "s": "i", "f": "f"}[name[0]] + str(size)).type for name, size in _TYPES.items()}
+_RUNTIME_NAMES: dict[str, Any] = {
+    "np": np,
+    "where": np.where,
+    "LANES": _LANE_TABLE,
+    "FULL": FULL,
+    "mask_of": mask_of,
+    "masks_of": masks_of,
+    "stack": _stack,
+    "stack_lanes": lambda masks: np.stack([_LANE_TABLE[mask] for mask in masks]),
+    "spread": _spread,
+    "bits_of": _bits_of,
+    **{f"one_{name}": _one(_NUMPY[name], f"u{size}") for name, size in _TYPES.items()},
+    **{f"column_{name}": _column(_NUMPY[name], f"u{size}") for name, size in _TYPES.items()},
+    **{name: _NUMPY[name] for name in _TYPES},
+    **{f"ZERO_{8 * size}": np.zeros(32, f"u{size}") for size in (1, 2, 4, 8)},
+    **SCALAR_NAMES,
+}

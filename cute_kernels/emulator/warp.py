@@ -1,0 +1,234 @@
+"""One warp: its identity, its divergence stack, and what it waits for.
+
+Divergent lanes run one path at a time until they reach the immediate post-dominator of the branch. When a path blocks
+while another path of the same warp could run, the other one runs (independent thread scheduling), so lanes may wait
+for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.sm import Cluster, Cta
+
+
+# --- what a warp can wait for ---------------------------------------------------------------------------------------
+
+
+class Wait:
+    """A condition on which a warp is descheduled. ``may_time_out``: the instruction may also give up."""
+
+    may_time_out = False
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+
+class PhaseWait(Wait):
+    """mbarrier.try_wait."""
+
+    may_time_out = True
+
+    def __init__(self, barriers: Any, address: int, state: int, parity: bool) -> None:
+        self.barriers, self.address, self.state = barriers, address, state
+        self.test = barriers.test_parity if parity else barriers.test_phase
+        self.parity = parity
+
+    def ready(self) -> bool:
+        return self.test(self.address, self.state)
+
+    def describe(self) -> str:
+        what = f"parity {self.state}" if self.parity else f"the end of phase {self.state}"
+        return f"waits for {what} of {self.barriers.describe(self.address)}"
+
+
+class ProgressWait(Wait):
+    """Polling: nothing to do until anything in the cluster changes."""
+
+    may_time_out = True
+
+    def __init__(self, cluster: Cluster, what: str, detail: str) -> None:
+        self.cluster, self.what, self.detail = cluster, what, detail
+        self.seen = cluster.changes()
+
+    def ready(self) -> bool:
+        return self.cluster.changes() != self.seen
+
+    def describe(self) -> str:
+        return f"polls ({self.what}) {self.detail}".rstrip()
+
+
+class NamedWait(Wait):
+    """bar.sync."""
+
+    def __init__(self, barrier: Any, generation: int) -> None:
+        self.barrier, self.generation = barrier, generation
+
+    def ready(self) -> bool:
+        return self.barrier.generation != self.generation
+
+    def describe(self) -> str:
+        return f"waits at {self.barrier.describe()}"
+
+
+class ClusterWait(NamedWait):
+    """barrier.cluster.wait."""
+
+
+class BulkWait(Wait):
+    """cp.async.bulk.wait_group."""
+
+    def __init__(self, cluster: Cluster, thread: tuple[int, int, int], count: int, read: bool) -> None:
+        self.cluster, self.thread, self.count, self.read = cluster, thread, count, read
+
+    def ready(self) -> bool:
+        return self.cluster.tma.groups.wait_satisfied(self.thread, self.count, self.read)
+
+    def describe(self) -> str:
+        return f"waits for all but {self.count} bulk groups of lane {self.thread[2]} ({'reads' if self.read else 'writes'})"
+
+
+class AllocationWait(Wait):
+    """tcgen05.alloc."""
+
+    def __init__(self, cta: Cta, columns: int) -> None:
+        self.cta, self.columns = cta, columns
+        self.allocations = dict(cta.tmem.allocations)
+
+    def ready(self) -> bool:
+        return self.cta.tmem.allocations != self.allocations
+
+    def describe(self) -> str:
+        return f"waits for {self.columns} free TMEM columns; allocated: {self.cta.tmem.allocations}"
+
+
+class AnyWait(Wait):
+    """All paths of a diverged warp are blocked."""
+
+    may_time_out = True
+
+    def __init__(self, waits: list[Wait]) -> None:
+        self.waits = waits
+
+    def ready(self) -> bool:
+        return any(wait.ready() for wait in self.waits)
+
+    def describe(self) -> str:
+        return "is diverged: " + "; ".join(wait.describe() for wait in self.waits)
+
+
+# --- divergence -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Path:
+    """Lanes that are not running now: where they continue, and the divergence inside them."""
+
+    pc: int
+    mask: int
+    token: Any = None
+    inner: list[Frame] = field(default_factory=list)
+
+
+@dataclass
+class Frame:
+    """One divergent branch: the block where its lanes meet, who is there already, and who has still to run."""
+
+    meet: int
+    arrived: int
+    pending: list[Path]
+
+
+class Warp:
+    """One warp of a CTA.
+
+    Attributes:
+        index: warp index in its CTA (what selects its tensor-memory lanes).
+        label: for reports, e.g. ``"CTA 1 warp 3 (epilogue)"``.
+        live: lanes that exist (the last warp of a block may be partial).
+        wait: the condition on which it is descheduled, None while it can run.
+        token: what a blocking instruction remembers between attempts.
+        timed_out: the next try_wait gives up.
+        counts: executions per basic block.
+    """
+
+    def __init__(self, cta: Cta, index: int, live: int, role: str, blocks: int) -> None:
+        self.cta: Cta = cta
+        self.cluster: Cluster = cta.cluster
+        self.index, self.live, self.role = index, live, role
+        self.label = f"CTA {cta.rank} warp {index}" + (f" ({role})" if role else "")
+        self.counts = [0] * (blocks + 1)
+        self.wait: Wait | None = None
+        self.token: Any = None
+        self.timed_out = False
+        self.stack: list[Frame] = []
+        self.blocked: list[Wait] = []
+        self.code: Generator[None, int, None] | None = None
+        x, y, _ = cta.cluster.block
+        threads = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)
+        self.tid_x, self.tid_y, self.tid_z = threads % x, threads // x % y, threads // (x * y)
+
+    def fails_spuriously(self) -> bool:
+        """Whether a try_wait that could succeed reports a timeout instead."""
+        cluster = self.cluster
+        return cluster.options.spurious_try_wait_failures and cluster.rng.random() < 0.25
+
+    # --- called by generated code at divergent branches -------------------------------------------------------------
+
+    def diverge(self, taken: int, mask: int, target: int, following: int, meet: int) -> tuple[int, int, int]:
+        """Splits the lanes at a branch; returns (pc, mask, meeting block) of the path to run first."""
+        frame = Frame(meet, 0, [])
+        self.stack.append(frame)
+        first, second = Path(target, taken), Path(following, mask & ~taken)
+        if first.pc == meet:
+            first, second = second, first
+        if second.pc == meet:
+            frame.arrived |= second.mask
+        else:
+            frame.pending.append(second)
+        return first.pc, first.mask, meet
+
+    def arrive(self, mask: int) -> tuple[int, int, int]:
+        """The running lanes reached the meeting block: the next path, or all lanes together."""
+        while True:
+            frame = self.stack[-1]
+            frame.arrived |= mask
+            if frame.pending:
+                return self._resume(frame, frame.pending.pop())
+            self.stack.pop()
+            pc, mask = frame.meet, frame.arrived
+            self.blocked.clear()
+            if not self.stack or self.stack[-1].meet != pc:
+                return pc, mask, self.stack[-1].meet if self.stack else -1
+
+    def park(self, pc: int, mask: int, meet: int) -> tuple[int, int, int, bool]:
+        """The running path blocked: switches to another path, or gives the warp up when all are blocked."""
+        self.blocked.append(self.wait)
+        frames = [frame for frame in self.stack if frame.pending]
+        paths = 1 + sum(len(frame.pending) for frame in frames)
+        if not frames:
+            self.blocked.clear()
+            return pc, mask, meet, True
+        all_blocked = len(self.blocked) >= paths
+        if all_blocked:
+            self.wait = AnyWait(self.blocked[-paths:])
+            self.blocked = []
+        # Outer branches get their turn too: which frame is switched rotates with the number of blocked attempts.
+        frame = frames[-1 - (len(self.blocked) % len(frames))]
+        depth = self.stack.index(frame)
+        frame.pending.append(Path(pc, mask, self.token, self.stack[depth + 1 :]))
+        del self.stack[depth + 1 :]
+        return (*self._resume(frame, frame.pending.pop(0)), all_blocked)
+
+    def _resume(self, frame: Frame, path: Path) -> tuple[int, int, int]:
+        self.token = path.token
+        self.stack.extend(path.inner)
+        return path.pc, path.mask, self.stack[-1].meet
