@@ -70,6 +70,7 @@ def test_a_derived_tensor_is_ordered_between_streams():
 
     first, second = torch.cuda.Stream(), torch.cuda.Stream()
     busy.mul_(1e-2)  # keep the powers finite
+    slow_double().clone()  # a kernel's first launch loads it, which may synchronise
     torch.cuda.synchronize()
     with torch.cuda.stream(first):
         cache.get("double", (source,), slow_double)
