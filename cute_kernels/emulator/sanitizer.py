@@ -38,6 +38,15 @@ class _Written:
     high: int
 
 
+def _granules(offsets: Any, nbytes: int) -> Any:
+    """Index of the granules of one byte range, or of one aligned granule per offset of an array."""
+    if isinstance(offsets, int):
+        return slice(offsets >> 4, (offsets + nbytes + GRANULE - 1) >> 4)
+    if nbytes != GRANULE:
+        raise ValueError(f"an array of offsets stands for granules of {GRANULE} bytes, not {nbytes}")
+    return offsets >> 4
+
+
 class ProxyTracker:
     """Proxy marks and pending asynchronous reads of the shared memory of one cluster.
 
@@ -62,7 +71,7 @@ class ProxyTracker:
         """
         offsets = np.asarray(offsets)
         if self._reads:
-            self._check_reads(cta_rank, offsets, nbytes, f"warp {warp} writes")
+            self._check_reads(cta_rank, offsets, nbytes, f"a store of warp {warp}")
         number = self._numbers.get(warp)
         if number is None:
             number = self._numbers[warp] = len(self._names)
@@ -93,36 +102,37 @@ class ProxyTracker:
                 part = dirty[bounds.low : bounds.high]
                 part[part == number] = 0
 
-    def async_read(self, cta_rank: int, offset: int, nbytes: int, describe: str = "") -> None:
-        """An asynchronous operation that reads ``[offset, offset + nbytes)`` is issued.
+    def async_read(self, cta_rank: int, offsets: Any, nbytes: int, describe: str = "") -> None:
+        """An asynchronous operation that reads ``nbytes`` at each of ``offsets`` (int or int array) is issued.
 
         Raises:
             ProxyFenceMissing: part of it was last written through the generic proxy and not fenced since.
         """
-        part = self._dirty[cta_rank][offset >> 4 : (offset + nbytes + GRANULE - 1) >> 4]
+        part = self._dirty[cta_rank][_granules(offsets, nbytes)]
         if part.any():
             index = int(np.argmax(part != 0))
-            where = ((offset >> 4) + index) * GRANULE
+            granule = (offsets >> 4) + index if isinstance(offsets, int) else int(offsets[index]) >> 4
             raise ProxyFenceMissing(
-                f"{describe or 'asynchronous read'} of {nbytes} bytes at shared offset {offset} of CTA {cta_rank}: the "
-                f"bytes at {where} were written by warp {self._names[int(part[index])]} with no fence.proxy.async since"
+                f"{describe or 'asynchronous read'}: the bytes at shared offset {granule * GRANULE} of CTA {cta_rank} "
+                f"were written by warp {self._names[int(part[index])]} with no fence.proxy.async since"
             )
 
-    def async_write(self, cta_rank: int, offset: int, nbytes: int, describe: str = "") -> None:
-        """An asynchronous operation writes the range; generic reads of it need no proxy fence (mbarrier completion).
+    def async_write(self, cta_rank: int, offsets: Any, nbytes: int, describe: str = "") -> None:
+        """An asynchronous operation writes the bytes; generic reads of it need no proxy fence (mbarrier completion).
 
         Raises:
             SharedMemoryRace: a pending asynchronous operation still has to read one of the bytes.
         """
         if self._reads:
-            self._check_reads(cta_rank, np.asarray(offset), nbytes, f"{describe or 'asynchronous operation'} writes")
-        self._dirty[cta_rank][offset >> 4 : (offset + nbytes + GRANULE - 1) >> 4] = 0
+            self._check_reads(cta_rank, np.asarray(offsets), nbytes, describe or "an asynchronous operation")
+        self._dirty[cta_rank][_granules(offsets, nbytes)] = 0
 
-    def read_begin(self, cta_rank: int, offset: int, nbytes: int, describe: str) -> int:
-        """Marks a range as still to be read by an asynchronous operation. Returns a token for `read_end`."""
+    def read_begin(self, cta_rank: int, offsets: Any, nbytes: int, describe: str) -> int:
+        """Marks bytes as still to be read by an asynchronous operation. Returns a token for `read_end`."""
         token = self._next_token
         self._next_token += 1
-        self._reads[token] = _PendingRead(cta_rank, offset, offset + nbytes, describe)
+        low, high = int(np.min(offsets)), int(np.max(offsets)) + nbytes
+        self._reads[token] = _PendingRead(cta_rank, low, high, describe)
         return token
 
     def read_end(self, token: int) -> None:
@@ -142,6 +152,6 @@ class ProxyTracker:
             if hit.any():
                 where = int(np.atleast_1d(offsets)[np.atleast_1d(hit)][0])
                 raise SharedMemoryRace(
-                    f"{who} {nbytes} bytes at shared offset {where} of CTA {cta_rank} while {read.describe} still has "
-                    f"to read [{read.start}, {read.end})"
+                    f"{who} overwrites {nbytes} bytes at shared offset {where} of CTA {cta_rank}, which are not known "
+                    f"to have been read yet by the {read.describe}"
                 )

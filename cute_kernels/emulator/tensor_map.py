@@ -1,0 +1,240 @@
+"""Tensor maps: the descriptors of tensors in global memory that the TMA unit copies boxes of.
+
+A tensor map is 128 bytes, of which the first 64 carry the tiled modes. `decode` reads it; modes that are not
+implemented raise. Dimension 0 is the innermost one throughout, as in the tensor map. The encoding and what is legal
+were taken from the CUDA driver's own encoder (tests/emulator/data) and from what CuTe DSL's host code writes.
+"""
+
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+
+CHUNK = 16  # bytes; the unit that swizzles move and that coordinates and rows must be multiples of
+
+_TF32_FLAG = 1 << 4  # kept beside the 4-bit type code of the descriptor
+#: Type code (with the TF32 flag as bit 4) -> (name, bytes per element).
+DATA_TYPES = {
+    0: ("u8", 1),
+    1: ("u16", 2),
+    2: ("u32", 4),
+    3: ("s32", 4),
+    4: ("u64", 8),
+    5: ("s64", 8),
+    6: ("f16", 2),
+    7: ("f32", 4),
+    8: ("f32_ftz", 4),
+    9: ("f64", 8),
+    10: ("bf16", 2),
+    7 | _TF32_FLAG: ("tf32", 4),
+    8 | _TF32_FLAG: ("tf32_ftz", 4),
+}
+_ELEMENT_BYTES = dict(DATA_TYPES.values())
+_TYPE_CODES = {name: code for code, (name, _) in DATA_TYPES.items()}
+
+
+@dataclass(frozen=True)
+class Swizzle:
+    """``address ^= (address >> shift) & mask`` on absolute shared-memory addresses.
+
+    Attributes:
+        code: value of the swizzle field of a tensor map.
+        atom: value of its atom field (1: 32-byte atoms instead of 16-byte ones).
+        span: bytes of one row of the pattern; rows of a box lie this far apart.
+    """
+
+    code: int
+    atom: int
+    span: int
+    shift: int
+    mask: int
+
+
+SWIZZLES = {
+    "none": Swizzle(0, 0, 0, 0, 0),
+    "32B": Swizzle(1, 0, 32, 3, 0x10),
+    "64B": Swizzle(2, 0, 64, 3, 0x30),
+    "128B": Swizzle(3, 0, 128, 3, 0x70),
+    "128B_atom32B": Swizzle(3, 1, 128, 2, 0x60),
+}
+SWIZZLE_PERIOD = 1024  # of the widest pattern
+_SWIZZLE_NAMES = {(swizzle.code, swizzle.atom): name for name, swizzle in SWIZZLES.items()}
+
+# Header bits. Bits 1 and 21 are set in every map that CuTe DSL encodes and in none that the driver encodes for sm_90,
+# which sm_90 executes alike.
+_HEADER_FIELDS = 0x7 << 4 | 0xF << 7 | 0x3 << 11 | 0x3 << 13 | 1 << 15 | 1 << 16 | 0x3 << 17 | 0x3 << 19
+_HEADER_IGNORED = 1 << 1 | 1 << 21
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A decoded tensor map of a tiled tensor.
+
+    Attributes:
+        address: global address of element 0.
+        dtype: element type, a name of `DATA_TYPES`.
+        extents: elements per dimension, innermost first.
+        strides: bytes between elements of dimensions 1.. (dimension 0 is contiguous).
+        box: extent of one copy per dimension, in elements of the tensor.
+        element_strides: of dimension i, every element_strides[i]-th element of the box is copied (dimension 0: all).
+        swizzle: a name of `SWIZZLES`.
+        nan_fill: whether out-of-bounds elements read as NaN instead of zero.
+        l2_promotion: code 0..3; no effect on results.
+
+    Raises:
+        IllegalAccess: a combination that the driver's encoder rejects.
+    """
+
+    address: int
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    swizzle: str = "none"
+    nan_fill: bool = False
+    l2_promotion: int = 0
+
+    def __post_init__(self) -> None:
+        span = SWIZZLES[self.swizzle].span
+        problems = [
+            (not 1 <= self.rank <= 5, f"rank {self.rank}, legal are 1 to 5"),
+            (self.address % 16, f"global address {self.address:#x} is not 16-byte aligned"),
+            (any(not 1 <= extent <= 1 << 32 for extent in self.extents), f"extents {self.extents}, at most 2^32"),
+            (
+                any(stride % 16 or not 0 <= stride < 1 << 40 for stride in self.strides),
+                f"strides {self.strides}, legal are multiples of 16 bytes below 2^40",
+            ),
+            (any(not 1 <= size <= 256 for size in self.box), f"box {self.box}, legal are 1 to 256"),
+            (any(not 1 <= step <= 8 for step in self.element_strides), f"element strides {self.element_strides}"),
+            (self.row_bytes % CHUNK, f"box rows of {self.row_bytes} bytes, legal are multiples of {CHUNK}"),
+            (span and self.row_bytes > span, f"box rows of {self.row_bytes} bytes in a swizzle span of {span}"),
+            (self.nan_fill and self.dtype[0] in "us", f"NaN fill of {self.dtype} elements"),
+        ]
+        for wrong, text in problems:
+            if wrong:
+                raise IllegalAccess(f"illegal tensor map: {text}")
+
+    @property
+    def rank(self) -> int:
+        return len(self.extents)
+
+    @property
+    def element_bytes(self) -> int:
+        return _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one box row (dimension 0)."""
+        return self.box[0] * self.element_bytes
+
+    @functools.cached_property
+    def tile(self) -> tuple[int, ...]:
+        """Elements per dimension that one copy moves: the box thinned by the element strides."""
+        return (self.box[0], *(-(-b // e) for b, e in zip(self.box[1:], self.element_strides[1:], strict=True)))
+
+    @functools.cached_property
+    def box_bytes(self) -> int:
+        """Bytes of one copy, those out of bounds included: what the mbarrier counts."""
+        return math.prod(self.tile) * self.element_bytes
+
+    @property
+    def shared_pitch(self) -> int:
+        """Bytes between box rows in shared memory."""
+        return SWIZZLES[self.swizzle].span or self.row_bytes
+
+
+def encode(tensor_map: TensorMap) -> bytes:
+    """The 128 bytes of a tensor map, as the driver encodes them for sm_90."""
+    code = _TYPE_CODES[tensor_map.dtype]
+    swizzle = SWIZZLES[tensor_map.swizzle]
+    rank = tensor_map.rank
+    words = [0] * 32
+    words[0], words[1] = tensor_map.address & 0xFFFFFFFF, tensor_map.address >> 32
+    words[2] = (rank - 1) << 4 | (code & 15) << 7 | swizzle.code << 13 | tensor_map.nan_fill << 15
+    words[2] |= (code >> 4) << 16 | tensor_map.l2_promotion << 17 | swizzle.atom << 19
+    for i, stride in enumerate(tensor_map.strides):
+        words[3 + i] = (stride >> 4) & 0xFFFFFFFF
+        words[7] |= (stride >> 36) << (4 * i)
+    for i in range(rank):
+        words[8 + i] = tensor_map.extents[i] - 1
+        words[13] |= (tensor_map.element_strides[i] - 1) << (3 * i)
+    box = [size - 1 for size in tensor_map.box] + [0] * (5 - rank)
+    words[13] |= box[0] << 24
+    words[14] = box[1] | box[2] << 8 | box[3] << 16 | box[4] << 24
+    return struct.pack("<32I", *words)
+
+
+def decode(data: bytes) -> TensorMap:
+    """Decodes a tensor map of 128 bytes.
+
+    Raises:
+        UnsupportedPTX: a data type or mode that is not implemented (im2col, interleaved, sub-byte types).
+        IllegalAccess: not 128 bytes, or contents that no encoder produces.
+    """
+    if len(data) != 128:
+        raise IllegalAccess(f"a tensor map has 128 bytes, not {len(data)}")
+    return _decode(bytes(data[:64]))  # CuTe DSL leaves the second half uninitialised
+
+
+@functools.lru_cache(maxsize=256)
+def _decode(data: bytes) -> TensorMap:
+    words = struct.unpack("<16I", data)
+    header = words[2]
+    if header & ~(_HEADER_FIELDS | _HEADER_IGNORED) or words[7] >> 16 or words[13] >> 15 & 0x1FF or words[15]:
+        raise UnsupportedPTX(f"tensor map in a mode that is not implemented: {data.hex()}")
+    code = (header >> 7 & 15) | (header >> 16 & 1) * _TF32_FLAG
+    swizzle = (header >> 13 & 3, header >> 19 & 3)
+    if code not in DATA_TYPES:
+        raise UnsupportedPTX(f"tensor map with data type code {code}")
+    if header >> 11 & 3:
+        raise UnsupportedPTX(f"tensor map with interleaved layout {header >> 11 & 3}")
+    if swizzle not in _SWIZZLE_NAMES:
+        raise UnsupportedPTX(f"tensor map with swizzle {swizzle[0]}, atom {swizzle[1]}")
+    rank = (header >> 4 & 7) + 1
+    if rank > 5:
+        raise UnsupportedPTX(f"tensor map of rank {rank}")
+    boxes = struct.unpack("<5B", data[55:60])
+    return TensorMap(
+        address=words[0] | words[1] << 32,
+        dtype=DATA_TYPES[code][0],
+        extents=tuple(words[8 + i] + 1 for i in range(rank)),
+        strides=tuple((words[3 + i] | (words[7] >> (4 * i) & 15) << 32) << 4 for i in range(rank - 1)),
+        box=tuple(size + 1 for size in boxes[:rank]),
+        element_strides=tuple((words[13] >> (3 * i) & 7) + 1 for i in range(rank)),
+        swizzle=_SWIZZLE_NAMES[swizzle],
+        nan_fill=bool(header >> 15 & 1),
+        l2_promotion=header >> 17 & 3,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def chunk_places(swizzle: str, rows: int, row_bytes: int, phase: int) -> np.ndarray:
+    """Where the 16-byte chunks of a box go in shared memory: int64 [rows * row_bytes / 16], in box order.
+
+    Args:
+        swizzle: a name of `SWIZZLES`.
+        rows: box rows.
+        row_bytes: bytes of one row, a multiple of 16.
+        phase: shared address of the box modulo `SWIZZLE_PERIOD`; places are chunk indices relative to address - phase.
+    """
+    pattern = SWIZZLES[swizzle]
+    pitch = pattern.span or row_bytes
+    address = phase + np.arange(rows)[:, None] * pitch + np.arange(0, row_bytes, CHUNK)[None, :]
+    address = address ^ (address >> pattern.shift & pattern.mask)
+    return (address // CHUNK).reshape(-1)
+
+
+@functools.lru_cache(maxsize=256)
+def chunk_order(swizzle: str, nbytes: int, phase: int) -> np.ndarray:
+    """For rows that fill their span: the box chunk that physical chunk p, counted from the first, holds."""
+    span = SWIZZLES[swizzle].span
+    # Within one span the XOR with fixed higher bits is its own inverse, so source and destination orders coincide.
+    return chunk_places(swizzle, nbytes // span, span, phase) - phase // CHUNK
