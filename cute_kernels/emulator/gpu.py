@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cute_kernels.emulator import blas
 from cute_kernels.emulator.counters import Counters
 from cute_kernels.emulator.decode import Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError, Hang, IllegalAccess
@@ -126,17 +127,18 @@ def run(
     start = time.perf_counter()
     if progress is not None:
         progress(0, len(indices))
-    for done, index in enumerate(indices, 1):
-        state = launch.make_cluster(index)
-        warps = state.warps
-        _Scheduler(state, translation, options).run()
-        counters.add(warps)
-        totals["loaded"] += state.tma.bytes_loaded
-        totals["stored"] += state.tma.bytes_stored
-        totals["mma"] += state.tensor_core.instructions
-        totals["columns"] = max(totals["columns"], *(cta.tmem.columns_used for cta in state.ctas))
-        if progress is not None:
-            progress(done, len(indices))
+    with blas.one_thread():
+        for done, index in enumerate(indices, 1):
+            state = launch.make_cluster(index)
+            warps = state.warps
+            _Scheduler(state, translation, options).run()
+            counters.add(warps)
+            totals["loaded"] += state.tma.bytes_loaded
+            totals["stored"] += state.tma.bytes_stored
+            totals["mma"] += state.tensor_core.instructions
+            totals["columns"] = max(totals["columns"], *(cta.tmem.columns_used for cta in state.ctas))
+            if progress is not None:
+                progress(done, len(indices))
     return Report(
         warp_instructions=counters.total,
         by_role=dict(counters.by_role),

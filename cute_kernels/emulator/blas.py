@@ -1,0 +1,53 @@
+"""One BLAS thread while the emulator runs.
+
+Its matrix products take a fraction of a millisecond each. OpenBLAS's worker threads spin between them, which makes the
+emulator ten times slower as soon as anything else (another test process) uses the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+# Names that NumPy's wheels have used for the function of their bundled OpenBLAS.
+_PATTERNS = ("scipy_openblas_{}64_", "openblas_{}64_", "scipy_openblas_{}", "openblas_{}")
+
+
+@functools.cache
+def _functions() -> tuple[Callable[[], int], Callable[[int], None]] | None:
+    """(get, set) of the thread count of NumPy's OpenBLAS; None when NumPy uses another BLAS."""
+    core = getattr(np, "_core", None) or np.core
+    try:
+        library = ctypes.CDLL(core._multiarray_umath.__file__)  # a symbol is found in the libraries it links, too
+    except (OSError, AttributeError):
+        return None
+    for pattern in _PATTERNS:
+        try:
+            read = getattr(library, pattern.format("get_num_threads"))
+            write = getattr(library, pattern.format("set_num_threads"))
+        except AttributeError:
+            continue
+        read.restype, read.argtypes = ctypes.c_int, []
+        write.restype, write.argtypes = None, [ctypes.c_int]
+        return read, write
+    return None
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Limits NumPy's BLAS to one thread inside the block; does nothing for another BLAS than OpenBLAS."""
+    functions = _functions()
+    if functions is None:
+        yield
+        return
+    read, write = functions
+    before = read()
+    write(1)
+    try:
+        yield
+    finally:
+        write(before)
