@@ -71,7 +71,7 @@ def accuracy_table(columns: Sequence[Accuracy]) -> Table:
     for heading, value in (
         ("executed by", lambda c: c.backend),
         ("shape", lambda c: " × ".join(map(str, c.shape))),
-        ("bit mismatches to the torch reference", mismatches),
+        ("bit mismatches to reference", mismatches),
         ("max abs error to FP32", lambda c: f"{c.max_abs_error:.4g}"),
         ("cosine to FP32", lambda c: f"{c.cosine:.6f}"),
     ):
