@@ -82,15 +82,18 @@ def test_missing_arrive_is_reported_as_a_hang() -> None:
     with pytest.raises(Hang) as error:
         emulate(case.plan, case.tensors, artifact=_changed(case, r"mbarrier\.arrive\.relaxed\.cluster"))
     report = error.value.report
-    mma = next(line for line in report.splitlines() if "mma" in line and "CTA 0" in line)
-    assert "ptx.py" in report or "mma.py" in report
-    barrier = compile_barrier_offset(case.plan, "accumulator_empty")
-    assert f"{1024 + barrier:#x}" in mma or str(1024 + barrier) in mma
-    assert "parity" in report and "pending" in report
-    assert "epilogue" in report and "load" in report
+    mma = next(line for line in report.splitlines() if line.startswith("CTA 0 warp 1 (mma)"))
+    offset = 1024 + barrier_offset(case.plan, "accumulator_empty")
+    arrivals = 2 * case.plan.config.epilogue_warps
+    assert f"({offset:#x}) of CTA 0" in mma
+    assert "waits for parity" in mma and f"{arrivals} of {arrivals} arrivals pending" in mma
+    assert "0 transaction bytes pending" in mma and "initialised by CTA 0 warp 0 (load)" in mma
+    assert "PTX line" in mma and "mbarrier.try_wait" in mma and ".py:" in mma
+    waiting = {role for role in ("load", "mma", "epilogue") if f"({role}) waits for parity" in report}
+    assert waiting == {"load", "mma", "epilogue"}
 
 
-def compile_barrier_offset(plan, name: str) -> int:
+def barrier_offset(plan, name: str) -> int:
     from cute_kernels.kernels.graph import gemm_graph
 
     return 8 * next(b.slot for b in gemm_graph(plan).barriers() if b.name == name)
