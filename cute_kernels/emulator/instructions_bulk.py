@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cute_kernels.emulator.block import BlockBuilder
-from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Vector
-from cute_kernels.emulator.instructions_memory import address_value, fence_proxy_async, view_bytes
+from cute_kernels.emulator.block import BlockBuilder, Call
+from cute_kernels.emulator.decode import Instruction, Memory, Vector
+from cute_kernels.emulator.instructions_memory import address_value, view_bytes
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
-from cute_kernels.emulator.instructions_sync import each_lane
+from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
 from cute_kernels.emulator.warp import BulkWait
 
 _RANK = re.compile(r"([1-5])d")
@@ -47,18 +47,31 @@ def tma_load(
 
 
 def tma_store(warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], source: Any) -> None:
-    """cp.async.bulk.tensor to global memory, once per executing lane."""
+    """cp.async.bulk.tensor to global memory.
+
+    Lanes with equal operands write the same bytes to the same place: one of them (the lowest) does it for all. CuTe
+    DSL lets whole warps execute stores, and the hardware's instruction is one per warp as well.
+    """
     warp.cluster.progress += 1
+    done: set[tuple[Any, ...]] = set()
     for lane in range(32):
-        if mask >> lane & 1:
-            ((address, where, *place),) = each_lane(1 << lane, descriptor, source, *coords)
+        if not mask >> lane & 1:
+            continue
+        (operands,) = each_lane(1 << lane, descriptor, source, *coords)
+        if operands not in done:
+            done.add(operands)
+            address, where, *place = operands
+            thread = (warp.cta.rank, warp.index, lane)
+            warp.storing_lanes |= 1 << lane
             warp.cluster.tma.store(
                 _descriptor(warp, address),
                 [signed32(c) for c in place],
                 where,
-                thread=(warp.cta.rank, warp.index, lane),
+                thread=thread,
                 describe=f"by {warp.label}",
             )
+        if all(isinstance(x, int) for x in (descriptor, source, *coords)):
+            return
 
 
 def signed32(value: int) -> int:
@@ -124,8 +137,6 @@ def _call(block: BlockBuilder, function: Any, before: list[Any], coords: list[An
     """A call with the coordinates as one tuple argument."""
     coords = [block.whole(value) for value in coords]
     values = [v for v in (*before, *coords, *after) if hasattr(v, "uniform")]
-    from cute_kernels.emulator.block import Call
-
     block.anchor(Call(function, [*before, tuple(coords), *after]), [], values)
 
 
@@ -142,17 +153,16 @@ def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def commit_group(warp: Any, mask: int) -> None:
-    """cp.async.bulk.commit_group by each executing lane."""
-    for lane in range(32):
-        if mask >> lane & 1:
-            warp.cluster.tma.groups.commit((warp.cta.rank, warp.index, lane))
+    """cp.async.bulk.commit_group by each executing lane. Empty groups of lanes that issued nothing are left out."""
+    for lane in lane_numbers(mask & warp.storing_lanes):
+        warp.cluster.tma.groups.commit((warp.cta.rank, warp.index, lane))
 
 
 def wait_group(warp: Any, mask: int, count: int, read: bool) -> bool | None:
     """cp.async.bulk.wait_group: each lane waits for its own groups."""
     groups, rank, index = warp.cluster.tma.groups, warp.cta.rank, warp.index
-    for lane in range(32):
-        if mask >> lane & 1 and not groups.wait_satisfied((rank, index, lane), count, read):
+    for lane in lane_numbers(mask & warp.storing_lanes):
+        if not groups.wait_satisfied((rank, index, lane), count, read):
             warp.wait = BulkWait(warp.cluster, (rank, index, lane), count, read)
             return None
     return True
@@ -171,6 +181,3 @@ def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     parts = qualifiers(instruction, "async", "bulk", "wait_group", "read")
     count = as_integer(instruction, instruction.operands[0])
     block.call(wait_group, count, "read" in parts, blocking=True)
-
-
-_ = (Immediate, fence_proxy_async)

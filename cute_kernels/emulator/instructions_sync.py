@@ -6,6 +6,7 @@ the scheduler resumes it. What it has already done (its arrival) is remembered i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from cute_kernels.emulator.block import FULL, BlockBuilder, Constant
@@ -22,6 +23,14 @@ _SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # orderings ch
 def lanes_in(mask: int) -> int:
     """Number of lanes of a mask."""
     return bin(mask).count("1")
+
+
+def lane_numbers(mask: int) -> Iterator[int]:
+    """The lanes of a mask, lowest first."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
 
 
 def require_whole_warp(warp: Any, mask: int, name: str) -> None:
@@ -131,11 +140,7 @@ def each_address(mask: int, address: Any) -> list[tuple[int, int]]:
 
 def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
     """Tuples of per-lane Python values of the executing lanes."""
-    rows = []
-    for lane in range(32):
-        if mask >> lane & 1:
-            rows.append(tuple(v if isinstance(v, int) else int(v[lane]) for v in values))
-    return rows
+    return [tuple(v if isinstance(v, int) else int(v[lane]) for v in values) for lane in lane_numbers(mask)]
 
 
 def mbarrier_init(warp: Any, mask: int, address: Any, count: Any) -> None:
@@ -204,11 +209,10 @@ def _test(warp: Any, mask: int, address: Any, state: Any, parity: bool) -> int:
     if isinstance(address, int) and isinstance(state, int):
         return mask if test(address, state & 1 if parity else state) else 0
     done = 0
-    for lane in range(32):
-        if mask >> lane & 1:
-            (where, what), = each_lane(1 << lane, address, state)
-            if test(where, what & 1 if parity else what):
-                done |= 1 << lane
+    for lane in lane_numbers(mask):
+        ((where, what),) = each_lane(1 << lane, address, state)
+        if test(where, what & 1 if parity else what):
+            done |= 1 << lane
     return done
 
 

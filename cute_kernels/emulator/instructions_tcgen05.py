@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Register, Vector
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
@@ -140,8 +140,6 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
     address = address_value(block, instruction.operands[0])
     if not address.uniform:
         address = block.first_lane(address)
-    from cute_kernels.emulator.block import Call
-
     block.anchor(Call(store, [address, shape, repeat, tuple(values)]), [], [address, *values])
 
 
@@ -218,8 +216,6 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
         block.whole(block.value(descriptor, 32)),
         block.value(rest[0], 1),
     ]
-    from cute_kernels.emulator.block import Call
-
     call = Call(mma, [kind, _cta_group(instruction), *values, a_in_tmem, tuple(disabled)])
     block.anchor(call, [], [*values, *disabled])
 

@@ -157,6 +157,7 @@ class Warp:
         wait: the condition on which it is descheduled, None while it can run.
         token: what a blocking instruction remembers between attempts.
         timed_out: the next try_wait gives up.
+        storing_lanes: lanes that issued bulk stores, the only ones with bulk groups.
         counts: executions per basic block.
     """
 
@@ -169,6 +170,7 @@ class Warp:
         self.wait: Wait | None = None
         self.token: Any = None
         self.timed_out = False
+        self.storing_lanes = 0
         self.stack: list[Frame] = []
         self.blocked: list[Wait] = []
         self.code: Generator[None, int, None] | None = None
