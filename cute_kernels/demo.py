@@ -81,6 +81,8 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     Raises:
         ValueError, FileNotFoundError, ModuleNotFoundError: unusable images, checkpoint or config.
     """
+    if not options.output.absolute().parent.is_dir():
+        raise FileNotFoundError(f"no folder for {options.output}")
     names, photos = _load_photographs(options.images)
     model = (
         siglip.seeded_patch_embedding(options.architecture, options.image_size, options.seed)

@@ -177,4 +177,4 @@ def save_figure(
                 axes.set_ylabel(names[index], fontsize=8)
     figure.suptitle(title, fontsize=11, y=0.985)
     figure.text(0.5, 0.012, footnote, ha="center", fontsize=8, color="0.35")
-    figure.savefig(path)
+    figure.savefig(path, format="png")

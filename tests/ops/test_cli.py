@@ -61,6 +61,7 @@ def test_ptx_variants(tmp_path, table, scale, rows):
         (["ptx", "patch-embed", "-o", "x", "--stages", "9"], "nearest legal value: 5"),
         (["ptx", "patch-embed", "-o", "x", "--epilogue", "fp64"], "nearest legal value: 'f32'"),
         (["demo", "--images", "absent.png"], "no image file absent.png"),
+        (["demo", "--output", "absent/demo.png"], "no folder for absent/demo.png"),
         (["demo", "--model", "absent"], "absent holds no config.json"),
         (["demo", "--model", "x", "--image-size", "64"], "--model brings its own"),
         (["demo", "--image-size", "8"], "image_size = 8 is smaller than a patch"),
