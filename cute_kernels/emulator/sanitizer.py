@@ -24,10 +24,22 @@ GRANULE = 16  # bytes; the smallest unit that any asynchronous operation reads
 
 @dataclass
 class _PendingRead:
+    """Bytes [start, end) of a CTA, or of these only the granules with the given indices."""
+
     cta_rank: int
     start: int
     end: int
+    granules: np.ndarray | None
     describe: str
+
+    def overlap(self, offsets: np.ndarray, nbytes: int) -> int | None:
+        """The first of ``offsets`` at which ``nbytes`` overlap this read, or None."""
+        hit = (offsets < self.end) & (offsets + nbytes > self.start)
+        if self.granules is not None and hit.any():
+            steps = np.arange(0, nbytes + GRANULE - 1, GRANULE)
+            touched = np.minimum(offsets[..., None] + steps, offsets[..., None] + nbytes - 1) // GRANULE
+            hit = np.isin(touched, self.granules).any(axis=-1)
+        return int(np.atleast_1d(offsets)[np.atleast_1d(hit)][0]) if hit.any() else None
 
 
 @dataclass
@@ -132,7 +144,8 @@ class ProxyTracker:
         token = self._next_token
         self._next_token += 1
         low, high = int(np.min(offsets)), int(np.max(offsets)) + nbytes
-        self._reads[token] = _PendingRead(cta_rank, low, high, describe)
+        granules = None if isinstance(offsets, int) else _granules(offsets, nbytes)
+        self._reads[token] = _PendingRead(cta_rank, low, high, granules, describe)
         return token
 
     def read_end(self, token: int) -> None:
@@ -148,9 +161,8 @@ class ProxyTracker:
         for read in self._reads.values():
             if read.cta_rank != cta_rank or low >= read.end or high <= read.start:
                 continue
-            hit = (offsets < read.end) & (offsets + nbytes > read.start)
-            if hit.any():
-                where = int(np.atleast_1d(offsets)[np.atleast_1d(hit)][0])
+            where = read.overlap(offsets, nbytes)
+            if where is not None:
                 raise SharedMemoryRace(
                     f"{who} overwrites {nbytes} bytes at shared offset {where} of CTA {cta_rank}, which are not known "
                     f"to have been read yet by the {read.describe}"

@@ -43,6 +43,7 @@ class SharedMemory:
         size: bytes, the 1024 system bytes included.
         cta_rank: rank of the CTA in its cluster.
         data: uint8 [size].
+        words, states: the memory and the state of its bytes as items of 1, 2, 4, 8, 16 and 32 bytes.
         detect: whether uninitialised reads and accesses to live mbarriers are reported.
     """
 
@@ -61,6 +62,7 @@ class SharedMemory:
         for n in (16, 32):
             self.words[n] = store.view(np.uint64).reshape(-1, n // 8)
             self.states[n] = state.view(np.uint64).reshape(-1, n // 8)
+        self.chunks = store.view(np.complex128)  # 16-byte items that NumPy moves fastest
         # Lowest and highest byte of any live mbarrier: almost every access is told apart by two comparisons.
         self._barriers: set[int] = set()
         self.barrier_low, self.barrier_high = size, 0
@@ -127,6 +129,20 @@ class SharedMemory:
             bad = int(offsets[~bytewise.all(axis=1)][0])
             raise IllegalAccess(
                 f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}"
+            )
+
+    def check_initialised(self, index: np.ndarray, nbytes: int) -> None:
+        """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data.
+
+        Raises:
+            IllegalAccess: some were never written, or are part of a live mbarrier.
+        """
+        if self.detect and not (self.states[nbytes][index] == _all_data(nbytes)).all():
+            items = index.reshape(-1)
+            bad = items[(self.states[1][items[:, None] * nbytes + np.arange(nbytes)] != _DATA).any(axis=1)]
+            raise IllegalAccess(
+                f"asynchronous read of uninitialised shared memory at offset {int(bad[0]) * nbytes} of CTA "
+                f"{self.cta_rank}"
             )
 
     def _outside(self, offset: int, nbytes: int) -> str:

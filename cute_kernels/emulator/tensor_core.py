@@ -1,7 +1,9 @@
 """Fifth-generation tensor core: tcgen05.mma on operands in shared memory, accumulators in tensor memory.
 
-Contract of one instruction: ``D = fp32_round(exact sum over its K of a*b + d)``, one rounding to nearest even. The
-order and width of the additions inside the real unit are undocumented.
+Contract of one instruction: ``D = fp32_round(exact sum over its K of a*b + d)``, one rounding to nearest even, for
+every input (`cute_kernels.emulator.exact`). The order and the width of the additions inside the real unit are
+undocumented, so silicon may differ from it in the last bits. NaN results are 0x7FFFFFFF. TF32 operands lose their 13
+low bits.
 """
 
 from __future__ import annotations
@@ -12,38 +14,74 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from cute_kernels.emulator import exact
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.sanitizer import ProxyTracker
-from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, shared_address
+from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, SharedMemory, shared_address
+from cute_kernels.emulator.tensor_map import CHUNK, SWIZZLES
 from cute_kernels.emulator.tmem import TensorMemory, split_address
+
+K_BYTES = 32  # PTX ISA: K of every dense kind is 32 bytes of operand elements
+_CORE_ROWS = 8  # rows of a core matrix
+_E4M3_SUMS_LIMIT = 1 << 11  # instructions; each adds less than 2^23 to an accumulator on a grid of 2^-18
 
 
 @dataclass(frozen=True)
-class InstructionDescriptor:
-    """The fields of the 32-bit instruction descriptor that matter for dense MMAs (PTX ISA, "Instruction descriptor")."""
+class ElementType:
+    """An operand type: its name, bytes per element and significand bits."""
 
-    d_type: int
-    a_type: int
-    b_type: int
+    name: str
+    nbytes: int
+    precision: int
+
+
+E4M3 = ElementType("e4m3", 1, 4)
+E5M2 = ElementType("e5m2", 1, 3)
+F16 = ElementType("f16", 2, 11)
+BF16 = ElementType("bf16", 2, 8)
+TF32 = ElementType("tf32", 4, 11)
+#: kind -> type code of the instruction descriptor -> element type.
+KINDS = {"f8f6f4": {0: E4M3, 1: E5M2}, "f16": {0: F16, 1: BF16}, "tf32": {2: TF32}}
+_DTYPES = {
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """The fields of an instruction descriptor that a dense MMA uses (PTX ISA, "Instruction descriptor").
+
+    Attributes:
+        a_type, b_type: element types.
+        negate_a, negate_b: the operand is negated.
+        a_mn_major, b_mn_major: the operand is MN-major (False: K-major).
+        m, n: shape of the accumulator, of both CTAs together.
+    """
+
+    a_type: ElementType
+    b_type: ElementType
     negate_a: bool
     negate_b: bool
     a_mn_major: bool
     b_mn_major: bool
-    n: int
     m: int
+    n: int
 
 
 @dataclass(frozen=True)
-class MatrixDescriptor:
+class Matrix:
     """A shared-memory matrix descriptor (PTX ISA, "Shared memory descriptor"); offsets in bytes.
 
     Attributes:
         address: offset of the matrix in the shared memory of its CTA.
         leading: leading dimension byte offset.
         stride: stride dimension byte offset.
-        swizzle: ``"none"``, ``"32B"``, ``"64B"``, ``"128B"``.
+        swizzle: a name of `SWIZZLES`.
     """
 
     address: int
@@ -52,93 +90,134 @@ class MatrixDescriptor:
     swizzle: str
 
 
-_SWIZZLE_CODES = {0: "none", 2: "128B", 4: "64B", 6: "32B"}
-_SPANS = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
-_KINDS = {
-    "f8f6f4": ({0: "e4m3", 1: "e5m2"}, 1),
-    "f16": ({0: "f16", 1: "bf16"}, 2),
-    "tf32": ({2: "tf32"}, 4),
-}
-
-
-@functools.lru_cache(maxsize=64)
-def decode_instruction(kind: str, descriptor: int) -> InstructionDescriptor:
+@functools.lru_cache(maxsize=256)
+def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instruction:
     """Decodes an instruction descriptor.
 
     Raises:
-        UnsupportedPTX: sparsity, saturation, an accumulator other than FP32, or element types not implemented.
+        UnsupportedPTX: sparsity, saturation, an accumulator other than FP32, element types not implemented.
+        IllegalAccess: a shape that does not exist.
     """
-    if kind not in _KINDS:
-        raise UnsupportedPTX(f"tcgen05.mma.kind::{kind}; implemented are {', '.join(_KINDS)}")
-    types, _ = _KINDS[kind]
-    field = InstructionDescriptor(
-        d_type=descriptor >> 4 & 3,
-        a_type=descriptor >> 7 & 7,
-        b_type=descriptor >> 10 & 7,
+    if kind not in KINDS:
+        raise UnsupportedPTX(f"tcgen05.mma.kind::{kind}; implemented are {', '.join(KINDS)}")
+    where = f"instruction descriptor {descriptor:#010x} of kind::{kind}"
+    types = KINDS[kind]
+    # Bits 0-3: sparsity and saturation; 6, 23: reserved; 29: reserved; 30-31: shift of .ws.
+    if descriptor & (0xF | 1 << 6 | 1 << 23 | 7 << 29):
+        raise UnsupportedPTX(f"{where}: sparsity, saturation or a reserved bit")
+    if descriptor >> 4 & 3 != 1:
+        raise UnsupportedPTX(f"{where}: D type {descriptor >> 4 & 3}; implemented is 1 (F32)")
+    for operand, code in (("A", descriptor >> 7 & 7), ("B", descriptor >> 10 & 7)):
+        if code not in types:
+            known = ", ".join(f"{c} ({t.name})" for c, t in types.items())
+            raise UnsupportedPTX(f"{where}: {operand} type {code}; implemented are {known}")
+    m, n = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
+    step = {(1, 64): 8, (1, 128): 16, (2, 128): 16, (2, 256): 16}.get((cta_group, m))
+    if step is None or n % step or not step <= n <= 256:
+        raise IllegalAccess(
+            f"{where}: shape {m}x{n} with cta_group::{cta_group}; legal are 64xN (N a multiple of 8) and 128xN (16) "
+            "with cta_group::1, 128xN and 256xN (16) with cta_group::2, N at most 256"
+        )
+    return Instruction(
+        a_type=types[descriptor >> 7 & 7],
+        b_type=types[descriptor >> 10 & 7],
         negate_a=bool(descriptor >> 13 & 1),
         negate_b=bool(descriptor >> 14 & 1),
         a_mn_major=bool(descriptor >> 15 & 1),
         b_mn_major=bool(descriptor >> 16 & 1),
-        n=(descriptor >> 17 & 63) * 8,
-        m=(descriptor >> 24 & 31) * 16,
+        m=m,
+        n=n,
     )
-    if descriptor & 0xF or descriptor >> 29:
-        raise UnsupportedPTX(f"instruction descriptor {descriptor:#x}: sparsity, saturation and shift are not implemented")
-    if field.d_type != 1:
-        raise UnsupportedPTX(f"instruction descriptor {descriptor:#x}: D type {field.d_type}, implemented is 1 (F32)")
-    for operand, code in (("A", field.a_type), ("B", field.b_type)):
-        if code not in types:
-            raise UnsupportedPTX(f"instruction descriptor {descriptor:#x}: {operand} type {code} of kind::{kind}")
-    return field
+
+
+_SWIZZLE_MODES = {0: "none", 1: "128B_atom32B", 2: "128B", 4: "64B", 6: "32B"}
 
 
 @functools.lru_cache(maxsize=1024)
-def decode_matrix(descriptor: int) -> MatrixDescriptor:
+def decode_matrix(descriptor: int) -> Matrix:
     """Decodes a shared-memory matrix descriptor.
 
     Raises:
-        UnsupportedPTX: a reserved bit pattern, a base offset, or a swizzle that is not implemented.
+        UnsupportedPTX: a reserved bit pattern, a base offset, or an absolute leading dimension.
+        IllegalAccess: the swizzle pattern does not start at a multiple of its period.
     """
-    swizzle = descriptor >> 61 & 7
-    if swizzle not in _SWIZZLE_CODES:
-        raise UnsupportedPTX(f"matrix descriptor {descriptor:#x}: swizzle mode {swizzle}")
+    where = f"matrix descriptor {descriptor:#018x}"
+    mode = descriptor >> 61 & 7
+    if mode not in _SWIZZLE_MODES:
+        raise UnsupportedPTX(f"{where}: swizzle mode {mode}")
     if descriptor >> 46 & 7 != 1:
-        raise UnsupportedPTX(f"matrix descriptor {descriptor:#x}: bits 46-48 must be 0b001")
-    if descriptor >> 49 & 0xFFF:
-        raise UnsupportedPTX(f"matrix descriptor {descriptor:#x}: base offset or absolute leading dimension")
-    return MatrixDescriptor(
+        raise UnsupportedPTX(f"{where}: bits 46-48 are {descriptor >> 46 & 7}, not the constant 1")
+    if descriptor >> 49 & 0xFFF or descriptor >> 14 & 3 or descriptor >> 30 & 3:
+        raise UnsupportedPTX(f"{where}: a base offset, an absolute leading dimension or a reserved bit")
+    matrix = Matrix(
         address=(descriptor & 0x3FFF) << 4,
         leading=(descriptor >> 16 & 0x3FFF) << 4,
         stride=(descriptor >> 32 & 0x3FFF) << 4,
-        swizzle=_SWIZZLE_CODES[swizzle],
+        swizzle=_SWIZZLE_MODES[mode],
     )
+    span = SWIZZLES[matrix.swizzle].span
+    rows = _atom_rows(matrix.swizzle)
+    if span and matrix.address % (span * rows) >= span:
+        # The pattern is a function of absolute address bits; another start needs the base offset field (PTX ISA).
+        raise IllegalAccess(
+            f"{where}: the matrix starts at shared offset {matrix.address}, where the pattern of swizzle "
+            f"{matrix.swizzle} does not start (multiples of {span * rows} bytes)"
+        )
+    return matrix
 
 
-@functools.lru_cache(maxsize=4)
-def _decode_table(name: str) -> np.ndarray:
-    """float64 values of all bit patterns of a type of at most 16 bits."""
-    dtype = {
-        "e4m3": ml_dtypes.float8_e4m3fn,
-        "e5m2": ml_dtypes.float8_e5m2,
-        "f16": np.float16,
-        "bf16": ml_dtypes.bfloat16,
-    }[name]
-    bits = np.arange(1 << (8 * np.dtype(dtype).itemsize), dtype=np.uint32)
-    return bits.astype(np.uint8 if np.dtype(dtype).itemsize == 1 else np.uint16).view(dtype).astype(np.float64)
+def _atom_rows(swizzle: str) -> int:
+    return 4 if swizzle == "128B_atom32B" else _CORE_ROWS
 
 
-@functools.lru_cache(maxsize=256)
-def _chunk_index(rows: int, nbytes: int, phase: int, leading: int, stride: int, swizzle: str) -> np.ndarray:
-    """Indices [rows, nbytes / 16] of the 16-byte chunks of a K-major operand, relative to ``address - phase``."""
-    span = _SPANS[swizzle]
-    row = np.arange(rows)[:, None]
-    chunk = np.arange(nbytes // 16)[None, :]
-    if swizzle == "none":
-        offset = phase + row // 8 * stride + row % 8 * 16 + chunk * leading
+@functools.lru_cache(maxsize=512)
+def operand_places(matrix: Matrix, rows: int, element_bytes: int, mn_major: bool) -> np.ndarray:
+    """Where an operand lies in shared memory, relative to offset 0 of its CTA.
+
+    Returns:
+        K-major: int64 [rows, 2], indices of the 16-byte chunks of each row. MN-major: int64 [rows, K], indices of the
+        elements. Canonical layouts of the PTX ISA, "Shared memory matrix layout".
+    """
+    pattern = SWIZZLES[matrix.swizzle]
+    if not mn_major:
+        row, chunk = np.arange(rows)[:, None], np.arange(K_BYTES // CHUNK)[None, :]
+        in_chunk_units = row // _CORE_ROWS * matrix.stride
+        if pattern.span:
+            offset = in_chunk_units + row % _CORE_ROWS * pattern.span + chunk * CHUNK
+        else:
+            offset = in_chunk_units + row % _CORE_ROWS * CHUNK + chunk * matrix.leading
     else:
-        offset = phase + row // 8 * stride + row % 8 * span + chunk * 16
-        offset = offset ^ ((offset >> 7 & (span // 16 - 1)) << 4)
-    return offset >> 4
+        row, k = np.arange(rows)[:, None] * element_bytes, np.arange(K_BYTES // element_bytes)[None, :]
+        if pattern.span:
+            group = _atom_rows(matrix.swizzle)
+            offset = row // pattern.span * matrix.leading + row % pattern.span
+            offset = offset + k // group * matrix.stride + k % group * pattern.span
+        else:
+            offset = row // CHUNK * matrix.stride + row % CHUNK
+            offset = offset + k // _CORE_ROWS * matrix.leading + k % _CORE_ROWS * CHUNK
+    address = matrix.address + offset
+    address = address ^ (address >> pattern.shift & pattern.mask)
+    return address // (element_bytes if mn_major else CHUNK)
+
+
+@functools.lru_cache(maxsize=8)
+def _values_of_bits(name: str) -> np.ndarray:
+    """Values of all 16-bit patterns: float64 [65536] of a 16-bit type, pairs as complex128 [65536] of an 8-bit type."""
+    dtype = np.dtype(_DTYPES[name])
+    codes = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    with np.errstate(invalid="ignore"):
+        values = codes.astype(np.float64)
+    return values.view(np.complex128) if dtype.itemsize == 1 else values
+
+
+def decode_values(raw: np.ndarray, element: ElementType) -> np.ndarray:
+    """float64 [rows, K] of operand bits: uint8 [rows, 32], or elements [rows, K]."""
+    rows = raw.shape[0]
+    if element.nbytes == 4:
+        # The tensor core reads the upper 19 bits of a TF32 register.
+        return (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64).reshape(rows, -1)
+    codes = raw.view(np.uint16)
+    return np.take(_values_of_bits(element.name), codes, mode="clip").view(np.float64).reshape(rows, -1)
 
 
 class TensorCore:
@@ -162,6 +241,7 @@ class TensorCore:
         self.engine = engine
         self.tracker = tracker
         self.instructions = 0
+        self._scratch: dict[tuple[int, int], np.ndarray] = {}
 
     def mma(
         self,
@@ -179,6 +259,9 @@ class TensorCore:
     ) -> None:
         """tcgen05.mma.cta_group.kind [d], a-desc, b-desc, idesc, enable-input-d.
 
+        With cta_group::2 each CTA of the pair holds half of the rows of A, half of the rows of B and the accumulator
+        of its half of A, all at the same offsets.
+
         Args:
             kind: ``"f8f6f4"``, ``"f16"`` or ``"tf32"``.
             cta_group: 1 or 2.
@@ -188,21 +271,23 @@ class TensorCore:
             b: 64-bit matrix descriptor.
             instruction: 32-bit instruction descriptor.
             accumulate: the enable-input-d predicate.
-            a_in_tmem: A is in tensor memory.
+            a_in_tmem: A is in tensor memory, K-major, packed: 32 bytes per lane in 8 columns.
             describe: who issues, for reports.
 
         Raises:
             UnsupportedPTX: a mode that is not implemented.
             IllegalAccess: operands or accumulator outside their memories.
+            ProxyFenceMissing: an operand was written through the generic proxy and not fenced since.
         """
-        fields = decode_instruction(kind, instruction)
-        if a_in_tmem:
-            raise UnsupportedPTX("tcgen05.mma with A in tensor memory")
-        if cta_group not in (1, 2) or (cta_group == 2 and rank % 2):
-            raise UnsupportedPTX(f"tcgen05.mma.cta_group::{cta_group} issued by CTA {rank}")
-        operands = (decode_matrix(a), decode_matrix(b))
-        run = functools.partial(self._run_mma, kind, cta_group, rank, d, operands, fields, accumulate)
-        self.engine.submit(AsyncOp(("tcgen05", rank), run, f"tcgen05.mma of CTA {rank} {describe}".rstrip()))
+        if cta_group not in (1, 2):
+            raise UnsupportedPTX(f"tcgen05.mma.cta_group::{cta_group}")
+        if cta_group == 2 and rank % 2:
+            raise UnsupportedPTX(f"tcgen05.mma.cta_group::2 issued by CTA {rank}, the odd one of its pair")
+        fields = decode_instruction(kind, cta_group, instruction)
+        text = f"tcgen05.mma.cta_group::{cta_group}.kind::{kind} issued {describe or f'by CTA {rank}'}"
+        work = _Mma(self, fields, cta_group, rank, d, a, b, accumulate, a_in_tmem, text)
+        work.issue()
+        self.engine.submit(AsyncOp(("tcgen05", rank), work.run, text))
 
     def commit(
         self, *, cta_group: int, rank: int, barrier: int, multicast: int | None = None, describe: str = ""
@@ -215,6 +300,9 @@ class TensorCore:
             barrier: shared address of the mbarrier.
             multicast: CTA mask: arrive at the same offset in each of these CTAs; None: at ``barrier`` itself.
             describe: who issues, for reports.
+
+        Raises:
+            IllegalAccess: the mask is empty or names CTAs outside the cluster.
         """
         if multicast is None:
             targets = [barrier]
@@ -226,71 +314,172 @@ class TensorCore:
                 for target in range(len(self.shared.ctas))
                 if multicast >> target & 1
             ]
+        who = f"tcgen05.commit issued {describe or f'by CTA {rank}'}"
 
         def run() -> None:
             for target in targets:
-                self.barriers.arrive(target, 1, describe or f"tcgen05.commit of CTA {rank}")
+                self.barriers.arrive(target, 1, who)
 
-        self.engine.submit(AsyncOp(("tcgen05", rank), run, f"tcgen05.commit of CTA {rank} {describe}".rstrip()))
+        self.engine.submit(AsyncOp(("tcgen05", rank), run, who))
 
-    def _run_mma(
+    def scratch(self, n: int, m: int) -> np.ndarray:
+        """A reused float64 array [n, m]: allocating it anew would cost as much as the product."""
+        if (n, m) not in self._scratch:
+            self._scratch[n, m] = np.empty((n, m))
+        return self._scratch[n, m]
+
+
+class _Mma:
+    """One MMA between issue and completion."""
+
+    def __init__(
         self,
-        kind: str,
+        core: TensorCore,
+        fields: Instruction,
         cta_group: int,
         rank: int,
         d: int,
-        operands: tuple[MatrixDescriptor, MatrixDescriptor],
-        fields: InstructionDescriptor,
+        a: int,
+        b: int,
         accumulate: bool,
+        a_in_tmem: bool,
+        text: str,
     ) -> None:
-        ranks = [rank] if cta_group == 1 else [rank, rank + 1]
-        m, n = fields.m // cta_group, fields.n // cta_group
-        a = [self._operand(kind, r, operands[0], m, fields.a_type, fields.a_mn_major, fields.negate_a) for r in ranks]
-        b = [self._operand(kind, r, operands[1], n, fields.b_type, fields.b_mn_major, fields.negate_b) for r in ranks]
-        b_all = np.concatenate(b) if cta_group == 2 else b[0]
-        for r, a_rows in zip(ranks, a, strict=True):
-            # Tensor memory is stored column-major, so the transposed product is written in place.
-            self._accumulate(self.tensor_memories[r], d, b_all @ a_rows.T, fields, cta_group, accumulate)
-        self.instructions += 1
+        self.core, self.fields, self.accumulate, self.text = core, fields, accumulate, text
+        self.cta_group = cta_group
+        self.ranks = [rank] if cta_group == 1 else [rank, rank + 1]
+        if max(self.ranks) >= len(core.tensor_memories):
+            raise IllegalAccess(f"{text}: the cluster has no CTA {max(self.ranks)}")
+        self.rows, self.columns = fields.m // cta_group, fields.n // cta_group
+        self.d = d
+        self.a_tmem = a if a_in_tmem else None
+        if a_in_tmem and (self.rows != 128 or fields.a_mn_major or split_address(a)[0]):
+            raise UnsupportedPTX(f"{text}: A in tensor memory other than K-major with 128 rows per CTA from lane 0")
+        self.a_places = None if a_in_tmem else self._places(a, self.rows, fields.a_type, fields.a_mn_major)
+        self.b_places = self._places(b, self.columns, fields.b_type, fields.b_mn_major)
+        self.releases: list[functools.partial] = []
 
-    def _operand(
-        self, kind: str, rank: int, matrix: MatrixDescriptor, rows: int, code: int, mn_major: bool, negate: bool
+    def _places(self, descriptor: int, rows: int, element: ElementType, mn_major: bool) -> np.ndarray:
+        matrix = decode_matrix(descriptor)
+        if mn_major and element.nbytes == 4 and matrix.swizzle != "128B_atom32B":
+            raise UnsupportedPTX(f"{self.text}: MN-major {element.name} operand with swizzle {matrix.swizzle}")
+        if not mn_major and matrix.swizzle == "128B_atom32B":
+            raise UnsupportedPTX(f"{self.text}: K-major operand with swizzle {matrix.swizzle}")
+        return operand_places(matrix, rows, element.nbytes, mn_major)
+
+    def issue(self) -> None:
+        """Checks at issue, and marks what the operation, if it stays pending, will read and write."""
+        core, fields = self.core, self.fields
+        pending = core.engine.policy != "eager"
+        operands = [(self.b_places, fields.b_type, fields.b_mn_major)]
+        if self.a_places is not None:
+            operands.append((self.a_places, fields.a_type, fields.a_mn_major))
+        lane, column = split_address(self.d)
+        width = self._width()
+        for rank in self.ranks:
+            size = core.shared.ctas[rank].size
+            for places, element, mn_major in operands:
+                unit = element.nbytes if mn_major else CHUNK
+                low, high = int(places.min()) * unit, (int(places.max()) + 1) * unit
+                if high > size:
+                    raise IllegalAccess(
+                        f"{self.text}: operand at shared offsets {low} to {high} of CTA {rank}, which has {size} bytes"
+                    )
+                if core.tracker is not None:
+                    chunks = places if not mn_major else np.unique(places * element.nbytes // CHUNK)
+                    starts = chunks.reshape(-1) * CHUNK
+                    core.tracker.async_read(rank, starts, CHUNK, self.text)
+                    if pending:
+                        token = core.tracker.read_begin(rank, starts, CHUNK, self.text)
+                        self.releases.append(functools.partial(core.tracker.read_end, token))
+            if pending:
+                token = core.tensor_memories[rank].write_begin(column, width, self.text)
+                self.releases.append(functools.partial(core.tensor_memories[rank].write_end, token))
+
+    def _width(self) -> int:
+        """Columns of the accumulator in each CTA."""
+        return self.fields.n // 2 if self.cta_group == 2 and self.rows == 64 else self.fields.n
+
+    def run(self) -> None:
+        """Computes the result and writes it to tensor memory."""
+        fields = self.fields
+        b_parts = [self._load(r, self.b_places, fields.b_type, fields.b_mn_major, fields.negate_b) for r in self.ranks]
+        b = np.concatenate(b_parts) if self.cta_group == 2 else b_parts[0]
+        for rank in self.ranks:
+            if self.a_tmem is None:
+                a = self._load(rank, self.a_places, fields.a_type, fields.a_mn_major, fields.negate_a)
+            else:
+                a = self._load_tmem(rank)
+            self._accumulate(self.core.tensor_memories[rank], b, a)
+        for release in self.releases:
+            release()
+        self.core.instructions += 1
+
+    def _load(
+        self, rank: int, places: np.ndarray, element: ElementType, mn_major: bool, negate: bool
     ) -> np.ndarray:
         """float64 [rows, K] of one CTA's part of an operand."""
-        types, _ = _KINDS[kind]
-        if mn_major or types[code] == "tf32":
-            raise UnsupportedPTX(f"tcgen05.mma.kind::{kind} with {'an MN-major operand' if mn_major else 'tf32'}")
-        nbytes = 32  # K of every dense kind is 32 bytes of each row
-        phase = matrix.address & 1023
-        index = _chunk_index(rows, nbytes, phase, matrix.leading, matrix.stride, matrix.swizzle)
-        base = matrix.address - phase
-        low, high = base + int(index.min()) * 16, base + int(index.max()) * 16 + 16
-        cta = self.shared.ctas[rank]
-        if high > cta.size:
-            raise IllegalAccess(f"MMA operand at shared offset {low}..{high} of CTA {rank} leaves its {cta.size} bytes")
-        chunks = cta.words[16].view(np.complex128).reshape(-1)[index + (base >> 4)]
-        table = _decode_table(types[code])
-        values = table[chunks.view(np.uint8 if len(table) == 256 else np.uint16)]
+        cta: SharedMemory = self.core.shared.ctas[rank]
+        unit = element.nbytes if mn_major else CHUNK
+        cta.check_initialised(places, unit)
+        raw = cta.words[unit][places] if mn_major else cta.chunks[places].view(np.uint8)
+        values = decode_values(np.ascontiguousarray(raw), element)
         return -values if negate else values
 
-    def _accumulate(
-        self,
-        memory: TensorMemory,
-        d: int,
-        product: np.ndarray,
-        fields: InstructionDescriptor,
-        cta_group: int,
-        accumulate: bool,
-    ) -> None:
-        """Adds float64 [N, rows] to the accumulator at ``d`` and rounds to FP32."""
-        lane, column = split_address(d)
-        n, rows = product.shape
-        if rows != 128:
-            raise UnsupportedPTX(f"tcgen05.mma with M = {fields.m} and cta_group::{cta_group}")
-        if lane:
-            raise IllegalAccess(f"accumulator at lane {lane}; an M of 128 lanes starts at lane 0")
-        if accumulate:
-            memory.check(0, rows, column, n, write=False)
-        memory.check(0, rows, column, n, write=True)
-        cells = memory.floats[column : column + n]
-        cells[...] = product + cells if accumulate else product
+    def _load_tmem(self, rank: int) -> np.ndarray:
+        _, column = split_address(self.a_tmem)
+        memory = self.core.tensor_memories[rank]
+        memory.check(0, self.rows, column, K_BYTES // 4, write=False)
+        raw = np.ascontiguousarray(memory.cells[column : column + K_BYTES // 4, : self.rows].T)
+        values = decode_values(raw.view(np.uint8), self.fields.a_type)
+        return -values if self.fields.negate_a else values
+
+    def _cells(self, memory: TensorMemory) -> np.ndarray:
+        """The accumulator as a float32 view of shape [n, rows] or one that an array [n, rows] reshapes to."""
+        lane, column = split_address(self.d)
+        n = self.fields.n
+        half_lanes = self.cta_group == 1 and self.rows == 64
+        if lane not in ((0, 16) if half_lanes else (0,)):
+            raise IllegalAccess(f"{self.text}: accumulator at lane {lane}")
+        if half_lanes:
+            # M = 64 in one CTA: row m in lane m % 16 + 32 * (m / 16).
+            for quarter in range(4):
+                self._check(memory, lane + 32 * quarter, 16, column, n)
+            return memory.floats[column : column + n].reshape(n, 4, 32)[:, :, lane : lane + 16]
+        if self.rows == 64:
+            # M = 128 in two CTAs: columns n >= N/2 are in lanes 64 to 127.
+            self._check(memory, 0, 128, column, n // 2)
+            return memory.floats[column : column + n // 2].reshape(n // 2, 2, 64).transpose(1, 0, 2)
+        self._check(memory, 0, 128, column, n)
+        return memory.floats[column : column + n]
+
+    def _check(self, memory: TensorMemory, lane: int, lanes: int, column: int, columns: int) -> None:
+        if self.accumulate:
+            memory.check(lane, lanes, column, columns, write=False)
+        memory.check(lane, lanes, column, columns, write=True)
+
+    def _accumulate(self, memory: TensorMemory, b: np.ndarray, a: np.ndarray) -> None:
+        """Tensor memory is stored column by column, so D is computed transposed: [n, rows]."""
+        cells = self._cells(memory)
+        fields = self.fields
+        _, column = split_address(self.d)
+        sums = memory.e4m3_sums[column : column + self._width()]
+        earlier = int(sums.max()) if self.accumulate else 0
+        tagged = not self.accumulate or int(sums.min()) > 0
+        if fields.a_type is E4M3 and fields.b_type is E4M3 and tagged and earlier < _E4M3_SUMS_LIMIT:
+            # Products are multiples of 2^-18 below 2^18, and so are accumulators made of them alone: float64 holds
+            # every sum of up to 2048 such instructions exactly, and the conversion to FP32 is the only rounding.
+            total = self.core.scratch(len(b), len(a))
+            exact.dot(b, a, out=total)
+            # A NaN operand (E4M3 has no infinity) makes its whole row of products NaN.
+            if np.isfinite(total[:, 0]).all() and np.isfinite(total[0]).all():
+                shaped = total.reshape(cells.shape)
+                if self.accumulate:
+                    np.add(shaped, cells, out=shaped)
+                np.copyto(cells, shaped, casting="same_kind")
+                sums[...] = earlier + 1
+                return
+        sums[...] = 0
+        old = np.ascontiguousarray(cells).reshape(len(b), len(a)) if self.accumulate else None
+        precision = max(fields.a_type.precision, fields.b_type.precision)
+        cells[...] = exact.dot_add(b, a, old, precision).reshape(cells.shape)

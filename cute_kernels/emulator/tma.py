@@ -194,8 +194,8 @@ class TmaUnit:
             self.bytes_loaded += nbytes
             text = (
                 f"TMA load of {nbytes} bytes to shared offset {target & OFFSET_MASK} of CTA {target >> 24} for the "
-                f"mbarrier at offset {signal & OFFSET_MASK} of CTA {signal >> 24}, issued by "
-                f"{describe or f'CTA {rank}'}"
+                f"mbarrier at offset {signal & OFFSET_MASK} of CTA {signal >> 24}, issued "
+                f"{describe or f'by CTA {rank}'}"
             )
             run = functools.partial(self._run_load, tensor_map, coords, target, signal, text)
             self.engine.submit(AsyncOp(self._new_queue(), run, text))
@@ -222,7 +222,8 @@ class TmaUnit:
         _check_shared(source)
         nbytes = tensor_map.box_bytes
         rank, offset = self.shared.resolve(source)
-        text = f"TMA store of {nbytes} bytes from shared offset {offset} of CTA {rank}, issued by {describe or thread}"
+        who = describe or f"by {thread}"
+        text = f"TMA store of {nbytes} bytes from shared offset {offset} of CTA {rank}, issued {who}"
         bulk = BulkOp(text)
         if self.tracker is not None:
             starts, length = self._pieces(tensor_map, offset)

@@ -34,6 +34,7 @@ class TensorMemory:
     Attributes:
         cells: uint32 [512 columns, 128 lanes].
         allocations: column base -> columns, of what is allocated now.
+        e4m3_sums: int32 [512]: how many E4M3 MMAs the cells of a column are the sum of; 0 when they are anything else.
     """
 
     def __init__(self, *, detect: bool = True) -> None:
@@ -41,10 +42,13 @@ class TensorMemory:
         self.floats = self.cells.view(np.float32)
         self.allocations: dict[int, int] = {}
         self.detect = detect
+        self.e4m3_sums = np.zeros(COLUMNS, np.int32)
         self.relinquished = False
         self.columns_used = 0
         self._allocated = np.zeros(COLUMNS, bool)
         self._written = np.zeros((COLUMNS, LANES), bool)
+        self._pending: dict[int, tuple[int, int, str]] = {}
+        self._next_token = 0
 
     def alloc(self, ncols: int) -> int | None:
         """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
@@ -105,14 +109,36 @@ class TensorMemory:
             UnsupportedPTX: another shape.
         """
         lane, column, ncols = self._lanes_of(warp, address, shape, repeat, "tcgen05.ld")
+        if self._pending:
+            self._check_pending(column, ncols, "tcgen05.ld")
         self.check(lane, 32, column, ncols, write=False)
         return self.cells[column : column + ncols, lane : lane + 32].copy().T
 
     def store(self, warp: int, address: int, shape: str, repeat: int, values: np.ndarray) -> None:
         """tcgen05.st by one warp of uint32 ``[32 lanes, registers]``; arguments and errors as `load`."""
         lane, column, ncols = self._lanes_of(warp, address, shape, repeat, "tcgen05.st")
+        if self._pending:
+            self._check_pending(column, ncols, "tcgen05.st")
         self.check(lane, 32, column, ncols, write=True)
+        self.e4m3_sums[column : column + ncols] = 0
         self.cells[column : column + ncols, lane : lane + 32] = np.asarray(values, np.uint32).T
+
+    def write_begin(self, column: int, ncols: int, describe: str) -> int:
+        """Marks columns that an issued asynchronous operation will write. Returns a token for `write_end`."""
+        self._next_token += 1
+        self._pending[self._next_token] = (column, column + ncols, describe)
+        return self._next_token
+
+    def write_end(self, token: int) -> None:
+        """The operation is complete."""
+        self._pending.pop(token, None)
+
+    def _check_pending(self, column: int, ncols: int, name: str) -> None:
+        for start, end, describe in self._pending.values():
+            if column < end and column + ncols > start:
+                raise IllegalAccess(
+                    f"{name} of TMEM columns {column} to {column + ncols - 1} while {describe} is not complete"
+                )
 
     def check(self, lane: int, nlanes: int, column: int, ncols: int, *, write: bool) -> None:
         """Checks a rectangle and, for a write, marks it as written.
