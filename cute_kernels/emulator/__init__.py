@@ -1,6 +1,6 @@
 """Executes the PTX that CuTe DSL generates for sm_100a on a CPU, bit for bit, under a seeded scheduler.
 
-`run` executes a launch; `host` gets launches out of CuTe DSL without a GPU. See docs/emulator.md.
+`run` executes a launch; `host` gets launches out of CuTe DSL without a GPU.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ value is an array over 32 lanes, a varying predicate is a bit mask of lanes in a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,120 +29,28 @@ from cute_kernels.emulator.decode import (
     Symbol,
     Vector,
 )
-
-FULL = 0xFFFFFFFF
-DTYPES: dict[str, Any] = {
-    "u8": np.uint8,
-    "s8": np.int8,
-    "u16": np.uint16,
-    "s16": np.int16,
-    "u32": np.uint32,
-    "s32": np.int32,
-    "u64": np.uint64,
-    "s64": np.int64,
-    "f16": np.float16,
-    "f32": np.float32,
-    "f64": np.float64,
-}
-CANONICAL = {8: "u8", 16: "u16", 32: "u32", 64: "u64", 1: "pred"}
-
-
-@dataclass(frozen=True)
-class PureOp:
-    """A function of its operands without effects.
-
-    Attributes:
-        name: unique; also the name in generated code.
-        inputs: storage type per operand (a key of DTYPES, or "pred").
-        output: storage type of the result.
-        vector: over arrays of ``inputs``' dtypes (predicates: bool arrays) that broadcast together.
-        scalar: expression over the operands' bit patterns as Python ints (predicates: bools) that gives the result's
-            bit pattern; None to call ``vector`` on one element.
-        masks: expression over lane masks, for operations on predicates only.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    output: str
-    vector: Callable[..., np.ndarray] | None
-    scalar: str | None = None
-    masks: str | None = None
-
-
-class Value:
-    """A quantity of ``bits`` bits inside a block; ``type`` is how a varying value is stored."""
-
-    bits: int
-    type: str
-    uniform: bool
-    level: int = 0
-
-
-class Constant(Value):
-    """A literal bit pattern."""
-
-    def __init__(self, value: int, bits: int) -> None:
-        self.value = value & ((1 << bits) - 1)
-        self.bits, self.type, self.uniform = bits, CANONICAL.get(bits, "wide"), True
-
-
-class LiveIn(Value):
-    """The value that a register has when the block is entered."""
-
-    def __init__(self, variable: str, bits: int, uniform: bool) -> None:
-        self.variable, self.bits, self.uniform = variable, bits, uniform
-        self.type = CANONICAL.get(bits, "wide")
-
-
-class Pack(Value):
-    """Equally wide parts, least significant first; only computed when something needs the whole."""
-
-    def __init__(self, parts: Sequence[Value]) -> None:
-        self.parts = tuple(parts)
-        self.bits = sum(part.bits for part in parts)
-        self.type = CANONICAL.get(self.bits, "wide")
-        self.uniform = all(part.uniform for part in parts)
-        self.level = max(part.level for part in parts)
-
-
-class Result(Value):
-    """A result of a node. ``place`` is set when the node is emitted: (array name, row or None) or an expression."""
-
-    def __init__(self, node: Node, type_: str, uniform: bool) -> None:
-        self.node, self.type, self.uniform = node, type_, uniform
-        self.bits = 1 if type_ == "pred" else np.dtype(DTYPES[type_]).itemsize * 8
-        self.level = node.level
-        self.place: tuple[str, int | None] = ("", None)
-
-
-@dataclass(eq=False)
-class Node:
-    """A pure operation or an anchor of the block's graph."""
-
-    instruction: Instruction
-    args: tuple[Value, ...]
-    level: int
-    op: PureOp | None = None
-    anchor: Anchor | None = None
-    results: list[Result] = field(default_factory=list)
-    guard: Value | None = None
-
-    @property
-    def uniform(self) -> bool:
-        return self.results[0].uniform
-
-
-class Anchor:
-    """An instruction with effects, or one that reads state.
-
-    ``emit(block, nodes)`` writes the source for ``nodes``, all with the same ``key`` (anchors with key None are
-    never merged), and sets the places of their results.
-    """
-
-    key: Any = None
-
-    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
-        raise NotImplementedError
+from cute_kernels.emulator.values import (
+    CANONICAL,
+    DTYPES,
+    FULL,
+    NOT_PREDICATE,
+    Anchor,
+    Constant,
+    LiveIn,
+    Namespace,
+    Node,
+    Pack,
+    PureOp,
+    Result,
+    Value,
+    first_bit,
+    first_lane,
+    index_array,
+    pack_op,
+    resize_op,
+    select_op,
+    slice_op,
+)
 
 
 class Call(Anchor):
@@ -153,8 +60,10 @@ class Call(Anchor):
     array ``[n, 32]``. A blocking function returns None for "not yet", with the reason in ``warp.wait``.
     """
 
-    def __init__(self, function: Callable[..., Any], args: Sequence[Any], blocking: bool = False) -> None:
-        self.function, self.args, self.blocking = function, list(args), blocking
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], blocking: bool = False, effects: bool = True
+    ) -> None:
+        self.function, self.args, self.blocking, self.effects = function, list(args), blocking, effects
 
     def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
         (node,) = nodes
@@ -175,36 +84,6 @@ class Call(Anchor):
         many = len(node.results) > 1
         for row, result in enumerate(node.results):
             result.place = (target, row if many else None)
-
-
-class Namespace:
-    """Objects that generated code refers to by name."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self._names: dict[Any, str] = {}
-
-    def bind(self, thing: Any, hint: str) -> str:
-        """The name of an object; the same object always gets the same name."""
-        key = id(thing)
-        if key not in self._names:
-            name = hint if hint.isidentifier() and hint not in self.values else f"{hint}_{len(self.values)}"
-            name = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-            self.values[name] = thing
-            self._names[key] = name
-        return self._names[key]
-
-    def constant(self, patterns: Sequence[int], type_: str, column: bool) -> str:
-        """The name of an array of literals: shape [1], or [n, 1] for a column of a grouped operation."""
-        key = (tuple(patterns), type_, column)
-        if key not in self._names:
-            size = np.dtype(DTYPES[type_]).itemsize
-            raw = b"".join(int(p).to_bytes(size, "little") for p in patterns)
-            array = np.frombuffer(raw, DTYPES[type_])
-            name = f"K{len(self.values)}"
-            self.values[name] = array[:, None] if column else array
-            self._names[key] = name
-        return self._names[key]
 
 
 class BlockBuilder:
@@ -301,7 +180,7 @@ class BlockBuilder:
             return value
         if bits > 64 or value.bits > 64 or 1 in (bits, value.bits):
             raise self.instruction.refuse(f"{value.bits} bits where {bits} are expected")
-        return self.pure(_resize_op(value.bits, bits), value)
+        return self.pure(resize_op(value.bits, bits), value)
 
     def split(self, value: Value, count: int) -> list[Value]:
         """``count`` equal parts, least significant first."""
@@ -315,7 +194,7 @@ class BlockBuilder:
         bits = value.bits // count
         if value.bits > 64:
             raise self.instruction.refuse(f"a {value.bits}-bit value is not made of {count} known parts")
-        return [self.pure(_slice_op(value.bits, bits, i * bits), value) for i in range(count)]
+        return [self.pure(slice_op(value.bits, bits, i * bits), value) for i in range(count)]
 
     def whole(self, value: Value) -> Value:
         """A Pack as one computed value."""
@@ -324,7 +203,7 @@ class BlockBuilder:
         if value.bits > 64:
             raise self.instruction.refuse(f"a {value.bits}-bit value cannot be computed with")
         parts = [self.whole(part) for part in value.parts]
-        return self.pure(_pack_op(len(parts), parts[0].bits), *parts)
+        return self.pure(pack_op(len(parts), parts[0].bits), *parts)
 
     def pure(self, op: PureOp, *args: Value) -> Value:
         """The result of a pure operation; equal operations on equal values are computed once."""
@@ -367,9 +246,12 @@ class BlockBuilder:
         """A varying value that is known to be the same in all lanes, as a uniform one."""
         if value.uniform:
             return value
-        return self.call(_first_bit if value.bits == 1 else _first_lane, value, results=[(value.type, True)])[0]
+        function = first_bit if value.bits == 1 else first_lane
+        return self.call(function, value, results=[(value.type, True)], effects=False)[0]
 
-    def anchor(self, anchor: Anchor, results: Sequence[tuple[str, bool]] = (), args: Sequence[Value] = ()) -> list[Value]:
+    def anchor(
+        self, anchor: Anchor, results: Sequence[tuple[str, bool]] = (), args: Sequence[Value] = ()
+    ) -> list[Value]:
         """Adds an anchor. ``results``: (storage type, uniform) each; ``args``: the Values that it reads."""
         args = tuple(args)
         level = max([self._last_anchor, *(arg.level + 1 for arg in args)])
@@ -382,12 +264,17 @@ class BlockBuilder:
         return list(node.results)
 
     def call(
-        self, function: Callable[..., Any], *args: Any, results: Sequence[tuple[str, bool]] = (), blocking: bool = False
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        results: Sequence[tuple[str, bool]] = (),
+        blocking: bool = False,
+        effects: bool = True,
     ) -> list[Value]:
         """Adds a `Call` of ``function(warp, mask, *args)``."""
         args = tuple(self.whole(arg) if isinstance(arg, Value) else arg for arg in args)
         values = [arg for arg in args if isinstance(arg, Value)]
-        return self.anchor(Call(function, args, blocking), results, values)
+        return self.anchor(Call(function, args, blocking, effects), results, values)
 
     # --- emission -------------------------------------------------------------------------------------------------
 
@@ -491,7 +378,7 @@ class BlockBuilder:
         needed = self._needed([value for _, value in finals] + ([condition] if condition is not None else []))
         levels: dict[int, tuple[list[Node], list[Node]]] = {}
         for node in self.nodes:
-            if node.anchor is not None or node in needed:
+            if node in needed or node.anchor is not None and node.anchor.effects:
                 levels.setdefault(node.level, ([], []))[node.anchor is not None].append(node)
         for level in sorted(levels):
             pure, anchors = levels[level]
@@ -510,7 +397,7 @@ class BlockBuilder:
         needed: set[Node] = set()
         work = list(roots)
         for node in self.nodes:
-            if node.anchor is not None:
+            if node.anchor is not None and node.anchor.effects:
                 work.extend(node.args)
                 work.extend([node.guard] if node.guard is not None else [])
         while work:
@@ -520,6 +407,7 @@ class BlockBuilder:
             elif isinstance(value, Result) and value.node not in needed:
                 needed.add(value.node)
                 work.extend(value.node.args)
+                work.extend([value.node.guard] if value.node.guard is not None else [])
         return needed
 
     def _emit_pure(self, nodes: list[Node]) -> None:
@@ -600,7 +488,7 @@ class BlockBuilder:
         rows = [value.place[1] for value in values]
         step = rows[1] - rows[0]
         if any(b - a != step for a, b in zip(rows, rows[1:])):
-            return f"{values[0].place[0]}[{self.space.bind(_index_array(tuple(rows)), 'I')}]" if step else None
+            return f"{values[0].place[0]}[{self.space.bind(index_array(tuple(rows)), 'I')}]" if step else None
         if step > 0:
             stop = rows[-1] + 1
             return f"{values[0].place[0]}[{rows[0]}:{stop}{'' if step == 1 else f':{step}'}]"
@@ -646,75 +534,3 @@ class BlockBuilder:
         if self.divergent:
             return f"where(LANES[M], {text}, {variable})"
         return f"spread({text})" if value.uniform else text
-
-
-# --- operations of the builder itself -------------------------------------------------------------------------------
-
-NOT_PREDICATE = PureOp("not_pred", ("pred",), "pred", None, "(not {0})", "({0} ^ 0xFFFFFFFF)")
-_INDEX_ARRAYS: dict[tuple[int, ...], np.ndarray] = {}
-_OPS: dict[Any, PureOp] = {}
-
-
-def _first_lane(warp: Any, mask: int, lanes: np.ndarray) -> int:
-    return int(lanes[0])
-
-
-def _first_bit(warp: Any, mask: int, lanes: int) -> bool:
-    return bool(lanes & 1)
-
-
-def _index_array(rows: tuple[int, ...]) -> np.ndarray:
-    return _INDEX_ARRAYS.setdefault(rows, np.array(rows))
-
-
-def select_op(bits: int) -> PureOp:
-    """``(yes, no, predicate)`` -> yes where the predicate holds."""
-    if ("select", bits) not in _OPS:
-        scalar = "({0} if {2} else {1})"
-        type_ = CANONICAL[bits]
-        masks = "({0} & {2} | {1} & ~{2})" if bits == 1 else None
-        _OPS["select", bits] = PureOp(
-            f"select_{type_}", (type_, type_, "pred"), type_, lambda yes, no, p: np.where(p, yes, no), scalar, masks
-        )
-    return _OPS["select", bits]
-
-
-def _resize_op(bits: int, wanted: int) -> PureOp:
-    key = ("resize", bits, wanted)
-    if key not in _OPS:
-        source, target = CANONICAL[bits], CANONICAL[wanted]
-        scalar = f"({{0}} & {(1 << wanted) - 1:#x})" if wanted < bits else "{0}"
-        _OPS[key] = PureOp(
-            f"resize_{source}_{target}", (source,), target, lambda x: x.astype(DTYPES[target]), scalar
-        )
-    return _OPS[key]
-
-
-def _slice_op(bits: int, width: int, shift: int) -> PureOp:
-    key = ("slice", bits, width, shift)
-    if key not in _OPS:
-        target = DTYPES[CANONICAL[width]]
-        _OPS[key] = PureOp(
-            f"slice{bits}_{width}_{shift}",
-            (CANONICAL[bits],),
-            CANONICAL[width],
-            (lambda x: (x >> shift).astype(target)) if shift else (lambda x: x.astype(target)),
-            f"({{0}} >> {shift} & {(1 << width) - 1:#x})",
-        )
-    return _OPS[key]
-
-
-def _pack_op(count: int, width: int) -> PureOp:
-    key = ("pack", count, width)
-    if key not in _OPS:
-        total = DTYPES[CANONICAL[count * width]]
-
-        def pack(*parts: np.ndarray) -> np.ndarray:
-            result = parts[0].astype(total)
-            for i, part in enumerate(parts[1:], 1):
-                result = result | (part.astype(total) << (i * width))
-            return result
-
-        scalar = "(" + " | ".join(f"{{{i}}} << {i * width}" for i in range(count)) + ")"
-        _OPS[key] = PureOp(f"pack{count}x{width}", (CANONICAL[width],) * count, CANONICAL[count * width], pack, scalar)
-    return _OPS[key]

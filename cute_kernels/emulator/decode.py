@@ -9,12 +9,11 @@ later stages see one flat name space.
 from __future__ import annotations
 
 import functools
-import re
 import struct
 from dataclasses import dataclass, field
-from typing import Union
 
 from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.lexer import Reader, Token, integer, tokenize
 
 #: Width in bits of the fundamental types; ``pred`` counts as 1.
 TYPE_BITS = {
@@ -88,7 +87,7 @@ class Sink:
     """``_``: a destination that is thrown away."""
 
 
-Operand = Union[Register, Special, Immediate, Symbol, Vector, Memory, Pair, Not, Sink]
+Operand = Register | Special | Immediate | Symbol | Vector | Memory | Pair | Not | Sink
 
 
 @dataclass(frozen=True)
@@ -186,29 +185,6 @@ class Module:
     variables: tuple[Variable, ...]
 
 
-# --- pass 1: statements ---------------------------------------------------------------------------------------------
-
-_TOKEN = re.compile(
-    r"""
-    (?P<space>\s+) | (?P<comment>//[^\n]*|/\*.*?\*/) |
-    (?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}) |
-    (?P<decimal>\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+) |
-    (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?) |
-    (?P<string>"[^"\n]*") |
-    (?P<name>[.%$_A-Za-z](?:[\w$.]|::)*) |
-    (?P<sign>[-+|!@{}\[\](),;:<>=~*])
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-
-
-@dataclass
-class _Token:
-    kind: str
-    text: str
-    line: int
-
-
 @dataclass
 class _Scope:
     """A brace level of a kernel body."""
@@ -229,82 +205,9 @@ class _Scope:
 
 @dataclass
 class _Statement:
-    tokens: list[_Token]
+    tokens: list[Token]
     scope: _Scope
     location: str
-
-
-def _tokens(text: str) -> list[_Token]:
-    result, position, line = [], 0, 1
-    for match in _TOKEN.finditer(text):
-        if match.start() != position:
-            break
-        kind, chunk = match.lastgroup, match.group()
-        if kind not in ("space", "comment"):
-            result.append(_Token(kind, chunk, line))
-        line += chunk.count("\n")
-        position = match.end()
-    if position != len(text):
-        raise UnsupportedPTX(f"cannot read {text[position : position + 20]!r}", ptx_line=line)
-    return result
-
-
-class _Reader:
-    """A cursor over the tokens."""
-
-    def __init__(self, tokens: list[_Token]) -> None:
-        self.tokens, self.at = tokens, 0
-
-    def peek(self) -> str:
-        return self.tokens[self.at].text if self.at < len(self.tokens) else ""
-
-    def line(self) -> int:
-        return self.tokens[min(self.at, len(self.tokens) - 1)].line
-
-    def take(self, expected: str | None = None) -> _Token:
-        if self.at >= len(self.tokens):
-            raise UnsupportedPTX(f"the text ends where {expected or 'more'!r} is expected")
-        token = self.tokens[self.at]
-        if expected is not None and token.text != expected:
-            raise UnsupportedPTX(f"{expected!r} expected, {token.text!r} found", ptx_line=token.line)
-        self.at += 1
-        return token
-
-    def take_number(self) -> int:
-        token = self.take()
-        if token.kind != "number":
-            raise UnsupportedPTX(f"a number is expected, {token.text!r} found", ptx_line=token.line)
-        return _integer(token.text)
-
-    def take_rest_of_line(self) -> list[_Token]:
-        line = self.tokens[self.at - 1].line
-        start = self.at
-        while self.at < len(self.tokens) and self.tokens[self.at].line == line:
-            self.at += 1
-        return self.tokens[start : self.at]
-
-    def take_until(self, end: str) -> list[_Token]:
-        start = self.at
-        while self.take().text != end:
-            pass
-        return self.tokens[start : self.at - 1]
-
-    def take_triple(self) -> tuple[int, int, int]:
-        values = [self.take_number()]
-        while self.peek() == ",":
-            self.take()
-            values.append(self.take_number())
-        values += [1] * (3 - len(values))
-        return values[0], values[1], values[2]
-
-
-def _integer(text: str) -> int:
-    text = text.rstrip("U")
-    if text[:2] in ("0x", "0X"):
-        return int(text, 16)
-    if text[:2] in ("0b", "0B"):
-        return int(text, 2)
-    return int(text, 8) if len(text) > 1 and text[0] == "0" else int(text)
 
 
 # --- module level ---------------------------------------------------------------------------------------------------
@@ -317,7 +220,7 @@ def parse(text: str) -> Module:
     Raises:
         UnsupportedPTX: a construct that is not read here (functions, calls, debug sections with code, ...).
     """
-    reader = _Reader(_tokens(text))
+    reader = Reader(tokenize(text))
     target = version = ""
     kernels: dict[str, Kernel] = {}
     variables: list[Variable] = []
@@ -349,11 +252,11 @@ def parse(text: str) -> Module:
     return Module(target, version, kernels, tuple(variables))
 
 
-def _read_file(tokens: list[_Token], files: dict[int, str]) -> None:
-    files[_integer(tokens[0].text)] = tokens[1].text.strip('"')
+def _read_file(tokens: list[Token], files: dict[int, str]) -> None:
+    files[integer(tokens[0].text)] = tokens[1].text.strip('"')
 
 
-def _skip_section(reader: _Reader) -> None:
+def _skip_section(reader: Reader) -> None:
     """Debug sections hold data for debuggers only."""
     while reader.take().text != "{":
         pass
@@ -362,7 +265,7 @@ def _skip_section(reader: _Reader) -> None:
         depth += {"{": 1, "}": -1}.get(reader.take().text, 0)
 
 
-def _declaration(reader: _Reader, files: dict[int, str]) -> Variable | _Body:
+def _declaration(reader: Reader, files: dict[int, str]) -> Variable | _Body:
     linkage = []
     while reader.peek() in (".visible", ".extern", ".weak"):
         linkage.append(reader.take().text)
@@ -371,7 +274,7 @@ def _declaration(reader: _Reader, files: dict[int, str]) -> Variable | _Body:
     return _variable(reader)
 
 
-def _variable(reader: _Reader) -> Variable:
+def _variable(reader: Reader) -> Variable:
     line = reader.line()
     space = reader.take().text[1:]
     if space not in ("shared", "global", "const"):
@@ -400,7 +303,7 @@ def _variable(reader: _Reader) -> Variable:
     return Variable(name, space, align or size, size * count, initial)
 
 
-def _initialiser(reader: _Reader, size: int) -> bytes:
+def _initialiser(reader: Reader, size: int) -> bytes:
     values, braces = [], reader.peek() == "{"
     line = reader.line()
     if braces:
@@ -420,7 +323,7 @@ def _initialiser(reader: _Reader, size: int) -> bytes:
     return b"".join((value % (1 << 8 * size)).to_bytes(size, "little") for value in values)
 
 
-def _entry(reader: _Reader, files: dict[int, str]) -> _Body:
+def _entry(reader: Reader, files: dict[int, str]) -> _Body:
     reader.take(".entry")
     body = _Body(reader.take().text, files)
     if reader.peek() == "(":
@@ -447,7 +350,7 @@ def _entry(reader: _Reader, files: dict[int, str]) -> _Body:
     return body
 
 
-def _parameter(reader: _Reader, before: list[Parameter]) -> Parameter:
+def _parameter(reader: Reader, before: list[Parameter]) -> Parameter:
     line = reader.line()
     reader.take(".param")
     align = None
@@ -487,7 +390,7 @@ class _Body:
         self.labels: dict[str, int] = {}
         self.variables: list[Variable] = []
 
-    def read(self, reader: _Reader) -> None:
+    def read(self, reader: Reader) -> None:
         """Pass 1: statements, scopes, labels and register declarations."""
         reader.take("{")
         scope, scopes, location = _Scope(None, ""), 0, ""
@@ -524,7 +427,7 @@ class _Body:
                 reader.at -= 1
                 self.statements.append(_Statement(reader.take_until(";"), scope, location))
 
-    def _declare_registers(self, reader: _Reader, scope: _Scope) -> None:
+    def _declare_registers(self, reader: Reader, scope: _Scope) -> None:
         type_token = reader.take()
         kind = type_token.text[1:]
         if kind not in TYPE_BITS:
@@ -563,7 +466,7 @@ class _Body:
         )
 
 
-def _location_key(tokens: list[_Token]) -> str:
+def _location_key(tokens: list[Token]) -> str:
     """``.loc file line column [, function_name label, inlined_at file line column]`` as "file line [file line]"."""
     words = [token.text for token in tokens if token.text != ","]
     key = f"{words[0]} {words[1]}"
@@ -602,7 +505,7 @@ def _instruction(index: int, statement: _Statement, source: str) -> Instruction:
     return Instruction(index, tuple(opcode.split(".")), tuple(operands), guard, line, source, text)
 
 
-def _spell(tokens: list[_Token]) -> str:
+def _spell(tokens: list[Token]) -> str:
     out = ""
     for token in tokens:
         glue = not out or out[-1] in "@!{[|-+" or token.text in ",;|]}+" or token.text == "-" and out[-1] == "+"
@@ -610,10 +513,10 @@ def _spell(tokens: list[_Token]) -> str:
     return out
 
 
-class _OperandReader(_Reader):
+class _OperandReader(Reader):
     """Reads operands and resolves names in the scope of the statement."""
 
-    def __init__(self, tokens: list[_Token], scope: _Scope, text: str) -> None:
+    def __init__(self, tokens: list[Token], scope: _Scope, text: str) -> None:
         super().__init__(tokens)
         self.scope, self.text = scope, text
 
@@ -623,7 +526,8 @@ class _OperandReader(_Reader):
         return super().take(expected).text
 
     def _error(self, why: str) -> UnsupportedPTX:
-        return UnsupportedPTX(f"cannot read the instruction: {why}", ptx_line=self.tokens[0].line, instruction=self.text)
+        line = self.tokens[0].line
+        return UnsupportedPTX(f"cannot read the instruction: {why}", ptx_line=line, instruction=self.text)
 
     def operand(self) -> Operand:
         first = self._primary()
@@ -675,7 +579,7 @@ class _OperandReader(_Reader):
     def take_number_here(self) -> int:
         if self.tokens[self.at].kind != "number":
             raise self._error(f"a number is expected, {self.peek()!r} found")
-        return _integer(self.take())
+        return integer(self.take())
 
     def _scalar(self) -> Operand:
         if self.at >= len(self.tokens):
@@ -687,7 +591,7 @@ class _OperandReader(_Reader):
         self.at += 1
         sign = -1 if negative else 1
         if token.kind == "number":
-            return Immediate(sign * _integer(token.text))
+            return Immediate(sign * integer(token.text))
         if token.kind == "float":
             bits = int(token.text[2:], 16)
             width = 32 if token.text[1] in "fF" else 64

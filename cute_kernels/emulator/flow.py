@@ -300,7 +300,7 @@ class _Region:
         sides = [self._reach(flow, s, end) for s in flow.blocks[branch].successors]
         self.blocks: set[int] = set().union(*sides)
         shared = sides[0] & sides[1]
-        borders = shared | {s for s in flow.blocks[branch].successors} | {end}
+        borders = shared | set(flow.blocks[branch].successors) | {end}
         self.mixed: set[str] = set()
         for index in borders:
             if index < flow.exit:

@@ -7,7 +7,6 @@ there is none, suspended try_waits time out; when that changes nothing either, t
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ import numpy as np
 from cute_kernels.emulator import blas
 from cute_kernels.emulator.counters import Counters
 from cute_kernels.emulator.decode import Kernel, parse
-from cute_kernels.emulator.errors import EmulatorError, Hang, IllegalAccess
+from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.smem import SYSTEM_BYTES
-from cute_kernels.emulator.translate import Translation, pick, translate
+from cute_kernels.emulator.translate import Translation, translate
 from cute_kernels.emulator.warp import Warp
 
 MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
@@ -286,12 +285,12 @@ class _Scheduler:
             if ran or not cluster.running:
                 idle_rounds = 0 if cluster.changes() != before else idle_rounds
                 continue
-            if self._step():
+            if cluster.engine.step():
                 continue
             idle_rounds += 1
             if idle_rounds > _PATIENCE or not self._time_out():
                 self._hang("no warp can run and no asynchronous work is pending")
-        self._guarded(None, cluster.finish)
+        cluster.finish()
 
     def _round(self) -> tuple[bool, bool]:
         """Lets every warp that can run do so once. Returns (whether one ran, whether one of these then waited)."""
@@ -306,7 +305,7 @@ class _Scheduler:
             self._resume(warp)
             waited |= warp.wait is not None
             if self.options.completion == "random":
-                self._guarded(warp, self.cluster.engine.tick)
+                self.cluster.engine.tick()
         return ran, waited
 
     def _resume(self, warp: Warp) -> None:
@@ -318,13 +317,8 @@ class _Scheduler:
         except EmulatorError as error:
             raise self._located(error, warp) from None
         except Exception as error:
-            raise self._located(EmulatorError(f"internal error: {type(error).__name__}: {error}"), warp, error) from error
-
-    def _step(self) -> bool:
-        return self._guarded(None, self.cluster.engine.step)
-
-    def _guarded(self, warp: Warp | None, action: Callable[[], Any]) -> Any:
-        return action()
+            wrapped = EmulatorError(f"internal error: {type(error).__name__}: {error}")
+            raise self._located(wrapped, warp, error) from error
 
     def _time_out(self) -> bool:
         """All suspended try_waits reach their time limit."""
@@ -387,5 +381,3 @@ class _Scheduler:
         blocks = self.translation.flow.blocks
         return self.translation.kernel.instructions[blocks[pc].start] if pc < len(blocks) else None
 
-
-_ = (dataclasses, IllegalAccess, pick)

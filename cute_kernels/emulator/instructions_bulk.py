@@ -85,6 +85,12 @@ def prefetch_descriptor(warp: Any, mask: int, address: Any) -> None:
         warp.cluster.tma.prefetch(_descriptor(warp, where))
 
 
+@family("prefetch.tensormap", "prefetch.param.tensormap", "prefetch.const.tensormap", destinations=0)
+def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
+    """prefetch.tensormap: no effect on results; a tensor map with a mode that is not implemented is refused."""
+    block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
+
+
 _MODES = ("tensor", "global", "tile", "async", "bulk", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
 
 

@@ -9,10 +9,11 @@ import ml_dtypes
 import numpy as np
 
 from cute_kernels.emulator import instructions_numerics as numerics
-from cute_kernels.emulator.block import CANONICAL, DTYPES, BlockBuilder, Pack, PureOp, Value
-from cute_kernels.emulator.decode import Instruction
+from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.decode import Instruction, Register
 from cute_kernels.emulator.instructions_integer import signed
-from cute_kernels.emulator.instructions_registry import family, qualifiers
+from cute_kernels.emulator.instructions_registry import family
+from cute_kernels.emulator.values import CANONICAL, DTYPES, Pack, PureOp, Value
 
 _INTEGER_BITS = {f"{k}{b}": b for k in "us" for b in (8, 16, 32, 64)}
 _FP8 = {"e4m3x2": ml_dtypes.float8_e4m3fn, "e5m2x2": ml_dtypes.float8_e5m2}
@@ -48,14 +49,12 @@ def _only(instruction: Instruction, flags: list[str], *allowed: str) -> None:
 
 
 def _register_bits(block: BlockBuilder, instruction: Instruction) -> int:
-    from cute_kernels.emulator.decode import Register
-
     destination = instruction.operands[0]
     return block.bits_of(destination.name) if isinstance(destination, Register) else 32
 
 
 @functools.cache
-def _extend(source: str, bits: int, source_bits: int, saturate_to: str) -> PureOp:
+def extend(source: str, bits: int, source_bits: int, saturate_to: str) -> PureOp:
     """Reads the low bits of a register as ``source`` and extends them to ``bits`` bits by their sign."""
     width = _INTEGER_BITS[source]
     low = f"({{0}} & {(1 << width) - 1:#x})"
@@ -84,7 +83,7 @@ def _extend(source: str, bits: int, source_bits: int, saturate_to: str) -> PureO
 def _integer_to_integer(
     block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
 ) -> Value:
-    """Truncation, extension or saturation. A destination register wider than the type is extended by the type's sign."""
+    """Truncation, extension, saturation. A register wider than the destination type is extended by the type's sign."""
     _only(instruction, flags, "sat")
     operand = instruction.operands[1]
     source_bits = _value_bits(block, operand, _INTEGER_BITS[source])
@@ -92,19 +91,17 @@ def _integer_to_integer(
     register = _register_bits(block, instruction)
     width = _INTEGER_BITS[target]
     if "sat" in flags:
-        value = block.pure(_extend(source, max(width, 16), value.bits, target), value)
+        value = block.pure(extend(source, max(width, 16), value.bits, target), value)
     elif width > _INTEGER_BITS[source]:
-        value = block.pure(_extend(source, width, value.bits, ""), value)
+        value = block.pure(extend(source, width, value.bits, ""), value)
     if register == width == value.bits:
         return value
     if register < width:
         raise instruction.refuse("the destination register is narrower than the destination type")
-    return block.pure(_extend(target, register, value.bits, ""), value)
+    return block.pure(extend(target, register, value.bits, ""), value)
 
 
 def _value_bits(block: BlockBuilder, operand: object, default: int) -> int:
-    from cute_kernels.emulator.decode import Register
-
     return block.bits_of(operand.name) if isinstance(operand, Register) else default
 
 
@@ -215,7 +212,7 @@ def _float_to_integer(
     op = PureOp(f"cvt_{modes[0]}{'_ftz' if ftz else ''}_{target}_{source}", (_stored(source),), f"u{bits}", vector)
     value = block.pure(op, block.value(instruction.operands[1], _FLOAT_BITS[source]))
     register = _register_bits(block, instruction)
-    return value if register == bits else block.pure(_extend(target, register, bits, ""), value)
+    return value if register == bits else block.pure(extend(target, register, bits, ""), value)
 
 
 def _integer_to_float(
@@ -247,10 +244,13 @@ def _round_tf32(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(x), rounded, bits).astype(np.uint32).view(np.float32)
 
 
+_ROUND_TF32 = PureOp("cvt_rna_tf32", ("f32",), "f32", _round_tf32)
+
+
 def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
     if (target, source) == ("tf32", "f32"):
         _only(instruction, flags, "rna")
-        return block.pure(PureOp("cvt_rna_tf32", ("f32",), "f32", _round_tf32), block.value(instruction.operands[1], 32))
+        return block.pure(_ROUND_TF32, block.value(instruction.operands[1], 32))
     if target not in _FLOAT_BITS or source not in _FLOAT_BITS:
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
     value = block.value(instruction.operands[1], _FLOAT_BITS[source])
@@ -281,5 +281,3 @@ def _quiet_cast(x: np.ndarray, dtype: type) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(dtype)
 
-
-_ = qualifiers

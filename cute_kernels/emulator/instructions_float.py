@@ -13,9 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from cute_kernels.emulator import instructions_numerics as numerics
-from cute_kernels.emulator.block import BlockBuilder, Pack, PureOp, Value
+from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction
 from cute_kernels.emulator.instructions_registry import family, qualifiers
+from cute_kernels.emulator.values import Pack, PureOp, Value
 
 _HALF = {"f16": numerics.f64_to_f16, "bf16": numerics.f64_to_bf16}
 _ROUNDING = ("rn",)
@@ -225,49 +226,3 @@ def _with_parts(instruction: Instruction, parts: tuple[str, ...]) -> Instruction
     import dataclasses
 
     return dataclasses.replace(instruction, parts=parts)
-
-
-@functools.cache
-def _compare_op(relation: str, type_: str) -> PureOp:
-    plain = {
-        "eq": np.equal,
-        "lt": np.less,
-        "le": np.less_equal,
-        "gt": np.greater,
-        "ge": np.greater_equal,
-    }
-    opposite = {"ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
-
-    def vector(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        if type_ == "bf16":
-            a, b = numerics.bf16_to_f32(a), numerics.bf16_to_f32(b)
-        elif type_ == "f16":
-            a, b = a.view(np.float16), b.view(np.float16)
-        unordered = (a != a) | (b != b)
-        if relation == "num":
-            return ~unordered
-        if relation == "nan":
-            return unordered
-        if relation.endswith("u") and relation != "equ" and relation != "neu":
-            return ~plain[opposite[relation[:-1]]](a, b)
-        if relation == "equ":
-            return np.equal(a, b) | unordered
-        if relation == "neu":
-            return np.not_equal(a, b)  # NumPy: true when unordered
-        if relation == "ne":
-            return np.not_equal(a, b) & ~unordered
-        return plain[relation](a, b)
-
-    stored = {"f32": "f32", "f64": "f64"}.get(type_, "u16")
-    return PureOp(f"setp_{relation}_{type_}", (stored, stored), "pred", vector)
-
-
-_RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
-
-
-def float_compare(block: BlockBuilder, instruction: Instruction) -> Value:
-    """The predicate of setp on floats: plain relations are false when unordered, the ...u ones true."""
-    qualifiers(instruction, *_RELATIONS, "and", "or", "xor", "f16", "bf16", "f32", "f64")
-    relation, type_ = instruction.parts[1], instruction.parts[-1]
-    a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
-    return block.pure(_compare_op(relation, type_), a, b)

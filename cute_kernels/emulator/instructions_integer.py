@@ -1,4 +1,4 @@
-"""Integer arithmetic, logic, shifts, comparison and selection."""
+"""Integer arithmetic, logic, shifts and bit fields."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import functools
 
 import numpy as np
 
-from cute_kernels.emulator.block import CANONICAL, DTYPES, BlockBuilder, PureOp, Value
-from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Pair
+from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
+from cute_kernels.emulator.values import CANONICAL, DTYPES, PureOp, Value
 
-_INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
+INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
 _BITS = ("b16", "b32", "b64", "pred")
 
 
@@ -61,11 +62,12 @@ def quiet(function):
 
 
 @functools.cache
-def _binary(name: str, type_: str) -> PureOp:
+def binary(name: str, type_: str) -> PureOp:
+    """add, sub, min, max, mul.lo, mul.hi, div, rem of two integers."""
     bits = TYPE_BITS[type_]
     s, u = typed("{0}", type_), typed("{1}", type_)
     table = {
-        "add": (np.add, f"{{0}} + {{1}}"),
+        "add": (np.add, "{0} + {1}"),
         "sub": (np.subtract, "{0} - {1}"),
         "min": (np.minimum, f"min({s}, {u})"),
         "max": (np.maximum, f"max({s}, {u})"),
@@ -75,7 +77,8 @@ def _binary(name: str, type_: str) -> PureOp:
         "rem": (quiet(functools.partial(_remainder, bits=bits)), f"int_rem({s}, {u})"),
     }
     vector, scalar = table[name]
-    return PureOp(f"{name.replace('.', '_')}_{type_}", (storage(type_),) * 2, storage(type_), vector, wrap(scalar, bits))
+    stored = storage(type_)
+    return PureOp(f"{name.replace('.', '_')}_{type_}", (stored, stored), stored, vector, wrap(scalar, bits))
 
 
 def _high(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
@@ -83,7 +86,8 @@ def _high(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
         wide = {16: np.int64, 32: np.int64}[bits] if a.dtype.kind == "i" else np.uint64
         return (a.astype(wide) * b.astype(wide) >> wide(bits)).astype(a.dtype)
     product = a.astype(object) * b.astype(object)  # 128-bit products: Python integers
-    return np.array([int(x) >> 64 & (1 << 64) - 1 for x in product.ravel()], np.uint64).reshape(product.shape).view(a.dtype)
+    upper = [int(x) >> 64 & (1 << 64) - 1 for x in product.ravel()]
+    return np.array(upper, np.uint64).reshape(product.shape).view(a.dtype)
 
 
 def int_div(a: int, b: int) -> int:
@@ -114,13 +118,13 @@ def _remainder(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
     return np.where(b == 0, a, a - np.where(b == 0, a.dtype.type(0), b * _divide(a, b, bits)))
 
 
-@family(*(f"{name}.{t}" for name in ("add", "sub", "min", "max", "div", "rem") for t in _INTEGERS))
+@family(*(f"{name}.{t}" for name in ("add", "sub", "min", "max", "div", "rem") for t in INTEGERS))
 def _arithmetic(block: BlockBuilder, instruction: Instruction) -> None:
     """add, sub, min, max, div, rem on integers."""
     name, type_ = instruction.parts[0], instruction.parts[1]
     if len(instruction.parts) != 2:
         raise instruction.refuse(f"qualifier .{instruction.parts[2]} of {name} is not implemented")
-    apply(block, instruction, _binary(name, type_))
+    apply(block, instruction, binary(name, type_))
 
 
 @functools.cache
@@ -138,10 +142,10 @@ def _product(block: BlockBuilder, instruction: Instruction) -> Value:
     half, type_ = instruction.parts[1:3]
     bits = TYPE_BITS[type_]
     a, b = (block.value(operand, bits) for operand in instruction.operands[1:3])
-    return block.pure(_wide(type_) if half == "wide" else _binary(f"mul.{half}", type_), a, b)
+    return block.pure(_wide(type_) if half == "wide" else binary(f"mul.{half}", type_), a, b)
 
 
-_MULTIPLY = [f"{half}.{t}" for half in ("lo", "hi", "wide") for t in _INTEGERS if (half, t[1:]) != ("wide", "64")]
+_MULTIPLY = [f"{half}.{t}" for half in ("lo", "hi", "wide") for t in INTEGERS if (half, t[1:]) != ("wide", "64")]
 
 
 @family(*(f"mul.{form}" for form in _MULTIPLY))
@@ -158,7 +162,7 @@ def _mad(block: BlockBuilder, instruction: Instruction) -> None:
     type_ = instruction.parts[2]
     total = f"{type_[0]}{product.bits}"
     addend = block.value(instruction.operands[3], product.bits)
-    block.define(instruction.operands[0], block.pure(_binary("add", total), product, addend))
+    block.define(instruction.operands[0], block.pure(binary("add", total), product, addend))
 
 
 @functools.cache
@@ -179,7 +183,8 @@ def _one_operand(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 @functools.cache
-def _logic(name: str, type_: str) -> PureOp:
+def logic(name: str, type_: str) -> PureOp:
+    """and, or, xor of bits or predicates."""
     sign = {"and": "&", "or": "|", "xor": "^"}[name]
     vector = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[name]
     text = f"({{0}} {sign} {{1}})"
@@ -192,7 +197,7 @@ def _logic(name: str, type_: str) -> PureOp:
 @family(*(f"{name}.{t}" for name in ("and", "or", "xor") for t in _BITS))
 def _and_or_xor(block: BlockBuilder, instruction: Instruction) -> None:
     """and, or, xor, on bits and predicates."""
-    apply(block, instruction, _logic(*instruction.parts))
+    apply(block, instruction, logic(*instruction.parts))
 
 
 @family("not.pred")
@@ -220,8 +225,8 @@ def _shift(name: str, type_: str) -> PureOp:
 
 
 @functools.cache
-def _shift_by(name: str, type_: str, amount: int) -> PureOp:
-    """Shift by a literal: the common case, one NumPy call."""
+def shift_by(name: str, type_: str, amount: int) -> PureOp:
+    """shl or shr by a literal: the common case, one NumPy call."""
     general = _shift(name, type_)
     if amount >= TYPE_BITS[type_]:
         literal = np.array([amount], np.uint32)
@@ -246,13 +251,11 @@ def _shift_by(name: str, type_: str, amount: int) -> PureOp:
 @family(*(f"shl.b{n}" for n in (16, 32, 64)), *(f"shr.{k}{n}" for k in "bsu" for n in (16, 32, 64)))
 def _shl_shr(block: BlockBuilder, instruction: Instruction) -> None:
     """shl, shr."""
-    from cute_kernels.emulator.decode import Immediate
-
     name, type_ = instruction.parts
     x = block.value(instruction.operands[1], TYPE_BITS[type_])
     amount = instruction.operands[2]
     if isinstance(amount, Immediate):
-        result = block.pure(_shift_by(name, type_, amount.value & 0xFFFFFFFF), x)
+        result = block.pure(shift_by(name, type_, amount.value & 0xFFFFFFFF), x)
     else:
         result = block.pure(_shift(name, type_), x, block.value(amount, 32))
     if block.context.is_uniform_of_tid(instruction):
@@ -333,7 +336,8 @@ def _bfi_op(bits: int) -> PureOp:
         rows = zip(*(a.ravel().tolist() for a in arrays))
         return np.array([bfi_int(*row, bits) for row in rows], DTYPES[type_]).reshape(arrays[0].shape)
 
-    return PureOp(f"bfi_b{bits}", (type_, type_, "u32", "u32"), type_, vector, f"bfi_int({{0}}, {{1}}, {{2}}, {{3}}, {bits})")
+    scalar = f"bfi_int({{0}}, {{1}}, {{2}}, {{3}}, {bits})"
+    return PureOp(f"bfi_b{bits}", (type_, type_, "u32", "u32"), type_, vector, scalar)
 
 
 @family("bfi.b32", "bfi.b64")
@@ -360,7 +364,8 @@ def _prmt_vector(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarr
     out = np.zeros(np.broadcast_shapes(source.shape, selector.shape), np.uint32)
     for i in range(4):
         nibble = (selector >> np.uint32(4 * i)) & np.uint32(15)
-        byte = ((source >> ((nibble & np.uint32(7)) * np.uint32(8)).astype(np.uint64)) & np.uint64(255)).astype(np.uint32)
+        shift = ((nibble & np.uint32(7)) * np.uint32(8)).astype(np.uint64)
+        byte = (source >> shift & np.uint64(255)).astype(np.uint32)
         byte = np.where(nibble & np.uint32(8), np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0)), byte)
         out |= byte << np.uint32(8 * i)
     return out
@@ -448,81 +453,13 @@ def _bit_count(name: str, type_: str) -> PureOp:
 
 
 @family(
-    *(f"{n}.b{b}" for n in ("popc", "clz", "brev") for b in (32, 64)), *(f"bfind.{k}{b}" for k in "us" for b in (32, 64))
+    *(f"{n}.b{b}" for n in ("popc", "clz", "brev") for b in (32, 64)),
+    *(f"bfind.{k}{b}" for k in "us" for b in (32, 64)),
 )
 def _counting(block: BlockBuilder, instruction: Instruction) -> None:
     """popc, clz, brev, bfind."""
     qualifiers(instruction, instruction.parts[1])
     apply(block, instruction, _bit_count(*instruction.parts[:2]))
-
-
-# --- comparison and selection ---------------------------------------------------------------------------------------
-
-_COMPARE = {
-    "eq": (np.equal, "=="),
-    "ne": (np.not_equal, "!="),
-    "lt": (np.less, "<"),
-    "le": (np.less_equal, "<="),
-    "gt": (np.greater, ">"),
-    "ge": (np.greater_equal, ">="),
-    "lo": (np.less, "<"),
-    "ls": (np.less_equal, "<="),
-    "hi": (np.greater, ">"),
-    "hs": (np.greater_equal, ">="),
-}
-
-
-@functools.cache
-def integer_compare(relation: str, type_: str) -> PureOp:
-    """setp on integers; lo, ls, hi, hs compare as unsigned."""
-    vector, sign = _COMPARE[relation]
-    half = 1 << (TYPE_BITS[type_] - 1)
-    if type_[0] == "s" and relation not in ("eq", "ne"):
-        scalar = f"(({{0}} ^ {half:#x}) {sign} ({{1}} ^ {half:#x}))"
-    else:
-        scalar = f"({{0}} {sign} {{1}})"
-    return PureOp(f"setp_{relation}_{type_}", (storage(type_),) * 2, "pred", vector, scalar)
-
-
-def compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -> None:
-    """Writes the destinations of setp: ``p`` or ``p|q`` with q = !p, and the ``.and/.or/.xor`` combination."""
-    combine = [part for part in instruction.parts[2:-1] if part in ("and", "or", "xor")]
-    other = block.logic_not(holds)
-    if combine:
-        condition = block.value(instruction.operands[3], 1)
-        op = _logic(combine[0], "pred")
-        holds, other = block.pure(op, holds, condition), block.pure(op, other, condition)
-    destination = instruction.operands[0]
-    if isinstance(destination, Pair):
-        block.define(destination.value, holds)
-        block.define(destination.predicate, other)
-    else:
-        block.define(destination, holds)
-
-
-@family("setp")
-def _setp(block: BlockBuilder, instruction: Instruction) -> None:
-    """setp on integers and bits; floats are in the floating-point file."""
-    relation, type_ = instruction.parts[1], instruction.parts[-1]
-    if type_ in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2"):
-        from cute_kernels.emulator.instructions_float import float_compare
-
-        holds = float_compare(block, instruction)
-    else:
-        qualifiers(instruction, *_COMPARE, "and", "or", "xor", "b16", "b32", "b64", *_INTEGERS)
-        a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
-        holds = block.pure(integer_compare(relation, type_), a, b)
-        if block.context.is_uniform_of_tid(instruction):
-            holds = block.first_lane(holds)
-    compare_into(block, instruction, holds)
-
-
-@family(*(f"selp.{k}{b}" for k in "bsu" for b in (16, 32, 64)), "selp.f32", "selp.f64")
-def _selp(block: BlockBuilder, instruction: Instruction) -> None:
-    """selp: choose by predicate."""
-    bits = TYPE_BITS[instruction.parts[1]]
-    yes, no = (block.value(operand, bits) for operand in instruction.operands[1:3])
-    block.define(instruction.operands[0], block.select(block.value(instruction.operands[3], 1), yes, no))
 
 
 #: Names that scalar templates of this file use.

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.block import CANONICAL, DTYPES, FULL, Anchor, BlockBuilder, Constant, Node, Pack, Value
-from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Register, Sink, Symbol, Vector
+from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.instructions_convert import _extend
+from cute_kernels.emulator.instructions_convert import extend
+from cute_kernels.emulator.instructions_integer import binary
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, SHARED_WINDOW, block_lanes
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
+from cute_kernels.emulator.values import CANONICAL, DTYPES, FULL, Anchor, Constant, Node, Pack, Value
 
 _SPACES = {
     "global": "global",
@@ -70,13 +72,11 @@ def address_of(block: BlockBuilder, operand: Any) -> tuple[Value, int]:
 
 def address_value(block: BlockBuilder, operand: Any, bits: int = 32) -> Value:
     """A memory operand as one value."""
-    from cute_kernels.emulator.instructions_integer import _binary
-
     base, offset = address_of(block, operand)
     base = block.resize(base, bits)
     if offset == 0:
         return base
-    return block.pure(_binary("add", f"u{bits}"), base, Constant(offset, bits))
+    return block.pure(binary("add", f"u{bits}"), base, Constant(offset, bits))
 
 
 # --- what generated code calls --------------------------------------------------------------------------------------
@@ -98,7 +98,8 @@ def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray |
     if space == "param":
         start = address - PARAM_WINDOW
         if start < 0 or start + nbytes > len(warp.cluster.params):
-            raise IllegalAccess(f"load of {nbytes} bytes at offset {start} of {len(warp.cluster.params)} parameter bytes")
+            size = len(warp.cluster.params)
+            raise IllegalAccess(f"load of {nbytes} bytes at offset {start} of {size} parameter bytes")
         return warp.cluster.params[start : start + nbytes]
     if space == "shared":
         return warp.cluster.memory.view(address & FULL, nbytes)
@@ -115,7 +116,9 @@ def load_uniform(warp: Any, mask: int, space: str, address: int, size: int, coun
     return tuple(int.from_bytes(raw[i : i + size], "little") for i in range(0, size * count, size))
 
 
-def load_lanes(warp: Any, mask: int, space: str, addresses: np.ndarray, size: int, count: int, dtype: Any) -> np.ndarray:
+def load_lanes(
+    warp: Any, mask: int, space: str, addresses: np.ndarray, size: int, count: int, dtype: Any
+) -> np.ndarray:
     """n loads of ``count`` elements by each lane: addresses int64 [n, 32] -> [n * count, 32]."""
     n = len(addresses)
     if space == "generic":
@@ -162,7 +165,8 @@ def _generic_lanes(warp: Any, mask: int, addresses: np.ndarray) -> tuple[str, in
 
 def lane_addresses(base: np.ndarray, offsets: np.ndarray | int) -> np.ndarray:
     """int64 [n, 32] from a base that broadcasts and offsets [n, 1]."""
-    return np.broadcast_to(base.astype(np.int64, copy=False) + offsets, np.broadcast_shapes(base.shape, np.shape(offsets), (1, 32)))
+    shape = np.broadcast_shapes(base.shape, np.shape(offsets), (1, 32))
+    return np.broadcast_to(base.astype(np.int64, copy=False) + offsets, shape)
 
 
 # --- anchors --------------------------------------------------------------------------------------------------------
@@ -264,7 +268,7 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     for target, value in zip(targets, results):
         if isinstance(target, Register) and block.bits_of(target.name) > value.bits:
             type_ = access.type if access.type[0] in "su" else f"u{access.bits}"
-            value = block.pure(_extend(type_, block.bits_of(target.name), value.bits, ""), value)
+            value = block.pure(extend(type_, block.bits_of(target.name), value.bits, ""), value)
         block.define(target, value)
 
 
@@ -384,11 +388,7 @@ def _red(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family("prefetch", "prefetchu", "discard", "applypriority", destinations=0)
 def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
-    """Cache hints: there are no caches here. A prefetched tensor map is checked for modes that are not implemented."""
-    if instruction.parts[1:] in (("tensormap",), ("param", "tensormap"), ("const", "tensormap")):
-        from cute_kernels.emulator.instructions_bulk import prefetch_descriptor
-
-        block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
+    """Cache hints: there are no caches here."""
 
 
 def fence_proxy_async(warp: Any, mask: int) -> None:
@@ -413,9 +413,7 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence, membar, fence.mbarrier_init: no effect, because all memory operations take effect in program order."""
     qualifiers(
         instruction,
-        *("sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl", "mbarrier_init", "proxy", "alias"),
-        *("sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
+        *("sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl"),
+        *("mbarrier_init", "proxy", "alias", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
     )
 
-
-_ = Sink

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.block import FULL, BlockBuilder, Constant, Pack
-from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Pair, Register, Sink, Vector
+from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
-from cute_kernels.emulator.instructions_registry import always_varies, as_integer, family, never_varies, qualifiers
+from cute_kernels.emulator.instructions_integer import binary, shift_by
+from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
+from cute_kernels.emulator.values import FULL, Constant, Pack
 
 #: Generic addresses: shared memory and kernel parameters appear as windows above every host address.
 SHARED_WINDOW = 1 << 61
@@ -42,18 +44,13 @@ def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
     if space == "const":
         raise instruction.refuse("cvta of .const is not implemented")
     if window:
-        from cute_kernels.emulator.instructions_integer import _binary
-
-        op = _binary("sub" if parts[0] == "to" else "add", "u64")
+        op = binary("sub" if parts[0] == "to" else "add", "u64")
         source = block.pure(op, source, Constant(window, 64))
     block.define(instruction.operands[0], source)  # param: symbols already have window addresses
 
 
 def _mapa(warp: Any, mask: int, address: Any, rank: Any) -> Any:
-    ranks = len(warp.cluster.ctas)
-    if np.any(np.asarray(rank) >= ranks):
-        # Lanes that never use their result may compute it: the access itself is what raises.
-        pass
+    # A rank outside the cluster is no error here: lanes that never use their result may compute it.
     offset = address & 0xFFFFFF
     if isinstance(address, int) and isinstance(rank, int):
         return rank << 24 | offset
@@ -65,16 +62,14 @@ def _lower_mapa(block: BlockBuilder, instruction: Instruction) -> None:
     """mapa: the same shared offset in another CTA of the cluster."""
     address, rank = (block.value(operand, 32) for operand in instruction.operands[1:])
     uniform = address.uniform and rank.uniform
-    block.define(instruction.operands[0], block.call(_mapa, address, rank, results=[("u32", uniform)])[0])
+    block.define(instruction.operands[0], block.call(_mapa, address, rank, results=[("u32", uniform)], effects=False)[0])
 
 
 @family("getctarank.shared::cluster.u32")
 def _getctarank(block: BlockBuilder, instruction: Instruction) -> None:
     """getctarank: CTA rank of a shared address."""
-    from cute_kernels.emulator.instructions_integer import _shift_by
-
     address = block.value(instruction.operands[1], 32)
-    block.define(instruction.operands[0], block.pure(_shift_by("shr", "u32", 24), address))
+    block.define(instruction.operands[0], block.pure(shift_by("shr", "u32", 24), address))
 
 
 # --- between lanes --------------------------------------------------------------------------------------------------
@@ -111,7 +106,7 @@ def _lower_elect(block: BlockBuilder, instruction: Instruction) -> None:
     pair = instruction.operands[0]
     block.define(pair.predicate, block.call(_elect, members, results=[("pred", False)])[0])
     if not isinstance(pair.value, Sink):
-        block.define(pair.value, block.call(_elect_lane, members, results=[("u32", True)])[0])
+        block.define(pair.value, block.call(_elect_lane, members, results=[("u32", True)], effects=False)[0])
 
 
 def _shuffle(warp: Any, mask: int, mode: str, value: Any, lane: Any, clamp: Any, members: int) -> tuple[Any, int]:
@@ -158,8 +153,6 @@ def _broadcast(warp: Any, mask: int, value: Any, lane: int, members: int) -> int
 
 
 def _is_broadcast(instruction: Instruction) -> bool:
-    from cute_kernels.emulator.decode import Immediate
-
     clamp = instruction.operands[3]
     return (
         instruction.parts[2] == "idx"
@@ -217,7 +210,7 @@ def _active(warp: Any, mask: int) -> int:
 @family("activemask", varies=never_varies)
 def _activemask(block: BlockBuilder, instruction: Instruction) -> None:
     """activemask."""
-    block.define(instruction.operands[0], block.call(_active, results=[("u32", True)])[0])
+    block.define(instruction.operands[0], block.call(_active, results=[("u32", True)], effects=False)[0])
 
 
 def _reduce(warp: Any, mask: int, name: str, signed: bool, value: Any, members: int) -> int:
@@ -262,5 +255,3 @@ def masks_of(lanes: np.ndarray) -> list[int]:
         lanes = np.broadcast_to(lanes, (*lanes.shape[:-1], 32))
     return np.packbits(lanes, axis=-1, bitorder="little").view(np.uint32)[:, 0].tolist()
 
-
-_ = (always_varies, as_integer)

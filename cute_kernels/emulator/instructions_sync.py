@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cute_kernels.emulator.block import FULL, BlockBuilder, Constant
+from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Sink
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_move import block_lanes, check_members
 from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
+from cute_kernels.emulator.values import FULL, Constant
 from cute_kernels.emulator.warp import ClusterWait, NamedWait, PhaseWait, ProgressWait
 
 _SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # orderings change nothing: memory is coherent here

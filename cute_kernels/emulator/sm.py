@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.async_engine import AsyncEngine
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
@@ -126,7 +126,12 @@ class Cta:
     """
 
     def __init__(
-        self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int], in_cluster: tuple[int, int, int], smem: int
+        self,
+        cluster: Cluster,
+        rank: int,
+        coordinates: tuple[int, int, int],
+        in_cluster: tuple[int, int, int],
+        smem: int,
     ) -> None:
         self.cluster, self.rank = cluster, rank
         self.coordinates, self.in_cluster = coordinates, in_cluster
@@ -147,9 +152,12 @@ class Cta:
             self._named[number] = NamedBarrier(self, number)
         return self._named[number]
 
-    def warp_exited(self) -> None:
+    def thread_exited(self) -> None:
+        """Threads exited: barriers that wait for all live threads may be complete now."""
+        self.cluster.progress += 1
         for barrier in self._named.values():
             barrier.thread_count_changed()
+        self.cluster.barrier.settle()
 
 
 class Cluster:
@@ -217,9 +225,7 @@ class Cluster:
     def exit(self, warp: Warp) -> None:
         """A warp finished."""
         del self.running[warp]
-        self.progress += 1
-        warp.cta.warp_exited()
-        self.barrier.settle()
+        warp.cta.thread_exited()
 
     def finish(self) -> None:
         """All warps have exited: asynchronous work completes, and what was left undone is reported.
@@ -239,5 +245,3 @@ class Cluster:
                     f"{thread[2]} never waited for it)"
                 )
 
-
-_ = Any

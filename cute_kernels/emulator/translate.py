@@ -10,30 +10,35 @@ give way.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator.block import FULL, BlockBuilder, Constant, LiveIn, Namespace, Value
+from cute_kernels.emulator import (  # noqa: F401 - importing a file registers its opcode families
+    instructions_bulk,
+    instructions_compare,
+    instructions_convert,
+    instructions_float,
+    instructions_integer,
+    instructions_memory,
+    instructions_move,
+    instructions_sync,
+    instructions_tcgen05,
+)
+from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module, Special, Symbol, parse
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.flow import Block, Flow, analyse, uniform_function_of_tid
+from cute_kernels.emulator.instructions_integer import SCALAR_NAMES
+from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of
 from cute_kernels.emulator.instructions_registry import CONTROL, find_family, written
+from cute_kernels.emulator.smem import SYSTEM_BYTES
+from cute_kernels.emulator.values import FULL, Constant, LiveIn, Namespace, Value
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
-
-#: Opcode families; importing a file registers them.
-INSTRUCTION_FILES = ("integer", "float", "convert", "move", "memory", "sync", "bulk", "tcgen05")
-for _name in INSTRUCTION_FILES:
-    importlib.import_module(f"cute_kernels.emulator.instructions_{_name}")
-
-from cute_kernels.emulator.instructions_integer import SCALAR_NAMES  # noqa: E402
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of  # noqa: E402
-from cute_kernels.emulator.smem import SYSTEM_BYTES  # noqa: E402
 
 _FILE = "<generated from PTX>"
 
@@ -195,7 +200,7 @@ class _Translator:
     def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int]) -> None:
         self.kernel = kernel
         self.flow = analyse(kernel, block_shape)
-        self.space = Namespace()
+        self.space = Namespace(reserved=_RUNTIME_NAMES)
         self.context = Context(kernel, self.flow, self.space)
         self.variables = _variable_names(kernel)
         self.lines: list[str] = []

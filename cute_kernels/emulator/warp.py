@@ -93,7 +93,8 @@ class BulkWait(Wait):
         return self.cluster.tma.groups.wait_satisfied(self.thread, self.count, self.read)
 
     def describe(self) -> str:
-        return f"waits for all but {self.count} bulk groups of lane {self.thread[2]} ({'reads' if self.read else 'writes'})"
+        what = "reads" if self.read else "writes"
+        return f"waits for the {what} of all but {self.count} bulk groups of lane {self.thread[2]}"
 
 
 class AllocationWait(Wait):
@@ -153,7 +154,7 @@ class Warp:
     Attributes:
         index: warp index in its CTA (what selects its tensor-memory lanes).
         label: for reports, e.g. ``"CTA 1 warp 3 (epilogue)"``.
-        live: lanes that exist (the last warp of a block may be partial).
+        live: lanes that exist (the last warp of a block may be partial) and have not exited.
         wait: the condition on which it is descheduled, None while it can run.
         token: what a blocking instruction remembers between attempts.
         timed_out: the next try_wait gives up.
@@ -162,6 +163,7 @@ class Warp:
     """
 
     def __init__(self, cta: Cta, index: int, live: int, role: str, blocks: int) -> None:
+        self.exit = blocks
         self.cta: Cta = cta
         self.cluster: Cluster = cta.cluster
         self.index, self.live, self.role = index, live, role
@@ -203,6 +205,9 @@ class Warp:
         while True:
             frame = self.stack[-1]
             frame.arrived |= mask
+            if frame.meet == self.exit:
+                self.live &= ~mask  # these threads exited; barriers no longer count on them
+                self.cta.thread_exited()
             if frame.pending:
                 return self._resume(frame, frame.pending.pop())
             self.stack.pop()

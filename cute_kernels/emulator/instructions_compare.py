@@ -1,0 +1,124 @@
+"""Comparison (setp) and selection (selp)."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from cute_kernels.emulator import instructions_numerics as numerics
+from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Pair
+from cute_kernels.emulator.instructions_integer import INTEGERS, logic, storage
+from cute_kernels.emulator.instructions_registry import family, qualifiers
+from cute_kernels.emulator.values import PureOp, Value
+
+_COMPARE = {
+    "eq": (np.equal, "=="),
+    "ne": (np.not_equal, "!="),
+    "lt": (np.less, "<"),
+    "le": (np.less_equal, "<="),
+    "gt": (np.greater, ">"),
+    "ge": (np.greater_equal, ">="),
+    "lo": (np.less, "<"),
+    "ls": (np.less_equal, "<="),
+    "hi": (np.greater, ">"),
+    "hs": (np.greater_equal, ">="),
+}
+
+
+@functools.cache
+def integer_compare(relation: str, type_: str) -> PureOp:
+    """setp on integers; lo, ls, hi, hs compare as unsigned."""
+    vector, sign = _COMPARE[relation]
+    half = 1 << (TYPE_BITS[type_] - 1)
+    if type_[0] == "s" and relation not in ("eq", "ne"):
+        scalar = f"(({{0}} ^ {half:#x}) {sign} ({{1}} ^ {half:#x}))"
+    else:
+        scalar = f"({{0}} {sign} {{1}})"
+    return PureOp(f"setp_{relation}_{type_}", (storage(type_),) * 2, "pred", vector, scalar)
+
+
+@functools.cache
+def float_compare_op(relation: str, type_: str) -> PureOp:
+    plain = {
+        "eq": np.equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+    }
+    opposite = {"ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+
+    def vector(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if type_ == "bf16":
+            a, b = numerics.bf16_to_f32(a), numerics.bf16_to_f32(b)
+        elif type_ == "f16":
+            a, b = a.view(np.float16), b.view(np.float16)
+        unordered = (a != a) | (b != b)
+        if relation == "num":
+            return ~unordered
+        if relation == "nan":
+            return unordered
+        if relation.endswith("u") and relation != "equ" and relation != "neu":
+            return ~plain[opposite[relation[:-1]]](a, b)
+        if relation == "equ":
+            return np.equal(a, b) | unordered
+        if relation == "neu":
+            return np.not_equal(a, b)  # NumPy: true when unordered
+        if relation == "ne":
+            return np.not_equal(a, b) & ~unordered
+        return plain[relation](a, b)
+
+    stored = {"f32": "f32", "f64": "f64"}.get(type_, "u16")
+    return PureOp(f"setp_{relation}_{type_}", (stored, stored), "pred", vector)
+
+
+_RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+
+
+def _compare_floats(block: BlockBuilder, instruction: Instruction) -> Value:
+    """The predicate of setp on floats: plain relations are false when unordered, the ...u ones true."""
+    qualifiers(instruction, *_RELATIONS, "and", "or", "xor", "f16", "bf16", "f32", "f64")
+    relation, type_ = instruction.parts[1], instruction.parts[-1]
+    a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
+    return block.pure(float_compare_op(relation, type_), a, b)
+
+
+def _compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -> None:
+    """Writes the destinations of setp: ``p`` or ``p|q`` with q = !p, and the ``.and/.or/.xor`` combination."""
+    combine = [part for part in instruction.parts[2:-1] if part in ("and", "or", "xor")]
+    other = block.logic_not(holds)
+    if combine:
+        condition = block.value(instruction.operands[3], 1)
+        op = logic(combine[0], "pred")
+        holds, other = block.pure(op, holds, condition), block.pure(op, other, condition)
+    destination = instruction.operands[0]
+    if isinstance(destination, Pair):
+        block.define(destination.value, holds)
+        block.define(destination.predicate, other)
+    else:
+        block.define(destination, holds)
+
+
+@family("setp")
+def _setp(block: BlockBuilder, instruction: Instruction) -> None:
+    """setp on integers and bits; and on floats."""
+    relation, type_ = instruction.parts[1], instruction.parts[-1]
+    if type_ in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2"):
+        holds = _compare_floats(block, instruction)
+    else:
+        qualifiers(instruction, *_COMPARE, "and", "or", "xor", "b16", "b32", "b64", *INTEGERS)
+        a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
+        holds = block.pure(integer_compare(relation, type_), a, b)
+        if block.context.is_uniform_of_tid(instruction):
+            holds = block.first_lane(holds)
+    _compare_into(block, instruction, holds)
+
+
+@family(*(f"selp.{k}{b}" for k in "bsu" for b in (16, 32, 64)), "selp.f32", "selp.f64")
+def _selp(block: BlockBuilder, instruction: Instruction) -> None:
+    """selp: choose by predicate."""
+    bits = TYPE_BITS[instruction.parts[1]]
+    yes, no = (block.value(operand, bits) for operand in instruction.operands[1:3])
+    block.define(instruction.operands[0], block.select(block.value(instruction.operands[3], 1), yes, no))

@@ -1,0 +1,101 @@
+"""PTX text to tokens."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cute_kernels.emulator.errors import UnsupportedPTX
+
+_PATTERN = re.compile(
+    r"""
+    (?P<space>\s+) | (?P<comment>//[^\n]*|/\*.*?\*/) |
+    (?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}) |
+    (?P<decimal>\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+) |
+    (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?) |
+    (?P<string>"[^"\n]*") |
+    (?P<name>[.%$_A-Za-z](?:[\w$.]|::)*) |
+    (?P<sign>[-+|!@{}\[\](),;:<>=~*])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass
+class Token:
+    kind: str
+    text: str
+    line: int
+
+
+def tokenize(text: str) -> list[Token]:
+    result, position, line = [], 0, 1
+    for match in _PATTERN.finditer(text):
+        if match.start() != position:
+            break
+        kind, chunk = match.lastgroup, match.group()
+        if kind not in ("space", "comment"):
+            result.append(Token(kind, chunk, line))
+        line += chunk.count("\n")
+        position = match.end()
+    if position != len(text):
+        raise UnsupportedPTX(f"cannot read {text[position : position + 20]!r}", ptx_line=line)
+    return result
+
+
+class Reader:
+    """A cursor over the tokens."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens, self.at = tokens, 0
+
+    def peek(self) -> str:
+        return self.tokens[self.at].text if self.at < len(self.tokens) else ""
+
+    def line(self) -> int:
+        return self.tokens[min(self.at, len(self.tokens) - 1)].line
+
+    def take(self, expected: str | None = None) -> Token:
+        if self.at >= len(self.tokens):
+            raise UnsupportedPTX(f"the text ends where {expected or 'more'!r} is expected")
+        token = self.tokens[self.at]
+        if expected is not None and token.text != expected:
+            raise UnsupportedPTX(f"{expected!r} expected, {token.text!r} found", ptx_line=token.line)
+        self.at += 1
+        return token
+
+    def take_number(self) -> int:
+        token = self.take()
+        if token.kind != "number":
+            raise UnsupportedPTX(f"a number is expected, {token.text!r} found", ptx_line=token.line)
+        return integer(token.text)
+
+    def take_rest_of_line(self) -> list[Token]:
+        line = self.tokens[self.at - 1].line
+        start = self.at
+        while self.at < len(self.tokens) and self.tokens[self.at].line == line:
+            self.at += 1
+        return self.tokens[start : self.at]
+
+    def take_until(self, end: str) -> list[Token]:
+        start = self.at
+        while self.take().text != end:
+            pass
+        return self.tokens[start : self.at - 1]
+
+    def take_triple(self) -> tuple[int, int, int]:
+        values = [self.take_number()]
+        while self.peek() == ",":
+            self.take()
+            values.append(self.take_number())
+        values += [1] * (3 - len(values))
+        return values[0], values[1], values[2]
+
+
+def integer(text: str) -> int:
+    text = text.rstrip("U")
+    if text[:2] in ("0x", "0X"):
+        return int(text, 16)
+    if text[:2] in ("0b", "0B"):
+        return int(text, 2)
+    return int(text, 8) if len(text) > 1 and text[0] == "0" else int(text)
