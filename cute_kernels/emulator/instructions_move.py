@@ -62,7 +62,8 @@ def _lower_mapa(block: BlockBuilder, instruction: Instruction) -> None:
     """mapa: the same shared offset in another CTA of the cluster."""
     address, rank = (block.value(operand, 32) for operand in instruction.operands[1:])
     uniform = address.uniform and rank.uniform
-    block.define(instruction.operands[0], block.call(_mapa, address, rank, results=[("u32", uniform)], effects=False)[0])
+    (result,) = block.call(_mapa, address, rank, results=[("u32", uniform)], effects=False)
+    block.define(instruction.operands[0], result)
 
 
 @family("getctarank.shared::cluster.u32")

@@ -52,12 +52,12 @@ class Reader:
     def peek(self) -> str:
         return self.tokens[self.at].text if self.at < len(self.tokens) else ""
 
-    def line(self) -> int:
-        return self.tokens[min(self.at, len(self.tokens) - 1)].line
+    def line(self) -> int | None:
+        return self.tokens[min(self.at, len(self.tokens) - 1)].line if self.tokens else None
 
     def take(self, expected: str | None = None) -> Token:
         if self.at >= len(self.tokens):
-            raise UnsupportedPTX(f"the text ends where {expected or 'more'!r} is expected")
+            raise UnsupportedPTX(f"the text ends where {expected or 'more'!r} is expected", ptx_line=self.line())
         token = self.tokens[self.at]
         if expected is not None and token.text != expected:
             raise UnsupportedPTX(f"{expected!r} expected, {token.text!r} found", ptx_line=token.line)

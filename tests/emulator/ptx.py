@@ -1,0 +1,67 @@
+"""Hand-written PTX for tests: a kernel around a body, and a launch on NumPy arrays."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from cute_kernels.emulator import GlobalMemory, Options, Report, run
+
+REGISTERS = """
+    .reg .pred %p<40>;
+    .reg .b16 %h<80>;
+    .reg .b32 %r<200>;
+    .reg .b64 %d<120>;
+"""
+
+
+def module(body: str, *, parameters: int = 2, head: str = "", registers: str = REGISTERS, entry: str = "") -> str:
+    """A module with one entry ``k`` whose parameters p0, p1, ... are 64-bit."""
+    declared = ",\n".join(f"    .param .u64 p{i}" for i in range(parameters))
+    return (
+        ".version 8.8\n.target sm_100a\n.address_size 64\n"
+        ".extern .shared .align 1024 .b8 dynamic[];\n"
+        f"{head}\n.visible .entry k(\n{declared}\n) {entry}\n{{\n{registers}\n{body}\n}}\n"
+    )
+
+
+def launch(
+    text: str,
+    *arrays: np.ndarray | int,
+    grid: tuple[int, int, int] = (1, 1, 1),
+    block: tuple[int, int, int] = (32, 1, 1),
+    cluster: tuple[int, int, int] = (1, 1, 1),
+    dynamic_smem: int = 4096,
+    options: Options | None = None,
+    **more: object,
+) -> Report:
+    """Runs the one kernel of ``text``; arrays are passed by address (and may be written), ints by value."""
+    memory = GlobalMemory()
+    params = []
+    for i, array in enumerate(arrays):
+        if isinstance(array, int):
+            params.append(struct.pack("<Q", array % (1 << 64)))
+        else:
+            memory.register_tensor(array, f"array {i}")
+            params.append(struct.pack("<Q", array.ctypes.data))
+    return run(
+        text,
+        grid=grid,
+        block=block,
+        cluster=cluster,
+        dynamic_smem=dynamic_smem,
+        params=params,
+        memory=memory,
+        options=options,
+        **more,
+    )
+
+
+#: ``%d1`` = address of this thread's 4-byte item of array p0 (one warp), ``%r1`` = %tid.x.
+THREAD_OUTPUT = """
+    mov.u32 %r1, %tid.x;
+    ld.param.u64 %d0, [p0];
+    mul.wide.u32 %d1, %r1, 4;
+    add.s64 %d1, %d0, %d1;
+"""
