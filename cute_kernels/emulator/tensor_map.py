@@ -17,6 +17,7 @@ import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 
+MAX_BOX_BYTES = 227 * 1024  # no CTA has more shared memory; the driver rejects larger boxes too
 CHUNK = 16  # bytes; the unit that swizzles move and that coordinates and rows must be multiples of
 
 _TF32_FLAG = 1 << 4  # kept beside the 4-bit type code of the descriptor
@@ -116,6 +117,7 @@ class TensorMap:
             (any(not 1 <= step <= 8 for step in self.element_strides), f"element strides {self.element_strides}"),
             (self.row_bytes % CHUNK, f"box rows of {self.row_bytes} bytes, legal are multiples of {CHUNK}"),
             (span and self.row_bytes > span, f"box rows of {self.row_bytes} bytes in a swizzle span of {span}"),
+            (self.box_bytes > MAX_BOX_BYTES, f"a copy of {self.box_bytes} bytes, at most {MAX_BOX_BYTES}"),
             (self.nan_fill and self.dtype[0] in "us", f"NaN fill of {self.dtype} elements"),
         ]
         for wrong, text in problems:
