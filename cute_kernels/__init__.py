@@ -9,9 +9,9 @@ torch.Size([2, 196, 768])
 
 from __future__ import annotations
 
-from cute_kernels.config import Problem, TileConfig
+from cute_kernels.config import Problem, Sm90Config, TileConfig
 from cute_kernels.derived import clear_cache
 from cute_kernels.ops import patch_embed
 
 __version__ = "0.1.0"
-__all__ = ["Problem", "TileConfig", "clear_cache", "patch_embed"]
+__all__ = ["Problem", "Sm90Config", "TileConfig", "clear_cache", "patch_embed"]

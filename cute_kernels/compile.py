@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.plan import Plan
+from cute_kernels.plan import Plan, Sm90Plan
 
 _COMPILE_LOCK = threading.Lock()
 """`cute.compile` keeps global state and is not thread-safe."""
@@ -51,7 +51,8 @@ class Artifact:
 
 def kernel_key(plan: Plan) -> tuple:
     """What the generated code depends on; everything else in the plan is a launch argument."""
-    return (plan.arch.name, plan.config, plan.problem.table_rows > 0, plan.problem.scale_source)
+    resident_k = plan.k_blocks if isinstance(plan, Sm90Plan) else None
+    return (plan.arch.name, plan.config, plan.problem.table_rows > 0, plan.problem.scale_source, resident_k)
 
 
 def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
@@ -75,8 +76,6 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
     """As `compile_plan`, always anew and without a lock: for kernels changed on purpose."""
     import cutlass.cute as cute
 
-    from cute_kernels.kernels.sm100.gemm import PatchEmbedGemm
-
     with tempfile.TemporaryDirectory() as directory:
         # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
         options = (
@@ -87,12 +86,20 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
             from cute_kernels.emulator import host
 
             with host.recording_runtime():
-                function = cute.compile(PatchEmbedGemm(plan), *arguments, options=options)
+                function = cute.compile(_kernel(plan), *arguments, options=options)
         else:
-            function = cute.compile(PatchEmbedGemm(plan), *arguments, options=options)
+            function = cute.compile(_kernel(plan), *arguments, options=options)
     ptx = function.__ptx__
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
     return Artifact(name, ptx, bytes(function.__cubin__), function)
+
+
+def _kernel(plan: Plan) -> Any:
+    if isinstance(plan, Sm90Plan):
+        from cute_kernels.kernels.sm90.gemm import PatchEmbedGemm
+    else:
+        from cute_kernels.kernels.sm100.gemm import PatchEmbedGemm
+    return PatchEmbedGemm(plan)
 
 
 def _example_arguments(plan: Plan) -> tuple:

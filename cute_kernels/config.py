@@ -10,6 +10,8 @@ from typing import Literal
 
 EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
+WeightSource = Literal["registers", "streamed"]
+RowOrder = Literal["position", "flat"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class TileConfig:
-    """Tunables of the kernel. Each field names the experiment of the CUDA original that measured it (docs/experiments.md).
+    """Tunables of the SM100a kernel, with the experiments of the CUDA original behind them (docs/experiments.md).
 
     Attributes:
         tile_n: output columns of a tile, 128 or 256 (F12).
@@ -55,3 +57,35 @@ class TileConfig:
     epilogue_warps: int = 5
     tmem_load_width: int = 32
     epilogue: EpilogueArithmetic = "f32"
+
+
+@dataclass(frozen=True)
+class Sm90Config:
+    """Tunables of the SM90a kernel, which computes ``out^T = weight * x^T``: features are the rows of a WGMMA.
+
+    The measurements behind the defaults are in docs/measurements.md.
+
+    Attributes:
+        tile_rows: rows of ``x`` in a tile, the N of a WGMMA: a multiple of 16 up to 256.
+        warpgroups: consumer warpgroups of a CTA, 1 to 3, each with 64 output features.
+        stages: operand buffers between TMA and WGMMA.
+        cluster: 1 or 2 CTAs that share every tile of ``x`` by multicast and differ in their features.
+        weight: ``"registers"``: each warpgroup keeps its 64 features for the whole launch (K is compiled in);
+            ``"streamed"``: weight tiles come through shared memory with ``x``, for any K.
+        order: ``"position"``: a tile is ``tile_rows`` images at one position, so that bias + position is one vector per
+            tile; ``"flat"``: consecutive rows, with the table read per element.
+        pingpong: warpgroups take turns on the tensor cores, so that one's epilogue runs under another's WGMMAs.
+        epilogue: as in `TileConfig`.
+    """
+
+    tile_rows: int = 128
+    warpgroups: int = 2
+    stages: int = 12
+    cluster: int = 2
+    weight: WeightSource = "registers"
+    order: RowOrder = "position"
+    pingpong: bool = True
+    epilogue: EpilogueArithmetic = "f32"
+
+
+Config = TileConfig | Sm90Config

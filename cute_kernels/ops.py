@@ -6,6 +6,7 @@ The Python function only normalises its arguments. Checking, preparation and dis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import Problem, TileConfig
+from cute_kernels.config import Config, Problem, Sm90Config, TileConfig
 from cute_kernels.derived import DERIVED
 from cute_kernels.table import build_table
 
@@ -26,12 +27,20 @@ Backend = Literal["auto", "emulator", "reference"]
 _FP8 = torch.float8_e4m3fn
 _ADDEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ROW_BYTES = 16  # TMA: global row pitch and base address are multiples of 16 bytes
-_KERNEL_CAPABILITY = (10, 0)  # an sm_100a binary runs on no other architecture
-# Operator schemas have no dataclasses: each field of the config is an optional keyword argument of the operator.
-_CONFIG_FIELDS = tuple(field.name for field in fields(TileConfig))
+# Binaries of architecture-specific targets run on no other architecture.
+_ARCH_OF_CAPABILITY = {(10, 0): "sm_100a", (9, 0): "sm_90a"}
+_CONFIG_TYPES = {kind.__name__: kind for kind in (TileConfig, Sm90Config)}
+_NUMBER_FIELDS = {
+    name: tuple(field.name for field in fields(kind) if not isinstance(field.default, str))
+    for name, kind in _CONFIG_TYPES.items()
+}
+_WORD_FIELDS = {
+    name: tuple(field.name for field in fields(kind) if isinstance(field.default, str))
+    for name, kind in _CONFIG_TYPES.items()
+}
 _SUPPORTED = (
-    "supported: CUDA devices of compute capability 10.0 (B200, GB200), CPU tensors (plain torch, or the PTX emulator "
-    'with backend="emulator"), and any torch device with backend="reference"'
+    "supported: CUDA devices of compute capability 10.0 (B200, GB200) and 9.0 (H100, H200), CPU tensors (plain torch, "
+    'or the PTX emulator with backend="emulator"), and any torch device with backend="reference"'
 )
 
 
@@ -44,7 +53,7 @@ def patch_embed(
     scale_a: float | torch.Tensor | None = None,
     scale_b: float | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
-    config: TileConfig | None = None,
+    config: Config | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
     """FP8 patch embedding: ``out[b, s, :] = scale_a * scale_b * (x[b, s, :] @ weight.T) + bias + pos_embed[s, :]``.
@@ -59,9 +68,11 @@ def patch_embed(
             which is read on the device and not checked.
         scale_b: dequantisation multiplier of ``weight``, likewise. The kernel applies the FP32 product of both.
         out_dtype: ``torch.bfloat16``.
-        config: tunables of the kernel; None takes the plan's default. ``config.epilogue`` selects the rounding
-            contract on every backend: ``"f32"`` (default) is ``bf16(fma32(acc, scale, fp32(bias) + fp32(pos)))``,
-            ``"bf16x2"`` is ``bf16(bf16(acc * scale) + bf16(fp32(bias) + fp32(pos)))``.
+        config: tunables of the kernel, `TileConfig` for SM100 or `Sm90Config` for SM90; None takes the plan's
+            default. The emulator runs the kernel of the config's architecture, SM100's without a config.
+            ``config.epilogue`` selects the rounding contract on every backend: ``"f32"`` (default) is
+            ``bf16(fma32(acc, scale, fp32(bias) + fp32(pos)))``, ``"bf16x2"`` is
+            ``bf16(bf16(acc * scale) + bf16(fp32(bias) + fp32(pos)))``.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
 
@@ -81,12 +92,32 @@ def patch_embed(
         raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
     number_a, tensor_a = _split_scale("scale_a", scale_a)
     number_b, tensor_b = _split_scale("scale_b", scale_b)
-    if config is not None and not isinstance(config, TileConfig):
-        raise TypeError(f"config is {type(config).__name__}, expected cute_kernels.TileConfig or None")
-    knobs = {} if config is None else {name: getattr(config, name) for name in _CONFIG_FIELDS}
     return torch.ops.cute_kernels.patch_embed(
-        x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, **knobs
+        x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, *_encode_config(config)
     )
+
+
+def _encode_config(config: Config | None) -> tuple[str | None, list[int], str]:
+    """Operator schemas have no dataclasses: a config travels as type name, integers, words."""
+    if config is None:
+        return None, [], ""
+    for name, kind in _CONFIG_TYPES.items():
+        if type(config) is kind:
+            numbers = [getattr(config, field) for field in _NUMBER_FIELDS[name]]
+            return name, numbers, ",".join([getattr(config, field) for field in _WORD_FIELDS[name]])
+    allowed = ", ".join(f"cute_kernels.{name}" for name in _CONFIG_TYPES)
+    raise TypeError(f"config is {type(config).__name__}, expected {allowed} or None")
+
+
+def _decode_config(name: str | None = None, numbers: Sequence[int] = (), words: str = "") -> Config | None:
+    if name is None:
+        return None
+    if name not in _CONFIG_TYPES:
+        raise ValueError(f"config_type = {name!r}, allowed: {', '.join(map(repr, _CONFIG_TYPES))}")
+    names, values = (*_NUMBER_FIELDS[name], *_WORD_FIELDS[name]), (*numbers, *words.split(","))
+    if len(names) != len(values):
+        raise ValueError(f"config_type = {name!r} takes {', '.join(names)}, given {list(numbers)} and {words!r}")
+    return _CONFIG_TYPES[name](**dict(zip(names, values, strict=True)))
 
 
 def _split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
@@ -187,8 +218,8 @@ def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emu
         return "reference"
     if device.type != "cuda" or torch.version.hip is not None:
         raise NotImplementedError(f"no kernel for device {device}; {_SUPPORTED}")
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) != _KERNEL_CAPABILITY:
+    if torch.cuda.get_device_capability(device) not in _ARCH_OF_CAPABILITY:
+        major, minor = torch.cuda.get_device_capability(device)
         raise NotImplementedError(
             f"no kernel for {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}); {_SUPPORTED}"
         )
@@ -216,7 +247,7 @@ def prepare_launch(
     bias: torch.Tensor | None,
     pos_embed: torch.Tensor | None,
     scale: float | torch.Tensor,
-    config: TileConfig | None,
+    config: Config | None,
 ) -> PreparedLaunch:
     """Plan the call and lay out its operands: pad K, align, build the table, allocate the output.
 
@@ -225,7 +256,7 @@ def prepare_launch(
         scale: ``scale_a * scale_b``, already multiplied: a number, or an FP32 tensor of one element on x's device.
 
     Raises:
-        As `patch_embed`; ValueError if the plan refuses the config.
+        As `patch_embed`; ValueError if the plan refuses the config, TypeError if it is another architecture's.
     """
     from cute_kernels.launch import LaunchTensors
     from cute_kernels.plan import make_plan
@@ -241,16 +272,21 @@ def prepare_launch(
         table_rows=0 if bias is None and pos_embed is None else positions,
         scale_source="pointer" if isinstance(scale, torch.Tensor) else "value",
     )
-    sm_count = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else None
-    plan = make_plan(problem, config, sm_count=sm_count)
+    arch, sm_count = None, None
+    if x.is_cuda:
+        arch = _ARCH_OF_CAPABILITY[torch.cuda.get_device_capability(x.device)]
+        sm_count = torch.cuda.get_device_properties(x.device).multi_processor_count
+    plan = make_plan(problem, config, arch, sm_count=sm_count)
 
     table = None
     if problem.table_rows:
         dtype = getattr(torch, plan.table_dtype)
         table = DERIVED.get(
-            ("table", plan.padded_n, dtype),
+            ("table", plan.table_shape, dtype),
             (bias, pos_embed),
-            lambda: build_table(bias, pos_embed, positions=positions, columns=plan.padded_n, dtype=dtype),
+            lambda: build_table(
+                bias, pos_embed, positions=positions, columns=plan.padded_n, dtype=dtype, blocked=plan.blocked_table
+            ),
         )
         if tuple(table.shape) != tuple(plan.table_shape):
             raise AssertionError(f"table {list(table.shape)} does not match the plan's {list(plan.table_shape)}")
@@ -296,10 +332,10 @@ def _combined_scale(
 # --- the operator ----------------------------------------------------------------------------------------------------
 
 
-def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, **knobs):
+def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, *encoded_config):
     _check_tensors(x, weight, bias, pos_embed, tensor_a, tensor_b)
     executor = choose_backend(x.device, backend)
-    config = TileConfig(**knobs) if knobs else None
+    config = _decode_config(*encoded_config)
     scale = _combined_scale(tensor_a, tensor_b, number_a, number_b)
     if executor == "reference":
         contract = _reference_for(config)
@@ -316,7 +352,7 @@ def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, numbe
     return prepared.tensors.out.view(prepared.output_shape)
 
 
-def _reference_for(config: TileConfig | None):
+def _reference_for(config: Config | None):
     contracts = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}
     epilogue = "f32" if config is None else config.epilogue
     if epilogue not in contracts:
@@ -324,7 +360,7 @@ def _reference_for(config: TileConfig | None):
     return contracts[epilogue]
 
 
-def _patch_embed_fake(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, **knobs):
+def _patch_embed_fake(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, *encoded_config):
     _check_tensors(x, weight, bias, pos_embed, tensor_a, tensor_b)
     return x.new_empty(_output_shape(x, weight, pos_embed), dtype=torch.bfloat16)
 
@@ -333,13 +369,11 @@ def _no_backward(ctx, grad):
     raise NotImplementedError("cute_kernels.patch_embed has no backward: call it under torch.no_grad()")
 
 
-_KNOBS = ", ".join(
-    f"{'str' if isinstance(field.default, str) else 'int'}? {field.name}=None" for field in fields(TileConfig)
-)
 _library = torch.library.Library("cute_kernels", "FRAGMENT")
 _library.define(
     "patch_embed(Tensor x, Tensor weight, Tensor? bias, Tensor? pos_embed, Tensor? scale_a, Tensor? scale_b, "
-    f"float scale_a_value, float scale_b_value, str backend, *, {_KNOBS}) -> Tensor",
+    "float scale_a_value, float scale_b_value, str backend, str? config_type=None, int[] config_numbers=[], "
+    "str config_words='') -> Tensor",
     # The kernel reads rows through TMA: a compiler must not hand it other strides than the program had.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )

@@ -32,6 +32,7 @@ def build_table(
     positions: int,
     columns: int,
     dtype: torch.dtype,
+    blocked: bool = True,
 ) -> torch.Tensor:
     """Sum ``bias`` and ``pos_embed`` in FP32 and lay the sum out as the epilogue reads it.
 
@@ -40,12 +41,13 @@ def build_table(
         pos_embed: ``[positions, n]`` BF16, FP16 or FP32, or None. At least one of the two must be given.
         positions: positions per image; without ``pos_embed`` the table has a single row whatever this says.
         columns: ``n`` padded to what the plan reads, a multiple of one 16-byte load.
+        blocked: the layout of the SM100 epilogue, whose warps read rows by lane; otherwise row-major.
         dtype: ``torch.float32`` (rounded once, when summed) or ``torch.bfloat16`` (the FP32 sum rounded once more).
 
     Returns:
-        A contiguous tensor of shape `table_geometry(rows, columns, dtype)`. The value of (position p, column c) stands
-        at ``[p // 32, c // V, p % 32, c % V]`` with V = elements per 16 bytes. Everything outside
-        ``rows x n`` is zero.
+        Blocked: a contiguous tensor of shape `table_geometry(rows, columns, dtype)`. The value of (position p, column
+        c) stands at ``[p // 32, c // V, p % 32, c % V]`` with V = elements per 16 bytes. Otherwise ``[rows, columns]``.
+        Everything outside ``rows x n`` is zero.
 
     Raises:
         ValueError: neither input given, or shapes, ``columns`` or ``dtype`` that do not fit together.
@@ -69,6 +71,10 @@ def build_table(
     rows, n = values.shape
     if columns < n:
         raise ValueError(f"columns = {columns} cannot hold n = {n}")
+    if not blocked:
+        padded = torch.zeros(rows, columns, dtype=dtype, device=values.device)
+        padded[:, :n] = values.to(dtype)
+        return padded
     row_blocks, chunks, lanes, elements = table_geometry(rows, columns, dtype)
     padded = torch.zeros(row_blocks * lanes, columns, dtype=dtype, device=values.device)
     padded[:rows, :n] = values.to(dtype)

@@ -161,16 +161,17 @@ def mul_f16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def lowest_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """min.f32: the number if one operand is NaN; -0 < +0."""
-    return canonical_f32(_ordered(a, b, np.fmin, both_zero_negative=np.logical_or))
+    return canonical_f32(_ordered(a, b, np.minimum, both_zero_negative=np.logical_or))
 
 
 def highest_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """max.f32: the number if one operand is NaN; +0 > -0."""
-    return canonical_f32(_ordered(a, b, np.fmax, both_zero_negative=np.logical_and))
+    return canonical_f32(_ordered(a, b, np.maximum, both_zero_negative=np.logical_and))
 
 
 def _ordered(a: np.ndarray, b: np.ndarray, choose: np.ufunc, both_zero_negative: np.ufunc) -> np.ndarray:
-    result = choose(a, b)
+    # Not np.fmin: for a signalling NaN it returns NaN on some code paths.
+    result = np.where(a != a, b, np.where(b != b, a, choose(a, b)))
     zeros = (a == 0) & (b == 0)
     if zeros.any():
         negative = both_zero_negative(np.signbit(a), np.signbit(b))

@@ -6,13 +6,16 @@ lane]``) because a register of a 32x32b load is one column of 32 lanes.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 
 LANES = 128
 COLUMNS = 512
-_REPEATS = (1, 2, 4, 8, 16, 32, 64, 128)
+#: Shape of tcgen05.ld/st -> (columns per repetition, registers per repetition, largest repetition).
+SHAPES = {"32x32b": (1, 1, 128), "16x64b": (2, 1, 128), "16x128b": (4, 2, 64), "16x256b": (8, 4, 32)}
 
 
 def split_address(address: int) -> tuple[int, int]:
@@ -101,27 +104,33 @@ class TensorMemory:
         Args:
             warp: index of the warp in its CTA; it may touch the lanes of quarter ``warp % 4`` only.
             address: taddr operand.
-            shape: ``"32x32b"``.
+            shape: a name of `SHAPES`.
             repeat: the number behind ``.x``.
 
         Raises:
-            IllegalAccess: foreign lanes, unallocated columns, or cells never written.
-            UnsupportedPTX: another shape.
+            IllegalAccess: foreign lanes, unallocated columns, cells never written or still being written.
+            UnsupportedPTX: another shape or repetition.
         """
-        lane, column, ncols = self._lanes_of(warp, address, shape, repeat, "tcgen05.ld")
-        if self._pending:
-            self._check_pending(column, ncols, "tcgen05.ld")
-        self.check(lane, 32, column, ncols, write=False)
-        return self.cells[column : column + ncols, lane : lane + 32].copy().T
+        lane, column, ncols = self._place(warp, address, shape, repeat, "tcgen05.ld")
+        if shape == "32x32b":
+            self.check(lane, 32, column, ncols, write=False)
+            return self.cells[column : column + ncols, lane : lane + 32].copy().T
+        self.check(lane, 16, column, ncols, write=False)
+        columns, lanes = fragment(shape, repeat)
+        return self.cells[columns + column, lanes + lane].T
 
     def store(self, warp: int, address: int, shape: str, repeat: int, values: np.ndarray) -> None:
         """tcgen05.st by one warp of uint32 ``[32 lanes, registers]``; arguments and errors as `load`."""
-        lane, column, ncols = self._lanes_of(warp, address, shape, repeat, "tcgen05.st")
-        if self._pending:
-            self._check_pending(column, ncols, "tcgen05.st")
-        self.check(lane, 32, column, ncols, write=True)
+        lane, column, ncols = self._place(warp, address, shape, repeat, "tcgen05.st")
+        rows = np.asarray(values, np.uint32).T
         self.e4m3_sums[column : column + ncols] = 0
-        self.cells[column : column + ncols, lane : lane + 32] = np.asarray(values, np.uint32).T
+        if shape == "32x32b":
+            self.check(lane, 32, column, ncols, write=True)
+            self.cells[column : column + ncols, lane : lane + 32] = rows
+        else:
+            self.check(lane, 16, column, ncols, write=True)
+            columns, lanes = fragment(shape, repeat)
+            self.cells[columns + column, lanes + lane] = rows
 
     def write_begin(self, column: int, ncols: int, describe: str) -> int:
         """Marks columns that an issued asynchronous operation will write. Returns a token for `write_end`."""
@@ -168,16 +177,40 @@ class TensorMemory:
                 f"lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1}"
             )
 
-    def _lanes_of(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int, int]:
-        if shape != "32x32b":
-            raise UnsupportedPTX(f"{name} shape {shape!r}; implemented is 32x32b")
-        if repeat not in _REPEATS:
-            raise UnsupportedPTX(f"{name}.{shape}.x{repeat}; legal are x1 to x128 in powers of two")
+    def _place(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int, int]:
+        """Checks the operands of a load or store; returns (first lane, first column, columns)."""
+        if shape not in SHAPES:
+            raise UnsupportedPTX(f"{name}.{shape}; implemented are {', '.join(SHAPES)}")
+        width, _, largest = SHAPES[shape]
+        if not 1 <= repeat <= largest or repeat & (repeat - 1):
+            raise UnsupportedPTX(f"{name}.{shape}.x{repeat}; legal are powers of two up to x{largest}")
         lane, column = split_address(address)
-        quarter = warp % 4
-        if lane != 32 * quarter:
+        first = 32 * (warp % 4)
+        if lane not in ((first,) if shape == "32x32b" else (first, first + 16)):
             raise IllegalAccess(
-                f"{name} by warp {warp} addresses lane {lane}; it may touch the lanes of its quarter {quarter} "
-                f"({32 * quarter}..{32 * quarter + 31}) only, by a lane base of {32 * quarter}"
+                f"{name}.{shape} by warp {warp} starts at lane {lane}; the warp may touch the lanes of its quarter "
+                f"{warp % 4}, {first} to {first + 31}, only"
             )
-        return lane, column, repeat
+        if self._pending:
+            self._check_pending(column, width * repeat, name)
+        return lane, column, width * repeat
+
+
+@functools.lru_cache(maxsize=64)
+def fragment(shape: str, repeat: int) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and lanes, each int [registers, 32], that the registers of the 32 threads hold, relative to the address.
+
+    PTX ISA, "Matrix fragments" of tcgen05 data movement shapes.
+    """
+    thread = np.arange(32)
+    if shape == "32x32b":
+        columns, lanes = [0 * thread], [thread]
+    elif shape == "16x64b":
+        columns, lanes = [thread // 2 % 2], [thread // 4 + 8 * (thread % 2)]
+    elif shape == "16x128b":
+        columns, lanes = [thread % 4] * 2, [thread // 4, thread // 4 + 8]
+    else:
+        columns = [2 * (thread % 4) + i % 2 for i in range(4)]
+        lanes = [thread // 4 + 8 * (i // 2) for i in range(4)]
+    width = SHAPES[shape][0]
+    return np.concatenate([np.array(columns) + width * i for i in range(repeat)]), np.tile(np.array(lanes), (repeat, 1))

@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from cute_kernels.plan import Plan
+from cute_kernels.plan import Sm90Plan, Sm100Plan
 
 
 class Signal(Enum):
     """Who arrives on a barrier, and hence how many arrivals complete its phase."""
 
-    TMA_BYTES = "one elected thread of the leader CTA announces the bytes of the whole pair; TMA delivers them"
+    TMA_BYTES = "one elected thread announces the bytes of a stage; TMA delivers them"
     TCGEN05_COMMIT = "one tcgen05.commit, multicast to every CTA of the pair"
     WARP_ARRIVE = "one elected lane of every warp of the role, in every CTA of the pair, at the leader CTA"
+    WARPGROUP_ARRIVE = "one thread of every warpgroup of the role, in every CTA of the cluster, at every CTA"
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,22 @@ class Barrier:
 
 
 @dataclass(frozen=True)
+class NamedBarrier:
+    """A hardware barrier of a CTA (``bar``): identifier and the threads that take part."""
+
+    name: str
+    identifier: int
+    threads: int
+
+
+@dataclass(frozen=True)
 class Graph:
-    """Roles and edges of one kernel; ``ctas`` is the size of the group that works on one tile."""
+    """Roles and edges of one kernel; ``ctas`` is the number of CTAs whose threads signal each other's barriers."""
 
     roles: tuple[Role, ...]
     edges: tuple[Edge, ...]
     ctas: int
+    named_barriers: tuple[NamedBarrier, ...] = ()
 
     def role(self, name: str) -> Role:
         return next(role for role in self.roles if role.name == name)
@@ -76,7 +87,8 @@ class Graph:
         """Arrivals that complete a phase when role ``by`` signals with ``signal``."""
         if (signal is Signal.TMA_BYTES) != (edge.tx_bytes > 0) and signal is edge.full:
             raise ValueError(f"edge {edge.name!r}: tx_bytes = {edge.tx_bytes} does not fit {signal.name}")
-        return self.role(by).warps * self.ctas if signal is Signal.WARP_ARRIVE else 1
+        warps = self.role(by).warps
+        return {Signal.WARP_ARRIVE: warps * self.ctas, Signal.WARPGROUP_ARRIVE: warps // 4 * self.ctas}.get(signal, 1)
 
     def barriers(self) -> tuple[Barrier, ...]:
         """Every mbarrier array of a CTA, in slot order. All CTAs of a pair have the same layout."""
@@ -101,7 +113,7 @@ class Graph:
         return lines
 
 
-def gemm_graph(plan: Plan) -> Graph:
+def sm100_graph(plan: Sm100Plan) -> Graph:
     """load -> mma -> epilogue: the graph of every tcgen05 GEMM of this package."""
     return Graph(
         roles=(
@@ -120,4 +132,26 @@ def gemm_graph(plan: Plan) -> Graph:
             ),
         ),
         ctas=plan.cta_group,
+    )  # fmt: skip
+
+
+def sm90_graph(plan: Sm90Plan) -> Graph:
+    """load -> mma, where a consumer warpgroup drains its own registers: the graph of every WGMMA GEMM of this package.
+
+    Named barriers: ``staged`` of a warpgroup separates its writes to staging from the TMA store that reads them;
+    ``turn`` of a warpgroup is where the one before it hands over the tensor cores.
+    """
+    groups = plan.config.warpgroups
+    staged = tuple(NamedBarrier(f"staged {i}", 1 + i, 128) for i in range(groups))
+    turn = tuple(NamedBarrier(f"turn {i}", 1 + groups + i, 256) for i in range(groups))
+    return Graph(
+        roles=(Role("mma", 0, 4 * groups), Role("load", plan.load_warp, 1)),
+        edges=(
+            Edge(
+                "operands", "load", "mma", plan.config.stages,
+                full=Signal.TMA_BYTES, empty=Signal.WARPGROUP_ARRIVE, tx_bytes=plan.stage_bytes,
+            ),
+        ),
+        ctas=plan.config.cluster,
+        named_barriers=staged + turn,
     )  # fmt: skip

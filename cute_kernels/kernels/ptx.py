@@ -38,6 +38,26 @@ def mbarrier_try_wait_relaxed_cluster(barrier: cute.Pointer, parity: Int32, *, l
 
 
 @dsl_user_op
+def fma_rn_f32(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
+    """Fused multiply-add, rounded once to nearest even: never left to the compiler's choice of contraction."""
+    return cute.arch.inline_ptx(
+        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[Float32],
+        read_only_args=[a, b, c],
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dsl_user_op
+def mul_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 product rounded to nearest even, never fused with what follows."""
+    return cute.arch.inline_ptx(
+        "mul.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b], loc=loc, ip=ip
+    )
+
+
+@dsl_user_op
 def fma_rn_f32x2(
     a: tuple[Float32, Float32], b: tuple[Float32, Float32], c: tuple[Float32, Float32], *, loc=None, ip=None
 ) -> tuple[Float32, Float32]:

@@ -9,6 +9,35 @@ from cutlass import Int32
 
 
 @dataclass(frozen=True)
+class PositionOrder:
+    """Row blocks by position: ``tile -> (row block, position)``, dealt round-robin to the clusters of a group.
+
+    Positions run fastest: the clusters that work at the same time read neighbouring rows of the same images. Flat order
+    is the case of one position.
+
+    Attributes:
+        row_tiles: blocks of rows at one position, the last one possibly partial.
+        positions: positions.
+        first: this cluster's first tile, its index in its group.
+        step: clusters in the group.
+    """
+
+    row_tiles: Int32
+    positions: Int32
+    first: Int32
+    step: Int32
+
+    @property
+    def tiles(self) -> Int32:
+        return self.row_tiles * self.positions
+
+    @cute.jit
+    def coordinates(self, tile: Int32) -> tuple[Int32, Int32]:
+        row_block = tile // self.positions
+        return row_block, tile - row_block * self.positions
+
+
+@dataclass(frozen=True)
 class SnakeOrder:
     """Row-major tile order whose odd rows run backwards, dealt round-robin to the clusters.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import Problem, TileConfig
+from cute_kernels.config import Config, Problem, TileConfig
 from cute_kernels.launch import LaunchTensors
 from cute_kernels.plan import Plan, make_plan
 from cute_kernels.table import build_table
@@ -37,7 +37,7 @@ def make_case(
     pos: bool = True,
     scale: float = 0.37,
     scale_in_memory: bool = False,
-    config: TileConfig | None = None,
+    config: Config | None = None,
     sm_count: int | None = None,
     seed: int = 0,
 ) -> Case:
@@ -55,7 +55,9 @@ def make_case(
     table = None
     if rows:
         dtype = getattr(torch, plan.table_dtype)
-        table = build_table(bias_values, pos_values, positions=positions, columns=plan.padded_n, dtype=dtype)
+        table = build_table(
+            bias_values, pos_values, positions=positions, columns=plan.padded_n, dtype=dtype, blocked=plan.blocked_table
+        )
         assert tuple(table.shape) == plan.table_shape
     out = torch.full((m, n), POISON, dtype=torch.int16).view(torch.bfloat16)
     contract = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}[config.epilogue]

@@ -187,7 +187,7 @@ def test_cpu_tensors():
 
 def test_cuda_tensors(monkeypatch):
     asked = []
-    capability = {0: (9, 0), 1: (10, 0), 2: (10, 3), 3: (12, 0)}
+    capability = {0: (8, 9), 1: (10, 0), 2: (10, 3), 3: (12, 0), 4: (9, 0)}
 
     def get_device_capability(device):
         asked.append(device)
@@ -198,6 +198,7 @@ def test_cuda_tensors(monkeypatch):
     device = torch.device("cuda", 1)
     assert ops.choose_backend(device, "auto") == "kernel"
     assert asked == [device]  # that tensor's device, not the current one
+    assert ops.choose_backend(torch.device("cuda", 4), "auto") == "kernel"
     for index in (0, 2, 3):
         major, minor = capability[index]
         message = rf'GPU {index} \(compute capability {major}\.{minor}\); supported: .*10\.0.*backend="reference"'

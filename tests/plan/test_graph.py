@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from cute_kernels.config import Problem, TileConfig
-from cute_kernels.kernels.graph import Graph, Signal, gemm_graph
+from cute_kernels.kernels.graph import Graph, Signal, sm100_graph
 from cute_kernels.plan import make_plan
 
 HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
@@ -15,7 +15,7 @@ HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
 
 @pytest.mark.parametrize("warps", [4, 5])
 def test_arrivals_of_the_gemm(warps: int) -> None:
-    graph = gemm_graph(make_plan(HEADLINE, TileConfig(epilogue_warps=warps)))
+    graph = sm100_graph(make_plan(HEADLINE, TileConfig(epilogue_warps=warps)))
     counts = {b.name: (b.stages, b.arrivals) for b in graph.barriers()}
     assert counts == {
         "operands_full": (4, 1),
@@ -29,7 +29,7 @@ def test_arrivals_of_the_gemm(warps: int) -> None:
 def test_barrier_slots_do_not_overlap_and_fit_their_region() -> None:
     for stages in (2, 3, 4, 5):
         plan = make_plan(HEADLINE, TileConfig(stages=stages))
-        graph = gemm_graph(plan)
+        graph = sm100_graph(plan)
         slots = [slot for b in graph.barriers() for slot in range(b.slot, b.slot + b.stages)]
         assert slots == list(range(graph.slots))
         # Eight bytes each, and four for the tensor-memory address behind them.
@@ -38,13 +38,13 @@ def test_barrier_slots_do_not_overlap_and_fit_their_region() -> None:
 
 def test_warps_of_the_roles_are_the_warps_of_the_cta() -> None:
     plan = make_plan(HEADLINE)
-    graph = gemm_graph(plan)
+    graph = sm100_graph(plan)
     by_warp = {w: role.name for role in graph.roles for w in range(role.first_warp, role.first_warp + role.warps)}
     assert tuple(by_warp[w] for w in range(plan.warps)) == plan.roles
 
 
 def test_byte_count_and_signal_must_agree() -> None:
-    graph = gemm_graph(make_plan(HEADLINE))
+    graph = sm100_graph(make_plan(HEADLINE))
     operands = dataclasses.replace(graph.edges[0], tx_bytes=0)
     with pytest.raises(ValueError, match="operands.*tx_bytes = 0.*TMA_BYTES"):
         Graph(graph.roles, (operands,), graph.ctas).barriers()
@@ -54,7 +54,7 @@ def test_byte_count_and_signal_must_agree() -> None:
 
 
 def test_description_names_both_ends_and_the_signal() -> None:
-    lines = gemm_graph(make_plan(HEADLINE)).describe()
+    lines = sm100_graph(make_plan(HEADLINE)).describe()
     assert lines[0] == "load --[operands x4: TMA_BYTES 65536 B / TCGEN05_COMMIT]--> mma"
     assert lines[1] == "mma --[accumulator x2: TCGEN05_COMMIT / WARP_ARRIVE]--> epilogue"
     assert Signal.WARP_ARRIVE.name in lines[1]

@@ -11,9 +11,9 @@ from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue_math import scale_add_round
-from cute_kernels.kernels.pipes import Pipe
+from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.tiles import SnakeOrder
-from cute_kernels.plan import LANES, VECTOR_BYTES, Plan
+from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100Plan
 
 CHUNK = VECTOR_BYTES // 2
 """BF16 values in one 16-byte shared-memory store."""
@@ -32,7 +32,7 @@ class Epilogue:
         scale: dequantisation multiplier.
     """
 
-    plan: Plan
+    plan: Sm100Plan
     accumulators: cute.Tensor
     staging: cute.Pointer
     store_atom: cute.CopyAtom
@@ -41,7 +41,7 @@ class Epilogue:
     table: cute.Tensor | None
     table_rows: Int32
     scale: Float32
-    accumulator: Pipe
+    accumulator: Sm100Pipe
     order: SnakeOrder
     cta_rank: Int32
 
@@ -98,7 +98,7 @@ class Epilogue:
                     if cutlass.const_expr(column + width == columns):
                         self._release(state)
                     registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
-                    values = scale_add_round(registers, table, self.scale, plan.config.epilogue)
+                    values = scale_add_round(registers, table, self.scale, plan.config.epilogue, packed_f32=True)
                     _stage(values, stores, region * plan.store_region_bytes, part * width)
                 self._store(first_region + region, cta_row // LANES + quarter,
                             (n_tile * plan.tile_n + first_column) // plan.store_columns + region)  # fmt: skip
@@ -108,7 +108,7 @@ class Epilogue:
 
     @staticmethod
     def lane_quarter(warp: Int32) -> Int32:
-        """Quarter of the tensor-memory lanes that a hardware warp may reach, whatever its role (PTX ISA, tcgen05.ld)."""
+        """Quarter of the tensor-memory lanes that a warp may reach, by its hardware id (PTX ISA, tcgen05.ld)."""
         return warp % 4
 
     @cute.jit

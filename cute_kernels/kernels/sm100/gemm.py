@@ -15,13 +15,14 @@ from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.graph import gemm_graph
-from cute_kernels.kernels.pipes import LEADER_CTA, init_barriers, make_pipes
+from cute_kernels.kernels.graph import sm100_graph
+from cute_kernels.kernels.pipes import init_barriers, make_pipes
 from cute_kernels.kernels.sm100.epilogue import Epilogue
 from cute_kernels.kernels.sm100.load import Load, Operand
 from cute_kernels.kernels.sm100.mma import Mma
+from cute_kernels.kernels.sm100.pipes import LEADER_CTA, Sm100Pipe
 from cute_kernels.kernels.tiles import SnakeOrder
-from cute_kernels.plan import Plan
+from cute_kernels.plan import Sm100Plan
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class DeviceArguments:
 class PatchEmbedGemm:
     """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Sm100Plan) -> None:
         self.plan = plan
-        self.graph = gemm_graph(plan)
+        self.graph = sm100_graph(plan)
 
     @cute.jit
     def __call__(
@@ -140,7 +141,7 @@ class PatchEmbedGemm:
         barriers = cute.recast_ptr(storage, dtype=Int64)
         tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
         x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers)
+        pipes = make_pipes(self.graph, barriers, Sm100Pipe)
 
         if warp == plan.load_warp:
             for atom in (args.x_atom, args.weight_atom, args.out_atom):

@@ -8,7 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_kernels.kernels.pipes import LEADER_CTA, Pipe
+from cute_kernels.kernels.pipes import Pipe
+from cute_kernels.kernels.sm100.pipes import LEADER_CTA
 from cute_kernels.kernels.tiles import SnakeOrder
 
 
@@ -55,7 +56,4 @@ class Load:
                         tma_bar_ptr=barrier,
                     )
                 state.advance()
-        # A CTA must outlive the commits that free its stages: they arrive on barriers in its shared memory.
-        for _ in cutlass.range_constexpr(self.operands.edge.stages):
-            self.operands.wait_empty(state)
-            state.advance()
+        self.operands.drain(state)

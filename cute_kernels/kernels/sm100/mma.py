@@ -10,7 +10,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.pipes import Pipe
+from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.tiles import SnakeOrder
 
 
@@ -28,8 +28,8 @@ class Mma:
     x_fragments: cute.Tensor
     weight_fragments: cute.Tensor
     accumulators: cute.Tensor
-    operands: Pipe
-    accumulator: Pipe
+    operands: Sm100Pipe
+    accumulator: Sm100Pipe
     order: SnakeOrder
     k_blocks: Int32
 

@@ -1,0 +1,26 @@
+"""Signals of SM90a: warpgroups release a stage to every CTA that loads into it."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_kernels.kernels.pipes import Pipe, PipelineState
+
+
+class Sm90Pipe(Pipe):
+    @cute.jit
+    def arrive_empty(self, state: PipelineState, thread: Int32, ctas: cutlass.Constexpr[int]) -> None:
+        """Consumer warpgroup: releases the stage to every CTA of the cluster, since each one multicasts into it.
+
+        Args:
+            state: the stage.
+            thread: index in the warpgroup; thread i signals CTA i.
+            ctas: CTAs in the cluster.
+        """
+        if thread < ctas:
+            if cutlass.const_expr(ctas == 1):
+                cute.arch.mbarrier_arrive(self.empty + state.index)
+            else:
+                cute.arch.mbarrier_arrive(self.empty + state.index, thread)

@@ -1,0 +1,264 @@
+"""Plan of the SM90a kernel: output transposed, weight resident in registers or streamed, warpgroups in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+from cute_kernels.config import Problem, Sm90Config
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    VECTOR_BYTES,
+    Arch,
+    Plan,
+    SmemRegion,
+    check_capacity,
+    check_epilogue,
+    reject,
+    require,
+    round_up,
+    smem_map,
+)
+
+WARPGROUP_THREADS = 128
+WARPGROUP_FEATURES = 64
+"""Rows of a WGMMA: the output features that one warpgroup computes."""
+
+CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
+"""Registers per consumer thread by consumer warpgroups, and"""
+
+PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
+"""per producer thread: setmaxnreg hands the register file of 65,536 to those who need it, in multiples of 8."""
+
+ADDRESSING_REGISTERS = 32
+"""What a consumer needs besides weight fragments and accumulators, as the assembler reports it without spills."""
+
+
+@dataclass(frozen=True)
+class Sm90Plan(Plan):
+    """The persistent WGMMA kernel. A tile is ``tile_rows`` rows of ``x`` by the features of one CTA.
+
+    A CTA keeps its ``warpgroups * 64`` features, its slab, for the whole launch. The ``cluster`` CTAs of a cluster have
+    neighbouring slabs and share their tiles of ``x``; ``groups`` clusters cover all features, and every group walks the
+    rows in the same order, so that ``x`` comes from DRAM once and from L2 afterwards.
+    """
+
+    config: Sm90Config
+
+    k_block_bytes: int = 128
+    mma_k_bytes: int = 32
+    blocked_table: bool = False
+    swizzle_period: int = 1024
+    barrier_bytes: int = 1024
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def positions(self) -> int:
+        """Positions that the tile order walks: 1 in flat order, where a row is a row."""
+        return max(self.problem.table_rows, 1) if self.config.order == "position" else 1
+
+    @property
+    def rows_per_position(self) -> int:
+        """Images in position order, all rows in flat order."""
+        return self.problem.m // self.positions
+
+    @property
+    def row_tiles(self) -> int:
+        return -(-self.rows_per_position // self.config.tile_rows)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of ``x``; each is taken once by every group."""
+        return self.row_tiles * self.positions
+
+    @property
+    def tile_k(self) -> int:
+        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
+
+    @property
+    def features(self) -> int:
+        """Output features of one CTA."""
+        return self.config.warpgroups * WARPGROUP_FEATURES
+
+    @property
+    def slabs(self) -> int:
+        return -(-self.problem.n // self.features)
+
+    @property
+    def groups(self) -> int:
+        """Clusters that together cover all features."""
+        return -(-self.slabs // self.config.cluster)
+
+    @property
+    def clusters(self) -> int:
+        """As many whole groups as the device holds at once, at least one, never more than there are tiles."""
+        resident_groups = self.sm_count // self.config.cluster // self.groups
+        return max(1, min(resident_groups, self.tiles)) * self.groups
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.config.cluster, 1, 1)
+
+    # ---- warps -----------------------------------------------------------------------------------------------------
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
+        return ("mma",) * (4 * self.config.warpgroups) + ("load", "idle", "idle", "idle")
+
+    @property
+    def load_warp(self) -> int:
+        return 4 * self.config.warpgroups
+
+    @property
+    def consumer_registers(self) -> int:
+        return CONSUMER_REGISTERS[self.config.warpgroups]
+
+    @property
+    def producer_registers(self) -> int:
+        return PRODUCER_REGISTERS[self.config.warpgroups]
+
+    @property
+    def handover_block(self) -> int:
+        """K block after whose issue the next warpgroup may begin the same tile.
+
+        The last one where the ring holds two tiles: then one warpgroup has the tensor cores to itself while another
+        stores. With a shorter ring an earlier one, since a stage is free only when every warpgroup has read it.
+        """
+        return min(self.k_blocks - 1, max(0, self.config.stages - self.k_blocks + 1))
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def x_stage_bytes(self) -> int:
+        return self.config.tile_rows * self.k_block_bytes
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        return self.features * self.k_block_bytes if self.config.weight == "streamed" else 0
+
+    @property
+    def stage_bytes(self) -> int:
+        """Operand bytes of one stage in one CTA; all of them complete on this CTA's full barrier."""
+        return self.x_stage_bytes + self.weight_stage_bytes
+
+    @property
+    def staging_bytes(self) -> int:
+        """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
+        return self.config.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype]
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            ("barriers", self.barrier_bytes, 128),
+            (f"x: {stages} stages", stages * self.x_stage_bytes, self.swizzle_period),
+            (f"weight: {self.config.weight}", stages * self.weight_stage_bytes, self.swizzle_period),
+            ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.config.tile_rows // 2
+
+    @property
+    def weight_registers(self) -> int:
+        """Registers per thread of resident weight fragments: 64 x K bytes over 128 threads."""
+        return self.k_blocks * 16 if self.config.weight == "registers" else 0
+
+    # ---- bias + position table -------------------------------------------------------------------------------------
+
+    @property
+    def padded_n(self) -> int:
+        """Features rounded up to what all CTAs together compute, so that table reads need no bounds check."""
+        return self.groups * self.config.cluster * self.features
+
+    @property
+    def table_shape(self) -> tuple[int, int] | None:
+        """``[rows, padded_n]`` row-major, or None: a thread reads the values of its two features."""
+        return (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        registers = self.weight_registers + self.accumulator_registers
+        return [
+            ("tile", f"{c.tile_rows} rows x {self.features} features, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("tiles", f"{self.tiles} = {self.row_tiles} x {self.positions} positions, {c.order} order"),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
+            ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
+            ("registers", f"{registers} + addressing, of {self.consumer_registers} per consumer thread"),
+            ("epilogue", f"{c.epilogue}, table {self.table_shape}, pingpong {c.pingpong}"),
+        ]
+
+
+def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count: int) -> Sm90Plan:
+    """The plan, or ValueError; `default_config` when ``config`` is None."""
+    config = default_config(problem, arch, sm_count) if config is None else config
+    rows = tuple(range(16, 257, 16))
+    require("tile_rows", config.tile_rows, rows, "N of a WGMMA, in pairs of 8 rows for stmatrix")
+    require("warpgroups", config.warpgroups, (1, 2, 3), "consumer warpgroups that the register file holds")
+    require("cluster", config.cluster, (1, 2), "pairs of multiprocessors share x; larger clusters leave some idle")
+    require("weight", config.weight, ("registers", "streamed"), "where the weight operand comes from")
+    require("order", config.order, ("position", "flat"), "which rows make a tile")
+    require("pingpong", config.pingpong, (True, False), "warpgroups take turns or not")
+    if config.stages < 2:
+        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more", 2)
+    check_epilogue(config.epilogue)
+    plan = Sm90Plan(problem, config, arch, sm_count)
+    if sm_count < config.cluster:
+        reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    if problem.m % plan.positions:
+        rule = f"position order needs whole images of {plan.positions} positions, m = {problem.m}"
+        reject("order", config.order, rule, "flat")
+    if config.cluster > 1 and config.tile_rows // config.cluster % 8:
+        rule = "each CTA of a cluster loads its share of a tile in swizzle atoms of 8 rows"
+        reject("tile_rows", config.tile_rows, rule, round_up(config.tile_rows, 8 * config.cluster))
+    needed = plan.weight_registers + plan.accumulator_registers + ADDRESSING_REGISTERS
+    if needed > plan.consumer_registers:
+        _reject_registers(plan, needed)
+    check_capacity(plan)
+    return plan
+
+
+def _reject_registers(plan: Sm90Plan, needed: int) -> None:
+    rule = (
+        f"{plan.weight_registers} registers of weight, {plan.accumulator_registers} of accumulators and "
+        f"{ADDRESSING_REGISTERS} for addressing make {needed}, the limit with {plan.config.warpgroups} warpgroups is "
+        f"{plan.consumer_registers}"
+    )
+    fit = (plan.consumer_registers - plan.weight_registers - ADDRESSING_REGISTERS) * 2 // 16 * 16
+    if fit >= 16:
+        reject("tile_rows", plan.config.tile_rows, rule, fit)
+    reject("weight", plan.config.weight, rule, "streamed")
+
+
+def default_config(problem: Problem, arch: Arch, sm_count: int) -> Sm90Config:
+    """The configuration for a problem, by the measurements in docs/measurements.md.
+
+    Position order where a tile of images is mostly full, otherwise flat order; the weight in registers where K allows
+    it; as many stages as two tiles need and shared memory holds.
+    """
+    k_blocks = -(-problem.k // 128)
+    images = problem.m // max(problem.table_rows, 1)
+    whole_images = problem.m % max(problem.table_rows, 1) == 0
+    order = "position" if whole_images and (problem.table_rows <= 1 or images >= 48) else "flat"
+    rows = images if order == "position" else problem.m
+    tile_rows = 64 if rows <= 64 or _tiles(rows, 64) * 64 < 0.9 * _tiles(rows, 128) * 128 else 128
+    weight = "registers"
+    if k_blocks * 16 + tile_rows // 2 + ADDRESSING_REGISTERS > CONSUMER_REGISTERS[2]:
+        weight = "streamed"
+    cluster = 2 if sm_count >= 2 and problem.n > 2 * WARPGROUP_FEATURES else 1
+    config = Sm90Config(tile_rows=tile_rows, cluster=cluster, weight=weight, order=order, stages=2)
+    plan = Sm90Plan(problem, config, arch, sm_count)
+    room = (arch.smem_bytes - (plan.smem_bytes - 2 * plan.stage_bytes)) // plan.stage_bytes
+    return dataclasses.replace(config, stages=max(2, min(room, 2 * k_blocks)))
+
+
+def _tiles(rows: int, tile_rows: int) -> int:
+    return -(-rows // tile_rows)
+
+
+__all__ = ["VECTOR_BYTES", "WARPGROUP_FEATURES", "WARPGROUP_THREADS", "Sm90Plan", "default_config", "plan_sm90"]
