@@ -48,6 +48,7 @@ class Flow:
         varying: registers that can differ between lanes.
         divergent_branches: blocks that end in a branch on a varying predicate.
         tid_copies: registers that hold %tid.x itself.
+        rows_of_warps: each warp lies in one row of the thread block, so %tid.y and %tid.z are uniform.
     """
 
     kernel: Kernel
@@ -56,6 +57,7 @@ class Flow:
     varying: set[str]
     divergent_branches: set[int]
     tid_copies: set[str]
+    rows_of_warps: bool
 
     @property
     def exit(self) -> int:
@@ -71,8 +73,10 @@ def analyse(kernel: Kernel, block_shape: tuple[int, int, int]) -> Flow:
     blocks = _split(kernel)
     _live(kernel, blocks)
     reconvergence = _post_dominators(blocks)
-    flow = Flow(kernel, blocks, reconvergence, set(), set(), set())
-    _Uniformity(flow, block_shape).run()
+    x, y, z = block_shape
+    # Threads are numbered row by row: a warp lies in one row, with %tid.x = 32 w + lane, exactly in these cases.
+    flow = Flow(kernel, blocks, reconvergence, set(), set(), set(), x % 32 == 0 or y == z == 1)
+    _Uniformity(flow, whole_warps=x * y * z % 32 == 0).run()
     return flow
 
 
@@ -203,13 +207,9 @@ def _meet(a: int, b: int, idom: dict[int, int], position: dict[int, int]) -> int
 class _Uniformity:
     """Grows the set of varying registers until nothing changes."""
 
-    def __init__(self, flow: Flow, block_shape: tuple[int, int, int]) -> None:
-        self.flow = flow
+    def __init__(self, flow: Flow, whole_warps: bool) -> None:
+        self.flow, self.whole_warps = flow, whole_warps
         self.instructions = flow.kernel.instructions
-        x, y, z = block_shape
-        # Threads are numbered row by row: a warp lies in one row, with %tid.x = 32 w + lane, exactly in these cases.
-        self.rows_of_warps = x % 32 == 0 or y == z == 1
-        self.whole_warps = x * y * z % 32 == 0
         self.defined_in: dict[str, set[int]] = {}
         self.definitions: dict[str, int] = {}
         for block in flow.blocks:
@@ -235,14 +235,14 @@ class _Uniformity:
                 block.divergent = True
 
     def _is_tid_copy(self, instruction: Instruction) -> bool:
-        if not self.rows_of_warps or instruction.parts[0] != "mov" or instruction.guard is not None:
+        if not self.flow.rows_of_warps or instruction.parts[0] != "mov" or instruction.guard is not None:
             return False
         return instruction.operands[1] == Special("%tid.x") and self.definitions[written(instruction)[0]] == 1
 
     def _varies(self, operand: Operand) -> bool:
         if isinstance(operand, Special):
             if operand.name in TID_SPECIALS:
-                return operand.name == "%tid.x" or not self.rows_of_warps
+                return operand.name == "%tid.x" or not self.flow.rows_of_warps
             return operand.name in LANE_SPECIALS
         return any(name in self.flow.varying for name in registers_of(operand))
 

@@ -1,0 +1,289 @@
+"""Whole programs against an interpreter that runs one thread after the other.
+
+The interpreter knows nothing of warps, masks, uniformity or grouping: whatever the translation does to be fast, each
+thread must see its own sequential program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.translate import translate
+from tests.emulator.ptx import launch, module
+
+REGISTERS = 6
+M32 = (1 << 32) - 1
+
+
+def signed(x: int) -> int:
+    return x - (1 << 32) if x >> 31 else x
+
+
+BINARY = {
+    "add.s32": lambda a, b: a + b,
+    "sub.s32": lambda a, b: a - b,
+    "mul.lo.s32": lambda a, b: a * b,
+    "xor.b32": lambda a, b: a ^ b,
+    "and.b32": lambda a, b: a & b,
+    "or.b32": lambda a, b: a | b,
+    "min.u32": min,
+    "max.s32": lambda a, b: max(a, b, key=signed),
+    "shl.b32": lambda a, b: a << min(b, 32),
+    "shr.u32": lambda a, b: a >> min(b, 32),
+}
+COMPARE = {"lt.s32": lambda a, b: signed(a) < signed(b), "eq.b32": lambda a, b: a == b, "hi.u32": lambda a, b: a > b}
+
+
+@dataclass
+class Program:
+    """PTX lines, and the same as a function of (thread, registers, memory)."""
+
+    lines: list[str] = field(default_factory=list)
+    labels: int = 0
+
+
+@st.composite
+def operand(draw: st.DrawFn) -> str | int:
+    return draw(st.one_of(st.integers(0, REGISTERS - 1).map(lambda i: f"%r{10 + i}"), st.integers(-3, 40)))
+
+
+#: A statement is a tuple; ``source`` writes it as PTX and ``execute`` runs it for one thread.
+def statements(depth: int) -> st.SearchStrategy:
+    register = st.integers(0, REGISTERS - 1)
+    simple = st.one_of(
+        st.tuples(st.just("op"), st.sampled_from(sorted(BINARY)), register, operand(), operand()),
+        st.tuples(st.just("guarded"), st.sampled_from(sorted(COMPARE)), operand(), operand(), register, operand()),
+        st.tuples(st.just("select"), st.sampled_from(sorted(COMPARE)), operand(), operand(), register, operand(), operand()),
+        st.tuples(st.just("load"), register, st.booleans()),
+        st.tuples(st.just("store"), register),
+        st.tuples(st.just("lane"), register),
+        st.tuples(st.just("pack"), register, register, register),
+    )
+    if depth == 0:
+        return simple
+    inner = st.lists(statements(depth - 1), min_size=1, max_size=4)
+    return st.one_of(
+        simple,
+        st.tuples(st.just("if"), st.sampled_from(sorted(COMPARE)), operand(), operand(), inner, inner),
+        # A loop of at most n rounds that a condition may leave early, possibly at different times in each lane.
+        st.tuples(st.just("loop"), st.integers(1, 5), st.sampled_from(sorted(COMPARE)), operand(), operand(), inner),
+        st.tuples(st.just("exit"), st.sampled_from(sorted(COMPARE)), operand(), operand()),
+    )
+
+
+class Source:
+    """Writes statements as PTX. %r10.. are the program's registers, %d10 this thread's memory, %d11 common memory."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.count = 0
+
+    def fresh(self) -> int:
+        self.count += 1
+        return self.count
+
+    def write(self, statement: tuple) -> None:
+        put = self.lines.append
+        kind = statement[0]
+        if kind == "op":
+            _, name, d, a, b = statement
+            put(f"mov.b32 %r1, {a}; {name} %r{10 + d}, %r1, {b};" if isinstance(a, int) else f"{name} %r{10 + d}, {a}, {b};")
+        elif kind == "guarded":
+            _, relation, a, b, d, value = statement
+            put(f"mov.b32 %r1, {a}; setp.{relation} %p1, %r1, {b}; @%p1 mov.b32 %r{10 + d}, {value};")
+        elif kind == "select":
+            _, relation, a, b, d, yes, no = statement
+            put(f"mov.b32 %r1, {a}; setp.{relation} %p1|%p2, %r1, {b}; selp.b32 %r{10 + d}, {no}, {yes}, %p2;")
+        elif kind == "load":
+            put(f"ld.global.b32 %r{10 + statement[1]}, [%d{11 if statement[2] else 10}];")
+        elif kind == "store":
+            put(f"st.global.b32 [%d10], %r{10 + statement[1]};")
+        elif kind == "lane":
+            put(f"mov.u32 %r{10 + statement[1]}, %laneid;")
+        elif kind == "pack":
+            _, d, a, b = statement
+            put(f"mov.b64 %d5, {{%r{10 + a}, %r{10 + b}}}; mov.b64 {{_, %r{10 + d}}}, %d5;")
+        elif kind == "exit":
+            _, relation, a, b = statement
+            put(f"mov.b32 %r1, {a}; setp.{relation} %p1, %r1, {b}; @%p1 bra END;")
+        elif kind == "if":
+            _, relation, a, b, yes, no = statement
+            n = self.fresh()
+            put(f"mov.b32 %r1, {a}; setp.{relation} %p1, %r1, {b}; @!%p1 bra ELSE{n};")
+            for inner in yes:
+                self.write(inner)
+            put(f"bra DONE{n}; ELSE{n}:")
+            for inner in no:
+                self.write(inner)
+            put(f"DONE{n}:")
+        else:
+            _, rounds, relation, a, b, body = statement
+            n = self.fresh()
+            put(f"mov.b32 %r{20 + n}, 0; LOOP{n}:")
+            for inner in body:
+                self.write(inner)
+            put(f"mov.b32 %r1, {a}; setp.{relation} %p1, %r1, {b}; @%p1 bra OUT{n};")
+            put(f"add.s32 %r{20 + n}, %r{20 + n}, 1; setp.lt.s32 %p1, %r{20 + n}, {rounds}; @%p1 bra LOOP{n}; OUT{n}:")
+
+
+class Exit(Exception):
+    pass
+
+
+class Thread:
+    """Runs statements for one thread."""
+
+    def __init__(self, thread: int, memory: int, common: int) -> None:
+        self.lane, self.memory, self.common = thread % 32, memory, common
+        self.registers = [(thread * 2654435761 + 12345 * i) & M32 if i % 2 else 7 * i for i in range(REGISTERS)]
+
+    def value(self, operand: str | int) -> int:
+        return operand & M32 if isinstance(operand, int) else self.registers[int(operand[2:]) - 10]
+
+    def execute(self, statement: tuple) -> None:
+        kind = statement[0]
+        holds = None
+        if kind in ("guarded", "select", "if", "exit"):
+            holds = COMPARE[statement[1]](self.value(statement[2]), self.value(statement[3]))
+        if kind == "op":
+            _, name, d, a, b = statement
+            self.registers[d] = BINARY[name](self.value(a), self.value(b)) & M32
+        elif kind == "guarded":
+            if holds:
+                self.registers[statement[4]] = self.value(statement[5])
+        elif kind == "select":
+            self.registers[statement[4]] = self.value(statement[5] if holds else statement[6])
+        elif kind == "load":
+            self.registers[statement[1]] = self.common if statement[2] else self.memory
+        elif kind == "store":
+            self.memory = self.registers[statement[1]]
+        elif kind == "lane":
+            self.registers[statement[1]] = self.lane
+        elif kind == "pack":
+            self.registers[statement[1]] = self.registers[statement[3]]
+        elif kind == "exit":
+            if holds:
+                raise Exit
+        elif kind == "if":
+            for inner in statement[4] if holds else statement[5]:
+                self.execute(inner)
+        else:
+            _, rounds, relation, a, b, body = statement
+            for _ in range(rounds):
+                for inner in body:
+                    self.execute(inner)
+                if COMPARE[relation](self.value(a), self.value(b)):
+                    break
+
+
+def program_text(program: list[tuple]) -> str:
+    """Registers start from the thread index (odd ones) or the same in all threads (even ones)."""
+    source = Source()
+    for statement in program:
+        source.write(statement)
+    start = "".join(
+        f"mad.lo.s32 %r{10 + i}, %r2, {2654435761 - 2**32}, {12345 * i};" if i % 2 else f"mov.b32 %r{10 + i}, {7 * i};"
+        for i in range(REGISTERS)
+    )
+    finish = "".join(f"st.global.b32 [%d12+{4 * i}], %r{10 + i};" for i in range(REGISTERS))
+    return module(
+        f"mov.u32 %r2, %tid.x; {start} ld.param.u64 %d10, [p0]; ld.param.u64 %d12, [p1]; ld.param.u64 %d11, [p2];"
+        f"mul.wide.u32 %d1, %r2, 4; add.s64 %d10, %d10, %d1; mul.wide.u32 %d1, %r2, {4 * REGISTERS};"
+        f"add.s64 %d12, %d12, %d1;\n" + "\n".join(source.lines) + f"\nEND: {finish} ret;",
+        parameters=3,
+    )
+
+
+@settings(max_examples=150)
+@given(
+    program=st.lists(statements(2), min_size=1, max_size=6),
+    threads=st.sampled_from([32, 64, 40, 7]),
+    seed=st.integers(0, 3),
+)
+def test_programs_equal_the_sequential_interpreter(program: list[tuple], threads: int, seed: int):
+    memory = (np.arange(threads, dtype=np.uint32) * 977 + 5) % 50
+    common = np.array([21], np.uint32)
+    registers = np.zeros((threads, REGISTERS), np.uint32)
+    expected = []
+    for thread in range(threads):
+        state = Thread(thread, int(memory[thread]), int(common[0]))
+        try:
+            for statement in program:
+                state.execute(statement)
+        except Exit:
+            pass
+        expected.append((state.registers, state.memory))
+    interleave = "random" if seed else "round_robin"
+    launch(
+        program_text(program),
+        memory,
+        registers,
+        common,
+        block=(threads, 1, 1),
+        options=Options(seed=seed, interleave=interleave),
+    )
+    assert registers.tolist() == [r for r, _ in expected]
+    assert memory.tolist() == [m for _, m in expected]
+
+
+def test_equal_operations_on_many_registers_become_one_call():
+    """The speed of the emulator rests on this: 32 conversions are one NumPy call, not 32."""
+    loads = "".join(f"ld.global.b32 %r{10 + i}, [%d1+{128 * i}];" for i in range(32))
+    converts = "".join(f"cvt.rn.bf16x2.f32 %r{50 + i}, %r{11 + 2 * i}, %r{10 + 2 * i};" for i in range(16))
+    stores = "".join(
+        f"st.global.v4.b32 [%d1+{16 * i}], {{{', '.join(f'%r{50 + 4 * i + j}' for j in range(4))}}};" for i in range(4)
+    )
+    text = module(
+        "mov.u32 %r1, %tid.x; ld.param.u64 %d0, [p0]; mul.wide.u32 %d1, %r1, 64; add.s64 %d1, %d0, %d1;"
+        f"{loads}{converts}{stores} ret;",
+        parameters=1,
+    )
+    source = translate(text, None, (32, 1, 1)).source
+    assert source.count("load_lanes(W") == 1
+    assert source.count("cvt_bf16_f32_rn(") == 1
+    assert source.count("store_lanes(W") == 1
+
+
+def test_moves_and_packing_cost_nothing():
+    body = "mov.b64 %d5, {%r1, %r2}; mov.b64 {%r3, %r4}, %d5; mov.b32 %r5, %r4; st.shared.b32 [dynamic], %r5; ret;"
+    source = translate(module("mov.u32 %r1, %tid.x; mov.u32 %r2, %laneid;" + body), None, (32, 1, 1)).source
+    assert "pack" not in source and "slice" not in source
+
+
+def test_translation_is_cached_by_text():
+    text = module("ret;")
+    assert translate(text, None, (32, 1, 1)) is translate(text, "k", (32, 1, 1)) or translate(
+        text, None, (32, 1, 1)
+    ) is translate(text, None, (32, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("special", "expected"),
+    [
+        ("%tid.x", lambda t: t % 4),
+        ("%tid.y", lambda t: t // 4 % 6),
+        ("%tid.z", lambda t: t // 24),
+        ("%ntid.y", lambda t: 6),
+        ("%laneid", lambda t: t % 32),
+        ("%warpid", lambda t: t // 32),
+        ("%lanemask_lt", lambda t: (1 << t % 32) - 1),
+        ("%lanemask_ge", lambda t: M32 & ~((1 << t % 32) - 1)),
+    ],
+)
+def test_thread_registers_in_a_three_dimensional_block(special: str, expected):
+    """Rows of 4 threads: a warp spans rows, so %tid.y differs inside it."""
+    text = module(
+        "mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %tid.z; mad.lo.u32 %r4, %r3, 6, %r2;"
+        f"mad.lo.u32 %r4, %r4, 4, %r1; mov.u32 %r5, {special}; ld.param.u64 %d0, [p0]; mul.wide.u32 %d1, %r4, 4;"
+        "add.s64 %d1, %d0, %d1; st.global.b32 [%d1], %r5; ret;",
+        parameters=1,
+    )
+    out = np.zeros(72, np.uint32)
+    launch(text, out, block=(4, 6, 3))
+    assert out.tolist() == [expected(t) for t in range(72)]
