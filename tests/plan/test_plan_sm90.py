@@ -1,0 +1,136 @@
+"""The SM90a plan against budgets worked out by hand, and every way to break a limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.config import Problem, Sm90Config, TileConfig
+from cute_kernels.kernels.graph import sm90_graph
+from cute_kernels.plan import make_plan
+
+HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
+SMEM = 232_448
+
+
+def test_headline() -> None:
+    """37 tiles of 128 images at 196 positions, six slabs of 128 features in three groups of 22 clusters."""
+    plan = make_plan(HEADLINE, arch="sm_90a")
+    assert plan.config == Sm90Config(128, 2, 12, 2, "registers", "position", True, "f32")
+    assert (plan.row_tiles, plan.positions, plan.tiles) == (37, 196, 7252)
+    assert (plan.slabs, plan.groups, plan.clusters, plan.grid) == (6, 3, 66, (132, 1, 1))
+    assert plan.smem_bytes == 1_024 + 12 * 16_384 + 2 * 16_384
+    assert (plan.weight_registers, plan.accumulator_registers) == (96, 64)
+    assert plan.handover_block == 5
+    assert plan.table_shape == (196, 768)
+
+
+@given(
+    batch=st.integers(1, 5000),
+    positions=st.integers(1, 1024),
+    n=st.integers(1, 512).map(lambda i: 8 * i),
+    k=st.integers(1, 200).map(lambda i: 16 * i),
+    table=st.booleans(),
+    sm_count=st.sampled_from([1, 2, 66, 132]),
+)
+def test_every_problem_has_a_default_plan_that_fits(batch, positions, n, k, table, sm_count) -> None:
+    plan = make_plan(Problem(batch * positions, n, k, positions if table else 0), arch="sm_90a", sm_count=sm_count)
+    assert plan.smem_bytes <= SMEM
+    registers = plan.consumer_registers * 128 * plan.config.warpgroups + plan.producer_registers * 128
+    assert registers <= 65_536
+    assert plan.row_tiles * plan.config.tile_rows >= plan.rows_per_position
+    assert plan.rows_per_position * plan.positions == plan.problem.m
+    assert plan.groups * plan.config.cluster * plan.features == plan.padded_n >= n
+    assert plan.clusters % plan.groups == 0 and plan.clusters >= plan.groups
+    assert 0 <= plan.handover_block < plan.k_blocks
+    # Until a warpgroup gets its turn it frees no stage, so the one before must reach the hand-over within the ring.
+    assert plan.config.stages >= plan.handover_block + 1
+    assert any("SMEM total" in name for name, _ in plan.describe())
+
+
+@given(
+    rows=st.integers(1, 16).map(lambda i: 16 * i),
+    warpgroups=st.integers(1, 3),
+    stages=st.integers(2, 40),
+    cluster=st.integers(1, 2),
+    weight=st.sampled_from(["registers", "streamed"]),
+    k=st.integers(1, 96).map(lambda i: 16 * i),
+)
+def test_configs_fit_or_name_what_does_not(rows, warpgroups, stages, cluster, weight, k) -> None:
+    config = Sm90Config(rows, warpgroups, stages, cluster, weight)
+    problem = dataclasses.replace(HEADLINE, k=k)
+    k_blocks = -(-k // 128)
+    registers = rows // 2 + 32 + (16 * k_blocks if weight == "registers" else 0)
+    limit = {1: 240, 2: 232, 3: 160}[warpgroups]
+    stage = rows * 128 + (64 * warpgroups * 128 if weight == "streamed" else 0)
+    need = 1_024 + stages * stage + warpgroups * rows * 128
+    try:
+        plan = make_plan(problem, config)
+    except ValueError as error:
+        field = re.match(r"(\w+) = ", str(error)).group(1)
+        expected = {
+            "tile_rows": registers > limit or (cluster == 2 and rows % 16),
+            "weight": registers > limit,
+            "stages": need > SMEM,
+        }
+        assert expected[field], str(error)
+    else:
+        assert registers <= limit and need == plan.smem_bytes <= SMEM
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit", "nearest"),
+    [
+        ("tile_rows", 100, "N of a WGMMA", 96),
+        ("tile_rows", 512, "N of a WGMMA", 256),
+        ("tile_rows", 224, "96 registers of weight", 208),
+        ("warpgroups", 4, "register file", 3),
+        ("cluster", 4, "share x", 2),
+        ("stages", 1, "two stages", 2),
+        ("stages", 20, "232,448 B", 12),
+        ("weight", "tmem", "weight operand", "'registers'"),
+        ("order", "snake", "rows make a tile", "'position'"),
+        ("epilogue", "fp16", "'f32' and 'bf16x2'", "'f32'"),
+    ],
+)
+def test_illegal_config_names_limit_value_and_nearest(field, value, limit, nearest) -> None:
+    with pytest.raises(ValueError) as error:
+        make_plan(HEADLINE, dataclasses.replace(Sm90Config(), **{field: value}))
+    message = str(error.value)
+    assert message.startswith(f"{field} = {value!r}") and limit in message
+    assert message.endswith(f"nearest legal value: {nearest}")
+
+
+def test_large_k_streams_the_weight() -> None:
+    with pytest.raises(ValueError, match=r"weight = 'registers'.*nearest legal value: 'streamed'"):
+        make_plan(dataclasses.replace(HEADLINE, k=2048), Sm90Config(tile_rows=16))
+    assert make_plan(dataclasses.replace(HEADLINE, k=2048), arch="sm_90a").config.weight == "streamed"
+
+
+def test_position_order_needs_whole_images() -> None:
+    with pytest.raises(ValueError, match=r"order = 'position'.*196 positions.*nearest legal value: 'flat'"):
+        make_plan(dataclasses.replace(HEADLINE, m=1000), Sm90Config())
+    assert make_plan(dataclasses.replace(HEADLINE, m=1000), arch="sm_90a").config.order == "flat"
+
+
+def test_config_and_architecture_must_agree() -> None:
+    assert make_plan(HEADLINE, Sm90Config()).arch.name == "sm_90a"
+    assert make_plan(HEADLINE, TileConfig()).arch.name == "sm_100a"
+    with pytest.raises(TypeError, match="Sm90Config, sm_100a takes TileConfig"):
+        make_plan(HEADLINE, Sm90Config(), arch="sm_100a")
+
+
+@pytest.mark.parametrize(("warpgroups", "cluster"), list(itertools.product((1, 2, 3), (1, 2))))
+def test_arrivals_and_named_barriers(warpgroups: int, cluster: int) -> None:
+    config = Sm90Config(tile_rows=64, warpgroups=warpgroups, cluster=cluster)
+    graph = sm90_graph(make_plan(HEADLINE, config))
+    counts = {b.name: (b.stages, b.arrivals) for b in graph.barriers()}
+    assert counts == {"operands_full": (12, 1), "operands_empty": (12, warpgroups * cluster)}
+    identifiers = [b.identifier for b in graph.named_barriers]
+    # Barrier 0 belongs to __syncthreads, and a CTA has 16.
+    assert len(set(identifiers)) == 2 * warpgroups and min(identifiers) >= 1 and max(identifiers) < 16
