@@ -123,6 +123,8 @@ class TensorMemory:
         """tcgen05.st by one warp of uint32 ``[32 lanes, registers]``; arguments and errors as `load`."""
         lane, column, ncols = self._place(warp, address, shape, repeat, "tcgen05.st")
         rows = np.asarray(values, np.uint32).T
+        if rows.shape != (SHAPES[shape][1] * repeat, 32):
+            raise IllegalAccess(f"tcgen05.st.{shape}.x{repeat} of {len(rows)} registers")
         self.e4m3_sums[column : column + ncols] = 0
         if shape == "32x32b":
             self.check(lane, 32, column, ncols, write=True)
