@@ -61,25 +61,13 @@ def recording_runtime() -> Iterator[None]:
     The function must be compiled with ``--keep-ptx`` (the sizes of the kernel's parameters come from the PTX) and
     without TVM-FFI. `cute.compile` is not thread-safe; this does not change that.
     """
-    provider = _dsl().compiler_provider
-    create = provider.jit
-    thread = threading.get_ident()
-
-    def jit(*arguments: Any, **keywords: Any) -> Any:
-        engine = create(*arguments, **keywords)
-        if threading.get_ident() == thread:
-            setattr(engine, _RECORDER, _Recorder(engine))
-        return engine
-
-    _hook_library_loading()
-    provider.jit = jit
-    # CuTe DSL builds no engine for an architecture that the present GPU cannot run; the recorder can run them all.
-    dsl = _dsl()
-    dsl._runtime_can_run_compiled = lambda *arguments, **keywords: True
+    _hook_dsl()
+    outer = getattr(_LOCAL, "recording", False)
+    _LOCAL.recording = True
     try:
         yield
     finally:
-        del provider.jit, dsl._runtime_can_run_compiled
+        _LOCAL.recording = outer
 
 
 @contextlib.contextmanager
@@ -140,7 +128,7 @@ def parameter_sizes(ptx: str, kernel_name: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-_LOCAL = threading.local()
+_LOCAL = threading.local()  # recording: bool; launches: list of the innermost `capture`
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -303,28 +291,34 @@ def _cluster_of(config: _LaunchConfig) -> Dim3:
     return cluster
 
 
-def _dsl() -> Any:
-    from cutlass.cutlass_dsl import CuTeDSL
-
-    return CuTeDSL._get_dsl()
+_HOOK_LOCK = threading.Lock()
 
 
-def _hook_library_loading() -> None:
-    """Once per process: loading the library of a recorded function must not ask the driver for its devices."""
+def _hook_dsl() -> None:
+    """Once per process: makes two methods of CuTe DSL look for a recorder; without one they do what they did."""
+    from cutlass.base_dsl.compiler import Compiler
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
 
-    load = Compiled._load_cuda_library
-    if hasattr(load, "__wrapped__"):
-        return
+    with _HOOK_LOCK:
+        if hasattr(Compiler.jit, "__wrapped__"):
+            return
+        create, load = Compiler.jit, Compiled._load_cuda_library
 
-    @functools.wraps(load)
-    def load_cuda_library(self: Any) -> list[Any]:
-        recorder = getattr(self.engine, _RECORDER, None)
-        if recorder is None:
-            return load(self)
-        recorder.ptx = self.__ptx__
-        self.__dict__["num_devices"] = 1  # a cached property, otherwise filled by asking the driver
-        load(self)
-        return []  # there is no library that the driver would have to unload
+        @functools.wraps(create)
+        def jit(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            engine = create(self, *arguments, **keywords)
+            if getattr(_LOCAL, "recording", False):
+                setattr(engine, _RECORDER, _Recorder(engine))
+            return engine
 
-    Compiled._load_cuda_library = load_cuda_library
+        @functools.wraps(load)
+        def load_cuda_library(self: Any) -> list[Any]:
+            recorder = getattr(self.engine, _RECORDER, None)
+            if recorder is None:
+                return load(self)
+            recorder.ptx = self.__ptx__
+            self.__dict__["num_devices"] = 1  # a cached property, otherwise filled by asking the driver
+            load(self)
+            return []  # there is no library that the driver would have to unload
+
+        Compiler.jit, Compiled._load_cuda_library = jit, load_cuda_library
