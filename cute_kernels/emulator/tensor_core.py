@@ -155,15 +155,22 @@ def decode_matrix(descriptor: int) -> Matrix:
         stride=(descriptor >> 32 & 0x3FFF) << 4,
         swizzle=_SWIZZLE_MODES[mode],
     )
+    check_pattern_start(matrix, where)
+    return matrix
+
+
+def check_pattern_start(matrix: Matrix, where: str) -> None:
+    """Raises IllegalAccess unless the matrix starts in the first row of a repetition of its swizzle pattern.
+
+    The pattern is a function of absolute address bits; another start needs the base offset field (PTX ISA).
+    """
     span = SWIZZLES[matrix.swizzle].span
     rows = _atom_rows(matrix.swizzle)
     if span and matrix.address % (span * rows) >= span:
-        # The pattern is a function of absolute address bits; another start needs the base offset field (PTX ISA).
         raise IllegalAccess(
             f"{where}: the matrix starts at shared offset {matrix.address}, where the pattern of swizzle "
             f"{matrix.swizzle} does not start (multiples of {span * rows} bytes)"
         )
-    return matrix
 
 
 def _atom_rows(swizzle: str) -> int:
@@ -218,6 +225,32 @@ def decode_values(raw: np.ndarray, element: ElementType) -> np.ndarray:
         return (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64).reshape(rows, -1)
     codes = raw.view(np.uint16)
     return np.take(_values_of_bits(element.name), codes, mode="clip").view(np.float64).reshape(rows, -1)
+
+
+def check_operand(
+    cta: SharedMemory, places: np.ndarray, element: ElementType, mn_major: bool, who: str
+) -> np.ndarray:
+    """Offsets of the 16-byte chunks of an operand, given its `operand_places`.
+
+    Raises:
+        IllegalAccess: part of it lies outside of the shared memory of its CTA.
+    """
+    unit = element.nbytes if mn_major else CHUNK
+    low, high = int(places.min()) * unit, (int(places.max()) + 1) * unit
+    if high > cta.size:
+        raise IllegalAccess(
+            f"{who}: operand at shared offsets {low} to {high} of CTA {cta.cta_rank}, which has {cta.size} bytes"
+        )
+    chunks = places if not mn_major else np.unique(places * element.nbytes // CHUNK)
+    return chunks.reshape(-1) * CHUNK
+
+
+def load_operand(cta: SharedMemory, places: np.ndarray, element: ElementType, mn_major: bool) -> np.ndarray:
+    """float64 [rows, K] of an operand in shared memory, given its `operand_places`."""
+    unit = element.nbytes if mn_major else CHUNK
+    cta.check_initialised(places, unit)
+    raw = cta.words[unit][places] if mn_major else cta.chunks[places].view(np.uint8)
+    return decode_values(np.ascontiguousarray(raw), element)
 
 
 class TensorCore:
@@ -377,17 +410,9 @@ class _Mma:
         lane, column = split_address(self.d)
         width = self._width()
         for rank in self.ranks:
-            size = core.shared.ctas[rank].size
             for places, element, mn_major in operands:
-                unit = element.nbytes if mn_major else CHUNK
-                low, high = int(places.min()) * unit, (int(places.max()) + 1) * unit
-                if high > size:
-                    raise IllegalAccess(
-                        f"{self.text}: operand at shared offsets {low} to {high} of CTA {rank}, which has {size} bytes"
-                    )
+                starts = check_operand(core.shared.ctas[rank], places, element, mn_major, self.text)
                 if core.tracker is not None:
-                    chunks = places if not mn_major else np.unique(places * element.nbytes // CHUNK)
-                    starts = chunks.reshape(-1) * CHUNK
                     core.tracker.async_read(rank, starts, CHUNK, self.text)
                     if pending:
                         token = core.tracker.read_begin(rank, starts, CHUNK, self.text)
@@ -419,11 +444,7 @@ class _Mma:
         self, rank: int, places: np.ndarray, element: ElementType, mn_major: bool, negate: bool
     ) -> np.ndarray:
         """float64 [rows, K] of one CTA's part of an operand."""
-        cta: SharedMemory = self.core.shared.ctas[rank]
-        unit = element.nbytes if mn_major else CHUNK
-        cta.check_initialised(places, unit)
-        raw = cta.words[unit][places] if mn_major else cta.chunks[places].view(np.uint8)
-        values = decode_values(np.ascontiguousarray(raw), element)
+        values = load_operand(self.core.shared.ctas[rank], places, element, mn_major)
         return -values if negate else values
 
     def _load_tmem(self, rank: int) -> np.ndarray:
@@ -465,7 +486,8 @@ class _Mma:
         _, column = split_address(self.d)
         sums = memory.e4m3_sums[column : column + self._width()]
         earlier = int(sums.max()) if self.accumulate else 0
-        tagged = not self.accumulate or int(sums.min()) > 0
+        # The count is kept per column: it says nothing when two accumulators share columns, each in half of the lanes.
+        tagged = (self.rows == 128 or self.cta_group == 2) and (not self.accumulate or int(sums.min()) > 0)
         if fields.a_type is E4M3 and fields.b_type is E4M3 and tagged and earlier < _E4M3_SUMS_LIMIT:
             # Products are multiples of 2^-18 below 2^18, and so are accumulators made of them alone: float64 holds
             # every sum of up to 2048 such instructions exactly, and the conversion to FP32 is the only rounding.
