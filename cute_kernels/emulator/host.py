@@ -295,14 +295,21 @@ _HOOK_LOCK = threading.Lock()
 
 
 def _hook_dsl() -> None:
-    """Once per process: makes two methods of CuTe DSL look for a recorder; without one they do what they did."""
+    """Once per process: makes three methods of CuTe DSL look for a recorder; without one they do what they did."""
     from cutlass.base_dsl.compiler import Compiler
+    from cutlass.cutlass_dsl import CuTeDSL
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
 
     with _HOOK_LOCK:
         if hasattr(Compiler.jit, "__wrapped__"):
             return
         create, load = Compiler.jit, Compiled._load_cuda_library
+        can_run = CuTeDSL._runtime_can_run_compiled
+
+        @functools.wraps(can_run)
+        def runtime_can_run_compiled(self: Any, *arguments: Any, **keywords: Any) -> bool:
+            # CuTe DSL builds no engine for an architecture that the present GPU cannot run; the recorder runs them all.
+            return getattr(_LOCAL, "recording", False) or can_run(self, *arguments, **keywords)
 
         @functools.wraps(create)
         def jit(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -322,3 +329,4 @@ def _hook_dsl() -> None:
             return []  # there is no library that the driver would have to unload
 
         Compiler.jit, Compiled._load_cuda_library = jit, load_cuda_library
+        CuTeDSL._runtime_can_run_compiled = runtime_can_run_compiled

@@ -61,6 +61,15 @@ def test_arguments_are_not_frozen_by_the_first_call(fill):
     assert [struct.unpack("<f", launch.params[2])[0] for launch in launches] == [0.25, 0.5, 0.75]
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_architectures_other_than_the_present_gpu(arch, tmp_path):
+    with host.recording_runtime():
+        options = f"--gpu-arch={arch} --dump-dir={tmp_path} --keep-ptx"
+        function = cute.compile(kernels.launch_plain, *fill_arguments(16, 1, 0.0), options=options)
+    assert f".target {arch}" in function.__ptx__
+    assert host.record(function, *fill_arguments(16, 7, 1.0)).grid == (7, 1, 1)
+
+
 def test_defaults(compiled):
     launch = host.record(compiled(kernels.launch_plain, fill_arguments(16, 1, 0)), *fill_arguments(16, 7, 1))
     assert (launch.grid, launch.block, launch.cluster, launch.dynamic_smem) == ((7, 1, 1), (32, 1, 1), (1, 1, 1), 0)
