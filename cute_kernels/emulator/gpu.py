@@ -65,7 +65,7 @@ class Report:
         seconds: of emulation, translation excluded.
         clusters: number of clusters run.
         tma_bytes_loaded, tma_bytes_stored: box bytes.
-        mma_instructions: tcgen05.mma executed.
+        mma_instructions: tcgen05.mma executed, and wgmma.mma_async, once per warpgroup.
         shared_bytes: per CTA, static and dynamic.
         tensor_columns: most tensor-memory columns allocated in one CTA.
     """
@@ -134,7 +134,7 @@ def run(
             counters.add(warps)
             totals["loaded"] += state.tma.bytes_loaded
             totals["stored"] += state.tma.bytes_stored
-            totals["mma"] += state.tensor_core.instructions
+            totals["mma"] += state.tensor_core.instructions + state.wgmma.instructions
             totals["columns"] = max(totals["columns"], *(cta.tmem.columns_used for cta in state.ctas))
             if progress is not None:
                 progress(done, len(indices))

@@ -48,6 +48,7 @@ class Family:
         varies: whether the results can differ between lanes.
         blocking: the warp may have to wait here; such an instruction starts a basic block and is executed again from
             the start of the block until it succeeds.
+        reads_destinations: the destinations are operands as well (accumulators).
         doc: what the family does, for the list of supported instructions.
     """
 
@@ -55,6 +56,7 @@ class Family:
     destinations: int
     varies: Varies
     blocking: bool
+    reads_destinations: bool
     doc: str
 
 
@@ -62,7 +64,11 @@ FAMILIES: dict[tuple[str, ...], Family] = {}
 
 
 def family(
-    *prefixes: str, destinations: int = 1, varies: Varies = varies_with_operands, blocking: bool = False
+    *prefixes: str,
+    destinations: int = 1,
+    varies: Varies = varies_with_operands,
+    blocking: bool = False,
+    reads_destinations: bool = False,
 ) -> Callable[[Lower], Lower]:
     """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``."""
 
@@ -71,7 +77,7 @@ def family(
             key = tuple(prefix.split("."))
             if key in FAMILIES:
                 raise ValueError(f"{prefix} is registered twice")
-            FAMILIES[key] = Family(lower, destinations, varies, blocking, lower.__doc__ or "")
+            FAMILIES[key] = Family(lower, destinations, varies, blocking, reads_destinations, lower.__doc__ or "")
         return lower
 
     return register
@@ -126,7 +132,9 @@ def written(instruction: Instruction) -> list[str]:
 
 def read(instruction: Instruction) -> list[str]:
     """Registers that the instruction reads, its guard included."""
-    count = 0 if instruction.parts[0] in CONTROL else find_family(instruction).destinations
+    count = 0
+    if instruction.parts[0] not in CONTROL and not find_family(instruction).reads_destinations:
+        count = find_family(instruction).destinations
     names = [name for operand in instruction.operands[count:] for name in registers_of(operand)]
     if instruction.guard is not None:
         names.append(instruction.guard.register)

@@ -15,6 +15,7 @@ from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tma import TmaUnit
 from cute_kernels.emulator.tmem import TensorMemory
 from cute_kernels.emulator.warp import Warp
+from cute_kernels.emulator.wgmma import WgmmaUnit
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.gpu import Options
@@ -204,6 +205,7 @@ class Cluster:
         self.tensor_core = TensorCore(
             self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker
         )
+        self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker)
         self.barrier = ClusterBarrier(self)
         threads = block[0] * block[1] * block[2]
         for cta in self.ctas:
@@ -232,9 +234,11 @@ class Cluster:
 
         Raises:
             IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was to be read.
+            BarrierMisuse: a wgmma that only some warps of a warpgroup issued.
         """
         unobserved = self.tma.groups.unobserved()
         self.engine.drain()
+        self.wgmma.check_finished()
         if self.options.detectors:
             for cta in self.ctas:
                 cta.tmem.check_released()

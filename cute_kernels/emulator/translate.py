@@ -22,10 +22,12 @@ from cute_kernels.emulator import (  # noqa: F401 - importing a file registers i
     instructions_convert,
     instructions_float,
     instructions_integer,
+    instructions_matrix,
     instructions_memory,
     instructions_move,
     instructions_sync,
     instructions_tcgen05,
+    instructions_wgmma,
 )
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module, Special, Symbol, parse
@@ -34,6 +36,7 @@ from cute_kernels.emulator.flow import Block, Flow, analyse, uniform_function_of
 from cute_kernels.emulator.instructions_integer import SCALAR_NAMES
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of
 from cute_kernels.emulator.instructions_registry import CONTROL, find_family, written
+from cute_kernels.emulator.register_hazards import check_registers
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.values import FULL, Constant, LiveIn, Namespace, Value
 
@@ -78,6 +81,7 @@ def translate(ptx: str, kernel: str | None, block_shape: tuple[int, int, int]) -
 
     Raises:
         UnsupportedPTX: anything in the kernel that is not implemented.
+        IllegalAccess: registers of a wgmma used without wgmma.fence or before wgmma.wait_group.
     """
     module = parse(ptx)
     return _Translator(module, pick(module, kernel), block_shape).run()
@@ -200,6 +204,7 @@ class _Translator:
     def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int]) -> None:
         self.kernel = kernel
         self.flow = analyse(kernel, block_shape)
+        check_registers(self.flow)
         self.space = Namespace(reserved=_RUNTIME_NAMES)
         self.context = Context(kernel, self.flow, self.space)
         self.variables = _variable_names(kernel)

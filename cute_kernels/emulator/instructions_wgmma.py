@@ -1,0 +1,213 @@
+"""Warpgroup matrix multiplication: wgmma.fence, mma_async, commit_group, wait_group.
+
+The accumulators of a wgmma are arrays that are filled in when it completes; registers that hold them are views, which
+moves carry along. `cute_kernels.emulator.register_hazards` proves before the kernel runs that nothing looks at them in
+between.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.decode import Instruction, Vector
+from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.instructions_registry import always_varies, as_integer, family, qualifiers
+from cute_kernels.emulator.instructions_sync import require_whole_warp
+from cute_kernels.emulator.tensor_core import BF16, E4M3, E5M2, F16, TF32
+from cute_kernels.emulator.values import Anchor, Node, Result, Value
+from cute_kernels.emulator.warp import Wait
+from cute_kernels.emulator.wgmma import Form
+
+_SHAPE = re.compile(r"m64n(\d+)k(\d+)")
+_TYPES = {"e4m3": E4M3, "e5m2": E5M2, "f16": F16, "bf16": BF16, "tf32": TF32}
+_FP8 = ("e4m3", "e5m2")
+_A_REGISTERS = 4  # of a thread, for every type: 64 rows of 32 bytes over 128 threads
+
+
+class GroupWait(Wait):
+    """wgmma.wait_group."""
+
+    def __init__(self, warp: Any, newest: int) -> None:
+        self.unit, self.rank, self.warp, self.newest = warp.cluster.wgmma, warp.cta.rank, warp.index, newest
+
+    def ready(self) -> bool:
+        return not self.unit.outstanding(self.rank, self.warp, self.newest)
+
+    def describe(self) -> str:
+        operations = self.unit.outstanding(self.rank, self.warp, self.newest)
+        first = f", first {operations[0].describe()}" if operations else ""
+        return f"waits for all but the {self.newest} newest of its wgmma-groups: {len(operations)} operations{first}"
+
+
+# --- mma_async ------------------------------------------------------------------------------------------------------
+
+
+def parse_form(instruction: Instruction) -> Form:
+    """Reads the opcode and the immediate operands of a wgmma.mma_async.
+
+    Raises:
+        UnsupportedPTX: an accumulator other than FP32, integer or sparse forms, a shape that does not exist.
+    """
+    parts = instruction.parts
+    if len(parts) != 8 or parts[2:4] != ("sync", "aligned"):
+        raise instruction.refuse("wgmma.mma_async.sync.aligned.<shape>.f32.<type of A>.<type of B> is implemented")
+    shape, d_type, a_name, b_name = parts[4:]
+    if d_type != "f32" or a_name not in _TYPES or b_name not in _TYPES:
+        raise instruction.refuse("accumulators in f32 of f16, bf16, tf32, e4m3 and e5m2 operands are implemented")
+    if a_name != b_name and not (a_name in _FP8 and b_name in _FP8):
+        raise instruction.refuse(f"operands .{a_name} and .{b_name} do not go together")
+    a_type, b_type = _TYPES[a_name], _TYPES[b_name]
+    match = _SHAPE.fullmatch(shape)
+    if match is None or int(match[2]) * a_type.nbytes != 32 or int(match[1]) not in range(8, 257, 8):
+        raise instruction.refuse(f"shape .{shape} does not exist for .{a_name}")
+    a_in_registers = isinstance(instruction.operands[1], Vector)
+    transposable = a_type.nbytes == 2  # PTX ISA: imm-trans exists for 16-bit types, and for A only with a descriptor
+    flags = [as_integer(instruction, operand) for operand in instruction.operands[4:]]
+    if len(flags) != 2 + (transposable and 2 - a_in_registers):
+        raise instruction.refuse(f"{len(flags)} immediate operands")
+    scales, transposes = flags[:2], flags[2:]
+    if any(scale not in (1, -1) for scale in scales) or any(flag not in (0, 1) for flag in transposes):
+        raise instruction.refuse("imm-scale is 1 or -1, imm-trans 0 or 1")
+    return Form(
+        n=int(match[1]),
+        a_type=a_type,
+        b_type=b_type,
+        a_in_registers=a_in_registers,
+        a_mn_major=bool(transposes[0]) if len(transposes) == 2 else False,
+        b_mn_major=bool(transposes[-1]) if transposes else False,
+        negate_a=scales[0] == -1,
+        negate_b=scales[1] == -1,
+        text=f"{instruction.opcode} at PTX line {instruction.line}",
+    )
+
+
+def mma_async(warp: Any, mask: int, form: Form, accumulators: Any, a: Any, b: Any, accumulate: Any) -> np.ndarray:
+    """wgmma.mma_async by one warp: uint32 [registers, 32], filled when the operation completes."""
+    require_whole_warp(warp, mask, "wgmma.mma_async")
+    warp.cluster.progress += 1
+    if not isinstance(accumulate, bool):
+        if accumulate & mask not in (0, mask):
+            raise BarrierMisuse(f"scale-d of {form.text} differs between the lanes of {warp.label}")
+        accumulate = accumulate & mask != 0
+    if form.a_in_registers:
+        a = np.stack([np.broadcast_to(register, (32,)) for register in a])
+    else:
+        a = _same_in_all_lanes(warp, form, a)
+    b = _same_in_all_lanes(warp, form, b)
+    return warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
+
+
+def _same_in_all_lanes(warp: Any, form: Form, descriptor: Any) -> int:
+    if isinstance(descriptor, int):
+        return descriptor
+    if (descriptor != descriptor[0]).any():
+        raise BarrierMisuse(f"a matrix descriptor of {form.text} differs between the lanes of {warp.label}")
+    return int(descriptor[0])
+
+
+class MmaAsync(Anchor):
+    """The call of `mma_async`. Accumulators are handed over as views: they may not hold their values yet."""
+
+    def __init__(self, form: Form, accumulators: list[Value], a: list[Value], b: Value, accumulate: Value) -> None:
+        self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate
+
+    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+        (node,) = nodes
+        function = block.space.bind(mma_async, "wgmma_mma_async")
+        form = block.space.bind(self.form, "FORM")
+        if self.form.a_in_registers:
+            a = f"({', '.join(block.lanes(value, 'u32') for value in self.a)})"
+        else:
+            a = block.argument(self.a[0])
+        operands = f"{self._views(block)}, {a}, {block.argument(self.b)}, {block.argument(self.accumulate)}"
+        target = block.fresh("v")
+        block.put(f"{target} = {function}(W, M, {form}, {operands})", node)
+        for row, result in enumerate(node.results):
+            result.place = (target, row)
+
+    def _views(self, block: BlockBuilder) -> str:
+        values = self.accumulators
+        places = [value.place for value in values if isinstance(value, Result) and value.type == "u32"]
+        array, first = places[0] if places else ("", None)
+        if first is not None and places == [(array, first + i) for i in range(len(values))]:
+            return f"{array}[{first}:{first + len(values)}]"
+        return f"({', '.join(block.lanes(value, 'u32') for value in values)},)"
+
+
+@family("wgmma.mma_async", varies=always_varies, reads_destinations=True)
+def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.mma_async, dense, FP32 accumulators; A in registers or in shared memory."""
+    form = parse_form(instruction)
+    _refuse_partial(block, instruction)
+    d, a, b, scale_d = instruction.operands[:4]
+    if not isinstance(d, Vector) or len(d.items) != form.registers:
+        raise instruction.refuse(f"{form.registers} accumulator registers are needed")
+    if form.a_in_registers and len(a.items) != _A_REGISTERS:
+        raise instruction.refuse(f"{_A_REGISTERS} registers of A are needed")
+    accumulators = [block.value(item, 32) for item in d.items]
+    fragments = [block.whole(block.value(item, 32)) for item in a.items] if form.a_in_registers else []
+    first = fragments or [block.whole(block.value(a, 64))]
+    second, accumulate = block.whole(block.value(b, 64)), block.value(scale_d, 1)
+    anchor = MmaAsync(form, accumulators, first, second, accumulate)
+    results = block.anchor(anchor, [("u32", False)] * form.registers, [*accumulators, *first, second, accumulate])
+    for item, value in zip(d.items, results):
+        block.define(item, value)
+
+
+def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma is .aligned: all threads of the warpgroup execute it together (else undefined: PTX ISA)."""
+    if instruction.guard is not None:
+        raise instruction.refuse("a guard on wgmma is not implemented")
+    if block.divergent:
+        raise instruction.refuse("wgmma where the lanes of a warp may have diverged")
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+@family("wgmma.fence", destinations=0)
+def _fence(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.fence: orders register accesses, which take effect in program order here; missing ones are found ahead."""
+    qualifiers(instruction, "fence", "sync", "aligned")
+    _refuse_partial(block, instruction)
+
+
+def commit_group(warp: Any, mask: int) -> None:
+    """wgmma.commit_group."""
+    require_whole_warp(warp, mask, "wgmma.commit_group")
+    warp.cluster.wgmma.commit(warp.cta.rank, warp.index)
+
+
+@family("wgmma.commit_group", destinations=0)
+def _commit_group(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.commit_group."""
+    qualifiers(instruction, "commit_group", "sync", "aligned")
+    _refuse_partial(block, instruction)
+    block.call(commit_group)
+
+
+def wait_group(warp: Any, mask: int, newest: int) -> bool | None:
+    """wgmma.wait_group: waits until all but the ``newest`` groups of this warp are complete."""
+    require_whole_warp(warp, mask, "wgmma.wait_group")
+    unit = warp.cluster.wgmma
+    if unit.outstanding(warp.cta.rank, warp.index, newest):
+        warp.wait = GroupWait(warp, newest)
+        return None
+    unit.observe(warp.cta.rank, warp.index, newest)
+    return True
+
+
+@family("wgmma.wait_group", destinations=0, blocking=True)
+def _wait_group(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.wait_group."""
+    qualifiers(instruction, "wait_group", "sync", "aligned")
+    _refuse_partial(block, instruction)
+    newest = as_integer(instruction, instruction.operands[0])
+    if newest not in range(8):
+        raise instruction.refuse("wait_group takes 0 to 7")
+    block.call(wait_group, newest, blocking=True)
+

@@ -1,0 +1,370 @@
+"""Hopper's tensor core: wgmma.mma_async, executed by the four warps of a warpgroup together.
+
+An operation starts when the last of its warps has issued it, and completes at any later time that the completion policy
+chooses; until then its accumulators hold a NaN pattern and its operands are read from shared memory as they are at
+completion. Only wgmma.wait_group tells a program that an operation is complete, so the bytes that it reads count as in
+use until one of its warps has waited, whatever the policy.
+
+Contract of one instruction: ``D = fp32_round(exact sum over its K of a*b + d)``, as `tensor_core` says. On silicon the
+sums of FP8 products are kept with fewer bits than FP32 has, so that bit equality with an H100 or H200 holds where the
+sums are exact in such a format (small integers) and not in general.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cute_kernels.emulator import exact
+from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
+from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.sanitizer import ProxyTracker
+from cute_kernels.emulator.smem import ClusterMemory
+from cute_kernels.emulator.tensor_core import (
+    E4M3,
+    ElementType,
+    Matrix,
+    check_operand,
+    check_pattern_start,
+    decode_values,
+    load_operand,
+    operand_places,
+)
+from cute_kernels.emulator.tensor_map import CHUNK
+
+WARPS = 4  # of a warpgroup
+ROWS = 64  # M of every wgmma; warp w holds rows 16 w to 16 w + 15 of A and D
+_PENDING = 0xFFF1DEAD  # what an accumulator register holds until its wgmma is complete: a NaN that no sum produces
+_GRID = 2.0**18  # products of E4M3 values are multiples of 1 / _GRID
+_GRID_LIMIT = 2.0**34  # sums on that grid below this limit are exact in float64, one instruction's products added
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What the opcode and the immediate operands of one wgmma.mma_async say; one object per instruction of a kernel.
+
+    Attributes:
+        n: columns of the accumulator.
+        a_type, b_type: element types.
+        a_in_registers: A comes from registers, not from shared memory.
+        a_mn_major, b_mn_major: the operand in shared memory is MN-major (imm-trans of 16-bit types).
+        negate_a, negate_b: imm-scale of -1.
+        text: opcode and PTX line, for reports.
+    """
+
+    n: int
+    a_type: ElementType
+    b_type: ElementType
+    a_in_registers: bool
+    a_mn_major: bool
+    b_mn_major: bool
+    negate_a: bool
+    negate_b: bool
+    text: str
+
+    @property
+    def registers(self) -> int:
+        """FP32 accumulator registers of a thread."""
+        return self.n // 2
+
+
+_SWIZZLE_MODES = {0: "none", 1: "128B", 2: "64B", 3: "32B"}
+
+
+@functools.lru_cache(maxsize=1024)
+def decode_descriptor(descriptor: int) -> Matrix:
+    """Decodes a shared-memory matrix descriptor of wgmma (PTX ISA, "Matrix descriptor format").
+
+    Raises:
+        UnsupportedPTX: a base offset, or a bit outside the defined fields.
+        IllegalAccess: the swizzle pattern does not start at a multiple of its period.
+    """
+    where = f"matrix descriptor {descriptor:#018x}"
+    if descriptor >> 49 & 7:
+        raise UnsupportedPTX(f"{where}: base offset {descriptor >> 49 & 7}")
+    if descriptor & (3 << 14 | 3 << 30 | 7 << 46 | 0x3FF << 52):
+        raise UnsupportedPTX(f"{where}: a bit outside of the fields of a wgmma descriptor")
+    matrix = Matrix(
+        address=(descriptor & 0x3FFF) << 4,
+        leading=(descriptor >> 16 & 0x3FFF) << 4,
+        stride=(descriptor >> 32 & 0x3FFF) << 4,
+        swizzle=_SWIZZLE_MODES[descriptor >> 62],
+    )
+    check_pattern_start(matrix, where)
+    return matrix
+
+
+# --- fragments (PTX ISA, register fragments of wgmma) ----------------------------------------------------------------
+
+
+def rows_of_fragment(registers: np.ndarray) -> np.ndarray:
+    """Rows of A that one warp holds: uint32 [4 registers, 32 lanes] -> uint8 [16 rows, 32 bytes of K].
+
+    Register j of lane l is row ``l / 4 + 8 * (j % 2)``, bytes ``4 * (l % 4) + 16 * (j / 2)`` onward, for elements of
+    any width.
+    """
+    words = registers.reshape(2, 2, 8, 4).transpose(1, 2, 0, 3)
+    return np.ascontiguousarray(words).reshape(16, 8).view(np.uint8)
+
+
+def rows_of_accumulators(registers: np.ndarray) -> np.ndarray:
+    """Rows of D that one warp holds: FP32 [n / 2 registers, 32 lanes] -> [16 rows, n].
+
+    Registers 4 g to 4 g + 3 of lane l are columns ``8 g + 2 * (l % 4)`` and the next one, of row ``l / 4`` and then of
+    row ``l / 4 + 8``.
+    """
+    groups = len(registers) // 4
+    return registers.reshape(groups, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2).reshape(16, 8 * groups)
+
+
+def accumulators_of_rows(rows: np.ndarray) -> np.ndarray:
+    """The inverse of `rows_of_accumulators` for all warps: [64, n] -> [4 warps, n / 2 registers, 32 lanes]."""
+    groups = rows.shape[1] // 8
+    split = rows.reshape(WARPS, 2, 8, groups, 4, 2).transpose(0, 3, 1, 5, 2, 4)
+    return split.reshape(WARPS, 4 * groups, 32)
+
+
+def multiply_add(a: np.ndarray, b: np.ndarray, old: np.ndarray | None, form: Form) -> np.ndarray:
+    """FP32 [64, n]: ``a @ b.T + old`` rounded once, of float64 [64, K] and [n, K] and of FP32 [64, n] or None."""
+    if form.a_type is E4M3 and form.b_type is E4M3:
+        total = exact.dot(a, b)
+        if old is None:
+            on_grid = True
+        else:
+            earlier = old.astype(np.float64)
+            scaled = earlier * _GRID
+            on_grid = bool((np.rint(scaled) == scaled).all()) and float(np.abs(earlier).max()) < _GRID_LIMIT
+            total += earlier
+        if on_grid and np.isfinite(total).all():
+            return total.astype(np.float32)  # float64 was exact: this is the only rounding
+    return exact.dot_add(a, b, old, max(form.a_type.precision, form.b_type.precision))
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+
+#: Accumulators as an instruction receives them: [registers, 32], or one array of 32 lanes per register. They may be the
+#: unfinished results of an earlier operation, so they are looked at only when the operation runs.
+Accumulators = np.ndarray | Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A matrix in shared memory: its `operand_places`, the offsets of its 16-byte chunks, and how to read it."""
+
+    places: np.ndarray
+    starts: np.ndarray
+    element: ElementType
+    mn_major: bool
+
+
+@dataclass
+class _Part:
+    """One warp's share of an operation."""
+
+    accumulators: Accumulators
+    a: np.ndarray | int
+    result: np.ndarray
+
+
+@dataclass(eq=False)
+class Operation:
+    """One wgmma.mma_async of a warpgroup.
+
+    Attributes:
+        a, b: descriptors; ``a`` is None when A comes from registers.
+        accumulate: the scale-d predicate.
+        operands: B, and A if it has a descriptor.
+        parts: by warp index in the warpgroup; complete when all four have issued it.
+        done: the accumulators hold the result.
+        releases: to call when a warp has waited for the operation.
+    """
+
+    form: Form
+    rank: int
+    a: int | None
+    b: int
+    accumulate: bool
+    operands: list[_Operand] = field(default_factory=list)
+    parts: dict[int, _Part] = field(default_factory=dict)
+    done: bool = False
+    releases: list[Callable[[], None]] = field(default_factory=list)
+
+    def describe(self) -> str:
+        missing = [str(warp) for warp in range(WARPS) if warp not in self.parts]
+        state = f", not issued by warps {', '.join(missing)} of the warpgroup" if missing else ""
+        return f"{self.form.text} of CTA {self.rank}{state}"
+
+    def observe(self) -> None:
+        """A warp has waited for this operation: its operands may be written again."""
+        for release in self.releases:
+            release()
+        self.releases.clear()
+
+
+@dataclass
+class _WarpGroups:
+    """wgmma-groups of one warp."""
+
+    open: list[Operation] = field(default_factory=list)
+    committed: list[list[Operation]] = field(default_factory=list)
+
+
+class WgmmaUnit:
+    """The wgmma pipes of one cluster, one per warpgroup.
+
+    Attributes:
+        instructions: operations executed so far, one per warpgroup.
+    """
+
+    def __init__(self, shared: ClusterMemory, engine: AsyncEngine, tracker: ProxyTracker | None = None) -> None:
+        self.shared, self.engine, self.tracker = shared, engine, tracker
+        self.instructions = 0
+        #: Per (rank, warpgroup): operations that some of its warps have issued and some have not, oldest first.
+        self._partial: dict[tuple[int, int], list[Operation]] = {}
+        self._warps: dict[tuple[int, int], _WarpGroups] = {}
+
+    def issue(
+        self,
+        rank: int,
+        warp: int,
+        form: Form,
+        accumulators: Accumulators,
+        a: np.ndarray | int,
+        b: int,
+        accumulate: bool,
+    ) -> np.ndarray:
+        """wgmma.mma_async by one warp.
+
+        Args:
+            rank: cluster rank of the CTA.
+            warp: warp index in the CTA; a warpgroup is four warps from a multiple of four on.
+            form: the instruction.
+            accumulators: the old D, read when the operation runs and only if ``accumulate``.
+            a: descriptor, or uint32 [4, 32] registers.
+            b: descriptor.
+            accumulate: the scale-d predicate.
+
+        Returns:
+            uint32 [registers, 32], filled when the operation completes.
+
+        Raises:
+            BarrierMisuse: the warps of the warpgroup issue different operations.
+            IllegalAccess: an operand outside of shared memory.
+            ProxyFenceMissing: an operand was written through the generic proxy and not fenced since.
+        """
+        partial = self._partial.setdefault((rank, warp // WARPS), [])
+        member = warp % WARPS
+        descriptor = None if form.a_in_registers else a
+        operation = next((op for op in partial if member not in op.parts), None)
+        if operation is None:
+            operation = Operation(form, rank, descriptor, b, accumulate)
+            partial.append(operation)
+            self._reserve(operation)
+        elif (operation.form, operation.a, operation.b, operation.accumulate) != (form, descriptor, b, accumulate):
+            raise BarrierMisuse(
+                f"warp {warp} of CTA {rank} issues {_text(form, descriptor, b, accumulate)} where the other warps "
+                f"of its warpgroup issued {_text(operation.form, operation.a, operation.b, operation.accumulate)}"
+            )
+        result = np.full((form.registers, 32), _PENDING, np.uint32)
+        operation.parts[member] = _Part(accumulators, a, result)
+        self._warps.setdefault((rank, warp), _WarpGroups()).open.append(operation)
+        if len(operation.parts) == WARPS:
+            partial.remove(operation)
+            self._start(operation, ("wgmma", rank, warp // WARPS))
+        return result
+
+    def commit(self, rank: int, warp: int) -> None:
+        """wgmma.commit_group by one warp (an empty group is legal)."""
+        groups = self._warps.setdefault((rank, warp), _WarpGroups())
+        groups.committed.append(groups.open)
+        groups.open = []
+
+    def outstanding(self, rank: int, warp: int, newest: int) -> list[Operation]:
+        """Unfinished operations in all but the ``newest`` committed groups of a warp."""
+        committed = self._warps.setdefault((rank, warp), _WarpGroups()).committed
+        return [op for group in committed[: max(len(committed) - newest, 0)] for op in group if not op.done]
+
+    def observe(self, rank: int, warp: int, newest: int) -> None:
+        """The warp has waited for all but the ``newest`` groups."""
+        groups = self._warps.setdefault((rank, warp), _WarpGroups())
+        older = max(len(groups.committed) - newest, 0)
+        for group in groups.committed[:older]:
+            for operation in group:
+                operation.observe()
+        del groups.committed[:older]
+
+    def check_finished(self) -> None:
+        """At the end of the kernel.
+
+        Raises:
+            BarrierMisuse: an operation that some warp of a warpgroup never issued.
+            IllegalAccess: an operation that no warp waited for.
+        """
+        for partial in self._partial.values():
+            if partial:
+                raise BarrierMisuse(f"the kernel ends with {partial[0].describe()}")
+        for (rank, warp), groups in self._warps.items():
+            for operation in [op for group in [*groups.committed, groups.open] for op in group]:
+                if operation.releases:
+                    raise IllegalAccess(
+                        f"warp {warp} of CTA {rank} exits, and its warpgroup never waited for {operation.describe()}"
+                    )
+
+    # --- execution ----------------------------------------------------------------------------------------------------
+
+    def _reserve(self, operation: Operation) -> None:
+        """From the first issue on the operands are in use."""
+        form, rank = operation.form, operation.rank
+        cta = self.shared.ctas[rank]
+        matrices = [(operation.b, form.n, form.b_type, form.b_mn_major)]
+        if operation.a is not None:
+            matrices.append((operation.a, ROWS, form.a_type, form.a_mn_major))
+        for descriptor, rows, element, mn_major in matrices:
+            places = operand_places(decode_descriptor(descriptor), rows, element.nbytes, mn_major)
+            starts = check_operand(cta, places, element, mn_major, form.text)
+            operation.operands.append(_Operand(places, starts, element, mn_major))
+            if self.tracker is not None:
+                token = self.tracker.read_begin(rank, starts, CHUNK, form.text)
+                operation.releases.append(functools.partial(self.tracker.read_end, token))
+
+    def _start(self, operation: Operation, queue: tuple[str, int, int]) -> None:
+        """The last warp has issued the operation."""
+        if self.tracker is not None:
+            for operand in operation.operands:
+                self.tracker.async_read(operation.rank, operand.starts, CHUNK, operation.form.text)
+        self.engine.submit(AsyncOp(queue, functools.partial(self._run, operation), operation.describe()))
+
+    def _run(self, operation: Operation) -> None:
+        form = operation.form
+        parts = [operation.parts[warp] for warp in range(WARPS)]
+        cta = self.shared.ctas[operation.rank]
+        matrices = [load_operand(cta, x.places, x.element, x.mn_major) for x in operation.operands]
+        b = matrices[0]
+        if operation.a is not None:
+            a = matrices[1]
+        else:
+            a = decode_values(np.concatenate([rows_of_fragment(part.a) for part in parts]), form.a_type)
+        old = None
+        if operation.accumulate:
+            old = np.concatenate([rows_of_accumulators(_stacked(part.accumulators)) for part in parts])
+        result = multiply_add(-a if form.negate_a else a, -b if form.negate_b else b, old, form)
+        for part, registers in zip(parts, accumulators_of_rows(result)):
+            part.result.view(np.float32)[...] = registers
+            part.accumulators = ()  # a chain of operations must not keep all of its intermediate results alive
+        operation.done = True
+        self.instructions += 1
+
+
+def _stacked(accumulators: Accumulators) -> np.ndarray:
+    """float32 [registers, 32]."""
+    if isinstance(accumulators, np.ndarray):
+        return accumulators.view(np.float32)
+    return np.stack([np.broadcast_to(row, (32,)) for row in accumulators]).view(np.float32)
+
+
+def _text(form: Form, a: int | None, b: int, accumulate: bool) -> str:
+    first = "registers" if a is None else f"{a:#018x}"
+    return f"{form.text} with A {first}, B {b:#018x}, scale-d {int(accumulate)}"
