@@ -69,6 +69,7 @@ class Sm90Config:
         tile_rows: rows of ``x`` in a tile, the N of a WGMMA: a multiple of 16 up to 256.
         warpgroups: consumer warpgroups of a CTA, 1 to 3, each with 64 output features.
         stages: operand buffers between TMA and WGMMA.
+        stage_blocks: K blocks of 128 bytes in one stage, 1 to 4: with 2 a warpgroup waits and signals half as often.
         cluster: 1 or 2 CTAs that share every tile of ``x`` by multicast and differ in their features.
         weight: ``"registers"``: each warpgroup keeps its 64 features for the whole launch (K is compiled in);
             ``"streamed"``: weight tiles come through shared memory with ``x``, for any K.
@@ -80,7 +81,8 @@ class Sm90Config:
 
     tile_rows: int = 128
     warpgroups: int = 2
-    stages: int = 12
+    stages: int = 6
+    stage_blocks: int = 2
     cluster: int = 2
     weight: WeightSource = "registers"
     order: RowOrder = "position"

@@ -32,9 +32,26 @@ class PositionOrder:
         return self.row_tiles * self.positions
 
     @cute.jit
-    def coordinates(self, tile: Int32) -> tuple[Int32, Int32]:
-        row_block = tile // self.positions
-        return row_block, tile - row_block * self.positions
+    def start(self) -> tuple[Int32, Int32]:
+        """(row block, position) of this cluster's first tile."""
+        row_block = self.first // self.positions
+        return row_block, self.first - row_block * self.positions
+
+    @cute.jit
+    def stride(self) -> tuple[Int32, Int32]:
+        """What one step adds to (row block, position) before a carry; a division in every tile costs 40 instructions."""
+        row_blocks = self.step // self.positions
+        return row_blocks, self.step - row_blocks * self.positions
+
+    @cute.jit
+    def advance(self, row_block: Int32, position: Int32, stride: tuple[Int32, Int32]) -> tuple[Int32, Int32]:
+        """(row block, position) one step further."""
+        row_block += stride[0]
+        position += stride[1]
+        if position >= self.positions:
+            position -= self.positions
+            row_block += 1
+        return row_block, position
 
 
 @dataclass(frozen=True)

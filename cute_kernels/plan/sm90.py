@@ -121,23 +121,29 @@ class Sm90Plan(Plan):
         return PRODUCER_REGISTERS[self.config.warpgroups]
 
     @property
-    def handover_block(self) -> int:
-        """K block after whose issue the next warpgroup may begin the same tile.
+    def tile_stages(self) -> int:
+        """Stages that one tile takes."""
+        return -(-self.k_blocks // self.config.stage_blocks)
+
+    @property
+    def handover_stage(self) -> int:
+        """Stage of a tile after whose issue the next warpgroup may begin the same tile.
 
         The last one where the ring holds two tiles: then one warpgroup has the tensor cores to itself while another
         stores. With a shorter ring an earlier one, since a stage is free only when every warpgroup has read it.
         """
-        return min(self.k_blocks - 1, max(0, self.config.stages - self.k_blocks + 1))
+        return min(self.tile_stages - 1, max(0, self.config.stages - self.tile_stages + 1))
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     @property
     def x_stage_bytes(self) -> int:
-        return self.config.tile_rows * self.k_block_bytes
+        return self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks
 
     @property
     def weight_stage_bytes(self) -> int:
-        return self.features * self.k_block_bytes if self.config.weight == "streamed" else 0
+        streamed = self.config.weight == "streamed"
+        return self.features * self.k_block_bytes * self.config.stage_blocks if streamed else 0
 
     @property
     def stage_bytes(self) -> int:
@@ -186,6 +192,7 @@ class Sm90Plan(Plan):
         registers = self.weight_registers + self.accumulator_registers
         return [
             ("tile", f"{c.tile_rows} rows x {self.features} features, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
             ("tiles", f"{self.tiles} = {self.row_tiles} x {self.positions} positions, {c.order} order"),
             ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
             ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
@@ -200,6 +207,7 @@ def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count:
     rows = tuple(range(16, 257, 16))
     require("tile_rows", config.tile_rows, rows, "N of a WGMMA, in pairs of 8 rows for stmatrix")
     require("warpgroups", config.warpgroups, (1, 2, 3), "consumer warpgroups that the register file holds")
+    require("stage_blocks", config.stage_blocks, (1, 2, 3, 4), "K blocks of 128 bytes in a stage")
     require("cluster", config.cluster, (1, 2), "pairs of multiprocessors share x; larger clusters leave some idle")
     require("weight", config.weight, ("registers", "streamed"), "where the weight operand comes from")
     require("order", config.order, ("position", "flat"), "which rows make a tile")
@@ -251,10 +259,12 @@ def default_config(problem: Problem, arch: Arch, sm_count: int) -> Sm90Config:
     if k_blocks * 16 + tile_rows // 2 + ADDRESSING_REGISTERS > CONSUMER_REGISTERS[2]:
         weight = "streamed"
     cluster = 2 if sm_count >= 2 and problem.n > 2 * WARPGROUP_FEATURES else 1
-    config = Sm90Config(tile_rows=tile_rows, cluster=cluster, weight=weight, order=order, stages=2)
+    config = Sm90Config(
+        tile_rows=tile_rows, cluster=cluster, weight=weight, order=order, stages=2, stage_blocks=min(2, k_blocks)
+    )
     plan = Sm90Plan(problem, config, arch, sm_count)
     room = (arch.smem_bytes - (plan.smem_bytes - 2 * plan.stage_bytes)) // plan.stage_bytes
-    return dataclasses.replace(config, stages=max(2, min(room, 2 * k_blocks)))
+    return dataclasses.replace(config, stages=max(2, min(room, 2 * plan.tile_stages)))
 
 
 def _tiles(rows: int, tile_rows: int) -> int:

@@ -21,12 +21,12 @@ SMEM = 232_448
 def test_headline() -> None:
     """37 tiles of 128 images at 196 positions, six slabs of 128 features in three groups of 22 clusters."""
     plan = make_plan(HEADLINE, arch="sm_90a")
-    assert plan.config == Sm90Config(128, 2, 12, 2, "registers", "position", True, "f32")
+    assert plan.config == Sm90Config(128, 2, 6, 2, 2, "registers", "position", True, "f32")
     assert (plan.row_tiles, plan.positions, plan.tiles) == (37, 196, 7252)
     assert (plan.slabs, plan.groups, plan.clusters, plan.grid) == (6, 3, 66, (132, 1, 1))
-    assert plan.smem_bytes == 1_024 + 12 * 16_384 + 2 * 16_384
+    assert plan.smem_bytes == 1_024 + 6 * 32_768 + 2 * 16_384
     assert (plan.weight_registers, plan.accumulator_registers) == (96, 64)
-    assert plan.handover_block == 5
+    assert (plan.tile_stages, plan.handover_stage) == (3, 2)
     assert plan.table_shape == (196, 768)
 
 
@@ -47,9 +47,10 @@ def test_every_problem_has_a_default_plan_that_fits(batch, positions, n, k, tabl
     assert plan.rows_per_position * plan.positions == plan.problem.m
     assert plan.groups * plan.config.cluster * plan.features == plan.padded_n >= n
     assert plan.clusters % plan.groups == 0 and plan.clusters >= plan.groups
-    assert 0 <= plan.handover_block < plan.k_blocks
+    assert plan.tile_stages * plan.config.stage_blocks >= plan.k_blocks
+    assert 0 <= plan.handover_stage < plan.tile_stages
     # Until a warpgroup gets its turn it frees no stage, so the one before must reach the hand-over within the ring.
-    assert plan.config.stages >= plan.handover_block + 1
+    assert plan.config.stages >= plan.handover_stage + 1
     assert any("SMEM total" in name for name, _ in plan.describe())
 
 
@@ -57,17 +58,18 @@ def test_every_problem_has_a_default_plan_that_fits(batch, positions, n, k, tabl
     rows=st.integers(1, 16).map(lambda i: 16 * i),
     warpgroups=st.integers(1, 3),
     stages=st.integers(2, 40),
+    stage_blocks=st.integers(1, 4),
     cluster=st.integers(1, 2),
     weight=st.sampled_from(["registers", "streamed"]),
     k=st.integers(1, 96).map(lambda i: 16 * i),
 )
-def test_configs_fit_or_name_what_does_not(rows, warpgroups, stages, cluster, weight, k) -> None:
-    config = Sm90Config(rows, warpgroups, stages, cluster, weight)
+def test_configs_fit_or_name_what_does_not(rows, warpgroups, stages, stage_blocks, cluster, weight, k) -> None:
+    config = Sm90Config(rows, warpgroups, stages, stage_blocks, cluster, weight)
     problem = dataclasses.replace(HEADLINE, k=k)
     k_blocks = -(-k // 128)
     registers = rows // 2 + 32 + (16 * k_blocks if weight == "registers" else 0)
     limit = {1: 240, 2: 232, 3: 160}[warpgroups]
-    stage = rows * 128 + (64 * warpgroups * 128 if weight == "streamed" else 0)
+    stage = stage_blocks * (rows * 128 + (64 * warpgroups * 128 if weight == "streamed" else 0))
     need = 1_024 + stages * stage + warpgroups * rows * 128
     try:
         plan = make_plan(problem, config)
@@ -92,7 +94,8 @@ def test_configs_fit_or_name_what_does_not(rows, warpgroups, stages, cluster, we
         ("warpgroups", 4, "register file", 3),
         ("cluster", 4, "share x", 2),
         ("stages", 1, "two stages", 2),
-        ("stages", 20, "232,448 B", 12),
+        ("stages", 20, "232,448 B", 6),
+        ("stage_blocks", 8, "K blocks of 128 bytes", 4),
         ("weight", "tmem", "weight operand", "'registers'"),
         ("order", "snake", "rows make a tile", "'position'"),
         ("epilogue", "fp16", "'f32' and 'bf16x2'", "'f32'"),
@@ -130,7 +133,7 @@ def test_arrivals_and_named_barriers(warpgroups: int, cluster: int) -> None:
     config = Sm90Config(tile_rows=64, warpgroups=warpgroups, cluster=cluster)
     graph = sm90_graph(make_plan(HEADLINE, config))
     counts = {b.name: (b.stages, b.arrivals) for b in graph.barriers()}
-    assert counts == {"operands_full": (12, 1), "operands_empty": (12, warpgroups * cluster)}
+    assert counts == {"operands_full": (6, 1), "operands_empty": (6, warpgroups * cluster)}
     identifiers = [b.identifier for b in graph.named_barriers]
     # Barrier 0 belongs to __syncthreads, and a CTA has 16.
     assert len(set(identifiers)) == 2 * warpgroups and min(identifiers) >= 1 and max(identifiers) < 16

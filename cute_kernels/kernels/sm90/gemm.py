@@ -41,7 +41,7 @@ class DeviceArguments:
     row_tiles: Int32
     positions: Int32
     groups: Int32
-    k_blocks: Int32
+    tile_stages: Int32
 
 
 class PatchEmbedGemm:
@@ -84,13 +84,13 @@ class PatchEmbedGemm:
         )  # fmt: skip
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
         x_atom, x_view = cpasync.make_tiled_tma_atom(
-            load, x, self._stage_layout(config.tile_rows, 1), (config.tile_rows, plan.tile_k),
+            load, x, self._block_layout(config.tile_rows, 1), (config.tile_rows, plan.tile_k),
             num_multicast=config.cluster,
         )  # fmt: skip
         weight_atom, weight_view = None, weight
         if cutlass.const_expr(self.streamed):
             weight_atom, weight_view = cpasync.make_tiled_tma_atom(
-                cpasync.CopyBulkTensorTileG2SOp(), weight, self._stage_layout(plan.features, 1),
+                cpasync.CopyBulkTensorTileG2SOp(), weight, self._block_layout(plan.features, 1),
                 (plan.features, plan.tile_k),
             )  # fmt: skip
         out_atom, out_view = cpasync.make_tiled_tma_atom(
@@ -106,7 +106,8 @@ class PatchEmbedGemm:
             table = cute.make_tensor(table_pointer, cute.make_layout((table_rows, padded), stride=(padded, 1)))
         arguments = DeviceArguments(
             tiled_mma, x_atom, x_view, weight_atom, weight_view, out_atom, out_view, table, table_rows, scale,
-            m, cute.ceil_div(images, config.tile_rows), positions, groups, cute.ceil_div(k, plan.tile_k),
+            m, cute.ceil_div(images, config.tile_rows), positions, groups,
+            cute.ceil_div(k, plan.tile_k * config.stage_blocks),
         )  # fmt: skip
         self.kernel(arguments).launch(
             grid=(clusters * config.cluster, 1, 1),
@@ -117,11 +118,11 @@ class PatchEmbedGemm:
             stream=stream,
         )
 
-    def _stage_layout(self, rows: int, stages: int) -> cute.ComposedLayout:
-        """``[rows, 128 bytes of K, stages]``, K-major, SWIZZLE_128B; without the last mode for a single stage."""
+    def _block_layout(self, rows: int, blocks: int) -> cute.ComposedLayout:
+        """``[rows, 128 bytes of K, blocks]``, K-major, SWIZZLE_128B; without the last mode for a single block."""
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Float8E4M3FN)
-        layout = cute.tile_to_shape(atom, (rows, self.plan.tile_k, stages), order=(0, 1, 2))
-        return layout if stages > 1 else cute.slice_(layout, (None, None, 0))
+        layout = cute.tile_to_shape(atom, (rows, self.plan.tile_k, blocks), order=(0, 1, 2))
+        return layout if blocks > 1 else cute.slice_(layout, (None, None, 0))
 
     def _staging_layout(self) -> cute.ComposedLayout:
         """``[tile_rows, 64]`` BF16, SWIZZLE_128B."""
@@ -154,10 +155,11 @@ class PatchEmbedGemm:
         clusters = cute.arch.grid_dim()[0] // config.cluster
         slab = cluster % args.groups * config.cluster + cta_rank
         order = PositionOrder(args.row_tiles, args.positions, cluster // args.groups, clusters // args.groups)
-        x_tensor = _stages(x_stages, self._stage_layout(config.tile_rows, config.stages))
+        blocks = config.stages * config.stage_blocks
+        x_tensor = _blocks(x_stages, self._block_layout(config.tile_rows, blocks))
         weight_tensor = None
         if cutlass.const_expr(self.streamed):
-            weight_tensor = _stages(weight_stages, self._stage_layout(plan.features, config.stages))
+            weight_tensor = _blocks(weight_stages, self._block_layout(plan.features, blocks))
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
@@ -170,19 +172,19 @@ class PatchEmbedGemm:
     def _load(self, args, x_tensor, weight_tensor, pipe, order, slab, cta_rank) -> Load:
         plan, config = self.plan, self.plan.config
         rows = cute.local_tile(args.x, (config.tile_rows, plan.tile_k), (None, None, None))
-        x_stages, x_source = cpasync.tma_partition(
+        x_blocks, x_source = cpasync.tma_partition(
             args.x_atom, cta_rank, cute.make_layout(config.cluster),
             cute.group_modes(x_tensor, 0, 2), cute.group_modes(rows, 0, 2),
         )  # fmt: skip
         weight = None
         if cutlass.const_expr(self.streamed):
             features = cute.local_tile(args.weight, (plan.features, plan.tile_k), (None, None))
-            stages, source = cpasync.tma_partition(
+            blocks, source = cpasync.tma_partition(
                 args.weight_atom, 0, cute.make_layout(1),
                 cute.group_modes(weight_tensor, 0, 2), cute.group_modes(features, 0, 2),
             )  # fmt: skip
-            weight = (args.weight_atom, source, stages)
-        return Load(args.x_atom, x_source, x_stages, weight, pipe, order, args.k_blocks, slab, config.cluster)
+            weight = (args.weight_atom, source, blocks)
+        return Load(args.x_atom, x_source, x_blocks, weight, pipe, order, args.tile_stages, slab, plan)
 
     def _mma(self, args, x_tensor, weight_tensor, staging, pipe, order, slab, warpgroup_index) -> Mma:
         plan, config = self.plan, self.plan.config
@@ -190,7 +192,8 @@ class PatchEmbedGemm:
         slice_ = args.tiled_mma.get_slice(thread)
         feature_block = slab * config.warpgroups + warpgroup_index
         if cutlass.const_expr(self.streamed):
-            mine = cute.local_tile(weight_tensor, (64, plan.tile_k, config.stages), (warpgroup_index, 0, 0))
+            blocks = config.stages * config.stage_blocks
+            mine = cute.local_tile(weight_tensor, (64, plan.tile_k, blocks), (warpgroup_index, 0, 0))
             weight = args.tiled_mma.make_fragment_A(slice_.partition_A(mine))
         else:
             weight = _resident_weight(args.tiled_mma, slice_, args.weight, feature_block, plan.k_blocks * plan.tile_k)
@@ -212,7 +215,7 @@ class PatchEmbedGemm:
             feature_block, thread, named["staged 0"] + warpgroup_index,
         )  # fmt: skip
         return Mma(
-            plan, args.tiled_mma, weight, x_fragments, pipe, epilogue, order, args.k_blocks, warpgroup_index, thread,
+            plan, args.tiled_mma, weight, x_fragments, pipe, epilogue, order, args.tile_stages, warpgroup_index, thread,
             named["turn 0"],
         )  # fmt: skip
 
@@ -229,7 +232,7 @@ def _rows(rows: Int32, columns: Int32) -> cute.Layout:
     return cute.make_layout((rows, columns), stride=(columns, 1))
 
 
-def _stages(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
+def _blocks(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=Float8E4M3FN), layout.outer)
 
 

@@ -10,6 +10,7 @@ from cutlass import Int16, Int32
 
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import PositionOrder
+from cute_kernels.plan import Sm90Plan
 
 
 @dataclass(frozen=True)
@@ -20,46 +21,48 @@ class Load:
     filled only when the warpgroups of every CTA have released it; each CTA's full barrier expects the whole stage.
 
     Attributes:
-        x_atom, x_source, x_stages: TMA view ``[box, row block, k_block, position]`` and stages ``[box, stage]``.
+        x_atom, x_source, x_blocks: TMA view ``[box, row block, k_block, position]`` and buffers ``[box, block]``,
+            ``stage_blocks`` consecutive blocks of 128 bytes of K in a stage.
         weight: the same three for a streamed weight, ``[box, slab, k_block]``, or None if it is resident.
     """
 
     x_atom: cute.CopyAtom
     x_source: cute.Tensor
-    x_stages: cute.Tensor
+    x_blocks: cute.Tensor
     weight: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor] | None
     operands: Pipe
     order: PositionOrder
-    k_blocks: Int32
+    tile_stages: Int32
     slab: Int32
-    ctas: int
+    plan: Sm90Plan
 
     @cute.jit
     def run(self) -> None:
         state = self.operands.producer_state()
-        for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            row_block, position = self.order.coordinates(tile)
-            for k_block in cutlass.range(self.k_blocks, unroll=1):
+        row_block, position = self.order.start()
+        stride = self.order.stride()
+        for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            for stage in cutlass.range(self.tile_stages, unroll=1):
                 self.operands.wait_empty(state)
                 with cute.arch.elect_one():
                     self.operands.announce_bytes(state)
-                self._copy(
-                    self.x_atom,
-                    self.x_source[None, row_block, k_block, position],
-                    self.x_stages[None, state.index],
-                    self.operands.full_barrier(state),
-                    self.ctas,
-                )
-                if cutlass.const_expr(self.weight is not None):
-                    atom, source, stages = self.weight
-                    barrier = self.operands.full_barrier(state)
-                    self._copy(atom, source[None, self.slab, k_block], stages[None, state.index], barrier, 1)
+                barrier = self.operands.full_barrier(state)
+                stage_blocks = self.plan.config.stage_blocks
+                # A block beyond the end of K is loaded as zeros: the byte count of a stage is always the same.
+                for i in cutlass.range_constexpr(stage_blocks):
+                    k_block, block = stage * stage_blocks + i, state.index * stage_blocks + i
+                    x = self.x_source[None, row_block, k_block, position]
+                    self._copy(self.x_atom, x, self.x_blocks[None, block], barrier, self.plan.config.cluster)
+                    if cutlass.const_expr(self.weight is not None):
+                        atom, source, blocks = self.weight
+                        self._copy(atom, source[None, self.slab, k_block], blocks[None, block], barrier, 1)
                 state.advance()
+            row_block, position = self.order.advance(row_block, position, stride)
         self.operands.drain(state)
 
     @staticmethod
-    def _copy(atom: cute.CopyAtom, source: cute.Tensor, stage: cute.Tensor, barrier: cute.Pointer, ctas: int) -> None:
+    def _copy(atom: cute.CopyAtom, source: cute.Tensor, block: cute.Tensor, barrier: cute.Pointer, ctas: int) -> None:
         if ctas > 1:
-            cute.copy(atom, source, stage, tma_bar_ptr=barrier, mcast_mask=Int16((1 << ctas) - 1))
+            cute.copy(atom, source, block, tma_bar_ptr=barrier, mcast_mask=Int16((1 << ctas) - 1))
         else:
-            cute.copy(atom, source, stage, tma_bar_ptr=barrier)
+            cute.copy(atom, source, block, tma_bar_ptr=barrier)

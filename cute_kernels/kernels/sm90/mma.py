@@ -30,8 +30,8 @@ class Mma:
     Attributes:
         tiled_mma: 64 x tile_rows x 32 FP8 instruction of one warpgroup.
         weight: A operand: register fragments ``[.., k step]`` if resident, otherwise shared-memory descriptors
-            ``[.., k step in block, stage]``.
-        x_fragments: shared-memory descriptors ``[.., k step in block, stage]``.
+            ``[.., k step in block, block]``.
+        x_fragments: shared-memory descriptors ``[.., k step in block, block]``.
         turn: first of the named barriers by which warpgroups hand the tensor cores to each other.
     """
 
@@ -42,7 +42,7 @@ class Mma:
     operands: Sm90Pipe
     epilogue: Epilogue
     order: PositionOrder
-    k_blocks: Int32
+    tile_stages: Int32
     warpgroup: Int32
     thread: Int32
     turn: int
@@ -54,31 +54,32 @@ class Mma:
         state = self.operands.consumer_state()
         if self.warpgroup == plan.config.warpgroups - 1 and self.order.first < self.order.tiles:
             self._pass_turn(0)
+        row_block, position = self.order.start()
+        stride = self.order.stride()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            row_block, position = self.order.coordinates(tile)
             addends = self.epilogue.load_vector(position)
             is_last = tile + self.order.step >= self.order.tiles
             self._await_turn()
             released = state.clone()
-            self._block(accumulator, 0, state)
+            self._stage(accumulator, 0, state)
             state.advance()
-            if cutlass.const_expr(plan.handover_block == 0):
+            if cutlass.const_expr(plan.handover_stage == 0):
                 self._hand_over(is_last)
             if cutlass.const_expr(plan.config.weight == "registers"):
-                for k_block in cutlass.range_constexpr(1, plan.k_blocks):
-                    self._block(accumulator, k_block, state)
+                for stage in cutlass.range_constexpr(1, plan.tile_stages):
+                    self._stage(accumulator, stage, state)
                     state.advance()
-                    if cutlass.const_expr(k_block == plan.handover_block):
+                    if cutlass.const_expr(stage == plan.handover_stage):
                         self._hand_over(is_last)
                     # At most the newest group outstanding: the one that read the stage before is complete.
                     warpgroup.wait_group(1)
                     self.operands.arrive_empty(released, self.thread, plan.config.cluster)
                     released.advance()
             else:
-                for k_block in cutlass.range(1, self.k_blocks, unroll=1):
-                    self._block(accumulator, 1, state)
+                for stage in cutlass.range(1, self.tile_stages, unroll=1):
+                    self._stage(accumulator, 1, state)
                     state.advance()
-                    if k_block == plan.handover_block:
+                    if stage == plan.handover_stage:
                         self._hand_over(is_last)
                     warpgroup.wait_group(1)
                     self.operands.arrive_empty(released, self.thread, plan.config.cluster)
@@ -86,21 +87,25 @@ class Mma:
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.config.cluster)
             self.epilogue.store(accumulator, addends, row_block, position)
+            row_block, position = self.order.advance(row_block, position, stride)
         self.epilogue.finish()
 
     @cute.jit
-    def _block(self, accumulator: cute.Tensor, k_block: cutlass.Constexpr[int], state: PipelineState) -> None:
-        """Issues the WGMMAs of one K block as one group; block 0 overwrites the accumulators."""
+    def _stage(self, accumulator: cute.Tensor, stage: cutlass.Constexpr[int], state: PipelineState) -> None:
+        """Issues the WGMMAs of one stage as one group; stage 0 overwrites the accumulators."""
         self.operands.wait_full(state)
         warpgroup.fence()
-        for step in cutlass.range_constexpr(MMA_STEPS):
-            if cutlass.const_expr(self.plan.config.weight == "registers"):
-                weight = self.weight[None, None, k_block * MMA_STEPS + step]
-            else:
-                weight = self.weight[None, None, step, state.index]
-            x = self.x_fragments[None, None, step, state.index]
-            self.tiled_mma.set(warpgroup.Field.ACCUMULATE, k_block > 0 or step > 0)
-            cute.gemm(self.tiled_mma, accumulator, weight, x, accumulator)
+        blocks, resident = self.plan.config.stage_blocks, self.plan.config.weight == "registers"
+        for i in cutlass.range_constexpr(blocks * MMA_STEPS):
+            k_block, step = stage * blocks + i // MMA_STEPS, i % MMA_STEPS
+            if cutlass.const_expr(not resident or k_block < self.plan.k_blocks):
+                block = state.index * blocks + i // MMA_STEPS
+                if cutlass.const_expr(resident):
+                    weight = self.weight[None, None, k_block * MMA_STEPS + step]
+                else:
+                    weight = self.weight[None, None, step, block]
+                self.tiled_mma.set(warpgroup.Field.ACCUMULATE, stage > 0 or i > 0)
+                cute.gemm(self.tiled_mma, accumulator, weight, self.x_fragments[None, None, step, block], accumulator)
         warpgroup.commit_group()
 
     @property
