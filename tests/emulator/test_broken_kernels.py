@@ -51,8 +51,8 @@ def test_staging_not_aligned_to_the_swizzle_period(monkeypatch) -> None:
         *regions, staging = whole(plan)
         return (*regions, dataclasses.replace(staging, offset=staging.offset + 128))
 
-    whole = plan_module.Plan.smem.func
-    monkeypatch.setattr(plan_module.Plan, "smem", property(shifted))
+    whole = plan_module.Sm100Plan.smem.func
+    monkeypatch.setattr(plan_module.Sm100Plan, "smem", property(shifted))
     case = _case()
     emulate(case.plan, case.tensors, artifact=compile_uncached(case.plan, emulated=True))
     assert case.mismatches().float().mean() > 0.5
@@ -94,9 +94,9 @@ def test_missing_arrive_is_reported_as_a_hang() -> None:
 
 
 def barrier_offset(plan, name: str) -> int:
-    from cute_kernels.kernels.graph import gemm_graph
+    from cute_kernels.kernels.graph import sm100_graph
 
-    return 8 * next(b.slot for b in gemm_graph(plan).barriers() if b.name == name)
+    return 8 * next(b.slot for b in sm100_graph(plan).barriers() if b.name == name)
 
 
 @pytest.mark.parametrize(
