@@ -196,6 +196,7 @@ class Warp:
             first, second = second, first
         if second.pc == meet:
             frame.arrived |= second.mask
+            self._exit(meet, second.mask)
         else:
             frame.pending.append(second)
         return first.pc, first.mask, meet
@@ -205,9 +206,7 @@ class Warp:
         while True:
             frame = self.stack[-1]
             frame.arrived |= mask
-            if frame.meet == self.exit:
-                self.live &= ~mask  # these threads exited; barriers no longer count on them
-                self.cta.thread_exited()
+            self._exit(frame.meet, mask)
             if frame.pending:
                 return self._resume(frame, frame.pending.pop())
             self.stack.pop()
@@ -215,6 +214,12 @@ class Warp:
             self.blocked.clear()
             if not self.stack or self.stack[-1].meet != pc:
                 return pc, mask, self.stack[-1].meet if self.stack else -1
+
+    def _exit(self, meet: int, mask: int) -> None:
+        """Lanes whose meeting block is the end of the kernel have exited: barriers no longer count on them."""
+        if meet == self.exit:
+            self.live &= ~mask
+            self.cta.thread_exited()
 
     def park(self, pc: int, mask: int, meet: int) -> tuple[int, int, int, bool]:
         """The running path blocked: switches to another path, or gives the warp up when all are blocked."""

@@ -65,3 +65,12 @@ THREAD_OUTPUT = """
     mul.wide.u32 %d1, %r1, 4;
     add.s64 %d1, %d0, %d1;
 """
+
+
+def aligned(values: np.ndarray, alignment: int = 128) -> np.ndarray:
+    """A copy whose first element is aligned, as device allocations are."""
+    store = np.zeros(values.nbytes + alignment, np.uint8)
+    skip = -store.ctypes.data % alignment
+    copy = store[skip : skip + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
