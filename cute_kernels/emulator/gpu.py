@@ -28,7 +28,8 @@ MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 
 _SLICE = 20_000  # basic blocks until a warp that never waits gives way
 _RANDOM_SLICE = 24
 _PATIENCE = 3  # rounds in which every suspended wait timed out and nothing changed
-_LIVELOCK_SLICES = 64  # full slices per warp in which nothing changed
+_SUSPICIOUS = 200_000  # basic blocks without any effect after which a repetition is looked for
+_LONGEST_LOOP = 20_000  # basic blocks of the longest endless loop that is recognised
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,8 @@ class _Scheduler:
         self.cluster, self.translation, self.options = cluster, translation, options
         self.rng = cluster.rng
         self.random = options.interleave == "random"
+        self.idle_blocks = 0
+        self.suspicious = _SUSPICIOUS
 
     def run(self) -> None:
         cluster = self.cluster
@@ -271,47 +274,44 @@ class _Scheduler:
             warp.code = self.translation.start(warp)
             next(warp.code)
         idle_rounds = 0
-        fruitless = 0
         while cluster.running:
             before = cluster.changes()
-            ran, waited = self._round()
-            if cluster.changes() != before or not ran:
-                fruitless = 0
-            else:
-                fruitless += 1
-                if fruitless > _LIVELOCK_SLICES and not waited:
-                    self._hang("livelock: warps run, but nothing that they do has an effect")
+            ran = self._round()
             self._check_limit()
-            if ran or not cluster.running:
-                idle_rounds = 0 if cluster.changes() != before else idle_rounds
-                continue
-            if cluster.engine.step():
+            if cluster.changes() != before:
+                idle_rounds = self.idle_blocks = 0
+            elif self.idle_blocks > self.suspicious:
+                self._look_for_livelock()
+            if ran or not cluster.running or cluster.engine.step():
                 continue
             idle_rounds += 1
             if idle_rounds > _PATIENCE or not self._time_out():
                 self._hang("no warp can run and no asynchronous work is pending")
         cluster.finish()
 
-    def _round(self) -> tuple[bool, bool]:
-        """Lets every warp that can run do so once. Returns (whether one ran, whether one of these then waited)."""
+    def _round(self) -> bool:
+        """Lets every warp that can run do so once. Returns whether there was one."""
         warps = self.cluster.warps
         if self.random:
             self.rng.shuffle(warps)
-        ran = waited = False
+        ran = False
         for warp in warps:
             if warp.wait is not None and not warp.timed_out and not warp.wait.ready():
                 continue
             ran = True
-            self._resume(warp)
-            waited |= warp.wait is not None
+            budget = self.rng.randrange(1, _RANDOM_SLICE) if self.random else _SLICE
+            self._resume(warp, budget)
+            if warp.wait is None:
+                self.idle_blocks += budget
             if self.options.completion == "random":
                 self.cluster.engine.tick()
-        return ran, waited
+        return ran
 
-    def _resume(self, warp: Warp) -> None:
+    def _resume(self, warp: Warp, budget: int) -> None:
+        """Runs a warp until it waits, exits, or has executed ``budget`` basic blocks."""
         warp.wait = None
         try:
-            warp.code.send(self.rng.randrange(1, _RANDOM_SLICE) if self.random else _SLICE)
+            warp.code.send(budget)
         except StopIteration:
             self.cluster.exit(warp)
         except EmulatorError as error:
@@ -319,6 +319,28 @@ class _Scheduler:
         except Exception as error:
             wrapped = EmulatorError(f"internal error: {type(error).__name__}: {error}")
             raise self._located(wrapped, warp, error) from error
+
+    def _look_for_livelock(self) -> None:
+        """Warps have run for long without effect: a hang if each returns to a state in which it has been before.
+
+        A warp is deterministic, so it then goes round for ever; a long computation never repeats its registers.
+        """
+        self.suspicious *= 2
+        self.idle_blocks = 0
+        spinning = [warp for warp in self.cluster.warps if warp.wait is None]
+        if spinning and not len(self.cluster.engine) and all(self._repeats(warp) for warp in spinning):
+            self._hang("livelock: warps go round in loops that have no effect")
+
+    def _repeats(self, warp: Warp) -> bool:
+        before = self.cluster.changes()
+        state = _state_of(warp)
+        for _ in range(_LONGEST_LOOP):
+            self._resume(warp, 1)
+            if warp.wait is not None or warp not in self.cluster.running or self.cluster.changes() != before:
+                return False
+            if _same_state(state, _state_of(warp)):
+                return True
+        return False
 
     def _time_out(self) -> bool:
         """All suspended try_waits reach their time limit."""
@@ -381,3 +403,13 @@ class _Scheduler:
         blocks = self.translation.flow.blocks
         return self.translation.kernel.instructions[blocks[pc].start] if pc < len(blocks) else None
 
+
+def _state_of(warp: Warp) -> dict[str, Any]:
+    """Everything that decides what a warp does next: its generator's variables without the budget."""
+    return {name: value for name, value in warp.code.gi_frame.f_locals.items() if name != "budget"}
+
+
+def _same_state(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    if a["pc"] != b["pc"] or a["M"] != b["M"] or a.keys() != b.keys():
+        return False
+    return all(x is b[name] or np.array_equal(x, b[name]) for name, x in a.items())

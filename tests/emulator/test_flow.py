@@ -101,7 +101,7 @@ def test_live_registers_are_those_with_a_way_to_a_use(graph: list[tuple[int, ...
 
 
 def varying(body: str, block: tuple[int, int, int] = (64, 1, 1)) -> set[str]:
-    return {name for name in flow_of(body, block).varying}
+    return flow_of(body, block).varying
 
 
 def test_values_computed_from_the_lane_vary():

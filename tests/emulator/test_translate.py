@@ -203,7 +203,10 @@ def program_text(program: list[tuple], outputs: list[int]) -> str:
     )
     finish = "".join(f"st.global.b32 [%d12+{4 * i}], %r{10 + i};" for i in outputs)
     n = source.count + 1
-    registers = f".reg .b32 %r<20>, %t<{n}>, %i<{n}>;\n.reg .b64 %d<20>, %w<{n}>;\n.reg .pred %c<{n}>, %n<{n}>, %more<{n}>;"
+    registers = (
+        f".reg .b32 %r<20>, %t<{n}>, %i<{n}>;\n.reg .b64 %d<20>, %w<{n}>;\n"
+        f".reg .pred %c<{n}>, %n<{n}>, %more<{n}>;"
+    )
     return module(
         f"mov.u32 %r2, %tid.x; {start} ld.param.u64 %d10, [p0]; ld.param.u64 %d12, [p1]; ld.param.u64 %d11, [p2];"
         f"mul.wide.u32 %d1, %r2, 4; add.s64 %d10, %d10, %d1; mul.wide.u32 %d1, %r2, {4 * REGISTERS};"

@@ -48,7 +48,8 @@ def test_loops_of_different_lengths():
 
 def test_nested_divergence_with_a_common_exit():
     out = per_thread(
-        """mov.b32 %r9, 1; and.b32 %r2, %r1, 1; setp.eq.s32 %p1, %r2, 0; setp.lt.u32 %p2, %r1, 8; setp.gt.u32 %p3, %r1, 20;
+        """mov.b32 %r9, 1; and.b32 %r2, %r1, 1; setp.eq.s32 %p1, %r2, 0; setp.lt.u32 %p2, %r1, 8;
+        setp.gt.u32 %p3, %r1, 20;
         @%p1 bra EVEN; @%p2 bra END; add.s32 %r9, %r9, 10; bra END;
         EVEN: @%p2 bra SMALL; @%p3 bra END; add.s32 %r9, %r9, 100; bra END;
         SMALL: add.s32 %r9, %r9, 1000;
@@ -191,7 +192,8 @@ def test_votes_and_reductions(mask: int):
         assert set(out.tolist()) == {int(expected)}
     values = [(1 << n) & mask for n in range(32)]
     signed = [v - (1 << 32) if v >> 31 else v for v in values]
-    for name, expected in (("add.u32", sum(values)), ("max.u32", max(values)), ("min.s32", min(signed)), ("or.b32", mask)):
+    folds = {"add.u32": sum(values), "max.u32": max(values), "min.s32": min(signed), "or.b32": mask}
+    for name, expected in folds.items():
         assert set(per_thread(head + f"redux.sync.{name} %r9, %r2, -1;").tolist()) == {expected & M32}
 
 
@@ -234,7 +236,8 @@ def test_vector_accesses_of_every_width(seed: int, spaces: str):
     store, load = (widths[i] for i in rng.integers(0, len(widths), 2))
     names = {1: "%h", 2: "%h", 4: "%r", 8: "%d"}
     lines = [
-        "mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 5; cvt.u64.u32 %d9, %r2; ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1];",
+        "mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 5; cvt.u64.u32 %d9, %r2; ld.param.u64 %d1, [p0];
+        ld.param.u64 %d2, [p1];",
         "add.s64 %d1, %d1, %d9; add.s64 %d2, %d2, %d9; mov.b32 %r3, dynamic; add.s32 %r3, %r3, %r2;",
     ]
 
