@@ -236,8 +236,8 @@ def test_vector_accesses_of_every_width(seed: int, spaces: str):
     store, load = (widths[i] for i in rng.integers(0, len(widths), 2))
     names = {1: "%h", 2: "%h", 4: "%r", 8: "%d"}
     lines = [
-        "mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 5; cvt.u64.u32 %d9, %r2; ld.param.u64 %d1, [p0];
-        ld.param.u64 %d2, [p1];",
+        "mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 5; cvt.u64.u32 %d9, %r2; ld.param.u64 %d1, [p0];",
+        "ld.param.u64 %d2, [p1];",
         "add.s64 %d1, %d1, %d9; add.s64 %d2, %d2, %d9; mov.b32 %r3, dynamic; add.s32 %r3, %r3, %r2;",
     ]
 
