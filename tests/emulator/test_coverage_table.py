@@ -12,6 +12,6 @@ DOCS = Path(__file__).parents[2] / "docs" / "emulator.md"
 
 def test_table_is_current() -> None:
     table = coverage()
-    assert DOCS.read_text().endswith(table + "\n"), "run: python -m cute_kernels.emulator, and paste into docs/emulator.md"
+    assert DOCS.read_text().endswith(table + "\n"), "paste what `python -m cute_kernels.emulator` prints into the page"
     for prefix in FAMILIES:
         assert prefix[0] in table
