@@ -188,8 +188,13 @@ def _widen(type_: str) -> Callable[[np.ndarray], np.ndarray]:
     if type_ == "bf16":
         return numerics.bf16_to_f32
     if type_ == "f16":
-        return lambda x: x.view(np.float16).astype(np.float32)
+        return _widen_f16
     return lambda x: x
+
+
+def _widen_f16(x: np.ndarray) -> np.ndarray:
+    """f16 bits to f32. NaN becomes canonical here, while bf16 keeps its payload: both as on an H200."""
+    return numerics.canonical_f32(_quiet_cast(x.view(np.float16), np.float32))
 
 
 def _stored(type_: str) -> str:
@@ -268,16 +273,17 @@ def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[s
         return block.pure(op, value)
     _only(instruction, flags, "rn")
     if (target, source) == ("f32", "f64"):
-        op = PureOp("cvt_f32_f64", ("f64",), "f32", lambda x: numerics.canonical_f32(_quiet_cast(x, np.float32)))
+        op = PureOp("cvt_f32_f64", ("f64",), "f32", lambda x: _quiet_cast(x, np.float32))
     elif target in ("f32", "f64") and source in ("f16", "bf16", "f32"):
         widen, goal = _widen(source), (np.float32 if target == "f32" else np.float64)
-        op = PureOp(f"cvt_{target}_{source}", (_stored(source),), target, lambda x: widen(x).astype(goal))
+        op = PureOp(f"cvt_{target}_{source}", (_stored(source),), target, lambda x: _quiet_cast(widen(x), goal))
     else:
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
     return block.pure(op, value)
 
 
 def _quiet_cast(x: np.ndarray, dtype: type) -> np.ndarray:
+    """Rounds to nearest even; a NaN is quieted and keeps the upper bits of its payload, as on an H200."""
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(dtype)
 

@@ -91,7 +91,7 @@ def _high(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
 
 
 def int_div(a: int, b: int) -> int:
-    """Quotient rounded towards zero; division by zero gives all ones (what the hardware's sequence leaves)."""
+    """Quotient rounded towards zero; by zero all ones, as on an H200 (PTX leaves it open)."""
     if b == 0:
         return -1
     q = abs(a) // abs(b)
@@ -99,8 +99,8 @@ def int_div(a: int, b: int) -> int:
 
 
 def int_rem(a: int, b: int) -> int:
-    """Remainder with the sign of the dividend; by zero: the dividend."""
-    return a if b == 0 else a - b * int_div(a, b)
+    """Remainder with the sign of the dividend; by zero all ones, as on an H200 (PTX leaves it open)."""
+    return -1 if b == 0 else a - b * int_div(a, b)
 
 
 def _divide(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
@@ -115,7 +115,8 @@ def _divide(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
 
 def _remainder(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
     a, b = np.broadcast_arrays(a, b)
-    return np.where(b == 0, a, a - np.where(b == 0, a.dtype.type(0), b * _divide(a, b, bits)))
+    ones = ~a.dtype.type(0)
+    return np.where(b == 0, ones, a - np.where(b == 0, a.dtype.type(0), b * _divide(a, b, bits)))
 
 
 @family(*(f"{name}.{t}" for name in ("add", "sub", "min", "max", "div", "rem") for t in INTEGERS))

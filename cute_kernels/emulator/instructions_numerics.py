@@ -181,14 +181,18 @@ def _ordered(a: np.ndarray, b: np.ndarray, choose: np.ufunc, both_zero_negative:
 
 def round_integral(x: np.ndarray, mode: str) -> np.ndarray:
     """Rounds floats to integral values; mode: rni (nearest even), rzi, rmi (down) or rpi (up)."""
-    return {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode](x)
+    with np.errstate(invalid="ignore"):
+        return {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode](x)
 
 
 def float_to_integer(x: np.ndarray, mode: str, bits: int, signed: bool) -> np.ndarray:
-    """cvt from f32/f64 to an integer: rounds by ``mode``, clamps to the range, NaN gives 0 (PTX ISA, cvt).
+    """cvt from f32/f64 to an integer: rounds by ``mode`` and clamps to the range.
+
+    NaN gives 0, but the lowest signed pattern where source or destination has 64 bits (PTX ISA, cvt; seen on an H200).
 
     Returns an array of the unsigned type of ``bits`` bits (bit patterns).
     """
+    of_nan = 1 << (bits - 1) if bits == 64 or x.dtype == np.float64 else 0
     low = -(1 << (bits - 1)) if signed else 0
     high = (1 << (bits - 1)) - 1 if signed else (1 << bits) - 1
     with np.errstate(invalid="ignore"):
@@ -203,9 +207,5 @@ def float_to_integer(x: np.ndarray, mode: str, bits: int, signed: bool) -> np.nd
     pattern = wide.view(np.uint64)
     mask = (1 << 64) - 1
     pattern = np.where(above, np.uint64(high & mask), np.where(below, np.uint64(low & mask), pattern))
-    return np.where(nan, np.uint64(0), pattern).astype(unsigned)
+    return np.where(nan, np.uint64(of_nan), pattern).astype(unsigned)
 
-
-def integer_to_f32(x: np.ndarray) -> np.ndarray:
-    """Integers (any width, signed or not) to f32, to nearest even, in one rounding (NumPy's casts do that)."""
-    return x.astype(np.float32)

@@ -1,0 +1,612 @@
+"""Every arithmetic opcode against Python integers and exact rationals.
+
+Each opcode runs in the three ways in which it can be translated: on lanes, grouped with equal instructions, and on
+values that are uniform in the warp.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.emulator.errors import UnsupportedPTX
+from tests.emulator.ieee import BF16, F16, F32, F64, Format
+from tests.emulator.ptx import launch, module
+
+M16, M32, M64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
+GROUPS, UNIFORM = 3, 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """``text`` with {d} and {0}, {1}, ... ; widths in bits (1: predicate); ``expected`` on bit patterns."""
+
+    text: str
+    out: int
+    sources: tuple[int, ...]
+    expected: Callable[..., int]
+    kinds: str = ""  # per source: i(nteger), f(loat), s(hift amount)
+
+
+def signed(x: int, bits: int) -> int:
+    return x - (1 << bits) if x >> (bits - 1) else x
+
+
+def kernel_text(case: Case) -> str:
+    """GROUPS groups of 32 rows on lanes, then UNIFORM rows on uniform values. A row: sources, result; 8 bytes each."""
+    stride = 8 * (len(case.sources) + 1)
+    lines = [f"mov.u32 %r0, %tid.x; ld.param.u64 %d0, [p0]; mul.wide.u32 %d1, %r0, {stride}; add.s64 %d2, %d0, %d1;"]
+    names = {1: "%p", 16: "%h", 32: "%r", 64: "%d"}
+    rows = [("%d2", 32 * g * stride) for g in range(GROUPS)]
+    rows += [("%d0", (32 * GROUPS + u) * stride) for u in range(UNIFORM)]
+    for row, (base, offset) in enumerate(rows):
+        registers = []
+        for i, bits in enumerate(case.sources):
+            number = 5 + 5 * row + i
+            register = f"{names[bits]}{number % 40 if bits == 1 else number}"
+            wide = 16 if bits == 1 else bits
+            loaded = f"%h{number}" if bits == 1 else register
+            lines.append(f"ld.global.b{wide} {loaded}, [{base}+{offset + 8 * i}];")
+            if bits == 1:
+                lines.append(f"setp.ne.b16 {register}, {loaded}, 0;")
+            registers.append(register)
+        number = 5 + 5 * row + 4
+        result = f"{names[case.out]}{number % 40 if case.out == 1 else number}"
+        lines.append(case.text.format(*registers, d=result))
+        if case.out == 1:
+            lines.append(f"selp.b32 %r{number}, 1, 0, {result};")
+            result = f"%r{number}"
+        lines.append(f"st.global.b{32 if case.out == 1 else case.out} [{base}+{offset + stride - 8}], {result};")
+    lines.append("ret;")
+    return module("\n".join(lines), parameters=1)
+
+
+EDGES = {
+    "i": lambda bits: [0, 1, 2, 3, 31, 32, 33, (1 << bits) - 1, (1 << bits) - 2, 1 << bits - 1, (1 << bits - 1) - 1],
+    "s": lambda bits: [0, 1, 2, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, M32],
+    "f": lambda bits: _float_edges({16: F16, 32: F32, 64: F64}[bits]),
+    "p": lambda bits: _pair_edges(bits),
+}
+
+
+def _float_edges(fmt: Format) -> list[int]:
+    one = fmt.round(Fraction(1))
+    finite = [0, 1, 2, fmt.infinity - 1, one, one + 1, one - 1, 1 << fmt.fraction_bits, (1 << fmt.fraction_bits) - 1]
+    values = [*finite, fmt.infinity, fmt.nan, fmt.infinity + 1, fmt.round(Fraction(3, 2)), fmt.round(Fraction(7))]
+    return values + [v | fmt.sign_bit for v in values]
+
+
+def _pair_edges(bits: int) -> list[int]:
+    """Two elements in one register; f16's edges are as telling for bf16 patterns."""
+    half = bits // 2
+    edges = EDGES["f"](half)
+    return [low | high << half for low, high in zip(edges, edges[5:] + edges[:5])]
+
+
+def draw_value(rng: random.Random, kind: str, bits: int) -> int:
+    if bits == 1:
+        return rng.randrange(2)
+    if rng.random() < 0.4:
+        return rng.choice(EDGES[kind](bits)) & ((1 << bits) - 1)
+    if kind == "f" and rng.random() < 0.5:  # near 1, so that sums cancel and round
+        fmt = {16: F16, 32: F32, 64: F64}[bits]
+        base = fmt.round(Fraction(rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 1, 2, 1024])))
+        return (base + rng.randrange(-4, 5)) ^ (fmt.sign_bit if rng.random() < 0.5 else 0)
+    value = rng.getrandbits(bits)
+    return value >> rng.randrange(bits) if kind != "f" and rng.random() < 0.5 else value
+
+
+@functools.cache
+def text_of(case: Case) -> str:
+    return kernel_text(case)
+
+
+def check(case: Case, seed: int) -> None:
+    rng = random.Random(seed)
+    kinds = case.kinds or "i" * len(case.sources)
+    count = 32 * GROUPS + UNIFORM
+    rows = [[draw_value(rng, k, bits) for k, bits in zip(kinds, case.sources)] for _ in range(count)]
+    data = np.zeros((count, len(case.sources) + 1), np.uint64)
+    data[:, :-1] = np.array(rows, np.uint64)
+    launch(text_of(case), data)
+    mask = (1 << case.out) - 1
+    for i, row in enumerate(rows):
+        got, want = int(data[i, -1]) & mask, case.expected(*row) & mask
+        assert got == want, f"row {i}: {case.text} on {[hex(v) for v in row]} gives {got:#x}, expected {want:#x}"
+
+
+# --- integers -------------------------------------------------------------------------------------------------------
+
+
+def truncated_div(a: int, b: int) -> int:
+    if b == 0:
+        return -1
+    q = abs(a) // abs(b)
+    return q if (a < 0) == (b < 0) else -q
+
+
+def integer_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+
+    def add(text: str, out: int, sources: tuple[int, ...], expected: Callable[..., int], kinds: str = "") -> None:
+        cases[text.split()[0]] = Case(text, out, sources, expected, kinds)
+
+    for bits in (16, 32, 64):
+        for kind in "su":
+            t = f"{kind}{bits}"
+
+            def v(x: int, kind: str = kind, bits: int = bits) -> int:
+                return signed(x, bits) if kind == "s" else x
+
+            binary = {
+                "add": lambda a, b: a + b,
+                "sub": lambda a, b: a - b,
+                "min": lambda a, b, v=v: min(a, b, key=v),
+                "max": lambda a, b, v=v: max(a, b, key=v),
+                "mul.lo": lambda a, b: a * b,
+                "mul.hi": lambda a, b, v=v, bits=bits: v(a) * v(b) >> bits,
+                "div": lambda a, b, v=v: truncated_div(v(a), v(b)),
+                "rem": lambda a, b, v=v: v(a) - v(b) * truncated_div(v(a), v(b)) if b else -1,
+            }
+            for name, expected in binary.items():
+                add(f"{name}.{t} {{d}}, {{0}}, {{1}};", bits, (bits, bits), expected)
+            add(f"mad.lo.{t} {{d}}, {{0}}, {{1}}, {{2}};", bits, (bits,) * 3, lambda a, b, c: a * b + c)
+            add(
+                f"mad.hi.{t} {{d}}, {{0}}, {{1}}, {{2}};",
+                bits,
+                (bits,) * 3,
+                lambda a, b, c, v=v, bits=bits: (v(a) * v(b) >> bits) + c,
+            )
+            if bits < 64:
+                add(f"mul.wide.{t} {{d}}, {{0}}, {{1}};", 2 * bits, (bits, bits), lambda a, b, v=v: v(a) * v(b))
+                add(
+                    f"mad.wide.{t} {{d}}, {{0}}, {{1}}, {{2}};",
+                    2 * bits,
+                    (bits, bits, 2 * bits),
+                    lambda a, b, c, v=v: v(a) * v(b) + c,
+                )
+            add(
+                f"shr.{t} {{d}}, {{0}}, {{1}};",
+                bits,
+                (bits, 32),
+                lambda a, n, v=v, bits=bits: v(a) >> min(n, bits),
+                "is",
+            )
+            for relation, python in (("lt", int.__lt__), ("le", int.__le__), ("gt", int.__gt__), ("ge", int.__ge__)):
+                add(
+                    f"setp.{relation}.{t} {{d}}, {{0}}, {{1}};",
+                    1,
+                    (bits, bits),
+                    lambda a, b, v=v, python=python: python(v(a), v(b)),
+                )
+        add(f"neg.s{bits} {{d}}, {{0}};", bits, (bits,), lambda a: -a)
+        add(f"abs.s{bits} {{d}}, {{0}};", bits, (bits,), lambda a, bits=bits: abs(signed(a, bits)))
+        add(f"not.b{bits} {{d}}, {{0}};", bits, (bits,), lambda a: ~a)
+        add(f"and.b{bits} {{d}}, {{0}}, {{1}};", bits, (bits, bits), lambda a, b: a & b)
+        add(f"or.b{bits} {{d}}, {{0}}, {{1}};", bits, (bits, bits), lambda a, b: a | b)
+        add(f"xor.b{bits} {{d}}, {{0}}, {{1}};", bits, (bits, bits), lambda a, b: a ^ b)
+        add(f"shl.b{bits} {{d}}, {{0}}, {{1}};", bits, (bits, 32), lambda a, n: a << min(n, 64), "is")
+        add(f"setp.eq.b{bits} {{d}}, {{0}}, {{1}};", 1, (bits, bits), lambda a, b: a == b)
+        add(f"setp.ne.b{bits} {{d}}, {{0}}, {{1}};", 1, (bits, bits), lambda a, b: a != b)
+        add(f"setp.hi.u{bits} {{d}}, {{0}}, {{1}};", 1, (bits, bits), lambda a, b: a > b)
+        add(f"setp.ls.u{bits} {{d}}, {{0}}, {{1}};", 1, (bits, bits), lambda a, b: a <= b)
+        add(f"selp.b{bits} {{d}}, {{0}}, {{1}}, {{2}};", bits, (bits, bits, 1), lambda a, b, p: a if p else b)
+    for name, python in (("and", lambda a, b: a & b), ("or", lambda a, b: a | b), ("xor", lambda a, b: a ^ b)):
+        add(f"{name}.pred {{d}}, {{0}}, {{1}};", 1, (1, 1), python)
+        cases[f"setp.lt.{name}"] = Case(
+            f"setp.lt.{name}.s32 {{d}}, {{0}}, {{1}}, {{2}};",
+            1,
+            (32, 32, 1),
+            lambda a, b, p, python=python: python(int(signed(a, 32) < signed(b, 32)), p),
+        )
+    add("not.pred {d}, {0};", 1, (1,), lambda a: 1 - a)
+    for mode in ("wrap", "clamp"):
+
+        def amount(n: int, mode: str = mode) -> int:
+            return n & 31 if mode == "wrap" else min(n, 32)
+
+        add(
+            f"shf.l.{mode}.b32 {{d}}, {{0}}, {{1}}, {{2}};",
+            32,
+            (32, 32, 32),
+            lambda a, b, n, amount=amount: (b << 32 | a) << amount(n) >> 32,
+            "iis",
+        )
+        add(
+            f"shf.r.{mode}.b32 {{d}}, {{0}}, {{1}}, {{2}};",
+            32,
+            (32, 32, 32),
+            lambda a, b, n, amount=amount: (b << 32 | a) >> amount(n),
+            "iis",
+        )
+    for bits in (32, 64):
+        add(f"popc.b{bits} {{d}}, {{0}};", 32, (bits,), lambda a: bin(a).count("1"))
+        add(f"clz.b{bits} {{d}}, {{0}};", 32, (bits,), lambda a, bits=bits: len(f"{a:0{bits}b}".split("1")[0]))
+        add(f"brev.b{bits} {{d}}, {{0}};", bits, (bits,), lambda a, bits=bits: int(f"{a:0{bits}b}"[::-1], 2))
+        add(f"bfind.u{bits} {{d}}, {{0}};", 32, (bits,), lambda a: a.bit_length() - 1)
+        add(
+            f"bfind.s{bits} {{d}}, {{0}};",
+            32,
+            (bits,),
+            lambda a, bits=bits: (a if signed(a, bits) >= 0 else ~a & ((1 << bits) - 1)).bit_length() - 1,
+        )
+        for kind in "us":
+            add(
+                f"bfe.{kind}{bits} {{d}}, {{0}}, {{1}}, {{2}};",
+                bits,
+                (bits, 32, 32),
+                functools.partial(bfe, bits=bits, is_signed=kind == "s"),
+                "iss",
+            )
+        add(
+            f"bfi.b{bits} {{d}}, {{0}}, {{1}}, {{2}}, {{3}};",
+            bits,
+            (bits, bits, 32, 32),
+            functools.partial(bfi, bits=bits),
+            "iiss",
+        )
+    add("prmt.b32 {d}, {0}, {1}, {2};", 32, (32, 32, 32), prmt)
+    for table in (0x80, 0xFE, 0x96, 0xEA, 0x1B, 0xC6):
+        text = f"lop3.b32 {{d}}, {{0}}, {{1}}, {{2}}, {table};"
+        cases[f"lop3 {table:#x}"] = Case(text, 32, (32,) * 3, functools.partial(lop3, table=table))
+    for amount in (0, 5, 31, 32, 40):
+        cases[f"shl by {amount}"] = Case(f"shl.b32 {{d}}, {{0}}, {amount};", 32, (32,), lambda a, n=amount: a << n)
+        cases[f"shr by {amount}"] = Case(
+            f"shr.s32 {{d}}, {{0}}, {amount};", 32, (32,), lambda a, n=amount: signed(a, 32) >> n
+        )
+    return cases
+
+
+def bfe(a: int, start: int, length: int, *, bits: int, is_signed: bool) -> int:
+    """The PTX ISA's pseudocode, bit by bit."""
+    pos, count, msb = start & 0xFF, length & 0xFF, bits - 1
+    if not is_signed or count == 0:
+        sign = 0
+    else:
+        sign = a >> min(pos + count - 1, msb) & 1
+    out = 0
+    for i in range(msb + 1):
+        out |= ((a >> (pos + i) & 1) if i < count and pos + i <= msb else sign) << i
+    return out
+
+
+def bfi(a: int, b: int, start: int, length: int, *, bits: int) -> int:
+    pos, count = start & 0xFF, length & 0xFF
+    out = b
+    for i in range(count):
+        if pos + i < bits and i < bits:
+            out = out & ~(1 << (pos + i)) | (a >> i & 1) << (pos + i)
+    return out
+
+
+def prmt(a: int, b: int, c: int) -> int:
+    source = struct.pack("<II", a, b)
+    out = []
+    for i in range(4):
+        selector = c >> 4 * i & 0xF
+        byte = source[selector & 7]
+        out.append((0xFF if byte & 0x80 else 0) if selector & 8 else byte)
+    return int.from_bytes(bytes(out), "little")
+
+
+def lop3(a: int, b: int, c: int, *, table: int) -> int:
+    out = 0
+    for i in range(32):
+        index = (a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)
+        out |= (table >> index & 1) << i
+    return out
+
+
+INTEGER = integer_cases()
+
+
+@pytest.mark.parametrize("name", INTEGER)
+@given(seed=st.integers(0, 2**32))
+def test_integer(name: str, seed: int):
+    check(INTEGER[name], seed)
+
+
+# --- floating point -------------------------------------------------------------------------------------------------
+
+
+def pairwise(operation: Callable[..., int], bits: int = 16) -> Callable[..., int]:
+    """A function of elements applied to both halves."""
+    mask = (1 << bits) - 1
+
+    def both(*args: int) -> int:
+        return operation(*(a & mask for a in args)) | operation(*(a >> bits for a in args)) << bits
+
+    return both
+
+
+def relations(fmt: Format, name: str) -> Callable[[int, int], int]:
+    def compare(a: int, b: int) -> int:
+        if fmt.is_nan(a) or fmt.is_nan(b):
+            return name == "nan" or (name.endswith("u") and name != "num")
+        if name in ("num", "nan"):
+            return name == "num"
+        infinity = (float("inf"), float("-inf"))
+        x, y = (infinity[fmt.negative(v)] if fmt.is_infinite(v) else fmt.value(v) for v in (a, b))
+        return {"eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y}[name[:2]]
+
+    return compare
+
+
+def float_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+
+    def add(text: str, out: int, sources: tuple[int, ...], expected: Callable[..., int], kinds: str) -> None:
+        cases[text.split()[0]] = Case(text, out, sources, expected, kinds)
+
+    for type_, fmt in (("f32", F32), ("f16", F16), ("bf16", BF16)):
+        n = fmt.bits
+        neg = functools.partial(lambda fmt, b: b ^ fmt.sign_bit, fmt)
+        operations = {
+            "add.rn": (2, fmt.add),
+            "sub.rn": (2, lambda a, b, fmt=fmt, neg=neg: fmt.add(a, b if fmt.is_nan(b) else neg(b))),
+            "mul.rn": (2, fmt.mul),
+            "fma.rn": (3, fmt.fma),
+            "min": (2, functools.partial(fmt.order, largest=False)),
+            "max": (2, functools.partial(fmt.order, largest=True)),
+            "neg": (1, lambda a, fmt=fmt, neg=neg: fmt.nan if fmt.is_nan(a) else neg(a)),
+            "abs": (1, lambda a, fmt=fmt: fmt.nan if fmt.is_nan(a) else a & ~fmt.sign_bit),
+        }
+        for name, (count, expected) in operations.items():
+            operands = ", ".join(f"{{{i}}}" for i in range(count))
+            add(f"{name}.{type_} {{d}}, {operands};", n, (n,) * count, expected, "f" * count)
+            if type_ != "f32" or name in ("add.rn", "mul.rn", "fma.rn"):
+                both = pairwise(expected, n)
+                add(f"{name}.{type_}x2 {{d}}, {operands};", 2 * n, (2 * n,) * count, both, "p" * count)
+    add("div.rn.f32 {d}, {0}, {1};", 32, (32, 32), F32.div, "ff")
+    add("rcp.rn.f32 {d}, {0};", 32, (32,), functools.partial(F32.div, F32.round(Fraction(1))), "f")
+    add("sqrt.rn.f32 {d}, {0};", 32, (32,), F32.sqrt, "f")
+    for name in ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"):
+        add(f"setp.{name}.f32 {{d}}, {{0}}, {{1}};", 1, (32, 32), relations(F32, name), "ff")
+    add("setp.lt.bf16 {d}, {0}, {1};", 1, (16, 16), relations(BF16, "lt"), "ff")
+    add("selp.f32 {d}, {0}, {1}, {2};", 32, (32, 32, 1), lambda a, b, p: a if p else b, "ffi")
+    return cases
+
+
+FLOAT = float_cases()
+
+
+@pytest.mark.parametrize("name", FLOAT)
+@given(seed=st.integers(0, 2**32))
+def test_float(name: str, seed: int):
+    check(FLOAT[name], seed)
+
+
+def ftz(x: int) -> int:
+    return x & F32.sign_bit if x & ~F32.sign_bit < 1 << 23 else x
+
+
+@given(seed=st.integers(0, 2**32))
+def test_flush_to_zero(seed: int):
+    text = "fma.rn.ftz.f32 {d}, {0}, {1}, {2};"
+    check(Case(text, 32, (32,) * 3, lambda a, b, c: ftz(F32.fma(ftz(a), ftz(b), ftz(c))), "fff"), seed)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_saturation(seed: int):
+    def saturate(x: int) -> int:
+        if F32.is_nan(x) or F32.negative(x):
+            return 0
+        return min(x, F32.round(Fraction(1)))
+
+    check(Case("add.sat.f32 {d}, {0}, {1};", 32, (32, 32), lambda a, b: saturate(F32.add(a, b)), "ff"), seed)
+
+
+@given(exponent=st.integers(-126, 100), low=st.integers(0, 2**23 - 1), tie=st.sampled_from([-1, 0, 1]))
+def test_fma_rounds_once_where_two_roundings_would_differ(exponent: int, low: int, tie: int):
+    """a * b lies exactly half-way between two f32; c, far below f64's last bit, decides the direction."""
+    a = F32.round((1 + Fraction(low | 1, 2**23)) * Fraction(2) ** min(exponent, 60))
+    b = F32.round(Fraction(3, 2))
+    c = F32.round(Fraction(tie) * Fraction(2) ** max(min(exponent, 60) - 70, -149))
+    data = np.zeros((32 * GROUPS + UNIFORM, 4), np.uint64)
+    data[:, :3] = (a, b, c)
+    launch(text_of(FLOAT["fma.rn.f32"]), data)
+    assert {int(x) & M32 for x in data[:, 3]} == {F32.fma(a, b, c)}
+
+
+# --- conversions ----------------------------------------------------------------------------------------------------
+
+
+def to_integer(fmt: Format, x: int, mode: str, kind: str, bits: int) -> int:
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind == "s" else (0, (1 << bits) - 1)
+    if fmt.is_nan(x):
+        return 1 << 63 if bits == 64 else 0
+    if fmt.is_infinite(x):
+        return low if fmt.negative(x) else high
+    value = fmt.value(x)
+    floor = value.numerator // value.denominator
+    whole = {
+        "rni": round(value),  # Fraction rounds half to even
+        "rzi": floor if value >= 0 else -((-value.numerator) // value.denominator),
+        "rmi": floor,
+        "rpi": -((-value.numerator) // value.denominator),
+    }[mode]
+    return min(max(whole, low), high)
+
+
+def conversion_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+
+    def add(text: str, out: int, sources: tuple[int, ...], expected: Callable[..., int], kinds: str) -> None:
+        cases[text.split()[0]] = Case(text, out, sources, expected, kinds)
+
+    widths = {8: 16, 16: 16, 32: 32, 64: 64}  # bits of the register that holds a type
+    for source_kind in "us":
+        for source_bits in (8, 16, 32, 64):
+            for kind in "us":
+                for bits in (8, 16, 32, 64):
+
+                    def widen(x: int, k: str = source_kind, n: int = source_bits, t: str = kind, b: int = bits) -> int:
+                        value = x & ((1 << n) - 1)
+                        value = signed(value, n) if k == "s" else value
+                        value &= (1 << b) - 1
+                        return signed(value, b) if t == "s" else value  # the register is extended by the type
+
+                    name = f"cvt.{kind}{bits}.{source_kind}{source_bits}"
+                    add(f"{name} {{d}}, {{0}};", widths[bits], (widths[source_bits],), widen, "i")
+
+                    def clamp(x: int, k: str = source_kind, n: int = source_bits, t: str = kind, b: int = bits) -> int:
+                        value = x & ((1 << n) - 1)
+                        value = signed(value, n) if k == "s" else value
+                        low, high = (-(1 << b - 1), (1 << b - 1) - 1) if t == "s" else (0, (1 << b) - 1)
+                        return min(max(value, low), high)
+
+                    fits = kind == source_kind and bits >= source_bits or kind == "s" and bits > source_bits
+                    if not fits:  # PTX allows .sat only where it can do something
+                        add(
+                            f"cvt.sat.{kind}{bits}.{source_kind}{source_bits} {{d}}, {{0}};",
+                            widths[bits],
+                            (widths[source_bits],),
+                            clamp,
+                            "i",
+                        )
+    for kind in "us":
+        for bits in (32, 64):
+            for mode in ("rni", "rzi", "rmi", "rpi"):
+                add(
+                    f"cvt.{mode}.{kind}{bits}.f32 {{d}}, {{0}};",
+                    bits,
+                    (32,),
+                    functools.partial(to_integer, F32, mode=mode, kind=kind, bits=bits),
+                    "f",
+                )
+            for name, fmt in (("f32", F32), ("f16", F16), ("bf16", BF16), ("f64", F64)):
+                if bits == 64 and name in ("f16", "bf16"):
+                    continue
+
+                def to_float(x: int, kind: str = kind, bits: int = bits, fmt: Format = fmt) -> int:
+                    return fmt.round(Fraction(signed(x, bits) if kind == "s" else x))
+
+                add(f"cvt.rn.{name}.{kind}{bits} {{d}}, {{0}};", fmt.bits, (bits,), to_float, "i")
+    for name, fmt in (("f16", F16), ("bf16", BF16)):
+        add(f"cvt.rn.{name}.f32 {{d}}, {{0}};", 16, (32,), lambda x, fmt=fmt: F32.convert(x, fmt), "f")
+        widened = {F16: lambda x: F16.convert(x, F32), BF16: lambda x: keep_payload(x, BF16, F32)}[fmt]
+        add(f"cvt.f32.{name} {{d}}, {{0}};", 32, (16,), widened, "f")
+        add(
+            f"cvt.rn.{name}x2.f32 {{d}}, {{0}}, {{1}};",
+            32,
+            (32, 32),
+            lambda a, b, fmt=fmt: F32.convert(a, fmt) << 16 | F32.convert(b, fmt),
+            "ff",
+        )
+    add("cvt.rz.bf16.f32 {d}, {0};", 16, (32,), lambda x: F32.convert(x, BF16, toward_zero=True), "f")
+    add("cvt.f64.f32 {d}, {0};", 64, (32,), lambda x: keep_payload(x, F32, F64), "f")
+    add("cvt.rn.f32.f64 {d}, {0};", 32, (64,), lambda x: keep_payload(x, F64, F32), "f")
+    add("cvt.rni.f32.f32 {d}, {0};", 32, (32,), integral, "f")
+    return cases
+
+
+def keep_payload(x: int, source: Format, target: Format) -> int:
+    """Conversions between f32 and f64, and from bf16, quiet a NaN and keep the upper bits of its payload."""
+    if not source.is_nan(x):
+        return source.convert(x, target)
+    payload = x & ((1 << source.fraction_bits) - 1)
+    shift = target.fraction_bits - source.fraction_bits
+    payload = payload << shift if shift >= 0 else payload >> -shift
+    quiet = 0 if source is BF16 else 1 << (target.fraction_bits - 1)
+    return target.infinity | quiet | payload | (target.sign_bit if source.negative(x) else 0)
+
+
+def integral(x: int) -> int:
+    if F32.is_nan(x):
+        return F32.nan
+    if F32.is_infinite(x):
+        return x
+    return F32.round(Fraction(round(F32.value(x))), zero_negative=F32.negative(x))
+
+
+CONVERSION = conversion_cases()
+
+
+@pytest.mark.parametrize("name", CONVERSION)
+@given(seed=st.integers(0, 2**32))
+def test_conversion(name: str, seed: int):
+    check(CONVERSION[name], seed)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", ml_dtypes.float8_e4m3fn), ("e5m2x2", ml_dtypes.float8_e5m2)])
+@given(seed=st.integers(0, 2**32))
+def test_conversion_to_fp8(name: str, dtype: type, seed: int):
+    """ml_dtypes rounds to nearest even; .satfinite clamps what would overflow, and NaN is 0x7F."""
+    largest = float(ml_dtypes.finfo(dtype).max)
+
+    def one(x: int) -> int:
+        if F32.is_nan(x):
+            return 0x7F
+        value = struct.unpack("<f", struct.pack("<I", x))[0]
+        return int(np.array([min(max(value, -largest), largest)], np.float32).astype(dtype).view(np.uint8)[0])
+
+    text = f"cvt.rn.satfinite.{name}.f32 {{d}}, {{0}}, {{1}};"
+    check(Case(text, 16, (32, 32), lambda a, b: one(a) << 8 | one(b), "ff"), seed)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", ml_dtypes.float8_e4m3fn), ("e5m2x2", ml_dtypes.float8_e5m2)])
+def test_conversion_from_fp8(name: str, dtype: type):
+    def one(x: int) -> int:
+        value = float(np.array([x], np.uint8).view(dtype).astype(np.float32)[0])
+        return F16.nan if value != value else int(np.array([value], np.float16).view(np.uint16)[0])
+
+    case = Case(f"cvt.rn.f16x2.{name} {{d}}, {{0}};", 32, (16,), lambda x: one(x >> 8) << 16 | one(x & 255))
+    for seed in range(12):
+        check(case, seed)
+
+
+# --- approximations and refusals ------------------------------------------------------------------------------------
+
+APPROXIMATE = {
+    "ex2.approx.f32": np.exp2,
+    "ex2.approx.ftz.f32": np.exp2,
+    "lg2.approx.f32": np.log2,
+    "rsqrt.approx.f32": lambda x: 1 / np.sqrt(x),
+    "tanh.approx.f32": np.tanh,
+    "sin.approx.f32": np.sin,
+    "cos.approx.f32": np.cos,
+    "rcp.approx.ftz.f32": lambda x: 1 / x,
+}
+
+
+@pytest.mark.parametrize("name", APPROXIMATE)
+def test_approximations_are_within_one_unit_in_the_last_place(name: str):
+    case = Case(f"{name} {{d}}, {{0}};", 32, (32,), lambda a: 0, "f")
+    values = np.linspace(0.05, 9, 32 * GROUPS + UNIFORM).astype(np.float32)
+    data = np.zeros((len(values), 2), np.uint64)
+    data[:, 0] = values.view(np.uint32)
+    launch(text_of(case), data)
+    got = data[:, 1].astype(np.uint32).view(np.float32)
+    exact = APPROXIMATE[name](values.astype(np.longdouble))
+    np.testing.assert_array_less(np.abs(got - exact), np.spacing(np.abs(got)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "add.rz.f32 {d}, {0}, {1};",
+        "add.sat.s32 {d}, {0}, {1};",
+        "add.cc.u32 {d}, {0}, {1};",
+        "fma.rn.f32.bf16 {d}, {0}, {1}, {0};",
+        "mul24.lo.u32 {d}, {0}, {1};",
+        "prmt.b32.f4e {d}, {0}, {1}, {0};",
+        "cvt.rs.satfinite.e4m3x4.f32 {d}, {0}, {1};",
+        "setp.lt.ftz.f32 {d}, {0}, {1};",
+        "min.xorsign.abs.f32 {d}, {0}, {1};",
+    ],
+)
+def test_modes_that_are_not_implemented_are_refused_by_name(text: str):
+    with pytest.raises(UnsupportedPTX, match="not implemented|implemented here") as caught:
+        case = Case(text, 1 if "setp" in text else 32, (32, 32), lambda a, b: 0)
+        launch(text_of(case), np.zeros((102, 3), np.uint64))
+    assert caught.value.ptx_line is not None
