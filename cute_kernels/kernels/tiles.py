@@ -39,7 +39,7 @@ class PositionOrder:
 
     @cute.jit
     def stride(self) -> tuple[Int32, Int32]:
-        """What one step adds to (row block, position) before a carry; a division in every tile costs 40 instructions."""
+        """What one step adds to (row block, position) before a carry; a division per tile costs 40 instructions."""
         row_blocks = self.step // self.positions
         return row_blocks, self.step - row_blocks * self.positions
 
