@@ -139,7 +139,7 @@ def decode_matrix(descriptor: int) -> Matrix:
 
     Raises:
         UnsupportedPTX: a reserved bit pattern, a base offset, or an absolute leading dimension.
-        IllegalAccess: the swizzle pattern does not start at a multiple of its period.
+        UnsupportedPTX: the 32-byte-atom pattern entered in its middle.
     """
     where = f"matrix descriptor {descriptor:#018x}"
     mode = descriptor >> 61 & 7
@@ -160,16 +160,17 @@ def decode_matrix(descriptor: int) -> Matrix:
 
 
 def check_pattern_start(matrix: Matrix, where: str) -> None:
-    """Raises IllegalAccess unless the matrix starts in the first row of a repetition of its swizzle pattern.
+    """Raises UnsupportedPTX where a start in the middle of a swizzle pattern has not been seen on hardware.
 
-    The pattern is a function of absolute address bits; another start needs the base offset field (PTX ISA).
+    With base offset 0 the pattern is a function of absolute address bits, so a matrix may start in any row of it: with
+    wgmma on an H200, starts 128 to 896 bytes into a 128B pattern read what TMA's pattern writes there. Nobody looked at
+    the pattern of 32-byte atoms.
     """
-    span = SWIZZLES[matrix.swizzle].span
-    rows = _atom_rows(matrix.swizzle)
-    if span and matrix.address % (span * rows) >= span:
-        raise IllegalAccess(
-            f"{where}: the matrix starts at shared offset {matrix.address}, where the pattern of swizzle "
-            f"{matrix.swizzle} does not start (multiples of {span * rows} bytes)"
+    span, rows = SWIZZLES[matrix.swizzle].span, _atom_rows(matrix.swizzle)
+    if matrix.swizzle == "128B_atom32B" and matrix.address % (span * rows) >= span:
+        raise UnsupportedPTX(
+            f"{where}: the matrix starts at shared offset {matrix.address}, in the middle of the pattern of swizzle "
+            f"{matrix.swizzle} ({span * rows} bytes)"
         )
 
 

@@ -80,7 +80,6 @@ def decode_descriptor(descriptor: int) -> Matrix:
 
     Raises:
         UnsupportedPTX: a base offset, or a bit outside the defined fields.
-        IllegalAccess: the swizzle pattern does not start at a multiple of its period.
     """
     where = f"matrix descriptor {descriptor:#018x}"
     if descriptor >> 49 & 7:
