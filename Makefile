@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -20,6 +20,10 @@ test: $(VENV)/.installed-test
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+
+# On a machine with an SM90 GPU; peers whose packages are missing are shown as such.
+bench: $(VENV)/.installed-run
+	$(BIN)/python -m bench.patch_embed $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo.png
