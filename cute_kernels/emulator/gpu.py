@@ -8,6 +8,7 @@ there is none, suspended try_waits time out; when that changes nothing either, t
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -64,7 +65,7 @@ class Report:
     Attributes:
         warp_instructions: executed by all warps; ``by_role`` and ``by_opcode`` split them.
         seconds: of emulation, translation excluded.
-        clusters: number of clusters run.
+        clusters: number of clusters that ran (clusters cancelled by cluster launch control do not run).
         tma_bytes_loaded, tma_bytes_stored: box bytes.
         mma_instructions: tcgen05.mma executed, and wgmma.mma_async, once per warpgroup.
         shared_bytes: per CTA, static and dynamic.
@@ -122,14 +123,16 @@ def run(
     launch = _Launch(translation, grid, block, cluster, dynamic_smem, params, memory, options)
     launch.place_variables(ptx)
     indices = launch.cluster_indices()
+    launch.waiting.extend(indices)
     counters = Counters(translation.flow)
     totals: dict[str, int] = {"loaded": 0, "stored": 0, "mma": 0, "columns": 0}
+    clusters = 0
     start = time.perf_counter()
     if progress is not None:
         progress(0, len(indices))
     with blas.one_thread():
-        for done, index in enumerate(indices, 1):
-            state = launch.make_cluster(index)
+        while launch.waiting:
+            state = launch.make_cluster(launch.waiting.popleft())
             warps = state.warps
             _Scheduler(state, translation, options).run()
             counters.add(warps)
@@ -137,14 +140,15 @@ def run(
             totals["stored"] += state.tma.bytes_stored
             totals["mma"] += state.tensor_core.instructions + state.wgmma.instructions
             totals["columns"] = max(totals["columns"], *(cta.tmem.columns_used for cta in state.ctas))
+            clusters += 1
             if progress is not None:
-                progress(done, len(indices))
+                progress(len(indices) - len(launch.waiting), len(indices))
     return Report(
         warp_instructions=counters.total,
         by_role=dict(counters.by_role),
         by_opcode=counters.by_opcode(),
         seconds=time.perf_counter() - start,
-        clusters=len(indices),
+        clusters=clusters,
         tma_bytes_loaded=totals["loaded"],
         tma_bytes_stored=totals["stored"],
         mma_instructions=totals["mma"],
@@ -179,6 +183,7 @@ class _Launch:
         self.shared_bytes = SYSTEM_BYTES + -(-static // 1024) * 1024 + dynamic_smem
         self.params = parameter_block(kernel, params)
         self.symbols: dict[str, int] = {}
+        self.waiting: deque[int] = deque()  # clusters that have not started
 
     def _check_shapes(self, kernel: Kernel) -> None:
         for name, shape in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
@@ -218,11 +223,20 @@ class _Launch:
                 raise ValueError(f"cluster {index} of a grid of {total} clusters")
         return self.options.clusters
 
-    def make_cluster(self, index: int) -> Cluster:
+    def _coordinates(self, index: int) -> tuple[int, int, int]:
         nx, ny = (g // c for g, c in zip(self.grid[:2], self.cluster[:2]))
+        return index % nx, index // nx % ny, index // (nx * ny)
+
+    def _take_cluster(self) -> tuple[int, int, int] | None:
+        if not self.waiting:
+            return None
+        x, y, z = (place * size for place, size in zip(self._coordinates(self.waiting.popleft()), self.cluster))
+        return x, y, z
+
+    def make_cluster(self, index: int) -> Cluster:
         return Cluster(
             index=index,
-            coordinates=(index % nx, index // nx % ny, index // (nx * ny)),
+            coordinates=self._coordinates(index),
             grid=self.grid,
             block=self.block,
             shape=self.cluster,
@@ -232,6 +246,7 @@ class _Launch:
             gmem=self.memory,
             options=self.options,
             blocks=len(self.translation.flow.blocks),
+            take_cluster=self._take_cluster,
         )
 
 

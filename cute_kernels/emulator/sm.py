@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.async_engine import AsyncEngine
@@ -168,6 +169,8 @@ class Cluster:
         index: linear cluster index; ``coordinates``: %clusterid.
         progress: counts effects, so that polling warps know whether looking again is worth it.
         running: warps that have not exited.
+        take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
+            None when none is left.
     """
 
     def __init__(
@@ -184,7 +187,9 @@ class Cluster:
         gmem: GlobalMemory,
         options: Options,
         blocks: int,
+        take_cluster: Callable[[], tuple[int, int, int] | None],
     ) -> None:
+        self.take_cluster = take_cluster
         self.index, self.coordinates = index, coordinates
         self.grid, self.block, self.shape = grid, block, shape
         self.params, self.symbols, self.gmem, self.options = params, symbols, gmem, options

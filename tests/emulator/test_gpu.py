@@ -453,3 +453,42 @@ def test_a_tensor_store_and_what_it_needs(options: Options):
         attempt("", wait)
     with pytest.raises(IllegalAccess, match="exits while its shared memory may still be read"):
         attempt(fence, "")
+
+
+# --- cluster launch control -----------------------------------------------------------------------------------------
+
+TAKE_OVER = """mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra READY;
+    mbarrier.init.shared.b64 [dynamic], 1; mbarrier.init.shared.b64 [dynamic+8], 64; fence.mbarrier_init.release.cluster;
+    READY: barrier.cluster.arrive; barrier.cluster.wait;
+    mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ctaid.y; mov.u32 %r4, %clusterid.x; mov.u32 %r5, %cluster_ctarank;
+    mov.b32 %r6, 0; ld.param.u64 %d0, [p0];
+    NEXT: mad.lo.u32 %r7, %r3, 8, %r2; mul.wide.u32 %d1, %r7, 128; add.s64 %d1, %d0, %d1; mul.wide.u32 %d2, %r1, 4;
+    add.s64 %d1, %d1, %d2; add.s32 %r8, %r4, 1; st.global.b32 [%d1], %r8;
+    @!%p1 mbarrier.arrive.expect_tx.shared.b64 _, [dynamic], 16;
+    setp.ne.u32 %p2, %r5, 0; @%p2 bra WAIT; elect.sync _|%p3, -1; @!%p3 bra WAIT;
+    clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128
+    [dynamic+16], [dynamic];
+    WAIT: mbarrier.try_wait.parity.shared.b64 %p4, [dynamic], %r6; @!%p4 bra WAIT;
+    ld.shared.v2.b64 {%d3, %d4}, [dynamic+16];
+    { .reg .b128 answer; mov.b128 answer, {%d3, %d4};
+    clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p5, answer;
+    clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r2, answer;
+    clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {_, %r3, _, _}, answer; }
+    add.s32 %r2, %r2, %r5; fence.proxy.async.shared::cta;
+    mapa.shared::cluster.u32 %r9, %r10, 0; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r9+8];
+    setp.ne.u32 %p6, %r5, 0; @%p6 bra SKIP;
+    FREE: mbarrier.try_wait.parity.shared.b64 %p4, [dynamic+8], %r6; @!%p4 bra FREE;
+    SKIP: xor.b32 %r6, %r6, 1; @%p5 bra NEXT; barrier.cluster.arrive; barrier.cluster.wait; ret;"""
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_running_cluster_takes_over_those_that_wait(options: Options):
+    """CTA 0 asks for the next cluster and the answer goes to both CTAs; nothing is left for a second cluster to do."""
+    out = np.zeros((3, 8, 32), np.uint32)
+    calls = []
+    text = module("mov.b32 %r10, dynamic;" + TAKE_OVER)
+    shape = {"grid": (8, 3, 1), "cluster": (2, 1, 1), "options": options}
+    report = launch(text, out, 0, progress=lambda done, total: calls.append((done, total)), **shape)
+    assert (out == 1).all()  # cluster 0 wrote for every CTA of the grid
+    assert report.clusters == 1
+    assert calls == [(0, 12), (12, 12)]
