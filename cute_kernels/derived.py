@@ -29,10 +29,14 @@ class _Entry:
 
 @dataclass
 class DerivedTensors:
-    """A weak cache from source tensors to one derived tensor. `misses` counts the calls that had to build."""
+    """A weak cache from source tensors to one derived tensor.
+
+    `misses` counts the calls that had to build, `generation` those of `clear`.
+    """
 
     entries: dict[tuple, _Entry] = field(default_factory=dict)
     misses: int = 0
+    generation: int = 0
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def get(self, key: Hashable, sources: Sources, build: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -64,6 +68,7 @@ class DerivedTensors:
         """Forget everything."""
         with self._lock:
             self.entries.clear()
+            self.generation += 1
 
 
 def _cacheable(sources: Sources) -> bool:

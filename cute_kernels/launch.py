@@ -6,10 +6,13 @@ emulator a recorder takes the place of the CUDA runtime, and the recorded launch
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,13 +45,133 @@ class LaunchTensors:
         named = {"x": self.x, "weight": self.weight, "table": self.table, "scale": self.scale}
         return {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
 
+    def addresses(self) -> dict[str, Any]:
+        """Addresses by argument name; a scale by value stays a number."""
+        return {
+            "x": self.x.data_ptr(),
+            "weight": self.weight.data_ptr(),
+            "table": None if self.table is None else self.table.data_ptr(),
+            "out": self.out.data_ptr(),
+            "scale": self.scale.data_ptr() if isinstance(self.scale, torch.Tensor) else self.scale,
+        }
+
 
 def launch(plan: Plan, tensors: LaunchTensors, stream: torch.cuda.Stream | None = None) -> None:
-    """Enqueues the kernel on ``stream`` (the device's current stream when None) and returns at once."""
+    """Enqueues the kernel on ``stream`` (the device's current stream when None) and returns at once.
+
+    Raises:
+        RuntimeError: the CUDA runtime refused the launch.
+    """
     device = tensors.x.device
     with torch.cuda.device(device):
         handle = (torch.cuda.current_stream(device) if stream is None else stream).cuda_stream
-        compile_plan(plan).function(*_arguments(plan, tensors, handle))
+        bound_launch(plan)(**tensors.addresses(), stream=handle)
+
+
+@functools.lru_cache(maxsize=1024)
+def bound_launch(plan: Plan) -> BoundLaunch:
+    """The plan's kernel, compiled and loaded, ready to be launched on any device of its architecture."""
+    return BoundLaunch(plan, compile_plan(plan))
+
+
+class BoundLaunch:
+    """A compiled host function with the sizes of one plan filled in.
+
+    CuTe DSL's own call converts and checks eleven Python objects, which takes longer than the launch. The machine code
+    underneath takes an array of pointers, one to each argument, and a last one to the status it returns; here both
+    are kept per thread, and a call writes the addresses that differ. That the layout is the one CuTe DSL would pass is
+    checked when the launch is bound.
+    """
+
+    def __init__(self, plan: Plan, artifact: Artifact) -> None:
+        """Loads the kernel into every device.
+
+        Raises:
+            RuntimeError: this version of CuTe DSL passes arguments in another way.
+        """
+        self._name = artifact.kernel_name
+        self._function = artifact.function  # owns the machine code
+        self._executor = self._function.to(None)  # owns the loaded library
+        self._has_table = plan.problem.table_rows > 0
+        self._frames = _Frames(plan)
+        if not self._executor._has_cuda_result:
+            raise RuntimeError("the compiled host function returns no status; CuTe DSL 4.8.1 does")
+        _check_layout(plan, self._function, self._frames.values)
+        self._call = self._executor.capi_func
+
+    def __call__(self, x: int, weight: int, table: int | None, out: int, scale: float | int, stream: int) -> None:
+        """Enqueues the kernel on a stream of the current device.
+
+        Args:
+            x, weight, table, out: device addresses; ``table`` is ignored without a table.
+            scale: the value, or the address of one FP32, as the plan's problem says.
+            stream: CUstream handle.
+
+        Raises:
+            RuntimeError: the CUDA runtime refused the launch.
+        """
+        frames = self._frames
+        values = frames.values
+        values.x = x
+        values.weight = weight
+        if self._has_table:
+            values.table = table
+        values.out = out
+        values.scale = scale
+        values.stream = stream
+        self._call(frames.pointers)
+        if values.status:
+            raise RuntimeError(f"launch of {self._name} failed: {_error_text(values.status)}")
+
+
+class _Frames(threading.local):
+    """Argument values of one thread, and the array of pointers to them: the call releases the interpreter lock."""
+
+    def __init__(self, plan: Plan) -> None:
+        problem = plan.problem
+        kind = _values_type(problem.table_rows > 0, problem.scale_source == "value")
+        self.values = kind(m=problem.m, n=problem.n, k=problem.k, table_rows=problem.table_rows, clusters=plan.clusters)
+        base = ctypes.addressof(self.values)
+        addresses = [base + getattr(kind, name).offset for name, _ in kind._fields_]
+        self.pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+@functools.cache
+def _values_type(has_table: bool, scale_by_value: bool) -> type[ctypes.Structure]:
+    """Arguments in the order of the host function's parameters, without those that the kernel was compiled without."""
+    pointer, integer = ctypes.c_void_p, ctypes.c_int32
+    fields = [("x", pointer), ("weight", pointer)]
+    fields += [("table", pointer)] if has_table else []
+    fields += [("out", pointer), ("scale", ctypes.c_float if scale_by_value else pointer)]
+    fields += [(name, integer) for name in ("m", "n", "k", "table_rows", "clusters")]
+    fields += [("stream", pointer), ("status", integer)]
+    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+
+
+def _check_layout(plan: Plan, function: Any, values: ctypes.Structure) -> None:
+    """Compares the frame with what CuTe DSL itself makes of the same arguments, argument by argument."""
+    by_value = plan.problem.scale_source == "value"
+    sample = {"x": 0x1110, "weight": 0x2220, "table": 0x3330, "out": 0x4440, "scale": 0.75 if by_value else 0x5550}
+    arguments = host_arguments(plan, **sample, stream=0x6660)
+    pointers, _keep_alive = function.execution_args.generate_execution_args(arguments, {})
+    names = [name for name, _ in values._fields_ if name != "status"]
+    for name, value in (*sample.items(), ("stream", 0x6660)):
+        if name in names:
+            setattr(values, name, value)
+    expected = [getattr(pointer, "value", pointer) for pointer in pointers]
+    own = [getattr(type(values), name) for name in names]
+    if len(expected) != len(own) or any(
+        ctypes.string_at(address, field.size) != ctypes.string_at(ctypes.addressof(values) + field.offset, field.size)
+        for address, field in zip(expected, own, strict=True)
+    ):
+        raise RuntimeError(f"this version of CuTe DSL does not pass {', '.join(names)} as 4.8.1 does")
+
+
+def _error_text(status: int) -> str:
+    import cuda.bindings.runtime as runtime
+
+    _, text = runtime.cudaGetErrorString(runtime.cudaError_t(status))
+    return f"CUDA error {status}, {text.decode()}"
 
 
 def emulate(
@@ -76,7 +199,7 @@ def emulate(
     from cute_kernels import emulator
 
     artifact = artifact or compile_plan(plan, emulated=True)
-    captured = emulator.host.record(artifact.function, *_arguments(plan, tensors, 0))
+    captured = emulator.host.record(artifact.function, *host_arguments(plan, **tensors.addresses(), stream=0))
     memory = emulator.GlobalMemory()
     for name, tensor in tensors.inputs().items():
         memory.register_tensor(tensor, name, writable=False)
@@ -93,17 +216,4 @@ def emulate(
         memory=memory,
         options=options,
         progress=progress,
-    )
-
-
-def _arguments(plan: Plan, tensors: LaunchTensors, stream: int) -> tuple:
-    scale = tensors.scale
-    return host_arguments(
-        plan,
-        x=tensors.x.data_ptr(),
-        weight=tensors.weight.data_ptr(),
-        table=None if tensors.table is None else tensors.table.data_ptr(),
-        out=tensors.out.data_ptr(),
-        scale=scale.data_ptr() if isinstance(scale, torch.Tensor) else scale,
-        stream=stream,
     )

@@ -6,6 +6,7 @@ The Python function only normalises its arguments. Checking, preparation and dis
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args
@@ -17,6 +18,7 @@ from cute_kernels import reference
 from cute_kernels.config import Config, Problem, Sm90Config, TileConfig
 from cute_kernels.derived import DERIVED
 from cute_kernels.table import build_table
+from cute_kernels.warm import WARM
 
 if TYPE_CHECKING:
     from cute_kernels.launch import LaunchTensors
@@ -38,6 +40,7 @@ _WORD_FIELDS = {
     name: tuple(field.name for field in fields(kind) if isinstance(field.default, str))
     for name, kind in _CONFIG_TYPES.items()
 }
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _SUPPORTED = (
     "supported: CUDA devices of compute capability 10.0 (B200, GB200) and 9.0 (H100, H200), CPU tensors (plain torch, "
     'or the PTX emulator with backend="emulator"), and any torch device with backend="reference"'
@@ -92,8 +95,31 @@ def patch_embed(
         raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
     number_a, tensor_a = _split_scale("scale_a", scale_a)
     number_b, tensor_b = _split_scale("scale_b", scale_b)
+    if backend == "auto" and x.is_cuda and _dispatch_is_trivial((x, weight, bias, pos_embed, tensor_a, tensor_b)):
+        return _execute(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, config)
     return torch.ops.cute_kernels.patch_embed(
         x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, *_encode_config(config)
+    )
+
+
+def _dispatch_is_trivial(tensors: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether the dispatcher would do nothing but call `_execute`, which takes it tens of microseconds.
+
+    Not while something traces or intercepts operators (`torch.compile`, export, modes, functorch, the profiler), not
+    with tensor subclasses, and not where the result would need a gradient, which the operator refuses on backward.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    gradients = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _PLAIN_TENSORS or (gradients and tensor.requires_grad)):
+            return False
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch.autograd._profiler_enabled()
     )
 
 
@@ -110,8 +136,12 @@ def _encode_config(config: Config | None) -> tuple[str | None, list[int], str]:
 
 
 def _decode_config(name: str | None = None, numbers: Sequence[int] = (), words: str = "") -> Config | None:
-    if name is None:
-        return None
+    return None if name is None else _decoded_config(name, tuple(numbers), words)
+
+
+@functools.cache
+def _decoded_config(name: str, numbers: tuple[int, ...], words: str) -> Config:
+    """Cached, since a warm call is found by the identity of its config."""
     if name not in _CONFIG_TYPES:
         raise ValueError(f"config_type = {name!r}, allowed: {', '.join(map(repr, _CONFIG_TYPES))}")
     names, values = (*_NUMBER_FIELDS[name], *_WORD_FIELDS[name]), (*numbers, *words.split(","))
@@ -272,10 +302,7 @@ def prepare_launch(
         table_rows=0 if bias is None and pos_embed is None else positions,
         scale_source="pointer" if isinstance(scale, torch.Tensor) else "value",
     )
-    arch, sm_count = None, None
-    if x.is_cuda:
-        arch = _ARCH_OF_CAPABILITY[torch.cuda.get_device_capability(x.device)]
-        sm_count = torch.cuda.get_device_properties(x.device).multi_processor_count
+    arch, sm_count = _device_facts(x.get_device()) if x.is_cuda else (None, None)
     plan = make_plan(problem, config, arch, sm_count=sm_count)
 
     table = None
@@ -300,6 +327,13 @@ def prepare_launch(
     return PreparedLaunch(plan, tensors, _output_shape(x, weight, pos_embed))
 
 
+@functools.cache
+def _device_facts(index: int) -> tuple[str, int]:
+    """Architecture and multiprocessors of a CUDA device that has a kernel."""
+    architecture = _ARCH_OF_CAPABILITY[torch.cuda.get_device_capability(index)]
+    return architecture, torch.cuda.get_device_properties(index).multi_processor_count
+
+
 def _tma_readable(rows: torch.Tensor) -> bool:
     return rows.shape[-1] % _ROW_BYTES == 0 and rows.data_ptr() % _ROW_BYTES == 0
 
@@ -318,25 +352,46 @@ def _combined_scale(
 ) -> float | torch.Tensor:
     """``fp32(scale_a) * fp32(scale_b)`` in FP32: on the device if either is a tensor, so that nothing synchronises."""
     if tensor_a is None and tensor_b is None:
-        with np.errstate(over="ignore", under="ignore"):
-            scale = float(np.float32(number_a) * np.float32(number_b))
-        if not 0.0 < scale < float("inf"):
-            raise ValueError(f"scale_a * scale_b = {number_a} * {number_b} is {scale} in FP32, allowed: finite and > 0")
-        return scale
+        return _scale_product(number_a, number_b)
+    # One needs no multiplication, and so no kernel.
+    if tensor_b is None and number_b == 1.0:
+        return tensor_a
+    if tensor_a is None and number_a == 1.0:
+        return tensor_b
     # A Python number does not promote an FP32 tensor: torch rounds it to FP32 before it multiplies.
     a = number_a if tensor_a is None else tensor_a.reshape(1)
     b = number_b if tensor_b is None else tensor_b.reshape(1)
     return a * b
 
 
+@functools.lru_cache(maxsize=1024)
+def _scale_product(number_a: float, number_b: float) -> float:
+    with np.errstate(over="ignore", under="ignore"):
+        scale = float(np.float32(number_a) * np.float32(number_b))
+    if not 0.0 < scale < float("inf"):
+        raise ValueError(f"scale_a * scale_b = {number_a} * {number_b} is {scale} in FP32, allowed: finite and > 0")
+    return scale
+
+
 # --- the operator ----------------------------------------------------------------------------------------------------
 
 
 def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, *encoded_config):
+    config = _decode_config(*encoded_config)
+    return _execute(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, config)
+
+
+def _execute(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, config) -> torch.Tensor:
+    constants, scale = (weight, bias, pos_embed), None
+    if backend == "auto" and x.is_cuda and _is_one_fp32(tensor_a, x) and _is_one_fp32(tensor_b, x):
+        scale = _combined_scale(tensor_a, tensor_b, number_a, number_b)
+        out = WARM.run(x, constants, scale, config)
+        if out is not None:
+            return out
     _check_tensors(x, weight, bias, pos_embed, tensor_a, tensor_b)
     executor = choose_backend(x.device, backend)
-    config = _decode_config(*encoded_config)
-    scale = _combined_scale(tensor_a, tensor_b, number_a, number_b)
+    if scale is None:
+        scale = _combined_scale(tensor_a, tensor_b, number_a, number_b)
     if executor == "reference":
         contract = _reference_for(config)
         rows = x.view(-1, x.shape[-1])
@@ -349,7 +404,16 @@ def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, numbe
         launch.emulate(prepared.plan, prepared.tensors)
     else:
         launch.launch(prepared.plan, prepared.tensors)
+        bound = launch.bound_launch(prepared.plan)
+        WARM.remember(x, constants, config, bound, prepared.tensors, prepared.output_shape)
     return prepared.tensors.out.view(prepared.output_shape)
+
+
+def _is_one_fp32(scale: torch.Tensor | None, x: torch.Tensor) -> bool:
+    """What `_check_tensors` demands of a scale, as a question."""
+    if scale is None:
+        return True
+    return scale.dtype is torch.float32 and scale.numel() == 1 and scale.get_device() == x.get_device()
 
 
 def _reference_for(config: Config | None):

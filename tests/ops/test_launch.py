@@ -1,0 +1,71 @@
+"""The bound launch passes a host function the same arguments as CuTe DSL's own call; warm calls need a CUDA device."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from cute_kernels.compile import compile_plan, host_arguments
+from cute_kernels.config import Problem, Sm90Config, TileConfig
+from cute_kernels.emulator import host
+from cute_kernels.launch import BoundLaunch
+from cute_kernels.plan import make_plan
+
+TENSOR_MAP_BYTES = 64
+"""What the generated host code writes of a 128-byte tensor map; the rest is whatever was on its stack."""
+
+
+def meaningful(launch: host.CapturedLaunch) -> list[bytes]:
+    """Parameters without the unwritten half of a tensor map and without the padding of structures."""
+    return [p[:TENSOR_MAP_BYTES] if len(p) == 128 else p for p in launch.params if len(p) in (4, 8, 128)]
+
+
+@pytest.mark.parametrize("config", [TileConfig(), Sm90Config(tile_rows=32, stages=2)], ids=["sm100", "sm90"])
+@pytest.mark.parametrize(("rows", "source"), [(14, "value"), (14, "pointer"), (0, "value"), (0, "pointer")])
+def test_bound_launch_equals_the_call_of_the_dsl(rows, source, config):
+    plan = make_plan(Problem(14 * 37, 264, 144, rows, scale_source=source), config)
+    artifact = compile_plan(plan, emulated=True)
+    bound = BoundLaunch(plan, artifact)
+    for step in (1, 2):  # the second call writes over the first one's arguments
+        addresses = {
+            "x": 0x10000 * step,
+            "weight": 0x200000 * step,
+            "table": 0x3000000 * step if rows else None,
+            "out": 0x40000000 * step,
+            "scale": 0.375 / step if source == "value" else 0x7770 * step,
+        }
+        expected = host.record(artifact.function, *host_arguments(plan, **addresses, stream=0))
+        with host.capture() as launches:
+            bound(**addresses, stream=0)
+        (own,) = launches
+        assert (own.grid, own.block, own.cluster) == (expected.grid, expected.block, expected.cluster)
+        assert own.dynamic_smem == expected.dynamic_smem
+        assert meaningful(own) == meaningful(expected)
+        # A weight that stays in registers has no tensor map.
+        bases = [int.from_bytes(p[:8], "little") for p in own.params if len(p) == 128]
+        mapped = ("x", "weight", "out") if len(bases) == 3 else ("x", "out")
+        assert bases == [addresses[name] for name in mapped]
+
+
+def test_each_thread_has_arguments_of_its_own():
+    """Two threads interleave their calls; every recorded launch carries the addresses of its own thread."""
+    plan = make_plan(Problem(14 * 37, 264, 144, 0), TileConfig())
+    bound = BoundLaunch(plan, compile_plan(plan, emulated=True))
+    wrong: list[str] = []
+
+    def work(index: int) -> None:
+        for step in range(50):
+            out = (index + 1) << 32 | step << 8
+            with host.capture() as launches:
+                bound(x=out + 16, weight=out + 32, table=None, out=out, scale=0.5, stream=0)
+            bases = {int.from_bytes(p[:8], "little") for p in launches[0].params if len(p) == 128}
+            if bases != {out, out + 16, out + 32}:
+                wrong.append(f"{index}: {bases}")
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
