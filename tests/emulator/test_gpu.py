@@ -458,8 +458,8 @@ def test_a_tensor_store_and_what_it_needs(options: Options):
 # --- cluster launch control -----------------------------------------------------------------------------------------
 
 TAKE_OVER = """mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra READY;
-    mbarrier.init.shared.b64 [dynamic], 1; mbarrier.init.shared.b64 [dynamic+8], 64; fence.mbarrier_init.release.cluster;
-    READY: barrier.cluster.arrive; barrier.cluster.wait;
+    mbarrier.init.shared.b64 [dynamic], 1; mbarrier.init.shared.b64 [dynamic+8], 64;
+    fence.mbarrier_init.release.cluster; READY: barrier.cluster.arrive; barrier.cluster.wait;
     mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ctaid.y; mov.u32 %r4, %clusterid.x; mov.u32 %r5, %cluster_ctarank;
     mov.b32 %r6, 0; ld.param.u64 %d0, [p0];
     NEXT: mad.lo.u32 %r7, %r3, 8, %r2; mul.wide.u32 %d1, %r7, 128; add.s64 %d1, %d0, %d1; mul.wide.u32 %d2, %r1, 4;
