@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -243,32 +244,40 @@ def _reject_registers(plan: Sm90Plan, needed: int) -> None:
     reject("weight", plan.config.weight, rule, "streamed")
 
 
+FLAT_COST = 1.6
+"""Time of a tile in flat order over one in position order, measured at the headline size (docs/measurements.md)."""
+
+TILE_OVERHEAD_ROWS = 12
+"""What a tile costs besides its rows, in rows: hand-over, barriers and the start of the store."""
+
+
 def default_config(problem: Problem, arch: Arch, sm_count: int) -> Sm90Config:
     """The configuration for a problem, by the measurements in docs/measurements.md.
 
-    Position order where a tile of images is mostly full, otherwise flat order; the weight in registers where K allows
-    it; as many stages as two tiles need and shared memory holds.
+    Rows, order and features of a tile minimise ``tiles per cluster * (rows + overhead) * warpgroups``: tiles of 128
+    images by 128 features for large batches, 192 features where they divide N better, small flat tiles where otherwise
+    most multiprocessors would have nothing to do. The weight stays in registers where K allows it, and there are as
+    many stages as two tiles need and shared memory holds.
     """
     k_blocks = -(-problem.k // 128)
-    images = problem.m // max(problem.table_rows, 1)
-    whole_images = problem.m % max(problem.table_rows, 1) == 0
-    order = "position" if whole_images and (problem.table_rows <= 1 or images >= 48) else "flat"
-    rows = images if order == "position" else problem.m
-    tile_rows = 64 if rows <= 64 or _tiles(rows, 64) * 64 < 0.9 * _tiles(rows, 128) * 128 else 128
-    weight = "registers"
-    if k_blocks * 16 + tile_rows // 2 + ADDRESSING_REGISTERS > CONSUMER_REGISTERS[2]:
-        weight = "streamed"
     cluster = 2 if sm_count >= 2 and problem.n > 2 * WARPGROUP_FEATURES else 1
-    config = Sm90Config(
-        tile_rows=tile_rows, cluster=cluster, weight=weight, order=order, stages=2, stage_blocks=min(2, k_blocks)
-    )
-    plan = Sm90Plan(problem, config, arch, sm_count)
+    orders = ["flat"] if problem.table_rows > 1 else ["position"]
+    if problem.table_rows > 1 and problem.m % problem.table_rows == 0:
+        orders.append("position")
+    candidates = []
+    for order, warpgroups, tile_rows in itertools.product(orders, (2, 3), (128, 96, 64, 32, 16)):
+        needed = k_blocks * 16 + tile_rows // 2 + ADDRESSING_REGISTERS
+        weight = "registers" if needed <= CONSUMER_REGISTERS[warpgroups] else "streamed"
+        if weight == "streamed" and warpgroups == 3:
+            continue
+        config = Sm90Config(tile_rows, warpgroups, 2, min(2, k_blocks), cluster, weight, order)
+        plan = Sm90Plan(problem, config, arch, sm_count)
+        turns = -(-plan.tiles // (plan.clusters // plan.groups))
+        cost = turns * (tile_rows + TILE_OVERHEAD_ROWS) * warpgroups * (FLAT_COST if order == "flat" else 1.0)
+        candidates.append((cost, -tile_rows, warpgroups, config, plan))
+    *_, config, plan = min(candidates, key=lambda candidate: candidate[:3])
     room = (arch.smem_bytes - (plan.smem_bytes - 2 * plan.stage_bytes)) // plan.stage_bytes
     return dataclasses.replace(config, stages=max(2, min(room, 2 * plan.tile_stages)))
-
-
-def _tiles(rows: int, tile_rows: int) -> int:
-    return -(-rows // tile_rows)
 
 
 __all__ = ["VECTOR_BYTES", "WARPGROUP_FEATURES", "WARPGROUP_THREADS", "Sm90Plan", "default_config", "plan_sm90"]
