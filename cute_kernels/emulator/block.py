@@ -43,6 +43,7 @@ from cute_kernels.emulator.values import (
     PureOp,
     Result,
     Value,
+    agreed_lanes,
     first_bit,
     first_lane,
     index_array,
@@ -248,6 +249,12 @@ class BlockBuilder:
             return value
         function = first_bit if value.bits == 1 else first_lane
         return self.call(function, value, results=[(value.type, True)], effects=False)[0]
+
+    def agreed(self, value: Value) -> Value:
+        """A value that PTX requires to be the same in all executing lanes, as a uniform one; checked when it runs."""
+        if value.uniform:
+            return value
+        return self.call(agreed_lanes, self.whole(value), results=[(value.type, True)])[0]
 
     def anchor(
         self, anchor: Anchor, results: Sequence[tuple[str, bool]] = (), args: Sequence[Value] = ()

@@ -103,7 +103,7 @@ def _elect_varies(instruction: Instruction, varies: Any) -> list[bool]:
 @family("elect.sync", varies=_elect_varies)
 def _lower_elect(block: BlockBuilder, instruction: Instruction) -> None:
     """elect.sync: the lowest lane of the mask (PTX leaves the choice open, but it must always be the same)."""
-    members = block.value(instruction.operands[1], 32)
+    members = block.agreed(block.value(instruction.operands[1], 32))
     pair = instruction.operands[0]
     block.define(pair.predicate, block.call(_elect, members, results=[("pred", False)])[0])
     if not isinstance(pair.value, Sink):
@@ -171,6 +171,7 @@ def _shuffle_varies(instruction: Instruction, varies: Any) -> bool:
 def _shfl(block: BlockBuilder, instruction: Instruction) -> None:
     """shfl.sync: exchange between lanes."""
     value, lane, clamp, members = (block.value(operand, 32) for operand in instruction.operands[1:])
+    members = block.agreed(members)
     destination = instruction.operands[0]
     if _is_broadcast(instruction):
         (result,) = block.call(_broadcast, value, lane, members, results=[("u32", True)])
@@ -199,7 +200,8 @@ def _lower_vote(block: BlockBuilder, instruction: Instruction) -> None:
     mode, type_ = instruction.parts[2:]
     if mode not in ("all", "any", "uni", "ballot"):
         raise instruction.refuse(f"vote.sync.{mode} is not implemented")
-    predicate, members = block.value(instruction.operands[1], 1), block.value(instruction.operands[2], 32)
+    predicate = block.value(instruction.operands[1], 1)
+    members = block.agreed(block.value(instruction.operands[2], 32))
     result = ("u32", True) if mode == "ballot" else ("pred", True)
     block.define(instruction.operands[0], block.call(_vote, mode, predicate, members, results=[result])[0])
 
@@ -229,7 +231,7 @@ def _redux(block: BlockBuilder, instruction: Instruction) -> None:
     name, type_ = instruction.parts[2:]
     if type_ not in ("u32", "s32", "b32") or name not in ("add", "min", "max", "and", "or", "xor"):
         raise instruction.refuse(f"redux.sync.{name}.{type_} is not implemented")
-    value, members = block.value(instruction.operands[1], 32), block.value(instruction.operands[2], 32)
+    value, members = block.value(instruction.operands[1], 32), block.agreed(block.value(instruction.operands[2], 32))
     (result,) = block.call(_reduce, name, type_ == "s32", value, members, results=[("u32", True)])
     block.define(instruction.operands[0], result)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cute_kernels.emulator.decode import Guard, Immediate, Instruction, Memory, Not, Operand, Pair, Register, Vector
+from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Not, Operand, Pair, Register, Vector
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.block import BlockBuilder
@@ -152,11 +152,6 @@ def qualifiers(instruction: Instruction, *allowed: str, skip: int = 1) -> list[s
         if part not in allowed:
             raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
     return parts
-
-
-def guard_text(guard: Guard | None) -> str:
-    """How a guard is written in PTX."""
-    return "" if guard is None else f"@{'!' if guard.negated else ''}{guard.register} "
 
 
 def as_integer(instruction: Instruction, operand: Operand) -> int:

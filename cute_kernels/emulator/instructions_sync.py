@@ -11,7 +11,7 @@ from typing import Any
 
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Sink
-from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_move import block_lanes, check_members
 from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
@@ -67,16 +67,15 @@ def bar_sync(warp: Any, mask: int, number: int, threads: int | None) -> bool | N
 def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.sync, barrier.sync."""
     qualifiers(instruction, "cta", "sync", "aligned")
-    number = block.value(instruction.operands[0], 32)
-    threads = block.value(instruction.operands[1], 32) if len(instruction.operands) > 1 else None
-    block.call(bar_sync, number, threads, blocking=True)
+    number, *threads = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
+    block.call(bar_sync, number, threads[0] if threads else None, blocking=True)
 
 
 @family("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0)
 def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.arrive, barrier.arrive."""
     qualifiers(instruction, "cta", "arrive", "aligned")
-    block.call(bar_arrive, *(block.value(operand, 32) for operand in instruction.operands))
+    block.call(bar_arrive, *(block.agreed(block.value(operand, 32)) for operand in instruction.operands))
 
 
 def warp_sync(warp: Any, mask: int, members: int) -> None:
@@ -87,7 +86,7 @@ def warp_sync(warp: Any, mask: int, members: int) -> None:
 @family("bar.warp.sync", destinations=0)
 def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.warp.sync."""
-    members = block.value(instruction.operands[0], 32)
+    members = block.agreed(block.value(instruction.operands[0], 32))
     if isinstance(members, Constant) and members.value == FULL and not block.divergent:
         return  # all 32 lanes execute this block together
     block.call(warp_sync, members)
@@ -335,8 +334,6 @@ def _setmaxnreg(block: BlockBuilder, instruction: Instruction) -> None:
 def trap(warp: Any, mask: int) -> None:
     """trap: the program stops itself."""
     if mask:
-        from cute_kernels.emulator.errors import EmulatorError
-
         raise EmulatorError("the kernel executed trap")
 
 

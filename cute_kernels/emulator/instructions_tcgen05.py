@@ -9,6 +9,7 @@ import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Register, Vector
+from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, require_whole_warp
@@ -44,8 +45,8 @@ def alloc(warp: Any, mask: int, destination: int, columns: int, cta_group: int) 
 def _alloc(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.alloc."""
     qualifiers(instruction, "alloc", *_GROUPS, "sync", "aligned", "shared::cta", "b32")
-    columns = block.value(instruction.operands[1], 32)
-    destination = address_value(block, instruction.operands[0])
+    columns = block.agreed(block.value(instruction.operands[1], 32))
+    destination = block.agreed(address_value(block, instruction.operands[0]))
     block.call(alloc, destination, columns, _cta_group(instruction), blocking=True)
 
 
@@ -60,7 +61,7 @@ def dealloc(warp: Any, mask: int, address: int, columns: int) -> None:
 def _dealloc(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.dealloc."""
     qualifiers(instruction, "dealloc", *_GROUPS, "sync", "aligned", "b32")
-    block.call(dealloc, *(block.value(operand, 32) for operand in instruction.operands))
+    block.call(dealloc, *(block.agreed(block.value(operand, 32)) for operand in instruction.operands))
 
 
 def relinquish(warp: Any, mask: int) -> None:
@@ -120,8 +121,7 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     destination = instruction.operands[0]
     count = len(destination.items) if isinstance(destination, Vector) else 1
     address = address_value(block, instruction.operands[1])
-    if not address.uniform:
-        address = block.first_lane(address)  # PTX: taddr has to be the same in all lanes
+    address = block.agreed(address)
     results = block.call(load, address, shape, repeat, results=[("u32", False)] * count)
     for item, value in zip(destination.items if count > 1 else _only(destination), results):
         block.define(item, value)
@@ -138,8 +138,7 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
     source = instruction.operands[1]
     values = [block.whole(block.value(item, 32)) for item in _only(source)]
     address = address_value(block, instruction.operands[0])
-    if not address.uniform:
-        address = block.first_lane(address)
+    address = block.agreed(address)
     block.anchor(Call(store, [address, shape, repeat, tuple(values)]), [], [address, *values])
 
 
@@ -176,8 +175,6 @@ def mma(
         accumulate = bool(accumulate & mask & -mask)
     for d1, a1, b1, instruction1, *off in each_lane(mask, d, a, b, instruction, *disabled):
         if any(off):
-            from cute_kernels.emulator.errors import UnsupportedPTX
-
             raise UnsupportedPTX(f"tcgen05.mma with a disable-output-lane mask {[hex(x) for x in off]}")
         warp.cluster.tensor_core.mma(
             kind=kind,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator.decode import Instruction
+from cute_kernels.emulator.errors import BarrierMisuse
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.block import BlockBuilder
@@ -170,6 +171,18 @@ _OPS: dict[Any, PureOp] = {}
 
 def first_lane(warp: Any, mask: int, lanes: np.ndarray) -> int:
     return int(lanes[0])
+
+
+def agreed_lanes(warp: Any, mask: int, lanes: np.ndarray) -> int:
+    """The value that all executing lanes have.
+
+    Raises:
+        BarrierMisuse: they have different ones.
+    """
+    active = lanes[[lane for lane in range(32) if mask >> lane & 1]]
+    if (active != active[0]).any():
+        raise BarrierMisuse(f"an operand that must be the same in all lanes is {sorted(set(active.tolist()))}")
+    return int(active[0])
 
 
 def first_bit(warp: Any, mask: int, lanes: int) -> bool:

@@ -214,6 +214,15 @@ def test_whole_warp_instructions_in_a_part_of_the_warp_are_reported(instruction:
         per_thread(body)
 
 
+def test_operands_that_must_agree_are_checked_when_they_run():
+    """%r2 is not known to be uniform when it is translated: it is where all lanes hold 3, and not where they differ."""
+    body = "min.u32 %r2, %r1, LIMIT; add.s32 %r2, %r2, 3; bar.sync %r2, 32; bar.sync 1, %r3; mov.b32 %r9, %r2;"
+    body = "add.s32 %r3, %r1, 32; sub.s32 %r3, %r3, %r1;" + body
+    assert per_thread(body.replace("LIMIT", "0")).tolist() == [3] * 32
+    with pytest.raises(BarrierMisuse, match=r"must be the same in all lanes is \[3, 4, 5\]"):
+        per_thread(body.replace("LIMIT", "2"))
+
+
 def test_a_shuffle_from_a_lane_that_does_not_take_part_is_reported():
     body = "setp.lt.u32 %p1, %r1, 16; @%p1 bra END; shfl.sync.idx.b32 %r2, %r1, 3, 31, 0xFFFF0000; END: mov.b32 %r9, 0;"
     with pytest.raises(BarrierMisuse, match="reads lane 3"):
