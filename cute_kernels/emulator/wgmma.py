@@ -28,7 +28,6 @@ from cute_kernels.emulator.tensor_core import (
     ElementType,
     Matrix,
     check_operand,
-    check_pattern_start,
     decode_values,
     load_operand,
     operand_places,
@@ -86,14 +85,12 @@ def decode_descriptor(descriptor: int) -> Matrix:
         raise UnsupportedPTX(f"{where}: base offset {descriptor >> 49 & 7}")
     if descriptor & (3 << 14 | 3 << 30 | 7 << 46 | 0x3FF << 52):
         raise UnsupportedPTX(f"{where}: a bit outside of the fields of a wgmma descriptor")
-    matrix = Matrix(
+    return Matrix(
         address=(descriptor & 0x3FFF) << 4,
         leading=(descriptor >> 16 & 0x3FFF) << 4,
         stride=(descriptor >> 32 & 0x3FFF) << 4,
         swizzle=_SWIZZLE_MODES[descriptor >> 62],
     )
-    check_pattern_start(matrix, where)
-    return matrix
 
 
 # --- fragments (PTX ISA, register fragments of wgmma) ----------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""ldmatrix and stmatrix: every element against the layout's formula and a GPU's results, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
+from tests.emulator.matrix_cases import MatrixMove, matrix_cases
+from tests.emulator.ptx import aligned, launch
+from tests.emulator.record_matrix_on_gpu import digest, result_array
+
+RECORDED = json.loads((Path(__file__).parent / "data" / "matrix_h200.json").read_text())
+
+
+def run(case: MatrixMove, text: str | None = None, block: int = 128) -> np.ndarray:
+    out = result_array(case)
+    launch(
+        text or case.ptx(), aligned(case.image()), aligned(case.registers()), out,
+        block=(block, 1, 1), dynamic_smem=4096,
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("case", list(matrix_cases()), ids=repr)
+def test_every_element(case: MatrixMove) -> None:
+    out = run(case)
+    assert np.array_equal(out, case.expected())
+    assert digest(out) == RECORDED[repr(case)]
+
+
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(".m8n8", ".m16n16"), (".b16", ".b8"), (".x2", ".x4"), (".x2", ""), (".shared.b16", ".b16")],
+)
+def test_other_forms_are_refused(store: bool, old: str, new: str) -> None:
+    case = MatrixMove(store, 2, False)
+    line = next(line for line in case.ptx().splitlines() if "matrix." in line)
+    with pytest.raises(UnsupportedPTX, match="PTX line"):
+        run(case, case.ptx().replace(line, line.replace(old, new)))
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_rows_are_16_byte_aligned_and_in_bounds(store: bool) -> None:
+    text = MatrixMove(store, 1, False).ptx()
+    for shift, message in ((8, "misaligned"), (1 << 20, "leaves its|names CTA")):
+        with pytest.raises(IllegalAccess, match=message):
+            run(MatrixMove(store, 1, False), text.replace("add.u32 %i, %i, %shared;", f"add.u32 %i, %shared, {shift};"))
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_all_lanes_take_part(store: bool) -> None:
+    case = MatrixMove(store, 1, False)
+    lines = [
+        f"setp.lt.u32 %p, %thread, 7;\n@%p {line}" if "matrix." in line else line for line in case.ptx().splitlines()
+    ]
+    with pytest.raises(BarrierMisuse, match="executed by lanes"):
+        run(case, "\n".join(lines))
+
+
+def test_unused_addresses_are_ignored() -> None:
+    """x1 takes its rows from lanes 0 to 7; the others may hold anything."""
+    for store in (False, True):
+        case = MatrixMove(store, 1, True)
+        registers = case.registers()
+        registers[0, np.arange(128) % 32 >= 8] = 0x00FFFFFF
+        out = result_array(case)
+        launch(case.ptx(), aligned(case.image()), aligned(registers), out, block=(128, 1, 1), dynamic_smem=4096)
+        assert np.array_equal(out, case.expected())
+
+
+def test_loads_of_unwritten_memory_are_reported() -> None:
+    case = MatrixMove(False, 4, False)
+    text = "\n".join(line for line in case.ptx().splitlines() if not line.startswith("st.shared"))
+    with pytest.raises(EmulatorError, match="uninitialised"):
+        run(case, text)

@@ -1,0 +1,323 @@
+"""wgmma: layouts and fragments against formulas and a GPU's results; rounding, groups, and rules that must be kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.decode import parse
+from cute_kernels.emulator.errors import (
+    BarrierMisuse,
+    Hang,
+    IllegalAccess,
+    ProxyFenceMissing,
+    SharedMemoryRace,
+    UnsupportedPTX,
+)
+from cute_kernels.emulator.instructions_wgmma import parse_form
+from cute_kernels.emulator.wgmma import decode_descriptor, multiply_add
+from tests.emulator.matrix_cases import Wgmma, wgmma_cases
+from tests.emulator.ptx import aligned, launch
+from tests.emulator.record_matrix_on_gpu import digest, result_array
+
+RECORDED = json.loads((Path(__file__).parent / "data" / "matrix_h200.json").read_text())
+POLICIES = ("eager", "lazy", "random")
+WAIT = "wgmma.wait_group.sync.aligned 0;"
+COMMIT = "wgmma.commit_group.sync.aligned;"
+FENCE = "wgmma.fence.sync.aligned;"
+
+
+def run(case: Wgmma, text: str | None = None, options: Options | None = None, threads: int = 128) -> np.ndarray:
+    out = result_array(case)
+    image, _ = case.image()
+    launch(
+        text or case.ptx(), aligned(image), aligned(case.registers()), out,
+        block=(threads, 1, 1), dynamic_smem=len(image), options=options,
+    )  # fmt: skip
+    return out
+
+
+def changed(case: Wgmma, *edits: tuple[str, str]) -> str:
+    text = case.ptx()
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", list(wgmma_cases()), ids=repr)
+def test_result_equals_the_formula_and_the_gpu(case: Wgmma) -> None:
+    """Small integers: every sum is exact, so silicon, emulator and integer arithmetic agree in every bit."""
+    out = run(case)
+    assert np.array_equal(out, case.fragments(case.expected()))
+    assert digest(out) == RECORDED[repr(case)]
+
+
+@pytest.mark.parametrize("completion", POLICIES)
+@pytest.mark.parametrize("in_registers", [False, True])
+def test_result_does_not_depend_on_the_schedule(completion: str, in_registers: bool) -> None:
+    case = Wgmma(a_in_registers=in_registers, steps=4)
+    for seed in range(4):
+        out = run(case, options=Options(seed=seed, completion=completion, interleave="random"))
+        assert np.array_equal(out, case.fragments(case.expected()))
+
+
+def _nearest(exact: Fraction) -> np.float32:
+    """FP32 nearest to a rational number, ties to even: both neighbours of a first guess are tried."""
+    guess = np.float32(float(exact))
+    near = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
+    return min(near, key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(np.uint32)) & 1))
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**20, 3e7, 1e-9])
+def test_one_rounding_per_instruction(scale: float) -> None:
+    """E4M3 products and an accumulator of any magnitude, on the grid of the products or not, against rationals."""
+    rng = np.random.default_rng(5)
+    a, b = (rng.normal(0, 20, (rows, 32)).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) for rows in (64, 8))
+    old = (rng.normal(0, 1, (64, 8)) * scale).astype(np.float32)
+    text = Wgmma(n=8).ptx()
+    form = next(parse_form(i) for i in parse(text).kernels["k"].instructions if i.parts[:2] == ("wgmma", "mma_async"))
+    got = multiply_add(a, b, old, form)
+    for i, j in np.ndindex(64, 8):
+        total = sum((Fraction(x) * Fraction(y) for x, y in zip(a[i], b[j])), Fraction(float(old[i, j])))
+        assert got[i, j] == _nearest(total)
+
+
+def test_nan_stays_in_its_row_and_column() -> None:
+    case = Wgmma(n=16, a_in_registers=True)
+    registers = case.registers()
+    registers[0, 5] = registers[0, 5] & ~np.uint32(0xFF) | np.uint32(0x7F)  # an E4M3 NaN in row 5 / 4 = 1
+    out = result_array(case)
+    image, _ = case.image()
+    launch(case.ptx(), aligned(image), aligned(registers), out, block=(128, 1, 1), dynamic_smem=len(image))
+    nan = np.zeros((64, 16), np.float32)
+    nan[1] = 1
+    wrong = case.fragments(nan).view(np.float32) == 1
+    assert np.isnan(out.view(np.float32)[wrong]).all()
+    assert np.array_equal(out[~wrong], case.fragments(case.expected())[~wrong])
+
+
+# --- waiting and groups ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("completion", POLICIES)
+def test_wait_group_leaves_the_newest_groups_running(completion: str) -> None:
+    """Two groups into different registers: after wait_group 1 the first is complete, which the program may read."""
+    case = Wgmma(n=8, a_in_registers=True)
+    text = case.ptx()
+    mma = next(line for line in text.splitlines() if line.startswith("wgmma.mma_async"))
+    second = mma.replace("%d", "%e").replace("%p", "%q").replace("%edesc", "%bdesc")
+    body = f"{mma}\n{COMMIT}\nsetp.ne.b32 %q, 0, 0;\n{second}\n{COMMIT}\nwgmma.wait_group.sync.aligned 1;"
+    text = text.replace(f"{mma}\n{COMMIT}\n{WAIT}", body).replace("ret;", f"{WAIT}\nret;")
+    text = text.replace(".reg .pred %p;", ".reg .pred %p, %q; .reg .b32 %e<4>;")
+    assert text.count("wgmma.mma_async") == 2
+    out = run(case, text, Options(completion=completion))
+    assert np.array_equal(out, case.fragments(case.expected()))
+
+
+def test_a_pending_operation_reads_shared_memory_when_it_completes() -> None:
+    """Detectors off, so that only the schedule shows the fault: B is overwritten between issue and wait."""
+    case = Wgmma(n=8, a_in_registers=True)
+    spoil = f"{COMMIT}\nbar.sync 0;\nst.shared.b32 [%mine], 0;\nst.shared.b32 [%mine+512], 0;\nbar.sync 0;\n{WAIT}"
+    text = changed(case, (f"{COMMIT}\n{WAIT}", spoil))
+    good = case.fragments(case.expected())
+    assert np.array_equal(run(case, text, Options(completion="eager", detectors=False)), good)
+    late = run(case, text, Options(completion="lazy", detectors=False))
+    a, b, d = case.values()
+    assert np.array_equal(late, case.fragments(d.astype(np.float32)))
+    for completion in POLICIES:
+        with pytest.raises(SharedMemoryRace, match=r"wgmma\.mma_async"):
+            run(case, text, Options(completion=completion))
+
+
+def test_operands_may_be_overwritten_after_the_wait() -> None:
+    case = Wgmma(n=8, a_in_registers=True)
+    text = changed(case, (WAIT, f"{WAIT}\nst.shared.b32 [%mine], 0;"))
+    for completion in POLICIES:
+        # Threads of other warps may still wait, but the operation that they wait for is complete.
+        out = run(case, text, Options(completion=completion))
+        assert np.array_equal(out, case.fragments(case.expected()))
+
+
+def test_missing_proxy_fence() -> None:
+    case = Wgmma()
+    for completion in POLICIES:
+        with pytest.raises(ProxyFenceMissing, match="PTX line"):
+            run(case, changed(case, ("fence.proxy.async;\n", "")), Options(completion=completion))
+
+
+def test_a_warp_that_does_not_take_part_is_named() -> None:
+    """Three warps wait for the fourth, which takes another way."""
+    case = Wgmma(n=8)
+    text = changed(case, ("bar.sync 0;\n", "bar.sync 0;\nsetp.ge.u32 %p, %thread, 96;\n@%p bra SKIP;\n"))
+    text = text.replace("ret;", "SKIP: ret;")
+    with pytest.raises(Hang) as error:
+        run(case, text)
+    assert "not issued by warps 3 of the warpgroup" in error.value.report
+    text = text.replace("96", "32").replace(WAIT, "ret;")
+    with pytest.raises(BarrierMisuse, match="the kernel ends with .* not issued by warps 1, 2, 3"):
+        run(case, text.replace("ret;\nst.global", "bra SKIP;\nst.global"))
+
+
+def test_warps_must_issue_the_same_operation() -> None:
+    case = Wgmma(n=8, a_in_registers=True)
+    mma = next(line for line in case.ptx().splitlines() if line.startswith("wgmma.mma_async"))
+    # Warp 3 gets another scale-d.
+    text = changed(case, (mma, f"setp.lt.u32 %p, %thread, 96;\n{mma}"))
+    with pytest.raises(BarrierMisuse, match=r"scale-d \d where the other warps of its warpgroup issued .* scale-d \d"):
+        run(case, text)
+    # Warp 3 gets another matrix B.
+    text = changed(case, (mma, f"setp.lt.u32 %p, %thread, 96;\n@!%p add.u64 %bdesc, %bdesc, 2;\n{mma}"))
+    with pytest.raises(BarrierMisuse, match=r"B 0x\w+, scale-d 1 where the other warps .* issued"):
+        run(case, text)
+
+
+def test_operands_are_the_same_in_all_lanes() -> None:
+    case = Wgmma(n=8, a_in_registers=True)
+    mma = next(line for line in case.ptx().splitlines() if line.startswith("wgmma.mma_async"))
+    text = changed(case, (mma, f"cvt.u64.u32 %x, %thread;\nadd.u64 %bdesc, %bdesc, %x;\n{mma}"))
+    with pytest.raises(BarrierMisuse, match="descriptor .* differs between the lanes"):
+        run(case, text)
+    text = changed(case, (mma, f"setp.lt.u32 %p, %thread, 16;\n{mma}"))
+    with pytest.raises(BarrierMisuse, match="scale-d .* differs between the lanes"):
+        run(case, text)
+
+
+def test_exit_without_waiting() -> None:
+    case = Wgmma(n=8)
+    stores = "\n".join(line for line in case.ptx().splitlines() if line.startswith("st.global"))
+    with pytest.raises(IllegalAccess, match="never waited"):
+        run(case, changed(case, (WAIT, ""), (stores, "")))
+
+
+# --- registers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ((FENCE, ""), r"without any wgmma\.fence"),
+        ((FENCE, f"{FENCE}\nmov.b32 %d0, 0;"), r"register %d0 is accessed at PTX line \d+ `mov.b32 %d0, 0.*no wgmma"),
+        ((FENCE, f"{FENCE}\nmov.b32 %a1, 0;"), r"register %a1 is accessed"),
+        ((FENCE, f"{FENCE}\nst.global.b32 [%out], %d3;"), r"register %d3 is accessed"),
+        ((WAIT, ""), r"register %d0 is an accumulator of the wgmma at PTX line"),
+        ((WAIT, "wgmma.wait_group.sync.aligned 1;"), r"register %d0 is an accumulator"),
+        ((f"{COMMIT}\n{WAIT}", WAIT), r"register %d0 is an accumulator"),
+        ((f"{COMMIT}\n{WAIT}", f"{WAIT}\n{COMMIT}"), r"register %d0 is an accumulator"),
+        ((WAIT, f"mov.b32 %d1, 5;\n{WAIT}"), r"register %d1 is an accumulator"),
+        ((WAIT, f"add.u32 %i, %d2, 5;\n{WAIT}"), r"register %d2 is an accumulator"),
+        ((WAIT, f"mov.b32 %a2, 5;\n{WAIT}"), r"register %a2 is an A fragment"),
+        ((WAIT, f"@%p {WAIT}"), "guard"),
+    ],
+)  # fmt: skip
+def test_registers_are_fenced_and_waited_for(edit: tuple[str, str], message: str) -> None:
+    """Found before the kernel runs, whatever its schedule."""
+    case = Wgmma(n=8, a_in_registers=True)
+    run(case)
+    with pytest.raises((IllegalAccess, UnsupportedPTX), match=message) as error:
+        run(case, changed(case, edit))
+    assert error.value.ptx_line
+
+
+def test_a_chain_of_one_shape_needs_one_fence_and_another_shape_a_wait() -> None:
+    case = Wgmma(n=16, a_in_registers=True, steps=2)
+    run(case)
+    first, second = (line for line in case.ptx().splitlines() if line.startswith("wgmma.mma_async"))
+    narrow = second.replace("n16", "n8").replace(", %d4, %d5, %d6, %d7", "")
+    assert narrow != second
+    with pytest.raises(IllegalAccess, match=r"another shape"):
+        run(case, changed(case, (second, narrow)))
+    out = run(case, changed(case, (second, f"{COMMIT}\n{WAIT}\n{narrow}")))
+    half = replace(case, n=8)
+    a, b, d = case.values()
+    assert np.array_equal(out[:4], half.fragments((a @ b.T + d)[:, :8].astype(np.float32)))
+    assert np.array_equal(out[4:], case.fragments((a[:, :32] @ b[:, :32].T + d).astype(np.float32))[4:])
+
+
+def test_a_loop_carries_what_is_in_flight() -> None:
+    """The hazard appears only along the back edge: the fence stands before the loop, the access at its end."""
+    case = Wgmma(n=8, a_in_registers=True)
+    mma = next(line for line in case.ptx().splitlines() if line.startswith("wgmma.mma_async"))
+    loop = f"mov.u32 %i, 0;\n{FENCE}\nLOOP: {mma}\n{COMMIT}\n{WAIT}\nadd.u32 %i, %i, 1;\nsetp.lt.u32 %p, %i, 3;\n"
+    clean = changed(case, (FENCE, ""), (f"{mma}\n{COMMIT}\n{WAIT}", f"{loop}@%p bra LOOP;"))
+    a, b, d = case.values()
+    # scale-d is the loop condition from the second turn on: the first turn's is 1 as well.
+    assert np.array_equal(run(case, clean), case.fragments((3 * (a @ b.T) + d).astype(np.float32)))
+    broken = clean.replace("@%p bra LOOP;", "add.u32 %d0, %d0, 0;\n@%p bra LOOP;")
+    with pytest.raises(IllegalAccess, match="register %d0 is accessed"):
+        run(case, broken)
+
+
+def test_moves_of_accumulators_in_flight_are_followed() -> None:
+    """PTX's registers are virtual: a copy holds the result once the wgmma is complete, and is not to be read before."""
+    case = Wgmma(n=8, a_in_registers=True)
+    store = "st.global.b32 [%out+0], %d0;"
+    edits = [(WAIT, f"mov.b32 %i, %d0;\n{WAIT}"), (store, store.replace("%d0", "%i"))]
+    for completion in POLICIES:
+        out = run(case, changed(case, *edits), Options(completion=completion))
+        assert np.array_equal(out, case.fragments(case.expected()))
+    with pytest.raises(IllegalAccess, match="register %i is an accumulator"):
+        run(case, changed(case, (WAIT, f"mov.b32 %i, %d0;\nadd.u32 %i, %i, 1;\n{WAIT}")))
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (".f32.e4m3.e4m3", ".f16.e4m3.e4m3", "accumulators in f32"),
+        (".f32.e4m3.e4m3", ".f32.e4m3.f16", "do not go together"),
+        ("m64n8k32", "m64n8k16", "does not exist"),
+        ("m64n8k32", "m64n12k32", "does not exist"),
+        ("m64n8k32", "m64n16k32", "8 accumulator registers"),
+        ("%p, 1, 1;", "%p, 2, 1;", "imm-scale"),
+        ("%p, 1, 1;", "%p, 1, 1, 0;", "immediate operands"),
+        ("mma_async.sync", "mma_async.sp.sync", "is implemented"),
+    ],
+)
+def test_unknown_forms_are_refused(old: str, new: str, message: str) -> None:
+    case = Wgmma(n=8)
+    with pytest.raises(UnsupportedPTX, match=message):
+        run(case, changed(case, (old, new)))
+
+
+def test_divergence_is_refused() -> None:
+    case = Wgmma(n=8)
+    text = changed(case, (FENCE, f"setp.lt.u32 %p, %thread, 16;\n@%p bra SKIP;\n{FENCE}")).replace("ret;", "SKIP: ret;")
+    with pytest.raises(UnsupportedPTX, match="diverged"):
+        run(case, text)
+
+
+def test_descriptor_fields() -> None:
+    matrix = decode_descriptor(0x123 | 0x45 << 16 | 0x678 << 32 | 3 << 62)
+    assert (matrix.address, matrix.leading, matrix.stride, matrix.swizzle) == (0x1230, 0x450, 0x6780, "32B")
+    modes = [decode_descriptor(mode << 62).swizzle for mode in range(4)]
+    assert modes == ["none", "128B", "64B", "32B"]
+    for bit in (14, 15, 30, 31, *range(46, 62)):
+        with pytest.raises(UnsupportedPTX, match="base offset|outside of the fields"):
+            decode_descriptor(1 << bit)
+
+
+def test_operands_beyond_shared_memory() -> None:
+    case = Wgmma(n=8, a_in_registers=True)
+    edit = ("add.u64 %bdesc, %base, ", "add.u64 %bdesc, %base, 0x3000;\nadd.u64 %bdesc, %bdesc, ")
+    with pytest.raises(IllegalAccess, match="operand at shared offsets"):
+        run(case, changed(case, edit))
+
+
+def test_operands_that_were_never_written() -> None:
+    case = Wgmma(n=8, a_in_registers=True)
+    text = "\n".join(line for line in case.ptx().splitlines() if not line.startswith("st.shared"))
+    with pytest.raises(IllegalAccess, match="uninitialised"):
+        run(case, text)
