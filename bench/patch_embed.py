@@ -90,6 +90,15 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
     return case_module.make_cases(arguments.models or list(case_module.MODELS), arguments.positions, batches)
 
 
+def recorded_command(argv: Sequence[str]) -> str:
+    """The command line without ``--output`` and ``--name``: where files went on one machine does not repeat a run."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output")
+    parser.add_argument("--name")
+    _, rest = parser.parse_known_args(list(argv))
+    return " ".join(["python -m bench.patch_embed", shlex.join(rest)]).strip()
+
+
 def environment(device: torch.device, sampler: DeviceSampler) -> dict[str, str]:
     """What the numbers depend on."""
     properties = torch.cuda.get_device_properties(device)
@@ -207,9 +216,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = torch.device("cuda", torch.cuda.current_device())
     sampler = DeviceSampler(device)
     now = datetime.datetime.now(datetime.timezone.utc)
-    command = "python -m bench.patch_embed " + shlex.join(sys.argv[1:] if argv is None else list(argv))
     results = Results(
-        now.strftime("%Y-%m-%d %H:%M UTC"), command.strip(), environment(device, sampler), arguments.protocol
+        date=now.strftime("%Y-%m-%d %H:%M UTC"),
+        command=recorded_command(sys.argv[1:] if argv is None else argv),
+        environment=environment(device, sampler),
+        protocol=arguments.protocol,
     )
     for case in arguments.cases:
         for config in (None, *(config for _, config in arguments.configs)):

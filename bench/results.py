@@ -265,7 +265,7 @@ def plot(results: Results, ours: str, path: Path) -> None:
         axis.set_xlabel("ms per launch: bar = sustained, tick = burst", fontsize=8)
         axis.margins(x=0.12)
     legend = [Patch(color=color, label=scope) for scope, color in _COLORS.items()]
-    axes[0, 0].legend(handles=[Patch(color="#c44e52", label=ours), *legend], fontsize=7, loc="lower right")
+    axes[0, 0].legend(handles=[Patch(color="#c44e52", label=ours), *legend], fontsize=7, loc="upper right")
     figure.text(0.01, 0.005, f"{results.environment.get('gpu', '')}, {results.date}", fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=130)

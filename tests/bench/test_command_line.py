@@ -62,6 +62,12 @@ def test_configs_are_typed() -> None:
         parse_config("pingpong=0")
 
 
+def test_recorded_command_repeats_the_run_anywhere() -> None:
+    argv = ["--rounds", "3", "--output", "/somewhere", "--peers", "Triton flat", "quack", "--name=mine"]
+    assert program.recorded_command(argv) == "python -m bench.patch_embed --rounds 3 --peers 'Triton flat' quack"
+    assert program.recorded_command([]) == "python -m bench.patch_embed"
+
+
 def test_ours_is_built_before_quack_changes_cute() -> None:
     assert PEERS[0].name == OURS
     assert len({peer.name for peer in PEERS}) == len(PEERS)
