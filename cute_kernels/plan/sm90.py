@@ -250,11 +250,17 @@ FLAT_COST = 1.6
 TILE_OVERHEAD_ROWS = 12
 """What a tile costs besides its rows, in rows: hand-over, barriers and the start of the store."""
 
+START_OVERHEAD_ROWS = 60
+"""What a CTA costs once, in rows: its weight fragments come from global memory before the first tile."""
+
+WARPGROUP_COST = {2: 2.0, 3: 2.85}
+"""Time of a row by consumer warpgroups: with three, ``x`` moves less often for the same features."""
+
 
 def default_config(problem: Problem, arch: Arch, sm_count: int) -> Sm90Config:
     """The configuration for a problem, by the measurements in docs/measurements.md.
 
-    Rows, order and features of a tile minimise ``tiles per cluster * (rows + overhead) * warpgroups``: tiles of 128
+    Rows, order and features of a tile minimise a time that is linear in the rows that a cluster computes: tiles of 128
     images by 128 features for large batches, 192 features where they divide N better, small flat tiles where otherwise
     most multiprocessors would have nothing to do. The weight stays in registers where K allows it, and there are as
     many stages as two tiles need and shared memory holds.
@@ -273,7 +279,8 @@ def default_config(problem: Problem, arch: Arch, sm_count: int) -> Sm90Config:
         config = Sm90Config(tile_rows, warpgroups, 2, min(2, k_blocks), cluster, weight, order)
         plan = Sm90Plan(problem, config, arch, sm_count)
         turns = -(-plan.tiles // (plan.clusters // plan.groups))
-        cost = turns * (tile_rows + TILE_OVERHEAD_ROWS) * warpgroups * (FLAT_COST if order == "flat" else 1.0)
+        rows = turns * (tile_rows + TILE_OVERHEAD_ROWS) * (FLAT_COST if order == "flat" else 1.0)
+        cost = (rows + START_OVERHEAD_ROWS) * WARPGROUP_COST[warpgroups]
         candidates.append((cost, -tile_rows, warpgroups, config, plan))
     *_, config, plan = min(candidates, key=lambda candidate: candidate[:3])
     room = (arch.smem_bytes - (plan.smem_bytes - 2 * plan.stage_bytes)) // plan.stage_bytes
