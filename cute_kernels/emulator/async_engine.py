@@ -21,11 +21,16 @@ Policy = Literal["eager", "lazy", "random"]
 
 @dataclass(frozen=True)
 class AsyncOp:
-    """One asynchronous operation: ``run`` performs all of its effects, ``describe`` names it in reports."""
+    """One asynchronous operation: ``run`` performs all of its effects, ``describe`` names it in reports.
+
+    ``yields``: under ``lazy`` it runs only when all that is left also yields. For operations that read memory which
+    others overwrite: an overwriting that comes too early shows only if it happens first.
+    """
 
     queue_key: Hashable
     run: Callable[[], None]
     describe: str
+    yields: bool = False
 
 
 class AsyncEngine:
@@ -66,10 +71,16 @@ class AsyncEngine:
                 self.step()
 
     def step(self) -> bool:
-        """Runs one pending operation (``random``: of a random queue; else of the oldest). False if there is none."""
+        """Runs one pending operation. False if there is none.
+
+        ``random`` takes one of a random queue, the others the first that does not yield of the oldest queues.
+        """
         if not self._keys:
             return False
-        index = self._rng.randrange(len(self._keys)) if self.policy == "random" else 0
+        if self.policy == "random":
+            index = self._rng.randrange(len(self._keys))
+        else:
+            index = next((i for i, key in enumerate(self._keys) if not self._queues[key][0].yields), 0)
         key = self._keys[index]
         queue = self._queues[key]
         op = queue.popleft()

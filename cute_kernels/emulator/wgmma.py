@@ -331,7 +331,7 @@ class WgmmaUnit:
         if self.tracker is not None:
             for operand in operation.operands:
                 self.tracker.async_read(operation.rank, operand.starts, CHUNK, operation.form.text)
-        self.engine.submit(AsyncOp(queue, functools.partial(self._run, operation), operation.describe()))
+        self.engine.submit(AsyncOp(queue, functools.partial(self._run, operation), operation.describe(), yields=True))
 
     def _run(self, operation: Operation) -> None:
         form = operation.form

@@ -37,6 +37,14 @@ def test_eager_runs_at_issue():
     assert [n for _, n in log] == [0, 1, 2] and len(engine) == 0
 
 
+def test_lazy_runs_what_yields_last():
+    engine, log = AsyncEngine("lazy"), []
+    for name, yields in (("a1", True), ("b1", False), ("a2", True), ("c1", True), ("b2", False)):
+        engine.submit(AsyncOp(name[0], lambda name=name: log.append(name), name, yields))
+    engine.drain()
+    assert log == ["b1", "b2", "a1", "a2", "c1"]
+
+
 def test_lazy_runs_nothing_until_asked():
     engine, log = AsyncEngine("lazy"), []
     submit(engine, log, [0, 1, 0])

@@ -1,0 +1,212 @@
+"""The SM90a kernel in the emulator: bit for bit against the torch reference of its contract, and broken on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cute_kernels.compile import Artifact, compile_plan
+from cute_kernels.config import Sm90Config
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import EmulatorError, Hang, IllegalAccess, ProxyFenceMissing, SharedMemoryRace
+from cute_kernels.launch import emulate
+from tests.emulator.kernel_inputs import Case, make_case
+
+POLICIES = ("eager", "lazy", "random")
+BASE = Sm90Config(tile_rows=64, stages=3, stage_blocks=1)
+CONFIGS = {
+    "base": BASE,
+    "streamed": dataclasses.replace(BASE, weight="streamed"),
+    "flat": dataclasses.replace(BASE, order="flat"),
+    "streamed, flat, bf16x2": dataclasses.replace(BASE, weight="streamed", order="flat", epilogue="bf16x2"),
+    "bf16x2": dataclasses.replace(BASE, epilogue="bf16x2"),
+    "1 warpgroup, 1 CTA": dataclasses.replace(BASE, warpgroups=1, cluster=1, pingpong=False),
+    "3 warpgroups": dataclasses.replace(BASE, warpgroups=3, tile_rows=32, stages=8),
+    "3 warpgroups, streamed, together": dataclasses.replace(BASE, warpgroups=3, weight="streamed", pingpong=False),
+    "together": dataclasses.replace(BASE, pingpong=False),
+    "2 stages": dataclasses.replace(BASE, stages=2),
+    "stages of 2 blocks": dataclasses.replace(BASE, stages=4, stage_blocks=2),
+    "stages of 2 blocks, streamed": dataclasses.replace(BASE, stage_blocks=2, weight="streamed"),
+    "16 rows": dataclasses.replace(BASE, tile_rows=16, stages=12),
+    "48 rows, 1 CTA": dataclasses.replace(BASE, tile_rows=48, cluster=1),
+    "192 rows": dataclasses.replace(BASE, tile_rows=192, warpgroups=1, stages=2),
+}
+
+
+def check(case: Case, options: Options | None = None) -> None:
+    emulate(case.plan, case.tensors, options)
+    wrong = case.mismatches()
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_is_bit_exact(name: str) -> None:
+    """Several tiles per cluster, so that stages and staging are used again; rows, N and K end inside a tile."""
+    config = CONFIGS[name]
+    images = config.tile_rows + 9
+    case = make_case(batch=images, positions=3, n=200, k=272, config=config, sm_count=config.cluster, seed=1)
+    assert case.plan.tiles >= 3
+    check(case, Options(completion="lazy"))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    batch=st.integers(1, 150),
+    positions=st.integers(1, 6),
+    n=st.integers(1, 48).map(lambda i: 8 * i),
+    k=st.sampled_from([16, 96, 128, 272, 384]),
+    bias=st.booleans(),
+    pos=st.booleans(),
+    scale=st.sampled_from([1.0, 0.37, 3e-5, 1e4]),
+    scale_in_memory=st.booleans(),
+    config=st.sampled_from(list(CONFIGS.values())),
+    sm_count=st.sampled_from([2, 4, 132]),
+    completion=st.sampled_from(POLICIES),
+    interleave=st.sampled_from(["round_robin", "random"]),
+    seed=st.integers(0, 2**20),
+)
+def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -> None:
+    check(make_case(seed=seed, **facts), Options(seed=seed, completion=completion, interleave=interleave))
+
+
+@pytest.mark.parametrize("weight", ["registers", "streamed"])
+def test_result_does_not_depend_on_the_schedule(weight: str) -> None:
+    config = dataclasses.replace(BASE, weight=weight)
+    for completion in POLICIES:
+        for seed in range(2):
+            case = make_case(batch=70, positions=2, n=136, k=272, config=config, sm_count=2, seed=7)
+            options = Options(
+                seed=seed, completion=completion, interleave="random", spurious_try_wait_failures=bool(seed)
+            )
+            check(case, options)
+
+
+def test_model_width_with_the_default_config() -> None:
+    """768 features from 768 inputs, 64 images at 2 positions."""
+    check(make_case(batch=64, positions=2, n=768, k=768, config=Sm90Config(), sm_count=12, seed=768))
+
+
+def test_counts() -> None:
+    """What the emulator counts is what the plan says: a wgmma per K step, warpgroup and tile."""
+    case = make_case(batch=64, positions=2, n=256, k=256, config=BASE, sm_count=2, seed=2)
+    report = emulate(case.plan, case.tensors)
+    plan = case.plan
+    ctas = plan.clusters * plan.config.cluster
+    assert plan.tiles % (plan.clusters // plan.groups) == 0
+    tiles_per_cta = plan.tiles // (plan.clusters // plan.groups)
+    assert report.mma_instructions == ctas * plan.config.warpgroups * tiles_per_cta * plan.k_blocks * 4
+    assert report.by_role["idle"] < report.by_role["load"] < report.by_role["mma"]
+
+
+# --- broken on purpose ----------------------------------------------------------------------------------------------
+
+
+def _case(weight: str = "registers") -> Case:
+    """Four tiles of five K blocks through three stages: stages are refilled in the middle of a tile."""
+    config = dataclasses.replace(BASE, weight=weight)
+    return make_case(batch=64, positions=4, n=256, k=640, config=config, sm_count=2, seed=11)
+
+
+def _edited(case: Case, pattern: str, replacement: str = "") -> Artifact:
+    """The kernel of a case with every match of a pattern replaced."""
+    artifact = compile_plan(case.plan, emulated=True)
+    ptx, count = re.subn(pattern, replacement, artifact.ptx)
+    assert count, f"nothing matches {pattern}"
+    return dataclasses.replace(artifact, ptx=ptx)
+
+
+@pytest.mark.parametrize("weight", ["registers", "streamed"])
+@pytest.mark.parametrize("completion", POLICIES)
+def test_the_whole_kernel_is_clean(weight: str, completion: str) -> None:
+    check(_case(weight), Options(completion=completion, interleave="random"))
+
+
+@pytest.mark.parametrize("completion", POLICIES)
+def test_missing_proxy_fence_before_the_tma_store(completion: str) -> None:
+    case = _case()
+    with pytest.raises(ProxyFenceMissing, match=r"\(mma\)"):
+        artifact = _edited(case, r"fence\.proxy\.async.*;")
+        emulate(case.plan, case.tensors, Options(completion=completion), artifact=artifact)
+
+
+def test_stages_that_are_never_released_hang() -> None:
+    """The producer waits for an empty stage, the consumers for a full one; the report names both and the barriers."""
+    case = _case()
+    artifact = _edited(case, r"mbarrier\.arrive\.shared::cluster\.b64.*;")
+    with pytest.raises(Hang) as error:
+        emulate(case.plan, case.tensors, artifact=artifact)
+    report = error.value.report
+    loads = [line for line in report.splitlines() if re.match(r"CTA [01] warp 8 \(load\) waits for parity", line)]
+    assert len(loads) == 2
+    arrivals = case.plan.config.cluster * case.plan.config.warpgroups
+    assert all(f"{arrivals} of {arrivals} arrivals pending" in line for line in loads)
+    assert all("mbarrier.try_wait" in line and ".py:" in line for line in loads)
+    assert re.search(r"warp \d \(mma\) waits for", report)
+
+
+def test_missing_turn_hangs_at_the_named_barrier() -> None:
+    case = _case()
+    with pytest.raises(Hang) as error:
+        emulate(case.plan, case.tensors, artifact=_edited(case, r"bar\.arrive.*;"))
+    assert re.search(r"\(mma\) waits at named barrier \d+ of CTA 0: 128 of 256 threads arrived", error.value.report)
+
+
+@pytest.mark.parametrize("weight", ["registers", "streamed"])
+@pytest.mark.parametrize("completion", POLICIES)
+def test_a_stage_released_before_its_wgmmas_have_read_it(weight: str, completion: str) -> None:
+    """Without the wait for all but the newest group, TMA refills a stage that a wgmma may still have to read."""
+    case = _case(weight)
+    artifact = _edited(case, r"wgmma\.wait_group\.sync\.aligned\s+1;")
+    with pytest.raises(SharedMemoryRace, match=r"wgmma\.mma_async"):
+        emulate(case.plan, case.tensors, Options(completion=completion), artifact=artifact)
+
+
+@pytest.mark.parametrize("weight", ["registers", "streamed"])
+def test_a_stage_released_too_early_gives_wrong_results(weight: str) -> None:
+    """Detectors off: under lazy completion the wgmmas read what TMA has put into their stage since."""
+    case = _case(weight)
+    artifact = _edited(case, r"wgmma\.wait_group\.sync\.aligned\s+1;")
+    emulate(case.plan, case.tensors, Options(completion="lazy", detectors=False), artifact=artifact)
+    assert case.mismatches().float().mean() > 0.5
+    emulate(case.plan, case.tensors, Options(completion="eager", detectors=False), artifact=artifact)
+    assert not case.mismatches().any()  # a schedule that completes everything at once hides the fault
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (r"wgmma\.fence\.sync\.aligned;", r"without any wgmma\.fence"),
+        (r"wgmma\.wait_group\.sync\.aligned\s+0;", "is an accumulator of the wgmma"),
+        (r"wgmma\.commit_group\.sync\.aligned;", "is an accumulator of the wgmma"),
+    ],
+)
+def test_missing_ordering_of_registers(pattern: str, message: str) -> None:
+    case = _case()
+    with pytest.raises(IllegalAccess, match=message):
+        emulate(case.plan, case.tensors, artifact=_edited(case, pattern))
+
+
+def test_writing_staging_before_tma_has_read_it() -> None:
+    case = _case()
+    artifact = _edited(case, r"cp\.async\.bulk\.wait_group\.read.*;")
+    with pytest.raises((SharedMemoryRace, IllegalAccess), match="store|read"):
+        emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=artifact)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"mbarrier\.arrive\.expect_tx.*;",
+        r"cp\.async\.bulk\.tensor\.3d\.shared::cluster.*;",
+        r"barrier\.cluster\.arrive.*;",
+        r"bar\.sync.*;",
+    ],
+)
+def test_other_missing_signals_are_reported(pattern: str) -> None:
+    case = _case()
+    with pytest.raises(EmulatorError, match="CTA|cluster"):
+        emulate(case.plan, case.tensors, Options(interleave="random"), artifact=_edited(case, pattern))
