@@ -14,7 +14,7 @@ from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Sink
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_move import block_lanes, check_members
-from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
+from cute_kernels.emulator.instructions_registry import as_integer, family, never_varies, qualifiers
 from cute_kernels.emulator.values import FULL, Constant
 from cute_kernels.emulator.warp import ClusterWait, NamedWait, PhaseWait, ProgressWait
 
@@ -327,8 +327,11 @@ def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family("setmaxnreg", destinations=0)
 def _setmaxnreg(block: BlockBuilder, instruction: Instruction) -> None:
-    """setmaxnreg: register allocation has no effect on results."""
+    """setmaxnreg: the count is checked; register allocation has no effect on results."""
     qualifiers(instruction, "inc", "dec", "sync", "aligned", "u32")
+    count = as_integer(instruction, instruction.operands[0])
+    if count not in range(24, 257, 8):
+        raise instruction.refuse(f"{count} registers; legal are multiples of 8 from 24 to 256")
 
 
 def trap(warp: Any, mask: int) -> None:

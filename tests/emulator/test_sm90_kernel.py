@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import Sm90Config
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import EmulatorError, Hang, IllegalAccess, ProxyFenceMissing, SharedMemoryRace
+from cute_kernels.emulator.errors import (
+    EmulatorError,
+    Hang,
+    IllegalAccess,
+    ProxyFenceMissing,
+    SharedMemoryRace,
+    UnsupportedPTX,
+)
 from cute_kernels.launch import emulate
 from tests.emulator.kernel_inputs import Case, make_case
 
@@ -188,6 +195,13 @@ def test_missing_ordering_of_registers(pattern: str, message: str) -> None:
     case = _case()
     with pytest.raises(IllegalAccess, match=message):
         emulate(case.plan, case.tensors, artifact=_edited(case, pattern))
+
+
+@pytest.mark.parametrize("count", [0, 16, 44, 264])
+def test_illegal_register_counts(count: int) -> None:
+    case = _case()
+    with pytest.raises(UnsupportedPTX, match=f"{count} registers"):
+        emulate(case.plan, case.tensors, artifact=_edited(case, r"(setmaxnreg\.dec\S+\s+)\d+", rf"\g<1>{count}"))
 
 
 def test_writing_staging_before_tma_has_read_it() -> None:
