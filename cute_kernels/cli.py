@@ -1,4 +1,4 @@
-"""The command line: ``cute-kernels demo`` and ``cute-kernels ptx KERNEL``."""
+"""The command line: ``cute-kernels demo``, ``ptx KERNEL``, ``cache`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_ptx(commands)
+    _add_cache(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -175,3 +177,66 @@ def _ptx(options: argparse.Namespace) -> int:
     facts_path.write_text(json.dumps(facts, indent=2) + "\n")
     print(f"{options.output}\n{facts_path}")
     return 0
+
+
+# --- cache -----------------------------------------------------------------------------------------------------------
+
+
+def _add_cache(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "cache",
+        help="list or clear the compiled kernels on disk",
+        description="Lists the compiled kernels on disk and verifies each, or deletes them all. "
+        "CUTE_KERNELS_CACHE_DIR chooses the directory; off keeps kernels in memory only.",
+    )
+    parser.add_argument("--clear", action="store_true", help="delete every entry")
+    parser.set_defaults(run=_cache)
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from cute_kernels import cache
+
+    root = cache.directory()
+    if root is None:
+        print("the cache is off (CUTE_KERNELS_CACHE_DIR=off)")
+        return 0
+    if options.clear:
+        print(f"{cache.clear(root)} kernels deleted from {root}")
+        return 0
+    entries = cache.list_entries(root)
+    if entries:
+        table = Table("entry", "bytes", "kernel", "usable", box=box.SIMPLE)
+        for entry in entries:
+            table.add_row(entry.path.name[:12], f"{entry.nbytes:,}", entry.key, entry.problem or "yes")
+        Console().print(table)
+    print(f"{len(entries)} kernels, {sum(entry.nbytes for entry in entries):,} bytes in {root}")
+    return 0
+
+
+# --- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def _add_doctor(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="describe the environment and say what is wrong with it",
+        description="Prints GPU, driver, CUDA and package versions and the cache, and how to mend what is wrong. Exits "
+        "with 1 if something is.",
+    )
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from cute_kernels import doctor
+
+    findings = doctor.diagnose(doctor.inspect_environment())
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        print(f"{finding.status:5}  {finding.subject:{width}}  {finding.text}")
+        if finding.remedy:
+            print(f"{'':5}  {'':{width}}  -> {finding.remedy}")
+    return 1 if any(finding.status == "wrong" for finding in findings) else 0

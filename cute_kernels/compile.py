@@ -6,6 +6,7 @@ batch, resolution or model width costs no compilation.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cute_kernels import cache
 from cute_kernels.plan import Plan, Sm90Plan
 
 _COMPILE_LOCK = threading.Lock()
@@ -37,12 +39,20 @@ class Resources:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled kernel: its PTX and cubin, and the host function that builds TMA descriptors and launches it."""
+    """A compiled kernel: its PTX and cubin, and the host function that builds TMA descriptors and launches it.
+
+    ``loader`` gives the host function; it is called when `function` is first asked for, since PTX and resources are of
+    use without it.
+    """
 
     kernel_name: str
     ptx: str
     cubin: bytes
-    function: Callable[..., Any]
+    loader: Callable[[], Callable[..., Any]]
+
+    @functools.cached_property
+    def function(self) -> Callable[..., Any]:
+        return self.loader()
 
     @functools.cached_property
     def resources(self) -> Resources:
@@ -56,20 +66,58 @@ def kernel_key(plan: Plan) -> tuple:
 
 
 def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
-    """Compiles the kernel of a plan, or returns it from the in-memory cache. Needs no GPU and no driver.
+    """Compiles the kernel of a plan, or takes it from memory or from disk. Needs no GPU and no driver.
 
     Args:
         plan: a legal plan.
-        emulated: bind the host function to the emulator's launch recorder instead of the CUDA runtime.
+        emulated: bind the host function to the emulator's launch recorder instead of the CUDA runtime. The recorder
+            needs a host function that was compiled in this process, so these are kept in memory only.
     """
     key = (kernel_key(plan), emulated)
     with _COMPILE_LOCK:
         if key not in _CACHE:
-            _CACHE[key] = compile_uncached(plan, emulated=emulated)
+            _CACHE[key] = compile_uncached(plan, emulated=True) if emulated else _from_disk(plan)
         return _CACHE[key]
 
 
 _CACHE: dict[tuple, Artifact] = {}
+
+
+def _from_disk(plan: Plan) -> Artifact:
+    compiled: list[Artifact] = []
+
+    def build() -> cache.CompiledKernel:
+        compiled.append(compile_uncached(plan))
+        return _export(compiled[0], prefix=f"{compiled[0].kernel_name}_host")
+
+    kernel = cache.load_or_build(kernel_key(plan), build)
+    if compiled:
+        return compiled[0]
+    return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, lambda: _load_host_function(kernel))
+
+
+def _export(artifact: Artifact, prefix: str) -> cache.CompiledKernel:
+    """What the disk cache keeps: the host function travels as a relocatable object, which loads without tracing.
+
+    CuTe DSL resolves the object's references to its runtime library while it writes the object, and finds them only if
+    the library's symbols are visible to the whole process.
+    """
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    for library in CuTeDSL._get_dsl().get_shared_libs():
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    code = artifact.function.dump_to_object(prefix)
+    return cache.CompiledKernel(artifact.kernel_name, artifact.ptx, artifact.cubin, code, prefix)
+
+
+def _load_host_function(kernel: cache.CompiledKernel) -> Callable[..., Any]:
+    """Links the object into this process, from the bytes that were verified and not from the cache's file."""
+    import cutlass.cute as cute
+
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        file.write(kernel.host_object)
+        file.flush()
+        return getattr(cute.runtime.load_module(file.name), kernel.host_prefix)
 
 
 def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
@@ -78,9 +126,7 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
 
     with tempfile.TemporaryDirectory() as directory:
         # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
-        options = (
-            f"--gpu-arch={plan.arch.name} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
-        )
+        options = f"--gpu-arch={plan.arch.name} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
         arguments = _example_arguments(plan)
         if emulated:
             from cute_kernels.emulator import host
@@ -91,7 +137,7 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
             function = cute.compile(_kernel(plan), *arguments, options=options)
     ptx = function.__ptx__
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
-    return Artifact(name, ptx, bytes(function.__cubin__), function)
+    return Artifact(name, ptx, bytes(function.__cubin__), lambda: function)
 
 
 def _kernel(plan: Plan) -> Any:

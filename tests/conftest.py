@@ -13,5 +13,8 @@ hypothesis.settings.register_profile("default", deadline=None, max_examples=25, 
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=400, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# Tests compile what they test, and leave the user's cache alone.
+os.environ["CUTE_KERNELS_CACHE_DIR"] = "off"
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

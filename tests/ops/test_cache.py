@@ -1,0 +1,222 @@
+"""The disk cache: what is stored is loaded, what is damaged, foreign or writable by others is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cute_kernels import cache, compile, launch
+from cute_kernels.cli import main
+from cute_kernels.config import Problem, Sm90Config
+from cute_kernels.plan import make_plan
+
+KEY = ("sm_90a", Sm90Config(), True, "value", 6)
+KERNEL = cache.CompiledKernel("kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host")
+OTHER = dataclasses.replace(KERNEL, ptx="another")
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def unreachable() -> cache.CompiledKernel:
+    raise AssertionError("built in spite of a usable entry")
+
+
+def stored(root: Path) -> Path:
+    """An entry for KEY, and its path."""
+    assert cache.load_or_build(KEY, lambda: KERNEL) == KERNEL
+    (path,) = root.glob("*.kernel")
+    return path
+
+
+def test_an_entry_is_loaded_and_not_built_again(root):
+    stored(root)
+    assert cache.load_or_build(KEY, unreachable) == KERNEL
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_other_keys_are_other_entries(root):
+    stored(root)
+    other = (*KEY[:1], dataclasses.replace(KEY[1], stages=3), *KEY[2:])
+    assert cache.load_or_build(other, lambda: OTHER) == OTHER
+    assert len(list(root.glob("*.kernel"))) == 2
+    assert cache.load_or_build(KEY, unreachable) == KERNEL
+
+
+def test_every_single_byte_is_protected(root):
+    """Any byte changed, the entry cut anywhere or extended: refused, never half-read."""
+    content = stored(root).read_bytes()
+    for index in range(len(content)):
+        damaged = bytearray(content)
+        damaged[index] ^= 1 << index % 8
+        with pytest.raises(cache.InvalidEntry):
+            cache.decode(bytes(damaged), KEY)
+        with pytest.raises(cache.InvalidEntry):
+            cache.decode(content[:index], KEY)
+    with pytest.raises(cache.InvalidEntry):
+        cache.decode(content + b"\0", KEY)
+    assert cache.decode(content, KEY) == KERNEL
+
+
+def with_another_header(path: Path) -> None:
+    """Intact, and by somebody who calls another format by the same magic number."""
+    body = cache.MAGIC + (2).to_bytes(8, "little") + b"[]"
+    path.write_bytes(body + hashlib.sha256(body).digest())
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def of_another_kernel(path: Path) -> None:
+    path.write_bytes(cache.encode(("sm_100a",), OTHER))
+
+
+def writable_by_others(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def a_link(path: Path) -> None:
+    elsewhere = path.with_name("elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def a_named_pipe(path: Path) -> None:
+    """Opening one for reading would wait for a writer for ever."""
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+@pytest.mark.parametrize(
+    "spoil", [damage, empty, of_another_kernel, with_another_header, writable_by_others, a_link, a_named_pipe]
+)
+def test_an_unusable_entry_is_rebuilt(root, spoil):
+    path = stored(root)
+    spoil(path)
+    with pytest.warns(RuntimeWarning, match="is rebuilt: "):
+        assert cache.load_or_build(KEY, lambda: OTHER) == OTHER
+    assert cache.load_or_build(KEY, unreachable) == OTHER, "the rebuilt entry is used from then on"
+
+
+def test_an_entry_of_other_sources_or_versions_is_rebuilt(root, monkeypatch):
+    """It has another name already; under the same name it is refused all the same."""
+    path = stored(root)
+    monkeypatch.setattr(cache, "fingerprint", lambda: "other")
+    assert cache.entry_path(root, KEY) != path
+    path.rename(cache.entry_path(root, KEY))
+    with pytest.warns(RuntimeWarning, match="made by other sources"):
+        assert cache.load_or_build(KEY, lambda: OTHER) == OTHER
+
+
+def test_the_fingerprint_covers_sources_versions_and_platform(monkeypatch):
+    origin = cache._origin()
+    assert {"kernels/sm90/mma.py", "kernels/sm100/mma.py", "plan/sm90.py", "compile.py"} <= set(origin["sources"])
+    assert origin["dsl"]["nvidia-cutlass-dsl"] == "4.8.1"
+    assert any(name.startswith("nvidia-cutlass-dsl-libs-cu") for name in origin["dsl"])
+    assert origin["python"][1:] == list(sys.version_info[:3])
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_directory_that_others_may_write_is_not_used(root, mode):
+    root.mkdir()
+    root.chmod(mode)
+    with pytest.warns(RuntimeWarning, match="others may write it"):
+        assert cache.load_or_build(KEY, lambda: KERNEL) == KERNEL
+    assert not list(root.iterdir())
+
+
+def test_a_file_in_place_of_the_directory_only_costs_the_cache(root):
+    root.write_text("not a directory")
+    with pytest.warns(RuntimeWarning, match="not cached"):
+        assert cache.load_or_build(KEY, lambda: KERNEL) == KERNEL
+
+
+def test_an_error_of_the_build_is_raised_once_and_stores_nothing(root):
+    calls = []
+
+    def fail() -> cache.CompiledKernel:
+        calls.append(1)
+        raise OSError("no space left for the compiler")
+
+    with pytest.raises(OSError, match="for the compiler"):
+        cache.load_or_build(KEY, fail)
+    assert len(calls) == 1
+    assert not list(root.glob("*.kernel"))
+
+
+def test_off_leaves_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", "off")
+    monkeypatch.chdir(tmp_path)
+    assert cache.load_or_build(KEY, lambda: KERNEL) == KERNEL
+    assert not list(tmp_path.iterdir())
+
+
+def test_concurrent_processes_build_once(root, tmp_path):
+    """Six processes ask at the same time; each says whether it built, and all get the same kernel."""
+    program = (
+        "import sys, time, json; from cute_kernels import cache\n"
+        "def build():\n"
+        "    print('built'); time.sleep(1.0)\n"
+        "    return cache.CompiledKernel('k', sys.argv[1], b'c', b'o', 'p')\n"
+        "while time.time() < float(sys.argv[2]): pass\n"
+        "print(json.dumps(cache.load_or_build('key', build).ptx))"
+    )
+    start = str(time.time() + 3.0)
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(i), start], stdout=subprocess.PIPE, text=True)
+        for i in range(6)
+    ]
+    outputs = [run.communicate(timeout=60)[0].split() for run in runs]
+    assert sorted(len(lines) for lines in outputs) == [1, 1, 1, 1, 1, 2], "exactly one built"
+    (builder,) = [index for index, lines in enumerate(outputs) if len(lines) == 2]
+    assert {json.loads(lines[-1]) for lines in outputs} == {str(builder)}
+
+
+def test_a_kernel_from_disk_is_the_compiled_kernel(root, monkeypatch):
+    """Same code and resources, and a host function that takes the same arguments, without tracing or compiling."""
+    plan = make_plan(Problem(14 * 37, 264, 144, 14), Sm90Config(tile_rows=32, stages=2))
+    monkeypatch.setattr(compile, "_CACHE", {})
+    compiled = compile.compile_plan(plan)
+    monkeypatch.setattr(compile, "_CACHE", {})
+    monkeypatch.setattr(compile, "compile_uncached", unreachable)
+    loaded = compile.compile_plan(plan)
+    assert loaded is not compiled
+    assert (loaded.kernel_name, loaded.ptx, loaded.cubin) == (compiled.kernel_name, compiled.ptx, compiled.cubin)
+    assert loaded.resources == compiled.resources
+    assert loaded.function.function_name.endswith(compiled.function.function_name)
+    launch._check_layout(plan, loaded.function, launch._Frames(plan).values)
+
+
+def test_command_lists_and_clears(root, capsys):
+    path = stored(root)
+    damage(path)
+    cache.load_or_build("another key", lambda: OTHER)
+    assert main(["cache"]) == 0
+    out = capsys.readouterr().out
+    assert "2 kernels" in out
+    assert "checksum" in out
+    assert str(root) in out
+    (root / "notes.txt").write_text("not ours")
+    assert main(["cache", "--clear"]) == 0
+    assert "2 kernels deleted" in capsys.readouterr().out
+    assert [p.name for p in root.iterdir()] == ["notes.txt"]
+    assert main(["cache"]) == 0
+    assert "0 kernels" in capsys.readouterr().out
