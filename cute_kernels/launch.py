@@ -89,6 +89,7 @@ class BoundLaunch:
         Raises:
             RuntimeError: this version of CuTe DSL passes arguments in another way.
         """
+        self.plan = plan
         self._name = artifact.kernel_name
         self._function = artifact.function  # owns the machine code
         self._executor = self._function.to(None)  # owns the loaded library

@@ -37,7 +37,8 @@ class WarmCall:
     Attributes:
         launch: kernel with the sizes filled in.
         device: index of the device.
-        weight, table: what the kernel reads, kept alive.
+        weight: the aligned copy that the kernel reads, None if it reads the constant itself, which must be able to die.
+        table: bias + position, or None.
         stamps: what the constants looked like.
         output_shape: of the result.
         generation: of `DERIVED` when this was remembered.
@@ -47,7 +48,7 @@ class WarmCall:
 
     launch: BoundLaunch
     device: int
-    weight: torch.Tensor
+    weight: torch.Tensor | None
     table: torch.Tensor | None
     stamps: tuple
     output_shape: tuple[int, ...]
@@ -87,7 +88,7 @@ class WarmCalls:
         out = torch.empty(call.output_shape, dtype=torch.bfloat16, device=x.device)
         call.launch(
             address,
-            call.weight.data_ptr(),
+            (constants[0] if call.weight is None else call.weight).data_ptr(),
             None if call.table is None else call.table.data_ptr(),
             out.data_ptr(),
             scale.data_ptr() if isinstance(scale, torch.Tensor) else scale,
@@ -115,8 +116,9 @@ class WarmCalls:
         def forget(_: weakref.ref, calls: dict = self._calls) -> None:
             calls.pop(key, None)
 
+        copy = None if tensors.weight is constants[0] else tensors.weight
         call = WarmCall(
-            launch, x.get_device(), tensors.weight, tensors.table, _stamps(constants), output_shape,
+            launch, x.get_device(), copy, tensors.table, _stamps(constants), output_shape,
             DERIVED.generation, config, tuple(weakref.ref(tensor, forget) for tensor in present),
         )  # fmt: skip
         with self._lock:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     torch.cuda.get_device_capability() != (9, 0), reason="the variants of another architecture's kernel"
 )
 
-BASE = Sm90Config(tile_rows=64, stages=4)
+BASE = Sm90Config(tile_rows=64, stages=3)
 CONTRACTS = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}
 
 
@@ -43,7 +43,8 @@ VARIANTS = [
     Sm90Config(
         tile_rows=64,
         warpgroups=warpgroups,
-        stages=4,
+        stages=3,
+        stage_blocks=2 if epilogue == "f32" else 1,
         cluster=cluster,
         weight=weight,
         order=order,
@@ -99,18 +100,35 @@ def test_streamed_inner_extent(k, record_property):
 def test_tile_rows(tile_rows, order, record_property):
     """Every WGMMA width, with one row more and one row less than whole tiles."""
     weight = "registers" if tile_rows <= 128 else "streamed"
-    config = Sm90Config(tile_rows=tile_rows, warpgroups=1, stages=3, cluster=1, weight=weight, order=order)
+    config = Sm90Config(
+        tile_rows=tile_rows, warpgroups=1, stages=3, stage_blocks=1, cluster=1, weight=weight, order=order
+    )
     for rows in (2 * tile_rows - 1, tile_rows + 1):
         check(config, (rows, 3, 136, 384), record_property, seed=rows)
 
 
 @pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize("stages", [2, 3, 5, 6, 7, 11, 12, 16])
-def test_stages(stages, cluster, record_property):
-    """Rings shorter and longer than one and two tiles of 6 K blocks, which moves the hand-over between warpgroups."""
+@pytest.mark.parametrize(
+    ("stages", "stage_blocks"),
+    [(2, 1), (3, 1), (5, 1), (6, 1), (7, 1), (12, 1), (16, 1), (2, 2), (3, 2), (4, 2), (6, 2), (8, 2), (3, 3), (2, 4)],
+)
+def test_stages(stages, stage_blocks, cluster, record_property):
+    """Rings shorter and longer than one and two tiles of 6 K blocks, which moves the hand-over between warpgroups.
+
+    With 4 blocks a stage the last one of a tile is half full.
+    """
     for warpgroups, pingpong in ((2, True), (3, True), (2, False)):
-        config = Sm90Config(64, warpgroups, stages, cluster, "registers", "position", pingpong)
+        config = Sm90Config(64, warpgroups, stages, stage_blocks, cluster, pingpong=pingpong)
         check(config, (200, 12, 768, 768), record_property, seed=stages)
+
+
+@pytest.mark.parametrize("weight", ["registers", "streamed"])
+@pytest.mark.parametrize("stage_blocks", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [128, 400, 640])
+def test_stage_blocks(k, stage_blocks, weight, record_property):
+    """Tiles of 1, 4 and 5 K blocks: whole stages, partial ones and a stage larger than the tile."""
+    config = Sm90Config(64, 2, 2, stage_blocks, weight=weight)
+    check(config, (130, 9, 384, k), record_property, seed=stage_blocks)
 
 
 @pytest.mark.parametrize("scale", ["value", "pointer"])
@@ -154,11 +172,11 @@ def test_results_do_not_depend_on_the_schedule():
     call = random_call(150, 17, 1152, 768, seed=3)
     first, _ = run_poisoned(call, BASE)
     for config in (
-        Sm90Config(128, 2, 12, 2),
-        Sm90Config(48, 3, 9, 1, "registers", "flat"),
-        Sm90Config(64, 1, 5, 2, "registers", "flat", False),
-        Sm90Config(96, 2, 3, 2, "streamed", "position"),
-        Sm90Config(256, 1, 2, 1, "streamed", "flat", False),
+        Sm90Config(128, 2, 6, 2, 2),
+        Sm90Config(48, 3, 9, 1, 1, "registers", "flat"),
+        Sm90Config(64, 1, 3, 3, 2, "registers", "flat", False),
+        Sm90Config(96, 2, 3, 1, 2, "streamed", "position"),
+        Sm90Config(256, 1, 2, 1, 1, "streamed", "flat", False),
     ):
         for sm_count in (None, 2, 7, 66):
             out, plan = run_poisoned(call, config, sm_count=sm_count)

@@ -117,7 +117,9 @@ def test_inference_mode_and_two_dimensions(record_property):
 def test_threads_compile_and_launch_at_once(record_property):
     """Eight threads, four kernels that nobody has compiled, each thread on its own stream."""
     call = random_call(70, 11, 264, 256)
-    configs = [Sm90Config(tile_rows=16 * i, stages=5, warpgroups=1, cluster=1) for i in (2, 3, 5, 7)] * 2
+    configs = [
+        Sm90Config(tile_rows=16 * i, stages=5, stage_blocks=1, warpgroups=1, cluster=1) for i in (2, 3, 5, 7)
+    ] * 2
     outputs: list[torch.Tensor | Exception] = [RuntimeError("thread did not finish")] * len(configs)
     start = threading.Barrier(len(configs))
 
