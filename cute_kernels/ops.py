@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args
 
-import numpy as np
 import torch
 
 from cute_kernels import reference
 from cute_kernels.config import Config, Problem, Sm90Config, TileConfig
 from cute_kernels.derived import DERIVED
+from cute_kernels.scales import combine_scales, join_scale, split_scale
 from cute_kernels.table import build_table
-from cute_kernels.warm import WARM
+from cute_kernels.warm import PLAIN_TENSORS, WARM
 
 if TYPE_CHECKING:
     from cute_kernels.launch import LaunchTensors
@@ -40,7 +40,6 @@ _WORD_FIELDS = {
     name: tuple(field.name for field in fields(kind) if isinstance(field.default, str))
     for name, kind in _CONFIG_TYPES.items()
 }
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _SUPPORTED = (
     "supported: CUDA devices of compute capability 10.0 (B200, GB200) and 9.0 (H100, H200), CPU tensors (plain torch, "
     'or the PTX emulator with backend="emulator"), and any torch device with backend="reference"'
@@ -88,39 +87,44 @@ def patch_embed(
         ValueError: a wrong shape, stride, device, scale, backend or config value.
         NotImplementedError: row-wise scales, or a device without a kernel.
     """
+    direct = backend == "auto" and out_dtype is torch.bfloat16 and not _dispatch_is_intercepted()
+    gradients = torch.is_grad_enabled()
+    if direct:
+        out = WARM.run(x, weight, bias, pos_embed, scale_a, scale_b, config, gradients=gradients)
+        if out is not None:
+            return out
     for name, tensor in (("x", x), ("weight", weight), ("bias", bias), ("pos_embed", pos_embed)):
         if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("x", "weight")):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
     if out_dtype is not torch.bfloat16:
         raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
-    number_a, tensor_a = _split_scale("scale_a", scale_a)
-    number_b, tensor_b = _split_scale("scale_b", scale_b)
-    if backend == "auto" and x.is_cuda and _dispatch_is_trivial((x, weight, bias, pos_embed, tensor_a, tensor_b)):
-        return _execute(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, config)
-    return torch.ops.cute_kernels.patch_embed(
-        x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, *_encode_config(config)
-    )
+    number_a, tensor_a = split_scale("scale_a", scale_a)
+    number_b, tensor_b = split_scale("scale_b", scale_b)
+    encoded_config = _encode_config(config)
+    tensors = (x, weight, bias, pos_embed, tensor_a, tensor_b)
+    if direct and x.is_cuda and all(t is None or _is_plain(t, gradients) for t in tensors):
+        return _execute(x, weight, bias, pos_embed, scale_a, scale_b, backend, config)
+    return torch.ops.cute_kernels.patch_embed(*tensors, number_a, number_b, backend, *encoded_config)
 
 
-def _dispatch_is_trivial(tensors: tuple[torch.Tensor | None, ...]) -> bool:
-    """Whether the dispatcher would do nothing but call `_execute`, which takes it tens of microseconds.
+def _dispatch_is_intercepted() -> bool:
+    """Whether something traces or intercepts operators: `torch.compile`, export, modes, functorch, the profiler.
 
-    Not while something traces or intercepts operators (`torch.compile`, export, modes, functorch, the profiler), not
-    with tensor subclasses, and not where the result would need a gradient, which the operator refuses on backward.
+    Otherwise, and unless the result would need a gradient, which the operator refuses on backward, the dispatcher would
+    do nothing but call `_execute`, and take tens of microseconds for it.
     """
-    if torch.compiler.is_compiling():
-        return False
-    gradients = torch.is_grad_enabled()
-    for tensor in tensors:
-        if tensor is not None and (type(tensor) not in _PLAIN_TENSORS or (gradients and tensor.requires_grad)):
-            return False
-    return not (
-        torch._C._len_torch_dispatch_stack()
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
         or torch.autograd._profiler_enabled()
     )
+
+
+def _is_plain(tensor: torch.Tensor, gradients: bool) -> bool:
+    return type(tensor) in PLAIN_TENSORS and not (gradients and tensor.requires_grad)
 
 
 def _encode_config(config: Config | None) -> tuple[str | None, list[int], str]:
@@ -148,18 +152,6 @@ def _decoded_config(name: str, numbers: tuple[int, ...], words: str) -> Config:
     if len(names) != len(values):
         raise ValueError(f"config_type = {name!r} takes {', '.join(names)}, given {list(numbers)} and {words!r}")
     return _CONFIG_TYPES[name](**dict(zip(names, values, strict=True)))
-
-
-def _split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
-    if scale is None:
-        return 1.0, None
-    if isinstance(scale, torch.Tensor):
-        return 1.0, scale
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"{name} is {type(scale).__name__}, expected a number, an FP32 tensor of one element, or None")
-    if not 0.0 < scale < float("inf"):  # false for NaN too
-        raise ValueError(f"{name} = {scale}, allowed: finite and greater than 0")
-    return float(scale), None
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -347,51 +339,24 @@ def _tma_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
     return padded
 
 
-def _combined_scale(
-    tensor_a: torch.Tensor | None, tensor_b: torch.Tensor | None, number_a: float, number_b: float
-) -> float | torch.Tensor:
-    """``fp32(scale_a) * fp32(scale_b)`` in FP32: on the device if either is a tensor, so that nothing synchronises."""
-    if tensor_a is None and tensor_b is None:
-        return _scale_product(number_a, number_b)
-    # One needs no multiplication, and so no kernel.
-    if tensor_b is None and number_b == 1.0:
-        return tensor_a
-    if tensor_a is None and number_a == 1.0:
-        return tensor_b
-    # A Python number does not promote an FP32 tensor: torch rounds it to FP32 before it multiplies.
-    a = number_a if tensor_a is None else tensor_a.reshape(1)
-    b = number_b if tensor_b is None else tensor_b.reshape(1)
-    return a * b
-
-
-@functools.lru_cache(maxsize=1024)
-def _scale_product(number_a: float, number_b: float) -> float:
-    with np.errstate(over="ignore", under="ignore"):
-        scale = float(np.float32(number_a) * np.float32(number_b))
-    if not 0.0 < scale < float("inf"):
-        raise ValueError(f"scale_a * scale_b = {number_a} * {number_b} is {scale} in FP32, allowed: finite and > 0")
-    return scale
-
-
 # --- the operator ----------------------------------------------------------------------------------------------------
 
 
 def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, *encoded_config):
     config = _decode_config(*encoded_config)
-    return _execute(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, config)
-
-
-def _execute(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, config) -> torch.Tensor:
-    constants, scale = (weight, bias, pos_embed), None
-    if backend == "auto" and x.is_cuda and _is_one_fp32(tensor_a, x) and _is_one_fp32(tensor_b, x):
-        scale = _combined_scale(tensor_a, tensor_b, number_a, number_b)
-        out = WARM.run(x, constants, scale, config)
+    scale_a, scale_b = join_scale(number_a, tensor_a), join_scale(number_b, tensor_b)
+    if backend == "auto":  # gradients are the dispatcher's matter here
+        out = WARM.run(x, weight, bias, pos_embed, scale_a, scale_b, config, gradients=False)
         if out is not None:
             return out
-    _check_tensors(x, weight, bias, pos_embed, tensor_a, tensor_b)
+    return _execute(x, weight, bias, pos_embed, scale_a, scale_b, backend, config)
+
+
+def _execute(x, weight, bias, pos_embed, scale_a, scale_b, backend, config) -> torch.Tensor:
+    tensors = (scale if isinstance(scale, torch.Tensor) else None for scale in (scale_a, scale_b))
+    _check_tensors(x, weight, bias, pos_embed, *tensors)
     executor = choose_backend(x.device, backend)
-    if scale is None:
-        scale = _combined_scale(tensor_a, tensor_b, number_a, number_b)
+    scale = combine_scales(scale_a, scale_b)
     if executor == "reference":
         contract = _reference_for(config)
         rows = x.view(-1, x.shape[-1])
@@ -404,16 +369,8 @@ def _execute(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b,
         launch.emulate(prepared.plan, prepared.tensors)
     else:
         launch.launch(prepared.plan, prepared.tensors)
-        bound = launch.bound_launch(prepared.plan)
-        WARM.remember(x, constants, config, bound, prepared.tensors, prepared.output_shape)
+        WARM.remember(x, (weight, bias, pos_embed), (scale_a, scale_b), config, prepared)
     return prepared.tensors.out.view(prepared.output_shape)
-
-
-def _is_one_fp32(scale: torch.Tensor | None, x: torch.Tensor) -> bool:
-    """What `_check_tensors` demands of a scale, as a question."""
-    if scale is None:
-        return True
-    return scale.dtype is torch.float32 and scale.numel() == 1 and scale.get_device() == x.get_device()
 
 
 def _reference_for(config: Config | None):

@@ -19,13 +19,18 @@ import torch
 
 from cute_kernels.config import Config
 from cute_kernels.derived import DERIVED
+from cute_kernels.scales import combine_numbers, combine_scales
 
 if TYPE_CHECKING:
-    from cute_kernels.launch import BoundLaunch, LaunchTensors
+    from cute_kernels.launch import BoundLaunch
+    from cute_kernels.ops import PreparedLaunch
 
 Constants = tuple["torch.Tensor", "torch.Tensor | None", "torch.Tensor | None"]
+ScalePair = tuple["float | torch.Tensor | None", "float | torch.Tensor | None"]
 
-_FP8 = torch.float8_e4m3fn
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""Types without an override of what operators do."""
+
 _ALIGNMENT = 16  # bytes, of a TMA address
 _CAPACITY = 1024
 
@@ -36,10 +41,12 @@ class WarmCall:
 
     Attributes:
         launch: kernel with the sizes filled in.
-        device: index of the device.
+        device: where the tensors are.
+        device_index: its index.
         weight: the aligned copy that the kernel reads, None if it reads the constant itself, which must be able to die.
         table: bias + position, or None.
-        stamps: what the constants looked like.
+        stamps: what each constant looked like, in the order of the key; None for an absent one.
+        scale_by_value: whether both scales are numbers.
         output_shape: of the result.
         generation: of `DERIVED` when this was remembered.
         config: kept alive, since its identity is part of the key.
@@ -47,10 +54,12 @@ class WarmCall:
     """
 
     launch: BoundLaunch
-    device: int
+    device: torch.device
+    device_index: int
     weight: torch.Tensor | None
     table: torch.Tensor | None
     stamps: tuple
+    scale_by_value: bool
     output_shape: tuple[int, ...]
     generation: int
     config: Config | None
@@ -58,40 +67,66 @@ class WarmCall:
 
 
 class WarmCalls:
-    """Remembered calls by constants, shape of ``x``, kind of scale, configuration and stream."""
+    """Remembered calls by constants, shape of ``x``, kinds of the scales, configuration and stream."""
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, WarmCall] = {}
         self._lock = threading.RLock()  # a death inside a locked section may forget a call
 
     def run(
-        self, x: torch.Tensor, constants: Constants, scale: float | torch.Tensor, config: Config | None
+        self, x, weight, bias, pos_embed, scale_a, scale_b, config: Config | None, *, gradients: bool
     ) -> torch.Tensor | None:
         """Launches a remembered call and returns its output, or None if it has to be made the long way.
 
+        Takes the arguments of `patch_embed` unchecked, whatever they are; None leaves it to the long way to say what is
+        wrong with them. Written out in one piece, because every call of a Python function counts here.
+
         Args:
-            x: CUDA tensor, otherwise unchecked.
-            constants: weight, bias, pos_embed; unchecked.
-            scale: combined scale, a checked number or tensor.
-            config: as `patch_embed` was given it.
+            x, weight, bias, pos_embed, scale_a, scale_b, config: as `patch_embed` was given them.
+            gradients: refuse tensors that require them.
+
+        Raises:
+            TypeError, ValueError: scales that are no legal numbers.
         """
-        device = x.get_device()
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        call = self._calls.get(_key(x, constants, scale, config, stream))
-        if call is None or call.device != device or call.generation != DERIVED.generation:
+        if type(x) not in PLAIN_TENSORS or not x.is_cuda:
             return None
-        if x.dtype is not _FP8 or not x.is_contiguous() or _stamps(constants) != call.stamps:
+        index = x.get_device()
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        key = (id(weight), id(bias), id(pos_embed), x.shape, type(scale_a), type(scale_b), id(config), stream)
+        call = self._calls.get(key)
+        if call is None or call.device_index != index or call.generation != DERIVED.generation:
             return None
+        for tensor, stamp in zip((weight, bias, pos_embed), call.stamps):
+            if tensor is not None and (
+                (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride()) != stamp
+                or (gradients and tensor.requires_grad)
+            ):
+                return None
         address = x.data_ptr()
-        if address % _ALIGNMENT or torch._C._cuda_getDevice() != device or torch._C._cuda_isCurrentStreamCapturing():
+        if (
+            x.dtype is not torch.float8_e4m3fn
+            or address % _ALIGNMENT
+            or not x.is_contiguous()
+            or torch._C._cuda_getDevice() != index
+            or torch._C._cuda_isCurrentStreamCapturing()
+        ):
             return None
-        out = torch.empty(call.output_shape, dtype=torch.bfloat16, device=x.device)
+        if call.scale_by_value:
+            scale = combine_numbers(scale_a, scale_b)
+        else:
+            for tensor in (scale_a, scale_b):
+                if isinstance(tensor, torch.Tensor) and not _is_usable_scale(tensor, index, gradients):
+                    return None
+            combined = combine_scales(scale_a, scale_b)  # lives until the launch is in the queue
+            scale = combined.data_ptr()
+        out = torch.empty(call.output_shape, dtype=torch.bfloat16, device=call.device)
+        table = call.table
         call.launch(
             address,
-            (constants[0] if call.weight is None else call.weight).data_ptr(),
-            None if call.table is None else call.table.data_ptr(),
+            (weight if call.weight is None else call.weight).data_ptr(),
+            None if table is None else table.data_ptr(),
             out.data_ptr(),
-            scale.data_ptr() if isinstance(scale, torch.Tensor) else scale,
+            scale,
             stream,
         )
         return out
@@ -100,44 +135,52 @@ class WarmCalls:
         self,
         x: torch.Tensor,
         constants: Constants,
+        scales: ScalePair,
         config: Config | None,
-        launch: BoundLaunch,
-        tensors: LaunchTensors,
-        output_shape: tuple[int, ...],
+        prepared: PreparedLaunch,
     ) -> None:
         """Remembers a call that was just made the long way on the current stream, if it may be made again."""
+        from cute_kernels.launch import bound_launch
+
+        tensors = prepared.tensors
         present = [tensor for tensor in constants if tensor is not None]
         copied = tensors.x.data_ptr() != x.data_ptr()
-        if copied or any(tensor.is_inference() for tensor in present) or torch.cuda.is_current_stream_capturing():
+        if copied or any(t.is_inference() for t in present) or torch.cuda.is_current_stream_capturing():
+            return
+        if not all(type(tensor) in PLAIN_TENSORS for tensor in (x, *present)):
             return
         stream = torch.cuda.current_stream(x.device).cuda_stream
-        key = _key(x, constants, tensors.scale, config, stream)
+        key = (*map(id, constants), x.shape, *map(type, scales), id(config), stream)
 
         def forget(_: weakref.ref, calls: dict = self._calls) -> None:
             calls.pop(key, None)
 
-        copy = None if tensors.weight is constants[0] else tensors.weight
         call = WarmCall(
-            launch, x.get_device(), copy, tensors.table, _stamps(constants), output_shape,
-            DERIVED.generation, config, tuple(weakref.ref(tensor, forget) for tensor in present),
-        )  # fmt: skip
+            launch=bound_launch(prepared.plan),
+            device=x.device,
+            device_index=x.get_device(),
+            weight=None if tensors.weight is constants[0] else tensors.weight,
+            table=tensors.table,
+            stamps=tuple(None if t is None else (t.data_ptr(), t._version, t.shape, t.stride()) for t in constants),
+            scale_by_value=not isinstance(tensors.scale, torch.Tensor),
+            output_shape=prepared.output_shape,
+            generation=DERIVED.generation,
+            config=config,
+            references=tuple(weakref.ref(tensor, forget) for tensor in present),
+        )
         with self._lock:
             if len(self._calls) >= _CAPACITY:
                 self._calls.clear()
             self._calls[key] = call
 
 
-def _key(x, constants: Constants, scale, config: Config | None, stream: int) -> tuple:
-    weight, bias, pos_embed = constants
-    return id(weight), id(bias), id(pos_embed), x.shape, isinstance(scale, torch.Tensor), id(config), stream
-
-
-def _stamps(constants: Constants) -> tuple:
-    weight, bias, pos_embed = constants
+def _is_usable_scale(scale: torch.Tensor, index: int, gradients: bool) -> bool:
     return (
-        (weight.data_ptr(), weight._version, weight.shape, weight.stride()),
-        None if bias is None else (bias.data_ptr(), bias._version, bias.shape, bias.stride()),
-        None if pos_embed is None else (pos_embed.data_ptr(), pos_embed._version, pos_embed.shape, pos_embed.stride()),
+        scale.dtype is torch.float32
+        and scale.numel() == 1
+        and scale.get_device() == index
+        and type(scale) in PLAIN_TENSORS
+        and not (gradients and scale.requires_grad)
     )
 
 

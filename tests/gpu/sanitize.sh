@@ -9,13 +9,16 @@ python=${PYTHON:-python3}
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 status=0
 
-check() { compute-sanitizer --tool "$1" --error-exitcode 9 --kernel-regex kns=patch_embed "$python" "$here/sanitize.py" $2; }
+# API errors are not reported: cuda-bindings asks the driver for functions that it may not have. Launch errors raise.
+check() {
+  compute-sanitizer --tool "$1" --error-exitcode 9 --report-api-errors no --kernel-name regex:patch_embed \
+    "$python" "$here/sanitize.py" $2
+}
 
 for tool in ${*:-memcheck synccheck racecheck}; do
   if check "$tool" ""; then echo "$tool: clean"; else echo "$tool: FAILED"; status=1; fi
   if [ "$tool" = memcheck ]; then
-    check memcheck --planted >/dev/null 2>&1
-    if [ $? -eq 9 ]; then echo "memcheck: finds the planted error"; else echo "memcheck: MISSES the planted error"; status=1; fi
+    if check memcheck --planted 2>&1 | grep -q "Invalid __global__ read"; then echo "memcheck: finds the planted error"; else echo "memcheck: MISSES the planted error"; status=1; fi
   fi
 done
 exit $status

@@ -31,8 +31,8 @@ def long_way(monkeypatch):
     outcomes = []
     run = WARM.run
 
-    def watched(*arguments):
-        out = run(*arguments)
+    def watched(*arguments, **options):
+        out = run(*arguments, **options)
         outcomes.append(out is None)
         return out
 
@@ -187,7 +187,7 @@ def test_host_time_of_a_warm_call(record_property):
         operator = microseconds(
             lambda: torch.ops.cute_kernels.patch_embed(call.x, *parameters, None, None, 0.05, 1.0, "auto")
         )
-    (bound,) = [c.launch for key, c in WARM._calls.items() if key[0] == id(call.weight) and not key[4]]
+    bound = next(c.launch for key, c in WARM._calls.items() if key[0] == id(call.weight) and c.scale_by_value)
     out = torch.empty(196, 768, dtype=torch.bfloat16, device="cuda")
     table = torch.zeros(196, bound.plan.padded_n, device="cuda")
     addresses = (call.x.data_ptr(), call.weight.data_ptr(), table.data_ptr(), out.data_ptr(), 0.05)
@@ -247,7 +247,7 @@ def test_first_call_from_disk_is_the_same_and_faster(tmp_path, record_property):
             assert "is rebuilt: its checksum is wrong" in run.stderr
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
-    assert first[1] < first[0] / 2
+    assert first[1] < first[0] * 0.75
 
 
 def test_launch_errors_are_raised():
