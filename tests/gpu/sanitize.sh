@@ -11,7 +11,7 @@ status=0
 
 # API errors are not reported: cuda-bindings asks the driver for functions that it may not have. Launch errors raise.
 check() {
-  compute-sanitizer --tool "$1" --error-exitcode 9 --report-api-errors no --kernel-name regex:patch_embed \
+  compute-sanitizer --tool "$1" --error-exitcode 9 --report-api-errors no --kernel-name kernel_substring=patch_embed \
     "$python" "$here/sanitize.py" $2
 }
 
