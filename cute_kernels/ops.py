@@ -40,6 +40,10 @@ _WORD_FIELDS = {
     name: tuple(field.name for field in fields(kind) if isinstance(field.default, str))
     for name, kind in _CONFIG_TYPES.items()
 }
+# Looked up once, for the sake of warm calls; see `_dispatch_is_intercepted`.
+_is_compiling, _is_profiling = torch.compiler.is_compiling, torch.autograd._profiler_enabled
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_functorch_level, _tracing_state = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
 _SUPPORTED = (
     "supported: CUDA devices of compute capability 10.0 (B200, GB200) and 9.0 (H100, H200), CPU tensors (plain torch, "
     'or the PTX emulator with backend="emulator"), and any torch device with backend="reference"'
@@ -114,12 +118,12 @@ def _dispatch_is_intercepted() -> bool:
     do nothing but call `_execute`, and take tens of microseconds for it.
     """
     return bool(
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch.autograd._profiler_enabled()
+        _is_compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _functorch_level() is not None
+        or _tracing_state() is not None
+        or _is_profiling()
     )
 
 
