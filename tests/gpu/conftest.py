@@ -8,10 +8,23 @@ import torch
 from cute_kernels.plan import ARCHS
 
 CAPABILITIES = {arch.compute_capability for arch in ARCHS.values()}
-HAS_KERNEL = torch.cuda.is_available() and torch.cuda.get_device_capability() in CAPABILITIES
+CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
-if not HAS_KERNEL:
+if CAPABILITY not in CAPABILITIES:
     collect_ignore_glob = ["test_*.py"]
+elif CAPABILITY != (9, 0):
+    collect_ignore = ["test_kernel.py"]  # the variants of SM90's kernel
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "two_gpus: not collected with one GPU")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if torch.cuda.device_count() < 2:
+        left_out = [item for item in items if item.get_closest_marker("two_gpus")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -12,10 +12,6 @@ from cute_kernels import reference
 from cute_kernels.config import Sm90Config
 from tests.gpu.harness import Call, check_against_fp64, random_call, run_poisoned
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.get_device_capability() != (9, 0), reason="the variants of another architecture's kernel"
-)
-
 BASE = Sm90Config(tile_rows=64, stages=3)
 CONTRACTS = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}
 

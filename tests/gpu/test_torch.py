@@ -154,7 +154,7 @@ def test_one_kernel_serves_all_batches():
     assert compile_plan(plans[0]) is compile_plan(plans[1])
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.two_gpus
 def test_a_device_that_is_not_current(record_property):
     """The kernel runs where the tensors are, and the current device stays what it was."""
     first = random_call(9, 20, 264, 256)
