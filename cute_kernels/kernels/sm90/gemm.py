@@ -23,6 +23,10 @@ from cute_kernels.kernels.tiles import PositionOrder
 from cute_kernels.plan import Sm90Plan
 
 
+FRAGMENT_WORDS = 4
+"""Registers per thread of a 64 x 32 byte A operand."""
+
+
 @dataclass(frozen=True)
 class DeviceArguments:
     """What the host function hands to the kernel: TMA atoms with their views, weight, table, scale and sizes."""
@@ -245,13 +249,15 @@ def _resident_weight(tiled_mma, slice_, weight, feature_block, columns: cutlass.
     fragments = cute.make_rmem_tensor(tiled_mma.partition_shape_A((64, columns)), Float8E4M3FN)
     words = cute.recast_tensor(fragments, Int32)
     coordinates = slice_.partition_A(cute.make_identity_tensor((64, columns)))
-    for i in cutlass.range_constexpr(cute.size(words)):
-        row, column = coordinates[i * 4]
-        row = feature_block * 64 + row
-        words[i] = Int32(0)
-        if row < weight.shape[0] and column < weight.shape[1]:
-            address = weight.iterator + cute.crd2idx((row, cute.assume(column, divby=4)), weight.layout)
-            words[i] = cute.make_tensor(cute.recast_ptr(address, dtype=Int32), cute.make_layout(1))[0]
+    for step in cutlass.range_constexpr(columns // 32):
+        for j in cutlass.range_constexpr(FRAGMENT_WORDS):
+            i = step * FRAGMENT_WORDS + j
+            row, column = coordinates[i * 4]
+            row = feature_block * 64 + row
+            words[i] = Int32(0)
+            if row < weight.shape[0] and column < weight.shape[1]:
+                address = weight.iterator + cute.crd2idx((row, cute.assume(column, divby=4)), weight.layout)
+                words[i] = cute.make_tensor(cute.recast_ptr(address, dtype=Int32), cute.make_layout(1))[0]
     return fragments
 
 
