@@ -22,7 +22,6 @@ from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.tiles import PositionOrder
 from cute_kernels.plan import Sm90Plan
 
-
 FRAGMENT_WORDS = 4
 """Registers per thread of a 64 x 32 byte A operand."""
 
