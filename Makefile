@@ -27,7 +27,7 @@ bench: $(VENV)/.installed-run
 	$(BIN)/python -m bench.patch_embed $(ARGS)
 
 clean:
-	rm -rf $(VENV) demo.png
+	rm -rf $(VENV) demo.png .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev,hf]'

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
+
 from cute_kernels.emulator.instructions_registry import FAMILIES, Family
 from cute_kernels.emulator.translate import translate
 
@@ -26,5 +30,19 @@ def _shortened(prefixes: list[str]) -> list[str]:
     return sorted({p.split(".")[0] for p in prefixes})
 
 
+def main() -> int:
+    argparse.ArgumentParser(
+        prog="python -m cute_kernels.emulator",
+        description="Prints the PTX instruction families that the emulator executes, as a Markdown table.",
+    ).parse_args()
+    try:
+        print(coverage(), flush=True)
+    except BrokenPipeError:
+        # The reader has left. The interpreter flushes once more when it exits, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    print(coverage())
+    sys.exit(main())
