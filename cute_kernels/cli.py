@@ -5,12 +5,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import struct
 import sys
+import typing
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from cute_kernels import siglip
-from cute_kernels.config import Problem, TileConfig
+from cute_kernels import __version__, siglip
+from cute_kernels.config import EpilogueArithmetic, Problem, TileConfig
+
+if TYPE_CHECKING:
+    from cute_kernels.plan import Plan
+
+# Legal values that --help shows; the plan judges what is given.
+CHOICES = {
+    "tile_n": (128, 256),
+    "epilogue_warps": (4, 5),
+    "tmem_load_width": (16, 32, 64),
+    "epilogue": typing.get_args(EpilogueArithmetic),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
-    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+    except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError, ModuleNotFoundError) as error:
         print(f"cute-kernels: error: {error}", file=sys.stderr)
         return 2
 
@@ -31,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_ptx(commands)
@@ -39,15 +54,39 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _count(text: str) -> int:
+    """A positive integer, as argparse's ``type``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**63 - 1")
+    return int(text)
+
+
+def _check_output(path: Path) -> None:
+    """Before any work is done for it."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to write {path} into")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, not a file to write")
+
+
 def _add_config(parser: argparse.ArgumentParser) -> None:
     """One option per field of `TileConfig`; the plan judges the values."""
     group = parser.add_argument_group("tunables of the kernel")
     for field in dataclasses.fields(TileConfig):
+        kind = type(field.default)
+        choices = CHOICES.get(field.name)
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=type(field.default),
+            type=kind,
             default=field.default,
-            metavar=type(field.default).__name__.upper(),
+            metavar=kind.__name__.upper() if choices is None else f"{{{','.join(map(str, choices))}}}",
             help="default: %(default)s",
         )
 
@@ -74,8 +113,10 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         choices=siglip.ARCHITECTURES,
         help="shape of the seeded weights used without --model (default: %(default)s)",
     )
-    parser.add_argument("--image-size", type=int, default=224, help="of the seeded weights (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and schedule (default: %(default)s)")
+    parser.add_argument(
+        "--image-size", type=_count, default=224, help="whole patches, for seeded weights (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=_seed, default=0, help="of weights and schedule (default: %(default)s)")
     parser.add_argument(
         "--backend",
         choices=("auto", "emulator"),
@@ -119,16 +160,17 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
         "ptx",
         help="write a kernel's PTX and how to launch it",
         description="Compiles a kernel (no GPU needed) and writes its PTX, and beside it a JSON file with the facts of "
-        "a launch: entry, grid, cluster, block, shared memory, registers.",
+        "a launch: entry, parameters, grid, cluster, block, shared memory, registers.",
     )
     parser.add_argument("kernel", choices=("patch-embed",))
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="PTX file; facts go to FILE.json"
-    )
-    parser.add_argument("--batch", type=int, default=1, help="images (default: %(default)s)")
-    parser.add_argument("--positions", type=int, default=196, help="patches per image (default: %(default)s)")
-    parser.add_argument("--features", type=int, default=768, help="N (default: %(default)s)")
-    parser.add_argument("--in-features", type=int, default=768, help="K, before zero-padding (default: %(default)s)")
+        "-o", "--output", type=Path, default=Path("patch_embed.ptx"), metavar="FILE",
+        help="PTX file; facts go to FILE.json (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=_count, default=1, help="images (default: %(default)s)")
+    parser.add_argument("--positions", type=_count, default=196, help="patches per image (default: %(default)s)")
+    parser.add_argument("--features", type=_count, default=768, help="N (default: %(default)s)")
+    parser.add_argument("--in-features", type=_count, default=768, help="K, before zero-padding (default: %(default)s)")
     parser.add_argument(
         "--table",
         choices=("positions", "bias", "none"),
@@ -149,6 +191,7 @@ def _ptx(options: argparse.Namespace) -> int:
     from cute_kernels.compile import compile_plan
     from cute_kernels.plan import make_plan
 
+    _check_output(options.output)
     problem = Problem(
         m=options.batch * options.positions,
         n=options.features,
@@ -167,6 +210,7 @@ def _ptx(options: argparse.Namespace) -> int:
         "cluster": plan.cluster,
         "block": (plan.threads, 1, 1),
         "dynamic_smem_bytes": plan.smem_bytes,
+        **_launch_parameters(plan),
         "tmem_columns": plan.tmem_columns,
         "table_shape": plan.table_shape,
         "warp_roles": plan.roles,
@@ -177,6 +221,48 @@ def _ptx(options: argparse.Namespace) -> int:
     facts_path.write_text(json.dumps(facts, indent=2) + "\n")
     print(f"{options.output}\n{facts_path}")
     return 0
+
+
+def _launch_parameters(plan: Plan) -> dict[str, Any]:
+    """What the generated host code passes to the kernel, read from a launch that is recorded instead of executed.
+
+    Every tensor gets an address, and a scale by value a number, that occurs nowhere else, so that each is recognised in
+    the parameters by its bytes.
+    """
+    from cute_kernels.compile import compile_plan, host_arguments
+    from cute_kernels.emulator import host, tensor_map
+
+    by_value = plan.problem.scale_source == "value"
+    names = ["x", "weight", "out"] + ["table"] * (plan.problem.table_rows > 0) + ["scale"] * (not by_value)
+    addresses = {name: 0x5EED_0000_0000 + (index + 1) * 0x1357_9000 for index, name in enumerate(names)}
+    scale = struct.unpack("<f", b"\x35\x79\x1b\x3f")[0]
+    patterns = {name: struct.pack("<Q", address) for name, address in addresses.items()}
+    patterns |= {"scale": struct.pack("<f", scale)} if by_value else {}
+    artifact = compile_plan(plan, emulated=True)
+    arguments = {"table": None, "scale": scale} | addresses
+    launch = host.record(artifact.function, *host_arguments(plan, **arguments, stream=0))
+
+    parameters = []
+    for index, data in enumerate(launch.params):
+        parameter: dict[str, Any] = {"index": index, "bytes": len(data)}
+        if len(data) == 128:
+            facts = dataclasses.asdict(tensor_map.decode(data))
+            address = facts.pop("address")
+            (tensor,) = (name for name, value in addresses.items() if value == address)
+            parameter |= {"holds": "tensor map", "tensor": tensor, **facts}
+        else:
+            found = {name: data.find(pattern) for name, pattern in patterns.items()}
+            contents = {name: offset for name, offset in found.items() if offset >= 0}
+            parameter |= {"holds": "bytes", "offsets": contents, "hex": data.hex()}
+        parameters.append(parameter)
+    return {
+        "parameters": parameters,
+        "parameters_note": "Recorded from the generated host code for this problem; other problems have other values. "
+        "Encode each tensor map with your tensor's address (dimension 0 is innermost, strides in bytes; u8 stands for "
+        "float8_e4m3fn). In 'hex', replace what 'offsets' names, 8-byte addresses or the FP32 scale; they hold "
+        "placeholders. What the other bytes mean is not decoded here, and padding among them may hold anything.",
+        "placeholders": {name: pattern.hex() for name, pattern in patterns.items()},
+    }
 
 
 # --- cache -----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cute_kernels import ops, reference, report, siglip
-from cute_kernels.config import TileConfig
+from cute_kernels.config import Problem, TileConfig
+from cute_kernels.plan import make_plan
 
 if TYPE_CHECKING:
     from cute_kernels.siglip import PatchEmbedding, Quantized
@@ -79,10 +80,14 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         Number of output elements whose bits differ from the torch reference; 0 is the only good answer.
 
     Raises:
-        ValueError, FileNotFoundError, ModuleNotFoundError: unusable images, checkpoint or config.
+        ValueError, OSError, ModuleNotFoundError: unusable images, checkpoint, config or output.
     """
+    # Whether a configuration is legal does not depend on the sizes of the problem.
+    make_plan(Problem(m=1, n=8, k=16), options.config)
     if not options.output.absolute().parent.is_dir():
-        raise FileNotFoundError(f"no folder for {options.output}")
+        raise FileNotFoundError(f"no folder {options.output.parent} to write {options.output} into")
+    if options.output.is_dir():
+        raise IsADirectoryError(f"{options.output} is a folder, not a file to write")
     names, photos = _load_photographs(options.images)
     model = (
         siglip.seeded_patch_embedding(options.architecture, options.image_size, options.seed)
@@ -91,12 +96,14 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     )
     console.print(f"weights: {model.source}")
     console.print(
-        f"images: {len(photos)} square crops, {model.preprocessing.resample} to "
+        f"images: {len(photos)} square {'crop' if len(photos) == 1 else 'crops'}, {model.preprocessing.resample} to "
         f"{model.image_size} × {model.image_size}, {model.grid} × {model.grid} patches of {model.patch_size}²"
     )
+    if rest := model.image_size % model.patch_size:
+        console.print(f"the checkpoint's convolution does not see the last {rest} rows and columns of pixels")
 
     pixels = model.preprocessing(photos, model.image_size)
-    x = siglip.quantize(siglip.patchify(pixels, model.patch_size))
+    x = siglip.quantize(siglip.patchify(pixels, model.patch_size, drop_rest=options.model is not None))
     weight = siglip.quantize(model.rows())
     console.print(f"quantised to E4M3: x × {x.scale:.4g}, weight × {weight.scale:.4g}")
 
@@ -132,8 +139,11 @@ def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Imag
         for path in paths:
             if not Path(path).is_file():
                 raise FileNotFoundError(f"no image file {path}")
-            with Image.open(path) as image:
-                images.append(ImageOps.exif_transpose(image).convert("RGB"))
+            try:
+                with Image.open(path) as image:
+                    images.append(ImageOps.exif_transpose(image).convert("RGB"))
+            except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+                raise ValueError(f"{path} cannot be read as an image: {error}") from error
         names = [Path(path).stem for path in paths]
     else:
         import skimage.data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
 
     from cute_kernels.compile import Resources
     from cute_kernels.plan import Plan
@@ -60,7 +62,7 @@ def accuracy_table(columns: Sequence[Accuracy]) -> Table:
 
     def mismatches(accuracy: Accuracy) -> str:
         if accuracy.mismatches is None:
-            return ""
+            return "-"
         style = "bold red" if accuracy.mismatches else "green"
         return f"[{style}]{accuracy.mismatches:,} of {math.prod(accuracy.shape):,}[/]"
 
@@ -91,7 +93,7 @@ def resource_table(plan: Plan, resources: Resources) -> Table:
     )
     table.add_row("registers per thread", f"{resources.registers} of {plan.arch.max_registers}")
     table.add_row("spills", spills)
-    table.add_row("static SMEM", f"{resources.static_smem_bytes:,} B", end_section=True)
+    table.add_row("static SMEM (of the system)", f"{resources.static_smem_bytes:,} B", end_section=True)
     for name, value in plan.describe():
         table.add_row(name, value)
     return table
@@ -131,6 +133,12 @@ def fit_rgb(embeddings: torch.Tensor) -> RgbBasis:
     return RgbBasis(mean, components, limits[0], torch.maximum(limits[1], limits[0] + 1e-12))
 
 
+# Of a figure, in inches.
+_CELL, _GAP, _LABEL, _EDGE = 1.7, 0.12, 0.36, 0.1
+_TITLE_POINTS, _FOOTNOTE_POINTS, _LABEL_POINTS = 11, 8, 8
+_LABEL_CHARACTERS = 24  # fit along a cell
+
+
 def save_figure(
     path: Path,
     photos: Sequence[np.ndarray],
@@ -140,41 +148,65 @@ def save_figure(
     footnote: str,
     names: Sequence[str],
 ) -> None:
-    """Writes one PNG: each photo beside its maps.
+    """Writes one PNG: each photo beside its maps. Arguments as of `draw_figure`."""
+    draw_figure(photos, maps, title=title, footnote=footnote, names=names).savefig(path, format="png")
+
+
+def draw_figure(
+    photos: Sequence[np.ndarray], maps: dict[str, torch.Tensor], *, title: str, footnote: str, names: Sequence[str]
+) -> Figure:
+    """Each photo beside its maps; two photos in a row when there are more than three.
 
     Args:
-        path: file to write.
         photos: square uint8 or float RGB arrays ``[H, W, 3]``.
         maps: title -> ``[len(photos), grid, grid, 3]`` colours in [0, 1].
-        title: above the figure.
-        footnote: below the figure.
-        names: one per photo.
+        title: above the figure, wrapped to its width.
+        footnote: below the figure, wrapped to its width.
+        names: one per photo; long ones are shortened.
     """
     from matplotlib.figure import Figure
 
     per_photo, per_row = 1 + len(maps), 2 if len(photos) > 3 else 1
     lines = -(-len(photos) // per_row)
-    # Inches: cells of 1.7, a gap between the groups of one row, and room for the texts.
-    figure = Figure(figsize=(1.7 * per_photo * per_row + 0.5, 1.85 * lines + 0.9), dpi=150, facecolor="white")
-    widths = ([1.0] * per_photo + [0.12]) * per_row
-    grid = figure.add_gridspec(
-        lines, len(widths) - 1, width_ratios=widths[:-1], wspace=0.06, hspace=0.12,
-        left=0.03, right=0.985, bottom=0.35 / (1.85 * lines + 0.9), top=1 - 0.62 / (1.85 * lines + 0.9),
-    )  # fmt: skip
+    # A group is a label, a photo and its maps.
+    group_width = _LABEL + per_photo * _CELL + (per_photo - 1) * _GAP
+    width = per_row * group_width + 2 * _EDGE
+    title, title_height = _wrapped(title, _TITLE_POINTS, width)
+    footnote, footnote_height = _wrapped(footnote, _FOOTNOTE_POINTS, width)
+    heading_height = 0.25
+    height = 2 * _EDGE + title_height + heading_height + lines * (_CELL + _GAP) + footnote_height
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     for index, photo in enumerate(photos):
         line, group = divmod(index, per_row)
+        left = _EDGE + group * group_width + _LABEL
+        bottom = height - _EDGE - title_height - heading_height - line * (_CELL + _GAP) - _CELL
         pictures = {"photo": photo} | {name: colours[index].numpy() for name, colours in maps.items()}
         for column, (name, picture) in enumerate(pictures.items()):
-            axes = figure.add_subplot(grid[line, group * (per_photo + 1) + column])
+            place = ((left + column * (_CELL + _GAP)) / width, bottom / height, _CELL / width, _CELL / height)
+            axes = figure.add_axes(place)
             axes.imshow(picture, interpolation="nearest")
             axes.set_xticks([])
             axes.set_yticks([])
             for spine in axes.spines.values():
                 spine.set_visible(False)
             if line == 0:
-                axes.set_title(name, fontsize=9)
+                axes.set_title(name, fontsize=9, parse_math=False)
             if column == 0:
-                axes.set_ylabel(names[index], fontsize=8)
-    figure.suptitle(title, fontsize=11, y=0.985)
-    figure.text(0.5, 0.012, footnote, ha="center", fontsize=8, color="0.35")
-    figure.savefig(path, format="png")
+                label = textwrap.shorten(names[index], 10**6)  # one line
+                if len(label) > _LABEL_CHARACTERS:
+                    label = label[: _LABEL_CHARACTERS - 1] + "…"
+                axes.set_ylabel(label, fontsize=_LABEL_POINTS, parse_math=False)
+    figure.text(0.5, 1 - _EDGE / height, title, ha="center", va="top", fontsize=_TITLE_POINTS, parse_math=False)
+    figure.text(
+        0.5, _EDGE / height, footnote, ha="center", va="bottom", fontsize=_FOOTNOTE_POINTS, color="0.35",
+        parse_math=False,
+    )  # fmt: skip
+    return figure
+
+
+def _wrapped(text: str, points: float, width: float) -> tuple[str, float]:
+    """The text in lines that fit ``width`` inches, and the height of all lines in inches."""
+    # An average character of the default font is half its size wide; 0.56 leaves room for wide ones.
+    characters = int((width - 2 * _EDGE) * 72 / (0.56 * points))
+    lines = textwrap.wrap(text, characters)
+    return "\n".join(lines), len(lines) * 1.3 * points / 72

@@ -106,7 +106,7 @@ class PatchEmbedding:
 
     @property
     def grid(self) -> int:
-        """Patches along one side; pixels beyond the last whole patch are not used."""
+        """Patches along one side; a convolution without padding does not see pixels beyond the last whole patch."""
         return self.image_size // self.patch_size
 
     def rows(self) -> torch.Tensor:
@@ -114,16 +114,26 @@ class PatchEmbedding:
         return self.weight.flatten(1)
 
 
-def patchify(pixels: torch.Tensor, patch_size: int) -> torch.Tensor:
+def patchify(pixels: torch.Tensor, patch_size: int, *, drop_rest: bool = False) -> torch.Tensor:
     """``[B, 3, H, W]`` -> ``[B, S, 3 * p * p]``: whole patches in row-major order, each as (channel, row, column).
 
+    Args:
+        pixels: images.
+        patch_size: p.
+        drop_rest: leave out the pixels beyond the last whole patch, as the convolution of a checkpoint does whose
+            image size is no multiple of its patch size (SigLIP so400m-patch14-384).
+
     Raises:
-        ValueError: the image is smaller than a patch.
+        ValueError: the image is smaller than a patch, or not a whole number of patches without ``drop_rest``.
     """
     batch, channels, height, width = pixels.shape
     rows, columns = height // patch_size, width // patch_size
     if not rows or not columns:
         raise ValueError(f"image of {height} x {width} pixels has no whole {patch_size} x {patch_size} patch")
+    if not drop_rest and (height % patch_size or width % patch_size):
+        raise ValueError(
+            f"image of {height} x {width} pixels is not a whole number of {patch_size} x {patch_size} patches"
+        )
     whole = pixels[:, :, : rows * patch_size, : columns * patch_size]
     split = whole.reshape(batch, channels, rows, patch_size, columns, patch_size)
     return split.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch_size**2)
@@ -161,13 +171,18 @@ def seeded_patch_embedding(architecture: str = "base-p16", image_size: int = 224
     """Random weights with the shapes and scales that Hugging Face initialises SigLIP with, and a random bias.
 
     Raises:
-        ValueError: unknown architecture, or an image smaller than a patch.
+        ValueError: unknown architecture, or an image that is not a whole number of patches.
     """
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture = {architecture!r}, allowed: {', '.join(map(repr, ARCHITECTURES))}")
     features, patch = ARCHITECTURES[architecture]
     if image_size < patch:
         raise ValueError(f"image_size = {image_size} is smaller than a patch of {patch}")
+    if image_size % patch:
+        below = image_size // patch * patch
+        raise ValueError(
+            f"image_size = {image_size} is not a whole number of patches of {patch}; nearest: {below}, {below + patch}"
+        )
     positions = (image_size // patch) ** 2
     generator = torch.Generator().manual_seed(seed)
     fan_in = CHANNELS * patch**2

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 
 import pytest
 
-from cute_kernels.cli import main
+from cute_kernels import __version__
+from cute_kernels.cli import CHOICES, main
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import Problem, TileConfig
 from cute_kernels.plan import make_plan
@@ -61,10 +63,15 @@ def test_ptx_variants(tmp_path, table, scale, rows):
         (["ptx", "patch-embed", "-o", "x", "--stages", "9"], "nearest legal value: 5"),
         (["ptx", "patch-embed", "-o", "x", "--epilogue", "fp64"], "nearest legal value: 'f32'"),
         (["demo", "--images", "absent.png"], "no image file absent.png"),
-        (["demo", "--output", "absent/demo.png"], "no folder for absent/demo.png"),
+        (["demo", "--output", "absent/demo.png"], "no folder absent to write absent/demo.png into"),
+        (["demo", "--output", "."], ". is a folder"),
+        (["ptx", "patch-embed", "-o", "absent/k.ptx"], "no folder absent to write absent/k.ptx into"),
+        (["ptx", "patch-embed", "-o", "."], ". is a folder"),
+        (["demo", "--stages", "9", "--images", "absent.png", "--model", "absent"], "nearest legal value: 5"),
         (["demo", "--model", "absent"], "absent holds no config.json"),
         (["demo", "--model", "x", "--image-size", "64"], "--model brings its own"),
         (["demo", "--image-size", "8"], "image_size = 8 is smaller than a patch"),
+        (["demo", "--image-size", "50"], "image_size = 50 is not a whole number of patches of 16"),
     ],
 )
 def test_unusable_arguments(arguments, message, capsys, tmp_path, monkeypatch):
@@ -72,6 +79,108 @@ def test_unusable_arguments(arguments, message, capsys, tmp_path, monkeypatch):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("ptx patch-embed", f"--{name}") for name in ("batch", "positions", "features", "in-features")]
+    + [("demo", "--image-size")],
+)
+@pytest.mark.parametrize("value", ["0", "-3", "1.5", "many"])
+def test_counts_are_positive(command, option, value, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([*command.split(), f"{option}={value}"])
+    assert exit.value.code == 2
+    assert f"argument {option}: '{value}' is not a positive integer" in capsys.readouterr().err
+
+
+def test_seeds_are_not_negative(capsys):
+    with pytest.raises(SystemExit):
+        main(["demo", "--seed=-1"])
+    assert "argument --seed: '-1' is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["demo"], ["ptx", "patch-embed"]])
+def test_help_shows_choices(command, capsys):
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    shown = capsys.readouterr().out
+    for name, choices in CHOICES.items():
+        assert f"--{name.replace('_', '-')} {{{','.join(map(str, choices))}}}" in shown
+
+
+def test_choices_are_what_the_plan_allows():
+    problem = Problem(196, 768, 768)
+    for name, choices in CHOICES.items():
+        legal = []
+        for value in choices if name == "epilogue" else range(1, 513):
+            try:
+                make_plan(problem, TileConfig(**{name: value}))
+            except ValueError:
+                continue
+            legal.append(value)
+        assert tuple(legal) == choices
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["--version"])
+    assert exit.value.code == 0
+    assert capsys.readouterr().out == f"cute-kernels {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "scale"), [("positions", "value"), ("bias", "pointer"), ("none", "value"), ("none", "pointer")]
+)
+def test_parameters_of_the_launch(tmp_path, monkeypatch, table, scale):
+    """2 images of 196 rows, 592 bytes each after padding, 1152 features; written to the current folder."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["ptx", "patch-embed", "--batch", "2", "--features", "1152", "--in-features", "588", "--tile-n", "128"]
+    assert main([*arguments, "--table", table, "--scale", scale]) == 0
+    facts = json.loads((tmp_path / "patch_embed.ptx.json").read_text())
+    ptx, parameters = (tmp_path / "patch_embed.ptx").read_text(), facts["parameters"]
+    declared = ptx[ptx.index(".entry") : ptx.index(".reqntid")].count(".param ")
+    assert [p["index"] for p in parameters] == list(range(declared))
+    maps = {p["tensor"]: p for p in parameters if p["holds"] == "tensor map"}
+    assert {name: (p["dtype"], p["extents"], p["strides"], p["swizzle"]) for name, p in maps.items()} == {
+        "x": ("u8", [592, 392], [592], "128B"),
+        "weight": ("u8", [592, 1152], [592], "128B"),
+        "out": ("bf16", [1152, 392], [2304], "128B"),
+    }
+    # A CTA of a pair loads 128 rows of x and half of the 128 weight rows; a warp stores 32 rows of 128 bytes.
+    assert {name: p["box"] for name, p in maps.items()} == {"x": [128, 128], "weight": [128, 64], "out": [64, 32]}
+    others = [p for p in parameters if p["holds"] == "bytes"]
+    assert all(len(bytes.fromhex(p["hex"])) == p["bytes"] for p in others)
+    # Each placeholder outside of tensor maps is named once, where it lies.
+    located = {name: (p, offset) for p in others for name, offset in p["offsets"].items()}
+    assert sorted(located) == sorted({"scale"} | ({"table"} if table != "none" else set()))
+    assert sum(len(p["offsets"]) for p in others) == len(located)
+    for name, (parameter, offset) in located.items():
+        pattern = bytes.fromhex(facts["placeholders"][name])
+        assert bytes.fromhex(parameter["hex"])[offset:].startswith(pattern)
+        assert len(pattern) == (4 if name == "scale" and scale == "value" else 8)
+    # The last three are the tiles along M, N and K that the kernel walks over.
+    tiles = [struct.unpack("<I", bytes.fromhex(p["hex"]))[0] for p in parameters[-3:]]
+    assert tiles == [2, 9, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [(["--help"], "usage: python -m cute_kernels.emulator"), ([], "| PTX")]
+)
+def test_emulator_module(arguments, shown):
+    command = [sys.executable, "-m", "cute_kernels.emulator", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith(shown)
+
+
+def test_emulator_module_into_a_closed_pipe():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cute_kernels.emulator"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 1
 
 
 def test_module_and_script_are_one_command():

@@ -36,17 +36,29 @@ def test_demo_from_files_to_picture(tmp_path, capsys):
     assert re.search(r"0\s+of\s+13,824", printed)  # 2 images x 9 positions x 768 features
     assert re.search(r"registers per thread\W+\d+ of 255", printed)
     assert "SMEM total" in printed
+    assert "2 square crops" in printed
+    assert "static SMEM (of the system)" in printed
     assert "TMEM total" in printed
     with Image.open(output) as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 300
 
 
+def test_a_file_that_is_no_image_is_refused(tmp_path, capsys):
+    text, cut = tmp_path / "text.png", tmp_path / "cut.png"
+    text.write_text("not an image")
+    (whole,) = write_photos(tmp_path, 1)
+    cut.write_bytes(Path(whole).read_bytes()[:200])
+    for path in (text, cut):
+        assert main(["demo", "--images", whole, str(path), "--output", str(tmp_path / "out.png")]) == 2
+        assert f"{path} cannot be read as an image" in capsys.readouterr().err
+
+
 def test_demo_with_a_checkpoint(tmp_path, capsys):
     import transformers
 
     config = transformers.SiglipVisionConfig(
-        hidden_size=24, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, patch_size=14, image_size=56
+        hidden_size=24, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, patch_size=14, image_size=60
     )
     model = tmp_path / "checkpoint"
     transformers.SiglipVisionModel(config).save_pretrained(model)
@@ -54,6 +66,8 @@ def test_demo_with_a_checkpoint(tmp_path, capsys):
     arguments = ["demo", "--backend", "emulator", "--images", *write_photos(tmp_path, 1), "--model", str(model)]
     assert main([*arguments, "--output", str(output)]) == 0
     printed = capsys.readouterr().out
+    assert "1 square crop, bilinear" in printed
+    assert "does not see the last 4 rows and columns" in printed  # 60 = 4 x 14 + 4
     assert "weights: SiglipVisionModel checkpoint checkpoint" in printed
     assert re.search(r"0\s+of\s+384", printed)  # 16 positions x 24 features
     assert output.is_file()
@@ -108,6 +122,31 @@ def test_rgb_basis_spans_the_largest_variance():
     torch.testing.assert_close(inside, torch.full((3,), 0.98, dtype=torch.float64), atol=0.002, rtol=0)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_no_text_of_the_picture_is_clipped_or_covered(count):
+    """Measured by matplotlib's own renderer, with texts longer than the demo's."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = report.draw_figure(
+        [np.zeros((8, 8, 3))] * count,
+        {name: torch.rand(count, 4, 4, 3) for name in ("FP8 kernel", "FP32 conv2d")},
+        title="Patch embeddings: three principal components as red, green and blue, one basis for all",
+        footnote="seeded random weights of SigLIP2 giant-opt-p16 (seed 123456). Kernel: emulator, sm_100a PTX; " * 2,
+        names=["a photograph whose file has a very long name $x$"] * count,
+    )
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    texts = [*figure.texts, *(text for axes in figure.axes for text in (axes.title, axes.yaxis.label))]
+    boxes = [text.get_window_extent(renderer) for text in texts if text.get_text()]
+    assert len(boxes) == 2 + 3 * (2 if count > 3 else 1) + count
+    for box in boxes:
+        assert min(box.x0, box.y0, figure.bbox.x1 - box.x1, figure.bbox.y1 - box.y1) >= 8  # pixels, of 150 per inch
+    boxes += [axes.get_window_extent(renderer) for axes in figure.axes]
+    for index, box in enumerate(boxes):
+        for other in boxes[:index]:
+            assert not (box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1)
+
+
 def test_readme_example():
     text = (Path(__file__).parents[2] / "README.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
@@ -123,8 +162,14 @@ def test_readme_example():
 
 def test_console_output_fits_80_columns(capsys):
     """Tables wrap instead of being cut."""
-    rows = [report.Accuracy("kernel", "emulator, sm_100a PTX", (8, 196, 768), 0, 0.147, 0.999)]
+    rows = [
+        report.Accuracy("kernel", "emulator, sm_100a PTX", (8, 196, 768), 0, 0.147, 0.999),
+        report.Accuracy("torch reference", "torch, CPU", (8, 196, 768), None, 0.147, 0.999),
+    ]
     Console(width=80).print(report.accuracy_table(rows))
     printed = capsys.readouterr().out
     assert all(len(line) <= 80 for line in printed.splitlines())
     assert "…" not in printed
+    # The reference is not compared with itself, which is not the same as no mismatch.
+    (cells,) = [line.split("│") for line in printed.splitlines() if "bit mismatches" in line]
+    assert cells[-2].strip() == "-"
