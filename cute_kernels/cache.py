@@ -6,8 +6,8 @@ sources, CuTe DSL, Python and platform, and that nobody but its owner, who must 
 entry that fails any of this is rebuilt, never loaded. The checksum detects corruption; against malice the file
 permissions stand, and the directory's are verified for that.
 
-The directory is ``CUTE_KERNELS_CACHE_DIR``, or the user's cache directory; ``CUTE_KERNELS_CACHE_DIR=off`` keeps
-everything in memory.
+The directory is ``CUTE_KERNELS_CACHE_DIR``, an absolute path, or the user's cache directory where that is not set;
+``CUTE_KERNELS_CACHE_DIR=off`` keeps everything in memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import stat
 import struct
 import sys
@@ -35,6 +36,10 @@ MAGIC = b"CuteKrn\x01"
 SUFFIX = ".kernel"
 LOCK_SECONDS = 120.0
 """How long a process waits for another one's compilation, which takes seconds, before it compiles for itself."""
+
+_ENTRY_NAME = re.compile(r"[0-9a-f]{40}\.kernel")
+_HELPER_NAME = re.compile(r"[0-9a-f]{40}(\.lock|[0-9a-z_]{8}\.tmp)")
+"""Locks, and entries that were never finished: what `filelock` and `tempfile` make of an entry's name."""
 
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -64,11 +69,26 @@ class CompiledKernel:
 
 
 def directory() -> Path | None:
-    """Where entries are kept, or None if the cache is off. The directory need not exist."""
+    """Where entries are kept, or None if the cache is off. The directory need not exist.
+
+    Raises:
+        ValueError: ``CUTE_KERNELS_CACHE_DIR`` is set to something else than "off" or an absolute path.
+    """
     chosen = os.environ.get("CUTE_KERNELS_CACHE_DIR")
     if chosen == "off":
         return None
-    return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("cute-kernels")
+    if chosen is None:
+        return platformdirs.user_cache_path("cute-kernels")
+    try:
+        path = Path(chosen).expanduser()
+    except RuntimeError:  # the home directory of nobody
+        path = Path()
+    # A relative path would be another directory in every working directory, and an empty one the directory itself.
+    if not path.is_absolute():
+        raise ValueError(
+            f"CUTE_KERNELS_CACHE_DIR = {chosen!r}, allowed: an absolute path, one that begins with ~, or off"
+        )
+    return path
 
 
 def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> CompiledKernel:
@@ -276,7 +296,7 @@ def directory_problem(root: Path) -> str:
 def list_entries(root: Path) -> list[EntryReport]:
     """Every entry of a directory, verified."""
     reports = []
-    for path in sorted(root.glob(f"*{SUFFIX}")):
+    for path in _files(root, _ENTRY_NAME):
         headers: list[dict] = []
 
         def check(header: dict, headers: list[dict] = headers) -> None:
@@ -296,10 +316,26 @@ def list_entries(root: Path) -> list[EntryReport]:
 def clear(root: Path) -> int:
     """Deletes every entry, lock and abandoned temporary file of a directory; other files stay.
 
+    Ours are regular files with our names. Of those, what does not begin as an entry was written by somebody else, or
+    emptied by an accident, and stays too.
+
     Returns:
         How many entries were deleted.
     """
-    entries = list(root.glob(f"*{SUFFIX}"))
-    for path in (*entries, *root.glob("*.lock"), *root.glob("*.tmp")):
+    entries = [path for path in _files(root, _ENTRY_NAME) if _begins_as_entry(path)]
+    for path in (*entries, *_files(root, _HELPER_NAME)):
         path.unlink(missing_ok=True)
     return len(entries)
+
+
+def _files(root: Path, name: re.Pattern[str]) -> list[Path]:
+    """Regular files of a directory, links excluded, whose whole name matches; none if there is no directory."""
+    if not root.is_dir():
+        return []
+    with os.scandir(root) as found:
+        return sorted(Path(f.path) for f in found if name.fullmatch(f.name) and f.is_file(follow_symlinks=False))
+
+
+def _begins_as_entry(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC

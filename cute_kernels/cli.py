@@ -273,9 +273,9 @@ def _add_cache(commands: argparse._SubParsersAction) -> None:
         "cache",
         help="list or clear the compiled kernels on disk",
         description="Lists the compiled kernels on disk and verifies each, or deletes them all. "
-        "CUTE_KERNELS_CACHE_DIR chooses the directory; off keeps kernels in memory only.",
+        "CUTE_KERNELS_CACHE_DIR chooses the directory, an absolute path; off keeps kernels in memory only.",
     )
-    parser.add_argument("--clear", action="store_true", help="delete every entry")
+    parser.add_argument("--clear", action="store_true", help="delete every entry and lock, nothing else")
     parser.set_defaults(run=_cache)
 
 
@@ -291,7 +291,7 @@ def _cache(options: argparse.Namespace) -> int:
         print("the cache is off (CUTE_KERNELS_CACHE_DIR=off)")
         return 0
     if options.clear:
-        print(f"{cache.clear(root)} kernels deleted from {root}")
+        print(f"{cache.clear(root)} kernels deleted from {root}; other files stay")
         return 0
     entries = cache.list_entries(root)
     if entries:

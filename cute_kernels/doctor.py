@@ -65,7 +65,8 @@ class Environment:
         dsl_error: why CuTe DSL cannot be imported, None if it can.
         shadowed_files: files that both runtime wheels claim to have installed.
         compiler: path of a C compiler, or None.
-        cache_directory: None if the cache is off.
+        cache_directory: None if the cache is off, or cannot be used for the reason in ``cache_error``.
+        cache_error: what is wrong with ``CUTE_KERNELS_CACHE_DIR``; empty if nothing is.
     """
 
     distributions: dict[str, str]
@@ -78,12 +79,14 @@ class Environment:
     shadowed_files: int
     compiler: str | None
     cache_directory: Path | None
+    cache_error: str = ""
 
 
 def inspect_environment() -> Environment:
     """The environment of this process."""
     versions, duplicates = _distributions()
     gpus, torch_cuda, torch_error = _torch_gpus()
+    cache_directory, cache_error = _cache_directory()
     return Environment(
         distributions=versions,
         duplicates=duplicates,
@@ -94,7 +97,8 @@ def inspect_environment() -> Environment:
         dsl_error=_import_error("cutlass.cute"),
         shadowed_files=_shadowed_files(),
         compiler=_c_compiler(),
-        cache_directory=cache.directory(),
+        cache_directory=cache_directory,
+        cache_error=cache_error,
     )
 
 
@@ -223,6 +227,9 @@ def _check_compiler(e: Environment) -> Iterable[Finding]:
 
 def _check_cache(e: Environment) -> Iterable[Finding]:
     root = e.cache_directory
+    if e.cache_error:
+        yield Finding("cache", "wrong", e.cache_error, "unset CUTE_KERNELS_CACHE_DIR, or set it to an absolute path")
+        return
     if root is None:
         yield Finding("cache", "note", "off (CUTE_KERNELS_CACHE_DIR=off): every process compiles for itself")
         return
@@ -287,6 +294,13 @@ def _torch_gpus() -> tuple[tuple[Gpu, ...], str | None, str]:
         return (), None, str(error)
     gpus = tuple(Gpu(p.name, (p.major, p.minor), p.multi_processor_count, p.total_memory) for p in found)
     return gpus, torch.version.cuda, ""
+
+
+def _cache_directory() -> tuple[Path | None, str]:
+    try:
+        return cache.directory(), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def _import_error(module: str) -> str | None:

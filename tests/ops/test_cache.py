@@ -214,9 +214,59 @@ def test_command_lists_and_clears(root, capsys):
     assert "2 kernels" in out
     assert "checksum" in out
     assert str(root) in out
-    (root / "notes.txt").write_text("not ours")
     assert main(["cache", "--clear"]) == 0
-    assert "2 kernels deleted" in capsys.readouterr().out
-    assert [p.name for p in root.iterdir()] == ["notes.txt"]
+    assert f"2 kernels deleted from {root};" in capsys.readouterr().out
+    assert not list(root.iterdir())
     assert main(["cache"]) == 0
     assert "0 kernels" in capsys.readouterr().out
+
+
+def test_clearing_deletes_only_what_the_cache_wrote(root, capsys):
+    path = stored(root)
+    key = path.stem
+    abandoned = root / f"{key}ab_d3f9h.tmp"  # a process died between mkstemp and rename
+    abandoned.write_bytes(b"half")
+    assert (root / f"{key}.lock").exists()
+    foreign = {
+        "linux-6.1.kernel": cache.MAGIC,  # the name is not ours
+        f"{'0' * 40}.kernel": b"\x7fELF",  # the content is not
+        f"{'A' * 40}.kernel": cache.MAGIC,
+        f"{'0' * 40}.kernel.old": cache.MAGIC,
+        "poetry.lock": b"",
+        "upload.tmp": b"",
+        f"{'0' * 39}.lock": b"",
+        "notes.txt": b"",
+    }
+    for name, content in foreign.items():
+        (root / name).write_bytes(content)
+    elsewhere = root / "elsewhere"
+    elsewhere.write_bytes(path.read_bytes())
+    (root / f"{'1' * 40}.kernel").symlink_to(elsewhere)
+    (root / f"{'2' * 40}.lock").mkdir()
+    kept = {*foreign, "elsewhere", f"{'1' * 40}.kernel", f"{'2' * 40}.lock"}
+
+    assert [entry.path.name for entry in cache.list_entries(root)] == [f"{'0' * 40}.kernel", path.name]
+    assert main(["cache", "--clear"]) == 0
+    assert f"1 kernels deleted from {root};" in capsys.readouterr().out
+    assert {p.name for p in root.iterdir()} == kept
+    assert all((root / name).read_bytes() == content for name, content in foreign.items())
+
+
+@pytest.mark.parametrize("value", ["", ".", "kernels", "../cache", "OFF", "~nobody-of-that-name/cache"])
+def test_a_directory_that_depends_on_where_one_stands_is_refused(value, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "poetry.lock").touch()
+    with pytest.raises(ValueError, match=f"^CUTE_KERNELS_CACHE_DIR = '{value}', allowed: an absolute path"):
+        cache.load_or_build(KEY, unreachable)
+    assert main(["cache", "--clear"]) == 2
+    assert "CUTE_KERNELS_CACHE_DIR = " in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["poetry.lock"]
+    assert main(["doctor"]) == 1
+    assert f"CUTE_KERNELS_CACHE_DIR = '{value}'" in capsys.readouterr().out
+
+
+def test_a_home_directory_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", "~/kernels")
+    assert cache.directory() == tmp_path / "kernels"
