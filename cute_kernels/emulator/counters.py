@@ -1,12 +1,35 @@
-"""Dynamic instruction counts per warp role and opcode."""
+"""What a launch did, counted: instructions per warp role and opcode always, the work of each unit on request.
+
+The unit counts (`Options.counters`) have Nsight Compute's meanings, so that a kernel of sm_90a can be compared with a
+profile (`bench/counters.py`); docs/emulator.md has the list. Work is attributed to the role of the warp that issued it.
+There are no caches: what the load/store unit asks of L1 counts as read from L2.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cute_kernels.emulator.flow import Flow
+from cute_kernels.emulator.shared_banks import (
+    LINE_BYTES,
+    SECTOR_BYTES,
+    WAVEFRONT_BYTES,
+    atomic_wavefronts,
+    pieces,
+    shared_cost,
+)
 from cute_kernels.emulator.warp import Warp
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.tensor_map import TensorMap
+
+_LANES = np.arange(32)
+_RANK_SHIFT = 24  # of a shared address, as in `smem`
 
 
 class Counters:
@@ -18,15 +41,19 @@ class Counters:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._sizes = [block.end - block.start for block in flow.blocks]
-        self._blocks = [0] * len(flow.blocks)
-        self.by_role: Counter[str] = Counter()
+        self._blocks: dict[str, list[int]] = {}
 
     def add(self, warps: Iterable[Warp]) -> None:
         """Adds what these warps executed."""
         for warp in warps:
+            earlier = self._blocks.get(warp.track)
             counts = warp.counts[: len(self._sizes)]
-            self._blocks = [a + b for a, b in zip(self._blocks, counts)]
-            self.by_role[warp.role or f"warp {warp.index}"] += sum(n * size for n, size in zip(counts, self._sizes))
+            self._blocks[warp.track] = counts if earlier is None else [a + b for a, b in zip(earlier, counts)]
+
+    @property
+    def by_role(self) -> dict[str, int]:
+        """Executions per warp role."""
+        return {role: sum(n * size for n, size in zip(counts, self._sizes)) for role, counts in self._blocks.items()}
 
     @property
     def total(self) -> int:
@@ -35,8 +62,239 @@ class Counters:
     def by_opcode(self) -> dict[str, int]:
         """Executions per opcode, most frequent first."""
         result: Counter[str] = Counter()
-        for block, count in zip(self._flow.blocks, self._blocks):
+        for counts in self._blocks.values():
+            result.update(self._opcodes(counts))
+        return dict(result.most_common())
+
+    def by_role_and_class(self) -> dict[str, dict[str, int]]:
+        """Executions per role and `instruction_class`, most frequent first."""
+        result = {}
+        for role, counts in self._blocks.items():
+            classes: Counter[str] = Counter()
+            for opcode, count in self._opcodes(counts).items():
+                classes[instruction_class(opcode)] += count
+            result[role] = dict(classes.most_common())
+        return result
+
+    def _opcodes(self, counts: list[int]) -> Counter[str]:
+        result: Counter[str] = Counter()
+        for block, count in zip(self._flow.blocks, counts):
             if count:
                 for instruction in self._flow.kernel.instructions[block.start : block.end]:
                     result[instruction.opcode] += count
-        return dict(result.most_common())
+        return result
+
+
+_CLASSES = {
+    "control": ("bra", "ret", "exit", "call", "trap"),
+    "barrier": ("bar", "barrier", "mbarrier", "fence", "membar", "nanosleep", "griddepcontrol"),
+    "warp": ("shfl", "vote", "match", "redux", "elect", "activemask"),
+    "move": ("mov", "selp", "prmt", "cvta", "mapa", "getctarank", "isspacep"),
+    "logic": ("and", "or", "xor", "not", "lop3", "shl", "shr", "shf", "bfe", "bfi", "popc", "clz", "brev", "bfind"),
+    "convert": ("cvt",),
+    "compare": ("setp", "set", "slct"),
+    "special": ("ex2", "lg2", "sin", "cos", "tanh", "rcp", "rsqrt", "sqrt", "div", "rem"),
+}
+_CLASS_OF = {name: kind for kind, names in _CLASSES.items() for name in names}
+_ARITHMETIC = ("add", "sub", "mul", "mad", "fma", "min", "max", "abs", "neg", "mul24", "mad24", "sad")
+_MEMORY = ("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix")
+_SPACES = ("global", "shared", "local", "param", "const")
+
+
+def instruction_class(opcode: str) -> str:
+    """What an instruction asks of the machine.
+
+    ``ld.shared``, ``st.global`` and so on for memory accesses (``ld.generic`` where the opcode names no space),
+    ``tma``, ``mma``, ``tmem``, ``barrier``, ``integer``, ``float``, ``convert``, ``compare``, ``logic``, ``move``,
+    ``special``, ``warp``, ``control``; ``other`` for the rest.
+    """
+    parts = opcode.split(".")
+    name = parts[0]
+    if name in _MEMORY:
+        if name.endswith("matrix"):
+            return f"{name}.shared"
+        spaces = [space for part in parts for space in _SPACES if part.split("::")[0] == space]
+        return f"{name}.{spaces[0] if spaces else 'generic'}"
+    if name == "tcgen05":
+        if parts[1] in ("mma", "ld", "st"):
+            return "mma" if parts[1] == "mma" else "tmem"
+        return "barrier" if parts[1].startswith(("wait", "fence", "commit")) else "other"
+    if name in ("wgmma", "mma"):
+        return "mma" if name == "mma" or parts[1] == "mma_async" else "barrier"
+    if name == "cp":
+        grouping = parts[-1] in ("commit_group", "wait_all") or "wait_group" in parts
+        return "barrier" if grouping else "tma" if "bulk" in parts else "cp.async"
+    if name in _ARITHMETIC:
+        return "float" if parts[-1][0] in "fb" and parts[-1] != "b32" else "integer"
+    return _CLASS_OF.get(name, "other")
+
+
+@dataclass(frozen=True)
+class UnitCounts:
+    """Work per warp role and unit.
+
+    Attributes:
+        ctas: CTAs that ran.
+        instructions: role -> `instruction_class` -> warp instructions.
+        units: role -> kind -> metric -> count. Kinds are ``ld.shared.16B`` (name, space, bytes per lane), ``tma.load``,
+            ``mma``, ``tmem.ld``, ``wait.mbarrier`` and so on; docs/emulator.md lists the metrics of each.
+    """
+
+    ctas: int
+    instructions: dict[str, dict[str, int]]
+    units: dict[str, dict[str, dict[str, int]]]
+
+    def total(self, metric: str, kind: str = "", role: str | None = None) -> int:
+        """Sum of a metric over all kinds that begin with ``kind`` (whole dotted parts), of one role or of all."""
+        return sum(
+            metrics.get(metric, 0)
+            for name, kinds in self.units.items()
+            if role in (None, name)
+            for key, metrics in kinds.items()
+            if not kind or f"{key}.".startswith(f"{kind}.")
+        )
+
+    def rows(self) -> list[tuple[str, str, str, int]]:
+        """(role, kind, metric, count), in order of role and kind."""
+        return [
+            (role, kind, metric, count)
+            for role, kinds in sorted(self.units.items())
+            for kind, metrics in sorted(kinds.items())
+            for metric, count in metrics.items()
+        ]
+
+
+class UnitCounters:
+    """Counts the work of the units of one cluster.
+
+    Attributes:
+        warp: which warp runs now; work is attributed to its role.
+    """
+
+    def __init__(self) -> None:
+        self.warp: Warp | None = None
+        self._rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+
+    def merge(self, other: UnitCounters) -> None:
+        """Adds what another cluster did."""
+        for key, metrics in other._rows.items():
+            self._rows[key].update(metrics)
+
+    def result(self, ctas: int, instructions: dict[str, dict[str, int]]) -> UnitCounts:
+        units: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
+        for (role, kind), metrics in self._rows.items():
+            units[role][kind] = dict(metrics)
+        return UnitCounts(ctas, instructions, dict(units))
+
+    def _add(self, kind: str, **metrics: int) -> None:
+        row = self._rows[self.warp.track if self.warp is not None else "", kind]
+        for name, count in metrics.items():
+            row[name] += count
+
+    # --- load/store unit ----------------------------------------------------------------------------------------------
+
+    def lanes(self, name: str, space: str, addresses: np.ndarray, nbytes: int, mask: int) -> None:
+        """ld or st of several requests: addresses [requests, 32] in one space, ``nbytes`` per lane, lane mask."""
+        active = _LANES if mask == 0xFFFFFFFF else np.array([lane for lane in range(32) if mask >> lane & 1], np.int64)
+        chosen = addresses if len(active) == 32 else addresses[:, active]
+        if space == "shared":
+            self._shared(name, chosen, nbytes, active)
+        elif space == "global":
+            self._global(name, chosen, nbytes)
+
+    def uniform(self, name: str, space: str, address: int, nbytes: int, mask: int) -> None:
+        """ld of one address by all lanes of a mask; parameters are constants, which the LSU never sees."""
+        if mask and space in ("shared", "global"):
+            self.lanes(name, space, np.full((1, 32), address, np.int64), nbytes, mask)
+
+    def _shared(self, name: str, addresses: np.ndarray, nbytes: int, active: np.ndarray) -> None:
+        rank = self.warp.cta.rank
+        own = (addresses >> _RANK_SHIFT == rank).all(axis=1)
+        if not own.all():  # through the network between SMs, whose cost is not documented
+            remote = int((~own).sum())
+            self._add(f"{name}.cluster.{nbytes}B", requests=remote, bytes=remote * addresses.shape[1] * nbytes)
+            addresses = addresses[own]
+        if not len(addresses):
+            return
+        cost = shared_cost(addresses, nbytes, active, load=name in ("ld", "ldmatrix"))
+        self._add(
+            f"{name}.shared.{nbytes}B",
+            requests=len(addresses),
+            bytes=addresses.size * nbytes,
+            wavefronts=cost.wavefronts,
+            ideal_wavefronts=cost.ideal,
+            bank_conflicts=cost.conflicts,
+        )
+
+    def _global(self, name: str, addresses: np.ndarray, nbytes: int) -> None:
+        sectors = pieces(addresses, SECTOR_BYTES)
+        self._add(
+            f"{name}.global.{nbytes}B",
+            requests=len(addresses),
+            bytes=addresses.size * nbytes,
+            sectors=sectors,
+            lines=pieces(addresses, LINE_BYTES),
+            l2_bytes_read=0 if name == "st" else sectors * SECTOR_BYTES,
+            l2_bytes_written=0 if name == "ld" else sectors * SECTOR_BYTES,
+        )
+
+    def matrices(self, name: str, addresses: np.ndarray) -> None:
+        """ldmatrix or stmatrix: addresses of 8 rows of 16 bytes per matrix. Eight rows are served together."""
+        rank = self.warp.cta.rank
+        if not (addresses >> _RANK_SHIFT == rank).all():
+            raise NotImplementedError(f"{name} on the shared memory of another CTA is not counted")
+        cost = shared_cost(addresses.reshape(-1, 8), 16, np.arange(8), load=False)
+        self._add(
+            f"{name}.shared.16B",
+            requests=1,
+            bytes=16 * addresses.size,
+            wavefronts=cost.wavefronts,
+            ideal_wavefronts=cost.ideal,
+            bank_conflicts=cost.conflicts,
+        )
+
+    def atomic(self, space: str, addresses: np.ndarray, nbytes: int) -> None:
+        """atom or red: addresses [active lanes] of one warp."""
+        if not len(addresses):
+            return
+        if space == "global":
+            self._global("atom", addresses[None], nbytes)
+            return
+        wavefronts = atomic_wavefronts(addresses)
+        self._add(
+            f"atom.shared.{nbytes}B",
+            requests=1,
+            bytes=addresses.size * nbytes,
+            wavefronts=wavefronts,
+            ideal_wavefronts=1,
+            bank_conflicts=wavefronts - 1,
+        )
+
+    # --- asynchronous units -------------------------------------------------------------------------------------------
+
+    def tma(self, name: str, tensor_map: TensorMap, sector_count: int, destinations: int = 1) -> None:
+        """One tensor copy, ``load`` or ``store``: multicast fills each destination, and is fetched from L2 once."""
+        nbytes = tensor_map.box_bytes * destinations
+        l2 = {"l2_bytes_read" if name == "load" else "l2_bytes_written": sector_count * SECTOR_BYTES}
+        self._add(f"tma.{name}", instructions=1, bytes=nbytes, wavefronts=nbytes // WAVEFRONT_BYTES, **l2)
+
+    def mma(self, operand_bytes: int, *, tmem_read: int = 0, tmem_written: int = 0) -> None:
+        """One MMA of a CTA, a CTA pair or a warpgroup: bytes of operands in shared memory, and tensor-memory bytes."""
+        memory = {"tmem_bytes_read": tmem_read, "tmem_bytes_written": tmem_written} if tmem_written else {}
+        self._add("mma", instructions=1, operand_wavefronts=-(-operand_bytes // WAVEFRONT_BYTES), **memory)
+
+    def tensor_memory(self, name: str, registers: int) -> None:
+        """tcgen05.ld or st of ``registers`` 32-bit registers of each lane."""
+        self._add(f"tmem.{name}", instructions=1, bytes=registers * 128)
+
+    # --- called by the scheduler --------------------------------------------------------------------------------------
+
+    def resume(self, warp: Warp) -> None:
+        self.warp = warp
+
+    def give_way(self, warp: Warp) -> None:
+        if warp.wait is not None:
+            self._add(f"wait.{warp.wait.kind}", times=1)
+        self.warp = None
+
+

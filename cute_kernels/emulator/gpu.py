@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cute_kernels.emulator import blas
-from cute_kernels.emulator.counters import Counters
+from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.decode import Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
@@ -46,6 +46,7 @@ class Options:
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         max_warp_instructions: per cluster; None for no limit.
+        counters: count the work of every unit (`Report.units`), which takes longer.
     """
 
     seed: int = 0
@@ -56,6 +57,7 @@ class Options:
     clusters: tuple[int, ...] | None = None
     roles: tuple[str, ...] = ()
     max_warp_instructions: int | None = None
+    counters: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Report:
         mma_instructions: tcgen05.mma executed, and wgmma.mma_async, once per warpgroup.
         shared_bytes: per CTA, static and dynamic.
         tensor_columns: most tensor-memory columns allocated in one CTA.
+        units: the work of every unit, or None without `Options.counters`.
     """
 
     warp_instructions: int
@@ -82,6 +85,7 @@ class Report:
     mma_instructions: int
     shared_bytes: int
     tensor_columns: int
+    units: UnitCounts | None = None
 
 
 def run(
@@ -126,6 +130,7 @@ def run(
     launch.waiting.extend(indices)
     counters = Counters(translation.flow)
     totals: dict[str, int] = {"loaded": 0, "stored": 0, "mma": 0, "columns": 0}
+    meter = UnitCounters() if options.counters else None
     clusters = 0
     start = time.perf_counter()
     if progress is not None:
@@ -139,13 +144,19 @@ def run(
             totals["loaded"] += state.tma.bytes_loaded
             totals["stored"] += state.tma.bytes_stored
             totals["mma"] += state.tensor_core.instructions + state.wgmma.instructions
+            if meter is not None:
+                meter.merge(state.meter)
             totals["columns"] = max(totals["columns"], *(cta.tmem.columns_used for cta in state.ctas))
             clusters += 1
             if progress is not None:
                 progress(len(indices) - len(launch.waiting), len(indices))
+    units = None
+    if meter is not None:
+        ctas = clusters * cluster[0] * cluster[1] * cluster[2]
+        units = meter.result(ctas, counters.by_role_and_class())
     return Report(
         warp_instructions=counters.total,
-        by_role=dict(counters.by_role),
+        by_role=counters.by_role,
         by_opcode=counters.by_opcode(),
         seconds=time.perf_counter() - start,
         clusters=clusters,
@@ -154,6 +165,7 @@ def run(
         mma_instructions=totals["mma"],
         shared_bytes=launch.shared_bytes - SYSTEM_BYTES,
         tensor_columns=totals["columns"],
+        units=units,
     )
 
 
@@ -282,6 +294,7 @@ class _Scheduler:
         self.random = options.interleave == "random"
         self.idle_blocks = 0
         self.suspicious = _SUSPICIOUS
+        self.probes = tuple(probe for probe in (cluster.meter,) if probe is not None)
 
     def run(self) -> None:
         cluster = self.cluster
@@ -324,6 +337,8 @@ class _Scheduler:
 
     def _resume(self, warp: Warp, budget: int) -> None:
         """Runs a warp until it waits, exits, or has executed ``budget`` basic blocks."""
+        for probe in self.probes:
+            probe.resume(warp)
         warp.wait = None
         try:
             warp.code.send(budget)
@@ -334,6 +349,9 @@ class _Scheduler:
         except Exception as error:
             wrapped = EmulatorError(f"internal error: {type(error).__name__}: {error}")
             raise self._located(wrapped, warp, error) from error
+        finally:
+            for probe in self.probes:
+                probe.give_way(warp)
 
     def _look_for_livelock(self) -> None:
         """Warps have run for long without effect: a hang if each returns to a state in which it has been before.

@@ -44,7 +44,10 @@ def _row_addresses(warp: Any, mask: int, address: Any, count: int, name: str) ->
 
 def load_matrix(warp: Any, mask: int, address: Any, count: int, transposed: bool) -> np.ndarray:
     """ldmatrix: uint32 [count, 32] (one register: [32])."""
-    raw = warp.cluster.memory.load(_row_addresses(warp, mask, address, count, "ldmatrix"), _ROW_BYTES)
+    addresses = _row_addresses(warp, mask, address, count, "ldmatrix")
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.matrices("ldmatrix", addresses)
+    raw = warp.cluster.memory.load(addresses, _ROW_BYTES)
     registers = registers_of_rows(np.ascontiguousarray(raw), transposed)
     return registers if count > 1 else registers[0]
 
@@ -55,6 +58,8 @@ def store_matrix(
     """stmatrix."""
     addresses = _row_addresses(warp, mask, address, count, "stmatrix")
     warp.cluster.progress += 1
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.matrices("stmatrix", addresses)
     registers = np.stack([np.broadcast_to(np.asarray(value, np.uint32), (32,)) for value in values])
     warp.cluster.memory.store(addresses, rows_of_registers(registers, transposed), warp.label)
 

@@ -111,6 +111,8 @@ def load_uniform(warp: Any, mask: int, space: str, address: int, size: int, coun
     if address % (size * count):
         raise IllegalAccess(f"misaligned {space} load of {size * count} bytes at {address:#x}")
     raw = bytes(view_bytes(warp, space, address, size * count))
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.uniform("ld", *_space_of(warp, space, address), size * count, mask)
     if count == 1:
         return int.from_bytes(raw, "little")
     return tuple(int.from_bytes(raw[i : i + size], "little") for i in range(0, size * count, size))
@@ -124,6 +126,8 @@ def load_lanes(
     if space == "generic":
         space, shift = _generic_lanes(warp, mask, addresses)
         addresses = addresses - shift
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.lanes("ld", space, addresses, size * count, mask)
     memory = warp.cluster.memory if space == "shared" else warp.cluster.gmem
     if mask == FULL:
         raw = memory.load(addresses.reshape(-1), size * count).view(dtype).reshape(n, 32, count)
@@ -144,6 +148,8 @@ def store_lanes(
     if space == "generic":
         space, shift = _generic_lanes(warp, mask, addresses)
         addresses = addresses - shift
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.lanes("st", space, addresses, size * count, mask)
     data = np.broadcast_to(data, (n * count, 32)).reshape(n, count, 32).transpose(0, 2, 1)
     if mask != FULL:
         lanes = block_lanes(mask)
@@ -322,6 +328,8 @@ def atomic(warp: Any, mask: int, space: str, name: str, type_: str, address: Any
     size = TYPE_BITS[type_] // 8
     dtype = DTYPES[f"u{8 * size}"]
     old = np.zeros(32, dtype)
+    if warp.cluster.meter is not None:
+        _count_atomic(warp, mask, space, address, size)
     for lane in range(32):
         if not mask >> lane & 1:
             continue
@@ -343,6 +351,13 @@ def atomic(warp: Any, mask: int, space: str, name: str, type_: str, address: Any
             cells[:] = np.frombuffer(new.to_bytes(size, "little"), np.uint8)
         old[lane] = before
     return old
+
+
+def _count_atomic(warp: Any, mask: int, space: str, address: Any, size: int) -> None:
+    places = [_space_of(warp, space, int(a)) for a in np.broadcast_to(address, 32)[block_lanes(mask)]]
+    for kind in ("shared", "global"):
+        addresses = np.array([place for found, place in places if found == kind], np.int64)
+        warp.cluster.meter.atomic(kind, addresses, size)
 
 
 _ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")

@@ -90,6 +90,8 @@ def load(warp: Any, mask: int, address: int, shape: str, repeat: int) -> np.ndar
     """
     require_whole_warp(warp, mask, "tcgen05.ld")
     rows = warp.cta.tmem.load(warp.index, address, shape, repeat).T
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.tensor_memory("ld", len(rows))
     return rows if len(rows) > 1 else rows[0]
 
 
@@ -99,6 +101,8 @@ def store(warp: Any, mask: int, address: int, shape: str, repeat: int, values: t
     warp.cluster.progress += 1
     rows = np.stack([np.broadcast_to(np.asarray(value, np.uint32), 32) for value in values])
     warp.cta.tmem.store(warp.index, address, shape, repeat, rows.T)
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.tensor_memory("st", len(rows))
 
 
 def _shape(instruction: Instruction) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from cute_kernels.emulator.instructions_sync import require_whole_warp
 from cute_kernels.emulator.tensor_core import BF16, E4M3, E5M2, F16, TF32
 from cute_kernels.emulator.values import Anchor, Node, Result, Value
 from cute_kernels.emulator.warp import Wait
-from cute_kernels.emulator.wgmma import Form
+from cute_kernels.emulator.wgmma import WARPS, Form
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 _TYPES = {"e4m3": E4M3, "e5m2": E5M2, "f16": F16, "bf16": BF16, "tf32": TF32}
@@ -31,8 +31,11 @@ _A_REGISTERS = 4  # of a thread, for every type: 64 rows of 32 bytes over 128 th
 class GroupWait(Wait):
     """wgmma.wait_group."""
 
+    kind = "wgmma_group"
+
     def __init__(self, warp: Any, newest: int) -> None:
         self.unit, self.rank, self.warp, self.newest = warp.cluster.wgmma, warp.cta.rank, warp.index, newest
+        self.key = ("wgmma", warp.cta.rank, warp.index // WARPS)
 
     def ready(self) -> bool:
         return not self.unit.outstanding(self.rank, self.warp, self.newest)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.async_engine import AsyncEngine
+from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.mbarrier import MBarriers
@@ -169,6 +170,7 @@ class Cluster:
         index: linear cluster index; ``coordinates``: %clusterid.
         progress: counts effects, so that polling warps know whether looking again is worth it.
         running: warps that have not exited.
+        meter: counts the work of the units, or None (`Options.counters`).
         take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
             None when none is left.
     """
@@ -206,11 +208,12 @@ class Cluster:
         self.memory = ClusterMemory([cta.shared for cta in self.ctas], self.tracker)
         self.barriers = MBarriers(self.memory)
         self.engine = AsyncEngine(options.completion, random.Random(self.rng.random()))
-        self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker)
+        self.meter = UnitCounters() if options.counters else None
+        self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
         self.tensor_core = TensorCore(
-            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker
+            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter
         )
-        self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker)
+        self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter)
         self.barrier = ClusterBarrier(self)
         threads = block[0] * block[1] * block[2]
         for cta in self.ctas:

@@ -16,6 +16,7 @@ import numpy as np
 
 from cute_kernels.emulator import exact
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
+from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.sanitizer import ProxyTracker
@@ -259,6 +260,7 @@ class TensorCore:
 
     Attributes:
         instructions: MMAs executed so far.
+        meter: hears of every MMA that is issued, or None.
     """
 
     def __init__(
@@ -268,7 +270,9 @@ class TensorCore:
         barriers: MBarriers,
         engine: AsyncEngine,
         tracker: ProxyTracker | None = None,
+        meter: UnitCounters | None = None,
     ) -> None:
+        self.meter = meter
         self.shared = shared
         self.tensor_memories = tensor_memories
         self.barriers = barriers
@@ -321,6 +325,8 @@ class TensorCore:
         text = f"tcgen05.mma.cta_group::{cta_group}.kind::{kind} issued {describe or f'by CTA {rank}'}"
         work = _Mma(self, fields, cta_group, rank, d, a, b, accumulate, a_in_tmem, text)
         work.issue()
+        if self.meter is not None:
+            work.count(self.meter)
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, text))
 
     def commit(
@@ -421,6 +427,14 @@ class _Mma:
             if pending:
                 token = core.tensor_memories[rank].write_begin(column, width, self.text)
                 self.releases.append(functools.partial(core.tensor_memories[rank].write_end, token))
+
+    def count(self, meter: UnitCounters) -> None:
+        """Each CTA reads its own rows of A and of B from its shared memory; the pair exchanges what it reads of B."""
+        operand = (self.columns + (self.rows if self.a_tmem is None else 0)) * K_BYTES
+        accumulator = self.rows * self.fields.n * 4
+        read = (accumulator if self.accumulate else 0) + (self.rows * K_BYTES if self.a_tmem is not None else 0)
+        ctas = len(self.ranks)
+        meter.mma(ctas * operand, tmem_read=ctas * read, tmem_written=ctas * accumulator)
 
     def _width(self) -> int:
         """Columns of the accumulator in each CTA."""

@@ -15,10 +15,12 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp, BulkGroups, BulkOp
+from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.sanitizer import ProxyTracker
+from cute_kernels.emulator.shared_banks import SECTOR_BYTES
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, shared_address
 from cute_kernels.emulator.tensor_map import CHUNK, SWIZZLE_PERIOD, TensorMap, chunk_order, chunk_places, decode
 
@@ -32,6 +34,21 @@ def _global_tile(
 
     A store writes every 16-byte chunk of a row whole of which one byte is in bounds.
     """
+    start, firsts, counts, byte_strides = _clip(tensor_map, coords, write=write)
+    if min(counts) <= 0:
+        return None
+    span = counts[0] + sum((count - 1) * stride for count, stride in zip(counts[1:], byte_strides[1:]))
+    view = gmem.view(start, span, write=write)
+    part = np.ndarray(tuple(reversed(counts)), np.uint8, buffer=view, strides=tuple(reversed(byte_strides)))
+    place = tuple(slice(first, first + count) for first, count in zip(reversed(firsts), reversed(counts), strict=True))
+    return part, place
+
+
+def _clip(
+    tensor_map: TensorMap, coords: Sequence[int], *, write: bool
+) -> tuple[int, list[int], list[int], list[int]]:
+    """The in-bounds part of a box: address of its first byte; per dimension, the innermost in bytes, its first item in
+    the tile, its number of items (none where <= 0) and their stride in bytes."""
     size = tensor_map.element_bytes
     inside = (tensor_map.extents[0] - coords[0]) * size
     if write:
@@ -39,7 +56,6 @@ def _global_tile(
     firsts = [max(-coords[0] * size, 0)]
     counts = [min(tensor_map.row_bytes, inside) - firsts[0]]
     start = tensor_map.address + coords[0] * size + firsts[0]
-    span = counts[0]
     byte_strides = [1]
     for d in range(1, tensor_map.rank):
         step, stride = tensor_map.element_strides[d], tensor_map.strides[d - 1]
@@ -49,13 +65,18 @@ def _global_tile(
         counts.append(end - first)
         byte_strides.append(step * stride)
         start += (coords[d] + first * step) * stride
-        span += (end - first - 1) * step * stride
+    return start, firsts, counts, byte_strides
+
+
+def tile_sectors(tensor_map: TensorMap, coords: Sequence[int], *, write: bool) -> int:
+    """32-byte sectors of global memory that a copy touches, row by row of its box; arguments as `load_tile`."""
+    start, _, counts, byte_strides = _clip(tensor_map, coords, write=write)
     if min(counts) <= 0:
-        return None
-    view = gmem.view(start, span, write=write)
-    part = np.ndarray(tuple(reversed(counts)), np.uint8, buffer=view, strides=tuple(reversed(byte_strides)))
-    place = tuple(slice(first, first + count) for first, count in zip(reversed(firsts), reversed(counts), strict=True))
-    return part, place
+        return 0
+    rows = np.array([start], np.int64)
+    for count, stride in zip(counts[1:], byte_strides[1:]):
+        rows = (rows[:, None] + stride * np.arange(count)).reshape(-1)
+    return int(((rows + counts[0] - 1) // SECTOR_BYTES - rows // SECTOR_BYTES + 1).sum())
 
 
 def _tile_shape(tensor_map: TensorMap) -> tuple[int, ...]:
@@ -136,6 +157,7 @@ class TmaUnit:
 
     Attributes:
         bytes_loaded, bytes_stored: box bytes of the copies issued so far, multicast counted once per destination.
+        meter: hears of every copy that is issued, or None.
     """
 
     def __init__(
@@ -146,7 +168,9 @@ class TmaUnit:
         engine: AsyncEngine,
         tracker: ProxyTracker | None = None,
         groups: BulkGroups | None = None,
+        meter: UnitCounters | None = None,
     ) -> None:
+        self.meter = meter
         self.gmem = gmem
         self.shared = shared
         self.barriers = barriers
@@ -190,7 +214,10 @@ class TmaUnit:
         check_coords(tensor_map, coords)
         _check_shared(destination)
         nbytes = tensor_map.box_bytes
-        for target, signal in self._targets(destination, barrier, cta_group, multicast):
+        targets = self._targets(destination, barrier, cta_group, multicast)
+        if self.meter is not None:
+            self.meter.tma("load", tensor_map, tile_sectors(tensor_map, coords, write=False), len(targets))
+        for target, signal in targets:
             self.bytes_loaded += nbytes
             text = (
                 f"TMA load of {nbytes} bytes to shared offset {target & OFFSET_MASK} of CTA {target >> 24} for the "
@@ -232,6 +259,8 @@ class TmaUnit:
             bulk.on_observed = functools.partial(self.tracker.read_end, token)
         self.groups.issue(thread, bulk)
         self.bytes_stored += nbytes
+        if self.meter is not None:
+            self.meter.tma("store", tensor_map, tile_sectors(tensor_map, coords, write=True))
         key = self._new_queue()
         box: list[np.ndarray] = []
 

@@ -7,7 +7,7 @@ for each other.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
 
 class Wait:
-    """A condition on which a warp is descheduled. ``may_time_out``: the instruction may also give up."""
+    """A condition on which a warp is descheduled.
 
+    ``kind`` names it in counts and traces, ``key`` what releases it (None: nothing in particular); ``may_time_out``:
+    the instruction may also give up.
+    """
+
+    kind = ""
+    key: Hashable = None
     may_time_out = False
 
     def ready(self) -> bool:
@@ -35,12 +41,14 @@ class Wait:
 class PhaseWait(Wait):
     """mbarrier.try_wait."""
 
+    kind = "mbarrier"
     may_time_out = True
 
     def __init__(self, barriers: Any, address: int, state: int, parity: bool) -> None:
         self.barriers, self.address, self.state = barriers, address, state
         self.test = barriers.test_parity if parity else barriers.test_phase
         self.parity = parity
+        self.key = ("mbarrier", address)
 
     def ready(self) -> bool:
         return self.test(self.address, self.state)
@@ -53,6 +61,7 @@ class PhaseWait(Wait):
 class ProgressWait(Wait):
     """Polling: nothing to do until anything in the cluster changes."""
 
+    kind = "polling"
     may_time_out = True
 
     def __init__(self, cluster: Cluster, what: str, detail: str) -> None:
@@ -69,8 +78,11 @@ class ProgressWait(Wait):
 class NamedWait(Wait):
     """bar.sync."""
 
+    kind = "bar"
+
     def __init__(self, barrier: Any, generation: int) -> None:
         self.barrier, self.generation = barrier, generation
+        self.key = barrier
 
     def ready(self) -> bool:
         return self.barrier.generation != self.generation
@@ -82,12 +94,17 @@ class NamedWait(Wait):
 class ClusterWait(NamedWait):
     """barrier.cluster.wait."""
 
+    kind = "barrier.cluster"
+
 
 class BulkWait(Wait):
     """cp.async.bulk.wait_group."""
 
+    kind = "bulk_group"
+
     def __init__(self, cluster: Cluster, thread: tuple[int, int, int], count: int, read: bool) -> None:
         self.cluster, self.thread, self.count, self.read = cluster, thread, count, read
+        self.key = ("bulk_group", thread)
 
     def ready(self) -> bool:
         return self.cluster.tma.groups.wait_satisfied(self.thread, self.count, self.read)
@@ -99,6 +116,8 @@ class BulkWait(Wait):
 
 class AllocationWait(Wait):
     """tcgen05.alloc."""
+
+    kind = "tcgen05.alloc"
 
     def __init__(self, cta: Cta, columns: int) -> None:
         self.cta, self.columns = cta, columns
@@ -114,6 +133,7 @@ class AllocationWait(Wait):
 class AnyWait(Wait):
     """All paths of a diverged warp are blocked."""
 
+    kind = "diverged"
     may_time_out = True
 
     def __init__(self, waits: list[Wait]) -> None:
@@ -154,6 +174,7 @@ class Warp:
     Attributes:
         index: warp index in its CTA (what selects its tensor-memory lanes).
         label: for reports, e.g. ``"CTA 1 warp 3 (epilogue)"``.
+        track: its role, or ``"warp 3"`` without one: what counts are kept by.
         live: lanes that exist (the last warp of a block may be partial) and have not exited.
         wait: the condition on which it is descheduled, None while it can run.
         token: what a blocking instruction remembers between attempts.
@@ -168,6 +189,7 @@ class Warp:
         self.cluster: Cluster = cta.cluster
         self.index, self.live, self.role = index, live, role
         self.label = f"CTA {cta.rank} warp {index}" + (f" ({role})" if role else "")
+        self.track = role or f"warp {index}"
         self.counts = [0] * (blocks + 1)
         self.wait: Wait | None = None
         self.token: Any = None

@@ -20,11 +20,13 @@ import numpy as np
 
 from cute_kernels.emulator import exact
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
+from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.sanitizer import ProxyTracker
 from cute_kernels.emulator.smem import ClusterMemory
 from cute_kernels.emulator.tensor_core import (
     E4M3,
+    K_BYTES,
     ElementType,
     Matrix,
     check_operand,
@@ -213,10 +215,17 @@ class WgmmaUnit:
 
     Attributes:
         instructions: operations executed so far, one per warpgroup.
+        meter: hears of every operation that starts, or None.
     """
 
-    def __init__(self, shared: ClusterMemory, engine: AsyncEngine, tracker: ProxyTracker | None = None) -> None:
-        self.shared, self.engine, self.tracker = shared, engine, tracker
+    def __init__(
+        self,
+        shared: ClusterMemory,
+        engine: AsyncEngine,
+        tracker: ProxyTracker | None = None,
+        meter: UnitCounters | None = None,
+    ) -> None:
+        self.shared, self.engine, self.tracker, self.meter = shared, engine, tracker, meter
         self.instructions = 0
         #: Per (rank, warpgroup): operations that some of its warps have issued and some have not, oldest first.
         self._partial: dict[tuple[int, int], list[Operation]] = {}
@@ -328,6 +337,9 @@ class WgmmaUnit:
 
     def _start(self, operation: Operation, queue: tuple[str, int, int]) -> None:
         """The last warp has issued the operation."""
+        if self.meter is not None:
+            form = operation.form
+            self.meter.mma((form.n + (0 if operation.a is None else ROWS)) * K_BYTES)
         if self.tracker is not None:
             for operand in operation.operands:
                 self.tracker.async_read(operation.rank, operand.starts, CHUNK, operation.form.text)
