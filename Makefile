@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench mutate clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -25,6 +25,10 @@ lint: $(VENV)/.installed-test
 bench: $(VENV)/.installed-run
 	$(BIN)/python -m pip install --quiet nvidia-ml-py
 	$(BIN)/python -m bench.patch_embed $(ARGS)
+
+# Every synchronisation instruction of our kernels dropped or weakened, one at a time: what is not noticed? docs/mutation.md
+mutate: $(VENV)/.installed-test
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo.png .hypothesis .pytest_cache .ruff_cache

@@ -1,0 +1,57 @@
+"""``python -m tests.mutation``: drops or weakens every synchronisation instruction of our kernels, one at a time.
+
+Prints what noticed each mutant and which survive, and writes it as Markdown and JSON. Exits with 1 if a survivor is not
+reviewed (tests/mutation/reviewed.py), a review is out of date, or the score is below the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from tests.mutation.mutants import mutants
+from tests.mutation.summary import as_json, markdown, summarise
+from tests.mutation.targets import TARGETS
+from tests.mutation.workers import judge_all
+
+LEAST_SCORE = 0.95
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", nargs="+", choices=TARGETS, help="default: all")
+    parser.add_argument("--quick", action="store_true", help="two targets, every third mutant")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write FILE.md and FILE.json")
+    parser.add_argument("--match", default="", help="only mutants whose key or place contains this")
+    options = parser.parse_args()
+    names = options.target or [name for name, target in TARGETS.items() if target.quick or not options.quick]
+    work = [
+        (name, number)
+        for name in names
+        for number, mutant in enumerate(mutants(TARGETS[name].ptx))
+        if options.match in f"{mutant.key} {mutant.line}" and not (options.quick and number % 3)
+    ]
+    start = time.perf_counter()
+    verdicts = judge_all(work, options.jobs)
+    summary = summarise(verdicts)
+    report = markdown(summary, verdicts)
+    print(report)
+    print(f"{len(work)} mutants in {time.perf_counter() - start:.0f} s with {options.jobs} processes")
+    if options.output is not None:
+        options.output.with_suffix(".md").write_text(report)
+        options.output.with_suffix(".json").write_text(json.dumps(as_json(summary, verdicts), indent=1) + "\n")
+    complete = names == list(TARGETS) and not (options.quick or options.match)
+    complaints = summary.complaints(least=LEAST_SCORE if complete else 0.0, complete=complete)
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

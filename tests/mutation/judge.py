@@ -1,0 +1,128 @@
+"""Runs a mutant under several schedules until one notices it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
+from tests.mutation.mutants import Mutant
+from tests.mutation.targets import Target
+
+#: A mutant that executes this many times the instructions of the original, plus a constant, counts as a hang.
+_LIMIT_FACTOR, _LIMIT_CONSTANT = 6, 200_000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What happened to a mutant.
+
+    Attributes:
+        killer: name of the error that the emulator raised, ``"wrong result"``, or "" if it survived every schedule.
+        schedule: under which it was killed.
+        message: first line of the error.
+        place: DSL source of the mutated instruction, see `place_of`.
+        seconds: of emulation and translation.
+    """
+
+    target: str
+    key: str
+    mutation: str
+    opcode: str
+    line: int
+    original: str
+    place: str
+    killer: str = ""
+    schedule: str = ""
+    message: str = ""
+    seconds: float = 0.0
+
+    @property
+    def survived(self) -> bool:
+        return not self.killer
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.killer) and not self.refused
+
+    @property
+    def refused(self) -> bool:
+        """Neither killed nor survived: the emulator does not know the mutant's instruction."""
+        return self.killer == UnsupportedPTX.__name__
+
+
+def instruction_limits(target: Target, schedules: dict[str, Options]) -> dict[str, int]:
+    """Most warp instructions that a mutant may execute under each schedule; checks that the original is clean.
+
+    Raises:
+        EmulatorError, AssertionError: the kernel itself is reported or gives a wrong result.
+    """
+    limits = {}
+    for name, options in schedules.items():
+        outcome = target.run(target.ptx, options)
+        assert not outcome.difference, f"the unchanged kernel under {name}: {outcome.difference}"
+        limits[name] = _LIMIT_FACTOR * outcome.warp_instructions + _LIMIT_CONSTANT
+    return limits
+
+
+def judge(name: str, target: Target, mutant: Mutant, schedules: dict[str, Options], limits: dict[str, int]) -> Verdict:
+    """Runs the mutant under each schedule in turn and stops at the first that notices it."""
+    place = place_of(target.ptx, mutant.line)
+    verdict = Verdict(name, mutant.key, mutant.mutation, mutant.opcode, mutant.line, mutant.original, place)
+    start = time.perf_counter()
+    for schedule, options in schedules.items():
+        limited = dataclasses.replace(options, max_warp_instructions=limits[schedule])
+        try:
+            message = target.run(mutant.ptx, limited).difference
+            killer = "wrong result" if message else ""
+        except EmulatorError as error:
+            internal = type(error) is EmulatorError and "internal error" in str(error)
+            killer, message = "internal error" if internal else type(error).__name__, str(error).splitlines()[0]
+        if killer:
+            seconds = time.perf_counter() - start
+            return dataclasses.replace(verdict, killer=killer, schedule=schedule, message=message, seconds=seconds)
+    return dataclasses.replace(verdict, seconds=time.perf_counter() - start)
+
+
+def place_of(ptx: str, line: int) -> str:
+    """DSL source of a PTX line: ``file:line (function)``, and if that is a helper's the last line of another file.
+
+    Helpers such as `Pipe.wait_empty` are inlined, and their line numbers alone do not say in which role.
+    """
+    files = {int(n): name for n, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', ptx, re.MULTILINE)}
+    locations = re.findall(r"^\s*\.loc\s+(\d+)\s+(\d+)", "\n".join(ptx.splitlines()[:line]), re.MULTILINE)
+    places = [(files[int(file)], int(number)) for file, number in locations if int(number)]
+    if not places:
+        return ""
+    *before, here = places
+    roles = [place for place in before if place[0] != here[0] and Path(place[0]).name in _ROLE_FILES]
+    if Path(here[0]).name in _ROLE_FILES or not roles:
+        return _describe(*here)
+    return f"{_describe(*here)} in {_describe(*roles[-1])}"
+
+
+_ROLE_FILES = ("load.py", "mma.py", "epilogue.py", "gemm.py")
+
+
+def _describe(path: str, line: int) -> str:
+    name = path.rsplit("/kernels/", 1)[-1]
+    return f"{name}:{line} ({_function(path, line)})"
+
+
+@functools.lru_cache(maxsize=4096)
+def _function(path: str, line: int) -> str:
+    """Name of the innermost function around a line, which outlives edits that move the line."""
+    tree = _tree(path)
+    around = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= line <= n.end_lineno]
+    return max(around, key=lambda node: node.lineno).name if around else "module"
+
+
+@functools.cache
+def _tree(path: str) -> ast.Module:
+    return ast.parse(Path(path).read_text())

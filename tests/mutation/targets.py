@@ -1,0 +1,99 @@
+"""The kernels whose synchronisation is mutated, each at a size that uses every role and every ring several times."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Protocol
+
+from cute_kernels.compile import Artifact, compile_plan
+from cute_kernels.config import Config, Sm90Config, TileConfig
+from cute_kernels.emulator import Options
+from cute_kernels.launch import emulate
+from tests.emulator.kernel_inputs import Case, make_case
+
+_SM90 = Sm90Config(tile_rows=64, stages=3, stage_blocks=1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one run: warp instructions, and in words how the result differs from the expected one ("" if it does not)."""
+
+    warp_instructions: int
+    difference: str
+
+
+class Target(Protocol):
+    """A kernel and inputs for it."""
+
+    @property
+    def ptx(self) -> str:
+        """The text that is mutated."""
+
+    def run(self, ptx: str, options: Options) -> Outcome:
+        """Executes a mutant of the text on fresh memory.
+
+        Raises:
+            EmulatorError: whatever the emulator reports.
+        """
+
+
+@dataclass(frozen=True)
+class KernelTarget:
+    """A configuration of the patch-embed kernel and a problem.
+
+    ``k`` is not a multiple of ``stages`` times the K of a stage, so that the same stage holds other blocks in every
+    tile. ``quick``: part of the subset for a fast answer.
+    """
+
+    config: Config
+    batch: int
+    positions: int
+    n: int
+    k: int = 768
+    quick: bool = False
+
+    def case(self) -> Case:
+        """Inputs on one cluster; the output is poisoned anew at every call."""
+        cluster = getattr(self.config, "cluster", 2)
+        return make_case(
+            batch=self.batch, positions=self.positions, n=self.n, k=self.k, config=self.config, sm_count=cluster, seed=5
+        )
+
+    @functools.cached_property
+    def artifact(self) -> Artifact:
+        return compile_plan(self.case().plan, emulated=True)
+
+    @property
+    def ptx(self) -> str:
+        return self.artifact.ptx
+
+    def run(self, ptx: str, options: Options) -> Outcome:
+        case = self.case()
+        report = emulate(case.plan, case.tensors, options, artifact=dataclasses.replace(self.artifact, ptx=ptx))
+        wrong = case.mismatches()
+        difference = f"{int(wrong.sum())} of {wrong.numel()} elements differ" if wrong.any() else ""
+        return Outcome(report.warp_instructions, difference)
+
+
+TARGETS: dict[str, KernelTarget] = {
+    "sm100": KernelTarget(TileConfig(), 12, 128, 256, quick=True),
+    "sm100-4-warps": KernelTarget(TileConfig(tile_n=128, stages=3, epilogue_warps=4), 12, 128, 128),
+    "sm100-wide-loads": KernelTarget(TileConfig(128, 5, 5, 64, "bf16x2"), 14, 100, 128, k=400),
+    "sm90-registers": KernelTarget(_SM90, 64, 4, 256, quick=True),
+    "sm90-streamed": KernelTarget(dataclasses.replace(_SM90, weight="streamed"), 64, 4, 256),
+    "sm90-flat": KernelTarget(dataclasses.replace(_SM90, order="flat", stage_blocks=2), 64, 4, 256),
+    "sm90-one-cta": KernelTarget(dataclasses.replace(_SM90, cluster=1, pingpong=False, weight="streamed"), 64, 4, 128),
+    "sm90-three-warpgroups": KernelTarget(
+        dataclasses.replace(_SM90, warpgroups=3, tile_rows=32, stages=8), 64, 4, 384, k=640
+    ),
+}
+
+SCHEDULES = {
+    "eager": Options(),
+    "lazy": Options(completion="lazy"),
+    "lazy, random warps": Options(seed=1, completion="lazy", interleave="random"),
+    "random": Options(seed=2, completion="random", interleave="random", spurious_try_wait_failures=True),
+}
+"""In the order in which they are tried: what a cheap one finds needs no other."""

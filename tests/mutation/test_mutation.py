@@ -1,0 +1,174 @@
+"""The mutation tool itself, on a kernel of a dozen instructions: what it changes, what is noticed, what it reports."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cute_kernels.emulator import Options
+from tests.emulator.ptx import launch, module
+from tests.mutation.judge import Verdict, instruction_limits, judge
+from tests.mutation.mutants import mutants
+from tests.mutation.reviewed import Review
+from tests.mutation.summary import as_json, markdown, summarise
+from tests.mutation.targets import Outcome
+
+# Warp 0 writes a word of shared memory that warp 1 copies to global memory: one mbarrier says when. The second barrier
+# of the CTA and the fence order nothing that is not ordered already.
+BODY = """mov.u32 %r1, %tid.x; ld.param.u64 %d1, [p0];
+setp.ne.u32 %p1, %r1, 0;
+@%p1 bra READY;
+mbarrier.init.shared.b64 [dynamic], 1;
+READY:
+bar.sync 0;
+setp.ge.u32 %p2, %r1, 32;
+@%p2 bra READER;
+@%p1 bra END;
+st.shared.b32 [dynamic+128], 1234;
+mbarrier.arrive.shared.b64 %d2, [dynamic];
+bra END;
+READER:
+WAIT: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0;
+@!%p3 bra WAIT;
+ld.shared.b32 %r2, [dynamic+128];
+setp.ne.u32 %p4, %r1, 32;
+@%p4 bra END;
+st.global.b32 [%d1], %r2;
+END:
+fence.acq_rel.cta;
+ret;"""
+SCHEDULES = {"eager": Options(), "random": Options(seed=1, interleave="random")}
+
+
+class Small:
+    ptx = module(BODY)
+
+    def run(self, ptx: str, options: Options) -> Outcome:
+        out = np.zeros(4, np.uint32)
+        report = launch(ptx, out, 0, block=(64, 1, 1), options=options)
+        return Outcome(report.warp_instructions, "" if out[0] == 1234 else f"{out[0]} instead of 1234")
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> list[Verdict]:
+    small = Small()
+    limits = instruction_limits(small, SCHEDULES)
+    return [judge("small", small, mutant, SCHEDULES, limits) for mutant in mutants(small.ptx)]
+
+
+def test_every_synchronisation_instruction_is_changed_and_nothing_else() -> None:
+    original = Small.ptx.splitlines()
+    found = list(mutants(Small.ptx))
+    for mutant in found:
+        changed = mutant.ptx.splitlines()
+        assert len(changed) == len(original)
+        different = [i + 1 for i, (old, new) in enumerate(zip(original, changed)) if old != new]
+        assert different == [mutant.line], mutant.key
+        assert mutant.original in original[mutant.line - 1]
+    assert sorted({mutant.key for mutant in found}) == [
+        "count+1 mbarrier.init.shared.b64 #0",
+        "count-1 mbarrier.init.shared.b64 #0",
+        "drop bar.sync #0",
+        "drop fence.acq_rel.cta #0",
+        "drop mbarrier.arrive.shared.b64 #0",
+        "drop mbarrier.init.shared.b64 #0",
+        "drop mbarrier.try_wait.parity.shared.b64 #0",
+        "other parity mbarrier.try_wait.parity.shared.b64 #0",
+        "relaxed mbarrier.arrive.shared.b64 #0",
+        "relaxed mbarrier.try_wait.parity.shared.b64 #0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("cp.async.bulk.wait_group.read 1;", ["", "cp.async.bulk.wait_group.read 2;"]),
+        (
+            "cp.async.bulk.wait_group 0;",
+            ["", "cp.async.bulk.wait_group 1;", "cp.async.bulk.wait_group.read 0;"],
+        ),
+        (
+            "@%p1 mbarrier.arrive.expect_tx.shared.b64 %d1, [%r1+8], %r2;",
+            [
+                "",
+                "@%p1 mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 %d1, [%r1+8], %r2;",
+                "{ .reg .b32 mutated; @%p1 add.s32 mutated, %r2, 16; "
+                "@%p1 mbarrier.arrive.expect_tx.shared.b64 %d1, [%r1+8], mutated; }",
+                "{ .reg .b32 mutated; @%p1 add.s32 mutated, %r2, -16; "
+                "@%p1 mbarrier.arrive.expect_tx.shared.b64 %d1, [%r1+8], mutated; }",
+                "@%p1 mbarrier.arrive.shared.b64 %d1, [%r1+8];",
+            ],
+        ),
+        (
+            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
+            [
+                "",
+                "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r1];",
+                "mbarrier.arrive.release.cta.shared::cluster.b64 _, [%r1];",
+            ],
+        ),
+        (
+            "bar.sync 3, 128;",
+            [
+                "",
+                "{ .reg .b32 mutated; add.s32 mutated, 128, 32; bar.sync 3, mutated; }",
+                "{ .reg .b32 mutated; add.s32 mutated, 128, -32; bar.sync 3, mutated; }",
+            ],
+        ),
+        ("barrier.cluster.arrive.release.aligned;", ["", "barrier.cluster.arrive.relaxed.aligned;"]),
+        ("elect.sync %r5|%p7, -1;", ["{ mov.b32 %r5, 0; setp.eq.b32 %p7, 0, 0; }"]),
+        ("elect.sync _|%p7, -1;", ["{ setp.eq.b32 %p7, 0, 0; }"]),
+        ("atom.acq_rel.gpu.global.add.u32 %r1, [%d1], 1;", [
+            "atom.relaxed.gpu.global.add.u32 %r1, [%d1], 1;",
+            "atom.acq_rel.cta.global.add.u32 %r1, [%d1], 1;",
+        ]),
+        ("add.s32 %r1, %r2, %r3;", []),
+        ("// bar.sync 0;", []),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_a_statement(statement: str, expected: list[str]) -> None:
+    assert [mutant.ptx for mutant in mutants(statement)] == expected
+
+
+def test_both_halves_of_a_cluster_barrier() -> None:
+    text = "barrier.cluster.arrive;\nadd.s32 %r1, %r1, 1;\nbarrier.cluster.wait;\nret;\n"
+    both = [mutant.ptx for mutant in mutants(text) if mutant.mutation == "drop with its wait"]
+    assert both == ["\nadd.s32 %r1, %r1, 1;\n\nret;\n"]
+
+
+def test_what_is_noticed_and_by_what(verdicts: list[Verdict]) -> None:
+    killers = {verdict.key: verdict.killer for verdict in verdicts}
+    assert killers["drop mbarrier.arrive.shared.b64 #0"] == "Hang"
+    assert killers["count+1 mbarrier.init.shared.b64 #0"] == "Hang"
+    assert killers["drop mbarrier.init.shared.b64 #0"] == "BarrierMisuse"
+    assert killers["drop mbarrier.try_wait.parity.shared.b64 #0"] in ("SharedMemoryRace", "IllegalAccess")
+    assert killers["drop fence.acq_rel.cta #0"] == ""
+
+
+def test_the_score_leaves_out_equivalent_mutants_and_complains_of_the_rest(verdicts: list[Verdict]) -> None:
+    fence = Review("drop", "fence.acq_rel.cta", "*", True, "nothing follows it")
+    stale = Review("drop", "no.such.opcode", "*", True, "never")
+    survivors = [verdict for verdict in verdicts if verdict.survived]
+    gaps = [v for v in survivors if v.opcode != "fence.acq_rel.cta"]
+    unreviewed = summarise(verdicts, [])
+    assert unreviewed.unreviewed == survivors
+    assert unreviewed.score == (len(verdicts) - len(survivors)) / len(verdicts)
+    assert any("not reviewed: small: drop fence" in text for text in unreviewed.complaints(least=0, complete=True))
+
+    known = [Review(v.mutation, v.opcode, "*", False, "a gap") for v in gaps]
+    summary = summarise(verdicts, [fence, stale, *known])
+    assert summary.score == len(summary.killed) / (len(verdicts) - 1)
+    complaints = summary.complaints(least=0, complete=True)
+    assert complaints == ["matches no survivor any more: drop no.such.opcode at *"]
+    assert summary.complaints(least=1.01, complete=False) == [f"the score {summary.score:.1%} is below 101%"]
+
+    wrong = summarise(verdicts, [fence, *known, Review("drop", "mbarrier.arrive.shared.b64", "*", True, "wrongly")])
+    assert any(
+        "reviewed as equivalent, but killed (Hang)" in text for text in wrong.complaints(least=0, complete=False)
+    )
+
+    text = markdown(summary, verdicts)
+    assert "nothing follows it" in text and f"| small | {len(verdicts)} |" in text
+    statuses = {entry["key"]: entry["status"] for entry in as_json(summary, verdicts)["mutants"]}
+    assert statuses["drop fence.acq_rel.cta #0"] == "equivalent"
+    assert statuses["drop mbarrier.arrive.shared.b64 #0"] == "killed"

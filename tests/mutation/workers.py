@@ -1,0 +1,45 @@
+"""Judges many mutants in worker processes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import multiprocessing
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.mutation.judge import Verdict, instruction_limits, judge
+from tests.mutation.mutants import Mutant, mutants
+from tests.mutation.targets import SCHEDULES, TARGETS
+
+
+@functools.cache
+def _prepared(name: str) -> tuple[list[Mutant], dict[str, int]]:
+    """Once per worker process and target."""
+    target = TARGETS[name]
+    return list(mutants(target.ptx)), instruction_limits(target, SCHEDULES)
+
+
+def _judge(name: str, number: int) -> Verdict:
+    found, limits = _prepared(name)
+    return judge(name, TARGETS[name], found[number], SCHEDULES, limits)
+
+
+def judge_all(work: list[tuple[str, int]], jobs: int) -> list[Verdict]:
+    """Verdicts on (target, number of its mutant), in this order."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    # CuTe DSL has threads of its own, which a forked process would lose.
+    context = multiprocessing.get_context("spawn")
+    with (
+        concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool,
+        Progress(*columns, console=console) as progress,
+    ):
+        task = progress.add_task("", total=len(work))
+        futures = [pool.submit(_judge, *item) for item in work]
+        survivors = 0
+        for future in concurrent.futures.as_completed(futures):
+            survivors += future.result().survived
+            progress.update(task, advance=1, description=f"{survivors} survive")
+        return [future.result() for future in futures]
