@@ -13,6 +13,7 @@ from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import Sm90Config
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import (
+    BarrierMisuse,
     EmulatorError,
     Hang,
     IllegalAccess,
@@ -212,15 +213,23 @@ def test_writing_staging_before_tma_has_read_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern",
+    ("pattern", "error", "message"),
     [
-        r"mbarrier\.arrive\.expect_tx.*;",
-        r"cp\.async\.bulk\.tensor\.3d\.shared::cluster.*;",
-        r"barrier\.cluster\.arrive.*;",
-        r"bar\.sync.*;",
+        (
+            r"mbarrier\.arrive\.expect_tx.*;",
+            Hang,
+            r"\(mma\) waits for parity 0 .* 1 of 1 arrivals pending, -8192 transaction bytes pending",
+        ),
+        (
+            r"cp\.async\.bulk\.tensor\.3d\.shared::cluster.*;",
+            Hang,
+            r"\(mma\) waits for parity 0 .* 0 of 1 arrivals pending, 8192 transaction bytes pending",
+        ),
+        (r"barrier\.cluster\.arrive.*;", BarrierMisuse, r"barrier\.cluster\.wait without barrier\.cluster\.arrive"),
+        (r"bar\.sync.*;", IllegalAccess, r"uninitialised shared memory .*cp\.async\.bulk\.tensor\.3d\.global"),
     ],
 )
-def test_other_missing_signals_are_reported(pattern: str) -> None:
+def test_other_missing_signals(pattern: str, error: type[EmulatorError], message: str) -> None:
     case = _case()
-    with pytest.raises(EmulatorError, match="CTA|cluster"):
+    with pytest.raises(error, match=message):
         emulate(case.plan, case.tensors, Options(interleave="random"), artifact=_edited(case, pattern))
