@@ -61,8 +61,12 @@ class Artifact:
 
 def kernel_key(plan: Plan) -> tuple:
     """What the generated code depends on; everything else in the plan is a launch argument."""
-    resident_k = plan.k_blocks if isinstance(plan, Sm90Plan) else None
-    return (plan.arch.name, plan.config, plan.problem.table_rows > 0, plan.problem.scale_source, resident_k)
+    problem = plan.problem
+    key = (plan.arch.name, plan.config, problem.table_rows > 0, problem.table_index, problem.scale_source)
+    if not isinstance(plan, Sm90Plan):
+        return key
+    flat_table = plan.config.order == "flat" and problem.table_rows > 0 and not problem.table_index
+    return (*key, plan.k_blocks, plan.table_wraps_once if flat_table else None)
 
 
 def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
@@ -150,17 +154,18 @@ def _kernel(plan: Plan) -> Any:
 
 def _example_arguments(plan: Plan) -> tuple:
     """Arguments of the right types for tracing; their values do not reach the generated code."""
-    return host_arguments(plan, x=16, weight=16, table=16, out=16, scale=16, stream=0)
+    return host_arguments(plan, x=16, weight=16, table=16, index=16, out=16, scale=16, stream=0)
 
 
 def host_arguments(
-    plan: Plan, *, x: int, weight: int, table: int | None, out: int, scale: float | int, stream: int
+    plan: Plan, *, x: int, weight: int, table: int | None, index: int | None, out: int, scale: float | int, stream: int
 ) -> tuple:
     """Arguments of the compiled host function, from device addresses.
 
     Args:
         plan: gives sizes, types and which arguments are present.
         x, weight, table, out: addresses, 16-byte aligned; ``table`` is ignored without a table.
+        index: address of the table index, 4-byte aligned; ignored without one.
         scale: the value, or the address of one FP32 when ``plan.problem.scale_source == "pointer"``.
         stream: CUstream handle.
     """
@@ -180,6 +185,7 @@ def host_arguments(
         pointer(cutlass.Float8E4M3FN, x),
         pointer(cutlass.Float8E4M3FN, weight),
         pointer(table_dtype, table) if problem.table_rows else None,
+        pointer(Int32, index, 4) if problem.table_index else None,
         pointer(cutlass.BFloat16, out),
         Float32(scale) if by_value else pointer(Float32, int(scale), 4),
         Int32(problem.m),

@@ -16,13 +16,15 @@ RowOrder = Literal["position", "flat"]
 
 @dataclass(frozen=True)
 class Problem:
-    """Facts of one call of ``out[m, n] = scale * sum_k x[m, k] * w[n, k] + table[m % table_rows, n]``.
+    """Facts of one call of ``out[m, n] = scale * sum_k x[m, k] * w[n, k] + table[row(m), n]``.
 
     Attributes:
         m: rows of ``x`` and of the output (images x positions for patch embedding).
         n: output features, rows of the weight.
         k: input features in elements, after zero-padding to whole 16-byte rows.
         table_rows: rows of the bias + position table: 0 (absent), 1 (bias only) or the number of positions.
+        table_index: ``row(m)`` is read from an index in memory, one number per row of ``x``; otherwise it is
+            ``m % table_rows``.
         in_dtype: element type of ``x`` and weight, as torch names it.
         out_dtype: element type of the output, as torch names it.
         scale_source: ``"value"`` passes the scale in the launch parameters, ``"pointer"`` reads one FP32 from device
@@ -36,6 +38,7 @@ class Problem:
     in_dtype: str = "float8_e4m3fn"
     out_dtype: str = "bfloat16"
     scale_source: ScaleSource = "value"
+    table_index: bool = False
 
 
 @dataclass(frozen=True)

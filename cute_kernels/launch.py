@@ -31,6 +31,7 @@ class LaunchTensors:
         x: ``[M, K]`` float8_e4m3fn, contiguous, 16-byte aligned.
         weight: ``[N, K]`` float8_e4m3fn, contiguous, 16-byte aligned.
         table: ``Plan.table_shape`` in ``Plan.table_dtype``, or None.
+        index: ``[M]`` int32, contiguous: table row of every row, or None.
         scale: a number, or one FP32 on the device, as ``plan.problem.scale_source`` says.
         out: ``[M, N]`` bfloat16, contiguous, 16-byte aligned; written.
     """
@@ -40,9 +41,10 @@ class LaunchTensors:
     table: torch.Tensor | None
     scale: float | torch.Tensor
     out: torch.Tensor
+    index: torch.Tensor | None = None
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        named = {"x": self.x, "weight": self.weight, "table": self.table, "scale": self.scale}
+        named = {"x": self.x, "weight": self.weight, "table": self.table, "index": self.index, "scale": self.scale}
         return {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
 
     def addresses(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ class LaunchTensors:
             "x": self.x.data_ptr(),
             "weight": self.weight.data_ptr(),
             "table": None if self.table is None else self.table.data_ptr(),
+            "index": None if self.index is None else self.index.data_ptr(),
             "out": self.out.data_ptr(),
             "scale": self.scale.data_ptr() if isinstance(self.scale, torch.Tensor) else self.scale,
         }
@@ -93,18 +96,20 @@ class BoundLaunch:
         self._name = artifact.kernel_name
         self._function = artifact.function  # owns the machine code
         self._executor = self._function.to(None)  # owns the loaded library
-        self._has_table = plan.problem.table_rows > 0
+        self._has_table, self._has_index = plan.problem.table_rows > 0, plan.problem.table_index
         self._frames = _Frames(plan)
         if not self._executor._has_cuda_result:
             raise RuntimeError("the compiled host function returns no status; CuTe DSL 4.8.1 does")
         _check_layout(plan, self._function, self._frames.values)
         self._call = self._executor.capi_func
 
-    def __call__(self, x: int, weight: int, table: int | None, out: int, scale: float | int, stream: int) -> None:
+    def __call__(
+        self, x: int, weight: int, table: int | None, out: int, scale: float | int, stream: int, index: int | None = None
+    ) -> None:
         """Enqueues the kernel on a stream of the current device.
 
         Args:
-            x, weight, table, out: device addresses; ``table`` is ignored without a table.
+            x, weight, table, out, index: device addresses; ``table`` is ignored without a table, as ``index`` is.
             scale: the value, or the address of one FP32, as the plan's problem says.
             stream: CUstream handle.
 
@@ -117,6 +122,8 @@ class BoundLaunch:
         values.weight = weight
         if self._has_table:
             values.table = table
+        if self._has_index:
+            values.index = index
         values.out = out
         values.scale = scale
         values.stream = stream
@@ -130,7 +137,7 @@ class _Frames(threading.local):
 
     def __init__(self, plan: Plan) -> None:
         problem = plan.problem
-        kind = _values_type(problem.table_rows > 0, problem.scale_source == "value")
+        kind = _values_type(problem.table_rows > 0, problem.table_index, problem.scale_source == "value")
         self.values = kind(m=problem.m, n=problem.n, k=problem.k, table_rows=problem.table_rows, clusters=plan.clusters)
         base = ctypes.addressof(self.values)
         addresses = [base + getattr(kind, name).offset for name, _ in kind._fields_]
@@ -138,11 +145,12 @@ class _Frames(threading.local):
 
 
 @functools.cache
-def _values_type(has_table: bool, scale_by_value: bool) -> type[ctypes.Structure]:
+def _values_type(has_table: bool, has_index: bool, scale_by_value: bool) -> type[ctypes.Structure]:
     """Arguments in the order of the host function's parameters, without those that the kernel was compiled without."""
     pointer, integer = ctypes.c_void_p, ctypes.c_int32
     fields = [("x", pointer), ("weight", pointer)]
     fields += [("table", pointer)] if has_table else []
+    fields += [("index", pointer)] if has_index else []
     fields += [("out", pointer), ("scale", ctypes.c_float if scale_by_value else pointer)]
     fields += [(name, integer) for name in ("m", "n", "k", "table_rows", "clusters")]
     fields += [("stream", pointer), ("status", integer)]
@@ -152,7 +160,8 @@ def _values_type(has_table: bool, scale_by_value: bool) -> type[ctypes.Structure
 def _check_layout(plan: Plan, function: Any, values: ctypes.Structure) -> None:
     """Compares the frame with what CuTe DSL itself makes of the same arguments, argument by argument."""
     by_value = plan.problem.scale_source == "value"
-    sample = {"x": 0x1110, "weight": 0x2220, "table": 0x3330, "out": 0x4440, "scale": 0.75 if by_value else 0x5550}
+    sample = {"x": 0x1110, "weight": 0x2220, "table": 0x3330, "index": 0x7770, "out": 0x4440}
+    sample["scale"] = 0.75 if by_value else 0x5550
     arguments = host_arguments(plan, **sample, stream=0x6660)
     pointers, _keep_alive = function.execution_args.generate_execution_args(arguments, {})
     names = [name for name, _ in values._fields_ if name != "status"]

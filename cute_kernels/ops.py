@@ -308,7 +308,7 @@ def prepare_launch(
             ("table", plan.table_shape, dtype),
             (bias, pos_embed),
             lambda: build_table(
-                bias, pos_embed, positions=positions, columns=plan.padded_n, dtype=dtype, blocked=plan.blocked_table
+                bias, pos_embed, positions=positions, columns=plan.padded_n, dtype=dtype, layout=plan.table_layout
             ),
         )
         if tuple(table.shape) != tuple(plan.table_shape):

@@ -1,24 +1,41 @@
 """The table that the epilogue adds: bias and position embedding, summed once and laid out for one warp's loads.
 
-In a row-major ``[positions, n]`` table, the 32 lanes of a warp hold 32 consecutive rows, so that one 16-byte load per
-lane touches 32 different cache lines. The layout here puts the same 16-byte column chunk of 32 consecutive positions
-side by side: the warp then reads 512 consecutive bytes. It refines the blocked table of the CUDA original (F13).
+``"blocked"`` (SM100): the 32 lanes of a warp hold 32 consecutive rows, so that in a row-major ``[positions, n]`` table
+one 16-byte load per lane would touch 32 different cache lines. This layout puts the same 16-byte column chunk of 32
+consecutive positions side by side: the warp then reads 512 consecutive bytes. It refines the blocked table of the CUDA
+original (F13).
+
+``"paired"`` (SM90): a thread holds columns c and c + 8 of every 16, by the accumulator layout of WGMMA. They stand side
+by side, so that one load brings both.
 """
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
+
+Layout = Literal["blocked", "paired"]
 
 LANES = 32
 LOAD_BYTES = 16
+PAIRED_COLUMNS = 16
 
 
-def table_geometry(rows: int, columns: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Shape of the table: ``(row blocks, column chunks, lanes, elements per 16-byte load)``.
+def table_geometry(
+    rows: int, columns: int, dtype: torch.dtype, layout: Layout = "blocked"
+) -> tuple[int, int, int, int]:
+    """Shape of the table.
+
+    Blocked: ``(row blocks, column chunks, lanes, elements per 16-byte load)``; paired: ``(rows, column blocks, 8, 2)``.
 
     Raises:
-        ValueError: ``columns`` is not a whole number of 16-byte loads.
+        ValueError: ``columns`` is not a whole number of 16-byte loads, or of 16-column blocks.
     """
+    if layout == "paired":
+        if columns % PAIRED_COLUMNS:
+            raise ValueError(f"columns = {columns} do not divide into blocks of {PAIRED_COLUMNS}")
+        return rows, columns // PAIRED_COLUMNS, PAIRED_COLUMNS // 2, 2
     elements = LOAD_BYTES // dtype.itemsize
     if columns % elements:
         raise ValueError(f"columns = {columns} of {dtype} do not divide into {LOAD_BYTES}-byte loads of {elements}")
@@ -32,7 +49,8 @@ def build_table(
     positions: int,
     columns: int,
     dtype: torch.dtype,
-    blocked: bool = True,
+    layout: Layout = "blocked",
+    nan_row: bool = False,
 ) -> torch.Tensor:
     """Sum ``bias`` and ``pos_embed`` in FP32 and lay the sum out as the epilogue reads it.
 
@@ -40,18 +58,21 @@ def build_table(
         bias: ``[n]`` BF16, FP16 or FP32, or None.
         pos_embed: ``[positions, n]`` BF16, FP16 or FP32, or None. At least one of the two must be given.
         positions: positions per image; without ``pos_embed`` the table has a single row whatever this says.
-        columns: ``n`` padded to what the plan reads, a multiple of one 16-byte load.
-        blocked: the layout of the SM100 epilogue, whose warps read rows by lane; otherwise row-major.
+        columns: ``n`` padded to what the plan reads, a multiple of one 16-byte load, or of 16.
+        layout: which epilogue reads it.
+        nan_row: one more row after the last, of NaN: what an index outside the positions gives.
         dtype: ``torch.float32`` (rounded once, when summed) or ``torch.bfloat16`` (the FP32 sum rounded once more).
 
     Returns:
-        Blocked: a contiguous tensor of shape `table_geometry(rows, columns, dtype)`. The value of (position p, column
-        c) stands at ``[p // 32, c // V, p % 32, c % V]`` with V = elements per 16 bytes. Otherwise ``[rows, columns]``.
-        Everything outside ``rows x n`` is zero.
+        A contiguous tensor of shape `table_geometry(rows, columns, dtype, layout)`. The value of (position p, column c)
+        stands at ``[p // 32, c // V, p % 32, c % V]`` with V = elements per 16 bytes if blocked, at
+        ``[p, c // 16, c % 8, c % 16 // 8]`` if paired. Everything outside the rows and the n columns is zero.
 
     Raises:
-        ValueError: neither input given, or shapes, ``columns`` or ``dtype`` that do not fit together.
+        ValueError: neither input given, shapes, ``columns`` or ``dtype`` that do not fit together, unknown layout.
     """
+    if layout not in get_args(Layout):
+        raise ValueError(f"layout = {layout!r}, allowed: {', '.join(map(repr, get_args(Layout)))}")
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype = {dtype}: the epilogue reads torch.float32 or torch.bfloat16")
     if pos_embed is not None and (pos_embed.dim() != 2 or pos_embed.shape[0] != positions):
@@ -71,11 +92,14 @@ def build_table(
     rows, n = values.shape
     if columns < n:
         raise ValueError(f"columns = {columns} cannot hold n = {n}")
-    if not blocked:
-        padded = torch.zeros(rows, columns, dtype=dtype, device=values.device)
-        padded[:, :n] = values.to(dtype)
-        return padded
-    row_blocks, chunks, lanes, elements = table_geometry(rows, columns, dtype)
-    padded = torch.zeros(row_blocks * lanes, columns, dtype=dtype, device=values.device)
+    geometry = table_geometry(rows + nan_row, columns, dtype, layout)
+    height = geometry[0] if layout == "paired" else geometry[0] * LANES
+    padded = torch.zeros(height, columns, dtype=dtype, device=values.device)
     padded[:rows, :n] = values.to(dtype)
+    if nan_row:
+        padded[rows] = float("nan")
+    if layout == "paired":
+        _, blocks, pairs, _ = geometry
+        return padded.view(height, blocks, 2, pairs).transpose(2, 3).contiguous()
+    row_blocks, chunks, lanes, elements = geometry
     return padded.view(row_blocks, lanes, chunks, elements).transpose(1, 2).contiguous()

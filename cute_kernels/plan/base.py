@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from cute_kernels.config import Config, Problem
+
+TableLayout = Literal["blocked", "paired"]
+"""Layouts of the bias + position table, see `cute_kernels.table`."""
 
 ITEMSIZE = {"float8_e4m3fn": 1, "bfloat16": 2, "float32": 4}
 
@@ -98,6 +101,11 @@ class Plan:
         return last.offset + last.nbytes
 
     @property
+    def table_height(self) -> int:
+        """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
+        return self.problem.table_rows + self.problem.table_index
+
+    @property
     def table_dtype(self) -> str:
         return "float32" if self.config.epilogue == "f32" else "bfloat16"
 
@@ -152,6 +160,8 @@ def check_problem(p: Problem) -> None:
         reject("n", p.n, "an output row must be a multiple of 16 bytes for TMA", round_up(p.n, 8))
     if p.table_rows < 0:
         reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
+    if p.table_index and not p.table_rows:
+        reject("table_index", p.table_index, "there is no table to index", False)
 
 
 def check_epilogue(epilogue: str) -> None:

@@ -13,6 +13,7 @@ from cute_kernels.plan.base import (
     Arch,
     Plan,
     SmemRegion,
+    TableLayout,
     check_capacity,
     check_epilogue,
     reject,
@@ -39,7 +40,7 @@ class Sm100Plan(Plan):
     load_warp: int = 0
     mma_warp: int = 1
     first_epilogue_warp: int = 2
-    blocked_table: bool = True
+    table_layout: TableLayout = "blocked"
     store_columns: int = 64
     swizzle_period: int = 1024
     barrier_bytes: int = 1024
@@ -178,7 +179,7 @@ class Sm100Plan(Plan):
         if self.problem.table_rows == 0:
             return None
         vector = VECTOR_BYTES // ITEMSIZE[self.table_dtype]
-        return (-(-self.problem.table_rows // LANES), self.padded_n // vector, LANES, vector)
+        return (-(-self.table_height // LANES), self.padded_n // vector, LANES, vector)
 
     # ---- printing --------------------------------------------------------------------------------------------------
 

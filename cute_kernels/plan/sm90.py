@@ -14,6 +14,7 @@ from cute_kernels.plan.base import (
     Arch,
     Plan,
     SmemRegion,
+    TableLayout,
     check_capacity,
     check_epilogue,
     reject,
@@ -49,7 +50,7 @@ class Sm90Plan(Plan):
 
     k_block_bytes: int = 128
     mma_k_bytes: int = 32
-    blocked_table: bool = False
+    table_layout: TableLayout = "paired"
     swizzle_period: int = 1024
     barrier_bytes: int = 1024
 
@@ -184,9 +185,25 @@ class Sm90Plan(Plan):
         return self.groups * self.config.cluster * self.features
 
     @property
-    def table_shape(self) -> tuple[int, int] | None:
-        """``[rows, padded_n]`` row-major, or None: a thread reads the values of its two features."""
-        return (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None
+    def table_shape(self) -> tuple[int, int, int, int] | None:
+        """``[rows, padded_n / 16, 8, 2]``, or None without bias and positions.
+
+        A thread holds features ``f`` and ``f + 8`` of 16, which stand side by side, so that one load brings both.
+        """
+        if self.problem.table_rows == 0:
+            return None
+        return (self.table_height, self.padded_n // 16, 8, 2)
+
+    @property
+    def table_wraps_once(self) -> bool:
+        """Flat order: the rows of a tile pass the end of the table at most once, so that no row needs a division."""
+        return self.problem.table_rows >= self.config.tile_rows
+
+    @property
+    def prefetches_table(self) -> bool:
+        """Flat order: a thread fetches its table values of a whole tile before its WGMMAs, if registers allow."""
+        needed = self.weight_registers + 2 * self.accumulator_registers + ADDRESSING_REGISTERS
+        return self.config.order == "flat" and needed <= self.consumer_registers
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -219,6 +236,8 @@ def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count:
     plan = Sm90Plan(problem, config, arch, sm_count)
     if sm_count < config.cluster:
         reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    if problem.table_index and config.order != "flat":
+        reject("order", config.order, "an index gives every row its own table row", "flat")
     if problem.m % plan.positions:
         rule = f"position order needs whole images of {plan.positions} positions, m = {problem.m}"
         reject("order", config.order, rule, "flat")
@@ -267,8 +286,8 @@ def default_config(problem: Problem, arch: Arch, sm_count: int) -> Sm90Config:
     """
     k_blocks = -(-problem.k // 128)
     cluster = 2 if sm_count >= 2 and problem.n > 2 * WARPGROUP_FEATURES else 1
-    orders = ["flat"] if problem.table_rows > 1 else ["position"]
-    if problem.table_rows > 1 and problem.m % problem.table_rows == 0:
+    orders = ["flat"] if problem.table_rows > 1 or problem.table_index else ["position"]
+    if problem.table_rows > 1 and problem.m % problem.table_rows == 0 and not problem.table_index:
         orders.append("position")
     candidates = []
     for order, warpgroups, tile_rows in itertools.product(orders, (2, 3), (128, 96, 64, 32, 16)):

@@ -56,7 +56,7 @@ def make_case(
     if rows:
         dtype = getattr(torch, plan.table_dtype)
         table = build_table(
-            bias_values, pos_values, positions=positions, columns=plan.padded_n, dtype=dtype, blocked=plan.blocked_table
+            bias_values, pos_values, positions=positions, columns=plan.padded_n, dtype=dtype, layout=plan.table_layout
         )
         assert tuple(table.shape) == plan.table_shape
     out = torch.full((m, n), POISON, dtype=torch.int16).view(torch.bfloat16)

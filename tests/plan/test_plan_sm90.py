@@ -27,7 +27,7 @@ def test_headline() -> None:
     assert plan.smem_bytes == 1_024 + 6 * 32_768 + 2 * 16_384
     assert (plan.weight_registers, plan.accumulator_registers) == (96, 64)
     assert (plan.tile_stages, plan.handover_stage) == (3, 2)
-    assert plan.table_shape == (196, 768)
+    assert plan.table_shape == (196, 48, 8, 2)
 
 
 @given(

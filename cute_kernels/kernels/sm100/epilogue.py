@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue_math import scale_add_round
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
+from cute_kernels.kernels.table_rows import TableRows
 from cute_kernels.kernels.tiles import SnakeOrder
 from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100Plan
 
@@ -29,6 +30,7 @@ class Epilogue:
         store_atom, store_source, store_target: TMA store of region ``[.., region]`` to ``[.., 32-row block, 64-column
             block]`` of the output; TMA clips rows and columns beyond its end.
         table: ``[(32, row blocks), (V, column chunks)]`` view of the bias + position table, or None.
+        table_rows: which of its rows a row of the output gets.
         scale: dequantisation multiplier.
     """
 
@@ -39,7 +41,7 @@ class Epilogue:
     store_source: cute.Tensor
     store_target: cute.Tensor
     table: cute.Tensor | None
-    table_rows: Int32
+    table_rows: TableRows
     scale: Float32
     accumulator: Sm100Pipe
     order: SnakeOrder
@@ -80,7 +82,7 @@ class Epilogue:
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             m_tile, n_tile = self.order.coordinates(tile)
             cta_row = (m_tile * plan.cta_group + self.cta_rank) * plan.cta_m
-            table_row = self._table_row(cta_row + row)
+            table_row = cta_row + row if self.table is None else self.table_rows.of(cta_row + row)
             self.accumulator.wait_full(state)
             ptx.tcgen05_fence_after_thread_sync()
             for region in cutlass.range_constexpr(regions):
@@ -110,13 +112,6 @@ class Epilogue:
     def lane_quarter(warp: Int32) -> Int32:
         """Quarter of the tensor-memory lanes that a warp may reach, by its hardware id (PTX ISA, tcgen05.ld)."""
         return warp % 4
-
-    @cute.jit
-    def _table_row(self, row: Int32) -> Int32:
-        """Table row of a global row. Rows beyond the output read a valid table row too; TMA clips their stores."""
-        if cutlass.const_expr(self.table is None):
-            return row
-        return row % self.table_rows
 
     @cute.jit
     def _load_table(self, row: Int32, column: Int32, width: cutlass.Constexpr[int]) -> cute.Tensor | None:

@@ -21,6 +21,7 @@ from cute_kernels.kernels.sm100.epilogue import Epilogue
 from cute_kernels.kernels.sm100.load import Load, Operand
 from cute_kernels.kernels.sm100.mma import Mma
 from cute_kernels.kernels.sm100.pipes import LEADER_CTA, Sm100Pipe
+from cute_kernels.kernels.table_rows import TableRows, index_view
 from cute_kernels.kernels.tiles import SnakeOrder
 from cute_kernels.plan import Sm100Plan
 
@@ -39,7 +40,9 @@ class DeviceArguments:
     out_atom: cute.CopyAtom
     out: cute.Tensor
     table: cute.Tensor | None
+    table_index: cute.Tensor | None
     table_rows: Int32
+    rows: Int32
     scale: Float32 | cute.Tensor
     order_m_tiles: Int32
     order_n_tiles: Int32
@@ -59,6 +62,7 @@ class PatchEmbedGemm:
         x_pointer: cute.Pointer,
         weight_pointer: cute.Pointer,
         table_pointer: cute.Pointer | None,
+        index_pointer: cute.Pointer | None,
         out_pointer: cute.Pointer,
         scale_argument: Float32 | cute.Pointer,
         m: Int32,
@@ -99,7 +103,8 @@ class PatchEmbedGemm:
             scale = cute.make_tensor(scale_argument, cute.make_layout(1))
         arguments = DeviceArguments(
             tiled_mma, x_tma.atom, x_tma.tma_tensor, x_layout, weight_tma.atom, weight_tma.tma_tensor, weight_layout,
-            out_atom, out_view, self._table_view(table_pointer, table_rows, n), table_rows, scale,
+            out_atom, out_view, self._table_view(table_pointer, table_rows, n),
+            index_view(index_pointer, m), table_rows, m, scale,
             cute.ceil_div(m, plan.tile_m), cute.ceil_div(n, plan.tile_n), cute.ceil_div(k, plan.tile_k),
         )  # fmt: skip
         self.kernel(arguments).launch(
@@ -109,6 +114,7 @@ class PatchEmbedGemm:
             smem=plan.smem_bytes,
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=True,
         )
 
     def _store_layout(self, regions: int) -> cute.ComposedLayout:
@@ -124,9 +130,10 @@ class PatchEmbedGemm:
         if pointer is None:
             return None
         vector = self.plan.table_shape[3]
+        height = rows + int(self.plan.problem.table_index)
         chunks = cute.ceil_div(n, self.plan.tile_n) * (self.plan.tile_n // vector)
         layout = cute.make_layout(
-            ((32, cute.ceil_div(rows, 32)), (vector, chunks)),
+            ((32, cute.ceil_div(height, 32)), (vector, chunks)),
             stride=((vector, cute.assume(chunks * (32 * vector), divby=32 * vector)), (1, 32 * vector)),
         )
         return cute.make_tensor(pointer, layout)
@@ -152,6 +159,10 @@ class PatchEmbedGemm:
             cute.arch.alloc_tmem(plan.tmem_columns, tmem_address, is_two_cta=True)
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
             ptx.tcgen05_fence_before_thread_sync()
+        # Programmatic dependent launch: what is above overlaps the end of the kernel before; what is below reads and
+        # writes global memory. The kernel after this one may begin likewise as soon as multiprocessors become free.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
         # Also the CTA's barrier: after it every thread sees initialised barriers and the tensor-memory address.
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
@@ -208,8 +219,8 @@ class PatchEmbedGemm:
         if cutlass.const_expr(plan.problem.scale_source == "pointer"):
             scale = args.scale[0]
         return Epilogue(
-            plan, accumulators, staging, args.out_atom, source, target, args.table, args.table_rows, scale,
-            pipe, order, cta_rank,
+            plan, accumulators, staging, args.out_atom, source, target, args.table,
+            TableRows(args.table_rows, args.table_index, args.rows), scale, pipe, order, cta_rank,
         )  # fmt: skip
 
 

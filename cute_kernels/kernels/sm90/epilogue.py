@@ -10,6 +10,7 @@ from cutlass import BFloat16, Float32, Int32
 from cutlass.cute.nvgpu import warp
 
 from cute_kernels.kernels.epilogue_math import scale_add_round
+from cute_kernels.kernels.table_rows import TableRows
 from cute_kernels.plan import VECTOR_BYTES, Sm90Plan
 
 ROWS_PER_STORE = 16
@@ -27,7 +28,9 @@ class Epilogue:
         staging: this warpgroup's staging buffer, tile_rows rows of 64 features, SWIZZLE_128B.
         store_atom, store_source, store_target: TMA store of the buffer to ``[box, row block, 64-feature block,
             position]``; TMA clips rows and features beyond the output.
-        table: ``[rows, padded features]`` bias + position table, or None.
+        table: ``[2, 8, padded features / 16, rows]`` view of the bias + position table, or None: a thread's pair of
+            features, its place in a block of 16, the block.
+        table_rows: which row of the table a row of the output gets.
         feature_block: this warpgroup's block of 64 features.
         staged: named barrier of this warpgroup.
     """
@@ -38,24 +41,32 @@ class Epilogue:
     store_source: cute.Tensor
     store_target: cute.Tensor
     table: cute.Tensor | None
-    table_rows: Int32
-    rows: Int32
+    table_rows: TableRows
     scale: Float32
     feature_block: Int32
     thread: Int32
     staged: Int32
 
     @cute.jit
-    def load_vector(self, position: Int32) -> cute.Tensor | None:
-        """Position order: the two table values that this thread needs for a whole tile, fetched before its WGMMAs."""
-        if cutlass.const_expr(self.table is None or self.plan.config.order == "flat"):
+    def prefetch(self, row_block: Int32, position: Int32) -> cute.Tensor | None:
+        """Table values that are fetched before the WGMMAs of a tile: position order needs two, flat order all."""
+        plan = self.plan
+        if cutlass.const_expr(self.table is None):
             return None
-        values = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
-        self._load_pair(values, position)
+        if cutlass.const_expr(plan.config.order == "position"):
+            values = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+            self._load_pair(values, position)
+            return values
+        if cutlass.const_expr(not plan.prefetches_table):
+            return None
+        values = cute.make_rmem_tensor(cute.make_layout(plan.config.tile_rows // 2), self.table.element_type)
+        first_table_row = self._first_table_row(row_block)
+        for i in cutlass.range_constexpr(plan.config.tile_rows // ROWS_PER_STORE):
+            self._load_block(values, i * 8, row_block, first_table_row, i)
         return values
 
     @cute.jit
-    def store(self, accumulator: cute.Tensor, vector: cute.Tensor | None, row_block: Int32, position: Int32) -> None:
+    def store(self, accumulator: cute.Tensor, fetched: cute.Tensor | None, row_block: Int32, position: Int32) -> None:
         """Converts, stages and stores one tile; returns as soon as the TMA store is issued."""
         plan = self.plan
         lane, warp_index = self.thread % 32, self.thread // 32
@@ -67,6 +78,9 @@ class Epilogue:
         target = cute.recast_ptr(self.staging + offset, dtype=BFloat16)
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), BFloat16)
 
+        first_table_row = Int32(0)
+        if cutlass.const_expr(plan.config.order == "flat" and self.table is not None and not plan.prefetches_table):
+            first_table_row = self._first_table_row(row_block)
         if warp_index == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         self._synchronise()
@@ -74,7 +88,7 @@ class Epilogue:
             registers = cute.make_rmem_tensor(cute.make_layout(8), Float32)
             for j in cutlass.range_constexpr(8):
                 registers[j] = accumulator[i * 8 + j]
-            addends = self._addends(vector, row_block * plan.config.tile_rows + i * ROWS_PER_STORE)
+            addends = self._addends(fetched, row_block, first_table_row, i)
             values = scale_add_round(registers, addends, self.scale, plan.config.epilogue, packed_f32=False)
             rows_16 = cute.make_tensor(target + i * (ROWS_PER_STORE * 64), cute.make_layout((8, 1)))
             cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), rows_16)
@@ -96,25 +110,56 @@ class Epilogue:
         cute.arch.barrier(barrier_id=self.staged, number_of_threads=128)
 
     @cute.jit
-    def _addends(self, vector: cute.Tensor | None, first_row: Int32) -> cute.Tensor | None:
+    def _addends(
+        self, fetched: cute.Tensor | None, row_block: Int32, first_table_row: Int32, block: cutlass.Constexpr[int]
+    ) -> cute.Tensor | None:
         """Table values of one stmatrix by register: feature 0 of rows 0-1, feature 8 of rows 0-1, the same for 8-9."""
         if cutlass.const_expr(self.table is None):
             return None
         values = cute.make_rmem_tensor(cute.make_layout(8), self.table.element_type)
-        pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
-        for half in cutlass.range_constexpr(2):
-            for odd in cutlass.range_constexpr(2):
-                if cutlass.const_expr(vector is None):
-                    # Rows beyond the output read a valid table row; TMA clips their stores.
-                    row = first_row + half * 8 + self.thread % 4 * 2 + odd
-                    self._load_pair(pair, row % self.table_rows)
-                    values[half * 4 + odd], values[half * 4 + 2 + odd] = pair[0], pair[1]
-                else:
-                    values[half * 4 + odd], values[half * 4 + 2 + odd] = vector[0], vector[1]
+        if cutlass.const_expr(fetched is None):
+            self._load_block(values, 0, row_block, first_table_row, block)
+        else:
+            position_order = self.plan.config.order == "position"
+            for j in cutlass.range_constexpr(8):
+                values[j] = fetched[j // 2 % 2] if position_order else fetched[block * 8 + j]
         return values
 
     @cute.jit
+    def _load_block(
+        self, values: cute.Tensor, offset: cutlass.Constexpr[int], row_block: Int32, first_table_row: Int32,
+        block: cutlass.Constexpr[int],
+    ) -> None:  # fmt: skip
+        """Flat order: fills the eight values of one stmatrix, beginning at ``offset``."""
+        pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+        for half in cutlass.range_constexpr(2):
+            for odd in cutlass.range_constexpr(2):
+                row = block * ROWS_PER_STORE + half * 8 + self.thread % 4 * 2 + odd
+                self._load_pair(pair, self._table_row(row_block, first_table_row, row))
+                values[offset + half * 4 + odd], values[offset + half * 4 + 2 + odd] = pair[0], pair[1]
+
+    @property
+    def _wraps_once(self) -> bool:
+        return self.plan.table_wraps_once and self.table_rows.index is None
+
+    @cute.jit
+    def _first_table_row(self, row_block: Int32) -> Int32:
+        """Table row of the first row of a tile, where the others follow from it without a division."""
+        if cutlass.const_expr(not self._wraps_once):
+            return Int32(0)
+        return self.table_rows.of(row_block * self.plan.config.tile_rows)
+
+    @cute.jit
+    def _table_row(self, row_block: Int32, first_table_row: Int32, row: Int32) -> Int32:
+        """Table row of row ``row`` of a tile."""
+        if cutlass.const_expr(not self._wraps_once):
+            return self.table_rows.of(row_block * self.plan.config.tile_rows + row)
+        table_row = first_table_row + row
+        if table_row >= self.table_rows.positions:
+            table_row -= self.table_rows.positions
+        return table_row
+
+    @cute.jit
     def _load_pair(self, pair: cute.Tensor, table_row: Int32) -> None:
-        feature = self.feature_block * 64 + self.thread // 32 * 16 + self.thread % 32 // 4
-        pair[0] = self.table[table_row, feature]
-        pair[1] = self.table[table_row, feature + 8]
+        block = self.feature_block * 4 + self.thread // 32
+        cute.autovec_copy(self.table[None, self.thread % 32 // 4, block, table_row], pair)

@@ -19,6 +19,7 @@ from cute_kernels.kernels.sm90.epilogue import Epilogue
 from cute_kernels.kernels.sm90.load import Load
 from cute_kernels.kernels.sm90.mma import Mma
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
+from cute_kernels.kernels.table_rows import TableRows, index_view
 from cute_kernels.kernels.tiles import PositionOrder
 from cute_kernels.plan import Sm90Plan
 
@@ -38,6 +39,7 @@ class DeviceArguments:
     out_atom: cute.CopyAtom
     out: cute.Tensor
     table: cute.Tensor | None
+    table_index: cute.Tensor | None
     table_rows: Int32
     scale: Float32 | cute.Tensor
     rows: Int32
@@ -61,6 +63,7 @@ class PatchEmbedGemm:
         x_pointer: cute.Pointer,
         weight_pointer: cute.Pointer,
         table_pointer: cute.Pointer | None,
+        index_pointer: cute.Pointer | None,
         out_pointer: cute.Pointer,
         scale_argument: Float32 | cute.Pointer,
         m: Int32,
@@ -105,11 +108,15 @@ class PatchEmbedGemm:
         groups = cute.ceil_div(cute.ceil_div(n, plan.features), config.cluster)
         table = None
         if cutlass.const_expr(table_pointer is not None):
-            padded = groups * (config.cluster * plan.features)
-            table = cute.make_tensor(table_pointer, cute.make_layout((table_rows, padded), stride=(padded, 1)))
+            blocks = groups * (config.cluster * plan.features // 16)
+            height = table_rows + int(plan.problem.table_index)
+            row_stride = cute.assume(blocks * 16, divby=16)
+            table = cute.make_tensor(
+                table_pointer, cute.make_layout((2, 8, blocks, height), stride=(1, 2, 16, row_stride))
+            )
         arguments = DeviceArguments(
-            tiled_mma, x_atom, x_view, weight_atom, weight_view, out_atom, out_view, table, table_rows, scale,
-            m, cute.ceil_div(images, config.tile_rows), positions, groups,
+            tiled_mma, x_atom, x_view, weight_atom, weight_view, out_atom, out_view, table,
+            index_view(index_pointer, m), table_rows, scale, m, cute.ceil_div(images, config.tile_rows), positions, groups,
             cute.ceil_div(k, plan.tile_k * config.stage_blocks),
         )  # fmt: skip
         self.kernel(arguments).launch(
@@ -119,6 +126,7 @@ class PatchEmbedGemm:
             smem=plan.smem_bytes,
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=True,
         )
 
     def _block_layout(self, rows: int, blocks: int) -> cute.ComposedLayout:
@@ -153,6 +161,11 @@ class PatchEmbedGemm:
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
+
+        # Programmatic dependent launch: what is above overlaps the end of the kernel before; what is below reads and
+        # writes global memory. The kernel after this one may begin likewise as soon as multiprocessors become free.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
 
         cluster = cute.arch.block_idx()[0] // config.cluster
         clusters = cute.arch.grid_dim()[0] // config.cluster
@@ -214,8 +227,8 @@ class PatchEmbedGemm:
             scale = args.scale[0]
         named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
         epilogue = Epilogue(
-            plan, buffer, args.out_atom, source, target, args.table, args.table_rows, args.rows, scale,
-            feature_block, thread, named["staged 0"] + warpgroup_index,
+            plan, buffer, args.out_atom, source, target, args.table,
+            TableRows(args.table_rows, args.table_index, args.rows), scale, feature_block, thread, named["staged 0"] + warpgroup_index,
         )  # fmt: skip
         return Mma(
             plan, args.tiled_mma, weight, x_fragments, pipe, epilogue, order, args.tile_stages, warpgroup_index, thread,

@@ -57,7 +57,7 @@ class Mma:
         row_block, position = self.order.start()
         stride = self.order.stride()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            addends = self.epilogue.load_vector(position)
+            fetched = self.epilogue.prefetch(row_block, position)
             is_last = tile + self.order.step >= self.order.tiles
             self._await_turn()
             released = state.clone()
@@ -86,7 +86,7 @@ class Mma:
                     released.advance()
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.config.cluster)
-            self.epilogue.store(accumulator, addends, row_block, position)
+            self.epilogue.store(accumulator, fetched, row_block, position)
             row_block, position = self.order.advance(row_block, position, stride)
         self.epilogue.finish()
 
