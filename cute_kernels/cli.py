@@ -1,4 +1,4 @@
-"""The command line: ``cute-kernels demo``, ``ptx KERNEL``, ``cache`` and ``doctor``."""
+"""The command line: ``cute-kernels demo``, ``ptx KERNEL``, ``emulate SCRIPT``, ``cache`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cute_kernels import __version__, siglip
 from cute_kernels.config import EpilogueArithmetic, Problem, TileConfig
+from cute_kernels.emulator import command
 
 if TYPE_CHECKING:
     from cute_kernels.plan import Plan
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_ptx(commands)
+    command.add_parser(commands)
     _add_cache(commands)
     _add_doctor(commands)
     return parser

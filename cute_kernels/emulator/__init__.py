@@ -1,11 +1,12 @@
 """Executes the PTX that CuTe DSL generates for sm_100a on a CPU, bit for bit, under a seeded scheduler.
 
-`run` executes a launch; `host` gets launches out of CuTe DSL without a GPU.
+`run` executes a launch; `capture` runs a whole CuTe DSL program; `host` gets launches out of CuTe DSL without a GPU.
 """
 
 from __future__ import annotations
 
 from cute_kernels.emulator import host
+from cute_kernels.emulator.capturing import capture
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     EmulatorError,
@@ -29,6 +30,7 @@ __all__ = [
     "Report",
     "SharedMemoryRace",
     "UnsupportedPTX",
+    "capture",
     "host",
     "run",
 ]

@@ -42,7 +42,7 @@ class Options:
         completion: when asynchronous work takes effect: at once, as late as possible, or at random.
         interleave: which warp runs next: in turn until it waits, or a random one for a random while.
         spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed.
-        detectors: report uninitialised reads, missing proxy fences, leaks.
+        detectors: report uninitialised reads, missing proxy fences, leaks, wgmma registers used too early.
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         max_warp_instructions: per cluster; None for no limit.
@@ -123,7 +123,7 @@ def run(
         EmulatorError: see `cute_kernels.emulator.errors`; the message ends with where it happened.
     """
     options = options or Options()
-    translation = translate(ptx, kernel, tuple(block))
+    translation = translate(ptx, kernel, tuple(block), options.detectors)
     launch = _Launch(translation, grid, block, cluster, dynamic_smem, params, memory, options)
     launch.place_variables(ptx)
     indices = launch.cluster_indices()

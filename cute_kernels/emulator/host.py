@@ -20,7 +20,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
@@ -44,6 +44,7 @@ class CapturedLaunch:
         grid, block, cluster: (x, y, z); a launch without clusters has cluster (1, 1, 1).
         dynamic_smem: bytes.
         params: one byte string per kernel parameter, of the sizes that the PTX declares.
+        ptx: text of the module.
     """
 
     kernel_name: str
@@ -52,6 +53,7 @@ class CapturedLaunch:
     cluster: Dim3
     dynamic_smem: int
     params: tuple[bytes, ...]
+    ptx: str = field(repr=False)
 
 
 @contextlib.contextmanager
@@ -73,12 +75,23 @@ def recording_runtime() -> Iterator[None]:
 @contextlib.contextmanager
 def capture() -> Iterator[list[CapturedLaunch]]:
     """Yields a list to which every launch is appended that this thread makes inside through recorded functions."""
-    outer = getattr(_LOCAL, "launches", None)
-    _LOCAL.launches = []
+    launches: list[CapturedLaunch] = []
+    with intercept(launches.append):
+        yield launches
+
+
+@contextlib.contextmanager
+def intercept(take: Callable[[CapturedLaunch], None]) -> Iterator[None]:
+    """``take`` is called with every launch that this thread makes inside through recorded functions.
+
+    What it raises comes out of the call of the host function.
+    """
+    outer = getattr(_LOCAL, "take", None)
+    _LOCAL.take = take
     try:
-        yield _LOCAL.launches
+        yield
     finally:
-        _LOCAL.launches = outer
+        _LOCAL.take = outer
 
 
 def record(function: Callable[..., Any], *arguments: Any) -> CapturedLaunch:
@@ -95,13 +108,8 @@ def record(function: Callable[..., Any], *arguments: Any) -> CapturedLaunch:
     recorder = getattr(getattr(function, "engine", None), _RECORDER, None)
     if recorder is None:
         raise EmulatorError(f"{function!r} was not compiled under host.recording_runtime()")
-    recorder.error = None
     with capture() as launches:
-        try:
-            function(*arguments)
-        except Exception as error:
-            # CuTe DSL sees only the error code that a stand-in returned; the reason is in the recorder.
-            raise (recorder.error or error) from None
+        function(*arguments)
     if len(launches) != 1:
         raise EmulatorError(f"the host function launched {len(launches)} kernels; `record` is for exactly one")
     return launches[0]
@@ -128,7 +136,7 @@ def parameter_sizes(ptx: str, kernel_name: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-_LOCAL = threading.local()  # recording: bool; launches: list of the innermost `capture`
+_LOCAL = threading.local()  # recording: bool; take: of the innermost `intercept`
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -151,9 +159,10 @@ class _LaunchAttribute(ctypes.Structure):
 
 
 # cudaLaunchAttributeID
-_IGNORE, _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION = 0, 2, 4, 6
-# May start early behind the previous kernel; launches are executed one after another here, which is one legal order.
-_WITHOUT_EFFECT = (_IGNORE, _PROGRAMMATIC_SERIALISATION)
+_IGNORE, _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION, _PREFERRED_CLUSTER_DIMENSION = 0, 2, 4, 6, 11
+# May start early behind the previous kernel: launches are executed one after another here, which is one legal order.
+# May use larger clusters where there is room: none is one legal choice.
+_WITHOUT_EFFECT = (_IGNORE, _PROGRAMMATIC_SERIALISATION, _PREFERRED_CLUSTER_DIMENSION)
 
 _INT, _UINT, _POINTER, _TEXT = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 _INT_OUT, _POINTER_OUT = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_void_p)
@@ -213,6 +222,14 @@ class _Recorder:
             self._callbacks.append(callback)
             engine.raw_register_runtime(name, ctypes.cast(callback, ctypes.c_void_p))
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls something of CuTe DSL that calls stand-ins; it sees their error codes only, the reason is kept here."""
+        self.error = None
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise (self.error or error) from None
+
     def _guarded(self, function: Callable[..., int | None], *arguments: Any) -> int:
         """An exception cannot cross the machine code between here and the caller: keep it, return an error code."""
         try:
@@ -258,8 +275,8 @@ class _Recorder:
         kernel[0] = ctypes.addressof(self._names[-1])
 
     def _launch(self, config: Any, kernel: bytes, arguments: Any) -> None:
-        launches = getattr(_LOCAL, "launches", None)
-        if launches is None:
+        take = getattr(_LOCAL, "take", None)
+        if take is None:
             raise EmulatorError("a function compiled under recording_runtime() was called outside record()/capture()")
         if self.ptx is None:
             raise EmulatorError("the function was compiled without --keep-ptx, which recording needs")
@@ -276,7 +293,7 @@ class _Recorder:
             )
         sizes = parameter_sizes(self.ptx, name)
         params = tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes))
-        launches.append(CapturedLaunch(name, grid, block, cluster, config.dynamic_smem, params))
+        take(CapturedLaunch(name, grid, block, cluster, config.dynamic_smem, params, self.ptx))
 
 
 def _cluster_of(config: _LaunchConfig) -> Dim3:
@@ -295,15 +312,16 @@ _HOOK_LOCK = threading.Lock()
 
 
 def _hook_dsl() -> None:
-    """Once per process: makes three methods of CuTe DSL look for a recorder; without one they do what they did."""
+    """Once per process: makes four methods of CuTe DSL look for a recorder; without one they do what they did."""
     from cutlass.base_dsl.compiler import Compiler
+    from cutlass.base_dsl.jit_executor import JitExecutor
     from cutlass.cutlass_dsl import CuTeDSL
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
 
     with _HOOK_LOCK:
         if hasattr(Compiler.jit, "__wrapped__"):
             return
-        create, load = Compiler.jit, Compiled._load_cuda_library
+        create, load, run = Compiler.jit, Compiled._load_cuda_library, JitExecutor.run_compiled_program
         can_run = CuTeDSL._runtime_can_run_compiled
 
         @functools.wraps(can_run)
@@ -325,8 +343,14 @@ def _hook_dsl() -> None:
                 return load(self)
             recorder.ptx = self.__ptx__
             self.__dict__["num_devices"] = 1  # a cached property, otherwise filled by asking the driver
-            load(self)
+            recorder.call(load, self)
             return []  # there is no library that the driver would have to unload
 
+        @functools.wraps(run)
+        def run_compiled_program(self: Any, exe_args: list[Any]) -> Any:
+            recorder = getattr(self.jit_module.engine, _RECORDER, None)
+            return run(self, exe_args) if recorder is None else recorder.call(run, self, exe_args)
+
         Compiler.jit, Compiled._load_cuda_library = jit, load_cuda_library
+        JitExecutor.run_compiled_program = run_compiled_program
         CuTeDSL._runtime_can_run_compiled = runtime_can_run_compiled

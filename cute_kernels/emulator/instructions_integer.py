@@ -44,7 +44,10 @@ def apply(block: BlockBuilder, instruction: Instruction, op: PureOp) -> None:
     ]
     if len(instruction.operands) != len(op.inputs) + 1:
         raise instruction.refuse(f"{op.name} takes {len(op.inputs)} source operands")
-    block.define(instruction.operands[0], block.pure(op, *sources))
+    result = block.pure(op, *sources)
+    if block.context.is_uniform_of_tid(instruction):
+        result = block.first_lane(result)
+    block.define(instruction.operands[0], result)
 
 
 def quiet(function):

@@ -9,7 +9,7 @@ emulator could show to be broken, because registers are never overwritten in its
   meanwhile is let pass: that can change nothing.)
 
 The analysis follows all paths of the flow graph and takes what may happen on any of them as happening. Plain moves of
-accumulators in flight are followed to their new register, because virtual registers of PTX are not yet allocated.
+registers and constants are no accesses themselves, because virtual registers of PTX are not yet allocated.
 """
 
 from __future__ import annotations
@@ -163,6 +163,16 @@ def _other(state: _State, instruction: Instruction, block: Block, relevant: set[
                 raise _error(instruction, _in_flight(name, role, uses[name]))
     if moved:
         state.accumulators[writes[0]] = state.accumulators[reads[0]]
+        return
+    if instruction.parts[0] == "mov" and instruction.guard is None and not isinstance(instruction.operands[0], Vector):
+        # Compilers move loop-carried registers and initial zeros behind the fence, and ptxas knows them for what they
+        # are. A copy has had the accesses that its source has had.
+        source = instruction.operands[1]
+        earlier = state.touched.get(source.name) if isinstance(source, Register) else None
+        if earlier is not None:
+            state.touched[writes[0]] = earlier
+        else:
+            state.touched.pop(writes[0], None)
         return
     for name in (*reads, *writes):
         if name in relevant:

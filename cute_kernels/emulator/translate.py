@@ -72,20 +72,26 @@ class Translation:
 
 
 @functools.lru_cache(maxsize=64)
-def translate(ptx: str, kernel: str | None, block_shape: tuple[int, int, int]) -> Translation:
+def translate(
+    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True
+) -> Translation:
     """Translates one kernel of a PTX text (cached by its arguments).
 
     Args:
         ptx: the module.
         kernel: entry name; None when the module has one entry.
         block_shape: threads per CTA (x, y, z): what is uniform in a warp depends on it.
+        check: look for registers of a wgmma that are used without wgmma.fence or before wgmma.wait_group.
 
     Raises:
         UnsupportedPTX: anything in the kernel that is not implemented.
-        IllegalAccess: registers of a wgmma used without wgmma.fence or before wgmma.wait_group.
+        IllegalAccess: what ``check`` found.
     """
     module = parse(ptx)
-    return _Translator(module, pick(module, kernel), block_shape).run()
+    translator = _Translator(module, pick(module, kernel), block_shape)
+    if check:
+        check_registers(translator.flow)
+    return translator.run()
 
 
 def pick(module: Module, name: str | None) -> Kernel:
@@ -205,7 +211,6 @@ class _Translator:
     def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int]) -> None:
         self.kernel = kernel
         self.flow = analyse(kernel, block_shape)
-        check_registers(self.flow)
         self.space = Namespace(reserved=_RUNTIME_NAMES)
         self.context = Context(kernel, self.flow, self.space)
         self.variables = _variable_names(kernel)

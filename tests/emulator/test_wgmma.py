@@ -207,8 +207,8 @@ def test_exit_without_waiting() -> None:
     ("edit", "message"),
     [
         ((FENCE, ""), r"without any wgmma\.fence"),
-        ((FENCE, f"{FENCE}\nmov.b32 %d0, 0;"), r"register %d0 is accessed at PTX line \d+ `mov.b32 %d0, 0.*no wgmma"),
-        ((FENCE, f"{FENCE}\nmov.b32 %a1, 0;"), r"register %a1 is accessed"),
+        ((FENCE, f"{FENCE}\nadd.u32 %d0, %d0, 0;"), r"register %d0 is accessed at PTX line \d+ `add.u32 %d0.*no wgmma"),
+        ((FENCE, f"{FENCE}\nadd.u32 %a1, %a1, 0;"), r"register %a1 is accessed"),
         ((FENCE, f"{FENCE}\nst.global.b32 [%out], %d3;"), r"register %d3 is accessed"),
         ((WAIT, ""), r"register %d0 is an accumulator of the wgmma at PTX line"),
         ((WAIT, "wgmma.wait_group.sync.aligned 1;"), r"register %d0 is an accumulator"),

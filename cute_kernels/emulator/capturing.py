@@ -1,0 +1,300 @@
+"""Whole CuTe DSL programs: their kernels execute in the emulator, their host code and checks run as they are.
+
+    with capture(arch="sm_100a") as session:
+        runpy.run_path("program.py", run_name="__main__")
+    for launch in session.launches: print(launch.summary())
+
+Inside, everything that CuTe DSL compiles is compiled for ``arch`` with its PTX kept, every launch executes at once, and
+torch tensors on "cuda" are host memory (`cute_kernels.emulator.cuda_tensors`). What belongs to the GPU and has no
+meaning here is answered: device queries with the facts of ``arch``, times with NaN after one run of what was to be
+timed. TVM-FFI calls are made through CuTe DSL's own calls instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from cute_kernels.emulator import host
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.gmem import GlobalMemory
+from cute_kernels.emulator.gpu import Options, Report, run
+
+#: Architecture -> (compute capability, name, multiprocessors, bytes of L2).
+ARCHITECTURES = {
+    "sm_80": ((8, 0), "A100 (emulated)", 108, 40 << 20),
+    "sm_90a": ((9, 0), "H200 (emulated)", 132, 50 << 20),
+    "sm_100a": ((10, 0), "B200 (emulated)", 148, 126 << 20),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EmulatedLaunch:
+    """A launch that a program made, and what it did."""
+
+    launch: host.CapturedLaunch
+    report: Report
+
+    def summary(self) -> str:
+        """One line."""
+        launch, report = self.launch, self.report
+        name = launch.kernel_name if len(launch.kernel_name) < 60 else launch.kernel_name[:57] + "..."
+        cluster = "" if launch.cluster == (1, 1, 1) else f", cluster {_shape(launch.cluster)}"
+        return (
+            f"{name}: grid {_shape(launch.grid)}, block {_shape(launch.block)}{cluster}, {report.shared_bytes:,} B of "
+            f"shared memory; {report.warp_instructions:,} warp instructions, {report.mma_instructions:,} MMAs, "
+            f"{report.seconds:.1f} s"
+        )
+
+
+def _shape(numbers: tuple[int, int, int]) -> str:
+    return "x".join(map(str, numbers))
+
+
+class Session:
+    """The launches of a program.
+
+    Args:
+        arch: a key of `ARCHITECTURES`.
+        options: how every launch runs.
+        report: called with each launch when it is complete.
+
+    Attributes:
+        launches: those that are complete, in order.
+    """
+
+    def __init__(self, arch: str, options: Options, report: Callable[[EmulatedLaunch], None] | None) -> None:
+        from cute_kernels.emulator.cuda_tensors import CudaOnHost, DeviceFacts
+
+        capability, name, multiprocessors, l2_bytes = ARCHITECTURES[arch]
+        self.arch, self.options = arch, options
+        self.facts = DeviceFacts(capability, name, multiprocessors, l2_bytes)
+        self.launches: list[EmulatedLaunch] = []
+        self._report = report
+        self._graph: Graph | None = None
+        self._tensors = CudaOnHost(self.facts, self._refuse_in_graph)
+        self._allocations: dict[int, Any] = {}
+
+    def launch(self, launch: host.CapturedLaunch) -> None:
+        """Executes a launch, or adds it to the CUDA graph that is being captured."""
+        if self._graph is not None:
+            self._graph.launches.append(launch)
+            return
+        memory = GlobalMemory()
+        for address, nbytes in self._tensors.regions():
+            memory.register(address, nbytes, "a tensor on the device")
+        for address, cells in self._allocations.items():
+            memory.register(address, cells.nbytes, "an allocation")
+        report = run(
+            launch.ptx,
+            launch.kernel_name,
+            grid=launch.grid,
+            block=launch.block,
+            cluster=launch.cluster,
+            dynamic_smem=launch.dynamic_smem,
+            params=launch.params,
+            memory=memory,
+            options=self.options,
+        )
+        done = EmulatedLaunch(launch, report)
+        self.launches.append(done)
+        if self._report is not None:
+            self._report(done)
+
+    def _refuse_in_graph(self, name: str) -> None:
+        if self._graph is not None:
+            raise NotImplementedError(
+                f"torch operation {name!r} while a CUDA graph is captured; emulated graphs hold kernel launches only"
+            )
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Session]:
+        """Redirects CuTe DSL, torch.cuda and what host code asks of the driver."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_compiling_for(self.arch))
+            stack.enter_context(self._tensors.active())
+            for target, name, value in self._replacements():
+                stack.enter_context(mock.patch.object(target, name, value, create=True))
+            stack.enter_context(host.recording_runtime())
+            stack.enter_context(host.intercept(self.launch))
+            yield self
+
+    def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
+        import cutlass.testing
+        import cutlass.utils
+        import torch
+        from cuda.bindings import driver, runtime
+
+        session = self
+
+        @contextlib.contextmanager
+        def graph(cuda_graph: Graph, *_: Any, **__: Any) -> Iterator[None]:
+            cuda_graph.capture_begin()
+            try:
+                yield
+            finally:
+                cuda_graph.capture_end()
+
+        yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
+        yield torch.cuda, "graph", graph
+        yield cutlass.testing, "benchmark", _run_once
+        if "cutlass.cute.testing" in sys.modules or _import("cutlass.cute.testing"):
+            yield sys.modules["cutlass.cute.testing"], "benchmark", _run_once
+        yield cutlass.utils, "HardwareInfo", lambda *_, **__: _hardware_info(session.facts)
+        yield from _driver_answers(driver, runtime, session.facts)
+
+
+class Graph:
+    """A CUDA graph of kernel launches."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.launches: list[host.CapturedLaunch] = []
+
+    def capture_begin(self, *_: Any, **__: Any) -> None:
+        """From here on launches are remembered instead of executed."""
+        self.session._graph = self
+
+    def capture_end(self) -> None:
+        """Launches execute again."""
+        self.session._graph = None
+
+    def replay(self) -> None:
+        """Executes the remembered launches in order."""
+        for launch in self.launches:
+            self.session.launch(launch)
+
+    def reset(self) -> None:
+        """Forgets the launches."""
+        self.launches = []
+
+
+@contextlib.contextmanager
+def capture(
+    arch: str = "sm_100a",
+    options: Options | None = None,
+    report: Callable[[EmulatedLaunch], None] | None = None,
+) -> Iterator[Session]:
+    """What this thread compiles and launches inside runs in the emulator; needs neither GPU nor driver.
+
+    Args:
+        arch: what kernels are compiled for and what device queries answer: a key of `ARCHITECTURES`.
+        options: schedule, detectors and limits of every launch.
+        report: called after each launch.
+
+    Yields:
+        The `Session` with the launches so far.
+
+    Raises:
+        ValueError: an architecture that is not one of `ARCHITECTURES`.
+        EmulatorError: out of the call of the host function whose kernel failed.
+    """
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"arch {arch!r}; legal are {', '.join(ARCHITECTURES)}")
+    session = Session(arch, options or Options(), report)
+    with session.active():
+        yield session
+
+
+@contextlib.contextmanager
+def _compiling_for(arch: str) -> Iterator[None]:
+    """Makes every DSL of the cutlass package compile for ``arch`` and keep its PTX, with source lines."""
+    from cutlass.base_dsl import compiler
+    from cutlass.base_dsl.dsl import BaseDSL
+
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        settings = {"arch": arch, "keep_ptx": True, "dump_dir": folder, "lineinfo": True, "enable_tvm_ffi": False}
+        for dsl in {id(dsl): dsl for dsl in map(_instance, _subclasses(BaseDSL)) if dsl is not None}.values():
+            for name, value in settings.items():
+                stack.enter_context(mock.patch.object(dsl.envar, name, value))
+        flag = compiler.EnableTVMFFI
+        original = flag.__init__
+
+        def without(self: Any, *arguments: Any, **keywords: Any) -> None:
+            original(self, False)
+
+        stack.enter_context(mock.patch.object(flag, "__init__", without))
+        yield
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)
+
+
+def _instance(kind: Any) -> Any:
+    try:
+        return kind._get_dsl()
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _import(name: str) -> bool:
+    __import__(name)
+    return True
+
+
+def _run_once(
+    callable: Callable[..., Any],
+    *,
+    kernel_arguments: Any = None,
+    workspace_generator: Callable[[], Any] | None = None,
+    **_: Any,
+) -> float:
+    """Stands for cutlass.testing.benchmark: runs the function once; the time on a GPU is not known."""
+    arguments = workspace_generator() if workspace_generator is not None else kernel_arguments
+    callable(*arguments.args, **arguments.kwargs)
+    return math.nan
+
+
+def _hardware_info(facts: Any) -> Any:
+    """Stands for cutlass.utils.HardwareInfo: one CTA fits on a multiprocessor."""
+    return types.SimpleNamespace(
+        get_max_active_clusters=lambda cluster_size, stream=None: facts.multiprocessors // cluster_size,
+        get_device_multiprocessor_count=lambda: facts.multiprocessors,
+        get_l2_cache_size_in_bytes=lambda: facts.l2_bytes,
+    )
+
+
+def _driver_answers(driver: Any, runtime: Any, facts: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Entry points of cuda-python that programs call to find a device; all others fail as they do without a driver."""
+    ok, fine = driver.CUresult.CUDA_SUCCESS, runtime.cudaError_t.cudaSuccess
+    attribute = driver.CUdevice_attribute
+    attributes = {
+        attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: facts.multiprocessors,
+        attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: facts.l2_bytes,
+        attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: facts.capability[0],
+        attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: facts.capability[1],
+        attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: facts.shared_bytes,
+    }
+
+    def get_attribute(which: Any, device: Any) -> tuple[Any, int]:
+        if which not in attributes:
+            raise UnsupportedPTX(f"host code asks for device attribute {which}")
+        return ok, attributes[which]
+
+    yield driver, "cuInit", lambda flags: (ok,)
+    yield driver, "cuDeviceGetCount", lambda: (ok, 1)
+    yield driver, "cuDeviceGet", lambda ordinal: (ok, driver.CUdevice(ordinal))
+    yield driver, "cuDeviceGetAttribute", get_attribute
+    yield driver, "cuCtxGetCurrent", lambda: (ok, driver.CUcontext(1))
+    yield driver, "cuCtxSynchronize", lambda: (ok,)
+    yield driver, "cuDriverGetVersion", lambda: (ok, 13000)
+    yield driver, "cuStreamSynchronize", lambda stream: (ok,)
+    yield driver, "cuStreamCreate", lambda flags: (ok, driver.CUstream(0))
+    yield driver, "cuStreamDestroy", lambda stream: (ok,)
+    yield runtime, "cudaGetDeviceCount", lambda: (fine, 1)
+    yield runtime, "cudaGetDevice", lambda: (fine, 0)
+    yield runtime, "cudaSetDevice", lambda device: (fine,)
+    yield runtime, "cudaDeviceSynchronize", lambda: (fine,)
+    yield runtime, "cudaStreamSynchronize", lambda stream: (fine,)
+    yield runtime, "cudaStreamCreate", lambda: (fine, runtime.cudaStream_t(0))

@@ -1,0 +1,88 @@
+"""``cute-kernels emulate SCRIPT ARGS...``: runs a CuTe DSL program with its kernels in the emulator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+
+from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, capture
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.gpu import Options
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "emulate",
+        help="run a CuTe DSL program without a GPU, its kernels in the emulator",
+        description="Runs a Python program that launches CuTe DSL kernels: kernels execute in the emulator, host code, "
+        "torch tensors on 'cuda' and the program's own checks run as they are, in host memory. Prints a line per "
+        "launch. Exits as the program does, or with 1 if it raises. Options go before SCRIPT.",
+    )
+    parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the schedule (default: %(default)s)")
+    parser.add_argument(
+        "--completion",
+        choices=("eager", "lazy", "random"),
+        default="eager",
+        help="when asynchronous work takes effect: at once, as late as possible, at random (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--interleave",
+        choices=("round_robin", "random"),
+        default="round_robin",
+        help="which warp runs next (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--spurious-timeouts", action="store_true", help="mbarrier.try_wait sometimes reports a timeout"
+    )
+    parser.add_argument("--no-detectors", action="store_true", help="do not look for hazards that change no result")
+    parser.add_argument(
+        "--max-warp-instructions", type=int, metavar="N", help="per cluster; a kernel that executes more has hung"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no line per launch")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
+    parser.set_defaults(run=emulate)
+
+
+def emulate(options: argparse.Namespace) -> int:
+    """Runs the program; returns the exit status."""
+    if not os.path.isfile(options.script):
+        raise FileNotFoundError(f"no file {options.script}")
+    how = Options(
+        seed=options.seed,
+        completion=options.completion,
+        interleave=options.interleave,
+        spurious_try_wait_failures=options.spurious_timeouts,
+        detectors=not options.no_detectors,
+        max_warp_instructions=options.max_warp_instructions,
+    )
+    argv, path = sys.argv, sys.path[:]
+    sys.argv = [options.script, *options.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
+    try:
+        with capture(options.arch, how, None if options.quiet else _print) as session:
+            try:
+                runpy.run_path(options.script, run_name="__main__")
+            finally:
+                if not options.quiet:
+                    total = sum(launch.report.seconds for launch in session.launches)
+                    print(f"emulated: {len(session.launches)} launches in {total:.1f} s", flush=True)
+    except EmulatorError as error:
+        traceback.print_exc()
+        print(f"cute-kernels: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv, sys.path[:] = argv, path
+    return 0
+
+
+def _print(launch: EmulatedLaunch) -> None:
+    print(f"emulated: {launch.summary()}", flush=True)

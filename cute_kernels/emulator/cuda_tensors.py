@@ -1,0 +1,358 @@
+"""torch tensors "on cuda" in host memory, for programs that run in the emulator.
+
+Inside `CudaOnHost` a tensor that a program puts on a CUDA device lives in host memory and is a `CudaTensor`: it says
+that it is on ``cuda:0``, everything computed from it is a `CudaTensor` again, and moving it to or from the CPU copies,
+as on a GPU. Its storage is what kernels may touch. Queries such as ``torch.cuda.is_available`` are answered for the
+emulated device; a function of ``torch.cuda`` that is not replaced here fails as it does without a GPU.
+
+Limits: torch's own operations do not refuse to mix tensors of the two kinds; a CUDA graph can hold kernel launches
+only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+DEVICE = torch.device("cuda", 0)
+_ALIGNMENT = 512  # bytes, of what the CUDA allocator returns
+
+
+class CudaTensor(torch.Tensor):
+    """A tensor in host memory that stands for one in device memory; plain outside of `CudaOnHost`."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What an emulated device answers to queries.
+
+    Attributes:
+        capability: compute capability.
+        name: marketing name with a note that it is emulated.
+        multiprocessors: what persistent kernels size their grids by.
+        l2_bytes, memory_bytes, shared_bytes: cache, device memory, shared memory per CTA (opt-in).
+    """
+
+    capability: tuple[int, int]
+    name: str
+    multiprocessors: int
+    l2_bytes: int = 50 << 20
+    memory_bytes: int = 80 << 30
+    shared_bytes: int = 227 << 10
+
+
+class CudaOnHost(TorchFunctionMode):
+    """Serves device="cuda" from host memory. Use `active` to enter it.
+
+    Args:
+        facts: answers to queries.
+        refuse: called with a function's name for work that must not happen now (tensor operations while a CUDA graph
+            is captured); raises or returns.
+    """
+
+    def __init__(self, facts: DeviceFacts, refuse: Callable[[str], None] = lambda name: None) -> None:
+        super().__init__()
+        self.facts, self.refuse = facts, refuse
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def regions(self) -> Iterator[tuple[int, int]]:
+        """(address, bytes) of every storage on the device that is still alive."""
+        dead = [address for address, (storage, _) in self._storages.items() if storage.expired()]
+        for address in dead:
+            del self._storages[address]
+        for address, (_, nbytes) in self._storages.items():
+            yield address, nbytes
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        with torch._C.DisableTorchFunctionSubclass():
+            handler = _HANDLERS.get(func)
+            if handler is not None:
+                return handler(self, args, kwargs)
+            if name == "__get__" and args and isinstance(args[0], CudaTensor):
+                owner = getattr(func, "__self__", None)
+                if owner in _ANSWERS:
+                    return _ANSWERS[owner]
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        asked = _device_type(kwargs.get("device"))
+        if asked == "cuda":
+            kwargs["device"] = "cpu"
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        inputs, _ = tree_flatten((args, kwargs))
+        on_device = asked == "cuda" or asked is None and any(type(x) is CudaTensor for x in inputs)
+        result = func(*args, **kwargs)
+        if not on_device or getattr(func, "__name__", "") in ("__dlpack__", "numpy", "__array__"):
+            return result
+        aligned: dict[int, torch.UntypedStorage] = {}
+        return tree_map_only(torch.Tensor, lambda x: self.adopt(x, func, aligned), result)
+
+    def adopt(
+        self, tensor: torch.Tensor, func: Any = None, aligned: dict[int, torch.UntypedStorage] | None = None
+    ) -> torch.Tensor:
+        """A result as a tensor on the device.
+
+        Args:
+            tensor: host tensor.
+            func: what made it.
+            aligned: of one call: new storages by the address of the ones that they replace.
+        """
+        if tensor.layout is not torch.strided or not tensor.untyped_storage().nbytes():
+            return _as_cuda(tensor)
+        storage = tensor.untyped_storage()
+        known = self._storages.get(storage.data_ptr())
+        if known is None or known[0].expired():
+            self.refuse(getattr(func, "__name__", str(func)))
+            if type(tensor) is torch.Tensor and not tensor.requires_grad:
+                storage = _aligned_copy(storage, {} if aligned is None else aligned)
+                size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+                tensor = torch.empty(0, dtype=tensor.dtype).set_(storage, offset, size, stride)
+            self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        return _as_cuda(tensor)
+
+    def move(self, tensor: torch.Tensor, device: Any, dtype: Any, copy: bool, rest: dict) -> torch.Tensor:
+        """Tensor.to: ``device`` is a device, its name, or None to stay."""
+        here = isinstance(tensor, CudaTensor)
+        there = here if device is None else _device_type(device) == "cuda"
+        if device is not None and _device_type(device) not in ("cuda", "cpu"):
+            return tensor.to(device, dtype=dtype, copy=copy, **rest)
+        moved = tensor.to(dtype=dtype, copy=copy or here != there, **rest)
+        if not there:
+            return moved if type(moved) is not CudaTensor else moved.as_subclass(torch.Tensor)
+        return self.adopt(moved)
+
+    # --- activation ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[CudaOnHost]:
+        """Enters the mode and answers the queries of ``torch.cuda``."""
+        with contextlib.ExitStack() as stack:
+            for name, value in self._queries().items():
+                stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+            stack.enter_context(mock.patch.object(torch, "Generator", Generator))
+            stack.enter_context(self)
+            yield self
+
+    def _queries(self) -> dict[str, Any]:
+        facts = self.facts
+        properties = types.SimpleNamespace(
+            name=facts.name,
+            major=facts.capability[0],
+            minor=facts.capability[1],
+            multi_processor_count=facts.multiprocessors,
+            total_memory=facts.memory_bytes,
+            L2_cache_size=facts.l2_bytes,
+            shared_memory_per_block_optin=facts.shared_bytes,
+            shared_memory_per_multiprocessor=facts.shared_bytes + 1024,
+            warp_size=32,
+            max_threads_per_multi_processor=2048,
+            regs_per_multiprocessor=65536,
+        )
+        stream = Stream()
+
+        def nothing(*_: Any, **__: Any) -> None:
+            """Everything is complete when a call returns, and there is one device."""
+
+        return {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "init": nothing,
+            "_lazy_init": nothing,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "set_device": nothing,
+            "get_device_capability": lambda device=None: facts.capability,
+            "get_device_properties": lambda device=None: properties,
+            "get_device_name": lambda device=None: facts.name,
+            "can_device_access_peer": lambda device, peer: False,
+            "synchronize": nothing,
+            "empty_cache": nothing,
+            "manual_seed": nothing,
+            "manual_seed_all": nothing,
+            "current_stream": lambda device=None: stream,
+            "default_stream": lambda device=None: stream,
+            "device": lambda device: contextlib.nullcontext(),
+            "stream": lambda stream: contextlib.nullcontext(),
+            "Stream": Stream,
+            "Event": Event,
+            "memory_allocated": lambda device=None: sum(nbytes for _, nbytes in self.regions()),
+            "max_memory_allocated": lambda device=None: sum(nbytes for _, nbytes in self.regions()),
+            "reset_peak_memory_stats": nothing,
+            "mem_get_info": lambda device=None: (facts.memory_bytes, facts.memory_bytes),
+        }
+
+
+class Stream:
+    """A stream: calls return when their work is complete, so that all streams are in order."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = DEVICE
+
+    def synchronize(self) -> None:
+        """Nothing is outstanding."""
+
+    wait_stream = wait_event = record_event = lambda self, *_: None
+
+    def query(self) -> bool:
+        """Whether all work is complete."""
+        return True
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class Event:
+    """An event; the time between two is that of the emulation, which says nothing about a GPU."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.seconds = time.perf_counter()
+
+    def record(self, stream: Any = None) -> None:
+        """Takes the time."""
+        self.seconds = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing is outstanding."""
+
+    synchronize = wait
+
+    def query(self) -> bool:
+        """Whether all work before it is complete."""
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds."""
+        return 1000 * (end.seconds - self.seconds)
+
+
+class Generator(torch.Generator):
+    """A random number generator; of the host for every device."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        return super().__new__(cls, "cpu" if _device_type(device) == "cuda" else device)
+
+
+def _device_type(device: Any) -> str | None:
+    if device is None:
+        return None
+    if isinstance(device, int):
+        return "cuda"
+    return torch.device(device).type
+
+
+def _as_cuda(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) is torch.Tensor:
+        return tensor.as_subclass(CudaTensor)
+    if type(tensor) is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor.data.as_subclass(CudaTensor), tensor.requires_grad)
+    return tensor
+
+
+def _aligned_copy(storage: torch.UntypedStorage, done: dict[int, torch.UntypedStorage]) -> torch.UntypedStorage:
+    """The storage itself if its address is aligned as the CUDA allocator aligns, else a copy that is."""
+    address = storage.data_ptr()
+    if address % _ALIGNMENT == 0:
+        return storage
+    if address not in done:
+        raw = np.empty(storage.nbytes() + _ALIGNMENT, np.uint8)
+        skip = -raw.ctypes.data % _ALIGNMENT
+        copy = torch.from_numpy(raw[skip : skip + storage.nbytes()])
+        copy.untyped_storage().copy_(storage)
+        done[address] = copy.untyped_storage()
+    return done[address]
+
+
+def _to(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
+    tensor, *rest = args
+    kwargs = dict(kwargs)
+    device, dtype, copy = kwargs.pop("device", None), kwargs.pop("dtype", None), kwargs.pop("copy", False)
+    kwargs.pop("non_blocking", None)
+    other = kwargs.pop("other", None)
+    if rest and isinstance(rest[0], torch.Tensor):
+        other = rest.pop(0)
+    elif rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    elif rest:
+        device = rest.pop(0)
+        if rest:
+            dtype = rest.pop(0)
+    if other is not None:
+        device, dtype = (DEVICE if isinstance(other, CudaTensor) else "cpu"), other.dtype
+    if len(rest) > 1:  # (non_blocking, copy)
+        copy = rest[1]
+    return mode.move(tensor, device, tensor.dtype if dtype is None else dtype, copy, kwargs)
+
+
+def _copy(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
+    if isinstance(args[0], CudaTensor):
+        mode.refuse("copy_")
+    kwargs.pop("non_blocking", None)
+    return torch.Tensor.copy_(*args[:2], **kwargs)
+
+
+class _DLTensor(ctypes.Structure):
+    """The head of a DLTensor (DLPack ABI): what follows is not touched."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+_DL_CUDA = 2  # kDLCUDA
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def _dlpack(mode: CudaOnHost, args: tuple, kwargs: dict) -> Any:
+    """A capsule of a CudaTensor says that the memory is on a device: CuTe DSL puts only such tensors in .global."""
+    tensor = args[0]
+    for name in ("stream", "dl_device", "max_version"):
+        kwargs.pop(name, None)
+    if not isinstance(tensor, CudaTensor):
+        return tensor.__dlpack__(**kwargs)
+    capsule = mode.adopt(tensor).as_subclass(torch.Tensor).__dlpack__(**kwargs)
+    head = _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))  # first member of a DLManagedTensor
+    head.device_type, head.device_id = _DL_CUDA, 0
+    return capsule
+
+
+_HANDLERS: dict[Any, Callable[[CudaOnHost, tuple, dict], Any]] = {
+    torch.Tensor.to: _to,
+    torch.Tensor.cuda: lambda mode, args, kwargs: mode.move(args[0], DEVICE, args[0].dtype, False, {}),
+    torch.Tensor.cpu: lambda mode, args, kwargs: mode.move(args[0], "cpu", args[0].dtype, False, {}),
+    torch.Tensor.pin_memory: lambda mode, args, kwargs: args[0],
+    torch.Tensor.is_pinned: lambda mode, args, kwargs: False,
+    torch.Tensor.record_stream: lambda mode, args, kwargs: None,
+    torch.Tensor.get_device: lambda mode, args, kwargs: 0 if isinstance(args[0], CudaTensor) else -1,
+    torch.Tensor.copy_: _copy,
+    torch.Tensor.__dlpack__: _dlpack,
+    torch.Tensor.__dlpack_device__: lambda mode, args, kwargs: (
+        (_DL_CUDA, 0) if isinstance(args[0], CudaTensor) else args[0].__dlpack_device__()
+    ),
+}
+_ANSWERS = {torch.Tensor.device: DEVICE, torch.Tensor.is_cuda: True, torch.Tensor.is_cpu: False}
