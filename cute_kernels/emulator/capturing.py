@@ -18,6 +18,7 @@ import math
 import sys
 import tempfile
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -210,6 +211,8 @@ def _compiling_for(arch: str) -> Iterator[None]:
     from cutlass.base_dsl.dsl import BaseDSL
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Cache is disabled as user wants to generate PTX")
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         settings = {"arch": arch, "keep_ptx": True, "dump_dir": folder, "lineinfo": True, "enable_tvm_ffi": False}
         for dsl in {id(dsl): dsl for dsl in map(_instance, _subclasses(BaseDSL)) if dsl is not None}.values():

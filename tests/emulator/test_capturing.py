@@ -1,0 +1,173 @@
+"""Whole programs in the emulator: what the program sees of torch and of the device, and what its kernels may touch."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import cuda.bindings.driver as cuda
+import cutlass
+import numpy as np
+import pytest
+import torch
+from cutlass.cute.runtime import from_dlpack
+from cutlass.cute.typing import AddressSpace
+
+from cute_kernels import cli
+from cute_kernels.emulator import IllegalAccess, Options, capture
+from cute_kernels.emulator.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
+from tests.emulator import scale_program
+
+PROGRAM = str(Path(scale_program.__file__))
+FACTS = DeviceFacts((9, 0), "test device", 7)
+
+
+@pytest.fixture
+def device():
+    mode = CudaOnHost(FACTS)
+    with mode.active():
+        yield mode
+
+
+def launch(x: torch.Tensor, y: torch.Tensor, factor: float, count: int) -> None:
+    """Compiles and runs y = factor * x + 1 through CuTe DSL's own host code."""
+    tensors = [from_dlpack(t).mark_layout_dynamic() for t in (x, y)]
+    scale_program.host(*tensors, cutlass.Float32(factor), cutlass.Int32(count), cuda.CUstream(0))
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch, name", [("sm_90a", "H200"), ("sm_100a", "B200"), ("sm_80", "A100")])
+def test_command_runs_a_program(capsys, arch: str, name: str) -> None:
+    assert cli.main(["emulate", "--arch", arch, PROGRAM, "--count", "130"]) == 0
+    out = capsys.readouterr().out
+    assert f"PASS on {name} (emulated)" in out
+    assert "grid 3x1x1, block 64x1x1" in out and "emulated: 1 launches" in out
+    assert not torch.cuda.is_available() or torch.cuda.get_device_name() != f"{name} (emulated)"
+
+
+def test_command_reports_what_the_program_finds(capsys) -> None:
+    assert cli.main(["emulate", PROGRAM, "--wrong"]) == 1
+    assert "not close" in capsys.readouterr().err
+    assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "64", "--overrun", "64"]) == 1
+    captured = capsys.readouterr()
+    assert "IllegalAccess: global" in captured.err and "scale_program.py" in captured.err
+    assert captured.out == ""
+    assert cli.main(["emulate", "no such file.py"]) == 2
+    with pytest.raises(SystemExit) as status:
+        cli.main(["emulate", PROGRAM, "--unknown"])
+    assert status.value.code == 2
+
+
+def test_launches_run_at_once_with_the_session_s_options() -> None:
+    with capture("sm_90a", Options(seed=3)) as session:
+        x = torch.arange(96, device="cuda", dtype=torch.float32)
+        y = torch.zeros(96, device="cuda")
+        launch(x, y, 4.0, 96)
+        assert y.tolist() == [4.0 * i + 1 for i in range(96)]
+        (done,) = session.launches
+        assert done.launch.grid == (2, 1, 1) and ".target sm_90a" in done.launch.ptx
+        assert done.report.warp_instructions > 4
+    with pytest.raises(ValueError, match="sm_75.*sm_80, sm_90a, sm_100a"), capture("sm_75"):
+        pass
+
+
+def test_only_live_device_memory_is_accessible() -> None:
+    with capture("sm_90a"):
+        x = torch.ones(64, device="cuda")
+        y = torch.zeros(64, device="cuda")
+        launch(x, y, 1.0, 64)
+        with pytest.raises(IllegalAccess, match="outside every registered region"):
+            launch(x, y, 1.0, 65)
+        with pytest.raises(IllegalAccess, match="outside every registered region"):
+            launch(torch.ones(64), y, 1.0, 64)
+
+
+def test_graphs_hold_launches_and_refuse_tensor_operations() -> None:
+    with capture("sm_90a") as session:
+        x = torch.ones(64, device="cuda")
+        y = torch.zeros(64, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch(x, y, 2.0, 64)
+        assert not session.launches and y.sum() == 0
+        x.fill_(5)
+        graph.replay()
+        assert y.tolist() == [11.0] * 64
+        with pytest.raises(NotImplementedError, match="CUDA graph"), torch.cuda.graph(graph):
+            x + y
+
+
+def test_benchmark_runs_once_and_gives_no_time() -> None:
+    from cutlass import testing
+
+    with capture("sm_90a") as session:
+        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+        time = testing.benchmark(
+            lambda *arguments: launch(*arguments),
+            kernel_arguments=testing.JitArguments(x, y, 2.0, 64),
+            iterations=50,
+        )
+        assert np.isnan(time) and len(session.launches) == 1
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def test_moves_copy_and_stays_do_not(device) -> None:
+    host = torch.arange(6.0)
+    there = host.cuda()
+    host[0] = 99
+    assert there.is_cuda and there.device == torch.device("cuda:0") and there[0] == 0
+    assert there.cuda() is not host and there.cuda().data_ptr() == there.data_ptr()
+    back = there.cpu()
+    there[1] = 77
+    assert back[1] == 1 and not back.is_cuda and back.device.type == "cpu" and type(back) is torch.Tensor
+    assert there.to("cuda", torch.float16).dtype is torch.float16 and there.to(torch.float16).is_cuda
+    assert there.to(back).device.type == "cpu" and back.to(there).is_cuda
+    assert there.to(device="cpu", dtype=torch.int32).tolist() == [0, 77, 2, 3, 4, 5]
+
+
+def test_what_is_computed_on_the_device_stays_there(device) -> None:
+    x = torch.ones(4, 4, device="cuda")
+    for y in (x + 1, x.T, x[1], x.view(-1), torch.zeros_like(x), x.to(torch.int8), torch.cat([x, x]), x.clone()):
+        assert isinstance(y, CudaTensor) and y.is_cuda, y
+    assert not torch.zeros_like(x, device="cpu").is_cuda and not torch.ones(2).is_cuda
+    a, b = torch.ones(8, device="cuda").split(4)
+    a[0] = 5
+    assert a.is_cuda and b.tolist() == [1] * 4
+    assert torch.randn(3, generator=torch.Generator(device="cuda").manual_seed(1), device="cuda").is_cuda
+    with torch.device("cuda"):
+        assert torch.empty(3).is_cuda
+
+
+def test_device_memory_is_aligned_and_forgotten_with_its_tensor(device) -> None:
+    tensors = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in (1, 100, 1000, 33)]
+    views = [t[:1] for t in tensors]
+    assert all(t.data_ptr() % 512 == 0 for t in tensors)
+    assert {(t.data_ptr(), t.numel()) for t in tensors} <= set(device.regions())
+    addresses = {t.data_ptr() for t in tensors}
+    del tensors
+    gc.collect()
+    assert addresses <= {address for address, _ in device.regions()}, "views keep their storage alive"
+    del views
+    gc.collect()
+    assert not addresses & {address for address, _ in device.regions()}
+
+
+def test_dlpack_says_where_a_tensor_is(device) -> None:
+    x = torch.arange(4.0, device="cuda")
+    assert x.__dlpack_device__() == (2, 0) and torch.ones(2).__dlpack_device__()[0] == 1
+    assert from_dlpack(x).memspace == AddressSpace.gmem and from_dlpack(torch.ones(2)).memspace != AddressSpace.gmem
+
+
+def test_queries(device) -> None:
+    assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.device_count() == 1
+    assert torch.cuda.get_device_properties(0).multi_processor_count == 7
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    end.record()
+    assert start.elapsed_time(end) >= 0
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.current_stream().synchronize()
