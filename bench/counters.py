@@ -1,0 +1,370 @@
+"""Counts of the emulator against Nsight Compute on an SM90 GPU, and per tile of the SM100 kernel.
+
+    python -m bench.counters emulate EMULATED.json       anywhere; seconds
+    python -m bench.counters profile PROFILED.json       on an H100 or H200 with ncu; minutes
+    python -m bench.counters table EMULATED.json PROFILED.json
+    python -m bench.counters design                      SM100: wavefronts per CTA and tile
+
+`profile` starts ncu on `python -m bench.counters launch`, which runs each kernel of `bench/counter_cases.py` once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import counter_cases as cases
+
+Counts = dict[str, dict[str, float]]  # case -> counter -> value
+
+
+@dataclass(frozen=True)
+class Counter:
+    """One quantity that both sides know.
+
+    Attributes:
+        name: what it is.
+        emulated: its value from a `cute_kernels.emulator.Report` with units.
+        metrics: Nsight Compute's names for it; the first that the installed version knows is taken.
+        exact: False where PTX and SASS, or emulated and real caches, need not agree.
+    """
+
+    name: str
+    emulated: Callable[[Any], float]
+    metrics: tuple[str, ...]
+    exact: bool = True
+
+
+def _units(metric: str, *kinds: str) -> Callable[[Any], float]:
+    return lambda report: sum(report.units.total(metric, kind) for kind in kinds)
+
+
+def _issued(*classes: str) -> Callable[[Any], float]:
+    return lambda report: sum(
+        count for kinds in report.units.instructions.values() for name, count in kinds.items() if name in classes
+    )
+
+
+_PIPE = "l1tex__data_pipe_lsu_wavefronts_mem_shared"
+_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared"
+_IDEAL = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_ideal"
+COUNTERS = (
+    Counter("warp instructions", lambda report: report.warp_instructions, ("smsp__inst_executed.sum",), exact=False),
+    Counter(
+        "ld.shared instructions", _issued("ld.shared"),
+        ("smsp__inst_executed_op_shared_ld.sum", "smsp__sass_inst_executed_op_shared_ld.sum"), exact=False,
+    ),
+    Counter(
+        "st.shared instructions", _issued("st.shared"),
+        ("smsp__inst_executed_op_shared_st.sum", "smsp__sass_inst_executed_op_shared_st.sum"), exact=False,
+    ),
+    Counter(
+        "ld.global instructions", _issued("ld.global"),
+        ("smsp__inst_executed_op_global_ld.sum", "smsp__sass_inst_executed_op_global_ld.sum"), exact=False,
+    ),
+    Counter("wgmma instructions", _issued("mma"), (
+        "smsp__inst_executed_pipe_tensor_op_gmma.sum", "sm__inst_executed_pipe_tensor_op_gmma.sum",
+    ), exact=False),
+    Counter("shared wavefronts, ld", _units("wavefronts", "ld.shared", "ldmatrix.shared"), (f"{_PIPE}_op_ld.sum",)),
+    Counter("shared wavefronts, st", _units("wavefronts", "st.shared", "stmatrix.shared"), (f"{_PIPE}_op_st.sum",)),
+    Counter("shared wavefronts, atom", _units("wavefronts", "atom.shared"), (f"{_PIPE}_op_atom.sum",)),
+    Counter("shared wavefronts", _units(
+        "wavefronts", "ld.shared", "ldmatrix.shared", "st.shared", "stmatrix.shared", "atom.shared"
+    ), (f"{_PIPE}.sum",), exact=False),
+    Counter("shared wavefronts, ideal", _units(
+        "ideal_wavefronts", "ld.shared", "ldmatrix.shared", "st.shared", "stmatrix.shared"
+    ), (f"{_IDEAL}.sum",), exact=False),
+    Counter("bank conflicts, ld", _units("bank_conflicts", "ld.shared", "ldmatrix.shared"), (
+        f"{_CONFLICTS}_op_ld.sum",
+    )),
+    Counter("bank conflicts, st", _units("bank_conflicts", "st.shared", "stmatrix.shared"), (
+        f"{_CONFLICTS}_op_st.sum",
+    )),
+    Counter("bank conflicts, atom", _units("bank_conflicts", "atom.shared"), (f"{_CONFLICTS}_op_atom.sum",)),
+    *(
+        Counter(f"global {what}, {op}", _units(what, f"{name}.global"), (
+            f"l1tex__t_{what}_pipe_lsu_mem_global_op_{op}.sum",
+        ))
+        for op, name in (("ld", "ld"), ("st", "st"), ("red", "atom"))
+        for what in ("requests", "sectors")
+    ),
+    Counter("global lines, ld", _units("lines", "ld.global"), (
+        "l1tex__data_pipe_lsu_wavefronts_mem_lg_cmd_read.sum",
+        "l1tex__t_output_wavefronts_pipe_lsu_mem_global_op_ld.sum",
+    ), exact=False),
+    Counter("L2 bytes read", _units("l2_bytes_read", ""), (
+        "lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_op_read.sum",
+    ), exact=False),
+    Counter("L2 bytes written", _units("l2_bytes_written", ""), (
+        "lts__t_sectors_srcunit_tex_op_write.sum", "lts__t_sectors_op_write.sum",
+    ), exact=False),
+    Counter("L2 bytes", lambda report: report.units.total("l2_bytes_read") + report.units.total("l2_bytes_written"),
+            ("lts__t_bytes.sum",), exact=False),
+)  # fmt: skip
+_EXPLORED = ("tma", "gmma", "wavefronts_mem_shared", "wavefronts_mem_lg", "bank_conflicts")
+"""Base metrics with one of these in their names are recorded as well: what a unit counts is not documented."""
+
+
+# --- the emulator ----------------------------------------------------------------------------------------------------
+
+
+def emulate(progress: Callable[[str], None] = print) -> Counts:
+    """Counts of every case in the emulator."""
+    from cute_kernels.emulator import Options
+    from cute_kernels.launch import emulate as emulate_plan
+    from cute_kernels.plan import make_plan
+
+    result = {case.name: _values(emulate_ptx(case)) for case in cases.ptx_cases()}
+    progress(f"{len(result)} PTX cases")
+    for name, config in cases.SM90_CONFIGS.items():
+        plan = make_plan(cases.SM90_PROBLEM, config, "sm_90a", sm_count=cases.SM90_SMS)
+        result[name] = _values(emulate_plan(plan, cases.random_tensors(plan, "cpu"), Options(counters=True)))
+        progress(f"{name}: {plan.tiles} tiles")
+    return result
+
+
+def emulate_ptx(case: cases.PtxCase) -> Any:
+    """The Report of one PTX case."""
+    import numpy as np
+
+    from cute_kernels.emulator import GlobalMemory, Options, run
+
+    memory = GlobalMemory()
+    pointers = []
+    for nbytes in (128, cases.GLOBAL_BYTES, cases.OUT_BYTES):
+        store = np.zeros(nbytes + cases.ALIGNMENT, np.uint8)
+        skip = -store.ctypes.data % cases.ALIGNMENT
+        part = store[skip : skip + nbytes]
+        memory.register_tensor(part)
+        pointers.append(part)
+    pointers[0][:] = case.table.view(np.uint8)
+    return run(
+        case.ptx,
+        case.name,
+        grid=(cases.CTAS, 1, 1),
+        block=(32 * cases.WARPS, 1, 1),
+        dynamic_smem=cases.SHARED_BYTES,
+        params=cases.launch_bytes(tuple(part.ctypes.data for part in pointers)),
+        memory=memory,
+        options=Options(counters=True, detectors=False),
+    )
+
+
+def _values(report: Any) -> dict[str, float]:
+    return {counter.name: counter.emulated(report) for counter in COUNTERS}
+
+
+# --- the GPU ---------------------------------------------------------------------------------------------------------
+
+
+def launch_all() -> None:
+    """Runs each case once on the current device, in order (the program that ncu profiles)."""
+    import ctypes
+
+    import torch
+    from cuda.bindings import driver
+
+    from cute_kernels.launch import launch
+    from cute_kernels.plan import make_plan
+
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        status, *values = function(*arguments)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{function.__name__}: {status}")
+        return values[0] if values else None
+
+    data = torch.zeros(cases.GLOBAL_BYTES, dtype=torch.uint8, device="cuda")
+    out = torch.zeros(cases.OUT_BYTES, dtype=torch.uint8, device="cuda")
+    for case in cases.ptx_cases():
+        table = torch.from_numpy(case.table.view("int32")).cuda()
+        module = call(driver.cuModuleLoadData, case.ptx.encode())
+        function = call(driver.cuModuleGetFunction, module, case.name.encode())
+        pointers = tuple(tensor.data_ptr() for tensor in (table, data, out))
+        arguments = (pointers, (ctypes.c_void_p,) * 3)
+        shape = (cases.CTAS, 1, 1, 32 * cases.WARPS, 1, 1, cases.SHARED_BYTES, 0)
+        call(driver.cuLaunchKernel, function, *shape, arguments, 0)
+        torch.cuda.synchronize()
+    for config in cases.SM90_CONFIGS.values():
+        plan = make_plan(cases.SM90_PROBLEM, config, "sm_90a", sm_count=cases.SM90_SMS)
+        launch(plan, cases.random_tensors(plan, "cuda"))
+        torch.cuda.synchronize()
+
+
+def case_names() -> list[str]:
+    """Of all cases, in the order of their launches."""
+    return [case.name for case in cases.ptx_cases()] + list(cases.SM90_CONFIGS)
+
+
+def profile(ncu: str) -> dict[str, Any]:
+    """Runs ncu on every case.
+
+    Returns:
+        ``counts`` as `emulate` gives them, ``metrics`` (case -> every metric read) and ``ncu`` (its version).
+
+    Raises:
+        RuntimeError: ncu fails, or profiles other kernels than the cases.
+    """
+    version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")
+    query = subprocess.run([ncu, "--query-metrics", "--chips", "gh100"], capture_output=True, text=True, check=True)
+    known = {line.split()[0] for line in query.stdout.splitlines() if "__" in line}
+    wanted = {metric for counter in COUNTERS for metric in counter.metrics if metric.removesuffix(".sum") in known}
+    wanted |= {f"{m}.sum" for m in known if any(part in m for part in _EXPLORED) and m.split("__")[0] != "pmsampling"}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "ncu.csv"
+        command = [
+            *(ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"),
+            *("--cache-control", "all", "--kernel-name", "regex:^(case_|patch_embed)"),
+            *("--metrics", ",".join(sorted(wanted))),
+            *("--log-file", str(log), sys.executable, "-m", "bench.counters", "launch"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        text = log.read_text() if log.exists() else ""
+        if done.returncode or '"ID"' not in text:
+            said = "\n".join(part[-2000:] for part in (text, done.stdout, done.stderr))
+            raise RuntimeError(f"{' '.join(command)} failed ({done.returncode}): {said}")
+    metrics = parse_csv(text)
+    counts = {
+        case: {c.name: value for c in COUNTERS if (value := _first(values, c)) is not None}
+        for case, values in metrics.items()
+    }
+    return {"ncu": version[-2] if len(version) > 1 else version[0], "counts": counts, "metrics": metrics}
+
+
+def _first(values: dict[str, float], counter: Counter) -> float | None:
+    for metric in counter.metrics:
+        if metric in values:
+            return values[metric] * (32 if "sectors" in metric and "bytes" in counter.name else 1)
+    return None
+
+
+def parse_csv(text: str) -> Counts:
+    """Metrics per case from ``ncu --csv --page raw``: a header, a row of units, and a row per kernel.
+
+    Raises:
+        RuntimeError: other kernels than the cases, in their order.
+    """
+    header, _units_row, *rows = csv.reader(text[text.index('"ID"') :].splitlines())
+    names = case_names()
+    found = [row[header.index("Kernel Name")].split("(")[0] for row in rows]
+    expected = [name if name.startswith("case_") else "patch_embed_sm90a_0" for name in names]
+    if found != expected:
+        raise RuntimeError(f"ncu profiled {len(found)} kernels, {len(expected)} expected: {found[:3]} ... {found[-3:]}")
+    columns = [i for i, name in enumerate(header) if "__" in name and not name.startswith("launch__")]
+    result: Counts = {}
+    for name, row in zip(names, rows):
+        values = {header[i]: row[i].replace(",", "") for i in columns}
+        result[name] = {metric: float(value) for metric, value in values.items() if _is_number(value)}
+    return result
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table(emulated: Counts, profiled: Counts) -> str:
+    """Markdown: per counter the agreement over all PTX cases, every case that differs, and our kernels in full."""
+    ptx = [name for name in emulated if name.startswith("case_")]
+    lines = ["| counter | cases | equal | largest difference | in case |", "|---|---|---|---|---|"]
+    differing = ["| case | counter | emulator | ncu | error |", "|---|---|---|---|---|"]
+    kernels = list(differing)
+    for counter in COUNTERS:
+        pairs = {c: (emulated[c][counter.name], profiled.get(c, {}).get(counter.name)) for c in ptx}
+        pairs = {case: pair for case, pair in pairs.items() if pair[1] is not None and any(pair)}
+        if pairs:
+            worst = max(pairs, key=lambda case: abs(pairs[case][0] - pairs[case][1]))
+            equal = sum(a == b for a, b in pairs.values())
+            gap = pairs[worst][0] - pairs[worst][1]
+            lines.append(f"| {counter.name} | {len(pairs)} | {equal} | {gap:+g} | {f'`{worst}`' if gap else ''} |")
+            if counter.exact:
+                differing += [_row(case, counter.name, *pair) for case, pair in pairs.items() if pair[0] != pair[1]]
+    for case in emulated:
+        if case not in ptx:
+            for counter in COUNTERS:
+                real = profiled.get(case, {}).get(counter.name)
+                if real is not None and (real or emulated[case][counter.name]):
+                    kernels.append(_row(case, counter.name, emulated[case][counter.name], real))
+    parts = ["\n".join(lines)] + ["\n".join(rows) for rows in (differing, kernels) if len(rows) > 2]
+    return "\n\n".join(parts)
+
+
+def _row(case: str, counter: str, emulated: float, real: float) -> str:
+    error = f"{(emulated - real) / real:+.1%}" if real else "-"
+    return f"| {case} | {counter} | {emulated:,.0f} | {real:,.0f} | {error} |"
+
+
+def design(images: int = 64) -> str:
+    """Markdown: 128-byte wavefronts per CTA and 256 x 256 x 768 tile of the SM100 kernel, by configuration.
+
+    64 images of 196 positions are 49 tiles, in which each alignment of tiles and images occurs once.
+    """
+    from cute_kernels.config import Problem, TileConfig
+    from cute_kernels.emulator import Options
+    from cute_kernels.launch import emulate as emulate_plan
+    from cute_kernels.plan import make_plan
+
+    columns = (
+        *("TMA fill", "UMMA operand reads", "table loads, 128 B lines", "staging writes + TMA reads"),
+        *("of them bank conflicts", "TMEM loads", "L2 bytes read"),
+    )
+    lines = [f"| configuration | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for config in (TileConfig(), TileConfig(epilogue="bf16x2")):
+        plan = make_plan(Problem(images * 196, 256, 768, 196), config, "sm_100a", sm_count=2)
+        report = emulate_plan(plan, cases.random_tensors(plan, "cpu"), Options(counters=True, detectors=False))
+        total, parts = report.units.total, 2 * plan.tiles
+        values = (
+            total("wavefronts", "tma.load"),
+            total("operand_wavefronts", "mma"),
+            total("lines", "ld.global"),
+            total("wavefronts", "st.shared") + total("wavefronts", "tma.store"),
+            total("bank_conflicts"),
+            total("bytes", "tmem.ld") / 128,
+            total("l2_bytes_read"),
+        )
+        row = (f"`TileConfig(epilogue={config.epilogue!r})`", *(f"{value / parts:,.0f}" for value in values))
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("emulate").add_argument("output", type=Path)
+    profiling = commands.add_parser("profile")
+    profiling.add_argument("output", type=Path)
+    profiling.add_argument("--ncu", default="ncu", help="default: %(default)s")
+    comparing = commands.add_parser("table")
+    comparing.add_argument("emulated", type=Path)
+    comparing.add_argument("profiled", type=Path)
+    for name in ("launch", "design"):
+        commands.add_parser(name)
+    arguments = parser.parse_args()
+    if arguments.command == "emulate":
+        arguments.output.write_text(json.dumps({"counts": emulate()}, indent=1) + "\n")
+    elif arguments.command == "profile":
+        arguments.output.write_text(json.dumps(profile(arguments.ncu), indent=1) + "\n")
+    elif arguments.command == "launch":
+        launch_all()
+    elif arguments.command == "design":
+        print(design())
+    else:
+        print(table(*(json.loads(path.read_text())["counts"] for path in (arguments.emulated, arguments.profiled))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
