@@ -172,7 +172,6 @@ def random_tensors(plan: Plan, device: str) -> LaunchTensors:
     import torch
 
     from cute_kernels.launch import LaunchTensors
-    from cute_kernels.table import build_table
 
     problem = plan.problem
     generator = torch.Generator().manual_seed(0)
@@ -180,14 +179,7 @@ def random_tensors(plan: Plan, device: str) -> LaunchTensors:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    table = build_table(
-        draw(problem.n),
-        draw(problem.table_rows, problem.n),
-        positions=problem.table_rows,
-        columns=plan.padded_n,
-        dtype=getattr(torch, plan.table_dtype),
-        blocked=plan.blocked_table,
-    )
+    table = draw(*plan.table_shape).to(getattr(torch, plan.table_dtype))
     x, weight = (draw(rows, problem.k).to(torch.float8_e4m3fn) for rows in (problem.m, problem.n))
     out = torch.zeros(problem.m, problem.n, dtype=torch.bfloat16)
     x, weight, table, out = (_placed(tensor, device) for tensor in (x, weight, table, out))

@@ -118,17 +118,22 @@ _EXPLORED = ("tma", "gmma", "wavefronts_mem_shared", "wavefronts_mem_lg", "bank_
 
 def emulate(progress: Callable[[str], None] = print) -> Counts:
     """Counts of every case in the emulator."""
+    result = {case.name: _values(emulate_ptx(case)) for case in cases.ptx_cases()}
+    progress(f"{len(result)} PTX cases")
+    for name in cases.SM90_CONFIGS:
+        result[name] = emulate_sm90(name)
+        progress(name)
+    return result
+
+
+def emulate_sm90(name: str) -> dict[str, float]:
+    """Counts of our SM90 kernel in one of its configurations."""
     from cute_kernels.emulator import Options
     from cute_kernels.launch import emulate as emulate_plan
     from cute_kernels.plan import make_plan
 
-    result = {case.name: _values(emulate_ptx(case)) for case in cases.ptx_cases()}
-    progress(f"{len(result)} PTX cases")
-    for name, config in cases.SM90_CONFIGS.items():
-        plan = make_plan(cases.SM90_PROBLEM, config, "sm_90a", sm_count=cases.SM90_SMS)
-        result[name] = _values(emulate_plan(plan, cases.random_tensors(plan, "cpu"), Options(counters=True)))
-        progress(f"{name}: {plan.tiles} tiles")
-    return result
+    plan = make_plan(cases.SM90_PROBLEM, cases.SM90_CONFIGS[name], "sm_90a", sm_count=cases.SM90_SMS)
+    return _values(emulate_plan(plan, cases.random_tensors(plan, "cpu"), Options(counters=True)))
 
 
 def emulate_ptx(case: cases.PtxCase) -> Any:

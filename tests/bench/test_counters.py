@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from bench import counter_cases as cases
 from bench import counters
-from bench.counter_cases import CTAS, WARPS, PtxCase, ptx_cases
 
-CASES = {case.name: case for case in ptx_cases()}
-REQUESTS = CTAS * WARPS
+CASES = {case.name: case for case in cases.ptx_cases()}
+REQUESTS = cases.CTAS * cases.WARPS
 
 
-def values(case: PtxCase) -> dict[str, float]:
+def values(case: cases.PtxCase) -> dict[str, float]:
     report = counters.emulate_ptx(case)
     return {counter.name: counter.emulated(report) for counter in counters.COUNTERS}
 
@@ -38,8 +38,17 @@ def test_emulated_cases(name: str, counter: str, per_request: int) -> None:
     assert values(CASES[name])[counter] == per_request * REQUESTS
 
 
+def test_our_kernel() -> None:
+    """Its tensors fit its plan, and what it stores is the output."""
+    name = next(iter(cases.SM90_CONFIGS))
+    found = counters.emulate_sm90(name)
+    problem = cases.SM90_PROBLEM
+    assert found["L2 bytes written"] == problem.m * problem.n * 2
+    assert found["bank conflicts, st"] == 0
+
+
 def test_names_are_unique_and_counters_have_metrics() -> None:
-    assert len(CASES) == len(ptx_cases())
+    assert len(CASES) == len(cases.ptx_cases())
     assert len({counter.name for counter in counters.COUNTERS}) == len(counters.COUNTERS)
     assert all(counter.metrics for counter in counters.COUNTERS)
 
