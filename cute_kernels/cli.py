@@ -241,7 +241,7 @@ def _launch_parameters(plan: Plan) -> dict[str, Any]:
     patterns = {name: struct.pack("<Q", address) for name, address in addresses.items()}
     patterns |= {"scale": struct.pack("<f", scale)} if by_value else {}
     artifact = compile_plan(plan, emulated=True)
-    arguments = {"table": None, "scale": scale} | addresses
+    arguments = {"table": None, "index": None, "scale": scale} | addresses
     launch = host.record(artifact.function, *host_arguments(plan, **arguments, stream=0))
 
     parameters = []

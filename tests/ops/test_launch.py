@@ -32,6 +32,7 @@ def test_bound_launch_equals_the_call_of_the_dsl(rows, source, config):
             "x": 0x10000 * step,
             "weight": 0x200000 * step,
             "table": 0x3000000 * step if rows else None,
+            "index": None,
             "out": 0x40000000 * step,
             "scale": 0.375 / step if source == "value" else 0x7770 * step,
         }
