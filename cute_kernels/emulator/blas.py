@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -37,17 +38,32 @@ def _functions() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     return None
 
 
+_LOCK = threading.Lock()
+_inside = 0  # threads of this process that are in the block
+_before = 0  # BLAS threads when the first of them entered
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Limits NumPy's BLAS to one thread inside the block; does nothing for another BLAS than OpenBLAS."""
+    """Limits NumPy's BLAS to one thread inside the block; does nothing for another BLAS than OpenBLAS.
+
+    The limit is the process's: it holds until the last of the threads that are in the block leaves it.
+    """
+    global _inside, _before
     functions = _functions()
     if functions is None:
         yield
         return
     read, write = functions
-    before = read()
-    write(1)
+    with _LOCK:
+        if _inside == 0:
+            _before = read()
+            write(1)
+        _inside += 1
     try:
         yield
     finally:
-        write(before)
+        with _LOCK:
+            _inside -= 1
+            if _inside == 0:
+                write(_before)
