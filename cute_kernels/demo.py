@@ -141,8 +141,8 @@ def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Imag
                 raise FileNotFoundError(f"no image file {path}")
             try:
                 with Image.open(path) as image:
-                    images.append(ImageOps.exif_transpose(image).convert("RGB"))
-            except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+                    images.append(siglip.to_rgb(ImageOps.exif_transpose(image)))
+            except Exception as error:  # decoders raise errors of many types on damaged files
                 raise ValueError(f"{path} cannot be read as an image: {error}") from error
         names = [Path(path).stem for path in paths]
     else:
@@ -150,7 +150,7 @@ def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Imag
 
         arrays = [getattr(skimage.data, name)() for name in PHOTOGRAPHS]
         # The stereo pair comes as (left, right, disparity).
-        images = [Image.fromarray(a[0] if isinstance(a, tuple) else a).convert("RGB") for a in arrays]
+        images = [siglip.to_rgb(a[0] if isinstance(a, tuple) else a) for a in arrays]
         names = list(PHOTOGRAPHS.values())
     return names, [ImageOps.fit(image, (min(image.size),) * 2) for image in images]
 

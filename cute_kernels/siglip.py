@@ -48,25 +48,51 @@ class Preprocessing:
         """Returns ``[len(images), 3, size, size]`` float32.
 
         Args:
-            images: PIL images or uint8 arrays ``[H, W]``, ``[H, W, 3]`` or ``[H, W, 4]`` (alpha is dropped).
+            images: PIL images or uint8 arrays, as `to_rgb` takes them.
             size: side of the square in pixels; the aspect ratio is not kept.
 
         Raises:
-            ValueError: no image, or an array that is not uint8.
+            TypeError, ValueError: as `to_rgb`; ValueError without an image.
         """
         if not images:
             raise ValueError("no images")
-        pixels = [np.asarray(_to_rgb(image).resize((size, size), _RESAMPLING[self.resample])) for image in images]
+        pixels = [np.asarray(to_rgb(image).resize((size, size), _RESAMPLING[self.resample])) for image in images]
         scaled = np.stack(pixels).astype(np.float32) / np.float32(255)
         normalised = (scaled - np.float32(self.mean)) / np.float32(self.std)
         return torch.from_numpy(normalised).permute(0, 3, 1, 2).contiguous()
 
 
-def _to_rgb(image: Image.Image | np.ndarray) -> Image.Image:
+_EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB")
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+
+
+def to_rgb(image: Image.Image | np.ndarray) -> Image.Image:
+    """An 8-bit RGB image; alpha is dropped.
+
+    Of 16-bit grey values the upper byte is kept, which is what Pillow makes of 16-bit colour when it reads a file;
+    its own conversion of 16-bit grey makes everything from 255 upwards white. 32-bit integers and floats have no range
+    that says which value is white.
+
+    Args:
+        image: PIL image, or uint8 array ``[H, W]``, ``[H, W, 3]`` or ``[H, W, 4]``.
+
+    Raises:
+        TypeError: neither.
+        ValueError: another mode, dtype or shape.
+    """
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8:
             raise ValueError(f"image has dtype {image.dtype}, allowed: uint8")
+        if image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,), (4,)) or 0 in image.shape:
+            raise ValueError(f"image has shape {list(image.shape)}, allowed: [H, W], [H, W, 3] or [H, W, 4]")
         image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"image is {type(image).__name__}, expected PIL.Image.Image or numpy.ndarray")
+    if image.mode in _SIXTEEN_BITS:
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode not in _EIGHT_BITS:
+        allowed = ", ".join((*_EIGHT_BITS, *_SIXTEEN_BITS))
+        raise ValueError(f"image has mode {image.mode}, allowed: {allowed}")
     return image.convert("RGB")
 
 

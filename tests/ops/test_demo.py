@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +54,46 @@ def test_a_file_that_is_no_image_is_refused(tmp_path, capsys):
     for path in (text, cut):
         assert main(["demo", "--images", whole, str(path), "--output", str(tmp_path / "out.png")]) == 2
         assert f"{path} cannot be read as an image" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photographs_are_turned_as_the_camera_was_held(orientation, tmp_path):
+    """The stored picture of each EXIF orientation, by the standard's table of which side row 0 and column 0 are."""
+    upright = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.swapaxes(0, 1),
+        6: np.rot90(upright),  # the camera was turned clockwise; the viewer turns it back by 90 degrees
+        7: upright[::-1, ::-1].swapaxes(0, 1),
+        8: np.rot90(upright, -1),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(np.ascontiguousarray(stored)).save(tmp_path / "photo.png", exif=exif)
+    _, (photo,) = demo._load_photographs([tmp_path / "photo.png"])
+    assert np.array_equal(np.asarray(photo), upright)
+
+
+def test_a_sixteen_bit_photograph_is_not_white(tmp_path):
+    values = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
+    Image.fromarray(values).save(tmp_path / "scan.png")
+    _, (photo,) = demo._load_photographs([tmp_path / "scan.png"])
+    assert np.array_equal(np.asarray(photo)[..., 1], values // 256)
+
+
+@pytest.mark.parametrize("error", [struct.error("short"), zlib.error("bad"), IndexError("out"), EOFError()])
+def test_any_error_of_a_decoder_names_the_file(error, tmp_path, monkeypatch, capsys):
+    (path,) = write_photos(tmp_path, 1)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Image, "open", fail)
+    assert main(["demo", "--images", path, "--output", str(tmp_path / "out.png")]) == 2
+    assert f"{path} cannot be read as an image" in capsys.readouterr().err
 
 
 def test_demo_with_a_checkpoint(tmp_path, capsys):

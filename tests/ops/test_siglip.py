@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import struct
+import zlib
 
 import ml_dtypes
 import numpy as np
@@ -43,6 +46,56 @@ def test_grey_and_alpha_images_become_rgb():
     pixels = siglip.Preprocessing()([grey, colour, alpha], 16)
     assert torch.equal(pixels[0, 0], pixels[0, 2])
     assert torch.equal(pixels[1], pixels[2])
+
+
+def png(values: np.ndarray, colour_type: int) -> Image.Image:
+    """A 16-bit PNG ``[H, W, channels]``, written byte by byte, as Pillow opens it."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, _ = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return Image.open(io.BytesIO(b"\x89PNG\r\n\x1a\n" + content))
+
+
+def test_sixteen_bit_images_keep_their_upper_byte():
+    values = np.random.default_rng(0).integers(0, 1 << 16, (7, 9), dtype=np.uint16)
+    values[0, :6] = [0, 127, 255, 256, 65279, 65535]
+    expected = np.repeat((values // 256).astype(np.uint8)[..., None], 3, axis=2)
+    opaque = np.full_like(values, 65535)
+    images = {
+        "grey": png(values[..., None], 0),
+        "grey and alpha": png(np.stack([values, opaque], 2), 4),
+        "colour": png(np.stack([values] * 3, 2), 2),
+        "colour and alpha": png(np.stack([values] * 3 + [opaque], 2), 6),
+        "little-endian": Image.fromarray(values.astype("<u2")),
+        "big-endian": Image.fromarray(values.astype(">u2")),
+    }
+    assert images["grey"].mode == "I;16"
+    assert images["big-endian"].mode == "I;16B"
+    for name, image in images.items():
+        assert np.array_equal(np.asarray(siglip.to_rgb(image)), expected), name
+
+
+def test_every_mode_of_pillow_is_converted_or_refused_by_name():
+    grey = np.random.default_rng(0).integers(0, 256, (6, 5), dtype=np.uint8)
+    expected = np.repeat(grey[..., None], 3, axis=2)
+    for mode in ("L", "LA", "RGB", "RGBA", "RGBX", "P", "PA"):
+        image = Image.fromarray(grey).convert(mode)
+        assert np.array_equal(np.asarray(siglip.to_rgb(image)), expected), mode
+    assert np.array_equal(np.asarray(siglip.to_rgb(Image.fromarray(grey > 99))), np.where(expected > 99, 255, 0))
+    assert np.array_equal(np.asarray(siglip.to_rgb(Image.new("CMYK", (1, 1), (255, 0, 128, 0)))), [[[0, 255, 127]]])
+    for mode in ("I", "F", "La"):
+        with pytest.raises(ValueError, match=f"image has mode {mode}, allowed: 1, L, "):
+            siglip.Preprocessing()([Image.new(mode, (4, 4))], 4)
+    for shape in ((4,), (4, 4, 1), (4, 4, 2), (4, 4, 5), (0, 4, 3), (1, 4, 4, 3)):
+        with pytest.raises(ValueError, match=r"image has shape .*, allowed: \[H, W\], "):
+            siglip.to_rgb(np.zeros(shape, np.uint8))
+    with pytest.raises(TypeError, match="image is list"):
+        siglip.to_rgb([[0]])
 
 
 def test_float_images_are_refused():
