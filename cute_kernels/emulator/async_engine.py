@@ -23,6 +23,7 @@ Policy = Literal["eager", "lazy", "random"]
 class AsyncOp:
     """One asynchronous operation: ``run`` performs all of its effects, ``describe`` names it in reports.
 
+    ``name`` is short, for traces; ``signals`` is the key of the `Wait` that its end may satisfy, if no mbarrier tells.
     ``yields``: under ``lazy`` it runs only when all that is left also yields. For operations that read memory which
     others overwrite: an overwriting that comes too early shows only if it happens first.
     """
@@ -31,6 +32,8 @@ class AsyncOp:
     run: Callable[[], None]
     describe: str
     yields: bool = False
+    name: str = ""
+    signals: Hashable = None
 
 
 class AsyncEngine:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.smem import SYSTEM_BYTES
+from cute_kernels.emulator.trace import Timeline, recording
 from cute_kernels.emulator.translate import Translation, translate
 from cute_kernels.emulator.warp import Warp
 
@@ -47,6 +49,7 @@ class Options:
         roles: name per warp index, for reports.
         max_warp_instructions: per cluster; None for no limit.
         counters: count the work of every unit (`Report.units`), which takes longer.
+        trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
     """
 
     seed: int = 0
@@ -58,6 +61,7 @@ class Options:
     roles: tuple[str, ...] = ()
     max_warp_instructions: int | None = None
     counters: bool = False
+    trace: str | Path | None = None
 
 
 @dataclass(frozen=True)
@@ -135,11 +139,11 @@ def run(
     start = time.perf_counter()
     if progress is not None:
         progress(0, len(indices))
-    with blas.one_thread():
+    with blas.one_thread(), recording(options.trace) as timeline:
         while launch.waiting:
             state = launch.make_cluster(launch.waiting.popleft())
             warps = state.warps
-            _Scheduler(state, translation, options).run()
+            _Scheduler(state, translation, options, timeline).run()
             counters.add(warps)
             totals["loaded"] += state.tma.bytes_loaded
             totals["stored"] += state.tma.bytes_stored
@@ -288,13 +292,16 @@ def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:
 class _Scheduler:
     """Runs one cluster to its end."""
 
-    def __init__(self, cluster: Cluster, translation: Translation, options: Options) -> None:
+    def __init__(
+        self, cluster: Cluster, translation: Translation, options: Options, timeline: Timeline | None
+    ) -> None:
         self.cluster, self.translation, self.options = cluster, translation, options
         self.rng = cluster.rng
         self.random = options.interleave == "random"
         self.idle_blocks = 0
         self.suspicious = _SUSPICIOUS
-        self.probes = tuple(probe for probe in (cluster.meter,) if probe is not None)
+        trace = timeline.attach(cluster, translation) if timeline is not None else None
+        self.probes = tuple(probe for probe in (cluster.meter, trace) if probe is not None)
 
     def run(self) -> None:
         cluster = self.cluster

@@ -327,7 +327,7 @@ class TensorCore:
         work.issue()
         if self.meter is not None:
             work.count(self.meter)
-        self.engine.submit(AsyncOp(("tcgen05", rank), work.run, text))
+        self.engine.submit(AsyncOp(("tcgen05", rank), work.run, text, name=f"mma {fields.m}x{fields.n}"))
 
     def commit(
         self, *, cta_group: int, rank: int, barrier: int, multicast: int | None = None, describe: str = ""
@@ -360,7 +360,7 @@ class TensorCore:
             for target in targets:
                 self.barriers.arrive(target, 1, who)
 
-        self.engine.submit(AsyncOp(("tcgen05", rank), run, who))
+        self.engine.submit(AsyncOp(("tcgen05", rank), run, who, name="commit"))
 
     def scratch(self, n: int, m: int) -> np.ndarray:
         """A reused float64 array [n, m]: allocating it anew would cost as much as the product."""

@@ -225,7 +225,7 @@ class TmaUnit:
                 f"{describe or f'by CTA {rank}'}"
             )
             run = functools.partial(self._run_load, tensor_map, coords, target, signal, text)
-            self.engine.submit(AsyncOp(self._new_queue(), run, text))
+            self.engine.submit(AsyncOp(self._new_queue(), run, text, name=f"load {nbytes} B"))
 
     def store(
         self, descriptor: bytes, coords: Sequence[int], source: int, *, thread: Hashable, describe: str = ""
@@ -272,8 +272,9 @@ class TmaUnit:
             store_tile(tensor_map, coords, self.gmem, box.pop())
             bulk.write_done = True
 
-        self.engine.submit(AsyncOp(key, read, f"{text} (read)"))
-        self.engine.submit(AsyncOp(key, write, f"{text} (write)"))
+        signals = ("bulk_group", thread)
+        self.engine.submit(AsyncOp(key, read, f"{text} (read)", name=f"store {nbytes} B: read", signals=signals))
+        self.engine.submit(AsyncOp(key, write, f"{text} (write)", name=f"store {nbytes} B: write", signals=signals))
 
     def prefetch(self, descriptor: bytes, coords: Sequence[int] | None = None) -> None:
         """prefetch.tensormap / cp.async.bulk.prefetch.tensor: no effect on results; the operands are checked."""

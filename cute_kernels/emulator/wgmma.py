@@ -343,7 +343,8 @@ class WgmmaUnit:
         if self.tracker is not None:
             for operand in operation.operands:
                 self.tracker.async_read(operation.rank, operand.starts, CHUNK, operation.form.text)
-        self.engine.submit(AsyncOp(queue, functools.partial(self._run, operation), operation.describe(), yields=True))
+        run, name = functools.partial(self._run, operation), f"wgmma 64x{operation.form.n}"
+        self.engine.submit(AsyncOp(queue, run, operation.describe(), yields=True, name=name, signals=queue))
 
     def _run(self, operation: Operation) -> None:
         form = operation.form

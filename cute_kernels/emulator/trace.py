@@ -1,0 +1,385 @@
+"""A timeline of a launch in Chrome's JSON trace format, which https://ui.perfetto.dev opens (`Options.trace`).
+
+The axis is not time. It counts steps: one per warp instruction, and one per asynchronous operation (a TMA copy, an MMA,
+a commit) that takes effect, in the order in which this schedule executed them. One step is drawn as one microsecond.
+Each cluster begins at step 0. Per CTA there is a track for every warp, one for the tensor core or for each warpgroup's,
+and as many for TMA as copies are in flight at once:
+
+* work of a warp between two waits, named after the source line where it begins; inside it single steps for the
+  instructions that synchronise or start asynchronous work;
+* waits, while a warp is descheduled;
+* asynchronous operations from issue to completion (operations of one tensor core one after the other).
+
+Arrows go from the instruction that starts an operation to the operation, and from what completes a barrier's phase or a
+group (an arrival, bytes, a commit) to the first work of each warp that waited for it.
+
+The units know nothing of this: `attach` wraps the methods of one cluster's units, and a launch without a trace runs
+none of it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import itertools
+import json
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from operator import mul
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cute_kernels.emulator.async_engine import AsyncOp
+from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT
+from cute_kernels.emulator.warp import Wait, Warp
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.sm import Cluster
+    from cute_kernels.emulator.translate import Translation
+
+_UNIT_TRACKS = 1000  # thread ids of units begin here, after those of the warps
+_IN_ORDER = ("tcgen05", "wgmma")  # engines whose operations run one after the other
+
+
+class Timeline:
+    """Collects the events of a launch.
+
+    Attributes:
+        events: in the order in which they were recorded.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.flows = itertools.count(1)
+        self._open: ClusterTrace | None = None
+
+    def attach(self, cluster: Cluster, translation: Translation) -> ClusterTrace:
+        """Begins to record a cluster that has not run yet."""
+        self.close()
+        self._open = ClusterTrace(self, cluster, translation)
+        return self._open
+
+    def close(self) -> None:
+        """Ends what the last cluster left open: its warps may hang."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def write(self, path: str | Path) -> None:
+        """Writes everything recorded so far."""
+        self.close()
+        # A reader takes slices that begin together in the order of the file: the outer one has to come first.
+        events = sorted(self.events, key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
+        note = "steps, not time: one microsecond is one warp instruction or one asynchronous operation of this schedule"
+        Path(path).write_text(json.dumps({"traceEvents": events, "otherData": {"axis": note}}) + "\n")
+
+
+@dataclass(frozen=True)
+class _Track:
+    process: int
+    thread: int
+
+
+@dataclass
+class _Waiting:
+    """A warp that is descheduled: since when, why, and what released it."""
+
+    since: int
+    wait: Wait
+    text: str
+    release: tuple[_Track, int] | None = None
+
+
+@contextlib.contextmanager
+def recording(path: str | Path | None) -> Iterator[Timeline | None]:
+    """A timeline that is written to ``path`` in the end, also when the launch fails; None without a path.
+
+    Raises:
+        FileNotFoundError: no folder to write into.
+    """
+    if path is None:
+        yield None
+        return
+    if not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(f"trace = {str(path)!r}: there is no folder {Path(path).absolute().parent}")
+    timeline = Timeline()
+    try:
+        yield timeline
+    finally:
+        timeline.write(path)
+
+
+class ClusterTrace:
+    """Records one cluster; a probe of the scheduler.
+
+    Args:
+        timeline: where events go.
+        cluster: whose units are wrapped.
+        translation: of the kernel that it runs.
+    """
+
+    def __init__(self, timeline: Timeline, cluster: Cluster, translation: Translation) -> None:
+        self.timeline, self.cluster, self.translation = timeline, cluster, translation
+        blocks = translation.flow.blocks
+        self._sizes = [block.end - block.start for block in blocks] + [0]
+        self._starts = [block.start for block in blocks]
+        self._ends = [block.end for block in blocks]
+        self._first_process = 1 + cluster.index * len(cluster.ctas)
+        self.steps = 0  # of everything that has ended
+        self._operations = 0  # asynchronous operations that have taken effect
+        self._warp: Warp | None = None
+        self._begin = self._operations_before = 0
+        self._done: dict[Warp, int] = {}  # instructions per warp in earlier turns
+        self._where: tuple[str, int] = ("", 0)
+        self._waiting: dict[Warp, _Waiting] = {}
+        self._operation: tuple[_Track, int] | None = None  # the operation that takes effect now, and its step
+        self._releases: dict[Hashable, tuple[_Track, int]] = {}
+        self._slots: dict[tuple[int, str], list[bool]] = {}  # tracks of a unit: in use?
+        self._units: dict[tuple[Any, ...], _Track] = {}
+        self._pipe_ends: dict[_Track, int] = {}
+        self._last_step: tuple[_Track, int] | None = None
+        for cta in cluster.ctas:
+            self._name("process", _Track(self._first_process + cta.rank, 0), f"cluster {cluster.index}, CTA {cta.rank}")
+            for warp in cta.warps:
+                self._name("thread", self._track(warp), f"warp {warp.index}" + (f" {warp.role}" if warp.role else ""))
+        self._wrap_units()
+
+    # --- probe of the scheduler -------------------------------------------------------------------------------------
+
+    def resume(self, warp: Warp) -> None:
+        """A warp is about to run."""
+        self._warp, self._begin, self._operations_before = warp, self.steps, self._operations
+        self._where = self._standing_at(warp)
+
+    def give_way(self, warp: Warp) -> None:
+        """It has stopped: it waits, has used up its turn, or has exited."""
+        executed = self._executed(warp)
+        if warp.wait is None and warp in self.cluster.running and warp.code.gi_frame is not None:
+            executed -= self._sizes[warp.code.gi_frame.f_locals["pc"]]  # the next block is counted before it runs
+        instructions = executed - self._done.get(warp, 0)
+        self._done[warp] = executed
+        begin, end = self._begin, self._begin + instructions + self._operations - self._operations_before
+        self._warp, self._last_step, self.steps = None, None, end
+        earlier = self._waiting.get(warp)
+        if end > begin:
+            track = self._track(warp)
+            if earlier is not None:
+                self._end_wait(warp, earlier, begin)
+            name, line = self._where
+            self._slice(track, name, "work", begin, end, instructions=instructions, ptx_line=line)
+        if warp.wait is None:
+            if end > begin:
+                self._waiting.pop(warp, None)
+        elif end > begin or earlier is None:
+            self._waiting[warp] = _Waiting(end, warp.wait, warp.wait.describe())
+        else:
+            earlier.wait, earlier.release = warp.wait, None
+
+    def close(self) -> None:
+        """The waits of warps that never ran again."""
+        for warp, waiting in self._waiting.items():
+            if self.steps > waiting.since:
+                title = _title(waiting.wait)
+                self._slice(self._track(warp), title, "wait", waiting.since, self.steps, reason=waiting.text)
+        self._waiting.clear()
+
+    def _end_wait(self, warp: Warp, waiting: _Waiting, end: int) -> None:
+        track = self._track(warp)
+        if end > waiting.since:
+            self._slice(track, _title(waiting.wait), "wait", waiting.since, end, reason=waiting.text)
+        release = waiting.release
+        if release is None and waiting.wait.kind == "bulk_group":
+            # Whether a group is complete must not be asked before the scheduler does: asking ends it for the detectors.
+            release = self._releases.get(waiting.wait.key)
+        if release is not None:
+            self._flow("release", release[0], release[1], track, end)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        """The step of the instruction that is being executed, or the next one when none is."""
+        warp = self._warp
+        if warp is None:
+            return self.steps
+        since = self._executed(warp) - self._done.get(warp, 0)
+        instruction = self.translation.instruction_at(warp.code.gi_frame.f_lineno)
+        if instruction is not None:  # the block that is running has been counted as a whole
+            block = bisect.bisect_right(self._starts, instruction.index) - 1
+            since -= self._ends[block] - instruction.index
+        return self._begin + since + self._operations - self._operations_before
+
+    def _executed(self, warp: Warp) -> int:
+        return sum(map(mul, warp.counts, self._sizes))
+
+    def _standing_at(self, warp: Warp) -> tuple[str, int]:
+        """Source line (or PTX line) and PTX line where a warp goes on."""
+        block = warp.code.gi_frame.f_locals.get("pc", 0) if warp.code.gi_frame is not None else 0
+        instructions = self.translation.kernel.instructions
+        if block >= len(self._starts) or self._starts[block] >= len(instructions):
+            return "end", 0
+        instruction = instructions[self._starts[block]]
+        return Path(instruction.source).name or f"PTX line {instruction.line}", instruction.line
+
+    # --- what the units report ----------------------------------------------------------------------------------------
+
+    def _wrap_units(self) -> None:
+        cluster = self.cluster
+        _wrap(cluster.engine, "submit", self._submit)
+        barriers = cluster.barriers
+        for name in ("arrive", "arrive_drop", "expect_tx", "complete_tx"):
+            _wrap(barriers, name, functools.partial(self._on_mbarrier, name))
+        for name in ("test_parity", "test_phase"):
+            _wrap(barriers, name, functools.partial(self._on_test, name))
+        _wrap(cluster.barrier, "settle", functools.partial(self._on_settle, cluster.barrier))
+        for cta in cluster.ctas:
+            _wrap(cta, "named_barrier", self._on_named_barrier)
+
+    def _submit(self, original: Callable[[AsyncOp], None], op: AsyncOp) -> None:
+        issuer = None
+        rank = 0
+        if self._warp is not None:
+            rank = self._warp.cta.rank
+            issuer = self._step(f"issue {_name_of(op)}", what=op.describe)
+        issued = self.now() + (self._warp is not None)
+        unit = op.queue_key[0] if isinstance(op.queue_key, tuple) else str(op.queue_key)
+        pipe = op.queue_key if unit in _IN_ORDER else None
+        slot = -1 if pipe else self._take_slot(rank, unit)
+        track = self._unit_track(rank, unit, slot, pipe)
+
+        def run() -> None:
+            # The instruction that an eager operation interrupts takes its own step first.
+            done = self.now() + (self._warp is not None)
+            self._operations += 1
+            if self._warp is None:
+                self.steps += 1
+            outer, self._operation = self._operation, (track, done)
+            try:
+                op.run()
+                if op.signals is not None:
+                    self._release(op.signals)
+            finally:
+                self._operation = outer
+                begin = issued
+                if pipe:
+                    begin = max(begin, self._pipe_ends.get(track, 0))
+                    self._pipe_ends[track] = done + 1
+                else:
+                    self._slots[rank, unit][slot] = False
+                self._slice(track, _name_of(op), unit, begin, done + 1, what=op.describe)
+                if issuer is not None:
+                    self._flow("issue", *issuer, track, begin)
+
+        original(replace(op, run=run))
+
+    def _on_mbarrier(self, name: str, original: Callable[..., Any], address: int, *args: Any, **more: Any) -> Any:
+        barriers = self.cluster.barriers
+        before = barriers.completions
+        result = original(address, *args, **more)
+        if self._operation is None and self._warp is not None:
+            self._step(f"mbarrier.{name} {_place(address)}", barrier=barriers.describe(address))
+        if barriers.completions != before:
+            self._release(("mbarrier", address))
+        return result
+
+    def _on_test(self, name: str, original: Callable[[int, int], bool], address: int, state: int) -> bool:
+        result = original(address, state)
+        if result and self._warp is not None and self._operation is None:
+            self._step(f"mbarrier.try_wait {_place(address)}", **{name.removeprefix("test_"): state})
+        return result
+
+    def _on_named_barrier(self, original: Callable[[int], Any], number: int) -> Any:
+        barrier = original(number)
+        if "arrive" not in vars(barrier):
+            for name in ("arrive", "thread_count_changed"):
+                _wrap(barrier, name, functools.partial(self._on_settle, barrier))
+        return barrier
+
+    def _on_settle(self, barrier: Any, original: Callable[..., Any], *args: Any) -> Any:
+        before = barrier.generation
+        result = original(*args)
+        if barrier.generation != before:
+            self._release(barrier)
+        return result
+
+    def _release(self, key: Hashable) -> None:
+        """What is happening now completed a barrier's phase or a group: whoever waits for that can go on."""
+        if self._operation is not None:
+            origin = self._operation
+        elif self._warp is not None:
+            origin = (self._track(self._warp), self.now())
+        else:
+            return
+        self._releases[key] = origin
+        for waiting in self._waiting.values():
+            wait = waiting.wait
+            if wait.key == key and wait.kind != "bulk_group" and waiting.release is None and wait.ready():
+                waiting.release = origin
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _step(self, name: str, **details: Any) -> tuple[_Track, int]:
+        """One step of the running warp. An instruction that does several things is one slice, its first."""
+        place = (self._track(self._warp), self.now())
+        if place != self._last_step:
+            self._last_step = place
+            self._slice(place[0], name, "instruction", place[1], place[1] + 1, **details)
+        return place
+
+    def _slice(self, track: _Track, name: str, category: str, begin: int, end: int, **details: Any) -> None:
+        self.timeline.events.append(
+            {"ph": "X", "name": name, "cat": category, "pid": track.process, "tid": track.thread, "ts": begin,
+             "dur": end - begin, "args": details}
+        )  # fmt: skip
+
+    def _flow(self, name: str, source: _Track, begin: int, target: _Track, end: int) -> None:
+        """An arrow from inside the slice at step ``begin`` to inside the one at step ``end``."""
+        number = next(self.timeline.flows)
+        for phase, track, step in (("s", source, begin), ("f", target, end)):
+            event = {"ph": phase, "id": number, "name": name, "cat": name, "pid": track.process, "tid": track.thread}
+            self.timeline.events.append({**event, "ts": step + 0.5, **({"bp": "e"} if phase == "f" else {})})
+
+    def _name(self, kind: str, track: _Track, name: str) -> None:
+        base = {"ph": "M", "pid": track.process, "tid": track.thread}
+        self.timeline.events.append({**base, "name": f"{kind}_name", "args": {"name": name}})
+        index = track.process if kind == "process" else track.thread
+        self.timeline.events.append({**base, "name": f"{kind}_sort_index", "args": {"sort_index": index}})
+
+    def _track(self, warp: Warp) -> _Track:
+        return _Track(self._first_process + warp.cta.rank, warp.index + 1)
+
+    def _take_slot(self, rank: int, unit: str) -> int:
+        """The first track of a unit on which no operation is in flight."""
+        slots = self._slots.setdefault((rank, unit), [])
+        slot = slots.index(False) if False in slots else len(slots)
+        slots[slot : slot + 1] = [True]
+        return slot
+
+    def _unit_track(self, rank: int, unit: str, slot: int, pipe: tuple[Any, ...] | None) -> _Track:
+        key = (rank, unit, slot, pipe)
+        if key not in self._units:
+            track = self._units[key] = _Track(self._first_process + rank, _UNIT_TRACKS + len(self._units))
+            name = {"tma": "TMA", "tcgen05": "tensor core", "wgmma": "tensor core"}.get(unit, unit)
+            if unit == "wgmma":
+                name += f", warpgroup {pipe[2]}"
+            self._name("thread", track, f"{name} {slot}" if slot > 0 else name)
+        return self._units[key]
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """``owner.name(...)`` becomes ``around(original, ...)``, for this object alone."""
+    setattr(owner, name, functools.partial(around, getattr(owner, name)))
+
+
+def _place(address: int) -> str:
+    return f"{address & OFFSET_MASK:#x}" + (f" of CTA {address >> RANK_SHIFT}" if address >> RANK_SHIFT else "")
+
+
+def _title(wait: Wait) -> str:
+    if wait.kind == "mbarrier":
+        return f"wait mbarrier {_place(wait.key[1])}"
+    return f"wait {wait.kind}"
+
+
+def _name_of(op: AsyncOp) -> str:
+    return op.name or op.describe.split(" issued")[0]
