@@ -218,13 +218,7 @@ def _compiling_for(arch: str) -> Iterator[None]:
         for dsl in {id(dsl): dsl for dsl in map(_instance, _subclasses(BaseDSL)) if dsl is not None}.values():
             for name, value in settings.items():
                 stack.enter_context(mock.patch.object(dsl.envar, name, value))
-        flag = compiler.EnableTVMFFI
-        original = flag.__init__
-
-        def without(self: Any, *arguments: Any, **keywords: Any) -> None:
-            original(self, False)
-
-        stack.enter_context(mock.patch.object(flag, "__init__", without))
+        stack.enter_context(mock.patch.object(compiler.CompileOptions, "enable_tvm_ffi", False))
         yield
 
 

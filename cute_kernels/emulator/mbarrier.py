@@ -115,6 +115,17 @@ class MBarriers:
         barrier.expected -= count
         return self.arrive(address, count, who)
 
+    def expect_arrivals(self, address: int, count: int) -> None:
+        """The current phase waits for ``count`` more arrivals (cp.async.mbarrier.arrive without .noinc).
+
+        Raises:
+            BarrierMisuse: no live barrier, or more pending arrivals than a barrier can count.
+        """
+        barrier = self._get(address, "cp.async.mbarrier.arrive")
+        barrier.pending += count
+        if barrier.pending > MAX_COUNT:
+            raise BarrierMisuse(f"more than {MAX_COUNT} pending arrivals: {self.describe(address)}")
+
     def expect_tx(self, address: int, nbytes: int) -> None:
         """The current phase waits for ``nbytes`` more bytes.
 

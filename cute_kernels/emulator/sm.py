@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.async_engine import AsyncEngine
+from cute_kernels.emulator.copies import CopyUnit
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
 from cute_kernels.emulator.gmem import GlobalMemory
@@ -210,6 +211,7 @@ class Cluster:
         self.engine = AsyncEngine(options.completion, random.Random(self.rng.random()))
         self.meter = UnitCounters() if options.counters else None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
+        self.copies = CopyUnit(gmem, self.memory, self.barriers, self.engine)
         self.tensor_core = TensorCore(
             self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter
         )

@@ -1,0 +1,97 @@
+"""Warp-level matrix multiplication: mma.sync."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.decode import Instruction, Vector
+from cute_kernels.emulator.instructions_registry import always_varies, family
+from cute_kernels.emulator.instructions_sync import require_whole_warp
+from cute_kernels.emulator.mma_sync import SHAPES, TYPES, Form, multiply
+from cute_kernels.emulator.values import Anchor, Node, Value
+
+_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_FP8 = ("e4m3", "e5m2")
+_INTEGERS = ("s8", "u8")
+
+
+def parse_form(instruction: Instruction) -> Form:
+    """Reads the opcode ``mma.sync.aligned.<shape>.row.col{.satfinite}.<D>.<A>.<B>.<C>``.
+
+    Raises:
+        UnsupportedPTX: a form that does not exist or is not implemented (FP64, sub-byte, sparse, block-scaled).
+    """
+    parts = list(instruction.parts[3:])
+    saturate = "satfinite" in parts
+    if saturate:
+        parts.remove("satfinite")
+    match = _SHAPE.fullmatch(parts[0]) if parts else None
+    if match is None or len(parts) != 7 or parts[1:3] != ["row", "col"]:
+        raise instruction.refuse("mma.sync.aligned.<shape>.row.col.<D>.<A>.<B>.<C> is implemented")
+    shape = (int(match[1]), int(match[2]), int(match[3]))
+    d_type, a_type, b_type, c_type = parts[3:]
+    legal = SHAPES.get(shape, ())
+    together = a_type == b_type or {a_type, b_type} <= set(_FP8) or {a_type, b_type} <= set(_INTEGERS)
+    if a_type not in legal or b_type not in legal or not together:
+        raise instruction.refuse(f"{parts[0]} of .{a_type} and .{b_type} is not implemented")
+    accumulators = ("s32",) if a_type in _INTEGERS else ("f32", "f16") if a_type in ("f16", *_FP8) else ("f32",)
+    if d_type not in accumulators or c_type != d_type or saturate and d_type != "s32":
+        raise instruction.refuse(f"accumulators .{d_type} and .{c_type} of .{a_type} operands are not implemented")
+    return Form(*shape, TYPES[a_type], TYPES[b_type], c_type, saturate)
+
+
+def mma_sync(warp: Any, mask: int, form: Form, count: int, a: Any, b: Any, c: Any) -> np.ndarray:
+    """``count`` mma.sync: uint32 [count * registers, 32]; operands are one array [count or 1, 32] per register."""
+    require_whole_warp(warp, mask, "mma.sync")
+    stacked = (np.stack([np.broadcast_to(x, (count, 32)) for x in operand], axis=1) for operand in (a, b, c))
+    return multiply(form, *stacked).reshape(-1, 32)
+
+
+class Mma(Anchor):
+    """The call of `mma_sync`; neighbours of one form that do not depend on each other become one call."""
+
+    effects = False
+
+    def __init__(self, form: Form, operands: tuple[list[Value], list[Value], list[Value]]) -> None:
+        self.form, self.operands = form, operands
+        self.key = ("mma.sync", form)
+
+    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+        mask, condition = block.guard_mask(nodes[0])
+        texts = []
+        for which in range(3):
+            rows = zip(*(node.anchor.operands[which] for node in nodes))
+            values = [block.lanes(row[0], "u32") if len(nodes) == 1 else block.rows(list(row), "u32") for row in rows]
+            texts.append(f"({', '.join(values)},)")
+        function, form = block.space.bind(mma_sync, "mma_sync"), block.space.bind(self.form, "FORM")
+        call = f"{function}(W, {mask}, {form}, {len(nodes)}, {', '.join(texts)})"
+        if condition:
+            zero = block.space.bind(np.zeros((self.form.c_registers * len(nodes), 32), np.uint32), "ZERO")
+            call = f"{call} if {condition} else {zero}"
+        target = block.fresh("g")
+        block.put(f"{target} = {call}", nodes[0])
+        row = 0
+        for node in nodes:
+            for result in node.results:
+                result.place = (target, row)
+                row += 1
+
+
+@family("mma.sync.aligned", varies=always_varies)
+def _mma(block: BlockBuilder, instruction: Instruction) -> None:
+    """mma.sync: f16, bf16, tf32, e4m3, e5m2 into f32 (f16: of f16 and FP8), s8 and u8 into s32; no sparsity."""
+    form = parse_form(instruction)
+    d, *sources = (x.items if isinstance(x, Vector) else (x,) for x in instruction.operands)
+    wanted = (form.a_registers, form.b_registers, form.c_registers)
+    if tuple(map(len, sources)) != wanted or len(d) != form.c_registers:
+        raise instruction.refuse(f"{wanted} registers of A, B and C are needed")
+    operands = tuple([block.whole(block.value(item, 32)) for item in items] for items in sources)
+    results = block.anchor(
+        Mma(form, operands), [("u32", False)] * form.c_registers, [value for values in operands for value in values]
+    )
+    for item, value in zip(d, results):
+        block.define(item, value)

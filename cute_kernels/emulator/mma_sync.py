@@ -1,0 +1,127 @@
+"""Warp-level matrix multiplication: the arithmetic and the register fragments of mma.sync.
+
+Contract of one instruction, as of `tensor_core`: the exact sum over its K of ``a * b``, plus ``c``, rounded once to the
+accumulator's type; integers are exact and wrap, or saturate with .satfinite. Silicon's order and width of the sums are
+not documented.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_kernels.emulator import exact
+from cute_kernels.emulator.tensor_core import BF16, E4M3, E5M2, F16, TF32, ElementType, decode_values
+
+S8 = ElementType("s8", 1, 8)
+U8 = ElementType("u8", 1, 8)
+TYPES = {element.name: element for element in (F16, BF16, TF32, E4M3, E5M2, S8, U8)}
+#: Shape -> element types that exist for it (PTX ISA, mma: matrix shapes).
+SHAPES = {
+    (16, 8, 4): ("tf32",),
+    (16, 8, 8): ("f16", "bf16", "tf32"),
+    (16, 8, 16): ("f16", "bf16", "s8", "u8", "e4m3", "e5m2"),
+    (16, 8, 32): ("s8", "u8", "e4m3", "e5m2"),
+    (8, 8, 16): ("s8", "u8"),
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of the instruction.
+
+    Attributes:
+        m, n, k: shape.
+        a_type, b_type: element types.
+        c_type: accumulator, ``"f32"``, ``"f16"`` or ``"s32"``, of C and D alike.
+        saturate: integers saturate.
+    """
+
+    m: int
+    n: int
+    k: int
+    a_type: ElementType
+    b_type: ElementType
+    c_type: str
+    saturate: bool = False
+
+    @property
+    def a_registers(self) -> int:
+        """32-bit registers of A in each thread."""
+        return self.m * self.k * self.a_type.nbytes // 128
+
+    @property
+    def b_registers(self) -> int:
+        """32-bit registers of B in each thread."""
+        return self.n * self.k * self.b_type.nbytes // 128
+
+    @property
+    def c_registers(self) -> int:
+        """32-bit registers of C, and of D, in each thread."""
+        return self.m * self.n * (2 if self.c_type == "f16" else 4) // 128
+
+
+# --- fragments (PTX ISA, "Matrix fragments for mma"): lane l belongs to row l / 4 of eight ---------------------------
+
+
+def operand_rows(registers: np.ndarray, rows: int) -> np.ndarray:
+    """Rows of A, or columns of B: uint32 [count, registers, 32] -> uint8 [count, rows, bytes of K].
+
+    Register j of lane l is row ``l / 4 + 8 * (j % (rows / 8))``; its four bytes are number ``l % 4`` of the 16 bytes of
+    K that the registers ``j / (rows / 8)`` hold.
+    """
+    count, size, _ = registers.shape
+    eights = rows // 8
+    words = registers.reshape(count, size // eights, eights, 8, 4).transpose(0, 2, 3, 1, 4)
+    return np.ascontiguousarray(words).reshape(count, rows, -1).view(np.uint8)
+
+
+def accumulator_rows(registers: np.ndarray, rows: int, dtype: type) -> np.ndarray:
+    """C: uint32 [count, registers, 32] -> [count, rows, 8].
+
+    Lane l holds the columns ``2 * (l % 4)`` and the next one, of row ``l / 4`` and then of row ``l / 4 + 8``.
+    """
+    count = len(registers)
+    lanes = np.ascontiguousarray(registers.transpose(0, 2, 1)).view(dtype)
+    return lanes.reshape(count, 8, 4, rows // 8, 2).transpose(0, 3, 1, 2, 4).reshape(count, rows, 8)
+
+
+def accumulator_registers(matrix: np.ndarray) -> np.ndarray:
+    """The inverse: [count, rows, 8] -> uint32 [count, registers, 32]."""
+    count, rows, _ = matrix.shape
+    lanes = matrix.reshape(count, rows // 8, 8, 4, 2).transpose(0, 2, 3, 1, 4).reshape(count, 32, -1)
+    return np.ascontiguousarray(lanes).view(np.uint32).transpose(0, 2, 1)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def multiply(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """D of ``count`` instructions: uint32 [count, registers, 32] of A, B and C -> the same of D."""
+    rows = operand_rows(a, form.m), operand_rows(b, form.n)
+    if form.c_type == "s32":
+        return accumulator_registers(_integer(form, *rows, accumulator_rows(c, form.m, np.int32)))
+    dtype = np.float16 if form.c_type == "f16" else np.float32
+    types = (form.a_type, form.b_type)
+    x, y = (decode_values(r.reshape(-1, r.shape[-1]), t).reshape(*r.shape[:2], -1) for r, t in zip(rows, types))
+    return accumulator_registers(_float(x, y, accumulator_rows(c, form.m, dtype), types))
+
+
+def _integer(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    x, y = (r.view(np.int8 if t is S8 else np.uint8).astype(np.int64) for r, t in ((a, form.a_type), (b, form.b_type)))
+    total = np.matmul(x, y.transpose(0, 2, 1)) + c
+    if form.saturate:
+        total = np.clip(total, -(1 << 31), (1 << 31) - 1)
+    return total.astype(np.int32)
+
+
+def _float(a: np.ndarray, b: np.ndarray, c: np.ndarray, types: tuple[ElementType, ElementType]) -> np.ndarray:
+    precision = max(t.precision for t in types)
+    if np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all():
+        k = a.shape[-1]
+        spread = exact.exponent_spread(a, types[0].precision) + exact.exponent_spread(b, types[1].precision)
+        if spread + k.bit_length() <= 53:  # all products of the batch on one grid of float64
+            with np.errstate(over="ignore"):
+                return exact.round_sum([np.matmul(a, b.transpose(0, 2, 1)), c.astype(np.float64)], c.dtype.type)
+    return np.stack([exact.dot_add(x, y, z, precision, c.dtype.type) for x, y, z in zip(a, b, c)])
