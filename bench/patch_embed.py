@@ -16,6 +16,7 @@ import contextlib
 import datetime
 import functools
 import gc
+import hashlib
 import importlib.metadata
 import math
 import platform
@@ -28,6 +29,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import cute_kernels
 from bench import cases as case_module
 from bench import results as results_module
 from bench.cases import Case, CaseData
@@ -99,6 +101,16 @@ def recorded_command(argv: Sequence[str]) -> str:
     return " ".join(["python -m bench.patch_embed", shlex.join(rest)]).strip()
 
 
+def source_digest() -> str:
+    """What was measured: a digest of the package without the emulator, equal at every commit that has the same."""
+    root = Path(cute_kernels.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        if "emulator" not in path.parts:
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
 def environment(device: torch.device, sampler: DeviceSampler) -> dict[str, str]:
     """What the numbers depend on."""
     properties = torch.cuda.get_device_properties(device)
@@ -108,6 +120,7 @@ def environment(device: torch.device, sampler: DeviceSampler) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
     }
+    facts["cute_kernels source"] = source_digest()
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
@@ -163,15 +176,16 @@ def run_case(case: Case, arguments: argparse.Namespace, device: torch.device, sa
         entry, candidate = build_and_check(peer, build, data)
         result.peers.append(entry)
         if candidate is not None:
-            candidates[peer.name] = candidate.launch
+            candidates[peer.name] = candidate
         print(f"  {peer.name}: {entry.reason or entry.detail or 'ready'}", file=sys.stderr, flush=True)
-    runs = measure(candidates, arguments.protocol, sampler, case.slots)
+    launches = {name: candidate.launch for name, candidate in candidates.items()}
+    runs = measure(launches, arguments.protocol, sampler, case.slots)
     for entry in result.peers:
         entry.runs = runs.get(entry.name, [])
         if entry.runs and entry.scope == "complete":
-            launch = candidates[entry.name]
-            if elapsed_ms(launch, 10, case.slots) < LAUNCH_COST_BELOW_MS:
-                entry.cost = launch_cost(launch, case.slots)
+            candidate = candidates[entry.name]
+            if elapsed_ms(candidate.launch, 10, case.slots) < LAUNCH_COST_BELOW_MS:
+                entry.cost = launch_cost(candidate.launch, case.slots, around_capture=candidate.around_capture)
     return result
 
 

@@ -7,6 +7,7 @@ Only candidates timed in the same rounds compare: clocks drift with temperature 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
@@ -310,9 +311,17 @@ class LaunchCost:
     graph_reason: str = ""
 
 
-def launch_cost(launch: Launch, slots: int, calls: int = 200, repeats: int = 9, graph_launches: int = 20) -> LaunchCost:
+def launch_cost(
+    launch: Launch,
+    slots: int,
+    calls: int = 200,
+    repeats: int = 9,
+    graph_launches: int = 20,
+    around_capture: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+) -> LaunchCost:
     """Median cost of a call from Python, and of a launch in a CUDA graph of ``graph_launches`` launches.
 
+    The graph is captured inside of ``around_capture()``.
     ``calls`` stays below the depth of the launch queue (1024), where the host would wait for the device.
     """
     host = []
@@ -325,7 +334,7 @@ def launch_cost(launch: Launch, slots: int, calls: int = 200, repeats: int = 9, 
     torch.cuda.synchronize()
     try:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with around_capture(), torch.cuda.graph(graph):
             kept = [launch(i % slots) for i in range(graph_launches)]
     except RuntimeError as error:
         torch.cuda.synchronize()

@@ -11,7 +11,7 @@ from typing import Literal
 EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
 WeightSource = Literal["registers", "streamed"]
-RowOrder = Literal["position", "flat"]
+RowOrder = Literal["auto", "position", "flat"]
 
 
 @dataclass(frozen=True)
@@ -71,24 +71,25 @@ class Sm90Config:
     Attributes:
         tile_rows: rows of ``x`` in a tile, the N of a WGMMA: a multiple of 16 up to 256.
         warpgroups: consumer warpgroups of a CTA, 1 to 3, each with 64 output features.
-        stages: operand buffers between TMA and WGMMA.
+        stages: operand buffers between TMA and WGMMA; 0: two tiles' worth, or what shared memory holds.
         stage_blocks: K blocks of 128 bytes in one stage, 1 to 4: with 2 a warpgroup waits and signals half as often.
         cluster: 1 or 2 CTAs that share every tile of ``x`` by multicast and differ in their features.
         weight: ``"registers"``: each warpgroup keeps its 64 features for the whole launch (K is compiled in);
             ``"streamed"``: weight tiles come through shared memory with ``x``, for any K.
         order: ``"position"``: a tile is ``tile_rows`` images at one position, so that bias + position is one vector per
-            tile; ``"flat"``: consecutive rows, with the table read per element.
+            tile; ``"flat"``: consecutive rows, with the table read per element; ``"auto"``: position order for whole
+            images that fill half a tile or more.
         pingpong: warpgroups take turns on the tensor cores, so that one's epilogue runs under another's WGMMAs.
         epilogue: as in `TileConfig`.
     """
 
     tile_rows: int = 128
     warpgroups: int = 2
-    stages: int = 6
+    stages: int = 0
     stage_blocks: int = 2
     cluster: int = 2
     weight: WeightSource = "registers"
-    order: RowOrder = "position"
+    order: RowOrder = "auto"
     pingpong: bool = True
     epilogue: EpilogueArithmetic = "f32"
 

@@ -3,14 +3,16 @@
 An entry is used again only if every source is the same Python object with the same memory, shape and autograd version
 counter. Not noticed: writes that bypass the version counter (``tensor.data.copy_``, a NumPy alias, a foreign kernel).
 Call `clear_cache` after such a write. Tensors made in inference mode have no version counter and are never cached, and
-nothing is taken from or put into the cache while a CUDA graph is captured, so that a replay sees the current constants.
+nothing is taken from or put into the cache while a CUDA graph is captured, so that a replay sees the current constants
+(`frozen_constants` lifts this).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,30 +30,45 @@ class _Entry:
 
 
 @dataclass
+class _Captured:
+    sources: list[weakref.ref]
+    values: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass
 class DerivedTensors:
     """A weak cache from source tensors to one derived tensor.
 
-    `misses` counts the calls that had to build, `generation` those of `clear`.
+    `misses` counts the calls that had to build, `generation` those of `clear`. `captured` holds what CUDA graphs read,
+    until the sources die.
     """
 
     entries: dict[tuple, _Entry] = field(default_factory=dict)
     misses: int = 0
     generation: int = 0
+    captured: dict[tuple, _Captured] = field(default_factory=dict)
+    _frozen: threading.local = field(default_factory=threading.local)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def get(self, key: Hashable, sources: Sources, build: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return ``build()``, or its result of an earlier call with equal `key` and unchanged `sources`."""
-        if not _cacheable(sources):
-            self.misses += 1
-            return build()
         slot = (key, *(id(s) for s in sources))
-        stamps = tuple(None if s is None else _stamp(s) for s in sources)
-        with self._lock:
-            entry = self.entries.get(slot)
-        if entry is not None and entry.stamps == stamps and _same_objects(entry.sources, sources):
-            _order_after(entry)
-            return entry.value
+        capturing = _is_capturing(sources)
+        if _has_version(sources) and (not capturing or self.is_frozen):
+            stamps = tuple(None if s is None else _stamp(s) for s in sources)
+            with self._lock:
+                entry = self.entries.get(slot)
+            if entry is not None and entry.stamps == stamps and _same_objects(entry.sources, sources):
+                if not capturing:
+                    _order_after(entry)
+                    return entry.value
+                if entry.stream is None:  # complete: a captured stream may not wait for what is outside the graph
+                    self._keep(slot, sources, entry.value)
+                    return entry.value
         value = build()
+        if capturing or not _has_version(sources):
+            self.misses += 1
+            return value
         stream = ready = None
         if value.is_cuda:
             stream = torch.cuda.current_stream(value.device)
@@ -64,18 +81,51 @@ class DerivedTensors:
             self.entries[slot] = _Entry(refs, stamps, value, stream, ready)
         return value
 
+    def _keep(self, slot: tuple, sources: Sources, value: torch.Tensor) -> None:
+        """For a graph that reads the value, whatever becomes of its entry; until a source dies."""
+
+        def release(_: weakref.ref) -> None:
+            self.captured.pop(slot, None)
+
+        with self._lock:
+            if slot not in self.captured:
+                self.captured[slot] = _Captured([weakref.ref(s, release) for s in sources if s is not None])
+            self.captured[slot].values.append(value)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether this thread is inside `freeze`."""
+        return getattr(self._frozen, "depth", 0) > 0
+
+    @contextlib.contextmanager
+    def freeze(self) -> Iterator[None]:
+        """See `frozen_constants`."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("frozen_constants() must be entered before the capture begins: it waits for the device")
+        with self._lock:
+            pending = [entry for entry in self.entries.values() if entry.stream is not None]
+        for entry in pending:
+            entry.ready.synchronize()
+            entry.stream = None
+        self._frozen.depth = getattr(self._frozen, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._frozen.depth -= 1
+
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything but what captured graphs read."""
         with self._lock:
             self.entries.clear()
             self.generation += 1
 
 
-def _cacheable(sources: Sources) -> bool:
-    if any(s is not None and s.is_inference() for s in sources):
-        return False
-    on_cuda = any(s is not None and s.is_cuda for s in sources)
-    return not (on_cuda and torch.cuda.is_current_stream_capturing())
+def _has_version(sources: Sources) -> bool:
+    return not any(s is not None and s.is_inference() for s in sources)
+
+
+def _is_capturing(sources: Sources) -> bool:
+    return any(s is not None and s.is_cuda for s in sources) and torch.cuda.is_current_stream_capturing()
 
 
 def _stamp(tensor: torch.Tensor) -> tuple:
@@ -102,3 +152,20 @@ DERIVED = DerivedTensors()
 def clear_cache() -> None:
     """Forget every cached table and padded weight; needed only after writes that bypass autograd's version counter."""
     DERIVED.clear()
+
+
+def frozen_constants() -> contextlib.AbstractContextManager[None]:
+    """Promises that bias, position embedding and weight stay as they are while graphs captured inside are replayed.
+
+        patch_embed(x, weight, bias, pos)            # once, so that the table exists
+        with frozen_constants(), torch.cuda.graph(graph):
+            out = patch_embed(x, weight, bias, pos)
+
+    A capture then reads the cached table (and the padded weight, if there is one) instead of building it anew in every
+    replay, which takes longer than the kernel at small batches. A later write to the constants does not reach the
+    graph. What the graph reads is kept until the constants die, which must outlive the graph as all its inputs must.
+
+    Raises:
+        RuntimeError: the current stream is being captured already.
+    """
+    return DERIVED.freeze()

@@ -104,7 +104,14 @@ class BoundLaunch:
         self._call = self._executor.capi_func
 
     def __call__(
-        self, x: int, weight: int, table: int | None, out: int, scale: float | int, stream: int, index: int | None = None
+        self,
+        x: int,
+        weight: int,
+        table: int | None,
+        out: int,
+        scale: float | int,
+        stream: int,
+        index: int | None = None,
     ) -> None:
         """Enqueues the kernel on a stream of the current device.
 

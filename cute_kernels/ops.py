@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Backend = Literal["auto", "emulator", "reference"]
 
 _FP8 = torch.float8_e4m3fn
+_INDEX_DTYPES = (torch.int32, torch.int64)
 _ADDEND_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ROW_BYTES = 16  # TMA: global row pitch and base address are multiples of 16 bytes
 # Binaries of architecture-specific targets run on no other architecture.
@@ -56,6 +57,7 @@ def patch_embed(
     bias: torch.Tensor | None = None,
     pos_embed: torch.Tensor | None = None,
     *,
+    pos_index: torch.Tensor | None = None,
     scale_a: float | torch.Tensor | None = None,
     scale_b: float | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
@@ -70,6 +72,10 @@ def patch_embed(
         weight: ``[N, K]`` float8_e4m3fn, contiguous, N a multiple of 8. Padded and aligned likewise, once per weight.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None.
         pos_embed: ``[S, N]`` BF16, FP16 or FP32, any stride, or None. With a 2-D ``x`` it tells S.
+        pos_index: for packed rows of variable length: ``[T]`` (or ``[B, L]`` with a 3-D ``x``) int32 or int64,
+            contiguous; row t gets ``pos_embed[pos_index[t]]``, and the result is ``[T, N]`` (``[B, L, N]``). A number
+            outside ``0 .. S - 1`` raises ValueError for CPU tensors; on a GPU, where looking would make the host wait,
+            it gives a row of NaN. int64 is converted by one more small kernel per call.
         scale_a: dequantisation multiplier of ``x``: None (1), a finite number > 0, or an FP32 tensor of one element,
             which is read on the device and not checked.
         scale_b: dequantisation multiplier of ``weight``, likewise. The kernel applies the FP32 product of both.
@@ -94,10 +100,11 @@ def patch_embed(
     direct = backend == "auto" and out_dtype is torch.bfloat16 and not _dispatch_is_intercepted()
     gradients = torch.is_grad_enabled()
     if direct:
-        out = WARM.run(x, weight, bias, pos_embed, scale_a, scale_b, config, gradients=gradients)
+        out = WARM.run(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, config, gradients=gradients)
         if out is not None:
             return out
-    for name, tensor in (("x", x), ("weight", weight), ("bias", bias), ("pos_embed", pos_embed)):
+    named = (("x", x), ("weight", weight), ("bias", bias), ("pos_embed", pos_embed), ("pos_index", pos_index))
+    for name, tensor in named:
         if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("x", "weight")):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
     if out_dtype is not torch.bfloat16:
@@ -105,9 +112,9 @@ def patch_embed(
     number_a, tensor_a = split_scale("scale_a", scale_a)
     number_b, tensor_b = split_scale("scale_b", scale_b)
     encoded_config = _encode_config(config)
-    tensors = (x, weight, bias, pos_embed, tensor_a, tensor_b)
+    tensors = (x, weight, bias, pos_embed, pos_index, tensor_a, tensor_b)
     if direct and x.is_cuda and all(t is None or _is_plain(t, gradients) for t in tensors):
-        return _execute(x, weight, bias, pos_embed, scale_a, scale_b, backend, config)
+        return _execute(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config)
     return torch.ops.cute_kernels.patch_embed(*tensors, number_a, number_b, backend, *encoded_config)
 
 
@@ -161,7 +168,7 @@ def _decoded_config(name: str, numbers: tuple[int, ...], words: str) -> Config:
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check_tensors(x, weight, bias, pos_embed, scale_a, scale_b) -> None:
+def _check_tensors(x, weight, bias, pos_embed, pos_index, scale_a, scale_b) -> None:
     """Everything about the tensors that can be told from their metadata; also runs on fake tensors."""
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.dtype != _FP8:
@@ -193,6 +200,9 @@ def _check_tensors(x, weight, bias, pos_embed, scale_a, scale_b) -> None:
     if pos_embed is not None:
         if pos_embed.dim() != 2 or pos_embed.shape[1] != n or pos_embed.shape[0] == 0:
             raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: [S, N] with N = {n} and S >= 1")
+    if pos_index is not None:
+        _check_index(x, pos_embed, pos_index)
+    elif pos_embed is not None:
         positions = pos_embed.shape[0]
         if x.dim() == 3 and x.shape[1] != positions:
             raise ValueError(f"pos_embed has S = {positions} and x has S = {x.shape[1]}: they must be equal")
@@ -212,17 +222,39 @@ def _check_tensors(x, weight, bias, pos_embed, scale_a, scale_b) -> None:
         if scale.numel() != 1:
             raise ValueError(f"{name} has shape {list(scale.shape)}, allowed: a tensor of one element")
 
-    others = (("weight", weight), ("bias", bias), ("pos_embed", pos_embed), ("scale_a", scale_a), ("scale_b", scale_b))
-    for name, tensor in others:
+    others = (("weight", weight), ("bias", bias), ("pos_embed", pos_embed), ("pos_index", pos_index))
+    for name, tensor in (*others, ("scale_a", scale_a), ("scale_b", scale_b)):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device} and x is on {x.device}: they must be on one device")
 
 
-def _output_shape(x: torch.Tensor, weight: torch.Tensor, pos_embed: torch.Tensor | None) -> tuple[int, ...]:
+def _check_index(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: torch.Tensor) -> None:
+    if pos_embed is None:
+        raise ValueError("pos_index is given and pos_embed is not: there is nothing to index")
+    if pos_index.dtype not in _INDEX_DTYPES:
+        raise TypeError(f"pos_index has dtype {pos_index.dtype}, allowed: {', '.join(map(str, _INDEX_DTYPES))}")
+    if pos_index.shape != x.shape[:-1]:
+        raise ValueError(f"pos_index has shape {list(pos_index.shape)}, allowed: that of x's rows {list(x.shape[:-1])}")
+    if not pos_index.is_contiguous():
+        raise ValueError(f"pos_index has strides {list(pos_index.stride())}, allowed: contiguous")
+
+
+def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
+    """What `_check_tensors` cannot see: numbers in host memory, which are there to be looked at."""
+    low, high = int(pos_index.min()), int(pos_index.max())
+    if low < 0 or high >= positions:
+        raise ValueError(f"pos_index has numbers from {low} to {high}, allowed: 0 to {positions - 1}")
+
+
+def _output_shape(
+    x: torch.Tensor, weight: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: torch.Tensor | None
+) -> tuple[int, ...]:
     n = weight.shape[0]
     if x.dim() == 3:
         return x.shape[0], x.shape[1], n
-    return (x.shape[0], n) if pos_embed is None else (x.shape[0] // pos_embed.shape[0], pos_embed.shape[0], n)
+    if pos_embed is None or pos_index is not None:
+        return x.shape[0], n
+    return x.shape[0] // pos_embed.shape[0], pos_embed.shape[0], n
 
 
 def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emulator", "reference"]:
@@ -274,11 +306,12 @@ def prepare_launch(
     pos_embed: torch.Tensor | None,
     scale: float | torch.Tensor,
     config: Config | None,
+    pos_index: torch.Tensor | None = None,
 ) -> PreparedLaunch:
     """Plan the call and lay out its operands: pad K, align, build the table, allocate the output.
 
     Args:
-        x, weight, bias, pos_embed, config: as for `patch_embed`.
+        x, weight, bias, pos_embed, config, pos_index: as for `patch_embed`.
         scale: ``scale_a * scale_b``, already multiplied: a number, or an FP32 tensor of one element on x's device.
 
     Raises:
@@ -287,7 +320,7 @@ def prepare_launch(
     from cute_kernels.launch import LaunchTensors
     from cute_kernels.plan import make_plan
 
-    _check_tensors(x, weight, bias, pos_embed, None, None)
+    _check_tensors(x, weight, bias, pos_embed, pos_index, None, None)
     n, k = weight.shape
     rows = x.numel() // k
     positions = pos_embed.shape[0] if pos_embed is not None else 1
@@ -297,6 +330,7 @@ def prepare_launch(
         k=-(-k // _ROW_BYTES) * _ROW_BYTES,
         table_rows=0 if bias is None and pos_embed is None else positions,
         scale_source="pointer" if isinstance(scale, torch.Tensor) else "value",
+        table_index=pos_index is not None,
     )
     arch, sm_count = _device_facts(x.get_device()) if x.is_cuda else (None, None)
     plan = make_plan(problem, config, arch, sm_count=sm_count)
@@ -305,10 +339,16 @@ def prepare_launch(
     if problem.table_rows:
         dtype = getattr(torch, plan.table_dtype)
         table = DERIVED.get(
-            ("table", plan.table_shape, dtype),
+            ("table", plan.table_shape, dtype, problem.table_index),
             (bias, pos_embed),
             lambda: build_table(
-                bias, pos_embed, positions=positions, columns=plan.padded_n, dtype=dtype, layout=plan.table_layout
+                bias,
+                pos_embed,
+                positions=positions,
+                columns=plan.padded_n,
+                dtype=dtype,
+                layout=plan.table_layout,
+                nan_row=problem.table_index,
             ),
         )
         if tuple(table.shape) != tuple(plan.table_shape):
@@ -318,9 +358,14 @@ def prepare_launch(
         weight_rows = DERIVED.get("weight rows", (weight,), lambda: _tma_rows(weight, problem.k))
     out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
     tensors = LaunchTensors(
-        x=_tma_rows(x.view(rows, k), problem.k), weight=weight_rows, table=table, scale=scale, out=out
+        x=_tma_rows(x.view(rows, k), problem.k),
+        weight=weight_rows,
+        table=table,
+        scale=scale,
+        out=out,
+        index=None if pos_index is None else _int32_index(pos_index),
     )
-    return PreparedLaunch(plan, tensors, _output_shape(x, weight, pos_embed))
+    return PreparedLaunch(plan, tensors, _output_shape(x, weight, pos_embed, pos_index))
 
 
 @functools.cache
@@ -328,6 +373,13 @@ def _device_facts(index: int) -> tuple[str, int]:
     """Architecture and multiprocessors of a CUDA device that has a kernel."""
     architecture = _ARCH_OF_CAPABILITY[torch.cuda.get_device_capability(index)]
     return architecture, torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def _int32_index(pos_index: torch.Tensor) -> torch.Tensor:
+    """``[rows]`` int32; what does not fit stays no position instead of wrapping round to one."""
+    if pos_index.dtype == torch.int64:
+        pos_index = pos_index.clamp(-1, 2**31 - 1).to(torch.int32)
+    return pos_index.view(-1)
 
 
 def _tma_readable(rows: torch.Tensor) -> bool:
@@ -346,34 +398,40 @@ def _tma_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
 # --- the operator ----------------------------------------------------------------------------------------------------
 
 
-def _patch_embed(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, *encoded_config):
+def _patch_embed(
+    x, weight, bias, pos_embed, pos_index, tensor_a, tensor_b, number_a, number_b, backend, *encoded_config
+):
     config = _decode_config(*encoded_config)
     scale_a, scale_b = join_scale(number_a, tensor_a), join_scale(number_b, tensor_b)
     if backend == "auto":  # gradients are the dispatcher's matter here
-        out = WARM.run(x, weight, bias, pos_embed, scale_a, scale_b, config, gradients=False)
+        out = WARM.run(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, config, gradients=False)
         if out is not None:
             return out
-    return _execute(x, weight, bias, pos_embed, scale_a, scale_b, backend, config)
+    return _execute(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config)
 
 
-def _execute(x, weight, bias, pos_embed, scale_a, scale_b, backend, config) -> torch.Tensor:
+def _execute(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config) -> torch.Tensor:
     tensors = (scale if isinstance(scale, torch.Tensor) else None for scale in (scale_a, scale_b))
-    _check_tensors(x, weight, bias, pos_embed, *tensors)
+    _check_tensors(x, weight, bias, pos_embed, pos_index, *tensors)
+    if pos_index is not None and pos_index.device.type == "cpu":
+        _check_positions(pos_index, pos_embed.shape[0])
     executor = choose_backend(x.device, backend)
     scale = combine_scales(scale_a, scale_b)
     if executor == "reference":
         contract = _reference_for(config)
         rows = x.view(-1, x.shape[-1])
-        return contract(rows, weight, bias, pos_embed, scale).view(_output_shape(x, weight, pos_embed))
+        index = None if pos_index is None else pos_index.view(-1)
+        out = contract(rows, weight, bias, pos_embed, scale, index)
+        return out.view(_output_shape(x, weight, pos_embed, pos_index))
 
     from cute_kernels import launch
 
-    prepared = prepare_launch(x, weight, bias, pos_embed, scale, config)
+    prepared = prepare_launch(x, weight, bias, pos_embed, scale, config, pos_index)
     if executor == "emulator":
         launch.emulate(prepared.plan, prepared.tensors)
     else:
         launch.launch(prepared.plan, prepared.tensors)
-        WARM.remember(x, (weight, bias, pos_embed), (scale_a, scale_b), config, prepared)
+        WARM.remember(x, (weight, bias, pos_embed), pos_index, (scale_a, scale_b), config, prepared)
     return prepared.tensors.out.view(prepared.output_shape)
 
 
@@ -385,9 +443,11 @@ def _reference_for(config: Config | None):
     return contracts[epilogue]
 
 
-def _patch_embed_fake(x, weight, bias, pos_embed, tensor_a, tensor_b, number_a, number_b, backend, *encoded_config):
-    _check_tensors(x, weight, bias, pos_embed, tensor_a, tensor_b)
-    return x.new_empty(_output_shape(x, weight, pos_embed), dtype=torch.bfloat16)
+def _patch_embed_fake(
+    x, weight, bias, pos_embed, pos_index, tensor_a, tensor_b, number_a, number_b, backend, *encoded_config
+):
+    _check_tensors(x, weight, bias, pos_embed, pos_index, tensor_a, tensor_b)
+    return x.new_empty(_output_shape(x, weight, pos_embed, pos_index), dtype=torch.bfloat16)
 
 
 def _no_backward(ctx, grad):
@@ -396,9 +456,9 @@ def _no_backward(ctx, grad):
 
 _library = torch.library.Library("cute_kernels", "FRAGMENT")
 _library.define(
-    "patch_embed(Tensor x, Tensor weight, Tensor? bias, Tensor? pos_embed, Tensor? scale_a, Tensor? scale_b, "
-    "float scale_a_value, float scale_b_value, str backend, str? config_type=None, int[] config_numbers=[], "
-    "str config_words='') -> Tensor",
+    "patch_embed(Tensor x, Tensor weight, Tensor? bias, Tensor? pos_embed, Tensor? pos_index, Tensor? scale_a, "
+    "Tensor? scale_b, float scale_a_value, float scale_b_value, str backend, str? config_type=None, "
+    "int[] config_numbers=[], str config_words='') -> Tensor",
     # The kernel reads rows through TMA: a compiler must not hand it other strides than the program had.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )

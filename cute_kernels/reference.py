@@ -60,23 +60,34 @@ def fma32(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return torch.where(inexact, bits + step, bits).view(torch.float64).to(torch.float32)
 
 
-def _table_rows(bias: torch.Tensor | None, pos_embed: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
-    """FP32 ``bias + pos`` of the given output rows, broadcastable to ``[len(rows), N]``; None if both are absent."""
+def _table_rows(
+    bias: torch.Tensor | None, pos_embed: torch.Tensor | None, positions: torch.Tensor
+) -> torch.Tensor | None:
+    """FP32 ``bias + pos`` at the given positions, broadcastable to ``[rows, N]``; None if both are absent.
+
+    A number that is no position gives NaN.
+    """
     if pos_embed is None:
         return None if bias is None else bias.to(torch.float32)[None, :]
-    pos = pos_embed.to(torch.float32)[rows % pos_embed.shape[0]]
+    legal = (positions >= 0) & (positions < pos_embed.shape[0])
+    pos = pos_embed.to(torch.float32)[torch.where(legal, positions, 0)]
+    pos = torch.where(legal[:, None], pos, torch.nan)
     return pos if bias is None else bias.to(torch.float32) + pos
 
 
-def _by_row_chunks(x, weight, bias, pos_embed, scale, finish) -> torch.Tensor:
+def _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish) -> torch.Tensor:
     rows, n = x.shape[0], weight.shape[0]
     scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device).reshape(())
     out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
     step = max(1, _CHUNK_ELEMENTS // n)
     for start in range(0, rows, step):
-        index = torch.arange(start, min(start + step, rows), device=x.device)
+        if pos_index is not None:
+            positions = pos_index[start : start + step].to(torch.int64)
+        else:
+            positions = torch.arange(start, min(start + step, rows), device=x.device)
+            positions %= 1 if pos_embed is None else pos_embed.shape[0]
         acc = accumulate(x[start : start + step], weight)
-        out[start : start + step] = finish(acc, scale, _table_rows(bias, pos_embed, index))
+        out[start : start + step] = finish(acc, scale, _table_rows(bias, pos_embed, positions))
     return out
 
 
@@ -86,6 +97,7 @@ def patch_embed_f32(
     bias: torch.Tensor | None,
     pos_embed: torch.Tensor | None,
     scale: float | torch.Tensor = 1.0,
+    pos_index: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The default contract: ``bf16(fma32(acc, scale, bias + pos))``, one FP32 rounding and one rounding to BF16.
 
@@ -95,6 +107,7 @@ def patch_embed_f32(
         bias: ``[N]`` or None.
         pos_embed: ``[positions, N]`` or None; ``bias + pos`` is summed in FP32.
         scale: dequantisation multiplier, a number or an FP32 tensor of one element.
+        pos_index: ``[rows]`` int32 or int64, the position of every row instead; a number that is none gives NaN.
 
     Returns:
         ``[rows, N]`` bfloat16. Without bias and pos, ``bf16(fp32(acc * scale))``.
@@ -103,7 +116,7 @@ def patch_embed_f32(
     def finish(acc, scale, table):
         return (acc * scale if table is None else fma32(acc, scale, table.expand_as(acc))).to(torch.bfloat16)
 
-    return _by_row_chunks(x, weight, bias, pos_embed, scale, finish)
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish)
 
 
 def patch_embed_bf16x2(
@@ -112,6 +125,7 @@ def patch_embed_bf16x2(
     bias: torch.Tensor | None,
     pos_embed: torch.Tensor | None,
     scale: float | torch.Tensor = 1.0,
+    pos_index: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The CUDA original's contract: ``bf16(bf16(acc * scale) + bf16(bias + pos))``, arguments as `patch_embed_f32`."""
 
@@ -120,7 +134,7 @@ def patch_embed_bf16x2(
         # torch adds BF16 through FP32, whose 24 bits are more than 2 * 8 + 2: the sum is rounded to BF16 correctly.
         return rounded if table is None else rounded + table.to(torch.bfloat16)
 
-    return _by_row_chunks(x, weight, bias, pos_embed, scale, finish)
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish)
 
 
 def patch_embed_conv2d(

@@ -78,7 +78,7 @@ class WarmCalls:
         self._lock = threading.RLock()  # a death inside a locked section may forget a call
 
     def run(
-        self, x, weight, bias, pos_embed, scale_a, scale_b, config: Config | None, *, gradients: bool
+        self, x, weight, bias, pos_embed, pos_index, scale_a, scale_b, config: Config | None, *, gradients: bool
     ) -> torch.Tensor | None:
         """Launches a remembered call and returns its output, or None if it has to be made the long way.
 
@@ -86,7 +86,7 @@ class WarmCalls:
         wrong with them. Written out in one piece, because every call of a Python function counts here.
 
         Args:
-            x, weight, bias, pos_embed, scale_a, scale_b, config: as `patch_embed` was given them.
+            x, weight, bias, pos_embed, pos_index, scale_a, scale_b, config: as `patch_embed` was given them.
             gradients: refuse tensors that require them.
 
         Raises:
@@ -96,7 +96,8 @@ class WarmCalls:
             return None
         device = x.get_device()
         stream = _current_stream(device)
-        key = (id(weight), id(bias), id(pos_embed), x.shape, type(scale_a), type(scale_b), id(config), stream)
+        indexed = pos_index is not None
+        key = (id(weight), id(bias), id(pos_embed), x.shape, indexed, type(scale_a), type(scale_b), id(config), stream)
         call = self._calls.get(key)
         if call is None or call.device != device or call.generation != DERIVED.generation:
             return None
@@ -111,6 +112,8 @@ class WarmCalls:
             x.dtype is not _FP8
             or address % _ALIGNMENT
             or not x.is_contiguous()
+            or (gradients and x.requires_grad)
+            or (indexed and not _is_usable_index(pos_index, x, device))
             or _current_device() != device
             or _is_capturing()
         ):
@@ -132,6 +135,7 @@ class WarmCalls:
             out.data_ptr(),
             scale,
             stream,
+            pos_index.data_ptr() if indexed else None,
         )
         return out
 
@@ -139,6 +143,7 @@ class WarmCalls:
         self,
         x: torch.Tensor,
         constants: Constants,
+        pos_index: torch.Tensor | None,
         scales: ScalePair,
         config: Config | None,
         prepared: PreparedLaunch,
@@ -154,7 +159,7 @@ class WarmCalls:
         if not all(type(tensor) in PLAIN_TENSORS for tensor in (x, *present)):
             return
         stream = torch.cuda.current_stream(x.device).cuda_stream
-        key = (*map(id, constants), x.shape, *map(type, scales), id(config), stream)
+        key = (*map(id, constants), x.shape, pos_index is not None, *map(type, scales), id(config), stream)
 
         def forget(_: weakref.ref, calls: dict = self._calls) -> None:
             calls.pop(key, None)
@@ -175,6 +180,16 @@ class WarmCalls:
             if len(self._calls) >= _CAPACITY:
                 self._calls.clear()
             self._calls[key] = call
+
+
+def _is_usable_index(index: torch.Tensor, x: torch.Tensor, device: int) -> bool:
+    return (
+        type(index) in PLAIN_TENSORS
+        and index.dtype is torch.int32
+        and index.shape == x.shape[:-1]
+        and index.get_device() == device
+        and index.is_contiguous()
+    )
 
 
 def _is_usable_scale(scale: torch.Tensor, device: int, gradients: bool) -> bool:

@@ -5,6 +5,7 @@ A peer that cannot run a case raises `PeerUnavailable` with the reason, which th
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ class Candidate:
     Attributes:
         launch: enqueues one launch on input set ``slot``, returns its output.
         detail: what was chosen: algorithm, tile, configuration.
+        around_capture: context in which a CUDA graph of it is captured.
     """
 
     launch: Launch
     detail: str = ""
+    around_capture: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
 
 @dataclass(frozen=True)

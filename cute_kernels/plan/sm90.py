@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -177,6 +176,11 @@ class Sm90Plan(Plan):
         """Registers per thread of resident weight fragments: 64 x K bytes over 128 threads."""
         return self.k_blocks * 16 if self.config.weight == "registers" else 0
 
+    @property
+    def needed_registers(self) -> int:
+        """Registers that a consumer thread holds through a tile."""
+        return self.weight_registers + self.accumulator_registers + ADDRESSING_REGISTERS
+
     # ---- bias + position table -------------------------------------------------------------------------------------
 
     @property
@@ -202,7 +206,7 @@ class Sm90Plan(Plan):
     @property
     def prefetches_table(self) -> bool:
         """Flat order: a thread fetches its table values of a whole tile before its WGMMAs, if registers allow."""
-        needed = self.weight_registers + 2 * self.accumulator_registers + ADDRESSING_REGISTERS
+        needed = self.needed_registers + self.accumulator_registers
         return self.config.order == "flat" and needed <= self.consumer_registers
 
     def describe_tiles(self) -> list[tuple[str, str]]:
@@ -220,19 +224,23 @@ class Sm90Plan(Plan):
 
 
 def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count: int) -> Sm90Plan:
-    """The plan, or ValueError; `default_config` when ``config`` is None."""
-    config = default_config(problem, arch, sm_count) if config is None else config
+    """The plan, or ValueError; `cute_kernels.plan.sm90_default` chooses when ``config`` is None."""
+    if config is None:
+        from cute_kernels.plan.sm90_default import default_config
+
+        config = default_config(problem, arch, sm_count)
     rows = tuple(range(16, 257, 16))
     require("tile_rows", config.tile_rows, rows, "N of a WGMMA, in pairs of 8 rows for stmatrix")
     require("warpgroups", config.warpgroups, (1, 2, 3), "consumer warpgroups that the register file holds")
     require("stage_blocks", config.stage_blocks, (1, 2, 3, 4), "K blocks of 128 bytes in a stage")
     require("cluster", config.cluster, (1, 2), "pairs of multiprocessors share x; larger clusters leave some idle")
     require("weight", config.weight, ("registers", "streamed"), "where the weight operand comes from")
-    require("order", config.order, ("position", "flat"), "which rows make a tile")
+    require("order", config.order, ("auto", "position", "flat"), "which rows make a tile")
     require("pingpong", config.pingpong, (True, False), "warpgroups take turns or not")
-    if config.stages < 2:
-        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more", 2)
+    if config.stages < 2 and config.stages != 0:
+        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
     check_epilogue(config.epilogue)
+    config = resolve(problem, config, arch)
     plan = Sm90Plan(problem, config, arch, sm_count)
     if sm_count < config.cluster:
         reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
@@ -244,14 +252,16 @@ def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count:
     if config.cluster > 1 and config.tile_rows // config.cluster % 8:
         rule = "each CTA of a cluster loads its share of a tile in swizzle atoms of 8 rows"
         reject("tile_rows", config.tile_rows, rule, round_up(config.tile_rows, 8 * config.cluster))
-    needed = plan.weight_registers + plan.accumulator_registers + ADDRESSING_REGISTERS
-    if needed > plan.consumer_registers:
-        _reject_registers(plan, needed)
+    check_registers(plan)
     check_capacity(plan)
     return plan
 
 
-def _reject_registers(plan: Sm90Plan, needed: int) -> None:
+def check_registers(plan: Sm90Plan) -> None:
+    """Weight fragments, accumulators and addressing of a consumer thread, against what setmaxnreg gives it."""
+    needed = plan.needed_registers
+    if needed <= plan.consumer_registers:
+        return
     rule = (
         f"{plan.weight_registers} registers of weight, {plan.accumulator_registers} of accumulators and "
         f"{ADDRESSING_REGISTERS} for addressing make {needed}, the limit with {plan.config.warpgroups} warpgroups is "
@@ -263,47 +273,18 @@ def _reject_registers(plan: Sm90Plan, needed: int) -> None:
     reject("weight", plan.config.weight, rule, "streamed")
 
 
-FLAT_COST = 1.6
-"""Time of a tile in flat order over one in position order, measured at the headline size (docs/measurements.md)."""
-
-TILE_OVERHEAD_ROWS = 12
-"""What a tile costs besides its rows, in rows: hand-over, barriers and the start of the store."""
-
-START_OVERHEAD_ROWS = 60
-"""What a CTA costs once, in rows: its weight fragments come from global memory before the first tile."""
-
-WARPGROUP_COST = {2: 2.0, 3: 2.85}
-"""Time of a row by consumer warpgroups: with three, ``x`` moves less often for the same features."""
-
-
-def default_config(problem: Problem, arch: Arch, sm_count: int) -> Sm90Config:
-    """The configuration for a problem, by the measurements in docs/measurements.md.
-
-    Rows, order and features of a tile minimise a time that is linear in the rows that a cluster computes: tiles of 128
-    images by 128 features for large batches, 192 features where they divide N better, small flat tiles where otherwise
-    most multiprocessors would have nothing to do. The weight stays in registers where K allows it, and there are as
-    many stages as two tiles need and shared memory holds.
-    """
-    k_blocks = -(-problem.k // 128)
-    cluster = 2 if sm_count >= 2 and problem.n > 2 * WARPGROUP_FEATURES else 1
-    orders = ["flat"] if problem.table_rows > 1 or problem.table_index else ["position"]
-    if problem.table_rows > 1 and problem.m % problem.table_rows == 0 and not problem.table_index:
-        orders.append("position")
-    candidates = []
-    for order, warpgroups, tile_rows in itertools.product(orders, (2, 3), (128, 96, 64, 32, 16)):
-        needed = k_blocks * 16 + tile_rows // 2 + ADDRESSING_REGISTERS
-        weight = "registers" if needed <= CONSUMER_REGISTERS[warpgroups] else "streamed"
-        if weight == "streamed" and warpgroups == 3:
-            continue
-        config = Sm90Config(tile_rows, warpgroups, 2, min(2, k_blocks), cluster, weight, order)
-        plan = Sm90Plan(problem, config, arch, sm_count)
-        turns = -(-plan.tiles // (plan.clusters // plan.groups))
-        rows = turns * (tile_rows + TILE_OVERHEAD_ROWS) * (FLAT_COST if order == "flat" else 1.0)
-        cost = (rows + START_OVERHEAD_ROWS) * WARPGROUP_COST[warpgroups]
-        candidates.append((cost, -tile_rows, warpgroups, config, plan))
-    *_, config, plan = min(candidates, key=lambda candidate: candidate[:3])
-    room = (arch.smem_bytes - (plan.smem_bytes - 2 * plan.stage_bytes)) // plan.stage_bytes
-    return dataclasses.replace(config, stages=max(2, min(room, 2 * plan.tile_stages)))
+def resolve(problem: Problem, config: Sm90Config, arch: Arch) -> Sm90Config:
+    """The configuration with what it leaves open filled in: order of the rows, number of stages."""
+    if config.order == "auto":
+        positions = max(problem.table_rows, 1)
+        whole = problem.m % positions == 0 and problem.m // positions >= config.tile_rows // 2
+        by_position = (positions == 1 or whole) and not problem.table_index
+        config = dataclasses.replace(config, order="position" if by_position else "flat")
+    if config.stages == 0:
+        least = Sm90Plan(problem, dataclasses.replace(config, stages=2), arch, arch.sm_count)
+        room = 2 + (arch.smem_bytes - least.smem_bytes) // least.stage_bytes
+        config = dataclasses.replace(config, stages=max(2, min(room, 2 * least.tile_stages)))
+    return config
 
 
-__all__ = ["VECTOR_BYTES", "WARPGROUP_FEATURES", "WARPGROUP_THREADS", "Sm90Plan", "default_config", "plan_sm90"]
+__all__ = ["VECTOR_BYTES", "WARPGROUP_FEATURES", "WARPGROUP_THREADS", "Sm90Plan", "plan_sm90", "resolve"]

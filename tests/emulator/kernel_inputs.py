@@ -23,8 +23,10 @@ class Case:
     expected: torch.Tensor
 
     def mismatches(self) -> torch.Tensor:
-        """Boolean ``[M, N]``: output bits that differ from the reference."""
-        return self.tensors.out.view(torch.int16) != self.expected.view(torch.int16)
+        """Boolean ``[M, N]``: output bits that differ from the reference; any written NaN stands for any other."""
+        bits, expected = self.tensors.out.view(torch.int16), self.expected.view(torch.int16)
+        both_nan = self.tensors.out.isnan() & self.expected.isnan() & (bits != POISON)
+        return (bits != expected) & ~both_nan
 
 
 def make_case(
@@ -37,11 +39,15 @@ def make_case(
     pos: bool = True,
     scale: float = 0.37,
     scale_in_memory: bool = False,
+    indexed: bool = False,
     config: Config | None = None,
     sm_count: int | None = None,
     seed: int = 0,
 ) -> Case:
-    """Inputs drawn from a seed, a poisoned output, and what the contract says the output must be."""
+    """Inputs drawn from a seed, a poisoned output, and what the contract says the output must be.
+
+    ``indexed``: every row asks for a position of its own, some of them for none that exists.
+    """
     config = config or TileConfig()
     generator = torch.Generator().manual_seed(seed)
     m = batch * positions
@@ -50,18 +56,26 @@ def make_case(
     bias_values = torch.randn(n, generator=generator) if bias else None
     pos_values = torch.randn(positions, n, generator=generator) if pos else None
     rows = positions if pos else int(bias)
-    problem = Problem(m, n, k, rows, scale_source="pointer" if scale_in_memory else "value")
+    index = torch.randint(-2, positions + 2, (m,), generator=generator, dtype=torch.int32) if indexed else None
+    source = "pointer" if scale_in_memory else "value"
+    problem = Problem(m, n, k, rows, scale_source=source, table_index=indexed)
     plan = make_plan(problem, config, sm_count=sm_count)
     table = None
     if rows:
         dtype = getattr(torch, plan.table_dtype)
         table = build_table(
-            bias_values, pos_values, positions=positions, columns=plan.padded_n, dtype=dtype, layout=plan.table_layout
+            bias_values,
+            pos_values,
+            positions=positions,
+            columns=plan.padded_n,
+            dtype=dtype,
+            layout=plan.table_layout,
+            nan_row=indexed,
         )
         assert tuple(table.shape) == plan.table_shape
     out = torch.full((m, n), POISON, dtype=torch.int16).view(torch.bfloat16)
     contract = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}[config.epilogue]
     scale_tensor = torch.tensor([scale], dtype=torch.float32)
-    expected = contract(x, weight, bias_values, pos_values, scale=scale_tensor)
-    tensors = LaunchTensors(x, weight, table, scale_tensor if scale_in_memory else scale, out)
+    expected = contract(x, weight, bias_values, pos_values, scale_tensor, index)
+    tensors = LaunchTensors(x, weight, table, scale_tensor if scale_in_memory else scale, out, index)
     return Case(plan, tensors, expected)

@@ -74,6 +74,17 @@ def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -
     check(make_case(seed=seed, **facts), Options(seed=seed, completion=completion, interleave=interleave))
 
 
+@pytest.mark.parametrize(
+    "config", [TileConfig(), TileConfig(epilogue="bf16x2", epilogue_warps=4)], ids=["f32", "bf16x2"]
+)
+def test_every_row_may_choose_its_position(config: TileConfig) -> None:
+    """A number that is no position gives NaN, and M ends inside a tile, beyond which the index may not be read."""
+    for positions in (31, 32, 70):
+        case = make_case(batch=300 // positions, positions=positions, n=200, k=144, indexed=True, config=config, seed=2)
+        assert case.expected.isnan().any()
+        check(case, Options(completion="random"))
+
+
 def test_result_does_not_depend_on_the_schedule() -> None:
     for completion in ("eager", "lazy", "random"):
         for seed in range(3):

@@ -93,6 +93,29 @@ def test_result_does_not_depend_on_the_schedule(weight: str) -> None:
             check(case, options)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [Sm90Config(), Sm90Config(weight="streamed", epilogue="bf16x2"), Sm90Config(tile_rows=16, cluster=1)],
+    ids=["default", "prefetched, bf16x2", "16 rows"],
+)
+@pytest.mark.parametrize("positions", [1, 7, 200])
+def test_every_row_may_choose_its_position(config: Sm90Config, positions: int) -> None:
+    """A number that is no position gives NaN, and M ends inside a tile, beyond which the index may not be read."""
+    case = make_case(batch=33, positions=positions, n=200, k=144, indexed=True, config=config, sm_count=4, seed=3)
+    assert case.plan.config.order == "flat" and case.expected.isnan().any()
+    check(case, Options(completion="random"))
+
+
+@pytest.mark.parametrize("tile_rows", [32, 96])
+def test_flat_tiles_larger_and_smaller_than_the_table(tile_rows: int) -> None:
+    """A table of fewer rows than a tile needs a division per row, a longer one wraps at most once."""
+    for positions in (5, tile_rows - 1, tile_rows, tile_rows + 3):
+        config = Sm90Config(tile_rows=tile_rows, order="flat", cluster=1)
+        case = make_case(batch=2 + 300 // positions, positions=positions, n=136, k=128, config=config, sm_count=3)
+        assert case.plan.table_wraps_once == (positions >= tile_rows)
+        check(case)
+
+
 def test_model_width_with_the_default_config() -> None:
     """768 features from 768 inputs, 64 images at 2 positions."""
     check(make_case(batch=64, positions=2, n=768, k=768, config=Sm90Config(), sm_count=12, seed=768))

@@ -21,7 +21,7 @@ def test_operator_contract():
     call = random_call(3, 7, 72, 48)
     torch.library.opcheck(
         torch.ops.cute_kernels.patch_embed.default,
-        (call.x, call.weight, call.bias, call.pos_embed, None, None, 0.1, 1.0, "auto"),
+        (call.x, call.weight, call.bias, call.pos_embed, None, None, None, 0.1, 1.0, "auto"),
         test_utils=("test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"),
     )
 

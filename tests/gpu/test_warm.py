@@ -48,6 +48,14 @@ def test_a_repeated_call_is_remembered_and_reads_its_new_rows(long_way, record_p
     assert long_way == [True, False, False]
 
 
+def test_rows_that_need_a_gradient_are_refused_a_backward():
+    call = random_call(50, 21, 264, 256)
+    embed(call)
+    embed(call)
+    with pytest.raises(NotImplementedError, match="no backward"):
+        embed(dataclasses.replace(call, x=call.x.clone().requires_grad_())).sum().backward()
+
+
 @pytest.mark.parametrize("name", ["weight", "bias", "pos_embed"])
 @pytest.mark.parametrize("how", ["in place", "data", "another tensor", "freed and replaced"])
 def test_changed_constants_are_seen(name, how, record_property):
@@ -185,7 +193,7 @@ def test_host_time_of_a_warm_call(record_property):
         tensor = microseconds(lambda: patch_embed(call.x, *parameters, scale_a=scale))
         both = microseconds(lambda: patch_embed(call.x, *parameters, scale_a=scale, scale_b=scale))
         operator = microseconds(
-            lambda: torch.ops.cute_kernels.patch_embed(call.x, *parameters, None, None, 0.05, 1.0, "auto")
+            lambda: torch.ops.cute_kernels.patch_embed(call.x, *parameters, None, None, None, 0.05, 1.0, "auto")
         )
     bound = next(c.launch for key, c in WARM._calls.items() if key[0] == id(call.weight) and c.scale_by_value)
     out = torch.empty(196, 768, dtype=torch.bfloat16, device="cuda")

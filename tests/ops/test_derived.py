@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
 
+from cute_kernels import derived
 from cute_kernels.derived import DerivedTensors
 
 
@@ -143,3 +145,51 @@ def test_clear_after_a_write_that_leaves_no_trace():
     source.numpy()[:] = 5.0
     cache.clear()
     assert torch.equal(doubled(cache, source), torch.full((4,), 10.0))
+
+
+class Capture:
+    """Stands for a stream that is being captured: no build is kept, unless the constants are frozen."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.active = False
+        monkeypatch.setattr(derived, "_is_capturing", lambda sources: self.active)
+
+
+def test_a_capture_builds_anew_and_keeps_nothing(monkeypatch):
+    capture, cache, source = Capture(monkeypatch), DerivedTensors(), torch.randn(4)
+    cached = doubled(cache, source)
+    capture.active = True
+    assert doubled(cache, source) is not cached
+    capture.active = False
+    assert doubled(cache, source) is cached
+
+
+def test_frozen_constants_are_taken_from_the_cache_and_outlive_their_entry(monkeypatch):
+    capture, cache, source = Capture(monkeypatch), DerivedTensors(), torch.randn(4)
+    cached = doubled(cache, source)
+    with cache.freeze():
+        assert cache.is_frozen
+        capture.active = True
+        assert doubled(cache, source) is cached
+        capture.active = False
+    assert not cache.is_frozen
+    alive = weakref.ref(cached)
+    del cached
+    source.mul_(2)
+    doubled(cache, source)
+    cache.clear()
+    gc.collect()
+    assert alive() is not None, "a graph would read freed memory"
+    del source
+    gc.collect()
+    assert alive() is None and not cache.captured
+
+
+def test_frozen_constants_that_changed_are_built_anew(monkeypatch):
+    capture, cache, source = Capture(monkeypatch), DerivedTensors(), torch.randn(4)
+    cached = doubled(cache, source)
+    source.add_(1)
+    with cache.freeze():
+        capture.active = True
+        assert torch.equal(doubled(cache, source), source * 2)
+    assert not torch.equal(cached, source * 2)

@@ -60,6 +60,39 @@ def test_scales_multiply_in_fp32(scale_a, scale_b):
     assert_contract(out, x, weight, bias, pos, float(product))
 
 
+@pytest.mark.parametrize("backend", ["auto", "emulator"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(7,), (2, 5)])
+def test_rows_name_their_positions(shape, dtype, backend):
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.Size(shape).numel()
+    x = torch.randn(*shape, 40, generator=generator).to(FP8)
+    _, weight, bias, pos = make_call(positions=4)
+    index = torch.randint(0, 4, shape, generator=generator, dtype=dtype)
+    out = patch_embed(x, weight, bias, pos, pos_index=index, backend=backend)
+    assert out.shape == (*shape, 8)
+    assert_contract(out, x.view(rows, 1, 40), weight, bias, pos[index.view(-1).long()], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "text"),
+    [
+        (torch.tensor([0, 3, 0, 0, 0, 0]), ValueError, "pos_index has numbers from 0 to 3, allowed: 0 to 2"),
+        (torch.tensor([0, -1, 0, 0, 0, 0]), ValueError, "from -1 to 0"),
+        (torch.zeros(5, dtype=torch.int32), ValueError, r"pos_index has shape \[5\], allowed: that of x's rows \[6\]"),
+        (torch.zeros(6), TypeError, "pos_index has dtype torch.float32, allowed: torch.int32, torch.int64"),
+        (torch.zeros(12, dtype=torch.int32)[::2], ValueError, "pos_index has strides"),
+        ([0] * 6, TypeError, "pos_index is list"),
+    ],
+)
+def test_a_wrong_index_is_refused(index, error, text):
+    x, weight, bias, pos = make_call()
+    with pytest.raises(error, match=text):
+        patch_embed(x.view(6, 40), weight, bias, pos, pos_index=index)
+    with pytest.raises(ValueError, match="pos_embed is not"):
+        patch_embed(x.view(6, 40), weight, bias, None, pos_index=torch.zeros(6, dtype=torch.int32))
+
+
 def test_sliced_input_with_storage_offset():
     x, weight, bias, pos = make_call(images=4)
     out = patch_embed(x[1:3], weight, bias, pos)
@@ -86,7 +119,7 @@ def test_nan_reaches_its_row_only():
 
 def operator_arguments(scale=None, backend="reference"):
     x, weight, bias, pos = make_call()
-    return x, weight, bias, pos, scale, None, 1.0, 0.5, backend
+    return x, weight, bias, pos, None, scale, None, 1.0, 0.5, backend
 
 
 # opcheck's fourth test, test_schema, compares the inputs with torch.allclose, which torch lacks for FP8: see below.

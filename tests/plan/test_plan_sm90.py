@@ -97,7 +97,7 @@ def test_configs_fit_or_name_what_does_not(rows, warpgroups, stages, stage_block
         ("stages", 20, "232,448 B", 6),
         ("stage_blocks", 8, "K blocks of 128 bytes", 4),
         ("weight", "tmem", "weight operand", "'registers'"),
-        ("order", "snake", "rows make a tile", "'position'"),
+        ("order", "snake", "rows make a tile", "'auto'"),
         ("epilogue", "fp16", "'f32' and 'bf16x2'", "'f32'"),
     ],
 )
@@ -117,8 +117,27 @@ def test_large_k_streams_the_weight() -> None:
 
 def test_position_order_needs_whole_images() -> None:
     with pytest.raises(ValueError, match=r"order = 'position'.*196 positions.*nearest legal value: 'flat'"):
-        make_plan(dataclasses.replace(HEADLINE, m=1000), Sm90Config())
+        make_plan(dataclasses.replace(HEADLINE, m=1000), Sm90Config(order="position"))
     assert make_plan(dataclasses.replace(HEADLINE, m=1000), arch="sm_90a").config.order == "flat"
+
+
+def test_what_a_config_leaves_open_is_chosen_by_the_problem() -> None:
+    """Position order for whole images that fill half a tile, and the stages of two tiles if they fit."""
+    for images, order in ((63, "flat"), (64, "position")):
+        assert make_plan(dataclasses.replace(HEADLINE, m=images * 196), Sm90Config()).config.order == order
+    assert make_plan(dataclasses.replace(HEADLINE, m=1000), Sm90Config()).config.order == "flat"
+    assert make_plan(dataclasses.replace(HEADLINE, table_index=True), Sm90Config()).config.order == "flat"
+    assert make_plan(dataclasses.replace(HEADLINE, table_rows=1), Sm90Config()).config.order == "position"
+    assert make_plan(HEADLINE, Sm90Config()).config.stages == 6  # two tiles of three stages
+    assert make_plan(HEADLINE, Sm90Config(weight="streamed")).config.stages == 3  # what fits
+
+
+def test_an_index_needs_flat_order_and_a_table() -> None:
+    with pytest.raises(ValueError, match=r"order = 'position'.*own table row; nearest legal value: 'flat'"):
+        make_plan(dataclasses.replace(HEADLINE, table_index=True), Sm90Config(order="position"))
+    for arch in ("sm_90a", "sm_100a"):
+        with pytest.raises(ValueError, match="table_index = True.*no table"):
+            make_plan(dataclasses.replace(HEADLINE, table_rows=0, table_index=True), arch=arch)
 
 
 def test_config_and_architecture_must_agree() -> None:

@@ -116,8 +116,8 @@ class PatchEmbedGemm:
             )
         arguments = DeviceArguments(
             tiled_mma, x_atom, x_view, weight_atom, weight_view, out_atom, out_view, table,
-            index_view(index_pointer, m), table_rows, scale, m, cute.ceil_div(images, config.tile_rows), positions, groups,
-            cute.ceil_div(k, plan.tile_k * config.stage_blocks),
+            index_view(index_pointer, m), table_rows, scale, m, cute.ceil_div(images, config.tile_rows), positions,
+            groups, cute.ceil_div(k, plan.tile_k * config.stage_blocks),
         )  # fmt: skip
         self.kernel(arguments).launch(
             grid=(clusters * config.cluster, 1, 1),
@@ -228,7 +228,8 @@ class PatchEmbedGemm:
         named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
         epilogue = Epilogue(
             plan, buffer, args.out_atom, source, target, args.table,
-            TableRows(args.table_rows, args.table_index, args.rows), scale, feature_block, thread, named["staged 0"] + warpgroup_index,
+            TableRows(args.table_rows, args.table_index, args.rows), scale, feature_block, thread,
+            named["staged 0"] + warpgroup_index,
         )  # fmt: skip
         return Mma(
             plan, args.tiled_mma, weight, x_fragments, pipe, epilogue, order, args.tile_stages, warpgroup_index, thread,

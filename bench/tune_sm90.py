@@ -1,0 +1,220 @@
+"""Where the default configurations of SM90 come from: times every candidate, then fits the predicted time.
+
+    python -m bench.tune_sm90 measure --output FILE.json   # on an SM90 GPU
+    python -m bench.tune_sm90 fit FILE.json                 # anywhere: coefficients and how well they choose
+
+A time is that of one launch in a CUDA graph of 24, median of 7 replays; every candidate's output is compared with
+FP64 first. The fit is non-negative least squares on relative errors per class (weight, order), where a timing counts
+less the slower it is: what matters is that the best are predicted well. "Regret" is the time of the chosen candidate
+over that of the fastest; "unseen" is the regret when the case itself was left out of the fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import nnls
+
+from cute_kernels.config import Problem, Sm90Config
+from cute_kernels.plan import ARCHS, Sm90Plan
+from cute_kernels.plan import sm90_default as default
+
+CASES = (
+    (196, 768, 768, 1), (196, 768, 768, 8), (196, 768, 768, 64), (1024, 768, 768, 1), (1024, 768, 768, 8),
+    (1024, 768, 768, 64), (256, 1024, 768, 1), (256, 1024, 768, 8), (256, 1024, 768, 64), (256, 1152, 768, 1),
+    (256, 1152, 768, 8), (1024, 1152, 768, 8), (729, 1152, 592, 1), (729, 1152, 592, 8), (256, 1536, 768, 1),
+    (576, 1536, 768, 8), (576, 1536, 768, 64), (196, 768, 768, 512),
+)  # fmt: skip
+"""(positions, N, K, images)."""
+
+ARCH = ARCHS["sm_90a"]
+LAUNCHES, REPLAYS, SCALE = 24, 7, 0.05
+CHECKED_ROWS = 20_000
+FAST_ENOUGH = 2.2
+"""Slower candidates than this many times the fastest say nothing about the choice and are left out of the fit."""
+
+Case = tuple[int, int, int, int]
+Timing = tuple[float, Sm90Config]
+
+
+def problem(case: Case) -> Problem:
+    positions, n, k, images = case
+    return Problem(images * positions, n, k, positions)
+
+
+def candidates(case: Case) -> list[Sm90Plan]:
+    return list(default.candidates(problem(case), ARCH, ARCH.sm_count))
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def _compile(plan: Sm90Plan) -> None:
+    from cute_kernels.compile import compile_plan
+
+    compile_plan(plan)
+
+
+def compile_all() -> int:
+    """Fills the disk cache with every candidate's kernel, one process per core; returns their number."""
+    from cute_kernels.compile import kernel_key
+
+    plans = {kernel_key(plan): plan for case in CASES for plan in candidates(case)}
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        for _ in pool.imap_unordered(_compile, plans.values(), chunksize=2):
+            pass
+    return len(plans)
+
+
+def time_case(case: Case) -> list[Timing]:
+    """Microseconds of every candidate, fastest first.
+
+    Raises:
+        AssertionError: a candidate computes something else.
+    """
+    import torch
+
+    from cute_kernels.launch import bound_launch
+    from cute_kernels.table import build_table
+
+    positions, n, k, images = case
+    rows = images * positions
+    slots = 8 if rows <= CHECKED_ROWS else 2
+    device = torch.device("cuda")
+    x = [torch.randn(rows, k, device=device).to(torch.float8_e4m3fn) for _ in range(slots)]
+    weight = torch.randn(n, k, device=device).to(torch.float8_e4m3fn)
+    bias, pos = torch.randn(n, device=device), torch.randn(positions, n, device=device)
+    out = [torch.empty(rows, n, device=device, dtype=torch.bfloat16) for _ in range(slots)]
+    checked = min(rows, CHECKED_ROWS)
+    expected = x[0][:checked].double() @ weight.double().T * SCALE
+    expected += (bias + pos).double().repeat(images, 1)[:checked]
+
+    timings = []
+    for plan in candidates(case):
+        table = build_table(
+            bias, pos, positions=positions, columns=plan.padded_n, dtype=torch.float32, layout=plan.table_layout
+        )
+        call = bound_launch(plan)
+
+        def launch(i: int, stream: int, table=table, call=call) -> None:
+            slot = i % slots
+            call(x[slot].data_ptr(), weight.data_ptr(), table.data_ptr(), out[slot].data_ptr(), SCALE, stream)
+
+        out[0].fill_(float("nan"))
+        launch(0, torch.cuda.current_stream().cuda_stream)
+        error = (out[0][:checked].double() - expected).norm() / expected.norm()
+        assert error < 0.01, f"{plan.config}: relative error {float(error):.3g}"
+        timings.append((_microseconds(launch), plan.config))
+    return sorted(timings, key=lambda timing: timing[0])
+
+
+def _microseconds(launch) -> float:
+    import torch
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        for i in range(LAUNCHES):
+            launch(i, stream.cuda_stream)
+    graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(1e3 * start.elapsed_time(stop) / LAUNCHES)
+    return statistics.median(times)
+
+
+# --- fitting ---------------------------------------------------------------------------------------------------------
+
+
+def fit(measured: dict[Case, list[Timing]]) -> dict[tuple[str, str], tuple[float, ...]]:
+    """Coefficients of `cute_kernels.plan.sm90_default.facts` per class."""
+    rows: dict[tuple[str, str], list[tuple[np.ndarray, float]]] = {}
+    for case, timings in measured.items():
+        fastest = timings[0][0]
+        for time, config in timings:
+            if time <= FAST_ENOUGH * fastest:
+                importance = (fastest / time) ** 2 / time
+                facts = np.array(default.facts(Sm90Plan(problem(case), config, ARCH, ARCH.sm_count)))
+                rows.setdefault((config.weight, config.order), []).append((facts * importance, time * importance))
+    return {
+        key: tuple(round(float(value), 3) for value in nnls(np.array([a for a, _ in equations]),
+                                                            np.array([b for _, b in equations]))[0])
+        for key, equations in rows.items()
+    }  # fmt: skip
+
+
+def regret(case: Case, timings: Sequence[Timing], coefficients: dict[tuple[str, str], tuple[float, ...]]) -> float:
+    """Time of the candidate with the least predicted time over that of the fastest."""
+
+    def predicted(config: Sm90Config) -> float:
+        plan = Sm90Plan(problem(case), config, ARCH, ARCH.sm_count)
+        pairs = zip(coefficients[config.weight, config.order], default.facts(plan), strict=True)
+        return sum(a * b for a, b in pairs)
+
+    return min(timings, key=lambda timing: predicted(timing[1]))[0] / timings[0][0]
+
+
+def read(path: Path) -> dict[Case, list[Timing]]:
+    document = json.loads(path.read_text())
+    names = document["fields"]
+    return {
+        tuple(entry["case"]): [(time, Sm90Config(**dict(zip(names, values, strict=True)))) for time, *values in rows]
+        for entry in document["cases"]
+        for rows in [entry["timings"]]
+    }
+
+
+def write(path: Path, measured: dict[Case, list[Timing]], environment: dict[str, str]) -> None:
+    names = [field.name for field in dataclasses.fields(Sm90Config)]
+    cases = [
+        {"case": case, "timings": [[round(time, 3), *(getattr(config, n) for n in names)] for time, config in timings]}
+        for case, timings in measured.items()
+    ]
+    path.write_text(json.dumps({"environment": environment, "fields": names, "cases": cases}).replace("]], ", "]],\n"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("measure").add_argument("--output", type=Path, required=True)
+    commands.add_parser("fit").add_argument("file", type=Path)
+    arguments = parser.parse_args(argv)
+    if arguments.command == "measure":
+        import torch
+
+        print(f"{compile_all()} kernels", file=sys.stderr)
+        measured = {}
+        for case in CASES:
+            measured[case] = time_case(case)
+            time, config = measured[case][0]
+            print(f"{case}: {time:.2f} us, {config}", file=sys.stderr, flush=True)
+        write(arguments.output, measured, {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})
+        return 0
+    measured = read(arguments.file)
+    coefficients = fit(measured)
+    for key, values in coefficients.items():
+        print(f"{key}: {values},")
+    print(f"\n{'case (positions, N, K, images)':34}{'fastest us':>12}{'regret':>9}{'unseen':>9}")
+    for case, timings in measured.items():
+        others = fit({other: rows for other, rows in measured.items() if other != case})
+        seen, unseen = (regret(case, timings, model) for model in (coefficients, others))
+        print(f"{case!s:34}{timings[0][0]:12.2f}{seen:9.3f}{unseen:9.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Which SM90 configuration a problem gets: the one with the least predicted time.
+
+The prediction is linear in a few facts of a plan, with coefficients fitted to some two thousand timings on an H200
+(``bench/tune_sm90.py`` measures and fits; docs/measurements.md says how well it chooses). It knows bursts only: from
+`POWER_LIMITED_TERA_OPERATIONS` on, energy decides, and the configuration that was best when sustained is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+
+from cute_kernels.config import Problem, Sm90Config
+from cute_kernels.plan.base import Arch, check_capacity
+from cute_kernels.plan.sm90 import Sm90Plan, check_registers, resolve
+
+POWER_LIMITED_TERA_OPERATIONS = 0.25
+"""Multiplications and additions from which launches in a row reach the power limit, about 250 images of 1024 rows."""
+
+POWER_LIMITED = Sm90Config()
+
+FACTS = (
+    "launch", "tiles of a CTA", "elements of a CTA", "products of a CTA", "shared memory filled by a CTA",
+    "L2 traffic", "resident weight", "resident weight of all CTAs", "first tile", "cluster", "stages of a CTA",
+    "refills of the ring",
+)  # fmt: skip
+"""What a coefficient belongs to, in the order of `facts`."""
+
+MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
+    ("streamed", "flat"): (1.906, 0.0, 0.91, 0.0, 0.0, 0.051, 0.0, 0.0, 0.479, 0.241, 1.937, 0.245),
+    ("registers", "flat"): (0.634, 0.17, 0.389, 1.043, 0.0, 0.009, 1.959, 0.956, 1.893, 0.0, 0.0, 0.34),
+    ("streamed", "position"): (0.0, 0.0, 0.331, 0.0, 0.13, 0.013, 0.0, 0.0, 0.947, 0.618, 1.189, 1.03),
+    ("registers", "position"): (0.0, 0.516, 0.632, 0.0, 0.0, 0.0, 0.0, 2.876, 0.0, 0.0, 0.0, 0.0),
+}
+"""Coefficients of `facts` by where the weight is and the order of the rows."""
+
+
+def facts(plan: Sm90Plan) -> tuple[float, ...]:
+    """What the time of a launch is linear in, in the order of `FACTS`."""
+    config = plan.config
+    tiles = -(-plan.tiles // (plan.clusters // plan.groups))
+    ctas = plan.clusters * config.cluster
+    weight_rows = plan.features if config.weight == "streamed" else 0
+    blocks_kib = plan.tile_stages * config.stage_blocks * plan.k_block_bytes / 1024
+    tile_kib = blocks_kib * (config.tile_rows + weight_rows)
+    l2_kib = blocks_kib * (config.tile_rows / config.cluster + weight_rows)
+    elements = config.tile_rows * config.warpgroups
+    # A load is one refill behind the stage that it follows: with s stages, s - 1 of them hide each other's latency.
+    loads = tiles * plan.tile_stages
+    refills = loads / (config.stages - 1) if loads > config.stages else 0.0
+    resident = config.warpgroups * plan.k_blocks if config.weight == "registers" else 0
+    return (
+        1.0,
+        tiles,
+        tiles * elements / 1e2,
+        tiles * elements * plan.k_blocks / 1e3,
+        tiles * tile_kib / 1e2,
+        ctas * tiles * l2_kib / 1e3,
+        resident / 10,
+        resident * ctas / 1e3,
+        tile_kib / 1e2,
+        float(config.cluster > 1),
+        tiles * plan.tile_stages / 1e2,
+        refills,
+    )
+
+
+def predicted_microseconds(plan: Sm90Plan) -> float:
+    """Time of a launch between others of its kind, by the fit."""
+    # Without positions a tile is consecutive rows, whatever the order is called.
+    order = "flat" if plan.positions == 1 else plan.config.order
+    coefficients = MICROSECONDS[plan.config.weight, order]
+    return sum(a * b for a, b in zip(coefficients, facts(plan), strict=True))
+
+
+def candidates(problem: Problem, arch: Arch, sm_count: int) -> Iterator[Sm90Plan]:
+    """Legal plans worth comparing."""
+    orders = ["flat"] if problem.table_rows > 1 or problem.table_index else ["position"]
+    if problem.table_rows > 1 and problem.m % problem.table_rows == 0 and not problem.table_index:
+        orders.append("position")
+    choices = itertools.product(orders, ("streamed", "registers"), (1, 2, 3), (128, 96, 64, 32, 16), (1, 2), (1, 2, 3))
+    for order, weight, warpgroups, tile_rows, cluster, blocks in choices:
+        images = problem.m // max(problem.table_rows, 1)
+        if order == "position" and problem.table_rows > 1 and images < tile_rows // 2:
+            continue  # more than half of every tile would be empty
+        if weight == "registers" and (blocks != 2 or warpgroups == 1):
+            continue  # never best where it was measured
+        if warpgroups == 1 and tile_rows > 64:
+            continue  # not measured: large tiles have work for more
+        if cluster > sm_count:
+            continue
+        config = Sm90Config(tile_rows, warpgroups, 0, blocks, cluster, weight, order, pingpong=warpgroups > 1)
+        plan = Sm90Plan(problem, resolve(problem, config, arch), arch, sm_count)
+        try:
+            check_registers(plan)
+            check_capacity(plan)
+        except ValueError:
+            continue
+        yield plan
+
+
+@functools.lru_cache(maxsize=4096)
+def default_config(problem: Problem, arch: Arch, sm_count: int) -> Sm90Config:
+    """The configuration for a problem."""
+    images = problem.m // max(problem.table_rows, 1)
+    operations = 2 * problem.m * problem.n * problem.k / 1e12
+    if operations >= POWER_LIMITED_TERA_OPERATIONS and images >= POWER_LIMITED.tile_rows and not problem.table_index:
+        plan = Sm90Plan(problem, resolve(problem, POWER_LIMITED, arch), arch, sm_count)
+        if problem.m % plan.positions == 0 and plan.needed_registers <= plan.consumer_registers and sm_count > 1:
+            return plan.config
+    return min(candidates(problem, arch, sm_count), key=predicted_microseconds).config

@@ -1,0 +1,86 @@
+"""Programmatic dependent launch: a kernel begins before the one in front of it has ended, and must not be seen to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_kernels import Sm90Config, frozen_constants, launch, patch_embed
+from cute_kernels.config import Problem
+from cute_kernels.launch import LaunchTensors
+from cute_kernels.plan import make_plan
+from tests.gpu.harness import check_against_fp64, random_call
+
+CONFIGS = [
+    Sm90Config(tile_rows=32, warpgroups=1, cluster=1, weight="streamed", order="flat", pingpong=False),
+    Sm90Config(tile_rows=64, warpgroups=2, cluster=2, order="flat"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["1 CTA", "2 CTAs"])
+@pytest.mark.parametrize("rows", [196, 40_000])
+def test_a_launch_reads_what_the_launch_before_it_wrote(rows, config):
+    """Each launch takes the bytes of the last one's output for its rows and overwrites what that one had read.
+
+    Every output feature is one element of its row, so that values stay E4M3 numbers: in BF16 their low four bits are
+    zero, and no byte of them is an E4M3 NaN.
+    """
+    n, k, links = 384, 768, 4  # rows of 768 bytes in and out
+    weight = torch.zeros(n, k, device="cuda")
+    weight[torch.arange(n), torch.randperm(k)[:n]] = 1.0
+    weight = weight.to(torch.float8_e4m3fn)
+    plan = make_plan(Problem(rows, n, k), config)
+    start = [random_call(1, rows, n, k, seed=seed).x.view(torch.bfloat16).view(rows, n) for seed in range(10)]
+    buffers = [torch.empty_like(start[0]), torch.empty_like(start[0])]
+
+    def chains(synchronised: bool) -> torch.Tensor:
+        results = []
+        for first in start:
+            buffers[0].copy_(first)
+            for i in range(links):
+                x, out = buffers[i % 2], buffers[1 - i % 2]
+                launch.launch(plan, LaunchTensors(x.view(torch.float8_e4m3fn), weight, None, 1.0, out))
+                if synchronised:
+                    torch.cuda.synchronize()
+            results.append(buffers[links % 2].clone())
+        torch.cuda.synchronize()
+        return torch.stack(results).view(torch.int16)
+
+    expected = chains(synchronised=True)
+    assert len(expected.unique()) > 8 and not torch.equal(expected[0], expected[1])
+    for _ in range(5):
+        assert torch.equal(chains(synchronised=False), expected)
+
+
+def test_frozen_constants_are_read_as_they_were(record_property):
+    call = random_call(3, 21, 264, 256)
+    arguments = (call.x, call.weight, call.bias, call.pos_embed)
+    patch_embed(*arguments, scale_a=call.scale)
+    live, frozen = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(live):
+        out_live = patch_embed(*arguments, scale_a=call.scale)
+    with frozen_constants(), torch.cuda.graph(frozen):
+        out_frozen = patch_embed(*arguments, scale_a=call.scale)
+    for graph, out in ((live, out_live), (frozen, out_frozen)):
+        graph.replay()
+        torch.cuda.synchronize()
+        check_against_fp64(call, out, "f32", record_property)
+    before = out_frozen.clone()
+    call.bias.add_(100.0)
+    patch_embed(*arguments, scale_a=call.scale)  # replaces the cached table
+    scratch = [torch.full((64, 1024), float("nan"), device="cuda") for _ in range(50)]  # would get its memory
+    live.replay()
+    frozen.replay()
+    torch.cuda.synchronize()
+    check_against_fp64(call, out_live, "f32", record_property)
+    assert torch.equal(out_frozen, before)
+    del scratch
+
+
+def test_frozen_constants_are_refused_inside_a_capture():
+    graph = torch.cuda.CUDAGraph()
+    buffer = torch.zeros(4, device="cuda")
+    with torch.cuda.graph(graph):
+        buffer.add_(1)
+        with pytest.raises(RuntimeError, match="before the capture"), frozen_constants():
+            pass
