@@ -47,6 +47,31 @@ def test_every_element(seed, positions, n, extra, dtype, bias_dtype, pos_dtype):
             assert values[p // 32][c // vector][p % 32][c % vector] == expected
 
 
+@pytest.mark.parametrize("nan_row", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_element_of_the_paired_layout(dtype, nan_row):
+    """Columns c and c + 8 of every 16 stand side by side; after the last row there may be one of NaN."""
+    rows, n, columns = 5, 24, 48
+    generator = torch.Generator().manual_seed(1)
+    bias, pos = torch.randn(n, generator=generator), torch.randn(rows, n, generator=generator)
+    table = build_table(bias, pos, positions=rows, columns=columns, dtype=dtype, layout="paired", nan_row=nan_row)
+    assert table.shape == (rows + nan_row, columns // 16, 8, 2) and table.is_contiguous()
+    for p in range(rows):
+        for c in range(columns):
+            expected = (bias[c] + pos[p, c]).to(dtype).item() if c < n else 0.0
+            assert table[p, c // 16, c % 8, c % 16 // 8].item() == expected
+    assert not nan_row or table[rows].isnan().all()
+
+
+@pytest.mark.parametrize("positions", [31, 32, 33])
+def test_the_row_of_nan_follows_the_last_position_of_a_blocked_table(positions):
+    pos = torch.randn(positions, 8)
+    table = build_table(None, pos, positions=positions, columns=8, dtype=torch.float32, nan_row=True)
+    rows = table.transpose(1, 2).reshape(-1, 8)
+    assert torch.equal(rows[:positions], pos) and rows[positions].isnan().all()
+    assert not rows[positions + 1 :].any()
+
+
 def test_lanes_of_a_warp_read_consecutive_bytes():
     pos = torch.arange(64.0)[:, None].expand(64, 8).contiguous()
     table = build_table(None, pos, positions=64, columns=8, dtype=torch.float32)
@@ -58,6 +83,8 @@ def test_lanes_of_a_warp_read_consecutive_bytes():
     ("arguments", "message"),
     [
         ({"bias": None, "pos_embed": None}, "bias or pos_embed"),
+        ({"layout": "row-major"}, "layout = 'row-major', allowed: 'blocked', 'paired'"),
+        ({"layout": "paired", "columns": 24}, "blocks of 16"),
         ({"pos_embed": torch.zeros(3, 8)}, r"shape \[3, 8\], expected \[2, n\]"),
         ({"bias": torch.zeros(9)}, r"bias has shape \[9\]"),
         ({"bias": torch.zeros(1, 8)}, r"bias has shape \[1, 8\]"),
