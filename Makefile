@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench mutate clean
+.PHONY: demo test lint bench mutate hardware clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -29,6 +29,10 @@ bench: $(VENV)/.installed-run
 # Every synchronisation instruction of our kernels dropped or weakened, one at a time: what is not noticed? docs/mutation.md
 mutate: $(VENV)/.installed-test
 	$(BIN)/python -m tests.mutation $(ARGS)
+
+# On a machine with an SM90 GPU: every launch of the emulator's unit tests runs on it too, with equal results (docs/emulator.md).
+hardware: $(VENV)/.installed-test
+	EMULATOR_HW=1 $(BIN)/python -m pytest -n 8 $$(grep -l 'tests.emulator.ptx import' tests/emulator/test_*.py) $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo.png .hypothesis .pytest_cache .ruff_cache

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
 from cute_kernels.emulator import GlobalMemory, Options, Report, run
+from tests.emulator import hardware as real
 
 REGISTERS = """
     .reg .pred %p<40>;
@@ -28,34 +31,56 @@ def module(body: str, *, parameters: int = 2, head: str = "", registers: str = R
 
 def launch(
     text: str,
-    *arrays: np.ndarray | int,
+    *arrays: np.ndarray | int | bytes,
     grid: tuple[int, int, int] = (1, 1, 1),
     block: tuple[int, int, int] = (32, 1, 1),
     cluster: tuple[int, int, int] = (1, 1, 1),
     dynamic_smem: int = 4096,
     options: Options | None = None,
+    hardware: str | None = None,
+    reachable: Sequence[np.ndarray] = (),
     **more: object,
 ) -> Report:
-    """Runs the one kernel of ``text``; arrays are passed by address (and may be written), ints by value."""
+    """Runs the one kernel of ``text``; arrays are passed by address (and may be written), ints and bytes by value.
+
+    ``hardware``: why a GPU may leave other bytes in the arrays than the emulator (see `tests.emulator.hardware`), or
+    None if it must not. ``reachable``: arrays that are no arguments, whose addresses are inside of some (tensor maps).
+    """
     memory = GlobalMemory()
+    for i, array in enumerate(reachable):
+        memory.register_tensor(array, f"reachable array {i}")
     params = []
     for i, array in enumerate(arrays):
         if isinstance(array, int):
             params.append(struct.pack("<Q", array % (1 << 64)))
+        elif isinstance(array, bytes):
+            params.append(array)
         else:
             memory.register_tensor(array, f"array {i}")
             params.append(struct.pack("<Q", array.ctypes.data))
-    return run(
-        text,
-        grid=grid,
-        block=block,
-        cluster=cluster,
-        dynamic_smem=dynamic_smem,
-        params=params,
-        memory=memory,
-        options=options,
-        **more,
-    )
+    touched = [array for array in (*arrays, *reachable) if isinstance(array, np.ndarray)]
+    buffers = tuple((array.ctypes.data, array.tobytes()) for array in touched) if real.MODE else ()
+    same = real.Launch(text, grid, block, cluster, dynamic_smem, tuple(params), buffers)
+    with real.compared(same, touched, leave_out=hardware or _not_comparable(text, options)):
+        return run(
+            text,
+            grid=grid,
+            block=block,
+            cluster=cluster,
+            dynamic_smem=dynamic_smem,
+            params=params,
+            memory=memory,
+            options=options,
+            **more,
+        )
+
+
+def _not_comparable(text: str, options: Options | None) -> str | None:
+    if options is not None and options.clusters is not None:
+        return "a part of a grid"
+    if options is not None and not options.detectors:
+        return "without detectors the program may be faulty"
+    return "a function whose last bits PTX leaves open" if re.search(r"\.approx|\.full", text) else None
 
 
 #: ``%d1`` = address of this thread's 4-byte item of array p0 (one warp), ``%r1`` = %tid.x.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -118,7 +119,8 @@ def check(case: Case, seed: int) -> None:
     rows = [[draw_value(rng, k, bits) for k, bits in zip(kinds, case.sources)] for _ in range(count)]
     data = np.zeros((count, len(case.sources) + 1), np.uint64)
     data[:, :-1] = np.array(rows, np.uint64)
-    launch(text_of(case), data)
+    differs = "positions and lengths beyond 63 mean something else to an H200"
+    launch(text_of(case), data, hardware=differs if re.match(r"bf[ei]\.[bsu]64", case.text) else None)
     mask = (1 << case.out) - 1
     for i, row in enumerate(rows):
         got, want = int(data[i, -1]) & mask, case.expected(*row) & mask
