@@ -126,6 +126,9 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         help="auto: a GPU of compute capability 10.0 if there is one, otherwise the emulator",
     )
     parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a timeline of the emulated launch for https://ui.perfetto.dev"
+    )
     _add_config(parser)
     parser.set_defaults(run=_demo)
 
@@ -146,6 +149,7 @@ def _demo(options: argparse.Namespace) -> int:
         backend=options.backend,
         config=_config(options),
         output=options.output,
+        trace=options.trace,
     )
     console = Console()
     mismatches = run_demo(demo, console)

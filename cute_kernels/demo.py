@@ -51,6 +51,7 @@ class DemoOptions:
             ``"emulator"`` never looks for a GPU.
         config: tunables of the kernel.
         output: PNG file to write.
+        trace: file for a timeline of the emulated launch, or None.
     """
 
     images: Sequence[Path] = ()
@@ -61,6 +62,7 @@ class DemoOptions:
     backend: str = "auto"
     config: TileConfig = field(default_factory=TileConfig)
     output: Path = Path("demo.png")
+    trace: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def _run_kernel(
         result = launch.emulate(
             prepared.plan,
             prepared.tensors,
-            Options(seed=options.seed),
+            Options(seed=options.seed, trace=options.trace),
             lambda done, total: progress.update(task, completed=done, total=total),
         )
     tiles = prepared.plan.tiles

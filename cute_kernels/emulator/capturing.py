@@ -20,6 +20,7 @@ import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -102,12 +103,19 @@ class Session:
             dynamic_smem=launch.dynamic_smem,
             params=launch.params,
             memory=memory,
-            options=self.options,
+            options=dataclasses.replace(self.options, trace=self._trace_file()),
         )
         done = EmulatedLaunch(launch, report)
         self.launches.append(done)
         if self._report is not None:
             self._report(done)
+
+    def _trace_file(self) -> Path | None:
+        """Every launch has a timeline of its own."""
+        if self.options.trace is None or not self.launches:
+            return self.options.trace
+        path = Path(self.options.trace)
+        return path.with_name(f"{path.stem}-{len(self.launches) + 1}{path.suffix}")
 
     def _refuse_in_graph(self, name: str) -> None:
         if self._graph is not None:

@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 import traceback
+from pathlib import Path
 
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, capture
 from cute_kernels.emulator.errors import EmulatorError
@@ -43,6 +44,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-warp-instructions", type=int, metavar="N", help="per cluster; a kernel that executes more has hung"
     )
+    parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write a timeline of the first launch for https://ui.perfetto.dev; FILE-2, FILE-3, ... hold the next ones",
+    )
     parser.add_argument("--quiet", action="store_true", help="no line per launch")
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
@@ -60,6 +68,8 @@ def emulate(options: argparse.Namespace) -> int:
         spurious_try_wait_failures=options.spurious_timeouts,
         detectors=not options.no_detectors,
         max_warp_instructions=options.max_warp_instructions,
+        counters=options.counters,
+        trace=options.trace,
     )
     argv, path = sys.argv, sys.path[:]
     sys.argv = [options.script, *options.arguments]
@@ -86,3 +96,5 @@ def emulate(options: argparse.Namespace) -> int:
 
 def _print(launch: EmulatedLaunch) -> None:
     print(f"emulated: {launch.summary()}", flush=True)
+    if launch.report.units is not None:
+        print(launch.report.units.describe(), flush=True)

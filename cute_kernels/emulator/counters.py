@@ -154,6 +154,15 @@ class UnitCounts:
             if not kind or f"{key}.".startswith(f"{kind}.")
         )
 
+    def describe(self) -> str:
+        """A line per role and kind, and per role its instructions by class."""
+        lines = []
+        for role, instructions in sorted(self.instructions.items()):
+            for kind, metrics in (("instructions", instructions), *sorted(self.units.get(role, {}).items())):
+                counts = (f"{count:,} {metric.replace('_', ' ')}" for metric, count in metrics.items())
+                lines.append(f"  {role}: {kind}: {', '.join(counts)}")
+        return "\n".join(lines)
+
     def rows(self) -> list[tuple[str, str, str, int]]:
         """(role, kind, metric, count), in order of role and kind."""
         return [
