@@ -1,30 +1,28 @@
-"""The command line: ``cute-kernels demo``, ``ptx KERNEL``, ``emulate SCRIPT``, ``cache`` and ``doctor``."""
+"""The command line: ``cute-kernels demo``, ``plan``, ``ptx KERNEL``, ``emulate SCRIPT``, ``cache`` and ``doctor``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
+import os
 import struct
 import sys
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cute_kernels import __version__, siglip
-from cute_kernels.config import EpilogueArithmetic, Problem, TileConfig
+from cute_kernels import __version__, files, siglip
+from cute_kernels.config import Config, Problem
 from cute_kernels.emulator import command
+from cute_kernels.plan import CONFIG_TYPES, Plan, Sm100Plan, make_plan
 
-if TYPE_CHECKING:
-    from cute_kernels.plan import Plan
-
-# Legal values that --help shows; the plan judges what is given.
+# Legal integers that --help shows, by architecture; the plan judges what is given.
 CHOICES = {
-    "tile_n": (128, 256),
-    "epilogue_warps": (4, 5),
-    "tmem_load_width": (16, 32, 64),
-    "epilogue": typing.get_args(EpilogueArithmetic),
+    "sm_100a": {"tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64)},
+    "sm_90a": {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
 }
 
 
@@ -32,14 +30,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        Exit status: 0 on success, 1 if a result is wrong, 2 if the arguments cannot be used.
+        Exit status: 0 on success, 1 if a result is wrong or nobody reads the output, 2 if the arguments cannot be used
+        or a file cannot be read or written, 130 after an interrupt.
     """
     options = _parser().parse_args(arguments)
     try:
-        return options.run(options)
-    except (ValueError, FileNotFoundError, IsADirectoryError, PermissionError, ModuleNotFoundError) as error:
-        print(f"cute-kernels: error: {error}", file=sys.stderr)
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print("cute-kernels: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        _discard_output()
+        return 1
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"cute-kernels: error: {' '.join(str(error).split())}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
         return 2
+
+
+def _discard_output() -> None:
+    """What is still in the buffer cannot be written, and the interpreter's own attempt when it exits must not fail."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except io.UnsupportedOperation:  # not a file
+        return
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
+    _add_plan(commands)
     _add_ptx(commands)
     command.add_parser(commands)
     _add_cache(commands)
@@ -69,32 +89,98 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _check_output(path: Path) -> None:
-    """Before any work is done for it."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {path.parent} to write {path} into")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, not a file to write")
-
-
 def _add_config(parser: argparse.ArgumentParser) -> None:
-    """One option per field of `TileConfig`; the plan judges the values."""
-    group = parser.add_argument_group("tunables of the kernel")
-    for field in dataclasses.fields(TileConfig):
-        kind = type(field.default)
-        choices = CHOICES.get(field.name)
-        group.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=kind,
-            default=field.default,
-            metavar=kind.__name__.upper() if choices is None else f"{{{','.join(map(str, choices))}}}",
-            help="default: %(default)s",
-        )
+    """``--arch`` and ``--set``; the plan judges the values."""
+    lines = []
+    for arch, kind in CONFIG_TYPES.items():
+        tunables = ", ".join(_describe(arch, field) for field in dataclasses.fields(kind))
+        lines.append(f"{arch} ({kind.__name__}): {tunables}.")
+    group = parser.add_argument_group("the kernel", " ".join(lines))
+    group.add_argument(
+        "--arch", choices=tuple(CONFIG_TYPES), default="sm_100a", help="target architecture (default: %(default)s)"
+    )
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="settings",
+        help="a tunable of the kernel, any number of times; the others keep the values above. Without any, the plan "
+        "chooses for the problem",
+    )
 
 
-def _config(options: argparse.Namespace) -> TileConfig:
-    return TileConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(TileConfig)})
+def _describe(arch: str, field: dataclasses.Field) -> str:
+    kind = typing.get_type_hints(CONFIG_TYPES[arch])[field.name]
+    choices = CHOICES[arch].get(field.name, (True, False) if kind is bool else typing.get_args(kind))
+    default = f"{field.name}={_spelled(field.default)}"
+    return f"{default} of {{{', '.join(map(_spelled, choices))}}}" if choices else default
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _config(options: argparse.Namespace) -> Config | None:
+    """The configuration of ``--arch`` and ``--set``; None, for the plan's choice, without ``--set``.
+
+    Raises:
+        ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
+    """
+    kind = CONFIG_TYPES[options.arch]
+    kinds = {field.name: type(field.default) for field in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for setting in options.settings:
+        name, separator, text = setting.partition("=")
+        name = name.strip().replace("-", "_")
+        if not separator or name not in kinds:
+            raise ValueError(f"--set {setting}: expected FIELD=VALUE; fields for {options.arch}: {', '.join(kinds)}")
+        if name in values:
+            raise ValueError(f"--set {setting}: {name} is set twice")
+        values[name] = _parsed(setting, text.strip(), kinds[name])
+    return kind(**values) if values else None
+
+
+def _parsed(setting: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"--set {setting}: expected true or false")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"--set {setting}: expected an integer") from None
+
+
+def _add_problem(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the problem")
+    group.add_argument("--batch", type=_count, default=1, help="images (default: %(default)s)")
+    group.add_argument("--positions", type=_count, default=196, help="patches per image (default: %(default)s)")
+    group.add_argument("--features", type=_count, default=768, help="N (default: %(default)s)")
+    group.add_argument("--in-features", type=_count, default=768, help="K, before zero-padding (default: %(default)s)")
+    group.add_argument(
+        "--table",
+        choices=("positions", "bias", "none"),
+        default="positions",
+        help="what the epilogue adds: bias and position embedding, bias only, nothing (default: %(default)s)",
+    )
+    group.add_argument(
+        "--scale",
+        choices=("value", "pointer"),
+        default="value",
+        help="scale as a launch parameter or read from device memory (default: %(default)s)",
+    )
+
+
+def _plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
+    problem = Problem(
+        m=options.batch * options.positions,
+        n=options.features,
+        k=-(-options.in_features // 16) * 16,
+        table_rows={"positions": options.positions, "bias": 1, "none": 0}[options.table],
+        scale_source=options.scale,
+    )
+    return make_plan(problem, _config(options), options.arch, sm_count=sm_count)
 
 
 # --- demo ------------------------------------------------------------------------------------------------------------
@@ -123,7 +209,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         "--backend",
         choices=("auto", "emulator"),
         default="auto",
-        help="auto: a GPU of compute capability 10.0 if there is one, otherwise the emulator",
+        help="auto: a GPU of compute capability 10.0 for sm_100a, otherwise the emulator (default: %(default)s)",
     )
     parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
     parser.add_argument(
@@ -147,6 +233,7 @@ def _demo(options: argparse.Namespace) -> int:
         image_size=options.image_size,
         seed=options.seed,
         backend=options.backend,
+        arch=options.arch,
         config=_config(options),
         output=options.output,
         trace=options.trace,
@@ -156,6 +243,32 @@ def _demo(options: argparse.Namespace) -> int:
     if mismatches:
         console.print(f"[bold red]FAILED: {mismatches:,} elements differ from the torch reference[/]")
     return 1 if mismatches else 0
+
+
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+def _add_plan(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="say how a problem would be run, or why it cannot be",
+        description="Plans a launch and prints tiles, warp roles and the shared- and tensor-memory budget. Compiles "
+        "nothing and needs no GPU.",
+    )
+    _add_problem(parser)
+    parser.add_argument("--sm-count", type=_count, help="multiprocessors (default: those of a B200 or H200)")
+    _add_config(parser)
+    parser.set_defaults(run=_plan)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    plan = _plan_of(options, options.sm_count)
+    config = ", ".join(f"{name}={_spelled(value)}" for name, value in dataclasses.asdict(plan.config).items())
+    rows = [*plan.describe(), ("grid, cluster", f"{plan.grid}, {plan.cluster}"), ("config", config)]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:{width}}  {value}")
+    return 0
 
 
 # --- ptx -------------------------------------------------------------------------------------------------------------
@@ -173,58 +286,36 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
         "-o", "--output", type=Path, default=Path("patch_embed.ptx"), metavar="FILE",
         help="PTX file; facts go to FILE.json (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--batch", type=_count, default=1, help="images (default: %(default)s)")
-    parser.add_argument("--positions", type=_count, default=196, help="patches per image (default: %(default)s)")
-    parser.add_argument("--features", type=_count, default=768, help="N (default: %(default)s)")
-    parser.add_argument("--in-features", type=_count, default=768, help="K, before zero-padding (default: %(default)s)")
-    parser.add_argument(
-        "--table",
-        choices=("positions", "bias", "none"),
-        default="positions",
-        help="what the epilogue adds: bias and position embedding, bias only, nothing (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--scale",
-        choices=("value", "pointer"),
-        default="value",
-        help="scale as a launch parameter or read from device memory (default: %(default)s)",
-    )
+    _add_problem(parser)
     _add_config(parser)
     parser.set_defaults(run=_ptx)
 
 
 def _ptx(options: argparse.Namespace) -> int:
     from cute_kernels.compile import compile_plan
-    from cute_kernels.plan import make_plan
 
-    _check_output(options.output)
-    problem = Problem(
-        m=options.batch * options.positions,
-        n=options.features,
-        k=-(-options.in_features // 16) * 16,
-        table_rows={"positions": options.positions, "bias": 1, "none": 0}[options.table],
-        scale_source=options.scale,
-    )
-    plan = make_plan(problem, _config(options))
+    files.check_output(options.output)
+    facts_path = options.output.with_name(options.output.name + ".json")
+    files.check_output(facts_path)
+    plan = _plan_of(options)
     artifact = compile_plan(plan)
     facts = {
         "kernel": artifact.kernel_name,
         "arch": plan.arch.name,
-        "problem": dataclasses.asdict(problem),
+        "problem": dataclasses.asdict(plan.problem),
         "config": dataclasses.asdict(plan.config),
         "grid": plan.grid,
         "cluster": plan.cluster,
         "block": (plan.threads, 1, 1),
         "dynamic_smem_bytes": plan.smem_bytes,
         **_launch_parameters(plan),
-        "tmem_columns": plan.tmem_columns,
+        "tmem_columns": plan.tmem_columns if isinstance(plan, Sm100Plan) else 0,
         "table_shape": plan.table_shape,
         "warp_roles": plan.roles,
         "resources": dataclasses.asdict(artifact.resources),
     }
-    facts_path = options.output.with_name(options.output.name + ".json")
-    options.output.write_text(artifact.ptx)
-    facts_path.write_text(json.dumps(facts, indent=2) + "\n")
+    files.write_text(options.output, artifact.ptx)
+    files.write_text(facts_path, json.dumps(facts, indent=2) + "\n")
     print(f"{options.output}\n{facts_path}")
     return 0
 

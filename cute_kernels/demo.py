@@ -7,7 +7,7 @@ compare with two references, draw.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,8 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cute_kernels import ops, reference, report, siglip
-from cute_kernels.config import Problem, TileConfig
+from cute_kernels import files, ops, reference, report, siglip
+from cute_kernels.config import Config, Problem
 from cute_kernels.plan import make_plan
 
 if TYPE_CHECKING:
@@ -47,9 +47,11 @@ class DemoOptions:
         architecture: which seeded weights, a key of `siglip.ARCHITECTURES`.
         image_size: input side in pixels, for seeded weights.
         seed: of the seeded weights and of the emulator's schedule.
-        backend: ``"auto"`` takes a GPU of compute capability 10.0 if there is one, otherwise the emulator;
-            ``"emulator"`` never looks for a GPU.
-        config: tunables of the kernel.
+        backend: ``"auto"`` takes a GPU of compute capability 10.0 for sm_100a, otherwise the emulator: Hopper's tensor
+            cores keep fewer bits of a sum, so a comparison of all bits would fail there. ``"emulator"`` never looks for
+            a GPU.
+        arch: whose kernel, a key of `cute_kernels.plan.ARCHS`.
+        config: tunables of the kernel; what the plan chooses for the problem when None.
         output: PNG file to write.
         trace: file for a timeline of the emulated launch, or None.
     """
@@ -60,7 +62,8 @@ class DemoOptions:
     image_size: int = 224
     seed: int = 0
     backend: str = "auto"
-    config: TileConfig = field(default_factory=TileConfig)
+    arch: str = "sm_100a"
+    config: Config | None = None
     output: Path = Path("demo.png")
     trace: Path | None = None
 
@@ -84,12 +87,9 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     Raises:
         ValueError, OSError, ModuleNotFoundError: unusable images, checkpoint, config or output.
     """
-    # Whether a configuration is legal does not depend on the sizes of the problem.
-    make_plan(Problem(m=1, n=8, k=16), options.config)
-    if not options.output.absolute().parent.is_dir():
-        raise FileNotFoundError(f"no folder {options.output.parent} to write {options.output} into")
-    if options.output.is_dir():
-        raise IsADirectoryError(f"{options.output} is a folder, not a file to write")
+    # What no problem allows is refused before images and weights are loaded; a small one allows the most.
+    make_plan(Problem(m=1, n=8, k=16), options.config, options.arch)
+    files.check_output(options.output)
     names, photos = _load_photographs(options.images)
     model = (
         siglip.seeded_patch_embedding(options.architecture, options.image_size, options.seed)
@@ -104,6 +104,9 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     if rest := model.image_size % model.patch_size:
         console.print(f"the checkpoint's convolution does not see the last {rest} rows and columns of pixels")
 
+    positions, n, k = model.grid**2, model.weight.shape[0], model.rows().shape[1]
+    problem = Problem(m=len(photos) * positions, n=n, k=-(-k // 16) * 16, table_rows=positions)
+    options = replace(options, config=make_plan(problem, options.config, options.arch).config)
     pixels = model.preprocessing(photos, model.image_size)
     x = siglip.quantize(siglip.patchify(pixels, model.patch_size, drop_rest=options.model is not None))
     weight = siglip.quantize(model.rows())
@@ -129,7 +132,8 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     console.print(
         f"FP32 is torch.nn.functional.conv2d + position embedding on the unquantised input. {embedded.remark}"
     )
-    _draw(options.output, names, pixels, model, embedded, fp32, rows[0])
+    with files.writing(options.output):
+        _draw(options.output, names, pixels, model, embedded, fp32, rows[0])
     console.print(f"picture: {options.output}")
     return rows[0].mismatches
 
@@ -165,7 +169,8 @@ def _run_kernel(
 
     scale = float(np.float32(x.scale) * np.float32(weight.scale))
     operands = (x.values, weight.values, model.bias, model.pos_embed)
-    if options.backend == "auto" and torch.cuda.is_available() and torch.cuda.get_device_capability() == (10, 0):
+    gpu = torch.cuda.get_device_capability() if options.backend == "auto" and torch.cuda.is_available() else None
+    if options.arch == "sm_100a" and gpu == (10, 0):
         prepared = ops.prepare_launch(*(t.cuda() for t in operands), scale, options.config)
         launch.launch(prepared.plan, prepared.tensors)
         out = prepared.tensors.out.view(prepared.output_shape).cpu()
@@ -174,18 +179,16 @@ def _run_kernel(
     prepared = ops.prepare_launch(*operands, scale, options.config)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("emulating CTA pairs", total=prepared.plan.clusters)
+        task = progress.add_task("emulating clusters", total=prepared.plan.clusters)
         result = launch.emulate(
             prepared.plan,
             prepared.tensors,
             Options(seed=options.seed, trace=options.trace),
             lambda done, total: progress.update(task, completed=done, total=total),
         )
-    tiles = prepared.plan.tiles
     remark = (
-        f"The emulator executed {result.warp_instructions:,} warp instructions in {result.seconds:.1f} s, "
-        f"{1000 * result.seconds / tiles:.0f} ms per tile of {prepared.plan.tile_m} × {prepared.plan.tile_n} "
-        f"({tiles} tiles); this says nothing about the speed of a GPU."
+        f"The emulator executed {result.warp_instructions:,} warp instructions of {prepared.plan.clusters} clusters in "
+        f"{result.seconds:.1f} s; this says nothing about the speed of a GPU."
     )
     return _Embedded(
         prepared.tensors.out.view(prepared.output_shape), f"emulator, {prepared.plan.arch.name} PTX", remark, prepared

@@ -230,7 +230,8 @@ def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
     Raises:
         ModuleNotFoundError: transformers is not installed (extra ``hf``).
         FileNotFoundError: no ``config.json`` there.
-        ValueError: another model type, weights missing from the checkpoint, or preprocessing that is not supported.
+        ValueError: another model type, damaged files, weights missing from the checkpoint, or preprocessing that is not
+            supported.
     """
     directory = Path(directory)
     if not (directory / "config.json").is_file():
@@ -240,7 +241,7 @@ def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("loading a checkpoint needs transformers: pip install 'cute-kernels[hf]'") from error
 
-    kind = json.loads((directory / "config.json").read_text()).get("model_type")
+    kind = _read_json(directory / "config.json").get("model_type")
     classes = {
         "siglip": transformers.SiglipVisionModel,
         "siglip_vision_model": transformers.SiglipVisionModel,
@@ -249,9 +250,12 @@ def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
     }
     if kind not in classes:
         raise ValueError(f"{directory} holds a {kind!r} model, allowed: {', '.join(map(repr, classes))}")
-    model, info = classes[kind].from_pretrained(
-        directory, local_files_only=True, output_loading_info=True, dtype=torch.float32
-    )
+    try:
+        model, info = classes[kind].from_pretrained(
+            directory, local_files_only=True, output_loading_info=True, dtype=torch.float32
+        )
+    except Exception as error:  # readers raise errors of many types on damaged files
+        raise ValueError(f"{directory} cannot be read as a checkpoint: {error}") from error
     # from_pretrained fills what the checkpoint lacks with random numbers and only warns.
     absent = sorted(name for name in info["missing_keys"] if ".embeddings." in f".{name}")
     if absent:
@@ -277,11 +281,21 @@ def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
     )
 
 
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {type(content).__name__}, expected an object")
+    return content
+
+
 def _load_preprocessing(directory: Path, image_size: int) -> Preprocessing:
     path = directory / "preprocessor_config.json"
     if not path.is_file():
         return Preprocessing()
-    config: dict[str, Any] = json.loads(path.read_text())
+    config = _read_json(path)
     for step in ("do_resize", "do_rescale", "do_normalize"):
         if config.get(step, True) is not True:
             raise ValueError(f"{path.name} has {step} = {config[step]}, allowed: true")

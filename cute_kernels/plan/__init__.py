@@ -14,6 +14,7 @@ from cute_kernels.plan.sm100 import Sm100Plan, plan_sm100
 
 __all__ = [
     "ARCHS",
+    "CONFIG_TYPES",
     "ITEMSIZE",
     "LANES",
     "VECTOR_BYTES",
@@ -26,6 +27,9 @@ __all__ = [
 ]
 
 _PLANNERS = {"sm_100a": (TileConfig, plan_sm100), "sm_90a": (Sm90Config, plan_sm90)}
+
+CONFIG_TYPES: dict[str, type[Config]] = {arch: kind for arch, (kind, _) in _PLANNERS.items()}
+"""The class of each architecture's tunables."""
 
 
 def make_plan(

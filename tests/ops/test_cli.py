@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -12,8 +14,8 @@ import pytest
 from cute_kernels import __version__
 from cute_kernels.cli import CHOICES, main
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import Problem, TileConfig
-from cute_kernels.plan import make_plan
+from cute_kernels.config import Problem, Sm90Config, TileConfig
+from cute_kernels.plan import CONFIG_TYPES, make_plan
 
 
 def test_ptx_and_facts(tmp_path, capsys):
@@ -30,7 +32,7 @@ def test_ptx_and_facts(tmp_path, capsys):
         "--in-features",
         "588",
     ]
-    assert main([*arguments, "--tile-n", "128", "--stages", "5", "--epilogue-warps", "4", "-o", str(path)]) == 0
+    assert main([*arguments, "--set", "tile_n=128", "--set=stages=5", "--set=epilogue-warps=4", "-o", str(path)]) == 0
     facts = json.loads((tmp_path / "k.ptx.json").read_text())
     plan = make_plan(Problem(300, 1152, 592, table_rows=100), TileConfig(tile_n=128, stages=5, epilogue_warps=4))
     assert path.read_text() == compile_plan(plan).ptx
@@ -60,14 +62,26 @@ def test_ptx_variants(tmp_path, table, scale, rows):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ptx", "patch-embed", "-o", "x", "--stages", "9"], "nearest legal value: 5"),
-        (["ptx", "patch-embed", "-o", "x", "--epilogue", "fp64"], "nearest legal value: 'f32'"),
+        (["ptx", "patch-embed", "-o", "x", "--set", "stages=9"], "nearest legal value: 5"),
+        (["ptx", "patch-embed", "-o", "x", "--set", "epilogue=fp64"], "nearest legal value: 'f32'"),
+        (["plan", "--set", "warpgroups=3"], "fields for sm_100a: tile_n, stages, epilogue_warps"),
+        (["plan", "--arch", "sm_90a", "--set", "tile_n=128"], "fields for sm_90a: tile_rows, warpgroups, stages"),
+        (["plan", "--set", "stages"], "--set stages: expected FIELD=VALUE"),
+        (["plan", "--set", "stages="], "--set stages=: expected an integer"),
+        (["plan", "--set", "stages=4.0"], "--set stages=4.0: expected an integer"),
+        (["plan", "--set", "stages=4", "--set", "stages=5"], "stages is set twice"),
+        (["plan", "--arch", "sm_90a", "--set", "pingpong=maybe"], "--set pingpong=maybe: expected true or false"),
+        (["plan", "--arch", "sm_90a", "--set", "warpgroups=4"], "nearest legal value: 3"),
+        (["plan", "--features", "12"], "nearest legal value: 16"),
+        (["plan", "--batch", "99999999"], "nearest legal value: 2147483392"),
+        (["plan", "--sm-count", "1"], "nearest legal value: 2"),
         (["demo", "--images", "absent.png"], "no image file absent.png"),
         (["demo", "--output", "absent/demo.png"], "no folder absent to write absent/demo.png into"),
         (["demo", "--output", "."], ". is a folder"),
         (["ptx", "patch-embed", "-o", "absent/k.ptx"], "no folder absent to write absent/k.ptx into"),
         (["ptx", "patch-embed", "-o", "."], ". is a folder"),
-        (["demo", "--stages", "9", "--images", "absent.png", "--model", "absent"], "nearest legal value: 5"),
+        (["demo", "--set", "stages=9", "--images", "absent.png", "--model", "absent"], "nearest legal value: 5"),
+        (["demo", "--arch", "sm_90a", "--set", "cluster=3", "--images", "absent.png"], "nearest legal value: 2"),
         (["demo", "--model", "absent"], "absent holds no config.json"),
         (["demo", "--model", "x", "--image-size", "64"], "--model brings its own"),
         (["demo", "--image-size", "8"], "image_size = 8 is smaller than a patch"),
@@ -100,26 +114,146 @@ def test_seeds_are_not_negative(capsys):
     assert "argument --seed: '-1' is not" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["demo"], ["ptx", "patch-embed"]])
-def test_help_shows_choices(command, capsys):
+@pytest.mark.parametrize("command", [["demo"], ["plan"], ["ptx", "patch-embed"]])
+def test_help_shows_tunables_and_choices(command, capsys):
     with pytest.raises(SystemExit):
         main([*command, "--help"])
-    shown = capsys.readouterr().out
-    for name, choices in CHOICES.items():
-        assert f"--{name.replace('_', '-')} {{{','.join(map(str, choices))}}}" in shown
+    shown = " ".join(capsys.readouterr().out.split())
+    for arch, choices in CHOICES.items():
+        defaults = CONFIG_TYPES[arch]()
+        for name, values in choices.items():
+            assert f"{name}={getattr(defaults, name)} of {{{', '.join(map(str, values))}}}" in shown
+    assert "pingpong=true of {true, false}" in shown
+    assert "epilogue=f32 of {f32, bf16x2}" in shown
 
 
 def test_choices_are_what_the_plan_allows():
-    problem = Problem(196, 768, 768)
-    for name, choices in CHOICES.items():
-        legal = []
-        for value in choices if name == "epilogue" else range(1, 513):
-            try:
-                make_plan(problem, TileConfig(**{name: value}))
-            except ValueError:
-                continue
-            legal.append(value)
-        assert tuple(legal) == choices
+    problem = Problem(196, 768, 256)
+    for arch, choices in CHOICES.items():
+        for name, values in choices.items():
+            legal = []
+            for value in range(1, 513):
+                try:
+                    make_plan(problem, dataclasses.replace(CONFIG_TYPES[arch](), stages=2, **{name: value}))
+                except ValueError:
+                    continue
+                legal.append(value)
+            assert tuple(legal) == values, (arch, name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "config", "arch"),
+    [
+        ([], Problem(196, 768, 768, 196), None, "sm_100a"),
+        (["--arch", "sm_90a", "--batch", "8"], Problem(1568, 768, 768, 196), None, "sm_90a"),
+        (["--set", "stages=3"], Problem(196, 768, 768, 196), TileConfig(stages=3), "sm_100a"),
+        (
+            ["--arch=sm_90a", "--set=warpgroups=3", "--set=tile_rows=64", "--set=pingpong=false", "--set=order=flat"],
+            Problem(196, 768, 768, 196),
+            Sm90Config(warpgroups=3, tile_rows=64, pingpong=False, order="flat"),
+            "sm_90a",
+        ),
+    ],
+)
+def test_plan_is_printed(arguments, problem, config, arch, capsys):
+    assert main(["plan", *arguments]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    plan = make_plan(problem, config, arch)
+    for name, value in plan.describe():
+        assert rows[name].strip() == value
+    shown = dict(pair.split("=") for pair in rows["config"].strip().split(", "))
+    assert shown == {name: str(v).lower() if v in (True, False) and isinstance(v, bool) else str(v)
+                     for name, v in dataclasses.asdict(plan.config).items()}  # fmt: skip
+
+
+def test_ptx_of_the_sm90_kernel(tmp_path):
+    """144 bytes of K are two blocks; the weight stays in registers and has no tensor map."""
+    path = tmp_path / "k.ptx"
+    sizes = ["--batch", "37", "--positions", "14", "--features", "264", "--in-features", "144"]
+    settings = ["--set", "tile_rows=32", "--set", "stages=2"]
+    assert main(["ptx", "patch-embed", "--arch", "sm_90a", *sizes, *settings, "-o", str(path)]) == 0
+    facts = json.loads((tmp_path / "k.ptx.json").read_text())
+    plan = make_plan(Problem(14 * 37, 264, 144, 14), Sm90Config(tile_rows=32, stages=2))
+    assert path.read_text() == compile_plan(plan).ptx
+    assert ".target sm_90a" in path.read_text()
+    assert facts["config"] == dataclasses.asdict(plan.config)
+    assert (facts["arch"], facts["tmem_columns"]) == ("sm_90a", 0)
+    assert facts["dynamic_smem_bytes"] == plan.smem_bytes
+    maps = {p["tensor"]: p for p in facts["parameters"] if p["holds"] == "tensor map"}
+    assert sorted(maps) == ["out", "x"]
+    located = [name for p in facts["parameters"] if p["holds"] == "bytes" for name in p["offsets"]]
+    assert sorted(located) == ["scale", "table", "weight"]
+
+
+# --- what goes wrong outside of the program --------------------------------------------------------------------------
+
+
+def test_a_full_device_is_named(tmp_path, capsys):
+    path = tmp_path / "k.ptx"
+    path.symlink_to("/dev/full")
+    assert main(["ptx", "patch-embed", "-o", str(path)]) == 2
+    assert capsys.readouterr().err == f"cute-kernels: error: {path} cannot be written: No space left on device\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["k.ptx"]
+
+
+def test_standard_output_on_a_full_device():
+    command = [sys.executable, "-m", "cute_kernels", "plan"]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.stderr == "cute-kernels: error: [Errno 28] No space left on device\n"
+    assert run.returncode == 2
+
+
+def test_standard_output_into_a_closed_pipe():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cute_kernels", "plan"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 1
+
+
+@pytest.mark.parametrize(("error", "status", "text"), [
+    (KeyboardInterrupt(), 130, "cute-kernels: interrupted\n"),
+    (OSError(5, "Input/output error", "disk"), 2, "cute-kernels: error: [Errno 5] Input/output error: 'disk'\n"),
+    (ValueError("two\nlines"), 2, "cute-kernels: error: two lines\n"),
+])  # fmt: skip
+def test_one_line_and_a_status_for_what_stops_a_command(error, status, text, monkeypatch, capsys):
+    from cute_kernels import doctor
+
+    def stop():
+        raise error
+
+    monkeypatch.setattr(doctor, "inspect_environment", stop)
+    assert main(["doctor"]) == status
+    assert capsys.readouterr().err == text
+
+
+@pytest.mark.parametrize("command", [["demo", "--output"], ["ptx", "patch-embed", "-o"]])
+@pytest.mark.parametrize("name", ["new", "old"])
+def test_what_cannot_be_written_is_refused_before_any_work(command, name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "old").touch()
+    (tmp_path / "old").chmod(0o400)
+    tmp_path.chmod(0o500)
+    if os.geteuid() == 0:  # to whom permissions do not apply
+        monkeypatch.setattr(os, "access", lambda path, mode: os.stat(path).st_mode >> 6 & mode == mode)
+    monkeypatch.setattr("cute_kernels.siglip.seeded_patch_embedding", unreachable)
+    monkeypatch.setattr("cute_kernels.compile.compile_plan", unreachable)
+    path = tmp_path / name
+    assert main([*command, str(path)]) == 2
+    assert capsys.readouterr().err == f"cute-kernels: error: {path} cannot be written: permission denied\n"
+
+
+def test_the_file_of_facts_is_checked_too(tmp_path, monkeypatch, capsys):
+    (tmp_path / "k.ptx.json").mkdir()
+    monkeypatch.setattr("cute_kernels.compile.compile_plan", unreachable)
+    assert main(["ptx", "patch-embed", "-o", str(tmp_path / "k.ptx")]) == 2
+    assert "k.ptx.json is a folder" in capsys.readouterr().err
+
+
+def unreachable(*_, **__):
+    raise AssertionError("work was done for a file that cannot be written")
 
 
 def test_version(capsys):
@@ -135,8 +269,8 @@ def test_version(capsys):
 def test_parameters_of_the_launch(tmp_path, monkeypatch, table, scale):
     """2 images of 196 rows, 592 bytes each after padding, 1152 features; written to the current folder."""
     monkeypatch.chdir(tmp_path)
-    arguments = ["ptx", "patch-embed", "--batch", "2", "--features", "1152", "--in-features", "588", "--tile-n", "128"]
-    assert main([*arguments, "--table", table, "--scale", scale]) == 0
+    arguments = ["ptx", "patch-embed", "--batch", "2", "--features", "1152", "--in-features", "588"]
+    assert main([*arguments, "--set", "tile_n=128", "--table", table, "--scale", scale]) == 0
     facts = json.loads((tmp_path / "patch_embed.ptx.json").read_text())
     ptx, parameters = (tmp_path / "patch_embed.ptx").read_text(), facts["parameters"]
     declared = ptx[ptx.index(".entry") : ptx.index(".reqntid")].count(".param ")

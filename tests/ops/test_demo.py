@@ -56,6 +56,18 @@ def test_a_file_that_is_no_image_is_refused(tmp_path, capsys):
         assert f"{path} cannot be read as an image" in capsys.readouterr().err
 
 
+def test_demo_of_the_sm90_kernel(tmp_path, capsys):
+    output = tmp_path / "out.png"
+    settings = ["--set", "warpgroups=1", "--set", "tile_rows=16", "--set", "cluster=1"]
+    arguments = ["demo", "--backend", "emulator", "--arch", "sm_90a", *settings, "--images", *write_photos(tmp_path, 1)]
+    assert main([*arguments, "--image-size", "32", "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"0\s+of\s+3,072", printed)  # 4 positions x 768 features
+    assert "Kernel for sm_90a" in printed
+    assert "16 rows x 64 features" in printed
+    assert output.is_file()
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_photographs_are_turned_as_the_camera_was_held(orientation, tmp_path):
     """The stored picture of each EXIF orientation, by the standard's table of which side row 0 and column 0 are."""

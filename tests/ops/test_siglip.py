@@ -254,6 +254,22 @@ def test_other_models_and_empty_folders_are_refused(tmp_path):
         siglip.load_patch_embedding(tmp_path)
 
 
+def test_damaged_checkpoints_are_refused_by_name(tmp_path):
+    write_fixed_resolution(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    whole, text = weights.read_bytes(), config.read_text()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be read as a checkpoint"):
+        siglip.load_patch_embedding(tmp_path)
+    weights.unlink()
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be read as a checkpoint"):
+        siglip.load_patch_embedding(tmp_path)
+    for content, message in ((text[:-9], "is no JSON"), ("[]", "holds list, expected an object")):
+        config.write_text(content)
+        with pytest.raises(ValueError, match=f"config.json {message}"):
+            siglip.load_patch_embedding(tmp_path)
+
+
 def test_preprocessing_of_the_checkpoint(tmp_path):
     write_fixed_resolution(tmp_path)
     path = tmp_path / "preprocessor_config.json"

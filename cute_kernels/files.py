@@ -1,0 +1,46 @@
+"""Files that a command writes: checked before any work is done for them, and errors that name them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def check_output(path: Path) -> None:
+    """Whether a file can be written, as far as can be told without writing it.
+
+    Raises:
+        OSError: FileNotFoundError without a folder to write into, IsADirectoryError for a folder, PermissionError.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to write {path} into")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, not a file to write")
+    if path.exists():
+        writable = os.access(path, os.W_OK)
+    else:
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    if not writable:
+        raise PermissionError(f"{path} cannot be written: permission denied")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Names the file in errors of the block that writes it: a full device, for one, does not."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file.
+
+    Raises:
+        OSError: naming the file.
+    """
+    with writing(path):
+        path.write_text(text)
