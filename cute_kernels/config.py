@@ -1,17 +1,59 @@
-"""The two inputs of planning: what is asked (`Problem`) and how to do it (`TileConfig`).
+"""The two inputs of planning: what is asked (`Problem`) and how to do it (`TileConfig`, `Sm90Config`).
 
-Both are frozen, hashable and free of torch and of hardware limits: `cute_kernels.plan` is the only judge of legality.
+All are frozen, hashable and free of torch and of hardware limits: they check the types of their fields, and
+`cute_kernels.plan` is the only judge of legality.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import operator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
 WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
+
+
+def _check_types(instance: Any) -> None:
+    """Makes integers of any library ``int``, and refuses fields of another type than they are annotated with.
+
+    Equal configurations must be the same key of a cache, in memory and, by their ``repr``, on disk: ``np.int64(4)``,
+    ``4.0`` and ``True`` would be equal to integers and yet be keys of their own.
+
+    Raises:
+        TypeError: naming the field.
+        ValueError: an integer other than 0 and 1 in place of a bool.
+    """
+    for field in fields(instance):
+        value = getattr(instance, field.name)
+        if field.type == "int":
+            checked = _integer(field.name, value)
+        elif field.type == "bool":
+            checked = _boolean(field.name, value)
+        elif isinstance(value, str):
+            checked = str(value)
+        else:
+            raise TypeError(f"{field.name} = {value!r} is {type(value).__name__}, expected a string")
+        object.__setattr__(instance, field.name, checked)
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected an integer")
+    return operator.index(value)
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected True or False")
+    # An operator schema passes a bool among integers as 0 or 1.
+    if operator.index(value) not in (0, 1):
+        raise ValueError(f"{name} = {value!r}, allowed: True, False")
+    return operator.index(value) == 1
 
 
 @dataclass(frozen=True)
@@ -29,6 +71,9 @@ class Problem:
         out_dtype: element type of the output, as torch names it.
         scale_source: ``"value"`` passes the scale in the launch parameters, ``"pointer"`` reads one FP32 from device
             memory when the kernel starts.
+
+    Raises:
+        TypeError: a size that is no integer, or a name that is no string.
     """
 
     m: int
@@ -39,6 +84,9 @@ class Problem:
     out_dtype: str = "bfloat16"
     scale_source: ScaleSource = "value"
     table_index: bool = False
+
+    def __post_init__(self) -> None:
+        _check_types(self)
 
 
 @dataclass(frozen=True)
@@ -53,6 +101,9 @@ class TileConfig:
         tmem_load_width: columns of one ``tcgen05.ld.32x32b``: 16, 32 or 64 (F1, F8, F32).
         epilogue: ``"f32"`` rounds once; ``"bf16x2"`` rounds the scaled accumulator and adds a BF16 table in packed
             BF16, as the CUDA original does (F22).
+
+    Raises:
+        TypeError: a field of the wrong type.
     """
 
     tile_n: int = 256
@@ -60,6 +111,9 @@ class TileConfig:
     epilogue_warps: int = 5
     tmem_load_width: int = 32
     epilogue: EpilogueArithmetic = "f32"
+
+    def __post_init__(self) -> None:
+        _check_types(self)
 
 
 @dataclass(frozen=True)
@@ -81,6 +135,10 @@ class Sm90Config:
             images that fill half a tile or more.
         pingpong: warpgroups take turns on the tensor cores, so that one's epilogue runs under another's WGMMAs.
         epilogue: as in `TileConfig`.
+
+    Raises:
+        TypeError: a field of the wrong type.
+        ValueError: an integer other than 0 and 1 for ``pingpong``.
     """
 
     tile_rows: int = 128
@@ -92,6 +150,9 @@ class Sm90Config:
     order: RowOrder = "auto"
     pingpong: bool = True
     epilogue: EpilogueArithmetic = "f32"
+
+    def __post_init__(self) -> None:
+        _check_types(self)
 
 
 Config = TileConfig | Sm90Config

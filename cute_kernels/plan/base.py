@@ -149,15 +149,19 @@ def check_problem(p: Problem) -> None:
         reject("out_dtype", p.out_dtype, "this kernel stores BF16", "bfloat16")
     if p.scale_source not in ("value", "pointer"):
         reject("scale_source", p.scale_source, "the scale is a launch parameter or one FP32 in memory", "value")
-    # Row coordinates of TMA are 32-bit and a tile may begin one row before the end of the tensor.
-    largest_m = 2**31 - 256
-    for name, value, largest in (("m", p.m, largest_m), ("n", p.n, 2**31 - 256), ("k", p.k, 2**31 - 128)):
+    # Row coordinates of TMA are 32-bit and a tile may begin one row before the end of the tensor. The limits of n and k
+    # are multiples themselves, so that rounding up stays within them.
+    row_of_16_bytes = "must be a multiple of 16 bytes for TMA"
+    for name, value, largest, multiple, rule in (
+        ("m", p.m, 2**31 - 256, 1, ""),
+        ("n", p.n, 2**31 - 256, VECTOR_BYTES // ITEMSIZE[p.out_dtype], f"an output row {row_of_16_bytes}; zero-pad it"),
+        ("k", p.k, 2**31 - 128, VECTOR_BYTES // ITEMSIZE[p.in_dtype], f"a row {row_of_16_bytes}; zero-pad it"),
+    ):
+        legal = round_up(min(max(value, 1), largest), multiple)
         if not 1 <= value <= largest:
-            reject(name, value, f"TMA coordinates allow 1 to {largest}", min(max(value, 1), largest))
-    if p.k % VECTOR_BYTES:
-        reject("k", p.k, "a row must be a multiple of 16 bytes for TMA; zero-pad it", round_up(p.k, VECTOR_BYTES))
-    if p.n % 8:
-        reject("n", p.n, "an output row must be a multiple of 16 bytes for TMA", round_up(p.n, 8))
+            reject(name, value, f"TMA coordinates allow 1 to {largest}", legal)
+        if value % multiple:
+            reject(name, value, rule, legal)
     if p.table_rows < 0:
         reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
     if p.table_index and not p.table_rows:
@@ -170,7 +174,7 @@ def check_epilogue(epilogue: str) -> None:
 
 
 def check_capacity(plan: Plan) -> None:
-    """Shared memory, by the number of stages, and the 32-bit indices of the table."""
+    """Shared memory, by the number of stages or what is in one, and the 32-bit indices of the table."""
     if plan.smem_bytes > plan.arch.smem_bytes:
         fixed = plan.smem_bytes - plan.config.stages * plan.stage_bytes
         fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
@@ -178,6 +182,10 @@ def check_capacity(plan: Plan) -> None:
             f"{plan.config.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
             f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
         )
+        if fit < 2:
+            blocks = plan.config.stage_blocks
+            room = (plan.arch.smem_bytes - fixed) // 2
+            reject("stage_blocks", blocks, f"{rule}, and two stages are needed", room // (plan.stage_bytes // blocks))
         reject("stages", plan.config.stages, rule, fit)
     if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
         rule = f"the bias + position table is indexed with 32 bits and has {plan.padded_n} padded columns"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
+import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.config import Problem, TileConfig
+from cute_kernels.config import Problem, Sm90Config, TileConfig
 from cute_kernels.plan import ARCHS, make_plan
 
 HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
@@ -111,8 +114,13 @@ def test_illegal_config_names_limit_value_and_nearest(field, value, limit, neare
         ("m", -5, "1 to", 1),
         ("m", 2**31, "TMA coordinates", 2**31 - 256),
         ("n", 770, "16 bytes", 776),
-        ("n", 0, "1 to", 1),
+        ("n", 0, "1 to", 8),
+        ("n", 2**31 - 257, "16 bytes", 2**31 - 256),
+        ("n", 2**40, "TMA coordinates", 2**31 - 256),
         ("k", 588, "zero-pad", 592),
+        ("k", 0, "1 to", 16),
+        ("k", -592, "1 to", 16),
+        ("k", 2**31 - 129, "zero-pad", 2**31 - 128),
         ("k", 2**31, "TMA coordinates", 2**31 - 128),
         ("table_rows", -1, "absent", 0),
         ("table_rows", 2**30, "32 bits", 2_796_192),
@@ -127,6 +135,90 @@ def test_illegal_problem_names_limit_value_and_nearest(field, value, limit, near
     message = str(error.value)
     assert message.startswith(f"{field} = {value!r}") and limit in message
     assert message.endswith(f"nearest legal value: {nearest}")
+
+
+def repaired(problem: Problem, config: TileConfig | Sm90Config) -> None:
+    """Sets each field that the plan refuses to what it calls the nearest legal value, until there is a plan.
+
+    A size has to be legal at once. A tunable may meet another limit later: rows of a tile are multiples of 16, and must
+    fit the registers beside the weight.
+    """
+    named: list[str] = []
+    while True:
+        try:
+            make_plan(problem, config)
+            return
+        except ValueError as error:
+            message = str(error)
+        field, value = re.match(r"(\w+) = .* nearest legal value: (.+)$", message).groups()
+        named.append(field)
+        of_problem = hasattr(problem, field)
+        assert named.count(field) <= (1 if of_problem else 2), message
+        change = {field: ast.literal_eval(value)}
+        if of_problem:
+            problem = dataclasses.replace(problem, **change)
+        else:
+            config = dataclasses.replace(config, **change)
+
+
+SIZES = st.one_of(st.integers(-100, 2000), st.integers(2**31 - 600, 2**31 + 600), st.integers(-(2**70), 2**70))
+
+
+@given(
+    m=SIZES,
+    n=SIZES,
+    k=SIZES,
+    config=st.builds(
+        TileConfig,
+        *[st.integers(-300, 600)] * 4,
+        st.sampled_from(["f32", "bf16x2", "f16"]),
+    ),
+)
+def test_nearest_values_are_legal(m, n, k, config) -> None:
+    repaired(Problem(m, n, k), config)
+
+
+def test_the_table_is_indexed_with_32_bits() -> None:
+    """Blocks of 32 rows by 768 columns: 2,796,192 rows are 87,381 blocks with 2,147,475,456 elements, under 2**31."""
+    plan = make_plan(dataclasses.replace(HEADLINE, m=2_796_192, table_rows=2_796_192))
+    assert math.prod(plan.table_shape) == 2_147_475_456 < 2**31
+    with pytest.raises(ValueError, match=r"table_rows = 2796193 .*nearest legal value: 2796192"):
+        make_plan(dataclasses.replace(HEADLINE, m=2_796_193, table_rows=2_796_193))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "message"),
+    [
+        (TileConfig, "stages", 4.0, "stages = 4.0 is float, expected an integer"),
+        (TileConfig, "stages", "4", "stages = '4' is str, expected an integer"),
+        (TileConfig, "stages", True, "stages = True is bool, expected an integer"),
+        (TileConfig, "stages", np.float32(4), "is float32, expected an integer"),
+        (TileConfig, "tile_n", None, "tile_n = None is NoneType"),
+        (TileConfig, "epilogue", 3, "epilogue = 3 is int, expected a string"),
+        (TileConfig, "epilogue", None, "epilogue = None is NoneType"),
+        (Sm90Config, "pingpong", "yes", "pingpong = 'yes' is str, expected True or False"),
+        (Sm90Config, "order", b"flat", "order = b'flat' is bytes, expected a string"),
+        (Problem, "m", 4.0, "m = 4.0 is float, expected an integer"),
+        (Problem, "n", "8", "n = '8' is str, expected an integer"),
+        (Problem, "k", True, "k = True is bool, expected an integer"),
+        (Problem, "table_rows", None, "table_rows = None is NoneType"),
+        (Problem, "in_dtype", 8, "in_dtype = 8 is int, expected a string"),
+    ],
+)
+def test_fields_of_another_type_are_refused_by_name(kind, field, value, message) -> None:
+    sizes = {"m": 16, "n": 16, "k": 16} if kind is Problem else {}
+    with pytest.raises(TypeError, match=f"{re.escape(message)}"):
+        kind(**sizes | {field: value})
+
+
+def test_integers_of_other_libraries_become_python_integers() -> None:
+    """A `repr` of np.int64(4) would be another key of the disk cache."""
+    config = TileConfig(stages=np.int64(4), tile_n=np.uint16(256))
+    assert repr(config) == repr(TileConfig())
+    assert repr(Problem(np.int32(16), np.int8(8), np.int64(32))) == repr(Problem(16, 8, 32))
+    assert repr(Sm90Config(pingpong=0)) == repr(Sm90Config(pingpong=False))
+    with pytest.raises(ValueError, match="pingpong = 2, allowed: True, False"):
+        Sm90Config(pingpong=2)
 
 
 def test_unknown_architecture_and_too_small_device() -> None:

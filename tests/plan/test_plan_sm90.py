@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from cute_kernels.config import Problem, Sm90Config, TileConfig
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.plan import make_plan
+from tests.plan.test_plan import repaired
 
 HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
 SMEM = 232_448
@@ -79,10 +81,43 @@ def test_configs_fit_or_name_what_does_not(rows, warpgroups, stages, stage_block
             "tile_rows": registers > limit or (cluster == 2 and rows % 16),
             "weight": registers > limit,
             "stages": need > SMEM,
+            "stage_blocks": need > SMEM and (SMEM - need + stages * stage) // stage < 2,
         }
         assert expected[field], str(error)
     else:
         assert registers <= limit and need == plan.smem_bytes <= SMEM
+
+
+@given(
+    m=st.integers(-5, 5000),
+    n=st.integers(-5, 5000),
+    k=st.integers(-5, 5000),
+    rows=st.integers(-5, 100),
+    config=st.builds(
+        Sm90Config,
+        *[st.integers(-3, 400), st.integers(-1, 6), st.integers(-1, 40), st.integers(-1, 8), st.integers(-1, 9)],
+        *[st.sampled_from(values) for values in (["registers", "streamed"], ["position", "flat", "snake"])],
+    ),
+)
+def test_nearest_values_are_legal(m, n, k, rows, config) -> None:
+    repaired(Problem(m, n, k, rows), config)
+
+
+def test_a_stage_of_which_two_do_not_fit_is_made_smaller() -> None:
+    """A stage of 4 blocks of 256 rows and 128 features is 196,608 B; beside 66,560 B two stages of one block fit."""
+    config = Sm90Config(tile_rows=256, stages=2, stage_blocks=4, weight="streamed")
+    with pytest.raises(ValueError, match=r"stage_blocks = 4 .*nearest legal value: 1"):
+        make_plan(HEADLINE, config)
+    assert make_plan(HEADLINE, dataclasses.replace(config, stage_blocks=1)).smem_bytes == 66_560 + 2 * 49_152
+
+
+def test_the_table_is_indexed_with_32_bits() -> None:
+    """Rows of 768 features, to 2**31 elements: 2,796,202 of them."""
+    rows = 2_796_202
+    config = make_plan(HEADLINE, arch="sm_90a").config
+    assert math.prod(make_plan(dataclasses.replace(HEADLINE, m=rows, table_rows=rows), config).table_shape) < 2**31
+    with pytest.raises(ValueError, match="table_rows = 2796203 "):
+        make_plan(dataclasses.replace(HEADLINE, m=rows + 1, table_rows=rows + 1), config)
 
 
 @pytest.mark.parametrize(
