@@ -16,13 +16,13 @@ import torch
 from cute_kernels import reference
 from cute_kernels.config import Config, Problem, Sm90Config, TileConfig
 from cute_kernels.derived import DERIVED
+from cute_kernels.plan import Plan, make_plan
 from cute_kernels.scales import combine_scales, join_scale, split_scale
 from cute_kernels.table import build_table
 from cute_kernels.warm import PLAIN_TENSORS, WARM
 
 if TYPE_CHECKING:
     from cute_kernels.launch import LaunchTensors
-    from cute_kernels.plan import Plan
 
 Backend = Literal["auto", "emulator", "reference"]
 
@@ -45,6 +45,7 @@ _WORD_FIELDS = {
 _is_compiling, _is_profiling = torch.compiler.is_compiling, torch.autograd._profiler_enabled
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _functorch_level, _tracing_state = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+_REFERENCES = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}
 _SUPPORTED = (
     "supported: CUDA devices of compute capability 10.0 (B200, GB200) and 9.0 (H100, H200), CPU tensors (plain torch, "
     'or the PTX emulator with backend="emulator"), and any torch device with backend="reference"'
@@ -70,18 +71,22 @@ def patch_embed(
         x: ``[B, S, K]`` or ``[B * S, K]`` float8_e4m3fn, contiguous; B >= 1, S >= 1, K >= 1. A slice whose memory does
             not start on 16 bytes is copied, and K that is no multiple of 16 is zero-padded, once per call.
         weight: ``[N, K]`` float8_e4m3fn, contiguous, N a multiple of 8. Padded and aligned likewise, once per weight.
-        bias: ``[N]`` BF16, FP16 or FP32, any stride, or None.
+        bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias, position and weight is
+            laid out once and found again by object, memory and autograd's version counter. A write that the counter
+            does not see (through ``.data``, or a NumPy array that shares the memory) leaves the old values in use until
+            `cute_kernels.clear_cache` is called.
         pos_embed: ``[S, N]`` BF16, FP16 or FP32, any stride, or None. With a 2-D ``x`` it tells S.
         pos_index: for packed rows of variable length: ``[T]`` (or ``[B, L]`` with a 3-D ``x``) int32 or int64,
             contiguous; row t gets ``pos_embed[pos_index[t]]``, and the result is ``[T, N]`` (``[B, L, N]``). A number
             outside ``0 .. S - 1`` raises ValueError for CPU tensors; on a GPU, where looking would make the host wait,
             it gives a row of NaN. int64 is converted by one more small kernel per call.
-        scale_a: dequantisation multiplier of ``x``: None (1), a finite number > 0, or an FP32 tensor of one element,
-            which is read on the device and not checked.
+        scale_a: dequantisation multiplier of ``x``: None (1), a number that is finite and > 0 in FP32, or an FP32
+            tensor of one element, which is read on the device and not checked.
         scale_b: dequantisation multiplier of ``weight``, likewise. The kernel applies the FP32 product of both.
         out_dtype: ``torch.bfloat16``.
         config: tunables of the kernel, `TileConfig` for SM100 or `Sm90Config` for SM90; None takes the plan's
-            default. The emulator runs the kernel of the config's architecture, SM100's without a config.
+            default. An illegal one is refused on every backend. The emulator runs the kernel of the config's
+            architecture, SM100's without a config.
             ``config.epilogue`` selects the rounding contract on every backend: ``"f32"`` (default) is
             ``bf16(fma32(acc, scale, fp32(bias) + fp32(pos)))``, ``"bf16x2"`` is
             ``bf16(bf16(acc * scale) + bf16(fp32(bias) + fp32(pos)))``.
@@ -90,10 +95,11 @@ def patch_embed(
 
     Returns:
         ``[B, S, N]`` bfloat16, contiguous. A 2-D ``x`` without ``pos_embed`` has no S: the result is ``[rows, N]``.
-        There is no backward: differentiating the result raises NotImplementedError.
+        NaN and infinity in any tensor are not looked for and propagate as IEEE 754 says. There is no backward:
+        differentiating the result raises NotImplementedError.
 
     Raises:
-        TypeError: an argument of the wrong type or element type.
+        TypeError: an argument of the wrong type, element type or layout.
         ValueError: a wrong shape, stride, device, scale, backend or config value.
         NotImplementedError: row-wise scales, or a device without a kernel.
     """
@@ -109,6 +115,7 @@ def patch_embed(
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
     if out_dtype is not torch.bfloat16:
         raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
+    _check_backend(backend)
     number_a, tensor_a = split_scale("scale_a", scale_a)
     number_b, tensor_b = split_scale("scale_b", scale_b)
     encoded_config = _encode_config(config)
@@ -170,6 +177,10 @@ def _decoded_config(name: str, numbers: tuple[int, ...], words: str) -> Config:
 
 def _check_tensors(x, weight, bias, pos_embed, pos_index, scale_a, scale_b) -> None:
     """Everything about the tensors that can be told from their metadata; also runs on fake tensors."""
+    named = (("x", x), ("weight", weight), ("bias", bias), ("pos_embed", pos_embed), ("pos_index", pos_index))
+    for name, tensor in named:
+        if tensor is not None and tensor.layout is not torch.strided:
+            raise TypeError(f"{name} has layout {tensor.layout}, allowed: {torch.strided}")
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.dtype != _FP8:
             raise TypeError(f"{name} has dtype {tensor.dtype}, allowed: {_FP8}")
@@ -257,6 +268,11 @@ def _output_shape(
     return x.shape[0] // pos_embed.shape[0], pos_embed.shape[0], n
 
 
+def _check_backend(backend: str) -> None:
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend = {backend!r}, allowed: {', '.join(map(repr, get_args(Backend)))}")
+
+
 def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emulator", "reference"]:
     """What executes a call whose tensors are on ``device``.
 
@@ -264,8 +280,7 @@ def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emu
         ValueError: unknown backend, or the emulator asked to read device memory.
         NotImplementedError: no kernel for this device.
     """
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend = {backend!r}, allowed: {', '.join(map(repr, get_args(Backend)))}")
+    _check_backend(backend)
     if backend == "reference":
         return "reference"
     if backend == "emulator":
@@ -318,20 +333,11 @@ def prepare_launch(
         As `patch_embed`; ValueError if the plan refuses the config, TypeError if it is another architecture's.
     """
     from cute_kernels.launch import LaunchTensors
-    from cute_kernels.plan import make_plan
 
     _check_tensors(x, weight, bias, pos_embed, pos_index, None, None)
     n, k = weight.shape
     rows = x.numel() // k
-    positions = pos_embed.shape[0] if pos_embed is not None else 1
-    problem = Problem(
-        m=rows,
-        n=n,
-        k=-(-k // _ROW_BYTES) * _ROW_BYTES,
-        table_rows=0 if bias is None and pos_embed is None else positions,
-        scale_source="pointer" if isinstance(scale, torch.Tensor) else "value",
-        table_index=pos_index is not None,
-    )
+    problem = _problem_of(x, weight, bias, pos_embed, pos_index, scale)
     arch, sm_count = _device_facts(x.get_device()) if x.is_cuda else (None, None)
     plan = make_plan(problem, config, arch, sm_count=sm_count)
 
@@ -344,7 +350,7 @@ def prepare_launch(
             lambda: build_table(
                 bias,
                 pos_embed,
-                positions=positions,
+                positions=problem.table_rows,
                 columns=plan.padded_n,
                 dtype=dtype,
                 layout=plan.table_layout,
@@ -366,6 +372,19 @@ def prepare_launch(
         index=None if pos_index is None else _int32_index(pos_index),
     )
     return PreparedLaunch(plan, tensors, _output_shape(x, weight, pos_embed, pos_index))
+
+
+def _problem_of(x, weight, bias, pos_embed, pos_index, scale: float | torch.Tensor) -> Problem:
+    n, k = weight.shape
+    positions = pos_embed.shape[0] if pos_embed is not None else 1
+    return Problem(
+        m=x.numel() // k,
+        n=n,
+        k=-(-k // _ROW_BYTES) * _ROW_BYTES,
+        table_rows=0 if bias is None and pos_embed is None else positions,
+        scale_source="pointer" if isinstance(scale, torch.Tensor) else "value",
+        table_index=pos_index is not None,
+    )
 
 
 @functools.cache
@@ -418,7 +437,10 @@ def _execute(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, c
     executor = choose_backend(x.device, backend)
     scale = combine_scales(scale_a, scale_b)
     if executor == "reference":
-        contract = _reference_for(config)
+        if config is not None:
+            # A call that no kernel could run must not pass where it is tried without one.
+            make_plan(_problem_of(x, weight, bias, pos_embed, pos_index, scale), config)
+        contract = _REFERENCES["f32" if config is None else config.epilogue]
         rows = x.view(-1, x.shape[-1])
         index = None if pos_index is None else pos_index.view(-1)
         out = contract(rows, weight, bias, pos_embed, scale, index)
@@ -433,14 +455,6 @@ def _execute(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, c
         launch.launch(prepared.plan, prepared.tensors)
         WARM.remember(x, (weight, bias, pos_embed), pos_index, (scale_a, scale_b), config, prepared)
     return prepared.tensors.out.view(prepared.output_shape)
-
-
-def _reference_for(config: Config | None):
-    contracts = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}
-    epilogue = "f32" if config is None else config.epilogue
-    if epilogue not in contracts:
-        raise ValueError(f"config.epilogue = {epilogue!r}, allowed: {', '.join(map(repr, contracts))}")
-    return contracts[epilogue]
 
 
 def _patch_embed_fake(

@@ -1,4 +1,8 @@
-"""The two dequantisation multipliers of a call, and their product, which is what a kernel applies."""
+"""The two dequantisation multipliers of a call, and their product, which is what a kernel applies.
+
+Numbers are checked: each, and the product, must be finite and greater than 0 in FP32. A tensor's value is read on the
+device and never checked, since looking at it would wait for the device; NaN or infinity in it reaches the output.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,37 @@ import functools
 import numpy as np
 import torch
 
+# A number strictly between these rounds to a finite FP32 number greater than 0: half the smallest subnormal, and the
+# middle between the largest number and 2**128.
+_FP32_OVERFLOW = (2.0 - 2.0**-24) * 2.0**127
+_FP32_UNDERFLOW = 2.0**-150
+
 
 def split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
     """``(number, tensor)`` of a scale as the operator takes it; the number is 1 beside a tensor.
 
     Raises:
-        TypeError: neither number nor tensor.
-        ValueError: not finite or not greater than 0.
+        TypeError: neither a real number (Python's or NumPy's) nor a tensor, or a tensor with a sparse layout.
+        ValueError: not finite and greater than 0, or not so in FP32.
     """
     if scale is None:
         return 1.0, None
     if isinstance(scale, torch.Tensor):
+        if scale.layout is not torch.strided:
+            raise TypeError(f"{name} has layout {scale.layout}, allowed: {torch.strided}")
         return 1.0, scale
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} is {type(scale).__name__}, expected a number, an FP32 tensor of one element, or None")
-    if not 0.0 < scale < float("inf"):  # false for NaN too
+    try:
+        number = float(scale)
+    except OverflowError:  # an integer beyond FP64, whose digits would fill a screen
+        raise ValueError(f"{name} is beyond FP64, allowed: finite and greater than 0 in FP32") from None
+    if not 0.0 < number < float("inf"):  # false for NaN too
         raise ValueError(f"{name} = {scale}, allowed: finite and greater than 0")
-    return float(scale), None
+    if not _FP32_UNDERFLOW < number < _FP32_OVERFLOW:
+        rounded = "0" if number < 1.0 else "inf"
+        raise ValueError(f"{name} = {scale} is {rounded} in FP32, allowed: finite and greater than 0 in FP32")
+    return number, None
 
 
 def join_scale(number: float, tensor: torch.Tensor | None) -> float | torch.Tensor:

@@ -189,5 +189,5 @@ def check_capacity(plan: Plan) -> None:
         reject("stages", plan.config.stages, rule, fit)
     if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
         rule = f"the bias + position table is indexed with 32 bits and has {plan.padded_n} padded columns"
-        largest = (2**31 - 1) // plan.padded_n // LANES * LANES
+        largest = (2**31 - 1) // plan.padded_n // LANES * LANES - plan.problem.table_index
         reject("table_rows", plan.problem.table_rows, rule, largest)

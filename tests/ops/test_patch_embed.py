@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
-from cute_kernels import TileConfig, ops, patch_embed
+from cute_kernels import Sm90Config, TileConfig, ops, patch_embed, scales
 from tests.ops import exact
 
 FP8 = torch.float8_e4m3fn
@@ -50,7 +51,10 @@ def test_result_and_shape(seed, images, positions, k, flat, with_bias, with_pos,
     assert_contract(out, x, weight, bias, pos, 0.125, config.epilogue if config else "f32")
 
 
-@pytest.mark.parametrize("scale_a", [None, 3, 0.1, torch.tensor(0.1), torch.tensor([[0.1]])])
+SCALES = [None, 3, 0.1, np.float32(0.1), np.float16(0.1), np.int8(3), torch.tensor(0.1), torch.tensor([[0.1]])]
+
+
+@pytest.mark.parametrize("scale_a", SCALES)
 @pytest.mark.parametrize("scale_b", [None, 0.7, torch.tensor([0.7])])
 def test_scales_multiply_in_fp32(scale_a, scale_b):
     x, weight, bias, pos = make_call()
@@ -91,6 +95,30 @@ def test_a_wrong_index_is_refused(index, error, text):
         patch_embed(x.view(6, 40), weight, bias, pos, pos_index=index)
     with pytest.raises(ValueError, match="pos_embed is not"):
         patch_embed(x.view(6, 40), weight, bias, None, pos_index=torch.zeros(6, dtype=torch.int32))
+
+
+def test_largest_and_smallest_scales():
+    """The bounds of what rounds to a finite FP32 number greater than 0, by NumPy's own rounding."""
+    for below, above in ((2.0**-150, 2.0**-149), ((2 - 2**-23) * 2.0**127, (2 - 2**-24) * 2.0**127)):
+        legal, illegal = (above, below) if above < 1 else (below, above)
+        with np.errstate(over="ignore", under="ignore"):
+            assert 0 < np.float32(legal) < np.inf
+            assert np.float32(illegal) in (0, np.inf)
+            # The neighbours in FP64 round to the other side.
+            inside = np.nextafter(illegal, 1.0)
+            assert 0 < np.float32(inside) < np.inf
+        for scale in (legal, float(inside)):
+            assert scales.split_scale("scale_a", scale) == (scale, None)
+        with pytest.raises(ValueError, match="in FP32"):
+            scales.split_scale("scale_a", illegal)
+
+
+def test_not_finite_scale_tensors_reach_the_output():
+    x, weight, bias, pos = make_call()
+    assert patch_embed(x, weight, bias, pos, scale_a=torch.tensor(torch.nan)).isnan().all()
+    out = patch_embed(x, weight, scale_b=torch.tensor(torch.inf))
+    product = x.double() @ weight.double().T
+    assert torch.equal(out.double(), product * torch.inf)
 
 
 def test_sliced_input_with_storage_offset():
@@ -141,6 +169,11 @@ def test_inputs_are_neither_written_nor_aliased():
     assert all(out.untyped_storage().data_ptr() != t.untyped_storage().data_ptr() for t in tensors)
 
 
+def test_compilers_keep_the_strides_of_the_program():
+    """Inductor may give an operator other strides than the program did, unless its tag says not to."""
+    assert torch.Tag.needs_fixed_stride_order in torch.ops.cute_kernels.patch_embed.default.tags
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("config", [None, TileConfig(epilogue="bf16x2")])
 def test_compile_sees_one_node(dynamic, config):
@@ -158,6 +191,17 @@ def test_compile_sees_one_node(dynamic, config):
     assert torch.equal(compiled(*call, torch.tensor(0.25)), embed(*call, torch.tensor(0.25)))
     calls = [n.target for n in graphs[0].graph.nodes if n.op.startswith("call")]
     assert calls == [torch.ops.cute_kernels.patch_embed]
+    torch.compiler.reset()
+
+
+def test_configs_and_scales_inside_of_a_compiled_function():
+    def embed(x, weight, scale):
+        return patch_embed(x, weight, scale_a=scale, config=TileConfig(epilogue="bf16x2"))
+
+    x, weight, *_ = make_call()
+    compiled = torch.compile(embed, backend="eager", fullgraph=True, dynamic=True)
+    for scale in (0.5, 0.25):
+        assert torch.equal(compiled(x, weight, scale), embed(x, weight, scale))
     torch.compiler.reset()
 
 
@@ -288,7 +332,22 @@ BAD_ARGUMENTS = [
     ({"scale_b": -1}, ValueError, "scale_b = -1"),
     ({"scale_b": float("inf")}, ValueError, "scale_b = inf"),
     ({"scale_a": 1e-30, "scale_b": 1e-30}, ValueError, r"scale_a \* scale_b = 1e-30 \* 1e-30 is 0.0 in FP32"),
-    ({"scale_a": 1e300}, ValueError, "is inf in FP32"),
+    ({"scale_a": 1e300}, ValueError, r"scale_a = 1e\+300 is inf in FP32"),
+    ({"scale_a": 1e300, "scale_b": 1e-300}, ValueError, r"scale_a = 1e\+300 is inf in FP32"),
+    ({"scale_a": 2.0**-150, "scale_b": torch.ones(1)}, ValueError, "scale_a = 7.00.*e-46 is 0 in FP32"),
+    ({"scale_b": (2 - 2**-24) * 2.0**127, "scale_a": torch.ones(1)}, ValueError, "scale_b = 3.4.*e.38 is inf in FP32"),
+    ({"scale_a": 10**400}, ValueError, "scale_a is beyond FP64"),
+    ({"scale_a": 10**5000}, ValueError, "scale_a is beyond FP64"),
+    ({"scale_a": 1 + 0j}, TypeError, "scale_a is complex"),
+    ({"scale_a": np.complex64(1)}, TypeError, "scale_a is complex64"),
+    ({"scale_a": np.True_}, TypeError, "scale_a is bool"),
+    ({"scale_a": np.float32("nan")}, ValueError, "scale_a = nan"),
+    ({"scale_a": np.float64("inf")}, ValueError, "scale_a = inf"),
+    ({"scale_b": torch.ones(1).to_sparse()}, TypeError, "scale_b has layout torch.sparse_coo, allowed: torch.strided"),
+    ({"bias": torch.ones(16).to_sparse()}, TypeError, "bias has layout torch.sparse_coo, allowed: torch.strided"),
+    ({"pos_embed": torch.ones(3, 16).to_sparse()}, TypeError, "pos_embed has layout torch.sparse_coo"),
+    ({"weight": torch.ones(16, 32).to_sparse()}, TypeError, "weight has layout torch.sparse_coo"),
+    ({"x": torch.ones(6, 32).to_sparse()}, TypeError, "x has layout torch.sparse_coo"),
     ({"scale_a": "1"}, TypeError, "scale_a is str"),
     ({"scale_a": True}, TypeError, "scale_a is bool"),
     ({"scale_a": torch.ones(1, dtype=torch.float64)}, TypeError, "scale_a has dtype torch.float64"),
@@ -300,6 +359,10 @@ BAD_ARGUMENTS = [
     ({"out_dtype": None}, ValueError, "out_dtype = None"),
     ({"config": {"stages": 4}}, TypeError, "config is dict, expected cute_kernels.TileConfig"),
     ({"config": TileConfig(epilogue="f64")}, ValueError, "f64"),
+    ({"config": TileConfig(stages=9)}, ValueError, "stages = 9 .* nearest legal value: 5"),
+    ({"config": TileConfig(tile_n=64)}, ValueError, "tile_n = 64 .* nearest legal value: 128"),
+    ({"config": Sm90Config(warpgroups=5)}, ValueError, "warpgroups = 5 .* nearest legal value: 3"),
+    ({"backend": None}, ValueError, "backend = None, allowed: 'auto', 'emulator', 'reference'"),
     ({"backend": "cuda"}, ValueError, "backend = 'cuda', allowed: 'auto', 'emulator', 'reference'"),
 ]
 
