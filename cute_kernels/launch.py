@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -134,21 +134,52 @@ class BoundLaunch:
         values.out = out
         values.scale = scale
         values.stream = stream
-        self._call(frames.pointers)
+        self._call(frames.address)
         if values.status:
-            raise RuntimeError(f"launch of {self._name} failed: {_error_text(values.status)}")
+            self._fail(values.status)
+
+    def with_constants(self, weight: int, table: int | None, stream: int) -> Callable[..., None]:
+        """The launch as ``(x, out, scale, index or None) -> None``: the shortest way for calls that repeat.
+
+        Args:
+            weight, table, stream: as for a call; they and what they point to have to live as long as the result.
+        """
+        constants = {"weight": weight, "stream": stream} | ({"table": table} if self._has_table else {})
+        frames, call, fail = _Frames(self.plan, **constants), self._call, self._fail
+
+        def launch(x: int, out: int, scale: float | int, index: int | None) -> None:
+            values = frames.values
+            values.x = x
+            values.out = out
+            values.scale = scale
+            if index is not None:
+                values.index = index
+            call(frames.address)
+            if values.status:
+                fail(values.status)
+
+        return launch
+
+    def _fail(self, status: int) -> NoReturn:
+        raise RuntimeError(f"launch of {self._name} failed: {_error_text(status)}")
 
 
 class _Frames(threading.local):
-    """Argument values of one thread, and the array of pointers to them: the call releases the interpreter lock."""
+    """Argument values of one thread, and the array of pointers to them: the call releases the interpreter lock.
 
-    def __init__(self, plan: Plan) -> None:
+    ``address`` is that of the array; a number is converted faster than the array itself.
+    """
+
+    def __init__(self, plan: Plan, **constants: int | None) -> None:
         problem = plan.problem
         kind = _values_type(problem.table_rows > 0, problem.table_index, problem.scale_source == "value")
-        self.values = kind(m=problem.m, n=problem.n, k=problem.k, table_rows=problem.table_rows, clusters=plan.clusters)
+        self.values = kind(
+            m=problem.m, n=problem.n, k=problem.k, table_rows=problem.table_rows, clusters=plan.clusters, **constants
+        )
         base = ctypes.addressof(self.values)
         addresses = [base + getattr(kind, name).offset for name, _ in kind._fields_]
-        self.pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        self.address = ctypes.addressof(self._pointers)
 
 
 @functools.cache

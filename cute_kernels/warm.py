@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ from cute_kernels.derived import DERIVED
 from cute_kernels.scales import combine_numbers, combine_scales
 
 if TYPE_CHECKING:
-    from cute_kernels.launch import BoundLaunch
     from cute_kernels.ops import PreparedLaunch
 
 Constants = tuple["torch.Tensor", "torch.Tensor | None", "torch.Tensor | None"]
@@ -46,11 +45,11 @@ class WarmCall:
     """One remembered call.
 
     Attributes:
-        launch: kernel with the sizes filled in.
+        launch: kernel with sizes and constants filled in.
         device: index of the device of all tensors.
         like_output: shape, type and device of the result, in memory of one element.
-        weight: the aligned copy that the kernel reads, None if it reads the constant itself, which must be able to die.
-        table: bias + position, or None.
+        derived: the table and the aligned copy of the weight, where there are any. The weight itself must be able to
+            die.
         stamps: what each constant looked like, in the order of the key; None for an absent one.
         scale_by_value: whether both scales are numbers.
         generation: of `DERIVED` when this was remembered.
@@ -58,11 +57,10 @@ class WarmCall:
         references: to the constants; their deaths forget this call.
     """
 
-    launch: BoundLaunch
+    launch: Callable[..., None]
     device: int
     like_output: torch.Tensor
-    weight: torch.Tensor | None
-    table: torch.Tensor | None
+    derived: tuple[torch.Tensor, ...]
     stamps: tuple
     scale_by_value: bool
     generation: int
@@ -127,16 +125,7 @@ class WarmCalls:
             combined = combine_scales(scale_a, scale_b)  # lives until the launch is in the queue
             scale = combined.data_ptr()
         out = _empty_like(call.like_output, memory_format=_CONTIGUOUS)
-        table = call.table
-        call.launch(
-            address,
-            (weight if call.weight is None else call.weight).data_ptr(),
-            None if table is None else table.data_ptr(),
-            out.data_ptr(),
-            scale,
-            stream,
-            pos_index.data_ptr() if indexed else None,
-        )
+        call.launch(address, out.data_ptr(), scale, pos_index.data_ptr() if indexed else None)
         return out
 
     def remember(
@@ -164,12 +153,13 @@ class WarmCalls:
         def forget(_: weakref.ref, calls: dict = self._calls) -> None:
             calls.pop(key, None)
 
+        copy = None if tensors.weight is constants[0] else tensors.weight
+        table = None if tensors.table is None else tensors.table.data_ptr()
         call = WarmCall(
-            launch=bound_launch(prepared.plan),
+            launch=bound_launch(prepared.plan).with_constants(tensors.weight.data_ptr(), table, stream),
             device=x.get_device(),
             like_output=tensors.out.new_empty(1).expand(prepared.output_shape),
-            weight=None if tensors.weight is constants[0] else tensors.weight,
-            table=tensors.table,
+            derived=tuple(tensor for tensor in (copy, tensors.table) if tensor is not None),
             stamps=tuple(None if t is None else (t.data_ptr(), t._version, t.shape, t.stride()) for t in constants),
             scale_by_value=not isinstance(tensors.scale, torch.Tensor),
             generation=DERIVED.generation,

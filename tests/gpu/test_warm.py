@@ -13,7 +13,8 @@ import time
 import pytest
 import torch
 
-from cute_kernels import Sm90Config, clear_cache, launch, patch_embed
+from cute_kernels import Problem, Sm90Config, clear_cache, launch, patch_embed
+from cute_kernels.plan import make_plan
 from cute_kernels.warm import WARM
 from tests.gpu.harness import Call, check_against_fp64, random_call
 
@@ -195,9 +196,10 @@ def test_host_time_of_a_warm_call(record_property):
         operator = microseconds(
             lambda: torch.ops.cute_kernels.patch_embed(call.x, *parameters, None, None, None, 0.05, 1.0, "auto")
         )
-    bound = next(c.launch for key, c in WARM._calls.items() if key[0] == id(call.weight) and c.scale_by_value)
+    plan = make_plan(Problem(196, 768, 768, 196), arch="sm_90a")
+    bound = launch.bound_launch(plan)
     out = torch.empty(196, 768, dtype=torch.bfloat16, device="cuda")
-    table = torch.zeros(196, bound.plan.padded_n, device="cuda")
+    table = torch.zeros(plan.table_shape, device="cuda")
     addresses = (call.x.data_ptr(), call.weight.data_ptr(), table.data_ptr(), out.data_ptr(), 0.05)
     stream = torch.cuda.current_stream().cuda_stream
     record_property("host us: warm call, scale by value", number)
@@ -261,12 +263,11 @@ def test_first_call_from_disk_is_the_same_and_faster(tmp_path, record_property):
 def test_launch_errors_are_raised():
     """More clusters than a grid may have: the CUDA runtime refuses, and its reason arrives."""
     call = random_call(7, 7, 264, 256)
-    embed(call, config=Sm90Config(tile_rows=64, stages=2, stage_blocks=1))
-    (warm,) = [c for key, c in WARM._calls.items() if key[0] == id(call.weight)]
-    bound = launch.BoundLaunch(warm.launch.plan, launch.compile_plan(warm.launch.plan))
+    plan = make_plan(Problem(49, 264, 256, 7), Sm90Config(tile_rows=64, stages=2, stage_blocks=1))
+    bound = launch.BoundLaunch(plan, launch.compile_plan(plan))
     bound._frames.values.clusters = 2**30
-    out = torch.zeros(49, 264, dtype=torch.bfloat16, device="cuda")
+    table, out = torch.zeros(plan.table_shape, device="cuda"), torch.zeros(49, 264, dtype=torch.bfloat16, device="cuda")
     with pytest.raises(RuntimeError, match="launch of patch_embed.* failed: CUDA error"):
-        bound(call.x.data_ptr(), call.weight.data_ptr(), warm.table.data_ptr(), out.data_ptr(), 1.0, 0)
+        bound(call.x.data_ptr(), call.weight.data_ptr(), table.data_ptr(), out.data_ptr(), 1.0, 0)
     check = random_call(7, 7, 264, 256, seed=2)
     assert embed(check).isfinite().all(), "the device is usable after a refused launch"

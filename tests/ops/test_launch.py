@@ -22,9 +22,12 @@ def meaningful(launch: host.CapturedLaunch) -> list[bytes]:
 
 
 @pytest.mark.parametrize("config", [TileConfig(), Sm90Config(tile_rows=32, stages=2)], ids=["sm100", "sm90"])
+@pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize(("rows", "source"), [(14, "value"), (14, "pointer"), (0, "value"), (0, "pointer")])
-def test_bound_launch_equals_the_call_of_the_dsl(rows, source, config):
-    plan = make_plan(Problem(14 * 37, 264, 144, rows, scale_source=source), config)
+def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, config):
+    if indexed and not rows:
+        return  # nothing to index
+    plan = make_plan(Problem(14 * 37, 264, 144, rows, scale_source=source, table_index=indexed), config)
     artifact = compile_plan(plan, emulated=True)
     bound = BoundLaunch(plan, artifact)
     for step in (1, 2):  # the second call writes over the first one's arguments
@@ -32,14 +35,18 @@ def test_bound_launch_equals_the_call_of_the_dsl(rows, source, config):
             "x": 0x10000 * step,
             "weight": 0x200000 * step,
             "table": 0x3000000 * step if rows else None,
-            "index": None,
+            "index": 0x500000000 * step if indexed else None,
             "out": 0x40000000 * step,
             "scale": 0.375 / step if source == "value" else 0x7770 * step,
         }
         expected = host.record(artifact.function, *host_arguments(plan, **addresses, stream=0))
+        repeated = bound.with_constants(addresses["weight"], addresses["table"], stream=0)
         with host.capture() as launches:
             bound(**addresses, stream=0)
-        (own,) = launches
+            repeated(0x990, 0x880, 1.0 if source == "value" else 0x660, 0x440 if indexed else None)
+            repeated(*(addresses[name] for name in ("x", "out", "scale", "index")))
+        own, _, again = launches
+        assert meaningful(again) == meaningful(own) and again.grid == own.grid
         assert (own.grid, own.block, own.cluster) == (expected.grid, expected.block, expected.cluster)
         assert own.dynamic_smem == expected.dynamic_smem
         assert meaningful(own) == meaningful(expected)
