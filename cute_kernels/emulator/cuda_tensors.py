@@ -169,25 +169,18 @@ class CudaOnHost(TorchFunctionMode):
         )
         stream = Stream()
 
-        def nothing(*_: Any, **__: Any) -> None:
-            """Everything is complete when a call returns, and there is one device."""
-
+        names = ("init", "_lazy_init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
+        names += ("reset_peak_memory_stats",)
         return {
+            **{name: _nothing() for name in names},
             "is_available": lambda: True,
             "is_initialized": lambda: True,
-            "init": nothing,
-            "_lazy_init": nothing,
             "device_count": lambda: 1,
             "current_device": lambda: 0,
-            "set_device": nothing,
             "get_device_capability": lambda device=None: facts.capability,
             "get_device_properties": lambda device=None: properties,
             "get_device_name": lambda device=None: facts.name,
             "can_device_access_peer": lambda device, peer: False,
-            "synchronize": nothing,
-            "empty_cache": nothing,
-            "manual_seed": nothing,
-            "manual_seed_all": nothing,
             "current_stream": lambda device=None: stream,
             "default_stream": lambda device=None: stream,
             "device": lambda device: contextlib.nullcontext(),
@@ -196,9 +189,14 @@ class CudaOnHost(TorchFunctionMode):
             "Event": Event,
             "memory_allocated": lambda device=None: sum(nbytes for _, nbytes in self.regions()),
             "max_memory_allocated": lambda device=None: sum(nbytes for _, nbytes in self.regions()),
-            "reset_peak_memory_stats": nothing,
             "mem_get_info": lambda device=None: (facts.memory_bytes, facts.memory_bytes),
         }
+
+
+def _nothing() -> Callable[..., None]:
+    """Everything is complete when a call returns, and there is one device. A new function for each name: torch's
+    compiler keeps a table of torch functions."""
+    return lambda *_, **__: None
 
 
 class Stream:

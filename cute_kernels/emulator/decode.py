@@ -141,7 +141,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Variable:
-    """A ``.shared``, ``.global`` or ``.const`` variable. ``nbytes`` is 0 for the unsized (dynamic) shared array."""
+    """A variable in some state space. ``nbytes`` is 0 for the unsized (dynamic) shared array."""
 
     name: str
     space: str
@@ -277,7 +277,7 @@ def _declaration(reader: Reader, files: dict[int, str]) -> Variable | _Body:
 def _variable(reader: Reader) -> Variable:
     line = reader.line()
     space = reader.take().text[1:]
-    if space not in ("shared", "global", "const"):
+    if space not in ("shared", "global", "const", "local"):
         raise UnsupportedPTX(f".{space} declarations are not supported", ptx_line=line)
     align = None
     while reader.peek() in (".align", ".attribute"):
@@ -410,7 +410,7 @@ class _Body:
                 location = _location_key(reader.take_rest_of_line())
             elif token.text == ".pragma":
                 reader.take_until(";")  # hints to the optimiser (loop unrolling)
-            elif token.text == ".shared":
+            elif token.text in (".shared", ".local"):
                 reader.at -= 1
                 self.variables.append(_variable(reader))
             elif token.text.startswith("."):

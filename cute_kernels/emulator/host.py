@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from cute_kernels.emulator import tensor_map
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 
 Dim3 = tuple[int, int, int]
@@ -167,6 +168,12 @@ _WITHOUT_EFFECT = (_IGNORE, _PROGRAMMATIC_SERIALISATION, _PREFERRED_CLUSTER_DIME
 _INT, _UINT, _POINTER, _TEXT = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 _INT_OUT, _POINTER_OUT = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_void_p)
 
+# CUtensorMapDataType and CUtensorMapSwizzle
+_TENSOR_TYPES = (
+    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz",
+)  # fmt: skip
+_SWIZZLES = ("none", "32B", "64B", "128B", "128B_atom32B")
+
 # Entry points that host code may contain but that no stand-in exists for: they fail with their name. Without this
 # they would resolve to the real runtime library, which the process has usually loaded too.
 _REFUSED = (
@@ -182,7 +189,7 @@ _REFUSED = (
     *("cu" + name for name in (
         "DeviceGet", "LibraryGetGlobal", "LibraryGetKernel", "LibraryGetKernelCount", "LibraryGetManaged",
         "LibraryGetModule", "LibraryGetUnifiedFunction", "LibraryLoadData", "LibraryLoadFromFile", "LibraryUnload",
-        "TensorMapEncodeTiled",
+        "TensorMapEncodeIm2col",
     )),
 )  # fmt: skip
 
@@ -200,6 +207,7 @@ class _Recorder:
         self.error: Exception | None = None
         self._names: list[ctypes.Array] = []
         launch = (_INT, ctypes.POINTER(_LaunchConfig), _TEXT, _POINTER_OUT)
+        encode = (_INT, _POINTER, _INT, _UINT, _POINTER, *[_POINTER] * 4, _INT, _INT, _INT, _INT)
         load = (_INT, _POINTER_OUT, _POINTER, _POINTER, _POINTER, _UINT, _POINTER, _POINTER, _UINT)
         entry_points = {
             "_cudaGetDevice": (self._put_zero, (_INT, _INT_OUT)),
@@ -213,6 +221,7 @@ class _Recorder:
             "_cudaFuncSetAttribute": (self._succeed, (_INT, _POINTER, _INT, _INT)),
             "_cudaKernelSetAttributeForDevice": (self._succeed, (_INT, _POINTER, _INT, _INT, _INT)),
             "_cudaLaunchKernelEx": (self._launch, launch),
+            "_cuTensorMapEncodeTiled": (self._encode_tiled, encode),
         }
         for name in _REFUSED:
             entry_points[f"_{name}"] = (functools.partial(self._refuse, name), (_INT,))
@@ -273,6 +282,33 @@ class _Recorder:
     def _get_kernel(self, kernel: Any, library: int, name: bytes) -> None:
         self._names.append(ctypes.create_string_buffer(name))
         kernel[0] = ctypes.addressof(self._names[-1])
+
+    @staticmethod
+    def _encode_tiled(
+        out: int, dtype: int, rank: int, address: int, extents: int, strides: int, box: int, steps: int, *modes: int
+    ) -> None:
+        """cuTensorMapEncodeTiled: modes are interleave, swizzle, l2Promotion and oobFill."""
+        interleave, swizzle, promotion, fill = modes
+        if dtype not in range(len(_TENSOR_TYPES)) or interleave or swizzle not in range(len(_SWIZZLES)):
+            raise UnsupportedPTX(f"cuTensorMapEncodeTiled: type {dtype}, interleave {interleave}, swizzle {swizzle}")
+
+        def numbers(kind: Any, where: int, count: int) -> tuple[int, ...]:
+            return tuple((kind * count).from_address(where)) if count else ()
+
+        encoded = tensor_map.encode(
+            tensor_map.TensorMap(
+                address=address or 0,
+                dtype=_TENSOR_TYPES[dtype],
+                extents=numbers(ctypes.c_uint64, extents, rank),
+                strides=numbers(ctypes.c_uint64, strides, rank - 1),
+                box=numbers(ctypes.c_uint32, box, rank),
+                element_strides=numbers(ctypes.c_uint32, steps, rank),
+                swizzle=_SWIZZLES[swizzle],
+                nan_fill=bool(fill),
+                l2_promotion=promotion,
+            )
+        )
+        ctypes.memmove(out, encoded, len(encoded))
 
     def _launch(self, config: Any, kernel: bytes, arguments: Any) -> None:
         take = getattr(_LOCAL, "take", None)

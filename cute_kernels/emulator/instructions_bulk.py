@@ -15,7 +15,8 @@ from cute_kernels.emulator.warp import BulkWait
 _RANK = re.compile(r"([1-5])d")
 
 
-def _descriptor(warp: Any, address: int) -> bytes:
+def tensor_descriptor(warp: Any, address: int) -> bytes:
+    """The 128 bytes of a tensor map."""
     return bytes(view_bytes(warp, "generic", address, 128))
 
 
@@ -35,7 +36,7 @@ def tma_load(
     use_mask = multicast is not None
     for lane in each_lane(mask, destination, descriptor, barrier, *coords, *([multicast] if use_mask else [])):
         warp.cluster.tma.load(
-            _descriptor(warp, lane[1]),
+            tensor_descriptor(warp, lane[1]),
             [signed32(c) for c in lane[3 : 3 + count]],
             lane[0],
             lane[2],
@@ -64,7 +65,7 @@ def tma_store(warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], so
             thread = (warp.cta.rank, warp.index, lane)
             warp.storing_lanes |= 1 << lane
             warp.cluster.tma.store(
-                _descriptor(warp, address),
+                tensor_descriptor(warp, address),
                 [signed32(c) for c in place],
                 where,
                 thread=thread,
@@ -82,7 +83,7 @@ def signed32(value: int) -> int:
 def prefetch_descriptor(warp: Any, mask: int, address: Any) -> None:
     """prefetch.tensormap."""
     for (where,) in each_lane(mask & -mask, address):
-        warp.cluster.tma.prefetch(_descriptor(warp, where))
+        warp.cluster.tma.prefetch(tensor_descriptor(warp, where))
 
 
 @family("prefetch.tensormap", "prefetch.param.tensormap", "prefetch.const.tensormap", destinations=0)
@@ -94,7 +95,7 @@ def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
 _MODES = ("tensor", "global", "tile", "async", "bulk", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
 
 
-def _tensor_operand(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, list[Any]]:
+def tensor_operand(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, list[Any]]:
     """(descriptor address, coordinates) of ``[map, {c0, c1, ...}]``."""
     if not isinstance(operand, Memory) or len(operand.extra) != 1 or not isinstance(operand.extra[0], Vector):
         raise instruction.refuse("a tensor operand [map, {coordinates}] is expected")
@@ -104,7 +105,8 @@ def _tensor_operand(block: BlockBuilder, instruction: Instruction, operand: Any,
     return address_value(block, operand, 64), [block.value(item, 32) for item in items]
 
 
-def _rank_of(instruction: Instruction) -> int:
+def rank_of(instruction: Instruction) -> int:
+    """Dimensions of a tensor copy."""
     ranks = [int(m.group(1)) for part in instruction.parts if (m := _RANK.fullmatch(part))]
     if len(ranks) != 1:
         raise instruction.refuse("the dimension of the tensor copy is missing")
@@ -114,7 +116,7 @@ def _rank_of(instruction: Instruction) -> int:
 @family("cp.async.bulk.tensor", destinations=0)
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor, tiled mode: global to shared (multicast, cta_group) and shared to global."""
-    rank = _rank_of(instruction)
+    rank = rank_of(instruction)
     parts = qualifiers(
         instruction,
         *_MODES,
@@ -127,19 +129,19 @@ def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     if spaces[0] == "global":
         if "bulk_group" not in parts or len(operands) != 2:
             raise instruction.refuse("this form of a tensor store is not implemented")
-        descriptor, coords = _tensor_operand(block, instruction, operands[0], rank)
-        _call(block, tma_store, [descriptor], coords, [address_value(block, operands[1])])
+        descriptor, coords = tensor_operand(block, instruction, operands[0], rank)
+        whole_call(block, tma_store, [descriptor], coords, [address_value(block, operands[1])])
         return
     multicast = block.value(operands.pop(), 16) if "multicast::cluster" in parts else None
     if "mbarrier::complete_tx::bytes" not in parts or len(operands) != 3:
         raise instruction.refuse("this form of a tensor load is not implemented")
-    descriptor, coords = _tensor_operand(block, instruction, operands[1], rank)
+    descriptor, coords = tensor_operand(block, instruction, operands[1], rank)
     group = 2 if "cta_group::2" in parts else 1 if "cta_group::1" in parts else None
     destination, barrier = address_value(block, operands[0]), address_value(block, operands[2])
-    _call(block, tma_load, [destination, descriptor], coords, [barrier, group, multicast])
+    whole_call(block, tma_load, [destination, descriptor], coords, [barrier, group, multicast])
 
 
-def _call(block: BlockBuilder, function: Any, before: list[Any], coords: list[Any], after: list[Any]) -> None:
+def whole_call(block: BlockBuilder, function: Any, before: list[Any], coords: list[Any], after: list[Any]) -> None:
     """A call with the coordinates as one tuple argument."""
     coords = [block.whole(value) for value in coords]
     values = [v for v in (*before, *coords, *after) if hasattr(v, "uniform")]
@@ -149,9 +151,9 @@ def _call(block: BlockBuilder, function: Any, before: list[Any], coords: list[An
 @family("cp.async.bulk.prefetch.tensor", destinations=0)
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
-    rank = _rank_of(instruction)
+    rank = rank_of(instruction)
     qualifiers(instruction, *_MODES, "prefetch", "L2", f"{rank}d")
-    descriptor, _ = _tensor_operand(block, instruction, instruction.operands[0], rank)
+    descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
     block.call(prefetch_descriptor, descriptor)
 
 

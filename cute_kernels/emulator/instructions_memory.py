@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, prefetches and fences."""
+"""Loads, stores, prefetches and fences."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Registe
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_convert import extend
 from cute_kernels.emulator.instructions_integer import binary
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW, SHARED_WINDOW, block_lanes
-from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
+from cute_kernels.emulator.instructions_move import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, block_lanes
+from cute_kernels.emulator.instructions_registry import family, qualifiers
 from cute_kernels.emulator.values import CANONICAL, DTYPES, FULL, Anchor, Constant, Node, Pack, Value
 
-_SPACES = {
+SPACES = {
     "global": "global",
     "shared": "shared",
     "shared::cta": "shared",
     "shared::cluster": "shared",
     "param": "param",
     "const": "global",
+    "local": "local",
 }
 # Memory is sequentially consistent here, and caches do not exist: these change nothing.
 _NO_EFFECT = (
@@ -44,8 +45,8 @@ class _Access:
             raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
         self.space, self.count = "generic", 1
         for part in parts:
-            if part in _SPACES:
-                self.space = _SPACES[part]
+            if part in SPACES:
+                self.space = SPACES[part]
             elif part in _VECTORS:
                 self.count = _VECTORS[part]
             elif part not in _NO_EFFECT:
@@ -82,11 +83,14 @@ def address_value(block: BlockBuilder, operand: Any, bits: int = 32) -> Value:
 # --- what generated code calls --------------------------------------------------------------------------------------
 
 
-def _space_of(warp: Any, space: str, address: int) -> tuple[str, int]:
+def space_of(warp: Any, space: str, address: int) -> tuple[str, int]:
+    """(global, shared or param; address in it) of an address in ``space``."""
     if space != "generic":
         return space, address
     if address >= PARAM_WINDOW:
         return "param", address
+    if address >= LOCAL_WINDOW:
+        return "local", address - LOCAL_WINDOW
     if address >= SHARED_WINDOW:
         return "shared", address - SHARED_WINDOW
     return "global", address
@@ -94,7 +98,7 @@ def _space_of(warp: Any, space: str, address: int) -> tuple[str, int]:
 
 def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray | bytes:
     """Bytes for a read by one thread."""
-    space, address = _space_of(warp, space, address)
+    space, address = space_of(warp, space, address)
     if space == "param":
         start = address - PARAM_WINDOW
         if start < 0 or start + nbytes > len(warp.cluster.params):
@@ -112,7 +116,7 @@ def load_uniform(warp: Any, mask: int, space: str, address: int, size: int, coun
         raise IllegalAccess(f"misaligned {space} load of {size * count} bytes at {address:#x}")
     raw = bytes(view_bytes(warp, space, address, size * count))
     if warp.cluster.meter is not None:
-        warp.cluster.meter.uniform("ld", *_space_of(warp, space, address), size * count, mask)
+        warp.cluster.meter.uniform("ld", *space_of(warp, space, address), size * count, mask)
     if count == 1:
         return int.from_bytes(raw, "little")
     return tuple(int.from_bytes(raw[i : i + size], "little") for i in range(0, size * count, size))
@@ -126,6 +130,9 @@ def load_lanes(
     if space == "generic":
         space, shift = _generic_lanes(warp, mask, addresses)
         addresses = addresses - shift
+    if space == "local":
+        raw = warp.local.load(addresses, mask, size * count).view(dtype)
+        return raw.transpose(0, 2, 1).reshape(n * count, 32)
     if warp.cluster.meter is not None:
         warp.cluster.meter.lanes("ld", space, addresses, size * count, mask)
     memory = warp.cluster.memory if space == "shared" else warp.cluster.gmem
@@ -148,6 +155,10 @@ def store_lanes(
     if space == "generic":
         space, shift = _generic_lanes(warp, mask, addresses)
         addresses = addresses - shift
+    if space == "local":
+        lanes = np.broadcast_to(data, (n * count, 32)).reshape(n, count, 32).transpose(0, 2, 1)
+        warp.local.store(addresses, mask, np.ascontiguousarray(lanes).view(np.uint8).reshape(n, 32, size * count))
+        return
     if warp.cluster.meter is not None:
         warp.cluster.meter.lanes("st", space, addresses, size * count, mask)
     data = np.broadcast_to(data, (n * count, 32)).reshape(n, count, 32).transpose(0, 2, 1)
@@ -163,10 +174,46 @@ def store_lanes(
 
 def _generic_lanes(warp: Any, mask: int, addresses: np.ndarray) -> tuple[str, int]:
     active = addresses[..., block_lanes(mask)]
-    inside = active >= SHARED_WINDOW
-    if inside.any() and not inside.all() or (active >= PARAM_WINDOW).any():
-        raise IllegalAccess("a generic access whose lanes address different spaces, or parameters, is not implemented")
-    return ("shared", SHARED_WINDOW) if inside.any() else ("global", 0)
+    low, high = int(active.min()), int(active.max())
+    for space, start, end in (
+        ("global", 0, SHARED_WINDOW),
+        ("shared", SHARED_WINDOW, LOCAL_WINDOW),
+        ("local", LOCAL_WINDOW, PARAM_WINDOW),
+    ):
+        if start <= low and high < end:
+            return space, start
+    raise IllegalAccess("a generic access whose lanes address different spaces, or parameters, is not implemented")
+
+
+class LocalMemory:
+    """Local memory of one warp: ``nbytes`` for each lane, at the same addresses."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.cells = np.zeros((32, nbytes), np.uint8)
+
+    def _places(self, addresses: np.ndarray, mask: int, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Lanes [lanes, 1] and bytes [n, lanes, nbytes] of accesses [n, 32]."""
+        lanes = np.flatnonzero(block_lanes(mask))
+        first = addresses[:, lanes]
+        if (first % nbytes).any() or (first < 0).any() or (first + nbytes > self.cells.shape[1]).any():
+            raise IllegalAccess(
+                f"local access of {nbytes} bytes at {[hex(a) for a in sorted(set(first.ravel().tolist()))[:4]]} of "
+                f"{self.cells.shape[1]} bytes"
+            )
+        return lanes[:, None], first[..., None] + np.arange(nbytes)
+
+    def load(self, addresses: np.ndarray, mask: int, nbytes: int) -> np.ndarray:
+        """uint8 [n, 32, nbytes]; lanes that are off read zero."""
+        lanes, places = self._places(addresses, mask, nbytes)
+        out = np.zeros((len(addresses), 32, nbytes), np.uint8)
+        out[:, lanes[:, 0]] = self.cells[lanes, places]
+        return out
+
+    def store(self, addresses: np.ndarray, mask: int, data: np.ndarray) -> None:
+        """uint8 [n, 32, nbytes]."""
+        lanes, places = self._places(addresses, mask, data.shape[-1])
+        for row in range(len(places)):  # in program order: later stores win
+            self.cells[lanes, places[row]] = data[row, lanes[:, 0]]
 
 
 def lane_addresses(base: np.ndarray, offsets: np.ndarray | int) -> np.ndarray:
@@ -244,19 +291,19 @@ class Store(Anchor):
 
 
 def _load_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
-    return varies(instruction.operands[1])
+    return "local" in instruction.parts or varies(instruction.operands[1])
 
 
 @family("ld", "ldu", varies=_load_varies)
 def _ld(block: BlockBuilder, instruction: Instruction) -> None:
-    """ld: param, global, shared (own CTA and cluster), generic; vectors."""
+    """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Access(instruction)
     base, offset = address_of(block, instruction.operands[1])
     destination = instruction.operands[0]
     targets = destination.items if isinstance(destination, Vector) else (destination,)
     if len(targets) != access.count:
         raise instruction.refuse(f"{access.count} destinations are needed")
-    if base.uniform or access.space == "param":
+    if base.uniform and access.space != "local" or access.space == "param":
         address = address_value(block, instruction.operands[1], max(base.bits, 32))
         results = block.call(
             load_uniform,
@@ -280,7 +327,7 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family("st", destinations=0)
 def _st(block: BlockBuilder, instruction: Instruction) -> None:
-    """st: global, shared (own CTA and cluster), generic; vectors."""
+    """st: global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Access(instruction)
     if access.space == "param":
         raise instruction.refuse("st.param is not implemented")
@@ -295,107 +342,6 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
         value = block.whole(value) if value.bits <= 64 else value
         values.append(block.resize(value, access.bits) if value.bits != access.bits else value)
     block.anchor(Store(access.space, base, offset, access.nbytes, values), [], [base, *values])
-
-
-# --- atomics --------------------------------------------------------------------------------------------------------
-
-
-def _atomic_value(name: str, old: int, operands: list[int], type_: str) -> int:
-    bits = TYPE_BITS[type_]
-    mask, half = (1 << bits) - 1, 1 << (bits - 1)
-    first = operands[0]
-    if type_ == "f32":
-        a, b = (np.array([x], np.uint32).view(np.float32) for x in (old, first))
-        return int((a + b).view(np.uint32)[0])
-    if name in ("min", "max"):
-        order = (lambda x: (x ^ half) - half) if type_[0] == "s" else (lambda x: x)
-        return (min if name == "min" else max)(old, first, key=order)
-    return {
-        "add": lambda: old + first & mask,
-        "and": lambda: old & first,
-        "or": lambda: old | first,
-        "xor": lambda: old ^ first,
-        "exch": lambda: first,
-        "inc": lambda: 0 if old >= first else old + 1,
-        "dec": lambda: first if old == 0 or old > first else old - 1,
-        "cas": lambda: operands[1] if old == first else old,
-    }[name]()
-
-
-def atomic(warp: Any, mask: int, space: str, name: str, type_: str, address: Any, *operands: Any) -> np.ndarray:
-    """Lane by lane, in lane order: returns the old values [32]."""
-    warp.cluster.progress += 1
-    size = TYPE_BITS[type_] // 8
-    dtype = DTYPES[f"u{8 * size}"]
-    old = np.zeros(32, dtype)
-    if warp.cluster.meter is not None:
-        _count_atomic(warp, mask, space, address, size)
-    for lane in range(32):
-        if not mask >> lane & 1:
-            continue
-        where = int(address if isinstance(address, int) else address[lane])
-        if where % size:
-            raise IllegalAccess(f"misaligned atomic of {size} bytes at {where:#x}")
-        kind, place = _space_of(warp, space, where)
-        if kind == "shared":
-            cells = warp.cluster.memory.view(place, size)
-        else:
-            cells = warp.cluster.gmem.view(place, size, write=True)
-        before = int.from_bytes(bytes(cells), "little")
-        values = [int(x if isinstance(x, int) else x[lane]) for x in operands]
-        new = _atomic_value(name, before, values, type_)
-        if kind == "shared":
-            raw = np.frombuffer(new.to_bytes(size, "little"), np.uint8)[None]
-            warp.cluster.memory.store(np.array([place]), raw, warp.label)
-        else:
-            cells[:] = np.frombuffer(new.to_bytes(size, "little"), np.uint8)
-        old[lane] = before
-    return old
-
-
-def _count_atomic(warp: Any, mask: int, space: str, address: Any, size: int) -> None:
-    places = [_space_of(warp, space, int(a)) for a in np.broadcast_to(address, 32)[block_lanes(mask)]]
-    for kind in ("shared", "global"):
-        addresses = np.array([place for found, place in places if found == kind], np.int64)
-        warp.cluster.meter.atomic(kind, addresses, size)
-
-
-_ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
-
-
-def _atomic_parts(instruction: Instruction) -> tuple[str, str, str]:
-    space, name = "generic", ""
-    type_ = instruction.parts[-1]
-    for part in instruction.parts[1:-1]:
-        if part in ("global", "shared", "shared::cta", "shared::cluster"):
-            space = _SPACES[part]
-        elif part in _ATOMICS:
-            name = part
-        elif part not in ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys"):
-            raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
-    if type_ not in ("u32", "s32", "b32", "u64", "s64", "b64", "f32") or (type_ == "f32" and name != "add"):
-        raise instruction.refuse(f"{instruction.opcode} is not implemented")
-    return space, name, type_
-
-
-def _lower_atomic(block: BlockBuilder, instruction: Instruction, first: int) -> Value:
-    space, name, type_ = _atomic_parts(instruction)
-    address = address_value(block, instruction.operands[first], 32 if space == "shared" else 64)
-    values = [block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[first + 1 :]]
-    result = (CANONICAL[TYPE_BITS[type_]], False)
-    return block.call(atomic, space, name, type_, address, *values, results=[result])[0]
-
-
-@family("atom", varies=always_varies)
-def _atom(block: BlockBuilder, instruction: Instruction) -> None:
-    """atom: integer operations and f32 addition, global and shared."""
-    block.define(instruction.operands[0], _lower_atomic(block, instruction, 1))
-
-
-@family("red", destinations=0)
-def _red(block: BlockBuilder, instruction: Instruction) -> None:
-    """red: atom without a result."""
-    _lower_atomic(block, instruction, 0)
 
 
 # --- no effect on results, and fences -------------------------------------------------------------------------------

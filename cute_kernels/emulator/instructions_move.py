@@ -14,8 +14,9 @@ from cute_kernels.emulator.instructions_integer import binary, shift_by
 from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
 from cute_kernels.emulator.values import FULL, Constant, Pack
 
-#: Generic addresses: shared memory and kernel parameters appear as windows above every host address.
+#: Generic addresses: shared memory, local memory and kernel parameters appear as windows above every host address.
 SHARED_WINDOW = 1 << 61
+LOCAL_WINDOW = 3 << 60
 PARAM_WINDOW = 1 << 62
 
 
@@ -34,15 +35,20 @@ def _mov(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(destination, block.value(source, bits))
 
 
-@family("cvta")
+def _cvta_varies(instruction: Instruction, varies: Any) -> bool:
+    """An address of local memory stands for another place in each lane, so that what is loaded from it differs."""
+    return "local" in instruction.parts or varies(instruction.operands[1])
+
+
+@family("cvta", varies=_cvta_varies)
 def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
-    """cvta: generic addresses of global memory are the addresses themselves; shared and param have windows."""
-    parts = qualifiers(instruction, "to", "global", "shared", "shared::cta", "shared::cluster", "param", "const", "u64")
+    """cvta: generic addresses of global memory are the addresses themselves; shared, local, param have windows."""
+    parts = qualifiers(
+        instruction, "to", "global", "shared", "shared::cta", "shared::cluster", "param", "const", "local", "u64"
+    )
     space = parts[-2]
     source = block.value(instruction.operands[1], 64)
-    window = {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW}.get(space, 0)
-    if space == "const":
-        raise instruction.refuse("cvta of .const is not implemented")
+    window = {"local": LOCAL_WINDOW}.get(space, SHARED_WINDOW if space.startswith("shared") else 0)
     if window:
         op = binary("sub" if parts[0] == "to" else "add", "u64")
         source = block.pure(op, source, Constant(window, 64))
@@ -148,23 +154,20 @@ def _shuffle_valid(warp: Any, mask: int, *args: Any) -> int:
 
 def _broadcast(warp: Any, mask: int, value: Any, lane: int, members: int) -> int:
     check_members(warp, mask, members, "shfl.sync")
+    lane &= 31
     if not mask >> lane & 1:
         raise BarrierMisuse(f"shfl.sync reads lane {lane}, which does not execute it (the value is undefined)")
     return value if isinstance(value, int) else int(value[lane])
 
 
 def _is_broadcast(instruction: Instruction) -> bool:
-    clamp = instruction.operands[3]
-    return (
-        instruction.parts[2] == "idx"
-        and clamp == Immediate(31)
-        and isinstance(instruction.operands[2], Immediate)
-        and not isinstance(instruction.operands[0], Pair)
-    )
+    """Every lane reads the same lane, if its number is the same in all."""
+    whole = instruction.parts[2] == "idx" and instruction.operands[3] == Immediate(31)
+    return whole and not isinstance(instruction.operands[0], Pair)
 
 
 def _shuffle_varies(instruction: Instruction, varies: Any) -> bool:
-    return not _is_broadcast(instruction)
+    return not _is_broadcast(instruction) or varies(instruction.operands[2])
 
 
 @family(*(f"shfl.sync.{mode}.b32" for mode in ("idx", "up", "down", "bfly")), varies=_shuffle_varies)
@@ -173,7 +176,7 @@ def _shfl(block: BlockBuilder, instruction: Instruction) -> None:
     value, lane, clamp, members = (block.value(operand, 32) for operand in instruction.operands[1:])
     members = block.agreed(members)
     destination = instruction.operands[0]
-    if _is_broadcast(instruction):
+    if _is_broadcast(instruction) and lane.uniform:
         (result,) = block.call(_broadcast, value, lane, members, results=[("u32", True)])
         block.define(destination, result)
         return

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.async_engine import AsyncEngine
+from cute_kernels.emulator.bulk import BulkUnit
 from cute_kernels.emulator.copies import CopyUnit
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
@@ -198,6 +199,7 @@ class Cluster:
         self.params, self.symbols, self.gmem, self.options = params, symbols, gmem, options
         self.rng = random.Random(options.seed * 1_000_003 + index)
         self.progress = 0
+        self.async_stores = 0
         self.running: dict[Warp, None] = {}
         self.ctas: list[Cta] = []
         ranks = shape[0] * shape[1] * shape[2]
@@ -212,6 +214,7 @@ class Cluster:
         self.meter = UnitCounters() if options.counters else None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
         self.copies = CopyUnit(gmem, self.memory, self.barriers, self.engine)
+        self.bulk = BulkUnit(self.tma)
         self.tensor_core = TensorCore(
             self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter
         )

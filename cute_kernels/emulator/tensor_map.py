@@ -18,6 +18,7 @@ import numpy as np
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 
 MAX_BOX_BYTES = 227 * 1024  # no CTA has more shared memory; the driver rejects larger boxes too
+NBYTES = 128  # of a tensor map
 CHUNK = 16  # bytes; the unit that swizzles move and that coordinates and rows must be multiples of
 
 _TF32_FLAG = 1 << 4  # kept beside the 4-bit type code of the descriptor
@@ -171,6 +172,68 @@ def encode(tensor_map: TensorMap) -> bytes:
     box = [size - 1 for size in tensor_map.box] + [0] * (5 - rank)
     words[13] |= box[0] << 24
     words[14] = box[1] | box[2] << 8 | box[3] << 16 | box[4] << 24
+    return struct.pack("<32I", *words)
+
+
+#: Field of tensormap.replace -> its largest ordinal, 0 for fields that occur once.
+REPLACEABLE = {
+    **dict.fromkeys(("global_address", "rank", "elemtype", "interleave_layout", "swizzle_mode", "fill_mode"), 0),
+    "swizzle_atomicity": 0,
+    **dict.fromkeys(("box_dim", "global_dim", "element_stride"), 4),
+    "global_stride": 3,
+}
+#: Values of .elemtype (PTX ISA, tensormap.replace) -> type.
+_ELEMENT_NAMES = (
+    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz",
+)  # fmt: skip
+
+
+def replace(data: bytes, name: str, ordinal: int, value: int) -> bytes:
+    """tensormap.replace.tile: the 128 bytes with one field changed. Whether they make sense shows when they are used.
+
+    Args:
+        data: a tensor map.
+        name: a key of `REPLACEABLE`.
+        ordinal: dimension, 0 is the innermost; of strides, 0 is that of dimension 1.
+        value: as the PTX ISA encodes it: the rank minus one, strides in bytes, codes of the enumerations.
+
+    Raises:
+        IllegalAccess: a value that does not fit its field.
+        UnsupportedPTX: an element type or mode that is not implemented.
+    """
+    words = list(struct.unpack("<32I", data))
+
+    def put(word: int, low: int, width: int, bits: int) -> None:
+        if not 0 <= bits < 1 << width:
+            raise IllegalAccess(f"tensormap.replace.{name} with value {value:#x}")
+        words[word] = words[word] & ~(((1 << width) - 1) << low) | bits << low
+
+    if name == "global_address":
+        words[0], words[1] = value & 0xFFFFFFFF, value >> 32
+    elif name == "rank":
+        put(2, 4, 3, value)
+    elif name == "elemtype":
+        if value >= len(_ELEMENT_NAMES):
+            raise UnsupportedPTX(f"tensormap.replace.elemtype {value}: a sub-byte type")
+        code = _TYPE_CODES[_ELEMENT_NAMES[value]]
+        put(2, 7, 4, code & 15)
+        put(2, 16, 1, code >> 4)
+    elif name in ("interleave_layout", "swizzle_mode", "swizzle_atomicity", "fill_mode"):
+        low, width = {
+            "interleave_layout": (11, 2), "swizzle_mode": (13, 2), "swizzle_atomicity": (19, 2), "fill_mode": (15, 1),
+        }[name]  # fmt: skip
+        put(2, low, width, value)
+    elif name == "global_dim":
+        put(8 + ordinal, 0, 32, (value - 1) & 0xFFFFFFFF)
+    elif name == "global_stride":
+        if value % 16:
+            raise IllegalAccess(f"tensormap.replace.global_stride {value}: no multiple of 16 bytes")
+        put(3 + ordinal, 0, 32, value >> 4 & 0xFFFFFFFF)
+        put(7, 4 * ordinal, 4, value >> 36)
+    elif name == "element_stride":
+        put(13, 3 * ordinal, 3, value - 1)
+    else:
+        put(*((13, 24) if ordinal == 0 else (14, 8 * (ordinal - 1))), 8, value - 1)
     return struct.pack("<32I", *words)
 
 

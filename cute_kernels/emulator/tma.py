@@ -16,14 +16,22 @@ import numpy as np
 
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp, BulkGroups, BulkOp
 from cute_kernels.emulator.counters import UnitCounters
-from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.mbarrier import MBarriers
+from cute_kernels.emulator.reductions import combine
 from cute_kernels.emulator.sanitizer import ProxyTracker
 from cute_kernels.emulator.shared_banks import SECTOR_BYTES
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, shared_address
 from cute_kernels.emulator.tensor_map import CHUNK, SWIZZLE_PERIOD, TensorMap, chunk_order, chunk_places, decode
 
+#: Element type of a tensor map -> reductions (PTX ISA, cp.reduce.async.bulk.tensor).
+_REDUCTIONS = {
+    **dict.fromkeys(("u32", "u64"), ("add", "min", "max", "inc", "dec", "and", "or", "xor")),
+    **dict.fromkeys(("s32", "s64"), ("add", "min", "max", "and", "or", "xor")),
+    **dict.fromkeys(("f16", "bf16"), ("add", "min", "max")),
+    **dict.fromkeys(("f32", "f64"), ("add",)),
+}
 SHARED_ALIGNMENT = 128  # PTX ISA: shared-memory address of a tensor copy
 
 
@@ -119,8 +127,12 @@ def _round_tf32(bits: np.ndarray) -> np.ndarray:
     return np.where((bits & 0x7FFFFFFF) > 0x7F800000, np.uint32(0x7FFFE000), rounded).astype(np.uint32)
 
 
-def store_tile(tensor_map: TensorMap, coords: Sequence[int], gmem: GlobalMemory, data: np.ndarray) -> None:
+def store_tile(
+    tensor_map: TensorMap, coords: Sequence[int], gmem: GlobalMemory, data: np.ndarray, reduction: str | None = None
+) -> None:
     """Writes uint8 [box bytes] in box order to global memory; elements out of bounds are dropped.
+
+    With a ``reduction`` (a name of `reductions.combine`) the elements are combined with what is there.
 
     Raises:
         IllegalAccess: as `load_tile`, or a negative coordinate.
@@ -129,7 +141,12 @@ def store_tile(tensor_map: TensorMap, coords: Sequence[int], gmem: GlobalMemory,
     found = _global_tile(tensor_map, coords, gmem, write=True)
     if found is not None:
         part, place = found
-        part[...] = data.reshape(_tile_shape(tensor_map))[place]
+        tile = data.reshape(_tile_shape(tensor_map))[place]
+        if reduction is None:
+            part[...] = tile
+        else:
+            kind = tensor_map.dtype.removesuffix("_ftz")
+            part[...] = combine(reduction, kind, np.ascontiguousarray(part), tile, flush=True)
 
 
 def check_coords(tensor_map: TensorMap, coords: Sequence[int], *, store: bool = False) -> None:
@@ -228,7 +245,14 @@ class TmaUnit:
             self.engine.submit(AsyncOp(self._new_queue(), run, text, name=f"load {nbytes} B"))
 
     def store(
-        self, descriptor: bytes, coords: Sequence[int], source: int, *, thread: Hashable, describe: str = ""
+        self,
+        descriptor: bytes,
+        coords: Sequence[int],
+        source: int,
+        *,
+        thread: Hashable,
+        describe: str = "",
+        reduction: str | None = None,
     ) -> None:
         """cp.async.bulk.tensor.Nd.global.shared::cta.tile.bulk_group: joins the open bulk group of ``thread``.
 
@@ -238,6 +262,7 @@ class TmaUnit:
             source: shared address.
             thread: identity of the issuing thread, as in `BulkGroups`.
             describe: who issues, for reports.
+            reduction: operation of cp.reduce.async.bulk.tensor.
 
         Raises:
             IllegalAccess, UnsupportedPTX: as for `load`, and for a negative coordinate.
@@ -247,6 +272,9 @@ class TmaUnit:
         coords = tuple(coords)
         check_coords(tensor_map, coords, store=True)
         _check_shared(source)
+        kind = tensor_map.dtype.removesuffix("_ftz")
+        if reduction is not None and reduction not in _REDUCTIONS.get(kind, ()):
+            raise UnsupportedPTX(f"tensor reduction .{reduction} of {tensor_map.dtype} elements")
         nbytes = tensor_map.box_bytes
         rank, offset = self.shared.resolve(source)
         who = describe or f"by {thread}"
@@ -269,7 +297,7 @@ class TmaUnit:
             bulk.read_done = True
 
         def write() -> None:
-            store_tile(tensor_map, coords, self.gmem, box.pop())
+            store_tile(tensor_map, coords, self.gmem, box.pop(), reduction)
             bulk.write_done = True
 
         signals = ("bulk_group", thread)

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator import (  # noqa: F401 - importing a file registers its opcode families
+    instructions_atomic,
     instructions_bulk,
+    instructions_bulk_copy,
     instructions_clc,
     instructions_compare,
     instructions_convert,
@@ -30,6 +32,7 @@ from cute_kernels.emulator import (  # noqa: F401 - importing a file registers i
     instructions_move,
     instructions_sync,
     instructions_tcgen05,
+    instructions_tensormap,
     instructions_wgmma,
 )
 from cute_kernels.emulator.block import BlockBuilder
@@ -37,6 +40,7 @@ from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module,
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.flow import Block, Flow, analyse, uniform_function_of_tid
 from cute_kernels.emulator.instructions_integer import SCALAR_NAMES
+from cute_kernels.emulator.instructions_memory import LocalMemory
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of
 from cute_kernels.emulator.instructions_registry import CONTROL, find_family, written
 from cute_kernels.emulator.register_hazards import check_registers
@@ -156,7 +160,13 @@ class Context:
         self.kernel, self.flow, self.space = kernel, flow, space
         self.parameters = {p.name: p.offset for p in kernel.parameters}
         self.shared: dict[str, int] = {}
-        self.wide = {v.name for v in kernel.variables if v.space != "shared"}
+        self.wide = {v.name for v in kernel.variables if v.space not in ("shared", "local")}
+        self.local: dict[str, int] = {}
+        self.local_bytes = 0
+        for variable in kernel.variables:
+            if variable.space == "local":
+                self.local[variable.name] = -(-self.local_bytes // variable.align) * variable.align
+                self.local_bytes = self.local[variable.name] + variable.nbytes
         end = SYSTEM_BYTES
         for variable in kernel.variables:
             if variable.space == "shared" and variable.nbytes:
@@ -183,6 +193,8 @@ class Context:
             return Constant(PARAM_WINDOW + self.parameters[operand.name], 64)
         if operand.name in self.shared:
             return LiveIn(f"(W.cta.shared_base + {self.shared[operand.name]})", bits, uniform=True)
+        if operand.name in self.local:
+            return Constant(self.local[operand.name], bits)
         if operand.name in self.wide:
             return LiveIn(f"W.cluster.symbols[{operand.name!r}]", 64, uniform=True)
         raise block.instruction.refuse(f"{operand.name!r} is not a variable or parameter")
@@ -223,6 +235,8 @@ class _Translator:
         bodies = [self._block(block) for block in self.flow.blocks]
         self._put(0, "def kernel(W):")
         self._put(1, "M = W.live; pc = 0; rpc = -1; C = W.counts; budget = yield")
+        if self.context.local_bytes:
+            self._put(1, f"W.local = LocalMemory({self.context.local_bytes})")
         self._initialise()
         self._put(1, "while True:")
         self._put(2, "C[pc] += 1")
@@ -378,6 +392,7 @@ _TYPES = {"u8": 1, "s8": 1, "u16": 2, "s16": 2, "u32": 4, "s32": 4, "u64": 8, "s
 _NUMPY = {name: np.dtype({"u": "u", "s": "i", "f": "f"}[name[0]] + str(size)).type for name, size in _TYPES.items()}
 _RUNTIME_NAMES: dict[str, Any] = {
     "np": np,
+    "LocalMemory": LocalMemory,
     "where": np.where,
     "LANES": _LANE_TABLE,
     "FULL": FULL,

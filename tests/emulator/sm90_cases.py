@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.emulator.matrix_cases import encode, noise
 
-HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 dynamic[];\n"
+HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 dynamic[];\n"
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,5 +220,7 @@ def cp_async_cases() -> Iterator[Case]:
 
 
 def cases() -> list[Case]:
-    """All of them."""
-    return [*mma_cases(), *cp_async_cases()]
+    """All of them, those of other files too."""
+    from tests.emulator.sm90_memory_cases import memory_cases
+
+    return [*mma_cases(), *cp_async_cases(), *memory_cases()]

@@ -162,7 +162,7 @@ def test_module_variables():
         ("mov.b32 %r1, %r2", "expected"),
         ("L: L: ret;", "defined twice"),
         ("mov.b32 {%r1, %r2;", "expected"),
-        (".local .b32 x;", "directive '.local'"),
+        (".tex .u32 x;", "directive '.tex'"),
         (".reg .v4 %q;", "registers of type .v4"),
     ],
 )

@@ -1,0 +1,173 @@
+"""Bulk copies and reductions of plain byte ranges: cp.async.bulk and cp.reduce.async.bulk without tensor maps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.async_engine import AsyncOp, BulkOp
+from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.reductions import combine
+from cute_kernels.emulator.smem import shared_address
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.tma import TmaUnit
+
+_UNIT = 16  # bytes: PTX ISA, alignment of both addresses and of the size
+Reduction = tuple[str, str]  # operation, element type
+
+
+def _check(source: int, target: int, nbytes: int) -> None:
+    for name, value in (("source", source), ("destination", target), ("size", nbytes)):
+        if value % _UNIT:
+            raise IllegalAccess(f"bulk copy whose {name} {value:#x} is no multiple of {_UNIT}")
+
+
+class BulkUnit:
+    """Executes the bulk copies of one cluster; its groups, engine and detectors are those of the TMA unit."""
+
+    def __init__(self, tma: TmaUnit) -> None:
+        self.tma = tma
+        self._serial = 0
+
+    def _queue(self) -> tuple[str, int]:
+        self._serial += 1
+        return ("bulk", self._serial)
+
+    def load(
+        self, source: int, target: int, nbytes: int, barrier: int, multicast: int | None, describe: str
+    ) -> None:
+        """Global to shared memory, with bytes counted on an mbarrier.
+
+        Args:
+            source, target: global and shared address.
+            nbytes: size.
+            barrier: shared address of the mbarrier, in the CTA of the target.
+            multicast: CTA mask: the same offsets in each of these CTAs.
+            describe: who issues.
+
+        Raises:
+            IllegalAccess: alignment, bounds, a mask of CTAs that do not exist, or a barrier in another CTA.
+        """
+        _check(source, target, nbytes)
+        tma = self.tma
+        ranks = len(tma.shared.ctas)
+        pairs = [(target, barrier)]
+        if multicast is not None:
+            if not multicast or multicast >> ranks:
+                raise IllegalAccess(f"multicast mask {multicast:#x} in a cluster of {ranks} CTAs")
+            chosen = [rank for rank in range(ranks) if multicast >> rank & 1]
+            pairs = [(shared_address(r, target & 0xFFFFFF), shared_address(r, barrier & 0xFFFFFF)) for r in chosen]
+        for where, signal in pairs:
+            self._copy_to_shared(where, signal, nbytes, source, f"bulk copy of {nbytes} bytes issued {describe}")
+
+    def _copy_to_shared(self, target: int, signal: int, nbytes: int, source: int, text: str) -> None:
+        tma = self.tma
+        _same_cta(target, signal)
+        rank, offset = tma.shared.resolve(target)
+        tma.bytes_loaded += nbytes
+
+        def run() -> None:
+            if tma.tracker is not None:
+                tma.tracker.async_write(rank, offset, nbytes, text)
+            tma.shared.view(target, nbytes, write=True)[:] = tma.gmem.view(source, nbytes)
+            tma.barriers.complete_tx(signal, nbytes)
+
+        tma.engine.submit(AsyncOp(self._queue(), run, text))
+
+    def send(
+        self, source: int, target: int, nbytes: int, barrier: int, reduction: Reduction | None, describe: str
+    ) -> None:
+        """Shared memory of the own CTA to that of a CTA of the cluster, with bytes counted on an mbarrier there.
+
+        Raises:
+            IllegalAccess: alignment, bounds, or a barrier in another CTA than the target.
+            ProxyFenceMissing: the source was written through the generic proxy and not fenced since.
+        """
+        _check(source, target, nbytes)
+        _same_cta(target, barrier)
+        tma = self.tma
+        text = f"bulk copy of {nbytes} bytes between shared memories issued {describe}"
+        release = self._reading(source, nbytes, text)
+        rank, offset = tma.shared.resolve(target)
+
+        def run() -> None:
+            data = tma.shared.view(source, nbytes).copy()
+            release()
+            if tma.tracker is not None:
+                tma.tracker.async_write(rank, offset, nbytes, text)
+            cells = tma.shared.view(target, nbytes, write=reduction is None)
+            cells[:] = data if reduction is None else combine(*reduction, cells.copy(), data)
+            tma.barriers.complete_tx(barrier, nbytes)
+
+        tma.engine.submit(AsyncOp(self._queue(), run, text))
+
+    def store(
+        self,
+        source: int,
+        target: int,
+        nbytes: int,
+        reduction: Reduction | None,
+        keep: int | None,
+        *,
+        thread: Hashable,
+        describe: str,
+    ) -> None:
+        """Shared to global memory; joins the open bulk group of ``thread``.
+
+        Args:
+            source, target: shared and global address.
+            nbytes: size.
+            reduction: (operation, element type), or None to copy.
+            keep: .cp_mask: bit i says whether byte i of every 16 is written; None for all.
+            thread: identity of the issuing thread, as in `BulkGroups`.
+            describe: who issues.
+
+        Raises:
+            IllegalAccess, ProxyFenceMissing: as for `send`.
+        """
+        _check(source, target, nbytes)
+        tma = self.tma
+        text = f"bulk store of {nbytes} bytes from shared offset {source & 0xFFFFFF} issued {describe}"
+        bulk = BulkOp(text)
+        bulk.on_observed = self._reading(source, nbytes, text)
+        tma.groups.issue(thread, bulk)
+        tma.bytes_stored += nbytes
+        box: list[np.ndarray] = []
+
+        def read() -> None:
+            box.append(tma.shared.view(source, nbytes).copy())
+            bulk.read_done = True
+
+        def write() -> None:
+            data = box.pop()
+            cells = tma.gmem.view(target, nbytes, write=True)
+            if reduction is not None:
+                cells[:] = combine(*reduction, cells.copy(), data, flush=True)
+            elif keep is not None:
+                chosen = np.tile([bool(keep >> i & 1) for i in range(_UNIT)], nbytes // _UNIT)
+                cells[chosen] = data[chosen]
+            else:
+                cells[:] = data
+            bulk.write_done = True
+
+        queue = self._queue()
+        tma.engine.submit(AsyncOp(queue, read, f"{text} (read)"))
+        tma.engine.submit(AsyncOp(queue, write, f"{text} (write)"))
+
+    def _reading(self, source: int, nbytes: int, text: str):
+        """Tells the detectors of a pending read; returns what to call when it is over."""
+        tracker = self.tma.tracker
+        if tracker is None:
+            return lambda: None
+        rank, offset = self.tma.shared.resolve(source)
+        tracker.async_read(rank, offset, nbytes, text)
+        token = tracker.read_begin(rank, offset, nbytes, text)
+        return lambda: tracker.read_end(token)
+
+
+def _same_cta(target: int, barrier: int) -> None:
+    if target >> 24 != barrier >> 24:
+        raise IllegalAccess(f"bulk copy to CTA {target >> 24} signals an mbarrier of CTA {barrier >> 24}")
