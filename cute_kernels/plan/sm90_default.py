@@ -1,6 +1,6 @@
 """Which SM90 configuration a problem gets: the one with the least predicted time.
 
-The prediction is linear in a few facts of a plan, with coefficients fitted to some two thousand timings on an H200
+The prediction is linear in a few facts of a plan, with coefficients fitted to some three thousand timings on an H200
 (``bench/tune_sm90.py`` measures and fits; docs/measurements.md says how well it chooses). It knows bursts only: from
 `POWER_LIMITED_TERA_OPERATIONS` on, energy decides, and the configuration that was best when sustained is taken.
 """
@@ -24,14 +24,15 @@ FACTS = (
     "launch", "tiles of a CTA", "elements of a CTA", "products of a CTA", "shared memory filled by a CTA",
     "L2 traffic", "resident weight", "resident weight of all CTAs", "first tile", "cluster", "stages of a CTA",
     "refills of the ring",
+    "L2 traffic of rows that begin inside a line",
 )  # fmt: skip
 """What a coefficient belongs to, in the order of `facts`."""
 
 MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
-    ("streamed", "flat"): (1.906, 0.0, 0.91, 0.0, 0.0, 0.051, 0.0, 0.0, 0.479, 0.241, 1.937, 0.245),
-    ("registers", "flat"): (0.634, 0.17, 0.389, 1.043, 0.0, 0.009, 1.959, 0.956, 1.893, 0.0, 0.0, 0.34),
-    ("streamed", "position"): (0.0, 0.0, 0.331, 0.0, 0.13, 0.013, 0.0, 0.0, 0.947, 0.618, 1.189, 1.03),
-    ("registers", "position"): (0.0, 0.516, 0.632, 0.0, 0.0, 0.0, 0.0, 2.876, 0.0, 0.0, 0.0, 0.0),
+    ("streamed", "flat"): (1.67, 0.0, 0.807, 0.0, 0.039, 0.049, 0.0, 0.0, 0.637, 0.214, 2.129, 0.299, 0.057),
+    ("registers", "flat"): (0.0, 0.371, 0.0, 1.679, 0.0, 0.003, 1.951, 1.108, 2.42, 0.0, 0.0, 0.1, 0.031),
+    ("streamed", "position"): (0.0, 0.0, 0.0, 0.494, 0.157, 0.021, 0.0, 0.0, 1.104, 0.879, 0.635, 0.914, 0.055),
+    ("registers", "position"): (0.0, 0.599, 0.0, 0.973, 0.0, 0.0, 0.0, 2.745, 0.0, 0.0, 0.0, 0.0, 0.018),
 }
 """Coefficients of `facts` by where the weight is and the order of the rows."""
 
@@ -63,6 +64,7 @@ def facts(plan: Sm90Plan) -> tuple[float, ...]:
         float(config.cluster > 1),
         tiles * plan.tile_stages / 1e2,
         refills,
+        ctas * tiles * l2_kib / 1e3 if plan.problem.k % 128 else 0.0,
     )
 
 
