@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels import cache
-from cute_kernels.plan import Plan, Sm90Plan
+from cute_kernels.plan import GemmPlan, Plan, Sm90GemmPlan, Sm90Plan
 
 _COMPILE_LOCK = threading.Lock()
 """`cute.compile` keeps global state and is not thread-safe."""
@@ -61,6 +61,8 @@ class Artifact:
 
 def kernel_key(plan: Plan) -> tuple:
     """What the generated code depends on; everything else in the plan is a launch argument."""
+    if isinstance(plan, GemmPlan):
+        return plan.kernel_key
     problem = plan.problem
     key = (plan.arch.name, plan.config, problem.table_rows > 0, problem.table_index, problem.scale_source)
     if not isinstance(plan, Sm90Plan):
@@ -145,19 +147,64 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
 
 
 def _kernel(plan: Plan) -> Any:
-    if isinstance(plan, Sm90Plan):
-        from cute_kernels.kernels.sm90.gemm import PatchEmbedGemm
+    if isinstance(plan, Sm90GemmPlan):
+        from cute_kernels.kernels.sm90.dense import DenseGemm as Kernel
+    elif isinstance(plan, GemmPlan):
+        from cute_kernels.kernels.sm100.dense import DenseGemm as Kernel
+    elif isinstance(plan, Sm90Plan):
+        from cute_kernels.kernels.sm90.gemm import PatchEmbedGemm as Kernel
     else:
-        from cute_kernels.kernels.sm100.gemm import PatchEmbedGemm
-    return PatchEmbedGemm(plan)
+        from cute_kernels.kernels.sm100.gemm import PatchEmbedGemm as Kernel
+    return Kernel(plan)
 
 
 def _example_arguments(plan: Plan) -> tuple:
     """Arguments of the right types for tracing; their values do not reach the generated code."""
+    if isinstance(plan, GemmPlan):
+        return host_arguments(plan, a=16, b=16, bias=16, out=16, stream=0)
     return host_arguments(plan, x=16, weight=16, table=16, index=16, out=16, scale=16, stream=0)
 
 
-def host_arguments(
+def host_arguments(plan: Plan, *, stream: int, **addresses: float | int | None) -> tuple:
+    """Arguments of the compiled host function.
+
+    Args:
+        plan: gives sizes, types and which arguments are present.
+        stream: CUstream handle.
+        addresses: device addresses of the tensors, 16-byte aligned, by their names in `cute_kernels.launch`; None or
+            any number for one that is absent. A patch embed also takes ``scale``: the value, or the address of one FP32
+            when ``plan.problem.scale_source == "pointer"``.
+    """
+    arguments = _gemm_arguments if isinstance(plan, GemmPlan) else _patch_embed_arguments
+    return arguments(plan, stream=stream, **addresses)
+
+
+def _gemm_arguments(plan: GemmPlan, *, a: int, b: int, bias: int | None, out: int, stream: int) -> tuple:
+    import cuda.bindings.driver as driver
+    from cutlass import Float32, Int32
+
+    from cute_kernels.kernels.dense import ELEMENT_TYPES
+
+    problem = plan.problem
+    sizes = (problem.m, problem.n, problem.k, problem.batches, plan.clusters)
+    return (
+        _pointer(ELEMENT_TYPES[problem.in_dtype], a),
+        _pointer(ELEMENT_TYPES[problem.in_dtype], b),
+        _pointer(Float32, bias) if problem.bias else None,
+        _pointer(ELEMENT_TYPES[problem.out_dtype], out),
+        *(Int32(size) for size in sizes),
+        driver.CUstream(stream),
+    )
+
+
+def _pointer(dtype: type, address: int, alignment: int = 16) -> Any:
+    from cutlass.cute.runtime import make_ptr
+    from cutlass.cute.typing import AddressSpace
+
+    return make_ptr(dtype, address, AddressSpace.gmem, assumed_align=alignment)
+
+
+def _patch_embed_arguments(
     plan: Plan, *, x: int, weight: int, table: int | None, index: int | None, out: int, scale: float | int, stream: int
 ) -> tuple:
     """Arguments of the compiled host function, from device addresses.

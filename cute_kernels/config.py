@@ -1,4 +1,4 @@
-"""The two inputs of planning: what is asked (`Problem`) and how to do it (`TileConfig`, `Sm90Config`).
+"""The two inputs of planning: what is asked (`Problem`, `GemmProblem`) and how to do it (a tunables class per kernel).
 
 All are frozen, hashable and free of torch and of hardware limits: they check the types of their fields, and
 `cute_kernels.plan` is the only judge of legality.
@@ -155,4 +155,84 @@ class Sm90Config:
         _check_types(self)
 
 
+@dataclass(frozen=True)
+class GemmProblem:
+    """Facts of one call of ``out[l, m, n] = sum_k a[l, m, k] * b[l, n, k] + bias[n]``, accumulated in FP32.
+
+    Attributes:
+        m, n, k: rows of ``a``, rows of ``b`` and the elements they have in common.
+        batches: independent products; ``a``, ``b`` and the output then have a leading dimension.
+        in_dtype: element type of ``a`` and ``b``, as torch names it: bfloat16 or float16.
+        out_dtype: element type of the output: bfloat16, float16 or float32.
+        bias: whether an FP32 vector of N values is added before the one rounding to ``out_dtype``.
+    """
+
+    m: int
+    n: int
+    k: int
+    batches: int = 1
+    in_dtype: str = "bfloat16"
+    out_dtype: str = "bfloat16"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+
+
+@dataclass(frozen=True)
+class Sm100GemmConfig:
+    """Tunables of the SM100a dense GEMM. The defaults are "Level 8" of the CUDA original; "Level 7" is
+    ``Sm100GemmConfig(block_m=256, stages=4)`` (docs/experiments.md).
+
+    Attributes:
+        block_m: output rows of one CTA, 128 or 256; a pair of CTAs works on twice as many. With 256 every weight stage
+            serves two UMMAs, at twice the shared memory for ``a``.
+        tile_n: output columns of a pair: 64, 128 or 256.
+        stages: operand buffers of 128 bytes of K between TMA and tensor core.
+        store_stages: store buffers per epilogue warp, each 32 rows x 128 bytes.
+        group_m: the tile order runs down this many blocks of rows before it takes the next column of tiles.
+        idle_clocks: SM clocks that the MMA warp idles after the MMAs of each stage, to draw less power: the utilisation
+            control of the CUDA original, which found it to cost more than it gives.
+    """
+
+    block_m: int = 128
+    tile_n: int = 128
+    stages: int = 8
+    store_stages: int = 2
+    group_m: int = 8
+    idle_clocks: int = 0
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+
+
+@dataclass(frozen=True)
+class Sm90GemmConfig:
+    """Tunables of the SM90a dense GEMM: two consumer warpgroups, both operands from shared memory.
+
+    Attributes:
+        tile_m, tile_n: output tile of one CTA, or of one warpgroup with ``pingpong``. A warpgroup's share must be a
+            multiple of 64 rows, ``tile_n`` a multiple of 16 up to 256.
+        stages: operand buffers of 128 bytes of K between TMA and WGMMA.
+        cluster_m, cluster_n: CTAs of a cluster along rows and columns: they share ``b`` and ``a`` by multicast.
+        pingpong: each warpgroup computes tiles of its own, in turn, so that one's epilogue runs under the other's
+            WGMMAs; otherwise both compute half of the rows of one tile.
+        store_stages: store buffers per consumer warp, each 16 rows x 128 bytes.
+        group_m: as in `Sm100GemmConfig`, in clusters.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 256
+    stages: int = 4
+    cluster_m: int = 2
+    cluster_n: int = 1
+    pingpong: bool = False
+    store_stages: int = 2
+    group_m: int = 8
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+
+
+GemmConfig = Sm100GemmConfig | Sm90GemmConfig
 Config = TileConfig | Sm90Config

@@ -59,6 +59,34 @@ class LaunchTensors:
         }
 
 
+@dataclass(frozen=True)
+class GemmTensors:
+    """Tensors of one launch of the dense GEMM, already checked and aligned, all on one device.
+
+    Attributes:
+        a: ``[batches, M, K]``, contiguous, 16-byte aligned, in ``plan.problem.in_dtype``.
+        b: ``[batches, N, K]`` likewise.
+        bias: ``[plan.padded_n]`` float32, 16-byte aligned, or None.
+        out: ``[batches, M, plan.out_pitch]`` in ``plan.problem.out_dtype``; the first N of every row are written.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    out: torch.Tensor
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        named = {"a": self.a, "b": self.b, "bias": self.bias}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def addresses(self) -> dict[str, Any]:
+        """Addresses by argument name."""
+        return {name: tensor.data_ptr() for name, tensor in self.inputs().items()} | {
+            "bias": None if self.bias is None else self.bias.data_ptr(),
+            "out": self.out.data_ptr(),
+        }
+
+
 def launch(plan: Plan, tensors: LaunchTensors, stream: torch.cuda.Stream | None = None) -> None:
     """Enqueues the kernel on ``stream`` (the device's current stream when None) and returns at once.
 

@@ -9,6 +9,10 @@ Everything here is independent of the kernel, its plan and the emulator.
 
 from __future__ import annotations
 
+import itertools
+import math
+from fractions import Fraction
+
 import torch
 
 MMA_K = 32
@@ -158,3 +162,71 @@ def patch_embed_conv2d(
     maps = torch.nn.functional.conv2d(pixels.to(torch.float32), weight.to(torch.float32), bias, stride=weight.shape[-1])
     tokens = maps.flatten(2).transpose(1, 2).contiguous()
     return tokens if pos_embed is None else tokens + pos_embed.to(torch.float32)
+
+
+GEMM_MMA_K = 16
+"""Elements of K of one tensor-core instruction on 16-bit operands."""
+
+
+def gemm(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """``a @ b.T + bias`` by the contract of `cute_kernels.gemm`.
+
+    The FP32 accumulator starts from +0 and is rounded once per 16 elements of K, in ascending k; FP32 ``bias`` is added
+    with one rounding, and the sum is rounded once more to ``out_dtype``.
+
+    Args:
+        a: ``[.., M, K]`` bfloat16 or float16.
+        b: ``[.., N, K]`` of the same element type and batch.
+        bias: ``[N]`` or None.
+        out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
+
+    Returns:
+        ``[.., M, N]`` in ``out_dtype``.
+    """
+    out = torch.empty(*a.shape[:-1], b.shape[-2], dtype=out_dtype or a.dtype, device=a.device)
+    rows = max(1, _CHUNK_ELEMENTS // b.shape[-2])
+    for index in itertools.product(*map(range, a.shape[:-2])):
+        wide = b[index].to(torch.float64).T.contiguous()
+        for start in range(0, a.shape[-2], rows):
+            acc = _accumulate_dense(a[index][start : start + rows].to(torch.float64), wide)
+            out[index][start : start + rows] = acc if bias is None else acc + bias.to(torch.float32)
+    return out
+
+
+def _accumulate_dense(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """FP32 ``a @ b`` of ``[rows, K]`` and ``[K, N]`` float64 values that have at most 11 significant bits."""
+    acc = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
+    for start in range(0, a.shape[1], GEMM_MMA_K):
+        rows, columns = a[:, start : start + GEMM_MMA_K], b[start : start + GEMM_MMA_K]
+        wide = acc.to(torch.float64)
+        total = wide + rows @ columns
+        magnitude = rows.abs() @ columns.abs() + wide.abs()
+        # All summands are multiples of this. Sums that need no more than 53 bits above it are exact in any order.
+        unit = torch.minimum(_unit(rows, 11).amin(1)[:, None] * _unit(columns, 11).amin(0), _unit(wide, 24))
+        doubt = torch.where(magnitude < unit * 2.0**52, 0.0, magnitude * (2 * GEMM_MMA_K * 2.0**-53))
+        before, acc = acc, total.to(torch.float32)
+        # Where the exact sum may lie on the other side of a boundary between two FP32 numbers, it is computed.
+        unsure = ((total - doubt).to(torch.float32) != (total + doubt).to(torch.float32)) & torch.isfinite(total)
+        for row, column in unsure.nonzero().tolist():
+            acc[row, column] = _round_exactly(before[row, column], rows[row], columns[:, column])
+    return acc
+
+
+def _unit(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """A power of two of which each value, of ``bits`` significant bits, is a multiple; infinity for zero."""
+    _, exponents = torch.frexp(values)
+    return torch.where(values == 0, math.inf, torch.ldexp(torch.ones_like(values), exponents - bits))
+
+
+def _round_exactly(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    """The FP32 number nearest to ``acc + a . b``, ties to even."""
+    exact = Fraction(float(acc)) + sum(Fraction(x) * Fraction(y) for x, y in zip(a.tolist(), b.tolist(), strict=True))
+    # Round to odd at 53 bits, then to FP32: two roundings that give the result of one (Boldo and Melquiond, 2008).
+    nearest = float(exact)
+    rest = exact - Fraction(nearest)
+    mantissa, _ = math.frexp(nearest)
+    if rest and int(mantissa * 2**53) % 2 == 0:
+        nearest = math.nextafter(nearest, math.inf if rest > 0 else -math.inf)
+    return float(torch.tensor(nearest, dtype=torch.float64).to(torch.float32))

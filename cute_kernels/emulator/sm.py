@@ -171,6 +171,7 @@ class Cluster:
     Attributes:
         index: linear cluster index; ``coordinates``: %clusterid.
         progress: counts effects, so that polling warps know whether looking again is worth it.
+        clock: what %clock and its kin read last.
         running: warps that have not exited.
         meter: counts the work of the units, or None (`Options.counters`).
         take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
@@ -198,7 +199,7 @@ class Cluster:
         self.grid, self.block, self.shape = grid, block, shape
         self.params, self.symbols, self.gmem, self.options = params, symbols, gmem, options
         self.rng = random.Random(options.seed * 1_000_003 + index)
-        self.progress = 0
+        self.progress = self.clock = 0
         self.async_stores = 0
         self.running: dict[Warp, None] = {}
         self.ctas: list[Cta] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from cute_kernels.plan import Sm90Plan, Sm100Plan
+from cute_kernels.plan import Sm90GemmPlan, Sm90Plan, Sm100GemmPlan, Sm100Plan
 
 
 class Signal(Enum):
@@ -19,6 +19,7 @@ class Signal(Enum):
     TMA_BYTES = "one elected thread announces the bytes of a stage; TMA delivers them"
     TCGEN05_COMMIT = "one tcgen05.commit, multicast to every CTA of the pair"
     WARP_ARRIVE = "one elected lane of every warp of the role, in every CTA of the pair, at the leader CTA"
+    TURN_ARRIVE = "one thread of the warpgroup whose turn it is, in every CTA of the cluster, at every CTA"
     WARPGROUP_ARRIVE = "one thread of every warpgroup of the role, in every CTA of the cluster, at every CTA"
 
 
@@ -88,7 +89,12 @@ class Graph:
         if (signal is Signal.TMA_BYTES) != (edge.tx_bytes > 0) and signal is edge.full:
             raise ValueError(f"edge {edge.name!r}: tx_bytes = {edge.tx_bytes} does not fit {signal.name}")
         warps = self.role(by).warps
-        return {Signal.WARP_ARRIVE: warps * self.ctas, Signal.WARPGROUP_ARRIVE: warps // 4 * self.ctas}.get(signal, 1)
+        counts = {
+            Signal.WARP_ARRIVE: warps * self.ctas,
+            Signal.WARPGROUP_ARRIVE: warps // 4 * self.ctas,
+            Signal.TURN_ARRIVE: self.ctas,
+        }
+        return counts.get(signal, 1)
 
     def barriers(self) -> tuple[Barrier, ...]:
         """Every mbarrier array of a CTA, in slot order. All CTAs of a pair have the same layout."""
@@ -113,13 +119,13 @@ class Graph:
         return lines
 
 
-def sm100_graph(plan: Sm100Plan) -> Graph:
+def sm100_graph(plan: Sm100Plan | Sm100GemmPlan) -> Graph:
     """load -> mma -> epilogue: the graph of every tcgen05 GEMM of this package."""
     return Graph(
         roles=(
             Role("load", plan.load_warp, 1),
             Role("mma", plan.mma_warp, 1),
-            Role("epilogue", plan.first_epilogue_warp, plan.config.epilogue_warps),
+            Role("epilogue", plan.first_epilogue_warp, plan.epilogue_warps),
         ),
         edges=(
             Edge(
@@ -154,4 +160,23 @@ def sm90_graph(plan: Sm90Plan) -> Graph:
         ),
         ctas=plan.config.cluster,
         named_barriers=staged + turn,
+    )  # fmt: skip
+
+
+def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
+    """load -> mma of the dense GEMM. With pingpong a stage belongs to the one warpgroup that computes its tile.
+
+    Named barriers: ``turn`` of a warpgroup is where the other one hands over the tensor cores.
+    """
+    empty = Signal.TURN_ARRIVE if plan.config.pingpong else Signal.WARPGROUP_ARRIVE
+    return Graph(
+        roles=(Role("mma", 0, 4 * plan.warpgroups), Role("load", plan.load_warp, 1)),
+        edges=(
+            Edge(
+                "operands", "load", "mma", plan.config.stages,
+                full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.stage_bytes,
+            ),
+        ),
+        ctas=plan.ctas,
+        named_barriers=tuple(NamedBarrier(f"turn {i}", 1 + i, 256) for i in range(plan.warpgroups)),
     )  # fmt: skip

@@ -84,3 +84,40 @@ class SnakeOrder:
         if m_tile % 2 == 1:
             n_tile = self.n_tiles - 1 - n_tile
         return m_tile, n_tile
+
+
+@dataclass(frozen=True)
+class GroupedOrder:
+    """Two-dimensional order: down a group of row blocks, then to the next column of tiles, batch after batch.
+
+    Clusters that work at the same time then cover a compact rectangle of the output, whose rows of ``a`` and ``b`` fit
+    L2 together.
+
+    Attributes:
+        m_tiles, n_tiles, batches: tiles in rows and columns, the last ones possibly partial, and products.
+        group_m: row blocks of a group; the last group of a batch may have fewer.
+        first: this cluster's first tile.
+        step: clusters in the grid.
+    """
+
+    m_tiles: Int32
+    n_tiles: Int32
+    batches: Int32
+    group_m: int
+    first: Int32
+    step: Int32
+
+    @property
+    def tiles(self) -> Int32:
+        return self.m_tiles * self.n_tiles * self.batches
+
+    @cute.jit
+    def coordinates(self, tile: Int32) -> tuple[Int32, Int32, Int32]:
+        """``tile -> (m_tile, n_tile, batch)``."""
+        batch = tile // (self.m_tiles * self.n_tiles)
+        tile -= batch * (self.m_tiles * self.n_tiles)
+        group = tile // (self.group_m * self.n_tiles)
+        tile -= group * (self.group_m * self.n_tiles)
+        rows = min(self.m_tiles - group * self.group_m, self.group_m)
+        column = tile // rows
+        return group * self.group_m + tile - column * rows, column, batch

@@ -7,10 +7,22 @@ CuTe DSL.
 
 from __future__ import annotations
 
-from cute_kernels.config import Config, Problem, Sm90Config, TileConfig
+from cute_kernels.config import (
+    Config,
+    GemmConfig,
+    GemmProblem,
+    Problem,
+    Sm90Config,
+    Sm90GemmConfig,
+    Sm100GemmConfig,
+    TileConfig,
+)
 from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, check_problem, reject
+from cute_kernels.plan.gemm import GemmPlan, check_gemm_problem
 from cute_kernels.plan.sm90 import Sm90Plan, plan_sm90
+from cute_kernels.plan.sm90_gemm import Sm90GemmPlan, plan_sm90_gemm
 from cute_kernels.plan.sm100 import Sm100Plan, plan_sm100
+from cute_kernels.plan.sm100_gemm import Sm100GemmPlan, plan_sm100_gemm
 
 __all__ = [
     "ARCHS",
@@ -19,21 +31,34 @@ __all__ = [
     "LANES",
     "VECTOR_BYTES",
     "Arch",
+    "GemmPlan",
     "Plan",
+    "Sm90GemmPlan",
     "Sm90Plan",
+    "Sm100GemmPlan",
     "Sm100Plan",
     "SmemRegion",
     "make_plan",
 ]
 
-_PLANNERS = {"sm_100a": (TileConfig, plan_sm100), "sm_90a": (Sm90Config, plan_sm90)}
+_PLANNERS = {
+    Problem: (check_problem, {"sm_100a": (TileConfig, plan_sm100), "sm_90a": (Sm90Config, plan_sm90)}),
+    GemmProblem: (
+        check_gemm_problem,
+        {"sm_100a": (Sm100GemmConfig, plan_sm100_gemm), "sm_90a": (Sm90GemmConfig, plan_sm90_gemm)},
+    ),
+}
 
 CONFIG_TYPES: dict[str, type[Config]] = {arch: kind for arch, (kind, _) in _PLANNERS.items()}
 """The class of each architecture's tunables."""
 
 
 def make_plan(
-    problem: Problem, config: Config | None = None, arch: str | None = None, *, sm_count: int | None = None
+    problem: Problem | GemmProblem,
+    config: Config | GemmConfig | None = None,
+    arch: str | None = None,
+    *,
+    sm_count: int | None = None,
 ) -> Plan:
     """Checks every limit and returns the plan.
 
@@ -45,14 +70,15 @@ def make_plan(
 
     Raises:
         ValueError: a limit is broken; the message names the limit, the value and the nearest legal value.
-        TypeError: the config belongs to another architecture.
+        TypeError: the config belongs to another architecture or to another kernel.
     """
+    check, planners = _PLANNERS[type(problem)]
     if arch is None:
-        arch = next((name for name, (kind, _) in _PLANNERS.items() if isinstance(config, kind)), "sm_100a")
+        arch = next((name for name, (kind, _) in planners.items() if isinstance(config, kind)), "sm_100a")
     if arch not in ARCHS:
         reject("arch", arch, f"supported architectures are {', '.join(ARCHS)}", next(iter(ARCHS)))
-    kind, planner = _PLANNERS[arch]
+    kind, planner = planners[arch]
     if config is not None and not isinstance(config, kind):
         raise TypeError(f"config is {type(config).__name__}, {arch} takes {kind.__name__}")
-    check_problem(problem)
+    check(problem)
     return planner(problem, config, ARCHS[arch], ARCHS[arch].sm_count if sm_count is None else sm_count)

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from cute_kernels.config import Config, Problem
+from cute_kernels.config import Config, GemmConfig, GemmProblem, Problem
 
 TableLayout = Literal["blocked", "paired"]
 """Layouts of the bias + position table, see `cute_kernels.table`."""
 
-ITEMSIZE = {"float8_e4m3fn": 1, "bfloat16": 2, "float32": 4}
+ITEMSIZE = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 LANES = 32
 """Threads of a warp, and tensor-memory lanes that one warp may reach: quarter ``warp_id % 4`` (PTX ISA, tcgen05 access
@@ -77,8 +77,8 @@ class Plan:
     The common part: what `cute_kernels.ops` and `cute_kernels.launch` need to know, whatever the architecture.
     """
 
-    problem: Problem
-    config: Config
+    problem: Problem | GemmProblem
+    config: Config | GemmConfig
     arch: Arch
     sm_count: int
 
@@ -111,9 +111,8 @@ class Plan:
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows (what, value) for people: tiles, launch, shared- and tensor-memory budget line by line."""
-        p = self.problem
         rows = [
-            ("problem", f"[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, table rows {p.table_rows}"),
+            ("problem", self.describe_problem()),
             ("architecture", f"{self.arch.name}, {self.sm_count} SMs"),
             ("threads", f"{self.threads} = {', '.join(self.roles)}"),
             *self.describe_tiles(),
@@ -121,6 +120,10 @@ class Plan:
         rows += [(f"SMEM {r.name}", f"{r.nbytes:,} B at {r.offset:,}") for r in self.smem]
         rows.append(("SMEM total", f"{self.smem_bytes:,} of {self.arch.smem_bytes:,} B"))
         return rows
+
+    def describe_problem(self) -> str:
+        p = self.problem
+        return f"[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, table rows {p.table_rows}"
 
 
 def reject(name: str, value: object, rule: str, nearest: object) -> NoReturn:

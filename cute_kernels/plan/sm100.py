@@ -84,8 +84,12 @@ class Sm100Plan(Plan):
     # ---- warps -----------------------------------------------------------------------------------------------------
 
     @property
+    def epilogue_warps(self) -> int:
+        return self.config.epilogue_warps
+
+    @property
     def warps(self) -> int:
-        return self.first_epilogue_warp + self.config.epilogue_warps
+        return self.first_epilogue_warp + self.epilogue_warps
 
     @property
     def roles(self) -> tuple[str, ...]:

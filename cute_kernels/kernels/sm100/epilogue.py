@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue_math import scale_add_round
-from cute_kernels.kernels.sm100.pipes import Sm100Pipe
+from cute_kernels.kernels.sm100.pipes import Sm100Pipe, release_accumulator
 from cute_kernels.kernels.table_rows import TableRows
 from cute_kernels.kernels.tiles import SnakeOrder
 from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100Plan
@@ -98,7 +98,7 @@ class Epilogue:
                     cute.copy(tmem_load, source[None, None, None, 0, chunk, state.index], fragment)
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(column + width == columns):
-                        self._release(state)
+                        release_accumulator(self.accumulator, state)
                     registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
                     values = scale_add_round(registers, table, self.scale, plan.config.epilogue, packed_f32=True)
                     _stage(values, stores, region * plan.store_region_bytes, part * width)
@@ -136,14 +136,6 @@ class Epilogue:
         row = first_region * self.plan.store_region_bytes + lane * row_bytes
         offsets = [row + (Int32(chunk) ^ lane % 8) * VECTOR_BYTES for chunk in range(row_bytes // VECTOR_BYTES)]
         return tuple(self.staging + cute.assume(offset, divby=VECTOR_BYTES) for offset in offsets)
-
-    @cute.jit
-    def _release(self, state) -> None:
-        """Hands the accumulator back as soon as its last column is in registers (F19), long before the stores end."""
-        ptx.tcgen05_fence_before_thread_sync()
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            self.accumulator.arrive_empty_at_leader(state)
 
     @cute.jit
     def _store(self, region: Int32, row_block: Int32, column_block: Int32) -> None:

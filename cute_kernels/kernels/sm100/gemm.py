@@ -14,11 +14,11 @@ import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
-from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import sm100_graph
-from cute_kernels.kernels.pipes import init_barriers, make_pipes
+from cute_kernels.kernels.load import Load
+from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm100.epilogue import Epilogue
-from cute_kernels.kernels.sm100.load import Load, Operand
+from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory, tma_operand
 from cute_kernels.kernels.sm100.mma import Mma
 from cute_kernels.kernels.sm100.pipes import LEADER_CTA, Sm100Pipe
 from cute_kernels.kernels.table_rows import TableRows, index_view
@@ -150,28 +150,14 @@ class PatchEmbedGemm:
         x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
         pipes = make_pipes(self.graph, barriers, Sm100Pipe)
 
-        if warp == plan.load_warp:
-            for atom in (args.x_atom, args.weight_atom, args.out_atom):
-                cpasync.prefetch_descriptor(atom)
-            with cute.arch.elect_one():
-                init_barriers(self.graph, barriers)
-        if warp == plan.mma_warp:
-            cute.arch.alloc_tmem(plan.tmem_columns, tmem_address, is_two_cta=True)
-            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
-            ptx.tcgen05_fence_before_thread_sync()
-        # Programmatic dependent launch: what is above overlaps the end of the kernel before; what is below reads and
-        # writes global memory. The kernel after this one may begin likewise as soon as multiprocessors become free.
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
-        # Also the CTA's barrier: after it every thread sees initialised barriers and the tensor-memory address.
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-        ptx.tcgen05_fence_after_thread_sync()
+        begin(plan, self.graph, warp, barriers, tmem_address, (args.x_atom, args.weight_atom, args.out_atom))
 
-        order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, cute.arch.cluster_idx()[0], _clusters())
-        x_tensor = _stage_tensor(x_stages, args.x_layout)
-        weight_tensor = _stage_tensor(weight_stages, args.weight_layout)
-        accumulators = self._accumulators(args.tiled_mma, cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_address))
+        order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, cute.arch.cluster_idx()[0], clusters_of_grid())
+        x_tensor = stage_tensor(x_stages, args.x_layout, Float8E4M3FN)
+        weight_tensor = stage_tensor(weight_stages, args.weight_layout, Float8E4M3FN)
+        accumulators = tensor_memory(
+            args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, tmem_address
+        )
 
         if warp == plan.load_warp:
             mma = args.tiled_mma.get_slice(cta_rank)
@@ -179,9 +165,9 @@ class PatchEmbedGemm:
             x = cute.local_tile(args.x, cute.slice_(tile_mnk, (None, 0, None)), (None, None))
             weight = cute.local_tile(args.weight, cute.slice_(tile_mnk, (0, None, None)), (None, None))
             Load(
-                _operand(args.x_atom, x_tensor, mma.partition_A(x)),
-                _operand(args.weight_atom, weight_tensor, mma.partition_B(weight)),
-                pipes["operands"], order, args.k_blocks, cta_rank,
+                tma_operand(args.x_atom, x_tensor, mma.partition_A(x)),
+                tma_operand(args.weight_atom, weight_tensor, mma.partition_B(weight)),
+                pipes["operands"], order, args.k_blocks, cta_rank == LEADER_CTA,
             ).run()  # fmt: skip
         elif warp == plan.mma_warp:
             if cta_rank == LEADER_CTA:
@@ -193,19 +179,7 @@ class PatchEmbedGemm:
         else:
             self._epilogue(args, accumulators, staging, pipes["accumulator"], order, cta_rank).run(warp)
 
-        # Neither CTA may leave, or free tensor memory, while the other still signals its barriers or reads its half.
-        ptx.tcgen05_fence_before_thread_sync()
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-        if warp == plan.mma_warp:
-            ptx.tcgen05_fence_after_thread_sync()
-            cute.arch.dealloc_tmem(accumulators.iterator, plan.tmem_columns, is_two_cta=True)
-
-    def _accumulators(self, tiled_mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-        """Tensor-memory view ``[.., accumulator]`` of this CTA's rows of the accumulators."""
-        shape = tiled_mma.partition_shape_C((self.plan.tile_m, self.plan.tile_n))
-        layout = tiled_mma.make_fragment_C(cute.append(shape, self.plan.accumulators)).layout
-        return cute.make_tensor(pointer, layout)
+        end(plan, warp, accumulators)
 
     def _epilogue(self, args, accumulators, staging, pipe, order, cta_rank) -> Epilogue:
         plan = self.plan
@@ -228,23 +202,6 @@ def _rows(rows: Int32, columns: Int32, divisor: int) -> cute.Layout:
     """Row-major ``[rows, columns]`` whose rows are a multiple of 16 bytes, as TMA requires."""
     columns = cute.assume(columns, divby=divisor)
     return cute.make_layout((rows, columns), stride=(columns, 1))
-
-
-def _clusters() -> Int32:
-    grid = cute.arch.grid_dim()
-    return grid[0] // 2
-
-
-def _stage_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
-    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=Float8E4M3FN), layout.outer)
-
-
-def _operand(atom: cute.CopyAtom, stages: cute.Tensor, source: cute.Tensor) -> Operand:
-    """TMA partition of one operand; no multicast, every CTA loads its own part."""
-    stages, source = cpasync.tma_partition(
-        atom, 0, cute.make_layout(1), cute.group_modes(stages, 0, 3), cute.group_modes(source, 0, 3)
-    )
-    return Operand(atom, source, stages)
 
 
 PatchEmbedGemm.kernel.set_name_prefix("patch_embed_sm100a", remove_cutlass_symbol=True, keep_mangled_name=False)

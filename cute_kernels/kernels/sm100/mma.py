@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
-from cute_kernels.kernels.tiles import SnakeOrder
+from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,24 @@ class Mma:
     """Issues ``tcgen05.mma.cta_group::2`` for every tile of this cluster.
 
     Attributes:
-        tiled_mma: 256 x tile_n x 32 FP8 instruction of a CTA pair.
-        x_fragments, weight_fragments: shared-memory descriptors ``[.., k step, stage]``.
-        accumulators: tensor-memory view ``[.., accumulator]``.
+        tiled_mma: instruction of a CTA pair, 256 x tile_n x 32 bytes of K.
+        row_fragments, column_fragments: shared-memory descriptors ``[.., k step, stage]`` of the operands along the
+            rows (``stage * waves + wave``) and the columns of a tile.
+        accumulators: tensor-memory view ``[.., accumulator * waves + wave]``.
+        waves: instruction tiles side by side in the rows of one tile, which share a stage of the column operand.
+        idle_clocks: clocks to idle after the MMAs of each stage.
     """
 
     tiled_mma: cute.TiledMma
-    x_fragments: cute.Tensor
-    weight_fragments: cute.Tensor
+    row_fragments: cute.Tensor
+    column_fragments: cute.Tensor
     accumulators: cute.Tensor
     operands: Sm100Pipe
     accumulator: Sm100Pipe
-    order: SnakeOrder
+    order: SnakeOrder | GroupedOrder
     k_blocks: Int32
+    waves: int = 1
+    idle_clocks: int = 0
 
     @cute.jit
     def run(self) -> None:
@@ -41,15 +46,28 @@ class Mma:
             self.accumulator.wait_empty(out)
             # The epilogue's reads of this accumulator, ordered by the barrier, must precede the MMAs that overwrite it.
             ptx.tcgen05_fence_after_thread_sync()
-            target = self.accumulators[None, None, None, out.index]
             for k_block in cutlass.range(self.k_blocks, unroll=1):
                 self.operands.wait_full(full)
-                self.tiled_mma.set(tcgen05.Field.ACCUMULATE, k_block != 0)
-                stage = (None, None, None, full.index)
-                cute.gemm(self.tiled_mma, target, self.x_fragments[stage], self.weight_fragments[stage], target)
+                columns = self.column_fragments[None, None, None, full.index]
+                for wave in cutlass.range_constexpr(self.waves):
+                    self.tiled_mma.set(tcgen05.Field.ACCUMULATE, k_block != 0)
+                    rows = self.row_fragments[None, None, None, full.index * self.waves + wave]
+                    target = self.accumulators[None, None, None, out.index * self.waves + wave]
+                    cute.gemm(self.tiled_mma, target, rows, columns, target)
                 with cute.arch.elect_one():
                     self.operands.commit_empty(full)
+                if cutlass.const_expr(self.idle_clocks > 0):
+                    _idle(self.idle_clocks)
                 full.advance()
             with cute.arch.elect_one():
                 self.accumulator.commit_full(out)
             out.advance()
+
+
+@cute.jit
+def _idle(clocks: cutlass.Constexpr[int]) -> None:
+    """Passes SM clocks; the difference is right across a wrap of the 32-bit counter."""
+    start = cute.arch.clock()
+    now = start
+    while now - start < clocks:
+        now = cute.arch.clock()

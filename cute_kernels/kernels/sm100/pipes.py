@@ -6,6 +6,7 @@ import cutlass.cute as cute
 from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import tcgen05
 
+from cute_kernels.kernels import ptx
 from cute_kernels.kernels.pipes import Pipe, PipelineState
 
 LEADER_CTA = 0
@@ -26,3 +27,12 @@ class Sm100Pipe(Pipe):
         # Relaxed: what is handed over is tensor memory, which tcgen05.fence orders on both sides; no ordinary memory
         # access needs ordering here. A release at cluster scope would compile to MEMBAR.ALL.GPU in every warp and tile.
         cute.arch.mbarrier_arrive(self.empty + state.index, LEADER_CTA, relaxed=True, scope=nvvm.MemScopeKind.CLUSTER)
+
+
+@cute.jit
+def release_accumulator(pipe: Sm100Pipe, state: PipelineState) -> None:
+    """Epilogue warp: hands the accumulator back once its last column is in registers (F19), before the stores end."""
+    ptx.tcgen05_fence_before_thread_sync()
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        pipe.arrive_empty_at_leader(state)

@@ -1,0 +1,80 @@
+"""What every SM100a kernel does around its roles: barriers, tensor memory, views of operands, and the common end."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.load import Operand
+from cute_kernels.kernels.pipes import init_barriers
+from cute_kernels.plan import Sm100GemmPlan, Sm100Plan
+
+
+@cute.jit
+def begin(
+    plan: cutlass.Constexpr[Sm100Plan | Sm100GemmPlan],
+    graph: cutlass.Constexpr[Graph],
+    warp: Int32,
+    barriers: cute.Pointer,
+    tmem_address: cute.Pointer,
+    atoms: tuple[cute.CopyAtom, ...],
+) -> None:
+    """Initialises barriers and allocates tensor memory; afterwards every thread of the pair sees both."""
+    if warp == plan.load_warp:
+        for atom in atoms:
+            cpasync.prefetch_descriptor(atom)
+        with cute.arch.elect_one():
+            init_barriers(graph, barriers)
+    if warp == plan.mma_warp:
+        cute.arch.alloc_tmem(plan.tmem_columns, tmem_address, is_two_cta=True)
+        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
+        ptx.tcgen05_fence_before_thread_sync()
+    # Programmatic dependent launch: what is above overlaps the end of the kernel before; what is below reads and writes
+    # global memory. The kernel after this one may begin likewise as soon as multiprocessors become free.
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()
+    # Also the CTA's barrier: after it every thread sees initialised barriers and the tensor-memory address.
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    ptx.tcgen05_fence_after_thread_sync()
+
+
+@cute.jit
+def end(plan: cutlass.Constexpr[Sm100Plan | Sm100GemmPlan], warp: Int32, accumulators: cute.Tensor) -> None:
+    """Frees tensor memory once both CTAs are done."""
+    # Neither CTA may leave, or free tensor memory, while the other still signals its barriers or reads its half.
+    ptx.tcgen05_fence_before_thread_sync()
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    if warp == plan.mma_warp:
+        ptx.tcgen05_fence_after_thread_sync()
+        cute.arch.dealloc_tmem(accumulators.iterator, plan.tmem_columns, is_two_cta=True)
+
+
+def clusters_of_grid() -> Int32:
+    """Clusters in a grid of pairs of CTAs."""
+    grid = cute.arch.grid_dim()
+    return grid[0] // 2
+
+
+def tensor_memory(tiled_mma: cute.TiledMma, tile_mn: tuple[int, int], count: int, address: cute.Pointer) -> cute.Tensor:
+    """Tensor-memory view ``[.., accumulator]`` of this CTA's rows of ``count`` accumulators."""
+    layout = tiled_mma.make_fragment_C(cute.append(tiled_mma.partition_shape_C(tile_mn), count)).layout
+    return cute.make_tensor(cute.arch.retrieve_tmem_ptr(Float32, 16, address), layout)
+
+
+def stage_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: type) -> cute.Tensor:
+    """Operand stages in shared memory."""
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=dtype), layout.outer)
+
+
+def tma_operand(atom: cute.CopyAtom, stages: cute.Tensor, source: cute.Tensor, boxes: int = 1) -> Operand:
+    """TMA partition of one operand; no multicast, every CTA loads its own part."""
+    stages, source = cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(stages, 0, 3), cute.group_modes(source, 0, 3)
+    )
+    return Operand(atom, source, stages, boxes=boxes, step=boxes)

@@ -1,0 +1,118 @@
+"""What the plans of the dense GEMM have in common: checks of the problem, tiles, order and output staging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Plan, reject, require, round_up
+
+SWIZZLE_BYTES = 128
+"""Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
+
+
+@dataclass(frozen=True)
+class GemmPlan(Plan):
+    """A persistent GEMM over a grid of output tiles.
+
+    A cluster computes ``cluster_rows`` x ``cluster_columns`` of the output at a time; tiles are counted in such blocks.
+    """
+
+    problem: GemmProblem
+    config: GemmConfig
+
+    k_block_bytes: int = SWIZZLE_BYTES
+    swizzle_period: int = 1024
+    barrier_bytes: int = 1024
+
+    @property
+    def tile_k(self) -> int:
+        """Elements of K in one stage."""
+        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
+
+    @property
+    def m_tiles(self) -> int:
+        return -(-self.problem.m // self.cluster_rows)
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.problem.n // self.cluster_columns)
+
+    @property
+    def tiles(self) -> int:
+        """Of all batches together; each is one turn of one cluster."""
+        return self.m_tiles * self.n_tiles * self.problem.batches
+
+    @property
+    def padded_n(self) -> int:
+        """Columns rounded up to whole tiles, so that reads of the bias need no bounds check."""
+        return self.n_tiles * self.cluster_columns
+
+    @property
+    def out_pitch(self) -> int:
+        """Elements from one output row to the next: N, rounded up to the 16 bytes that TMA asks of a row."""
+        return round_up(self.problem.n, VECTOR_BYTES // ITEMSIZE[self.problem.out_dtype])
+
+    @property
+    def store_columns(self) -> int:
+        """Output columns of one store buffer."""
+        return SWIZZLE_BYTES // ITEMSIZE[self.problem.out_dtype]
+
+    @property
+    def staging_bytes(self) -> int:
+        """Store buffers of all warps that store."""
+        return self.storing_warps * self.config.store_stages * self.store_rows * SWIZZLE_BYTES
+
+    @property
+    def kernel_key(self) -> tuple:
+        """What the generated code depends on: sizes are launch arguments."""
+        return (self.arch.name, self.config, self.problem.in_dtype, self.problem.out_dtype, self.problem.bias)
+
+    def describe_problem(self) -> str:
+        p = self.problem
+        batch = f"{p.batches} x " if p.batches > 1 else ""
+        return f"{batch}[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, bias {p.bias}"
+
+
+def check_gemm_problem(p: GemmProblem) -> None:
+    """Limits that TMA and the element types set on every architecture."""
+    require("in_dtype", p.in_dtype, ("bfloat16", "float16"), "16-bit operands of the tensor core")
+    require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "what the epilogue rounds to")
+    require("bias", p.bias, (True, False), "present or not")
+    # TMA coordinates are 32-bit and a tile may begin before the end of the tensor and reach beyond it.
+    largest = 2**31 - 1024
+    for name, value in (("m", p.m), ("n", p.n), ("k", p.k), ("batches", p.batches)):
+        if not 1 <= value <= largest:
+            reject(name, value, f"TMA coordinates allow 1 to {largest}", min(max(value, 1), largest))
+    step = VECTOR_BYTES // ITEMSIZE[p.in_dtype]
+    if p.k % step:
+        reject("k", p.k, "rows of a and b must be multiples of 16 bytes for TMA", round_up(p.k, step))
+
+
+def check_tile_order(plan: GemmPlan) -> None:
+    """The order of the tiles and the ring of store buffers."""
+    c = plan.config
+    if not 1 <= c.group_m <= 1024:
+        reject("group_m", c.group_m, "blocks of rows in a group of the tile order", min(max(c.group_m, 1), 1024))
+    if plan.tiles + plan.clusters >= 2**31:
+        reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", plan.problem.m // 2)
+    regions = plan.regions_per_tile
+    divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
+    rule = f"a warp stores {regions} buffers per tile, in whole turns of the ring"
+    require("store_stages", c.store_stages, divisors, rule)
+
+
+def check_gemm_smem(plan: GemmPlan) -> None:
+    """Shared memory, by the number of operand stages or of store buffers."""
+    if plan.smem_bytes <= plan.arch.smem_bytes:
+        return
+    c = plan.config
+    fixed = plan.smem_bytes - c.stages * plan.stage_bytes
+    rule = (
+        f"{c.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
+        f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
+    )
+    fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
+    if fit >= 2:
+        reject("stages", c.stages, rule, fit)
+    reject("store_stages", c.store_stages, f"{rule}, and two stages are needed", 1)

@@ -1,0 +1,161 @@
+"""Plan of the SM100a dense GEMM: CTA pairs, one or two waves of UMMA per stage, a short ring of store buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from cute_kernels.config import GemmProblem, Sm100GemmConfig
+from cute_kernels.plan.base import LANES, Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.gemm import GemmPlan, check_gemm_smem, check_tile_order
+
+LEVEL_8 = Sm100GemmConfig()
+LEVEL_7 = Sm100GemmConfig(block_m=256, stages=4)
+
+
+@dataclass(frozen=True)
+class Sm100GemmPlan(GemmPlan):
+    """A pair of CTAs (``cta_group::2``) computes ``waves`` UMMA tiles of 256 x ``tile_n`` side by side.
+
+    Each CTA holds 128 rows of every wave and loads those rows of ``a`` and half of the tile's rows of ``b``.
+    """
+
+    config: Sm100GemmConfig
+
+    cta_group: int = 2
+    cta_m: int = 128
+    accumulators: int = 2
+    load_warp: int = 0
+    mma_warp: int = 1
+    first_epilogue_warp: int = 2
+    epilogue_warps: int = 4
+    tmem_load_width: int = 32
+    store_rows: int = LANES
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def waves(self) -> int:
+        """UMMA tiles of 256 rows in one tile of the pair; they share the stage of ``b``."""
+        return self.config.block_m // self.cta_m
+
+    @property
+    def mma_m(self) -> int:
+        return self.cta_m * self.cta_group
+
+    @property
+    def cluster_rows(self) -> int:
+        return self.config.block_m * self.cta_group
+
+    @property
+    def cluster_columns(self) -> int:
+        return self.config.tile_n
+
+    @property
+    def clusters(self) -> int:
+        return min(self.sm_count // self.cta_group, self.tiles)
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.cta_group, 1, 1)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("load", "mma") + ("epilogue",) * self.epilogue_warps
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def a_stage_bytes(self) -> int:
+        return self.config.block_m * self.k_block_bytes
+
+    @property
+    def b_stage_bytes(self) -> int:
+        return self.config.tile_n // self.cta_group * self.k_block_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Operand bytes of one stage in one CTA."""
+        return self.a_stage_bytes + self.b_stage_bytes
+
+    @property
+    def stage_tx_bytes(self) -> int:
+        """Bytes that the leader's full barrier expects per stage: TMA of both CTAs signals the leader."""
+        return self.stage_bytes * self.cta_group
+
+    @property
+    def storing_warps(self) -> int:
+        return self.epilogue_warps
+
+    @property
+    def regions_per_tile(self) -> int:
+        """Store buffers that one epilogue warp fills per tile."""
+        return self.waves * (self.config.tile_n // self.store_columns)
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            ("barriers and tensor-memory address", self.barrier_bytes, 128),
+            (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
+            (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
+            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
+
+    @property
+    def tmem_columns(self) -> int:
+        """Both accumulators of every wave, in the powers of two that tcgen05.alloc hands out."""
+        return self.accumulators * self.waves * self.config.tile_n
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        return [
+            ("tile", f"{self.cluster_rows} x {c.tile_n} per CTA pair, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
+            ("order", f"groups of {c.group_m} blocks of rows"),
+            ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per warp"),
+            ("TMEM accumulators", f"{self.accumulators} x {self.waves} x {c.tile_n} columns"),
+            ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
+        ]
+
+
+def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig | None, arch: Arch, sm_count: int) -> Sm100GemmPlan:
+    """The plan, or ValueError; `default_config` when ``config`` is None."""
+    config = default_config(problem, arch, sm_count) if config is None else config
+    require("block_m", config.block_m, (128, 256), "one or two UMMA tiles of 128 rows per CTA")
+    require("tile_n", config.tile_n, (64, 128, 256), "N of a UMMA in swizzle atoms of b, both CTAs holding half")
+    if config.stages < 2:
+        reject("stages", config.stages, "TMA and tensor core overlap only with two stages or more", 2)
+    if not 0 <= config.idle_clocks < 2**16:
+        reject("idle_clocks", config.idle_clocks, "clocks between the MMAs of two stages", 0)
+    plan = Sm100GemmPlan(problem, config, arch, sm_count)
+    if plan.tmem_columns > arch.tmem_columns:
+        rule = f"two accumulators of {plan.waves} x {config.tile_n} columns exceed {arch.tmem_columns} TMEM columns"
+        reject("tile_n", config.tile_n, rule, config.tile_n // 2)
+    if sm_count < plan.cta_group:
+        reject("sm_count", sm_count, f"a cluster needs {plan.cta_group} multiprocessors", plan.cta_group)
+    check_tile_order(plan)
+    check_gemm_smem(plan)
+    return plan
+
+
+LEVEL_7_COST = 1.96
+"""Time of a "Level 7" tile over one of "Level 8", which has half its rows. In the CUDA original's table Level 7 is 1.0
+to 5.5% faster at 6144, 8192 and 12288, where both fill the device equally, and slower at 4096, where it does not."""
+
+
+def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm100GemmConfig:
+    """Level 7 or Level 8, whichever finishes its turns first.
+
+    One rule that reproduces the CUDA original's table: time is the turns of the busiest cluster times the cost of a
+    tile. Level 7's larger tiles read less, but leave more clusters idle in the last turn of small problems.
+    """
+    def cost(config: Sm100GemmConfig, tile: float) -> float:
+        plan = Sm100GemmPlan(problem, config, arch, sm_count)
+        return -(-plan.tiles // max(1, sm_count // plan.cta_group)) * tile
+
+    return LEVEL_7 if cost(LEVEL_7, LEVEL_7_COST) < cost(LEVEL_8, 1.0) else LEVEL_8
+
+
+__all__ = ["LEVEL_7", "LEVEL_8", "Sm100GemmPlan", "default_config", "plan_sm100_gemm"]

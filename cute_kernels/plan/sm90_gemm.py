@@ -1,0 +1,201 @@
+"""Plan of the SM90a dense GEMM: two consumer warpgroups, cooperative or in turn, multicast in small clusters."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+from cute_kernels.config import GemmProblem, Sm90GemmConfig
+from cute_kernels.plan.base import Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.gemm import GemmPlan, check_gemm_smem, check_tile_order
+
+WARPGROUP_ROWS = 64
+"""Rows of a WGMMA."""
+
+ADDRESSING_REGISTERS = 40
+"""What a consumer thread needs besides accumulators, as the assembler reports it without spills."""
+
+
+@dataclass(frozen=True)
+class Sm90GemmPlan(GemmPlan):
+    """A CTA has one loading warp and two consumer warpgroups; its accumulators are registers of the consumers."""
+
+    config: Sm90GemmConfig
+
+    warpgroups: int = 2
+    consumer_registers: int = 240
+    producer_registers: int = 24
+    store_rows: int = 16
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def warpgroup_rows(self) -> int:
+        """Rows of the tile that one warpgroup computes."""
+        return self.config.tile_m if self.config.pingpong else self.config.tile_m // self.warpgroups
+
+    @property
+    def waves(self) -> int:
+        """WGMMAs of 64 rows per K step of a warpgroup."""
+        return self.warpgroup_rows // WARPGROUP_ROWS
+
+    @property
+    def ctas(self) -> int:
+        return self.config.cluster_m * self.config.cluster_n
+
+    @property
+    def cluster_rows(self) -> int:
+        return self.config.tile_m * self.config.cluster_m
+
+    @property
+    def cluster_columns(self) -> int:
+        return self.config.tile_n * self.config.cluster_n
+
+    @property
+    def clusters(self) -> int:
+        return min(self.sm_count // self.ctas, self.tiles)
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.ctas, 1, 1)
+
+    # ---- warps -----------------------------------------------------------------------------------------------------
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
+        return ("mma",) * (4 * self.warpgroups) + ("load", "idle", "idle", "idle")
+
+    @property
+    def load_warp(self) -> int:
+        return 4 * self.warpgroups
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.warpgroup_rows * self.config.tile_n // 128
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def a_stage_bytes(self) -> int:
+        return self.config.tile_m * self.k_block_bytes
+
+    @property
+    def b_stage_bytes(self) -> int:
+        return self.config.tile_n * self.k_block_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Operand bytes of one stage in one CTA, its own and those multicast to it; all complete on its barrier."""
+        return self.a_stage_bytes + self.b_stage_bytes
+
+    @property
+    def storing_warps(self) -> int:
+        return 4 * self.warpgroups
+
+    @property
+    def regions_per_tile(self) -> int:
+        """Store buffers that one warp fills per tile."""
+        return self.waves * (self.config.tile_n // self.store_columns)
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            ("barriers", self.barrier_bytes, 128),
+            (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
+            (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
+            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        schedule = "pingpong: a tile per warpgroup" if c.pingpong else "cooperative: half of a tile per warpgroup"
+        registers = f"{self.accumulator_registers} of accumulators, {self.consumer_registers} per consumer thread"
+        return [
+            ("tile", f"{c.tile_m} x {c.tile_n}, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("schedule", schedule),
+            ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}"),
+            ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
+            ("order", f"groups of {c.group_m} blocks of rows"),
+            ("registers", registers),
+            ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per warp"),
+        ]
+
+
+def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Arch, sm_count: int) -> Sm90GemmPlan:
+    """The plan, or ValueError; `default_config` when ``config`` is None."""
+    config = default_config(problem, arch, sm_count) if config is None else config
+    require("pingpong", config.pingpong, (True, False), "warpgroups take turns or share a tile")
+    rows = (64, 128, 192) if config.pingpong else (128, 256)
+    require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
+    require("tile_n", config.tile_n, tuple(range(64, 257, 64)), "N of a WGMMA in whole store buffers")
+    for name in ("cluster_m", "cluster_n"):
+        require(name, getattr(config, name), (1, 2), "CTAs of a cluster along one dimension")
+    if config.stages < 2:
+        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more", 2)
+    plan = Sm90GemmPlan(problem, config, arch, sm_count)
+    if sm_count < plan.ctas:
+        reject("sm_count", sm_count, f"a cluster needs {plan.ctas} multiprocessors", plan.ctas)
+    needed = plan.accumulator_registers + ADDRESSING_REGISTERS
+    if needed > plan.consumer_registers:
+        rule = (
+            f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing make "
+            f"{needed}, the limit is {plan.consumer_registers}"
+        )
+        fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
+        reject("tile_n", config.tile_n, rule, fit)
+    check_tile_order(plan)
+    check_gemm_smem(plan)
+    return plan
+
+
+CANDIDATES = (
+    Sm90GemmConfig(128, 256, stages=4, pingpong=False),
+    Sm90GemmConfig(256, 128, stages=4, pingpong=False),
+    Sm90GemmConfig(128, 192, stages=4, pingpong=True, store_stages=3),
+    Sm90GemmConfig(128, 128, stages=6, pingpong=True),
+    Sm90GemmConfig(64, 256, stages=4, pingpong=True),
+    Sm90GemmConfig(64, 128, stages=7, pingpong=True),
+    Sm90GemmConfig(128, 64, stages=8, pingpong=False, store_stages=1),
+)
+"""What the chooser chooses from: every schedule and tile that pays at some size."""
+
+MACS_PER_CLOCK = 2048
+"""Multiply-adds of 16-bit operands per SM and clock: a wgmma of 64 x 256 x 16 takes 128 clocks."""
+
+EPILOGUE_CLOCKS_PER_KELEMENT = 60
+"""Clocks of a warpgroup to convert, stage and store 1024 output elements of a tile."""
+
+OPERAND_TRAFFIC = 8.0
+"""Share of WGMMA time that fetching operands adds, times rows or columns of a tile: large tiles fetch less."""
+
+TILE_CLOCKS = 400
+"""Clocks that a tile costs besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
+
+
+def tile_clocks(plan: Sm90GemmPlan) -> float:
+    """Modelled clocks between one tile of a CTA and the next."""
+    c = plan.config
+    traffic = 1 + OPERAND_TRAFFIC * (1 / c.tile_m + 1 / c.tile_n)
+    mainloop = plan.k_blocks * plan.tile_k * c.tile_m * c.tile_n / MACS_PER_CLOCK * traffic + TILE_CLOCKS
+    epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
+    # In turn, a warpgroup has the other one's mainloop to store in; together, nothing runs meanwhile.
+    return max(mainloop, (mainloop + epilogue) / 2) if c.pingpong else mainloop + epilogue
+
+
+def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
+    """The candidate with the least modelled time: turns of the busiest cluster times clocks per tile."""
+    cluster_m = 2 if sm_count >= 2 else 1
+    costs = []
+    for index, candidate in enumerate(CANDIDATES):
+        # A cluster whose second CTA has no rows computes nothing with it.
+        config = dataclasses.replace(candidate, cluster_m=cluster_m if problem.m > candidate.tile_m else 1)
+        if problem.out_dtype == "float32" and config.tile_n * 4 // 128 % config.store_stages:
+            config = dataclasses.replace(config, store_stages=2)
+        plan = Sm90GemmPlan(problem, config, arch, sm_count)
+        turns = -(-plan.tiles // max(1, sm_count // plan.ctas))
+        costs.append((turns * tile_clocks(plan), index, config))
+    return min(costs)[2]

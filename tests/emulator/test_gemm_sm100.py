@@ -1,0 +1,168 @@
+"""The dense GEMM of SM100a in the emulator: bit for bit against the torch reference, and broken on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cute_kernels.compile import Artifact, compile_plan
+from cute_kernels.config import Sm100GemmConfig
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace
+from cute_kernels.launch import emulate
+from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8
+from tests.emulator.gemm_inputs import POISON, GemmCase, make_gemm_case
+
+POLICIES = ("eager", "lazy", "random")
+CONFIGS = {
+    "level 8": LEVEL_8,
+    "level 7": LEVEL_7,
+    "level 8, idle clocks": dataclasses.replace(LEVEL_8, idle_clocks=45),
+    "tile_n=64": Sm100GemmConfig(tile_n=64, stages=3, store_stages=1, group_m=1),
+    "tile_n=256": Sm100GemmConfig(tile_n=256, stages=5, store_stages=4, group_m=2),
+    "level 7, tile_n=64": Sm100GemmConfig(256, 64, stages=2, store_stages=2, group_m=3),
+}
+OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> None:
+    emulate(case.plan, case.tensors, options, artifact=artifact)
+    wrong = case.mismatches()
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_is_bit_exact(name: str) -> None:
+    """Several tiles of one pair of CTAs, so that stages, accumulators and store buffers are used again."""
+    config = CONFIGS[name]
+    case = make_gemm_case(m=2 * config.block_m + 44, n=config.tile_n * 2 + 9, k=200, config=config, sm_count=2, seed=1)
+    assert case.plan.tiles >= 6 and case.plan.clusters == 1
+    check(case, Options(completion="lazy"))
+
+
+@pytest.mark.parametrize("name", ["level 8", "level 7", "tile_n=256"])
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
+def test_no_spills(name: str, out_dtype: torch.dtype) -> None:
+    resources = compile_plan(make_gemm_case(config=CONFIGS[name], out_dtype=out_dtype).plan).resources
+    assert resources.stack_bytes == 0 and resources.local_bytes == 0 and resources.registers <= 255
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 560),
+    n=st.integers(1, 200),
+    k=st.integers(1, 20).map(lambda i: 8 * i),
+    batches=st.integers(1, 2),
+    in_dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    out_dtype=st.sampled_from(OUT_DTYPES),
+    bias=st.booleans(),
+    config=st.sampled_from([LEVEL_8, LEVEL_7, None]),
+    sm_count=st.sampled_from([2, 4, 148]),
+    completion=st.sampled_from(POLICIES),
+    interleave=st.sampled_from(["round_robin", "random"]),
+    seed=st.integers(0, 2**20),
+)
+def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -> None:
+    check(
+        make_gemm_case(seed=seed, arch="sm_100a", **facts),
+        Options(seed=seed, completion=completion, interleave=interleave),
+    )
+
+
+@pytest.mark.parametrize("config", [LEVEL_8, LEVEL_7], ids=["level 8", "level 7"])
+def test_result_does_not_depend_on_the_schedule(config: Sm100GemmConfig) -> None:
+    config = dataclasses.replace(config, stages=2)
+    case = make_gemm_case(m=2 * config.block_m, n=200, k=264, config=config, sm_count=2, seed=7)
+    for seed, completion in enumerate(POLICIES):
+        case.tensors.out.view(torch.int16).fill_(POISON[torch.bfloat16])
+        check(case, Options(seed, completion, "random", spurious_try_wait_failures=seed == 2))
+
+
+def test_values_of_every_magnitude() -> None:
+    """Products from 2^-60 to 2^60: sums in which float64 itself would round, and many that cancel."""
+    generator = torch.Generator().manual_seed(5)
+    case = make_gemm_case(m=130, n=40, k=64, config=LEVEL_8, sm_count=2, seed=5, bias=False, out_dtype=torch.float32)
+    for tensor in (case.tensors.a, case.tensors.b):
+        scale = torch.randint(-30, 31, tensor.shape, generator=generator)
+        tensor.copy_(torch.ldexp(tensor.float(), scale).to(tensor.dtype))
+    from cute_kernels import reference
+
+    case.expected[..., :40] = reference.gemm(case.tensors.a, case.tensors.b, None, torch.float32)
+    check(case)
+
+
+def test_counts() -> None:
+    """One tcgen05.mma per wave, K step, tile; the MMA warp of the other CTA issues none."""
+    for config, waves in ((LEVEL_8, 1), (LEVEL_7, 2)):
+        case = make_gemm_case(m=512, n=128, k=256, config=config, sm_count=2)
+        report = emulate(case.plan, case.tensors)
+        assert report.mma_instructions == case.plan.tiles * case.plan.k_blocks * 4 * waves
+        assert report.mma_instructions == 512 // 256 * 16
+
+
+# --- broken on purpose ----------------------------------------------------------------------------------------------
+
+
+def _case(config: Sm100GemmConfig = LEVEL_8) -> GemmCase:
+    """Three tiles of one pair of CTAs whose K blocks go around a ring of three stages."""
+    config = dataclasses.replace(config, stages=3)
+    return make_gemm_case(m=2 * config.block_m, n=384, k=320, config=config, sm_count=2, seed=11)
+
+
+def _edited(case: GemmCase, pattern: str, replacement: str = "") -> Artifact:
+    artifact = compile_plan(case.plan, emulated=True)
+    ptx, count = re.subn(pattern, replacement, artifact.ptx)
+    assert count, f"nothing matches {pattern}"
+    return dataclasses.replace(artifact, ptx=ptx)
+
+
+@pytest.mark.parametrize("config", [LEVEL_8, LEVEL_7], ids=["level 8", "level 7"])
+def test_the_whole_kernel_is_clean(config: Sm100GemmConfig) -> None:
+    check(_case(config), Options(completion="lazy", interleave="random"))
+
+
+def test_missing_proxy_fence_before_the_tma_store() -> None:
+    case = _case()
+    with pytest.raises(ProxyFenceMissing, match=r"\(epilogue\)"):
+        emulate(case.plan, case.tensors, artifact=_edited(case, r"fence\.proxy\.async.*;"))
+
+
+def test_writing_a_store_buffer_before_tma_has_read_it() -> None:
+    """Without the wait for all but the newest store, a buffer of the ring is written while a lazy store reads it."""
+    case = _case()
+    artifact = _edited(case, r"cp\.async\.bulk\.wait_group\.read\s+1;")
+    with pytest.raises(SharedMemoryRace, match="store"):
+        emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=artifact)
+
+
+def test_a_ring_of_two_that_waits_as_if_it_had_three_buffers() -> None:
+    case = _case()
+    artifact = _edited(case, r"(cp\.async\.bulk\.wait_group\.read\s+)1;", r"\g<1>2;")
+    with pytest.raises(SharedMemoryRace, match="store"):
+        emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=artifact)
+
+
+def test_an_accumulator_that_is_never_released_hangs_the_mma_warp() -> None:
+    case = _case()
+    with pytest.raises(Hang) as error:
+        emulate(case.plan, case.tensors, artifact=_edited(case, r"mbarrier\.arrive\.relaxed\.cluster.*;"))
+    mma = next(line for line in error.value.report.splitlines() if line.startswith("CTA 0 warp 1 (mma)"))
+    assert "8 of 8 arrivals pending" in mma
+
+
+def test_a_stage_freed_before_its_mmas_have_read_it() -> None:
+    """Plain arrivals in place of tcgen05.commit: TMA refills what a lazy MMA has still to read."""
+    case = _case()
+    commit = r"tcgen05\.commit[^;]*\[(%\w+)\+(\d+)\][^;]*;"
+    (register, offset), _accumulator = re.findall(commit, compile_plan(case.plan, emulated=True).ptx)
+    arrive = "mapa.shared::cluster.u32 remote, own, {}; mbarrier.arrive.shared::cluster.b64 _, [remote];"
+    both = f"{{ .reg .b32 own, remote; add.s32 own, {register}, {offset}; {arrive.format(0)} {arrive.format(1)} }}"
+    artifact = _edited(case, rf"tcgen05\.commit[^;]*\[{register}\+{offset}\][^;]*;", both)
+    # In order of issue an MMA always completes before the load that overwrites its operands; at random it does not.
+    with pytest.raises(SharedMemoryRace, match=r"tcgen05\.mma"):
+        emulate(case.plan, case.tensors, Options(completion="random"), artifact=artifact)

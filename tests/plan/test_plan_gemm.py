@@ -1,0 +1,143 @@
+"""Plans of the dense GEMM: the CUDA original's budgets and choices, limits, and the chooser of SM90."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, TileConfig
+from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
+from cute_kernels.plan import ARCHS, make_plan
+from cute_kernels.plan.sm90_gemm import CANDIDATES
+from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8
+
+
+def square(size: int, **facts) -> GemmProblem:
+    return GemmProblem(size, size, size, **facts)
+
+
+def test_level_8_shared_memory_to_the_byte() -> None:
+    """The original's budget: 1,024 of barriers, 8 stages of 24,576, two store stages of 128 x 128 bytes."""
+    plan = make_plan(square(4096), LEVEL_8)
+    assert plan.stage_bytes == 24_576 and plan.config.stages * plan.stage_bytes == 196_608
+    assert plan.staging_bytes == 32_768 and plan.store_columns == 64
+    assert [region.nbytes for region in plan.smem] == [1_024, 131_072, 65_536, 32_768]
+    assert plan.smem_bytes == 230_400 <= plan.arch.smem_bytes == 232_448
+    assert plan.tmem_columns == 2 * 128
+    with pytest.raises(ValueError, match=r"stages = 9.*254,976 B.*232,448 B; nearest legal value: 8"):
+        make_plan(square(4096), dataclasses.replace(LEVEL_8, stages=9))
+
+
+def test_level_7_shared_memory_to_the_byte() -> None:
+    """256 rows per CTA: 32,768 + 8,192 bytes a stage, and all 512 columns of tensor memory."""
+    plan = make_plan(square(4096), LEVEL_7)
+    assert plan.stage_bytes == 40_960 and plan.smem_bytes == 1_024 + 4 * 40_960 + 32_768
+    assert plan.tmem_columns == 512 and plan.waves == 2
+    assert plan.cluster_rows == 512
+
+
+@pytest.mark.parametrize(("size", "level"), [(4096, LEVEL_8), (6144, LEVEL_7), (8192, LEVEL_7), (12288, LEVEL_7)])
+def test_the_chooser_follows_the_table_of_the_original(size: int, level: Sm100GemmConfig) -> None:
+    assert make_plan(square(size)).config == level
+
+
+@pytest.mark.parametrize(("out_dtype", "columns"), [("bfloat16", 64), ("float16", 64), ("float32", 32)])
+def test_a_store_buffer_is_128_bytes_wide(out_dtype: str, columns: int) -> None:
+    for arch in ARCHS:
+        plan = make_plan(square(512, out_dtype=out_dtype), arch=arch)
+        assert plan.store_columns == columns
+        assert plan.staging_bytes == plan.storing_warps * plan.config.store_stages * plan.store_rows * 128
+
+
+def test_tiles_cover_every_row_column_and_batch() -> None:
+    plan = make_plan(GemmProblem(257, 129, 72, batches=3), LEVEL_8)
+    assert (plan.m_tiles, plan.n_tiles, plan.k_blocks, plan.tiles) == (2, 2, 2, 12)
+    assert plan.clusters == 12 and plan.padded_n == 256 and plan.out_pitch == 136
+    plan = make_plan(GemmProblem(257, 129, 72, out_dtype="float32"), Sm90GemmConfig(cluster_m=2))
+    assert (plan.m_tiles, plan.n_tiles, plan.out_pitch) == (2, 1, 132)
+
+
+def test_arrivals() -> None:
+    """A stage is free when every warpgroup that reads it, in every CTA that shares it, has arrived."""
+    for config, arrivals in (
+        (Sm90GemmConfig(), 4),
+        (Sm90GemmConfig(cluster_m=1), 2),
+        (Sm90GemmConfig(128, 128, pingpong=True), 2),
+        (Sm90GemmConfig(128, 128, cluster_m=1, pingpong=True), 1),
+        (Sm90GemmConfig(128, 128, cluster_n=2), 8),
+    ):
+        plan = make_plan(square(512), config)
+        full, empty = sm90_gemm_graph(plan).barriers()
+        assert (full.arrivals, empty.arrivals) == (1, arrivals)
+        assert sm90_gemm_graph(plan).edges[0].tx_bytes == plan.stage_bytes
+    barriers = {b.name: b.arrivals for b in sm100_graph(make_plan(square(512), LEVEL_7)).barriers()}
+    assert barriers == {"operands_full": 1, "operands_empty": 1, "accumulator_full": 1, "accumulator_empty": 8}
+
+
+def test_sm90_shared_memory_of_the_named_schedules() -> None:
+    plan = make_plan(square(4096), Sm90GemmConfig())
+    assert plan.stage_bytes == 49_152 and plan.smem_bytes == 230_400
+    assert plan.accumulator_registers == 128 and plan.waves == 1
+    plan = make_plan(square(4096), Sm90GemmConfig(128, 192, pingpong=True, store_stages=3))
+    assert plan.accumulator_registers == 192 and plan.waves == 2
+
+
+def test_every_candidate_is_legal_at_every_size() -> None:
+    for out_dtype in ("bfloat16", "float32"):
+        for m in (1, 64, 200, 4096):
+            for n in (1, 100, 768, 4304):
+                problem = GemmProblem(m, n, 768, out_dtype=out_dtype)
+                chosen = make_plan(problem, arch="sm_90a")
+                assert make_plan(problem, chosen.config) == chosen
+    for candidate in CANDIDATES:
+        assert make_plan(square(4096), candidate).smem_bytes <= 232_448
+
+
+def test_the_sm90_chooser_fills_the_device() -> None:
+    """Small problems get small tiles, large ones the tiles that fetch least."""
+    small, large = make_plan(square(1024), arch="sm_90a"), make_plan(square(8192), arch="sm_90a")
+    assert small.clusters * small.ctas >= 64
+    assert large.config.tile_m * large.config.tile_n >= 128 * 192
+
+
+@pytest.mark.parametrize(
+    ("problem", "config", "message"),
+    [
+        (square(512, in_dtype="float32"), None, "in_dtype = 'float32'"),
+        (square(512, out_dtype="float64"), None, "out_dtype = 'float64'"),
+        (GemmProblem(8, 8, 12), None, r"k = 12 .*16 bytes.*nearest legal value: 16"),
+        (GemmProblem(0, 8, 8), None, "m = 0"),
+        (GemmProblem(8, 8, 8, batches=0), None, "batches = 0"),
+        (square(512), Sm100GemmConfig(block_m=192), "block_m = 192"),
+        (square(512), Sm100GemmConfig(tile_n=96), "tile_n = 96"),
+        (square(512), Sm100GemmConfig(block_m=256, tile_n=256, stages=2), "tile_n = 256 .*512 TMEM columns"),
+        (square(512), Sm100GemmConfig(store_stages=3), "store_stages = 3"),
+        (square(512), Sm100GemmConfig(group_m=0), "group_m = 0"),
+        (square(512), Sm100GemmConfig(stages=1), "stages = 1"),
+        (square(512), Sm100GemmConfig(idle_clocks=-1), "idle_clocks = -1"),
+        (square(512), Sm90GemmConfig(tile_m=64), "tile_m = 64"),
+        (square(512), Sm90GemmConfig(tile_n=320), "tile_n = 320"),
+        (square(512), Sm90GemmConfig(256, 256, stages=2), "256 registers of accumulators.*nearest legal value: 192"),
+        (square(512), Sm90GemmConfig(stages=5), "stages = 5 .*nearest legal value: 4"),
+        (square(512), Sm90GemmConfig(cluster_m=3), "cluster_m = 3"),
+    ],
+)
+def test_limits_name_the_value_and_the_nearest_legal_one(problem, config, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_plan(problem, config)
+
+
+def test_configs_of_other_kernels_and_architectures_are_refused() -> None:
+    with pytest.raises(TypeError, match="TileConfig, sm_100a takes Sm100GemmConfig"):
+        make_plan(square(512), TileConfig())
+    with pytest.raises(TypeError, match="Sm90GemmConfig, sm_100a takes Sm100GemmConfig"):
+        make_plan(square(512), Sm90GemmConfig(), "sm_100a")
+    with pytest.raises(ValueError, match="sm_count = 1"):
+        make_plan(square(512), Sm90GemmConfig(), sm_count=1)
+
+
+def test_description_names_the_budget() -> None:
+    rows = dict(make_plan(GemmProblem(4096, 4096, 4096, batches=2), LEVEL_8).describe())
+    assert rows["problem"] == "2 x [4096, 4096] x [4096, 4096]^T, bfloat16 -> bfloat16, bias False"
+    assert rows["SMEM total"] == "230,400 of 232,448 B"
