@@ -171,9 +171,9 @@ def host_arguments(plan: Plan, *, stream: int, **addresses: float | int | None) 
     Args:
         plan: gives sizes, types and which arguments are present.
         stream: CUstream handle.
-        addresses: device addresses of the tensors, 16-byte aligned, by their names in `cute_kernels.launch`; None or
-            any number for one that is absent. A patch embed also takes ``scale``: the value, or the address of one FP32
-            when ``plan.problem.scale_source == "pointer"``.
+        addresses: device addresses of the tensors by their names in `cute_kernels.launch`, 16-byte aligned but for the
+            table index (4); None or any number for one that the plan does without. A patch embed also takes ``scale``:
+            the value, or the address of one FP32 when ``plan.problem.scale_source == "pointer"``.
     """
     arguments = _gemm_arguments if isinstance(plan, GemmPlan) else _patch_embed_arguments
     return arguments(plan, stream=stream, **addresses)
@@ -205,36 +205,23 @@ def _pointer(dtype: type, address: int, alignment: int = 16) -> Any:
 
 
 def _patch_embed_arguments(
-    plan: Plan, *, x: int, weight: int, table: int | None, index: int | None, out: int, scale: float | int, stream: int
-) -> tuple:
-    """Arguments of the compiled host function, from device addresses.
-
-    Args:
-        plan: gives sizes, types and which arguments are present.
-        x, weight, table, out: addresses, 16-byte aligned; ``table`` is ignored without a table.
-        index: address of the table index, 4-byte aligned; ignored without one.
-        scale: the value, or the address of one FP32 when ``plan.problem.scale_source == "pointer"``.
-        stream: CUstream handle.
-    """
+    plan: Plan, *, x: int, weight: int, table: int | None, out: int, scale: float | int, stream: int,
+    index: int | None = None,
+) -> tuple:  # fmt: skip
     import cuda.bindings.driver as driver
     import cutlass
     from cutlass import Float32, Int32
-    from cutlass.cute.runtime import make_ptr
-    from cutlass.cute.typing import AddressSpace
-
-    def pointer(dtype: type, address: int, alignment: int = 16) -> Any:
-        return make_ptr(dtype, address, AddressSpace.gmem, assumed_align=alignment)
 
     problem = plan.problem
     table_dtype = Float32 if plan.table_dtype == "float32" else cutlass.BFloat16
     by_value = problem.scale_source == "value"
     return (
-        pointer(cutlass.Float8E4M3FN, x),
-        pointer(cutlass.Float8E4M3FN, weight),
-        pointer(table_dtype, table) if problem.table_rows else None,
-        pointer(Int32, index, 4) if problem.table_index else None,
-        pointer(cutlass.BFloat16, out),
-        Float32(scale) if by_value else pointer(Float32, int(scale), 4),
+        _pointer(cutlass.Float8E4M3FN, x),
+        _pointer(cutlass.Float8E4M3FN, weight),
+        _pointer(table_dtype, table) if problem.table_rows else None,
+        _pointer(Int32, index, 4) if problem.table_index else None,
+        _pointer(cutlass.BFloat16, out),
+        Float32(scale) if by_value else _pointer(Float32, int(scale), 4),
         Int32(problem.m),
         Int32(problem.n),
         Int32(problem.k),
