@@ -1,0 +1,174 @@
+"""The dense GEMM of SM90a in the emulator: bit for bit against the torch reference, and broken on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cute_kernels.compile import Artifact, compile_plan
+from cute_kernels.config import Sm90GemmConfig
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import Hang, IllegalAccess, ProxyFenceMissing, SharedMemoryRace
+from cute_kernels.launch import emulate
+from cute_kernels.plan.sm90_gemm import CANDIDATES
+from tests.emulator.gemm_inputs import POISON, GemmCase, make_gemm_case
+
+POLICIES = ("eager", "lazy", "random")
+TOGETHER = Sm90GemmConfig(128, 64, stages=3, store_stages=1)
+IN_TURN = Sm90GemmConfig(64, 64, stages=3, pingpong=True, store_stages=1)
+CONFIGS = {
+    "128 x 256 cooperative": CANDIDATES[0],
+    "256 x 128 cooperative": CANDIDATES[1],
+    "128 x 192 pingpong": CANDIDATES[2],
+    "64 x 256 pingpong": CANDIDATES[4],
+    "cooperative, 1 CTA": dataclasses.replace(TOGETHER, cluster_m=1),
+    "cooperative, 1 x 2": dataclasses.replace(TOGETHER, cluster_m=1, cluster_n=2),
+    "cooperative, 2 x 2": dataclasses.replace(TOGETHER, cluster_n=2, group_m=1),
+    "pingpong, 1 CTA": dataclasses.replace(IN_TURN, cluster_m=1, stages=2),
+    "pingpong, 2 x 2": dataclasses.replace(IN_TURN, cluster_n=2, group_m=3),
+}
+OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> None:
+    emulate(case.plan, case.tensors, options, artifact=artifact)
+    wrong = case.mismatches()
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_is_bit_exact(name: str) -> None:
+    """Several tiles of one cluster, an odd number of stages in each; rows, columns and K end inside a tile."""
+    config = CONFIGS[name]
+    rows, columns = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n
+    sm_count = config.cluster_m * config.cluster_n
+    case = make_gemm_case(m=rows + 17, n=columns + 25, k=72, config=config, sm_count=sm_count, seed=1)
+    assert case.plan.tiles == 4 and case.plan.clusters == 1
+    check(case, Options(completion="lazy"))
+
+
+@pytest.mark.parametrize("config", CANDIDATES, ids=lambda c: f"{c.tile_m}x{c.tile_n}")
+def test_candidates_have_no_spills(config: Sm90GemmConfig) -> None:
+    resources = compile_plan(make_gemm_case(config=config).plan).resources
+    assert resources.stack_bytes == 0 and resources.local_bytes == 0
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 400),
+    n=st.integers(1, 200),
+    k=st.integers(1, 30).map(lambda i: 8 * i),
+    batches=st.integers(1, 2),
+    in_dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    out_dtype=st.sampled_from(OUT_DTYPES),
+    bias=st.booleans(),
+    config=st.sampled_from([TOGETHER, IN_TURN]),
+    sm_count=st.sampled_from([2, 4, 132]),
+    completion=st.sampled_from(POLICIES),
+    interleave=st.sampled_from(["round_robin", "random"]),
+    seed=st.integers(0, 2**20),
+)
+def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -> None:
+    check(make_gemm_case(seed=seed, **facts), Options(seed=seed, completion=completion, interleave=interleave))
+
+
+@pytest.mark.parametrize("config", [TOGETHER, IN_TURN], ids=["cooperative", "pingpong"])
+def test_result_does_not_depend_on_the_schedule(config: Sm90GemmConfig) -> None:
+    case = make_gemm_case(m=4 * config.tile_m, n=128, k=264, config=config, sm_count=2, seed=7)
+    for seed, completion in enumerate(POLICIES):
+        case.tensors.out.view(torch.int16).fill_(POISON[torch.bfloat16])
+        check(case, Options(seed, completion, "random", spurious_try_wait_failures=seed == 2))
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3])
+def test_warpgroups_without_a_tile_or_with_one_more(tiles: int) -> None:
+    """In turn: with one tile the second warpgroup has none, with three the first has two."""
+    case = make_gemm_case(m=64, n=64 * tiles, k=72, config=dataclasses.replace(IN_TURN, cluster_m=1), sm_count=1)
+    assert case.plan.tiles == tiles
+    check(case, Options(completion="lazy", interleave="random"))
+
+
+def test_counts() -> None:
+    """One wgmma per 64 rows, 64 columns and 16 elements of K, however they are shared out."""
+    for config in (TOGETHER, IN_TURN, dataclasses.replace(IN_TURN, tile_m=128)):
+        case = make_gemm_case(m=256, n=128, k=128, config=config, sm_count=2, seed=2)
+        report = emulate(case.plan, case.tensors)
+        assert report.mma_instructions == (256 // 64) * (128 // 64) * (128 // 16)
+        assert report.by_role["idle"] < report.by_role["load"] < report.by_role["mma"]
+
+
+# --- broken on purpose ----------------------------------------------------------------------------------------------
+
+
+def _case(config: Sm90GemmConfig = TOGETHER) -> GemmCase:
+    """Four tiles of five K blocks through three stages: stages are refilled in the middle of a tile."""
+    return make_gemm_case(m=4 * config.tile_m, n=128, k=320, config=config, sm_count=2, seed=11)
+
+
+def _edited(case: GemmCase, pattern: str, replacement: str = "") -> Artifact:
+    artifact = compile_plan(case.plan, emulated=True)
+    ptx, count = re.subn(pattern, replacement, artifact.ptx)
+    assert count, f"nothing matches {pattern}"
+    return dataclasses.replace(artifact, ptx=ptx)
+
+
+@pytest.mark.parametrize("config", [TOGETHER, IN_TURN], ids=["cooperative", "pingpong"])
+def test_the_whole_kernel_is_clean(config: Sm90GemmConfig) -> None:
+    check(_case(config), Options(completion="lazy", interleave="random"))
+
+
+@pytest.mark.parametrize("config", [TOGETHER, IN_TURN], ids=["cooperative", "pingpong"])
+@pytest.mark.parametrize("completion", ["eager", "lazy"])
+def test_a_stage_released_before_its_wgmmas_have_read_it(config: Sm90GemmConfig, completion: str) -> None:
+    case = _case(config)
+    artifact = _edited(case, r"wgmma\.wait_group\.sync\.aligned\s+1;")
+    with pytest.raises(SharedMemoryRace, match=r"wgmma\.mma_async"):
+        emulate(case.plan, case.tensors, Options(completion=completion), artifact=artifact)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (r"wgmma\.fence\.sync\.aligned;", r"without any wgmma\.fence"),
+        (r"wgmma\.wait_group\.sync\.aligned\s+0;", "is an accumulator of the wgmma"),
+    ],
+)
+def test_missing_ordering_of_registers(pattern: str, message: str) -> None:
+    case = _case()
+    with pytest.raises(IllegalAccess, match=message):
+        emulate(case.plan, case.tensors, artifact=_edited(case, pattern))
+
+
+def test_missing_proxy_fence_before_the_tma_store() -> None:
+    case = _case()
+    with pytest.raises(ProxyFenceMissing, match=r"\(mma\)"):
+        emulate(case.plan, case.tensors, artifact=_edited(case, r"fence\.proxy\.async.*;"))
+
+
+def test_writing_a_store_buffer_before_tma_has_read_it() -> None:
+    case = _case()
+    artifact = _edited(case, r"(cp\.async\.bulk\.wait_group\.read\s+)0;", r"\g<1>1;")
+    with pytest.raises(SharedMemoryRace, match="store"):
+        emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=artifact)
+
+
+def test_missing_turn_hangs_at_the_named_barrier() -> None:
+    case = _case(IN_TURN)
+    with pytest.raises(Hang) as error:
+        emulate(case.plan, case.tensors, artifact=_edited(case, r"bar\.arrive.*;"))
+    assert re.search(r"\(mma\) waits at named barrier \d+ of CTA 0: 128 of 256 threads arrived", error.value.report)
+
+
+@pytest.mark.parametrize("config", [TOGETHER, IN_TURN], ids=["cooperative", "pingpong"])
+def test_stages_that_are_never_released_hang(config: Sm90GemmConfig) -> None:
+    """The report names the arrivals that are missing: of both warpgroups, or of the one whose tile it was."""
+    case = _case(config)
+    with pytest.raises(Hang) as error:
+        emulate(case.plan, case.tensors, artifact=_edited(case, r"mbarrier\.arrive\.shared::cluster\.b64.*;"))
+    arrivals = 2 if config.pingpong else 4
+    assert f"{arrivals} of {arrivals} arrivals pending" in error.value.report
