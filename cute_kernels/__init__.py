@@ -9,9 +9,21 @@ torch.Size([2, 196, 768])
 
 from __future__ import annotations
 
-from cute_kernels.config import Problem, Sm90Config, TileConfig
-from cute_kernels.derived import clear_cache, frozen_constants
+from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
+from cute_kernels.derived import clear_cache
+from cute_kernels.gemm_op import gemm
 from cute_kernels.ops import patch_embed
 
 __version__ = "0.1.0"
-__all__ = ["Problem", "Sm90Config", "TileConfig", "clear_cache", "frozen_constants", "patch_embed"]
+__all__ = [
+    "GemmProblem",
+    "Problem",
+    "Sm90Config",
+    "Sm90GemmConfig",
+    "Sm100GemmConfig",
+    "TileConfig",
+    "clear_cache",
+    "frozen_constants",
+    "gemm",
+    "patch_embed",
+]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from cute_kernels.compile import Artifact, compile_plan, host_arguments
-from cute_kernels.plan import Plan
+from cute_kernels.plan import GemmPlan, Plan
 
 if TYPE_CHECKING:
     from cute_kernels.emulator import Options, Report
@@ -87,35 +87,40 @@ class GemmTensors:
         }
 
 
-def launch(plan: Plan, tensors: LaunchTensors, stream: torch.cuda.Stream | None = None) -> None:
+def launch(plan: Plan, tensors: LaunchTensors | GemmTensors, stream: torch.cuda.Stream | None = None) -> None:
     """Enqueues the kernel on ``stream`` (the device's current stream when None) and returns at once.
 
     Raises:
         RuntimeError: the CUDA runtime refused the launch.
     """
-    device = tensors.x.device
+    device = tensors.out.device
     with torch.cuda.device(device):
         handle = (torch.cuda.current_stream(device) if stream is None else stream).cuda_stream
         bound_launch(plan)(**tensors.addresses(), stream=handle)
 
 
 @functools.lru_cache(maxsize=1024)
-def bound_launch(plan: Plan) -> BoundLaunch:
+def bound_launch(plan: Plan) -> BoundLaunch | BoundGemm:
     """The plan's kernel, compiled and loaded, ready to be launched on any device of its architecture."""
-    return BoundLaunch(plan, compile_plan(plan))
+    return (BoundGemm if isinstance(plan, GemmPlan) else BoundLaunch)(plan, compile_plan(plan))
 
 
-class BoundLaunch:
+class _Bound:
     """A compiled host function with the sizes of one plan filled in.
 
-    CuTe DSL's own call converts and checks eleven Python objects, which takes longer than the launch. The machine code
-    underneath takes an array of pointers, one to each argument, and a last one to the status it returns; here both
-    are kept per thread, and a call writes the addresses that differ. That the layout is the one CuTe DSL would pass is
-    checked when the launch is bound.
+    CuTe DSL's own call converts and checks its Python objects one by one, which takes longer than the launch. The
+    machine code underneath takes an array of pointers, one to each argument, and a last one to the status it returns;
+    here both are kept per thread, and a call writes the addresses that differ. That the layout is the one CuTe DSL
+    would pass is checked when the launch is bound.
     """
 
-    def __init__(self, plan: Plan, artifact: Artifact) -> None:
+    def __init__(self, plan: Plan, artifact: Artifact, sample: dict[str, float | int]) -> None:
         """Loads the kernel into every device.
+
+        Args:
+            plan: of the kernel.
+            artifact: the compiled kernel.
+            sample: a value for every address of `host_arguments`, to check the layout with.
 
         Raises:
             RuntimeError: this version of CuTe DSL passes arguments in another way.
@@ -124,12 +129,50 @@ class BoundLaunch:
         self._name = artifact.kernel_name
         self._function = artifact.function  # owns the machine code
         self._executor = self._function.to(None)  # owns the loaded library
-        self._has_table, self._has_index = plan.problem.table_rows > 0, plan.problem.table_index
         self._frames = _Frames(plan)
         if not self._executor._has_cuda_result:
             raise RuntimeError("the compiled host function returns no status; CuTe DSL 4.8.1 does")
-        _check_layout(plan, self._function, self._frames.values)
+        _check_layout(plan, self._function, self._frames.values, sample)
         self._call = self._executor.capi_func
+
+    def _fail(self, status: int) -> NoReturn:
+        raise RuntimeError(f"launch of {self._name} failed: {_error_text(status)}")
+
+
+class BoundGemm(_Bound):
+    """The dense GEMM with the sizes of one plan filled in."""
+
+    def __init__(self, plan: GemmPlan, artifact: Artifact) -> None:
+        super().__init__(plan, artifact, {"a": 0x1110, "b": 0x2220, "bias": 0x3330, "out": 0x4440})
+
+    def __call__(self, a: int, b: int, bias: int | None, out: int, stream: int) -> None:
+        """Enqueues the kernel on a stream of the current device.
+
+        Args:
+            a, b, bias, out: device addresses; ``bias`` is ignored without a bias.
+            stream: CUstream handle.
+
+        Raises:
+            RuntimeError: the CUDA runtime refused the launch.
+        """
+        frames = self._frames
+        values = frames.values
+        values.a, values.b, values.out, values.stream = a, b, out, stream
+        if self.plan.problem.bias:
+            values.bias = bias
+        self._call(frames.address)
+        if values.status:
+            self._fail(values.status)
+
+
+class BoundLaunch(_Bound):
+    """The patch embed with the sizes of one plan filled in."""
+
+    def __init__(self, plan: Plan, artifact: Artifact) -> None:
+        sample = {"x": 0x1110, "weight": 0x2220, "table": 0x3330, "index": 0x7770, "out": 0x4440}
+        sample["scale"] = 0.75 if plan.problem.scale_source == "value" else 0x5550
+        super().__init__(plan, artifact, sample)
+        self._has_table, self._has_index = plan.problem.table_rows > 0, plan.problem.table_index
 
     def __call__(
         self,
@@ -188,9 +231,6 @@ class BoundLaunch:
 
         return launch
 
-    def _fail(self, status: int) -> NoReturn:
-        raise RuntimeError(f"launch of {self._name} failed: {_error_text(status)}")
-
 
 class _Frames(threading.local):
     """Argument values of one thread, and the array of pointers to them: the call releases the interpreter lock.
@@ -200,14 +240,27 @@ class _Frames(threading.local):
 
     def __init__(self, plan: Plan, **constants: int | None) -> None:
         problem = plan.problem
-        kind = _values_type(problem.table_rows > 0, problem.table_index, problem.scale_source == "value")
-        self.values = kind(
-            m=problem.m, n=problem.n, k=problem.k, table_rows=problem.table_rows, clusters=plan.clusters, **constants
-        )
+        if isinstance(plan, GemmPlan):
+            kind = _gemm_values_type(problem.bias)
+            sizes = {"batches": problem.batches}
+        else:
+            kind = _values_type(problem.table_rows > 0, problem.table_index, problem.scale_source == "value")
+            sizes = {"table_rows": problem.table_rows}
+        self.values = kind(m=problem.m, n=problem.n, k=problem.k, clusters=plan.clusters, **sizes, **constants)
         base = ctypes.addressof(self.values)
         addresses = [base + getattr(kind, name).offset for name, _ in kind._fields_]
         self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
         self.address = ctypes.addressof(self._pointers)
+
+
+@functools.cache
+def _gemm_values_type(has_bias: bool) -> type[ctypes.Structure]:
+    """As `_values_type`, of the dense GEMM."""
+    names = ["a", "b", "bias", "out"] if has_bias else ["a", "b", "out"]
+    fields = [(name, ctypes.c_void_p) for name in names]
+    fields += [(name, ctypes.c_int32) for name in ("m", "n", "k", "batches", "clusters")]
+    fields += [("stream", ctypes.c_void_p), ("status", ctypes.c_int32)]
+    return type("GemmArguments", (ctypes.Structure,), {"_fields_": fields})
 
 
 @functools.cache
@@ -223,11 +276,8 @@ def _values_type(has_table: bool, has_index: bool, scale_by_value: bool) -> type
     return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
 
 
-def _check_layout(plan: Plan, function: Any, values: ctypes.Structure) -> None:
+def _check_layout(plan: Plan, function: Any, values: ctypes.Structure, sample: dict[str, float | int]) -> None:
     """Compares the frame with what CuTe DSL itself makes of the same arguments, argument by argument."""
-    by_value = plan.problem.scale_source == "value"
-    sample = {"x": 0x1110, "weight": 0x2220, "table": 0x3330, "index": 0x7770, "out": 0x4440}
-    sample["scale"] = 0.75 if by_value else 0x5550
     arguments = host_arguments(plan, **sample, stream=0x6660)
     pointers, _keep_alive = function.execution_args.generate_execution_args(arguments, {})
     names = [name for name, _ in values._fields_ if name != "status"]
@@ -252,7 +302,7 @@ def _error_text(status: int) -> str:
 
 def emulate(
     plan: Plan,
-    tensors: LaunchTensors,
+    tensors: LaunchTensors | GemmTensors,
     options: Options | None = None,
     progress: Callable[[int, int], None] | None = None,
     *,

@@ -338,7 +338,7 @@ def prepare_launch(
     n, k = weight.shape
     rows = x.numel() // k
     problem = _problem_of(x, weight, bias, pos_embed, pos_index, scale)
-    arch, sm_count = _device_facts(x.get_device()) if x.is_cuda else (None, None)
+    arch, sm_count = device_facts(x.get_device()) if x.is_cuda else (None, None)
     plan = make_plan(problem, config, arch, sm_count=sm_count)
 
     table = None
@@ -388,7 +388,7 @@ def _problem_of(x, weight, bias, pos_embed, pos_index, scale: float | torch.Tens
 
 
 @functools.cache
-def _device_facts(index: int) -> tuple[str, int]:
+def device_facts(index: int) -> tuple[str, int]:
     """Architecture and multiprocessors of a CUDA device that has a kernel."""
     architecture = _ARCH_OF_CAPABILITY[torch.cuda.get_device_capability(index)]
     return architecture, torch.cuda.get_device_properties(index).multi_processor_count

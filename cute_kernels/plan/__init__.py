@@ -49,8 +49,8 @@ _PLANNERS = {
     ),
 }
 
-CONFIG_TYPES: dict[str, type[Config]] = {arch: kind for arch, (kind, _) in _PLANNERS.items()}
-"""The class of each architecture's tunables."""
+CONFIG_TYPES: dict[str, type[Config]] = {arch: kind for arch, (kind, _) in _PLANNERS[Problem][1].items()}
+"""The class of each architecture's tunables of the patch embed."""
 
 
 def make_plan(

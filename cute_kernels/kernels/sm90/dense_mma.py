@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import warp, warpgroup
 from cute_kernels.kernels.dense import ELEMENT_TYPES, add_round
 from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
-from cute_kernels.kernels.staging import CHUNK_BYTES, WarpStaging
+from cute_kernels.kernels.staging import WarpStaging
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan import Sm90GemmPlan
 

@@ -1,0 +1,222 @@
+"""`gemm`: argument checks, alignment and dispatch, registered with torch as one operator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from cute_kernels import reference
+from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig, Sm100GemmConfig
+from cute_kernels.derived import DERIVED
+from cute_kernels.ops import Backend, choose_backend, device_facts
+
+if TYPE_CHECKING:
+    from cute_kernels.launch import GemmTensors
+    from cute_kernels.plan import GemmPlan
+
+_IN_DTYPES = (torch.bfloat16, torch.float16)
+_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_CONFIG_TYPES = {kind.__name__: kind for kind in (Sm100GemmConfig, Sm90GemmConfig)}
+_ALIGNMENT = 16  # bytes, of a TMA address and of a row
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: GemmConfig | None = None,
+    backend: Backend = "auto",
+) -> torch.Tensor:
+    """Dense product ``a @ b.T + bias``, in the layout of `torch.nn.functional.linear`, accumulated in FP32.
+
+    The accumulator is rounded once per tensor-core instruction of 16 elements of K; FP32 ``bias`` is added with one
+    rounding and the sum is rounded once to ``out_dtype``: `cute_kernels.reference.gemm` says the same in plain torch.
+
+    Args:
+        a: ``[M, K]`` or ``[B, M, K]`` bfloat16 or float16, contiguous; every extent at least 1, K a multiple of 8 (TMA
+            reads rows of whole 16 bytes). A slice whose memory does not start on 16 bytes is copied.
+        b: ``[N, K]`` of the same type, for all of a batch, or ``[B, N, K]``.
+        bias: ``[N]`` BF16, FP16 or FP32, any stride, or None.
+        out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
+        config: tunables of the kernel, `Sm100GemmConfig` or `Sm90GemmConfig`; None chooses by size. The emulator runs
+            the kernel of the config's architecture, SM100's without a config.
+        backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
+            compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
+
+    Returns:
+        ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy.
+        There is no backward: differentiating the result raises NotImplementedError.
+
+    Raises:
+        TypeError: an argument of the wrong type or element type.
+        ValueError: a wrong shape, stride, device, backend or config value.
+        NotImplementedError: a device without a kernel.
+    """
+    for name, tensor in (("a", a), ("b", b), ("bias", bias)):
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name != "bias"):
+            raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected torch.dtype or None")
+    return torch.ops.cute_kernels.gemm(a, b, bias, out_dtype, backend, *_encode_config(config))
+
+
+def _encode_config(config: GemmConfig | None) -> tuple[str | None, list[int]]:
+    """Operator schemas have no dataclasses: a config travels as type name and integers."""
+    if config is None:
+        return None, []
+    if type(config) not in _CONFIG_TYPES.values():
+        allowed = ", ".join(f"cute_kernels.{name}" for name in _CONFIG_TYPES)
+        raise TypeError(f"config is {type(config).__name__}, expected {allowed} or None")
+    return type(config).__name__, [int(value) for value in dataclasses.astuple(config)]
+
+
+def _decode_config(name: str | None, numbers: Sequence[int]) -> GemmConfig | None:
+    if name is None:
+        return None
+    if name not in _CONFIG_TYPES:
+        raise ValueError(f"config_type = {name!r}, allowed: {', '.join(map(repr, _CONFIG_TYPES))}")
+    fields = dataclasses.fields(_CONFIG_TYPES[name])
+    if len(fields) != len(numbers):
+        names = ", ".join(field.name for field in fields)
+        raise ValueError(f"config_type = {name!r} takes {names}, given {list(numbers)}")
+    return _CONFIG_TYPES[name](*numbers)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check(a, b, bias, out_dtype) -> None:
+    """Everything that can be told from metadata; also runs on fake tensors."""
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.dtype not in _IN_DTYPES:
+            raise TypeError(f"{name} has dtype {tensor.dtype}, allowed: {', '.join(map(str, _IN_DTYPES))}")
+    if a.dtype != b.dtype:
+        raise TypeError(f"a has dtype {a.dtype} and b has dtype {b.dtype}: they must be equal")
+    if out_dtype is not None and out_dtype not in _OUT_DTYPES:
+        raise ValueError(f"out_dtype = {out_dtype}, allowed: {', '.join(map(str, _OUT_DTYPES))}")
+    if a.dim() not in (2, 3):
+        raise ValueError(f"a has shape {list(a.shape)}, allowed: [M, K] or [B, M, K]")
+    if b.dim() not in (2, a.dim()):
+        allowed = "[N, K]" if a.dim() == 2 else "[N, K] or [B, N, K]"
+        raise ValueError(f"b has shape {list(b.shape)}, allowed beside a {list(a.shape)}: {allowed}")
+    for name, tensor in (("a", a), ("b", b)):
+        if 0 in tensor.shape:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}: every extent must be at least 1")
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} has strides {list(tensor.stride())} for shape {list(tensor.shape)}, allowed: contiguous "
+                f"(use {name}.contiguous())"
+            )
+    if b.dim() == 3 and a.shape[0] != b.shape[0]:
+        raise ValueError(f"a has B = {a.shape[0]} and b has B = {b.shape[0]}: they must be equal")
+    n, k = b.shape[-2:]
+    if a.shape[-1] != k:
+        raise ValueError(f"a has K = {a.shape[-1]} and b has K = {k}: they must be equal")
+    if k % 8:
+        nearest = f"{max(8, k - k % 8)} or {k + 8 - k % 8}"
+        raise ValueError(
+            f"a has K = {k}, allowed: multiples of 8, since TMA reads rows of whole 16 bytes; nearest {nearest}"
+        )
+    if bias is not None:
+        if bias.dtype not in _OUT_DTYPES:
+            raise TypeError(f"bias has dtype {bias.dtype}, allowed: {', '.join(map(str, _OUT_DTYPES))}")
+        if tuple(bias.shape) != (n,):
+            raise ValueError(f"bias has shape {list(bias.shape)}, allowed: [N] = [{n}]")
+    for name, tensor in (("b", b), ("bias", bias)):
+        if tensor is not None and tensor.device != a.device:
+            raise ValueError(f"{name} is on {tensor.device} and a is on {a.device}: they must be on one device")
+
+
+# --- preparation and dispatch ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedGemm:
+    """A checked call, ready for `cute_kernels.launch`: the plan and the tensors it reads and writes."""
+
+    plan: GemmPlan
+    tensors: GemmTensors
+
+    def result(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """The output without the padding of its rows, contiguous."""
+        return self.tensors.out[..., : self.plan.problem.n].contiguous().view(shape)
+
+
+def prepare_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: GemmConfig | None = None,
+) -> PreparedGemm:
+    """Plans a call and lays out its operands; arguments and errors as `gemm`, and ValueError for an illegal config."""
+    from cute_kernels.launch import GemmTensors
+    from cute_kernels.plan import make_plan
+
+    _check(a, b, bias, out_dtype)
+    n, k = b.shape[-2:]
+    batches = a.shape[0] if b.dim() == 3 else 1
+    dtypes = (str(dtype).removeprefix("torch.") for dtype in (a.dtype, out_dtype or a.dtype))
+    problem = GemmProblem(a.numel() // (batches * k), n, k, batches, *dtypes, bias is not None)
+    arch, sm_count = device_facts(a.get_device()) if a.is_cuda else (None, None)
+    plan = make_plan(problem, config, arch, sm_count=sm_count)
+    padded = None
+    if bias is not None:
+        padded = DERIVED.get(("gemm bias", plan.padded_n), (bias,), lambda: _padded_bias(bias, plan.padded_n))
+    out = torch.empty(batches, problem.m, plan.out_pitch, dtype=getattr(torch, problem.out_dtype), device=a.device)
+    tensors = GemmTensors(_aligned(a).view(batches, problem.m, k), _aligned(b).view(batches, n, k), padded, out)
+    return PreparedGemm(plan, tensors)
+
+
+def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
+    return torch.nn.functional.pad(bias.detach().to(torch.float32), (0, columns - bias.shape[0]))
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+
+
+def _output_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    return (*a.shape[:-1], b.shape[-2])
+
+
+def _gemm(a, b, bias, out_dtype, backend, config_type=None, config_numbers=()):
+    _check(a, b, bias, out_dtype)
+    config = _decode_config(config_type, config_numbers)
+    executor = choose_backend(a.device, backend)
+    if executor == "reference":
+        rows = a.view(-1, a.shape[-1]) if b.dim() == 2 else a
+        return reference.gemm(rows, b, bias, out_dtype).view(_output_shape(a, b))
+
+    from cute_kernels import launch
+
+    prepared = prepare_gemm(a, b, bias, out_dtype, config)
+    run = launch.emulate if executor == "emulator" else launch.launch
+    run(prepared.plan, prepared.tensors)
+    return prepared.result(_output_shape(a, b))
+
+
+def _gemm_fake(a, b, bias, out_dtype, backend, config_type=None, config_numbers=()):
+    _check(a, b, bias, out_dtype)
+    return a.new_empty(_output_shape(a, b), dtype=out_dtype or a.dtype)
+
+
+def _no_backward(ctx, grad):
+    raise NotImplementedError("cute_kernels.gemm has no backward: call it under torch.no_grad()")
+
+
+_library = torch.library.Library("cute_kernels", "FRAGMENT")
+_library.define(
+    "gemm(Tensor a, Tensor b, Tensor? bias, ScalarType? out_dtype, str backend, str? config_type=None, "
+    "int[] config_numbers=[]) -> Tensor",
+    # The kernel reads rows through TMA: a compiler must not hand it other strides than the program had.
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_library.impl("gemm", _gemm, "CompositeExplicitAutograd")
+torch.library.register_fake("cute_kernels::gemm", _gemm_fake, lib=_library)
+torch.library.register_autograd("cute_kernels::gemm", _no_backward, lib=_library)
