@@ -10,7 +10,7 @@ torch.Size([2, 196, 768])
 from __future__ import annotations
 
 from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
-from cute_kernels.derived import clear_cache
+from cute_kernels.derived import clear_cache, frozen_constants
 from cute_kernels.gemm_op import gemm
 from cute_kernels.ops import patch_embed
 
