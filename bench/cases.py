@@ -21,7 +21,7 @@ MODELS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "giant-opt-p16": (768, 1536, (256, 576)),
 }
 
-_ROTATED_BYTES = 160 << 20
+ROTATED_BYTES = 160 << 20
 """Input sets of a case together, at least: more than twice the L2 cache of any supported GPU holds for one of them."""
 
 _MAX_SLOTS = 512
@@ -47,6 +47,20 @@ class Case:
         return f"{self.model}/{self.positions} x {self.images}"
 
     @property
+    def reduced(self) -> bool:
+        """Whether the size asked for did not fit."""
+        return self.images != self.requested_images
+
+    @property
+    def title(self) -> str:
+        """One line that says what was measured."""
+        reduced = f", reduced from {self.requested_images} images: memory" if self.reduced else ""
+        return (
+            f"{self.model}: [{self.rows}, {self.k}] x [{self.n}, {self.k}]^T, {self.images} images x {self.positions} "
+            f"positions, {self.slots} input sets{reduced}"
+        )
+
+    @property
     def rows(self) -> int:
         return self.images * self.positions
 
@@ -62,7 +76,7 @@ class Case:
     @property
     def slots(self) -> int:
         """Input sets to rotate among."""
-        return max(1, min(_MAX_SLOTS, -(-_ROTATED_BYTES // self.bytes)))
+        return max(1, min(_MAX_SLOTS, -(-ROTATED_BYTES // self.bytes)))
 
     @property
     def memory(self) -> int:

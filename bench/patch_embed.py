@@ -33,6 +33,7 @@ import cute_kernels
 from bench import cases as case_module
 from bench import results as results_module
 from bench.cases import Case, CaseData
+from bench.gemm_cases import GemmData
 from bench.peers import OURS, Candidate, Peer, PeerUnavailable, select
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
@@ -92,13 +93,13 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
     return case_module.make_cases(arguments.models or list(case_module.MODELS), arguments.positions, batches)
 
 
-def recorded_command(argv: Sequence[str]) -> str:
+def recorded_command(argv: Sequence[str], program: str = "bench.patch_embed") -> str:
     """The command line without ``--output`` and ``--name``: where files went on one machine does not repeat a run."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--output")
     parser.add_argument("--name")
     _, rest = parser.parse_known_args(list(argv))
-    return " ".join(["python -m bench.patch_embed", shlex.join(rest)]).strip()
+    return " ".join([f"python -m {program}", shlex.join(rest)]).strip()
 
 
 def source_digest() -> str:
@@ -131,7 +132,7 @@ def environment(device: torch.device, sampler: DeviceSampler) -> dict[str, str]:
     return facts
 
 
-def build_and_check(peer: Peer, build, data: CaseData) -> tuple[PeerResult, Candidate | None]:
+def build_and_check(peer: Peer, build, data: CaseData | GemmData) -> tuple[PeerResult, Candidate | None]:
     """A peer's candidate, or the reason why there is none. A wrong result is a reason."""
     result = PeerResult(peer.name, peer.scope)
     try:

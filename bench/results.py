@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.cases import Case, Check
+from bench.gemm_cases import GemmCase
 from bench.timing import LaunchCost, Protocol, Run, Summary, summarize
 
 SCHEMA = "cute-kernels/bench/1"
@@ -49,7 +50,7 @@ class PeerResult:
 class CaseResult:
     """One case and its peers."""
 
-    case: Case
+    case: Case | GemmCase
     peers: list[PeerResult] = field(default_factory=list)
 
 
@@ -82,7 +83,7 @@ def from_json(text: str) -> Results:
     results.protocol = _load(Protocol, results.protocol)
     results.cases = [_load(CaseResult, case) for case in results.cases]
     for case in results.cases:
-        case.case = _load(Case, case.case)
+        case.case = _load(GemmCase if "m" in case.case else Case, case.case)
         case.peers = [_load(PeerResult, peer) for peer in case.peers]
         for peer in case.peers:
             peer.runs = [_load(Run, run) for run in peer.runs]
@@ -156,19 +157,10 @@ def case_rows(result: CaseResult, ours: str) -> list[tuple[str, ...]]:
     return [row for _, row in sorted(timed)] + missing
 
 
-def title(case: Case) -> str:
-    """One line that says what was measured."""
-    reduced = "" if case.images == case.requested_images else f", reduced from {case.requested_images} images: memory"
-    return (
-        f"{case.model}: [{case.rows}, {case.k}] x [{case.n}, {case.k}]^T, {case.images} images x {case.positions} "
-        f"positions, {case.slots} input sets{reduced}"
-    )
-
-
 def case_table(result: CaseResult, ours: str) -> Table:
     """The peers of one case. Brackets hold the quartiles of the rounds."""
     caption = r"median \[quartiles] of the rounds; clock, power, energy: sustained"
-    table = Table(title=title(result.case), caption=caption)
+    table = Table(title=result.case.title, caption=caption)
     for index, column in enumerate(HEADER):
         table.add_column(column, justify="left" if index in (0, 1, 11) else "right")
     for row in case_rows(result, ours):
@@ -187,7 +179,7 @@ def overview_rows(results: Results, ours: str, mode: str) -> tuple[list[str], li
         for name in names:
             summary = by_name.get(name)
             cells.append("-" if summary is None or base is None else f"{summary.median / base:.2f}")
-        reduced = "" if result.case.images == result.case.requested_images else "*"
+        reduced = "*" if result.case.reduced else ""
         rows.append((result.case.name + reduced, "-" if base is None else f"{base:.4f}", *cells))
     return ["case", f"{ours} ms", *names], rows
 
@@ -221,7 +213,7 @@ def report(results: Results, ours: str) -> str:
     parts += [f"- {key}: {value}" for key, value in results.environment.items()]
     for result in results.cases:
         if len(results.cases) <= 3:
-            parts += ["", title(result.case), "", markdown(HEADER, case_rows(result, ours))]
+            parts += ["", result.case.title, "", markdown(HEADER, case_rows(result, ours))]
     if len(results.cases) > 3:
         for mode in ("burst", "sustained"):
             parts += ["", f"Time relative to {ours}, {mode} (* reduced to fit memory)", ""]
@@ -261,7 +253,7 @@ def plot(results: Results, ours: str, path: Path) -> None:
             if burst is not None:
                 axis.plot(burst.median, y, marker="|", color="black", markersize=14)
         axis.set_yticks(range(len(peers)), [p.name for p in peers], fontsize=8)
-        axis.set_title(title(result.case), fontsize=9)
+        axis.set_title(result.case.title, fontsize=9)
         axis.set_xlabel("ms per launch: bar = sustained, tick = burst", fontsize=8)
         axis.margins(x=0.12)
     legend = [Patch(color=color, label=scope) for scope, color in _COLORS.items()]

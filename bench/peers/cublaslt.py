@@ -1,4 +1,4 @@
-"""The part of cuBLASLt that the peers call, through ctypes: strided-batched FP8 matmul with bias or C, and its tuner.
+"""The part of cuBLASLt that the peers call, through ctypes: strided-batched FP8 or BF16 matmul with bias or C.
 
 Enumeration values and structure sizes are those of cublasLt.h, the same in CUDA 12 and 13.
 """
@@ -106,7 +106,7 @@ def _layout(dtype: int, operand: Operand, batch: int) -> ctypes.c_void_p:
 
 
 class Matmul:
-    """``D[b] = alpha * A[b]^T @ B[b] + beta * C[b] + bias[b]``: E4M3 in, BF16 out, fast accumulation.
+    """``D[b] = alpha * A[b]^T @ B[b] + beta * C[b] + bias[b]``: E4M3 (with fast accumulation) or BF16 in, BF16 out.
 
     The descriptors live as long as the process: a benchmark makes few.
 
@@ -116,11 +116,12 @@ class Matmul:
         alpha: scale of the product.
         bias: ``[batch, rows of D]`` BF16, contiguous, or None: a vector per batch, the same for all columns.
         device: CUDA device index.
+        fp8: element type of A and B.
     """
 
     def __init__(
         self, a: Operand, b: Operand, d: Operand, batch: int, alpha: float, device: int,
-        c: Operand | None = None, bias: torch.Tensor | None = None,
+        c: Operand | None = None, bias: torch.Tensor | None = None, fp8: bool = True,
     ) -> None:  # fmt: skip
         self.device, self._bias = device, bias
         self._alpha, self._beta = ctypes.c_float(alpha), ctypes.c_float(0.0 if c is None else 1.0)
@@ -129,13 +130,15 @@ class Matmul:
             "cublasLtMatmulDescCreate", ctypes.byref(self._desc), ctypes.c_int(_COMPUTE_32F), ctypes.c_int(_R_32F)
         )
         self._set("transa", ctypes.c_int32(_OP_T))
-        self._set("fast_accum", ctypes.c_int8(1))
+        if fp8:
+            self._set("fast_accum", ctypes.c_int8(1))
         if bias is not None:
             self._set("epilogue", ctypes.c_uint32(_EPILOGUE_BIAS))
             self._set("bias_pointer", ctypes.c_void_p(bias.data_ptr()))
             self._set("bias_batch_stride", ctypes.c_int64(d.rows))
             self._set("bias_type", ctypes.c_int32(_R_16BF))
-        self._a, self._b = _layout(_R_8F_E4M3, a, batch), _layout(_R_8F_E4M3, b, batch)
+        in_type = _R_8F_E4M3 if fp8 else _R_16BF
+        self._a, self._b = _layout(in_type, a, batch), _layout(in_type, b, batch)
         self._d = _layout(_R_16BF, d, batch)
         self._c = self._d if c is None else _layout(_R_16BF, c, batch)
 

@@ -1,0 +1,197 @@
+"""The dense GEMM against every peer, on one GPU, in the same run.
+
+    python -m bench.gemm                                  # squares of 1024 to 12288
+    python -m bench.gemm --suite siglip2                  # the linear layers of SigLIP2
+    python -m bench.gemm --suite all --configs candidates # also every configuration that the chooser may take
+
+Peers are checked element by element against FP64 before they are timed by the protocol of bench/timing.py. Writes
+NAME.json (every run), NAME.md and NAME.png into --output, and prints the geometric mean of each peer's time over ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import functools
+import gc
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from bench import gemm_cases, patch_embed
+from bench.gemm_cases import GemmCase, GemmData
+from bench.peers import OURS, Peer
+from bench.peers import gemm_peers as peers_module
+from bench.results import CaseResult, Results
+from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
+from cute_kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from cute_kernels.plan import sm90_gemm, sm100_gemm
+
+# quack changes CuTe tensor classes of the whole process when it is imported, so it is built last.
+PEERS = (
+    Peer(OURS, "complete", "gemm_peers", "build_ours"),
+    Peer("torch linear", "complete", "gemm_peers", "build_torch"),
+    Peer("cuBLASLt", "complete", "gemm_peers", "build_cublaslt"),
+    Peer("torch.compile", "complete", "gemm_peers", "build_compiled"),
+    Peer("quack", "complete", "gemm_peers", "build_quack"),
+)
+
+
+def parse_config(text: str, kind: type[GemmConfig]) -> GemmConfig:
+    """``"tile_n=192,pingpong=1"``: the defaults of ``kind`` but for these fields; all values are integers.
+
+    Raises:
+        ValueError: an unknown field or no integer.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+    values = {}
+    for item in text.split(","):
+        name, separator, value = (part.strip() for part in item.partition("="))
+        if not separator or name not in names:
+            raise ValueError(f"{item!r} in {text!r}, allowed: name=integer with {', '.join(sorted(names))}")
+        values[name] = int(value)
+    return kind(**values)
+
+
+def candidates(capability: tuple[int, int]) -> tuple[type[GemmConfig], tuple[GemmConfig, ...]]:
+    """The class of an architecture's tunables, and what its chooser chooses from."""
+    if capability == (10, 0):
+        return Sm100GemmConfig, (sm100_gemm.LEVEL_8, sm100_gemm.LEVEL_7)
+    return Sm90GemmConfig, sm90_gemm.CANDIDATES
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Command line; ``cases``, ``protocol`` and ``peers`` of the result are ready to use."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=("squares", "siglip2", "all"), default="squares")
+    parser.add_argument("--sizes", type=int, nargs="+", help="only these squares")
+    parser.add_argument("--batches", type=int, nargs="+", help=f"images, default {gemm_cases.BATCHES}")
+    parser.add_argument("--peers", nargs="+", help=f"of {', '.join(peer.name for peer in PEERS)}, default all")
+    parser.add_argument("--configs", nargs="+", default=[], metavar="FIELD=N,...", help="more of ours, or 'candidates'")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sustained", type=float, metavar="SECONDS", default=0.6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("bench/results"))
+    parser.add_argument("--name", help="of the files, default gemm-SUITE-DATE")
+    arguments = parser.parse_args(argv)
+    unknown = set(arguments.peers or ()) - {peer.name for peer in PEERS}
+    if unknown:
+        parser.error(f"peers {sorted(unknown)}, allowed: {', '.join(peer.name for peer in PEERS)}")
+    arguments.peers = [peer for peer in PEERS if arguments.peers is None or peer.name in (*arguments.peers, OURS)]
+    try:
+        arguments.protocol = Protocol(rounds=arguments.rounds, sustained_s=arguments.sustained, seed=arguments.seed)
+    except ValueError as error:
+        parser.error(str(error))
+    arguments.cases = []
+    if arguments.suite != "siglip2":
+        arguments.cases += gemm_cases.squares(tuple(arguments.sizes or gemm_cases.SQUARES))
+    if arguments.suite != "squares":
+        arguments.cases += gemm_cases.siglip2(tuple(arguments.batches or gemm_cases.BATCHES))
+    return arguments
+
+
+def chosen_configs(texts: Sequence[str], capability: tuple[int, int]) -> dict[str, GemmConfig]:
+    """Configurations by the text that names them in the table.
+
+    Raises:
+        ValueError: as `parse_config`.
+    """
+    kind, known = candidates(capability)
+    configs: dict[str, GemmConfig] = {}
+    for text in texts:
+        if text != "candidates":
+            configs[text] = parse_config(text, kind)
+            continue
+        for config in known:
+            configs[",".join(map(str, map(int, dataclasses.astuple(config))))] = config
+    return configs
+
+
+def run_case(
+    case: GemmCase,
+    configs: dict[str, GemmConfig],
+    arguments: argparse.Namespace,
+    device: torch.device,
+    sampler: DeviceSampler,
+) -> CaseResult:
+    """Builds, checks and times all peers of a case."""
+    data = GemmData(case, device, arguments.seed)
+    entries = [(peer, peer.build) for peer in arguments.peers]
+    for index, (text, config) in enumerate(configs.items()):
+        entry = Peer(f"{OURS} {text}", "complete", "gemm_peers", "build_ours")
+        entries.insert(1 + index, (entry, functools.partial(peers_module.build_ours, config=config)))
+    result, launches = CaseResult(case), {}
+    for peer, build in entries:
+        entry, candidate = patch_embed.build_and_check(peer, build, data)
+        result.peers.append(entry)
+        if candidate is not None:
+            launches[peer.name] = candidate.launch
+        print(f"  {peer.name}: {entry.reason or entry.detail or 'ready'}", file=sys.stderr, flush=True)
+    runs = measure(launches, arguments.protocol, sampler, case.slots)
+    for entry in result.peers:
+        entry.runs = runs.get(entry.name, [])
+        short = entry.runs and elapsed_ms(launches[entry.name], 10, case.slots) < patch_embed.LAUNCH_COST_BELOW_MS
+        if short and not entry.name.startswith(f"{OURS} "):
+            entry.cost = launch_cost(launches[entry.name], case.slots)
+    return result
+
+
+def geometric_means(results: Results, mode: str) -> dict[str, tuple[float, int]]:
+    """For each peer the geometric mean of its median over ours, and over how many cases: above 1 we are faster."""
+    ratios: dict[str, list[float]] = {}
+    for case in results.cases:
+        medians = {p.name: s.median for p in case.peers if (s := p.summary(mode)) is not None}
+        for name, median in medians.items():
+            if OURS in medians and name != OURS:
+                ratios.setdefault(name, []).append(median / medians[OURS])
+    return {name: (math.exp(sum(map(math.log, values)) / len(values)), len(values)) for name, values in ratios.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, or 1 if our kernel did not run or was wrong in some case."""
+    arguments = parse_arguments(argv)
+    if not torch.cuda.is_available():
+        print("bench.gemm: no CUDA device", file=sys.stderr)
+        return 2
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        configs = chosen_configs(arguments.configs, torch.cuda.get_device_capability(device))
+    except ValueError as error:
+        print(f"bench.gemm: {error}", file=sys.stderr)
+        return 2
+    sampler = DeviceSampler(device)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    results = Results(
+        date=now.strftime("%Y-%m-%d %H:%M UTC"),
+        command=patch_embed.recorded_command(sys.argv[1:] if argv is None else argv, "bench.gemm"),
+        environment=patch_embed.environment(device, sampler),
+        protocol=arguments.protocol,
+    )
+    # Compiled before quack is imported, which changes CuTe's tensor classes.
+    for config in (None, *configs.values()):
+        for case in arguments.cases:
+            peers_module.compile_ahead(case, config, device)
+    name = arguments.name or f"gemm-{arguments.suite}-{now:%Y-%m-%d}"
+    for case in arguments.cases:
+        print(case.title, file=sys.stderr, flush=True)
+        results.cases.append(run_case(case, configs, arguments, device, sampler))
+        # Written after every case: an interrupted run keeps what it has measured.
+        paths = patch_embed.write(results, arguments.output, name)
+        gc.collect()
+        torch.cuda.empty_cache()
+    patch_embed.print_tables(results, Console(width=None if sys.stdout.isatty() else 190))
+    for mode in ("burst", "sustained"):
+        for peer, (mean, count) in geometric_means(results, mode).items():
+            print(f"{mode}: {peer} / {OURS} = {mean:.3f} (geometric mean of {count} cases)")
+    print(*paths, sep="\n")
+    ours_ran = all(peer.runs for result in results.cases for peer in result.peers if peer.name == OURS)
+    return 0 if ours_ran else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

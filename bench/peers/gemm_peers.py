@@ -1,0 +1,123 @@
+"""Peers of the dense GEMM: ours, cuBLAS through torch, the best of cuBLASLt's algorithms, torch.compile, quack."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+import torch
+
+import cute_kernels
+from bench.gemm_cases import GemmCase, GemmData
+from bench.peers import Candidate, PeerUnavailable
+from bench.timing import elapsed_ms, fastest
+from cute_kernels.compile import compile_plan
+from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.plan import make_plan
+
+QUACK_CONFIGS = (
+    # (rows, columns, cluster along rows, cluster along columns, pingpong)
+    (128, 256, 2, 1, False),
+    (256, 128, 2, 1, False),
+    (256, 192, 2, 1, False),
+    (128, 192, 2, 1, True),
+    (128, 192, 1, 2, True),
+    (128, 128, 2, 1, True),
+    (64, 128, 2, 1, True),
+)
+
+
+def compile_ahead(case: GemmCase, config: GemmConfig | None, device: torch.device) -> None:
+    """Compiles the kernel of a case into the in-memory cache; a configuration that the plan refuses is left out."""
+    major, minor = torch.cuda.get_device_capability(device)
+    sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+    with contextlib.suppress(ValueError):
+        compile_plan(make_plan(GemmProblem(case.m, case.n, case.k), config, f"sm_{major}{minor}a", sm_count=sm_count))
+
+
+def build_ours(data: GemmData, config: GemmConfig | None = None) -> Candidate:
+    """Our kernel; its output is allocated by every call, as a user's is."""
+    detail = ""
+    if config is None:
+        from cute_kernels.gemm_op import prepare_gemm
+
+        detail = repr(prepare_gemm(data.a[0], data.b).plan.config)
+    return Candidate(lambda slot: cute_kernels.gemm(data.a[slot], data.b, config=config), detail)
+
+
+def build_torch(data: GemmData) -> Candidate:
+    """cuBLAS as `torch.nn.functional.linear` calls it."""
+    return Candidate(lambda slot: torch.nn.functional.linear(data.a[slot], data.b))
+
+
+def build_compiled(data: GemmData) -> Candidate:
+    """The same under `torch.compile`, which chooses among cuBLAS and Triton kernels by timing them."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        torch.nn.functional.linear, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs"
+    )
+    return Candidate(lambda slot: compiled(data.a[slot], data.b), "max-autotune-no-cudagraphs")
+
+
+def build_cublaslt(data: GemmData) -> Candidate:
+    """The fastest of the algorithms that cuBLASLt's heuristic proposes."""
+    from bench.peers.cublaslt import CublasError, Matmul, Operand
+
+    case = data.case
+    index = torch.cuda.current_device() if data.device.index is None else data.device.index
+    matmul = Matmul(
+        a=Operand(case.k, case.n, case.k, 0), b=Operand(case.k, case.m, case.k, 0),
+        d=Operand(case.n, case.m, case.n, 0), batch=1, alpha=1.0, device=index, fp8=False,
+    )  # fmt: skip
+    try:
+        algorithms = matmul.algorithms(16)
+    except CublasError as error:
+        raise PeerUnavailable(str(error)) from error
+
+    def launch(algorithm, slot: int) -> torch.Tensor:
+        out = data.out[slot]
+        matmul.run(algorithm, data.b.data_ptr(), data.a[slot].data_ptr(), out.data_ptr(), out.data_ptr())
+        return out
+
+    launches = {
+        f"algorithm {index + 1} of {len(algorithms)}": functools.partial(launch, algorithm)
+        for index, algorithm in enumerate(algorithms)
+    }
+    return _best(data, launches, CublasError)
+
+
+def build_quack(data: GemmData) -> Candidate:
+    """The fastest of quack's SM90 tiles, clusters and schedules."""
+    if torch.cuda.get_device_capability(data.device) != (9, 0):
+        raise PeerUnavailable("set up here for compute capability 9.0 only")
+    import quack.gemm
+
+    def launch(config: tuple, slot: int) -> torch.Tensor:
+        rows, columns, cluster_m, cluster_n, pingpong = config
+        quack.gemm.gemm(
+            data.a[slot][None], data.b[None], data.out[slot][None], None, None, rows, columns, cluster_m, cluster_n,
+            pingpong=pingpong, persistent=True,
+        )  # fmt: skip
+        return data.out[slot]
+
+    launches = {}
+    for config in QUACK_CONFIGS:
+        name = "{}x{}, cluster ({}, {}), {}".format(*config[:4], "pingpong" if config[4] else "cooperative")
+        launches[name] = functools.partial(launch, config)
+    return _best(data, launches, (RuntimeError, ValueError, TypeError, AssertionError))
+
+
+def _best(data: GemmData, launches: dict[str, Callable[[int], torch.Tensor]], refusals) -> Candidate:
+    usable, failures = {}, []
+    for name, launch in launches.items():
+        try:
+            elapsed_ms(launch, 1, 1)
+        except refusals as error:
+            failures.append(f"{name}: {error}".splitlines()[0][:200])
+        else:
+            usable[name] = launch
+    if not usable:
+        raise PeerUnavailable("; ".join(failures) or "nothing proposed")
+    best = fastest(usable, data.case.slots)
+    return Candidate(usable[best], best)
