@@ -92,7 +92,7 @@ def test_json_refuses_nan(results: r.Results) -> None:
 
 
 def test_reduced_cases_say_so(results: r.Results) -> None:
-    assert "reduced from 400 images" in r.title(CASE)
+    assert "reduced from 400 images" in CASE.title
     _, rows = r.overview_rows(results, OURS, "sustained")
     assert rows == [("base-p16/200 x 100*", "2.0000", "2.50", "-", "0.50")]
 
