@@ -313,7 +313,7 @@ def emulate(
     Args:
         plan: as for `launch`.
         tensors: CPU tensors.
-        options: seed, completion order and detectors; warp roles are filled in from the plan.
+        options: seed, completion order and detectors; names of warp roles and barriers are filled in from the plan.
         progress: called with (clusters done, clusters).
         artifact: another kernel for the same launch, e.g. one with an instruction taken out; compiled from the plan
             when None.
@@ -323,6 +323,7 @@ def emulate(
             does not know.
     """
     from cute_kernels import emulator
+    from cute_kernels.kernels.graph import graph_of
 
     artifact = artifact or compile_plan(plan, emulated=True)
     captured = emulator.host.record(artifact.function, *host_arguments(plan, **tensors.addresses(), stream=0))
@@ -330,7 +331,10 @@ def emulate(
     for name, tensor in tensors.inputs().items():
         memory.register_tensor(tensor, name, writable=False)
     memory.register_tensor(tensors.out, "out", writable=True)
-    options = dataclasses.replace(options or emulator.Options(), roles=plan.roles)
+    names = graph_of(plan).barrier_names()
+    first = emulator.DYNAMIC_SHARED_BASE + plan.smem[0].offset
+    barriers = tuple((first + 8 * slot, name) for slot, name in enumerate(names))
+    options = dataclasses.replace(options or emulator.Options(), roles=plan.roles, barriers=barriers)
     return emulator.run(
         artifact.ptx,
         artifact.kernel_name,

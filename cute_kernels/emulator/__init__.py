@@ -18,8 +18,10 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Options, Report, run
+from cute_kernels.emulator.smem import SYSTEM_BYTES as DYNAMIC_SHARED_BASE
 
 __all__ = [
+    "DYNAMIC_SHARED_BASE",
     "BarrierMisuse",
     "EmulatorError",
     "GlobalMemory",

@@ -302,8 +302,11 @@ class UnitCounters:
         self.warp = warp
 
     def give_way(self, warp: Warp) -> None:
-        if warp.wait is not None:
-            self._add(f"wait.{warp.wait.kind}", times=1)
+        wait = warp.wait
+        if wait is not None:
+            barrier = warp.cluster.barriers.name(wait.key[1]) if wait.kind == "mbarrier" else ""
+            # All stages of a ring count together: operands_full[2] is operands_full.
+            self._add(f"wait.{wait.kind}" + (f".{barrier.split('[')[0]}" if barrier else ""), times=1)
         self.warp = None
 
 

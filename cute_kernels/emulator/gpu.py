@@ -47,6 +47,7 @@ class Options:
         detectors: report uninitialised reads, missing proxy fences, leaks, wgmma registers used too early.
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
+        barriers: (offset in shared memory, name) of mbarriers, for reports.
         max_warp_instructions: per cluster; None for no limit.
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
@@ -59,6 +60,7 @@ class Options:
     detectors: bool = True
     clusters: tuple[int, ...] | None = None
     roles: tuple[str, ...] = ()
+    barriers: tuple[tuple[int, str], ...] = ()
     max_warp_instructions: int | None = None
     counters: bool = False
     trace: str | Path | None = None

@@ -6,11 +6,11 @@ integer, so that a parity wait that aliases two phases can be told apart in repo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
-from cute_kernels.emulator.smem import ClusterMemory
+from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory
 
 MAX_COUNT = (1 << 20) - 1  # PTX ISA: valid range of expected, pending and transaction counts
 
@@ -41,13 +41,18 @@ class MBarrier:
 class MBarriers:
     """All live barriers of a cluster, keyed by shared address (rank included).
 
+    Args:
+        memory: where the barriers lie, or None.
+        names: by offset in the shared memory of a CTA, for reports.
+
     Attributes:
         completions: number of phases completed so far by any barrier; a waiting warp has to look again only when it
             changed.
     """
 
-    def __init__(self, memory: ClusterMemory | None = None) -> None:
+    def __init__(self, memory: ClusterMemory | None = None, names: Mapping[int, str] | None = None) -> None:
         self._memory = memory
+        self._names = names or {}
         self._barriers: dict[int, MBarrier] = {}
         self.completions = 0
 
@@ -172,10 +177,15 @@ class MBarriers:
         """Number of completed phases."""
         return self._get(address, "mbarrier").phase
 
+    def name(self, address: int) -> str:
+        """The name that was given to a barrier, or ""."""
+        return self._names.get(address & OFFSET_MASK, "")
+
     def describe(self, address: int) -> str:
         """One line for reports: place, phase, pending arrivals and bytes, who initialised it."""
         rank, offset = address >> 24, address & 0xFFFFFF
-        place = f"mbarrier at shared offset {offset} ({offset:#x}) of CTA {rank}"
+        name = self.name(address)
+        place = f"mbarrier {f'{name} ' if name else ''}at shared offset {offset} ({offset:#x}) of CTA {rank}"
         barrier = self._barriers.get(address)
         if barrier is None:
             return f"{place}: not initialised"

@@ -210,7 +210,7 @@ class Cluster:
             self.ctas.append(Cta(self, rank, place, inside, smem))
         self.tracker = ProxyTracker([smem] * ranks) if options.detectors else None
         self.memory = ClusterMemory([cta.shared for cta in self.ctas], self.tracker)
-        self.barriers = MBarriers(self.memory)
+        self.barriers = MBarriers(self.memory, dict(options.barriers))
         self.engine = AsyncEngine(options.completion, random.Random(self.rng.random()))
         self.meter = UnitCounters() if options.counters else None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)

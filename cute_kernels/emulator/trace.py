@@ -180,14 +180,14 @@ class ClusterTrace:
         """The waits of warps that never ran again."""
         for warp, waiting in self._waiting.items():
             if self.steps > waiting.since:
-                title = _title(waiting.wait)
+                title = self._title(waiting.wait)
                 self._slice(self._track(warp), title, "wait", waiting.since, self.steps, reason=waiting.text)
         self._waiting.clear()
 
     def _end_wait(self, warp: Warp, waiting: _Waiting, end: int) -> None:
         track = self._track(warp)
         if end > waiting.since:
-            self._slice(track, _title(waiting.wait), "wait", waiting.since, end, reason=waiting.text)
+            self._slice(track, self._title(waiting.wait), "wait", waiting.since, end, reason=waiting.text)
         release = waiting.release
         if release is None and waiting.wait.kind == "bulk_group":
             # Whether a group is complete must not be asked before the scheduler does: asking ends it for the detectors.
@@ -277,7 +277,7 @@ class ClusterTrace:
         before = barriers.completions
         result = original(address, *args, **more)
         if self._operation is None and self._warp is not None:
-            self._step(f"mbarrier.{name} {_place(address)}", barrier=barriers.describe(address))
+            self._step(f"{name} {self._barrier(address)}", barrier=barriers.describe(address))
         if barriers.completions != before:
             self._release(("mbarrier", address))
         return result
@@ -285,7 +285,7 @@ class ClusterTrace:
     def _on_test(self, name: str, original: Callable[[int, int], bool], address: int, state: int) -> bool:
         result = original(address, state)
         if result and self._warp is not None and self._operation is None:
-            self._step(f"mbarrier.try_wait {_place(address)}", **{name.removeprefix("test_"): state})
+            self._step(f"passed {self._barrier(address)}", **{name.removeprefix("test_"): state})
         return result
 
     def _on_named_barrier(self, original: Callable[[int], Any], number: int) -> Any:
@@ -348,6 +348,13 @@ class ClusterTrace:
     def _track(self, warp: Warp) -> _Track:
         return _Track(self._first_process + warp.cta.rank, warp.index + 1)
 
+    def _barrier(self, address: int) -> str:
+        where = self.cluster.barriers.name(address) or f"mbarrier {address & OFFSET_MASK:#x}"
+        return where + (f" of CTA {address >> RANK_SHIFT}" if address >> RANK_SHIFT else "")
+
+    def _title(self, wait: Wait) -> str:
+        return f"wait {self._barrier(wait.key[1]) if wait.kind == 'mbarrier' else wait.kind}"
+
     def _take_slot(self, rank: int, unit: str) -> int:
         """The first track of a unit on which no operation is in flight."""
         slots = self._slots.setdefault((rank, unit), [])
@@ -369,16 +376,6 @@ class ClusterTrace:
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """``owner.name(...)`` becomes ``around(original, ...)``, for this object alone."""
     setattr(owner, name, functools.partial(around, getattr(owner, name)))
-
-
-def _place(address: int) -> str:
-    return f"{address & OFFSET_MASK:#x}" + (f" of CTA {address >> RANK_SHIFT}" if address >> RANK_SHIFT else "")
-
-
-def _title(wait: Wait) -> str:
-    if wait.kind == "mbarrier":
-        return f"wait mbarrier {_place(wait.key[1])}"
-    return f"wait {wait.kind}"
 
 
 def _name_of(op: AsyncOp) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from cute_kernels.plan import Sm90GemmPlan, Sm90Plan, Sm100GemmPlan, Sm100Plan
+from cute_kernels.plan import Plan, Sm90GemmPlan, Sm90Plan, Sm100GemmPlan, Sm100Plan
 
 
 class Signal(Enum):
@@ -106,6 +106,10 @@ class Graph:
                 slot += edge.stages
         return tuple(barriers)
 
+    def barrier_names(self) -> list[str]:
+        """Of every mbarrier of a CTA by slot, e.g. ``"operands_full[2]"``."""
+        return [f"{barrier.name}[{stage}]" for barrier in self.barriers() for stage in range(barrier.stages)]
+
     @property
     def slots(self) -> int:
         return 2 * sum(edge.stages for edge in self.edges)
@@ -180,3 +184,10 @@ def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
         ctas=plan.ctas,
         named_barriers=tuple(NamedBarrier(f"turn {i}", 1 + i, 256) for i in range(plan.warpgroups)),
     )  # fmt: skip
+
+
+def graph_of(plan: Plan) -> Graph:
+    """The graph of the kernel that a plan describes."""
+    if isinstance(plan, Sm90GemmPlan):
+        return sm90_gemm_graph(plan)
+    return sm90_graph(plan) if isinstance(plan, Sm90Plan) else sm100_graph(plan)

@@ -228,7 +228,13 @@ def test_sm100_kernel_per_cta_and_tile(completion: str) -> None:
     assert units.total("tmem_bytes_read") == 23 * 128 * 256 * 4 * parts
     assert units.total("bytes", "ld.global.16B", "epilogue") == 128 * 256 * 4 * parts
     assert {role: sum(kinds.values()) for role, kinds in units.instructions.items()} == report.by_role
-    assert (units.total("times", "wait.mbarrier", "epilogue") > 0) and report.by_opcode
+    waits = {role: {kind for kind in kinds if kind.startswith("wait.mbarrier")} for role, kinds in units.units.items()}
+    assert waits == {
+        "load": {"wait.mbarrier.operands_empty"},
+        "mma": {"wait.mbarrier.operands_full"},
+        "epilogue": {"wait.mbarrier.accumulator_full"},
+    }
+    assert units.total("times", "wait.mbarrier", "epilogue") == units.total("times", "wait.mbarrier.accumulator_full")
 
 
 def test_sm90_kernel_multicast_is_fetched_once() -> None:

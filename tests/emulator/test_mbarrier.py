@@ -157,3 +157,13 @@ def test_description_names_everything_a_report_needs():
     text = made.describe(AT)
     parts = ["offset 1024", "CTA 0", "phase 0", "parity 0", "1 of 2 arrivals", "32 transaction", "warp 0", "warp 4"]
     assert [part for part in parts if part not in text] == []
+
+
+def test_names_are_reported_in_every_cta():
+    barriers = MBarriers(names={1032: "operands_full[1]"})
+    other = 1032 | 3 << 24
+    for address in (1032, other, 1040):
+        barriers.init(address, 1)
+    assert barriers.describe(1032).startswith("mbarrier operands_full[1] at shared offset 1032")
+    assert barriers.describe(other).startswith("mbarrier operands_full[1] at shared offset 1032 (0x408) of CTA 3: ")
+    assert barriers.describe(1040).startswith("mbarrier at shared offset 1040")

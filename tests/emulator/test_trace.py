@@ -14,6 +14,7 @@ from PIL import Image
 from cute_kernels import cli
 from cute_kernels.config import Config, Sm90Config, TileConfig
 from cute_kernels.emulator import Hang, Options, Report
+from cute_kernels.kernels.graph import sm90_graph, sm100_graph
 from cute_kernels.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, launch, module
@@ -111,6 +112,12 @@ def test_a_kernel(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     waits = [event for event in slices(events, "wait") if "polling" not in event["name"]]
     assert kinds["release"] >= 0.9 * len(waits)  # the others timed out
 
+    graph = {"sm100": sm100_graph, "sm90": sm90_graph}[name](case.plan)
+    barriers = [event["name"] for event in slices(events, "instruction") if event["name"].startswith("arrive")]
+    assert {text.split()[1] for text in barriers} <= set(graph.barrier_names()) and barriers
+    passed = [event["name"] for event in slices(events, "instruction") if event["name"].startswith("passed")]
+    assert {text.split()[1].split("[")[0] for text in passed} == {barrier.name for barrier in graph.barriers()}
+
     plain, _ = run_case(CONFIGS[name], None, **options)
     assert (plain.by_role, plain.by_opcode) == (report.by_role, report.by_opcode), "recording changed the schedule"
 
@@ -151,7 +158,7 @@ def test_arrows_begin_at_the_arrival(tmp_path: Path) -> None:
     arrows = [
         (names[s["pid"], s["tid"]], s["ts"] - 0.5, names[f["pid"], f["tid"]], f["ts"] - 0.5) for s, f in flows(events)
     ]
-    arrivals = [e for e in slices(events, "instruction") if e["name"] == "mbarrier.arrive 0x400"]
+    arrivals = [e for e in slices(events, "instruction") if e["name"] == "arrive mbarrier 0x400"]
     (wait,) = [e for e in slices(events, "wait") if e["name"] == "wait mbarrier 0x400"]
     assert len(arrivals) == 1
     assert ("warp 0 arrives", arrivals[0]["ts"], "warp 1 waits", wait["ts"] + wait["dur"]) in arrows

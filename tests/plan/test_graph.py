@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from cute_kernels.config import Problem, TileConfig
-from cute_kernels.kernels.graph import Graph, Signal, sm100_graph
+from cute_kernels.config import Problem, Sm90Config, TileConfig
+from cute_kernels.kernels.graph import Graph, Signal, graph_of, sm90_graph, sm100_graph
 from cute_kernels.plan import make_plan
 
 HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
@@ -58,3 +58,14 @@ def test_description_names_both_ends_and_the_signal() -> None:
     assert lines[0] == "load --[operands x4: TMA_BYTES 65536 B / TCGEN05_COMMIT]--> mma"
     assert lines[1] == "mma --[accumulator x2: TCGEN05_COMMIT / WARP_ARRIVE]--> epilogue"
     assert Signal.WARP_ARRIVE.name in lines[1]
+
+
+def test_barrier_names_follow_the_slots() -> None:
+    plan = make_plan(HEADLINE, TileConfig())
+    names = graph_of(plan).barrier_names()
+    assert names == [f"operands_{kind}[{i}]" for kind in ("full", "empty") for i in range(4)] + [
+        f"accumulator_{kind}[{i}]" for kind in ("full", "empty") for i in range(2)
+    ]
+    assert graph_of(plan) == sm100_graph(plan)
+    sm90 = make_plan(HEADLINE, Sm90Config())
+    assert graph_of(sm90) == sm90_graph(sm90) and len(graph_of(sm90).barrier_names()) == sm90_graph(sm90).slots
