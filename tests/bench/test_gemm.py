@@ -1,0 +1,74 @@
+"""Arguments, data and figures of the dense GEMM's benchmark, on a CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from bench import gemm as program
+from bench import results as r
+from bench.gemm_cases import GemmCase, GemmData
+from bench.peers import OURS
+from bench.timing import Protocol, Run
+from cute_kernels import Sm90GemmConfig, Sm100GemmConfig
+from cute_kernels.plan.sm90_gemm import CANDIDATES
+
+CASE = GemmCase("small", 40, 24, 16)
+
+
+def test_suites() -> None:
+    assert [case.m for case in program.parse_arguments([]).cases] == [1024, 2048, 4096, 6144, 8192, 10240, 12288]
+    layers = program.parse_arguments(["--suite", "siglip2", "--batches", "2"]).cases
+    base, so400m = [(c.m, c.n, c.k) for c in layers[:3]], [(c.m, c.n, c.k) for c in layers[3:]]
+    assert base == [(392, 768, 768), (392, 3072, 768), (392, 768, 3072)]
+    assert so400m == [(512, 1152, 1152), (512, 4304, 1152), (512, 1152, 4304)]
+    assert len(program.parse_arguments(["--suite", "all"]).cases) == 7 + 12
+
+
+def test_peers_are_chosen_by_name_and_ours_is_always_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [peer.name for peer in program.parse_arguments(["--peers", "quack"]).peers] == [OURS, "quack"]
+    for argv in (["--peers", "nobody"], ["--rounds", "0"]):
+        with pytest.raises(SystemExit):
+            program.parse_arguments(argv)
+        assert "error:" in capsys.readouterr().err
+
+
+def test_configs() -> None:
+    configs = program.chosen_configs(["candidates", "tile_n=192,pingpong=1"], (9, 0))
+    assert list(configs.values()) == [*CANDIDATES, Sm90GemmConfig(tile_n=192, pingpong=True)]
+    assert program.chosen_configs(["stages=3"], (10, 0)) == {"stages=3": Sm100GemmConfig(stages=3)}
+    for text in ("tile_k=3", "stages", "stages=many"):
+        with pytest.raises(ValueError, match="tile_k|stages|many"):
+            program.chosen_configs([text], (9, 0))
+
+
+def test_check_notices_one_wrong_row_one_unwritten_element_and_a_wrong_shape() -> None:
+    data = GemmData(CASE, torch.device("cpu"))
+    good = data.a[0] @ data.b.T
+    assert data.check(good).passed
+    swapped = good.clone()
+    swapped[[3, 4]] = swapped[[4, 3]]
+    assert not data.check(swapped).passed and data.check(swapped).row_error > 0.5
+    holed = good.clone()
+    holed[39, 23] = float("nan")
+    assert data.check(holed).unwritten == 1 and not data.check(holed).passed
+    with pytest.raises(ValueError, match="expected BF16"):
+        data.check(good.float())
+    with pytest.raises(ValueError, match="expected BF16"):
+        data.check(good.T)
+
+
+def test_geometric_mean_and_round_trip_of_results() -> None:
+    def peer(name: str, ms: float) -> r.PeerResult:
+        return r.PeerResult(name, "complete", runs=[Run("burst", 0, 5, ms), Run("sustained", 0, 10, 2 * ms)])
+
+    cases = [r.CaseResult(CASE, [peer(OURS, 1.0), peer("slow", 2.0)])]
+    cases.append(r.CaseResult(CASE, [peer(OURS, 1.0), peer("slow", 8.0), peer("once", 0.5)]))
+    results = r.Results("2026-01-01", "command", {}, Protocol(), cases)
+    means = program.geometric_means(results, "burst")
+    assert means["slow"] == (pytest.approx(4.0), 2) and means["once"] == (pytest.approx(0.5), 1) and OURS not in means
+    assert r.from_json(r.to_json(results)) == results
+    assert CASE.title in r.report(results, OURS)
+    assert math.isclose(CASE.flops, 2 * 40 * 24 * 16) and CASE.bytes == 2 * (640 + 384 + 960)
