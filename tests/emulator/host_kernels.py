@@ -41,6 +41,12 @@ def launch_twice(pointer: cute.Pointer, count: Int32, value: Float32, stream: cu
 
 
 @cute.jit
+def launch_smem(pointer: cute.Pointer, count: Int32, value: Float32, stream: cuda.CUstream):
+    """As many bytes of dynamic shared memory as the argument says."""
+    fill(pointer, count, value).launch(grid=(1, 1, 1), block=(32, 1, 1), smem=count, stream=stream)
+
+
+@cute.jit
 def launch_cooperative(pointer: cute.Pointer, count: Int32, value: Float32, stream: cuda.CUstream):
     """A launch attribute that the emulator does not implement."""
     fill(pointer, count, value).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream, cooperative=True)

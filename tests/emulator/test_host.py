@@ -143,6 +143,14 @@ def test_illegal_launches_are_named(fill, compiled):
     assert host.record(fill, *fill_arguments(16, 1, 0)).grid == (2, 3, 5), "usable after a failure"
 
 
+def test_dynamic_shared_memory_ends_at_227_kib(compiled):
+    """The opt-in limit of a CTA on compute capabilities 9.0 and 10.0: 227 KiB."""
+    function = compiled(kernels.launch_smem, fill_arguments(16, 1, 0))
+    assert host.record(function, *fill_arguments(16, 227 * 1024, 0)).dynamic_smem == 232_448
+    with pytest.raises(EmulatorError, match=r"232449 bytes of dynamic shared memory \(at most 232448\)"):
+        host.record(function, *fill_arguments(16, 227 * 1024 + 1, 0))
+
+
 MAPS = [
     (cutlass.Float8E4M3FN, "u8", (128, 128), "128B", (768, 928256), (768,)),
     (cutlass.Float8E5M2, "u8", (32, 8), "32B", (592, 300), (592,)),

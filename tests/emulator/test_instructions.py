@@ -1,17 +1,10 @@
-"""Every arithmetic opcode against Python integers and exact rationals.
-
-Each opcode runs in the three ways in which it can be translated: on lanes, grouped with equal instructions, and on
-values that are uniform in the warp.
-"""
+"""Every arithmetic opcode against Python integers and exact rationals."""
 
 from __future__ import annotations
 
 import functools
-import random
-import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 
 import ml_dtypes
@@ -22,110 +15,8 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 from tests.emulator.ieee import BF16, F16, F32, F64, Format
-from tests.emulator.ptx import launch, module
-
-M16, M32, M64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
-GROUPS, UNIFORM = 3, 6
-
-
-@dataclass(frozen=True)
-class Case:
-    """``text`` with {d} and {0}, {1}, ... ; widths in bits (1: predicate); ``expected`` on bit patterns."""
-
-    text: str
-    out: int
-    sources: tuple[int, ...]
-    expected: Callable[..., int]
-    kinds: str = ""  # per source: i(nteger), f(loat), s(hift amount)
-
-
-def signed(x: int, bits: int) -> int:
-    return x - (1 << bits) if x >> (bits - 1) else x
-
-
-def kernel_text(case: Case) -> str:
-    """GROUPS groups of 32 rows on lanes, then UNIFORM rows on uniform values. A row: sources, result; 8 bytes each."""
-    stride = 8 * (len(case.sources) + 1)
-    lines = [f"mov.u32 %r0, %tid.x; ld.param.u64 %d0, [p0]; mul.wide.u32 %d1, %r0, {stride}; add.s64 %d2, %d0, %d1;"]
-    names = {1: "%p", 16: "%h", 32: "%r", 64: "%d"}
-    rows = [("%d2", 32 * g * stride) for g in range(GROUPS)]
-    rows += [("%d0", (32 * GROUPS + u) * stride) for u in range(UNIFORM)]
-    for row, (base, offset) in enumerate(rows):
-        registers = []
-        for i, bits in enumerate(case.sources):
-            number = 5 + 5 * row + i
-            register = f"{names[bits]}{number % 40 if bits == 1 else number}"
-            wide = 16 if bits == 1 else bits
-            loaded = f"%h{number}" if bits == 1 else register
-            lines.append(f"ld.global.b{wide} {loaded}, [{base}+{offset + 8 * i}];")
-            if bits == 1:
-                lines.append(f"setp.ne.b16 {register}, {loaded}, 0;")
-            registers.append(register)
-        number = 5 + 5 * row + 4
-        result = f"{names[case.out]}{number % 40 if case.out == 1 else number}"
-        lines.append(case.text.format(*registers, d=result))
-        if case.out == 1:
-            lines.append(f"selp.b32 %r{number}, 1, 0, {result};")
-            result = f"%r{number}"
-        lines.append(f"st.global.b{32 if case.out == 1 else case.out} [{base}+{offset + stride - 8}], {result};")
-    lines.append("ret;")
-    return module("\n".join(lines), parameters=1)
-
-
-EDGES = {
-    "i": lambda bits: [0, 1, 2, 3, 31, 32, 33, (1 << bits) - 1, (1 << bits) - 2, 1 << bits - 1, (1 << bits - 1) - 1],
-    "s": lambda bits: [0, 1, 2, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, M32],
-    "f": lambda bits: _float_edges({16: F16, 32: F32, 64: F64}[bits]),
-    "p": lambda bits: _pair_edges(bits),
-}
-
-
-def _float_edges(fmt: Format) -> list[int]:
-    one = fmt.round(Fraction(1))
-    finite = [0, 1, 2, fmt.infinity - 1, one, one + 1, one - 1, 1 << fmt.fraction_bits, (1 << fmt.fraction_bits) - 1]
-    values = [*finite, fmt.infinity, fmt.nan, fmt.infinity + 1, fmt.round(Fraction(3, 2)), fmt.round(Fraction(7))]
-    return values + [v | fmt.sign_bit for v in values]
-
-
-def _pair_edges(bits: int) -> list[int]:
-    """Two elements in one register; f16's edges are as telling for bf16 patterns."""
-    half = bits // 2
-    edges = EDGES["f"](half)
-    return [low | high << half for low, high in zip(edges, edges[5:] + edges[:5])]
-
-
-def draw_value(rng: random.Random, kind: str, bits: int) -> int:
-    if bits == 1:
-        return rng.randrange(2)
-    if rng.random() < 0.4:
-        return rng.choice(EDGES[kind](bits)) & ((1 << bits) - 1)
-    if kind == "f" and rng.random() < 0.5:  # near 1, so that sums cancel and round
-        fmt = {16: F16, 32: F32, 64: F64}[bits]
-        base = fmt.round(Fraction(rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 1, 2, 1024])))
-        return (base + rng.randrange(-4, 5)) ^ (fmt.sign_bit if rng.random() < 0.5 else 0)
-    value = rng.getrandbits(bits)
-    return value >> rng.randrange(bits) if kind != "f" and rng.random() < 0.5 else value
-
-
-@functools.cache
-def text_of(case: Case) -> str:
-    return kernel_text(case)
-
-
-def check(case: Case, seed: int) -> None:
-    rng = random.Random(seed)
-    kinds = case.kinds or "i" * len(case.sources)
-    count = 32 * GROUPS + UNIFORM
-    rows = [[draw_value(rng, k, bits) for k, bits in zip(kinds, case.sources)] for _ in range(count)]
-    data = np.zeros((count, len(case.sources) + 1), np.uint64)
-    data[:, :-1] = np.array(rows, np.uint64)
-    differs = "positions and lengths beyond 63 mean something else to an H200"
-    launch(text_of(case), data, hardware=differs if re.match(r"bf[ei]\.[bsu]64", case.text) else None)
-    mask = (1 << case.out) - 1
-    for i, row in enumerate(rows):
-        got, want = int(data[i, -1]) & mask, case.expected(*row) & mask
-        assert got == want, f"row {i}: {case.text} on {[hex(v) for v in row]} gives {got:#x}, expected {want:#x}"
-
+from tests.emulator.instruction_cases import GROUPS, M32, UNIFORM, Case, check, signed, text_of
+from tests.emulator.ptx import launch
 
 # --- integers -------------------------------------------------------------------------------------------------------
 

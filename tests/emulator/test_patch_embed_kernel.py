@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import TileConfig
-from cute_kernels.emulator import Options
+from cute_kernels.emulator import Options, tma
 from cute_kernels.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 
@@ -83,6 +83,24 @@ def test_every_row_may_choose_its_position(config: TileConfig) -> None:
         case = make_case(batch=300 // positions, positions=positions, n=200, k=144, indexed=True, config=config, seed=2)
         assert case.expected.isnan().any()
         check(case, Options(completion="random"))
+
+
+def test_tiles_are_walked_in_a_snake(monkeypatch) -> None:
+    """3 x 3 tiles of one cluster, as TMA loads them: a row turns round at its end and takes the last weight again."""
+    loaded: dict[tuple[int, ...], list[int]] = {}
+    load = tma.load_tile
+
+    def record(tensor_map, coords, gmem):
+        loaded.setdefault(tuple(tensor_map.extents), []).append(coords[1])
+        return load(tensor_map, coords, gmem)
+
+    monkeypatch.setattr(tma, "load_tile", record)
+    case = make_case(batch=6, positions=100, n=520, k=16, sm_count=2, seed=3)
+    check(case)
+    # Each CTA of the pair loads 128 rows of x and of the weight of every tile, the second one 128 rows further.
+    for matrix, tiles in (((16, 600), (0, 0, 0, 1, 1, 1, 2, 2, 2)), ((16, 520), (0, 1, 2, 2, 1, 0, 0, 1, 2))):
+        for cta in (0, 1):
+            assert [row // 256 for row in loaded[matrix] if row // 128 % 2 == cta] == list(tiles)
 
 
 def test_result_does_not_depend_on_the_schedule() -> None:
