@@ -17,6 +17,7 @@ def _coordinates(tile, tiles_n, positions, POSITION_MAJOR: tl.constexpr):
         return column, rest, 0
 
 
+# One parameter per address, size and compile-time constant: Triton's kernels take no structures.
 @triton.jit
 def patch_embed_kernel(
     x,
