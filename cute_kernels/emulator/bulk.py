@@ -10,6 +10,7 @@ import numpy as np
 from cute_kernels.emulator.async_engine import AsyncOp, BulkOp
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.reductions import combine
+from cute_kernels.emulator.shared_banks import SECTOR_BYTES
 from cute_kernels.emulator.smem import shared_address
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class BulkUnit:
                 raise IllegalAccess(f"multicast mask {multicast:#x} in a cluster of {ranks} CTAs")
             chosen = [rank for rank in range(ranks) if multicast >> rank & 1]
             pairs = [(shared_address(r, target & 0xFFFFFF), shared_address(r, barrier & 0xFFFFFF)) for r in chosen]
+        if tma.meter is not None:
+            tma.meter.bulk("bulk.load", nbytes, _sectors(source, nbytes), len(pairs))
         for where, signal in pairs:
             self._copy_to_shared(where, signal, nbytes, source, f"bulk copy of {nbytes} bytes issued {describe}")
 
@@ -75,7 +78,7 @@ class BulkUnit:
             tma.shared.view(target, nbytes, write=True)[:] = tma.gmem.view(source, nbytes)
             tma.barriers.complete_tx(signal, nbytes)
 
-        tma.engine.submit(AsyncOp(self._queue(), run, text))
+        tma.engine.submit(AsyncOp(self._queue(), run, text, name=f"load {nbytes} B"))
 
     def send(
         self, source: int, target: int, nbytes: int, barrier: int, reduction: Reduction | None, describe: str
@@ -90,6 +93,8 @@ class BulkUnit:
         _same_cta(target, barrier)
         tma = self.tma
         text = f"bulk copy of {nbytes} bytes between shared memories issued {describe}"
+        if tma.meter is not None:
+            tma.meter.bulk("bulk.send", nbytes, 0)
         release = self._reading(source, nbytes, text)
         rank, offset = tma.shared.resolve(target)
 
@@ -102,7 +107,7 @@ class BulkUnit:
             cells[:] = data if reduction is None else combine(*reduction, cells.copy(), data)
             tma.barriers.complete_tx(barrier, nbytes)
 
-        tma.engine.submit(AsyncOp(self._queue(), run, text))
+        tma.engine.submit(AsyncOp(self._queue(), run, text, name=f"send {nbytes} B"))
 
     def store(
         self,
@@ -135,6 +140,8 @@ class BulkUnit:
         bulk.on_observed = self._reading(source, nbytes, text)
         tma.groups.issue(thread, bulk)
         tma.bytes_stored += nbytes
+        if tma.meter is not None:
+            tma.meter.bulk("bulk.store", nbytes, _sectors(target, nbytes))
         box: list[np.ndarray] = []
 
         def read() -> None:
@@ -154,8 +161,9 @@ class BulkUnit:
             bulk.write_done = True
 
         queue = self._queue()
-        tma.engine.submit(AsyncOp(queue, read, f"{text} (read)"))
-        tma.engine.submit(AsyncOp(queue, write, f"{text} (write)"))
+        signals = ("bulk_group", thread)
+        tma.engine.submit(AsyncOp(queue, read, f"{text} (read)", name=f"store {nbytes} B: read", signals=signals))
+        tma.engine.submit(AsyncOp(queue, write, f"{text} (write)", name=f"store {nbytes} B: write", signals=signals))
 
     def _reading(self, source: int, nbytes: int, text: str):
         """Tells the detectors of a pending read; returns what to call when it is over."""
@@ -166,6 +174,11 @@ class BulkUnit:
         tracker.async_read(rank, offset, nbytes, text)
         token = tracker.read_begin(rank, offset, nbytes, text)
         return lambda: tracker.read_end(token)
+
+
+def _sectors(address: int, nbytes: int) -> int:
+    """32-byte sectors of a range."""
+    return (address + nbytes - 1) // SECTOR_BYTES - address // SECTOR_BYTES + 1 if nbytes else 0
 
 
 def _same_cta(target: int, barrier: int) -> None:

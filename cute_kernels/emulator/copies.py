@@ -6,7 +6,7 @@ of one instruction happen together, different instructions in any order. It writ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -97,11 +97,11 @@ class CopyUnit:
             for action in copy.then:
                 action()
 
-        self._submit(run, text)
+        self._submit(run, text, f"copy {nbytes} B per lane", ("cp.async", warp))
 
-    def _submit(self, run: Callable[[], None], text: str) -> None:
+    def _submit(self, run: Callable[[], None], text: str, name: str, signals: Hashable = None) -> None:
         self._serial += 1
-        self.engine.submit(AsyncOp(("cp.async", self._serial), run, text))
+        self.engine.submit(AsyncOp(("cp.async", self._serial), run, text, name=name, signals=signals))
 
     def _read(self, sources: np.ndarray, nbytes: int, counts: np.ndarray) -> np.ndarray:
         whole = counts == nbytes
@@ -169,9 +169,9 @@ class CopyUnit:
             nonlocal left
             left -= 1
             if not left:
-                self._submit(arrive, text)
+                self._submit(arrive, text, "arrive")
 
         if not left:
-            self._submit(arrive, text)
+            self._submit(arrive, text, "arrive")
         for copy in earlier:
             copy.then.append(one_done)

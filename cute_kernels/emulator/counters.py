@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,9 +23,6 @@ from cute_kernels.emulator.shared_banks import (
     shared_cost,
 )
 from cute_kernels.emulator.warp import Warp
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.tensor_map import TensorMap
 
 _LANES = np.arange(32)
 _RANK_SHIFT = 24  # of a shared address, as in `smem`
@@ -122,7 +118,7 @@ def instruction_class(opcode: str) -> str:
     if name in ("wgmma", "mma"):
         return "mma" if name == "mma" or parts[1] == "mma_async" else "barrier"
     if name == "cp":
-        grouping = parts[-1] in ("commit_group", "wait_all") or "wait_group" in parts
+        grouping = parts[-1] in ("commit_group", "wait_all") or {"wait_group", "mbarrier"} & set(parts)
         return "barrier" if grouping else "tma" if "bulk" in parts else "cp.async"
     if name in _ARITHMETIC:
         return "float" if parts[-1][0] in "fb" and parts[-1] != "b32" else "integer"
@@ -244,8 +240,15 @@ class UnitCounters:
             sectors=sectors,
             lines=pieces(addresses, LINE_BYTES),
             l2_bytes_read=0 if name == "st" else sectors * SECTOR_BYTES,
-            l2_bytes_written=0 if name == "ld" else sectors * SECTOR_BYTES,
+            l2_bytes_written=0 if name in ("ld", "cp.async") else sectors * SECTOR_BYTES,
         )
+
+    def copies(self, targets: np.ndarray, sources: np.ndarray, nbytes: int, lanes: np.ndarray) -> None:
+        """cp.async by the lanes with these numbers: shared addresses of all, global addresses of those that read."""
+        if len(lanes):
+            self._shared("cp.async", targets[None], nbytes, lanes)
+        if len(sources):
+            self._global("cp.async", sources[None], nbytes)
 
     def matrices(self, name: str, addresses: np.ndarray) -> None:
         """ldmatrix or stmatrix: addresses of 8 rows of 16 bytes per matrix. Eight rows are served together."""
@@ -281,11 +284,20 @@ class UnitCounters:
 
     # --- asynchronous units -------------------------------------------------------------------------------------------
 
-    def tma(self, name: str, tensor_map: TensorMap, sector_count: int, destinations: int = 1) -> None:
-        """One tensor copy, ``load`` or ``store``: multicast fills each destination, and is fetched from L2 once."""
-        nbytes = tensor_map.box_bytes * destinations
-        l2 = {"l2_bytes_read" if name == "load" else "l2_bytes_written": sector_count * SECTOR_BYTES}
-        self._add(f"tma.{name}", instructions=1, bytes=nbytes, wavefronts=nbytes // WAVEFRONT_BYTES, **l2)
+    def bulk(self, kind: str, nbytes: int, touched: int, destinations: int = 1) -> None:
+        """One bulk copy, with a tensor map or of a byte range.
+
+        Args:
+            kind: ``tma.load``, ``tma.store``, ``bulk.load``, ``bulk.store`` or ``bulk.send``.
+            nbytes: filled or read in the shared memory of one CTA.
+            touched: sectors of global memory.
+            destinations: CTAs that a multicast fills; what it loads is fetched from L2 once.
+        """
+        nbytes *= destinations
+        l2 = {}
+        if touched:
+            l2["l2_bytes_read" if kind.endswith("load") else "l2_bytes_written"] = touched * SECTOR_BYTES
+        self._add(kind, instructions=1, bytes=nbytes, wavefronts=-(-nbytes // WAVEFRONT_BYTES), **l2)
 
     def mma(self, operand_bytes: int, *, tmem_read: int = 0, tmem_written: int = 0) -> None:
         """One MMA of a CTA, a CTA pair or a warpgroup: bytes of operands in shared memory, and tensor-memory bytes."""

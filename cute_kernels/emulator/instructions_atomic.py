@@ -147,6 +147,9 @@ def store_async(
     cluster = warp.cluster
     nbytes = TYPE_BITS[type_] // 8
     dtype = np.dtype(f"u{nbytes}")
+    if cluster.meter is not None:
+        places = np.broadcast_to(np.asarray(address, np.int64), 32)[None]
+        cluster.meter.lanes("red.async" if name else "st.async", "shared", places, nbytes * len(values), mask)
     for lane, (where, signal, *given) in zip(_lanes(mask), each_lane(mask, address, barrier, *values), strict=True):
         if where >> 24 != signal >> 24:
             raise IllegalAccess(f"asynchronous store to CTA {where >> 24} signals an mbarrier of CTA {signal >> 24}")

@@ -26,6 +26,7 @@ class CopyWait(Wait):
 
     def __init__(self, warp: Any, lanes: int, newest: int, every: bool) -> None:
         self.warp, self.lanes, self.newest, self.every = warp, lanes, newest, every
+        self.key = ("cp.async", warp)
 
     def ready(self) -> bool:
         return _outstanding(self.warp, self.lanes, self.newest, self.every) is None
@@ -63,8 +64,7 @@ def copy_lanes(warp: Any, mask: int, target: Any, source: Any, nbytes: int, coun
     if (sources % nbytes).any() or (targets % nbytes).any():
         raise IllegalAccess(f"cp.async of {nbytes} bytes between addresses that are not multiples of {nbytes}")
     if warp.cluster.meter is not None:
-        reading = counts > 0
-        warp.cluster.meter.lanes("ld", "global", sources[None, reading], nbytes, (1 << int(reading.sum())) - 1)
+        warp.cluster.meter.copies(targets, sources[counts > 0], nbytes, np.flatnonzero(lanes))
     warp.cluster.copies.copy(warp, mask, targets, sources, nbytes, counts)
 
 

@@ -233,7 +233,8 @@ class TmaUnit:
         nbytes = tensor_map.box_bytes
         targets = self._targets(destination, barrier, cta_group, multicast)
         if self.meter is not None:
-            self.meter.tma("load", tensor_map, tile_sectors(tensor_map, coords, write=False), len(targets))
+            touched = tile_sectors(tensor_map, coords, write=False)
+            self.meter.bulk("tma.load", nbytes, touched, len(targets))
         for target, signal in targets:
             self.bytes_loaded += nbytes
             text = (
@@ -288,7 +289,7 @@ class TmaUnit:
         self.groups.issue(thread, bulk)
         self.bytes_stored += nbytes
         if self.meter is not None:
-            self.meter.tma("store", tensor_map, tile_sectors(tensor_map, coords, write=True))
+            self.meter.bulk("tma.store", nbytes, tile_sectors(tensor_map, coords, write=True))
         key = self._new_queue()
         box: list[np.ndarray] = []
 

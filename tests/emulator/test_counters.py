@@ -132,6 +132,60 @@ def test_atomics_serialise_by_bank() -> None:
     assert units.total("l2_bytes_read") == units.total("l2_bytes_written") == 128
 
 
+def test_cp_async() -> None:
+    """Rows of 128 bytes apart in shared memory, consecutive in global memory; then half of the lanes read nothing."""
+    body = """
+    shl.b32 %r3, %r1, 7; add.u32 %r4, %r2, %r3; shl.b32 %r5, %r1, 4; cvt.u64.u32 %d2, %r5; add.s64 %d2, %d1, %d2;
+    setp.lt.u32 %p1, %r1, 16; selp.b32 %r6, 16, 0, %p1;
+    cp.async.cg.shared.global [%r4], [%d2], 16;
+    cp.async.ca.shared.global [%r4], [%d2], 4, 4;
+    cp.async.cg.shared.global [%r4], [%d2], 16, %r6;
+    cp.async.wait_all;"""
+    units = run(body).units
+    assert units.total("wavefronts", "cp.async.shared.16B") == 2 * 32
+    assert units.total("wavefronts", "cp.async.shared.4B") == 32
+    assert units.total("sectors", "cp.async.global.16B") == 16 + 8
+    assert units.total("bytes", "cp.async.global.16B") == 512 + 256
+    assert units.total("l2_bytes_read") == 32 * (16 + 16 + 8) and not units.total("l2_bytes_written")
+    assert units.instructions["warp 0"]["cp.async"] == 3
+
+
+def test_bulk_copies_of_bytes() -> None:
+    body = """
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra DONE;
+    mbarrier.init.shared.b64 [%r2], 1;
+    mbarrier.arrive.expect_tx.shared.b64 %d5, [%r2], 272;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2+128], [%d1+16], 272, [%r2];
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0;
+    @!%p2 bra WAIT;
+    cp.async.bulk.global.shared::cta.bulk_group [%d1+4096], [%r2+128], 272;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+DONE:"""
+    report = run(body)
+    units = report.units
+    for kind, metric in (("bulk.load", "l2_bytes_read"), ("bulk.store", "l2_bytes_written")):
+        assert units.total("instructions", kind) == 1
+        assert units.total("bytes", kind) == 272
+        assert units.total("wavefronts", kind) == 3
+        assert units.total(metric) == units.total(metric, kind) == 9 * 32  # 272 bytes from the middle of a sector
+    assert report.tma_bytes_loaded == report.tma_bytes_stored == 272
+
+
+def test_shared_memory_of_another_cta() -> None:
+    body = """
+    mov.u32 %r5, %cluster_ctarank; xor.b32 %r6, %r5, 1; shl.b32 %r3, %r1, 2; add.u32 %r4, %r2, %r3;
+    mapa.shared::cluster.u32 %r7, %r4, %r6; mapa.shared::cluster.u32 %r8, %r4, %r5;
+    st.shared::cluster.u32 [%r7], %r1; st.shared::cluster.u32 [%r8+1024], %r1;
+    barrier.cluster.arrive; barrier.cluster.wait;"""
+    text = module("mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic;" + body + "ret;", parameters=0)
+    units = launch(text, grid=(2, 1, 1), cluster=(2, 1, 1), options=COUNTED).units
+    assert units.units["warp 0"]["st.cluster.4B"] == {"requests": 2, "bytes": 256}
+    assert units.total("wavefronts", "st.shared.4B") == units.total("requests", "st.shared.4B") == 2
+
+
 def slow_cost(addresses: list[int], lanes: list[int], nbytes: int, load: bool) -> tuple[int, int, int]:
     """(wavefronts, groups, ideal) of one request, lane by lane."""
     together = 128 // max(nbytes, 4)
@@ -199,6 +253,8 @@ def test_random_addresses(nbytes, lanes, span, doubled, load, requests, seed) ->
         ("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group", "tma"),
         ("cp.async.bulk.wait_group.read", "barrier"),
         ("cp.async.cg.shared.global", "cp.async"),
+        ("cp.async.mbarrier.arrive.noinc.shared.b64", "barrier"),
+        ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", "tma"),
         ("mbarrier.try_wait.parity.shared.b64", "barrier"),
     ],
 )

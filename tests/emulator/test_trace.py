@@ -170,6 +170,33 @@ def test_arrows_begin_at_the_arrival(tmp_path: Path) -> None:
     assert arrivals[0]["ts"] - last["ts"] == 1 + 3 + 300 and last["ts"] + last["dur"] - arrivals[0]["ts"] == 2
 
 
+def test_copies_release_their_groups(tmp_path: Path) -> None:
+    """cp.async and bulk stores have no mbarrier: the last copy that a wait needs is where its arrow begins."""
+    path = tmp_path / "trace.json"
+    body = """
+    mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; ld.param.u64 %d1, [p0];
+    shl.b32 %r3, %r1, 2; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d2, %r3; add.s64 %d2, %d1, %d2;
+    cp.async.ca.shared.global [%r4], [%d2], 4;
+    cp.async.ca.shared.global [%r4+128], [%d2], 4;
+    cp.async.wait_all;
+    fence.proxy.async;
+    setp.ne.u32 %p1, %r1, 0; @%p1 bra DONE;
+    cp.async.bulk.global.shared::cta.bulk_group [%d1+256], [%r2], 256;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+    DONE: ret;"""
+    memory = aligned(np.arange(128, dtype=np.int32))
+    launch(module(body, parameters=1), memory, options=Options(trace=path, completion="lazy"))
+    assert memory[64:].tolist() == 2 * list(range(32))
+    events = read(path)
+    check_well_formed(events)
+    copies = slices(events, "cp.async") + slices(events, "bulk")
+    names = {(e["pid"], e["tid"], e["ts"] + e["dur"]): e["name"] for e in copies}
+    arrows = [names.get((s["pid"], s["tid"], s["ts"] + 0.5)) for s, _ in flows(events) if s["name"] == "release"]
+    assert arrows == ["copy 4 B per lane", "store 256 B: write"]
+    waits = sorted(slices(events, "wait"), key=lambda event: event["ts"])
+    assert [event["name"] for event in waits] == ["wait cp.async", "wait bulk_group"]
+
+
 def test_a_hang_leaves_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     text = module(HANDSHAKE.replace("ARRIVE", ""), parameters=1)

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from cute_kernels.config import Problem, Sm90Config, TileConfig
-from cute_kernels.kernels.graph import Graph, Signal, graph_of, sm90_graph, sm100_graph
+from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, TileConfig
+from cute_kernels.kernels.graph import Graph, Signal, graph_of, sm90_gemm_graph, sm90_graph, sm100_graph
 from cute_kernels.plan import make_plan
 
 HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
@@ -68,4 +68,7 @@ def test_barrier_names_follow_the_slots() -> None:
     ]
     assert graph_of(plan) == sm100_graph(plan)
     sm90 = make_plan(HEADLINE, Sm90Config())
-    assert graph_of(sm90) == sm90_graph(sm90) and len(graph_of(sm90).barrier_names()) == sm90_graph(sm90).slots
+    assert graph_of(sm90) == sm90_graph(sm90)
+    dense = make_plan(GemmProblem(256, 256, 256), Sm90GemmConfig())
+    assert graph_of(dense) == sm90_gemm_graph(dense)
+    assert len(graph_of(sm90).barrier_names()) == sm90_graph(sm90).slots
