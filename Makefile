@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench mutate hardware clean
+.PHONY: demo test lint bench mutate hardware nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -33,6 +33,10 @@ mutate: $(VENV)/.installed-test
 # On a machine with an SM90 GPU: every launch of the emulator's unit tests runs on it too, with equal results (docs/emulator.md).
 hardware: $(VENV)/.installed-test
 	EMULATOR_HW=1 $(BIN)/python -m pytest -n 8 $$(grep -l 'tests.emulator.ptx import' tests/emulator/test_*.py) $(ARGS)
+
+# What takes too long for every change.
+nightly: mutate $(VENV)/.installed-test
+	SCHEDULE_EXAMPLES=1000 $(BIN)/python -m pytest -n 2 --timeout 3600 tests/emulator/test_schedules.py
 
 clean:
 	rm -rf $(VENV) demo.png .hypothesis .pytest_cache .ruff_cache

@@ -33,9 +33,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--interleave",
-        choices=("round_robin", "random"),
+        choices=("round_robin", "random", "starve"),
         default="round_robin",
-        help="which warp runs next (default: %(default)s)",
+        help="which warp runs next; starve: a role or warp only when nothing else can (default: %(default)s)",
     )
     parser.add_argument(
         "--spurious-timeouts", action="store_true", help="mbarrier.try_wait sometimes reports a timeout"

@@ -31,6 +31,7 @@ MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 
 _SLICE = 20_000  # basic blocks until a warp that never waits gives way
 _RANDOM_SLICE = 24
 _PATIENCE = 3  # rounds in which every suspended wait timed out and nothing changed
+_FRUITLESS = 64  # rounds without any effect after which starved warps run
 _SUSPICIOUS = 200_000  # basic blocks without any effect after which a repetition is looked for
 _LONGEST_LOOP = 20_000  # basic blocks of the longest endless loop that is recognised
 
@@ -42,7 +43,9 @@ class Options:
     Attributes:
         seed: replays the same schedule.
         completion: when asynchronous work takes effect: at once, as late as possible, or at random.
-        interleave: which warp runs next: in turn until it waits, or a random one for a random while.
+        interleave: which warp runs next: in turn until it waits, a random one for a random while, or ``"starve"``: at
+            random, but for a role (of all CTAs or of one) or a single warp, drawn from the seed, that runs only when
+            nothing else can and no asynchronous work is pending. That shows signals which come in time by luck alone.
         spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed.
         detectors: report uninitialised reads, missing proxy fences, leaks, wgmma registers used too early.
         clusters: linear indices of the clusters to run; None for all.
@@ -55,7 +58,7 @@ class Options:
 
     seed: int = 0
     completion: Literal["eager", "lazy", "random"] = "eager"
-    interleave: Literal["round_robin", "random"] = "round_robin"
+    interleave: Literal["round_robin", "random", "starve"] = "round_robin"
     spurious_try_wait_failures: bool = False
     detectors: bool = True
     clusters: tuple[int, ...] | None = None
@@ -299,7 +302,9 @@ class _Scheduler:
     ) -> None:
         self.cluster, self.translation, self.options = cluster, translation, options
         self.rng = cluster.rng
-        self.random = options.interleave == "random"
+        self.random = options.interleave != "round_robin"
+        self.starved = self._draw_starved() if options.interleave == "starve" else frozenset()
+        self.fruitless_rounds = 0
         self.idle_blocks = 0
         self.suspicious = _SUSPICIOUS
         trace = timeline.attach(cluster, translation) if timeline is not None else None
@@ -331,8 +336,32 @@ class _Scheduler:
         warps = self.cluster.warps
         if self.random:
             self.rng.shuffle(warps)
+        if not self.starved:
+            return self._let_run(warps)
+        before = self.cluster.changes()
+        ran = self._let_run([warp for warp in warps if warp not in self.starved])
+        # Warps that poll memory can always run; the limit on rounds without effect lets the starved ones bring about
+        # what is polled for.
+        self.fruitless_rounds = 0 if self.cluster.changes() != before else self.fruitless_rounds + 1
+        if (ran and self.fruitless_rounds < _FRUITLESS) or self.cluster.engine.step():
+            return True
+        self.fruitless_rounds = 0
+        return self._let_run([warp for warp in warps if warp in self.starved]) or ran
+
+    def _draw_starved(self) -> frozenset[Warp]:
+        warps = self.cluster.warps
+        victim = self.rng.choice(warps)
+        kinds = (
+            [warp for warp in warps if warp.track == victim.track],
+            [warp for warp in warps if warp.track == victim.track and warp.cta is victim.cta],
+            [victim],
+        )
+        return frozenset(self.rng.choice(kinds))
+
+    def _let_run(self, warps: list[Warp]) -> bool:
+        """Lets each of these warps run once that can. Returns whether there was one."""
         ran = False
-        for warp in warps:
+        for warp in list(warps):
             if warp.wait is not None and not warp.timed_out and not warp.wait.ready():
                 continue
             ran = True

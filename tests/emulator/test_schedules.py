@@ -1,0 +1,89 @@
+"""Our kernels under schedules that hypothesis draws and shrinks; a failure prints the command that replays it.
+
+SCHEDULE_EXAMPLES sets how many (`make nightly`: many); the default fits into a quick test run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from tests.emulator.schedules import COMPLETIONS, INTERLEAVES, Run, main
+from tests.mutation.targets import TARGETS
+
+EXAMPLES = int(os.environ.get("SCHEDULE_EXAMPLES", "20"))
+
+SCHEDULES = {
+    "seed": st.integers(0, 2**16),
+    "completion": st.sampled_from(COMPLETIONS),
+    "interleave": st.sampled_from(INTERLEAVES),
+    "spurious_timeouts": st.booleans(),
+}
+RUNS = st.builds(
+    Run,
+    kernel=st.sampled_from(sorted(TARGETS)),
+    batch=st.integers(1, 6),
+    positions=st.sampled_from([1, 32, 100, 128, 140]),
+    n=st.sampled_from([8, 128, 200, 264]),
+    k=st.sampled_from([16, 272, 640]),
+    **SCHEDULES,
+)
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    print_blob=False,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(run=RUNS)
+def test_no_schedule_disturbs_a_kernel(run: Run) -> None:
+    note(f"replay: {run.command()}")
+    problem = run.execute()
+    assert not problem, f"{problem}\nreplay: {run.command()}"
+
+
+# The MMA warp does not wait for the epilogue to have read an accumulator before it overwrites it. With 768 inputs the
+# epilogue is always done by then, unless it is held back.
+UNGUARDED = Run(
+    "sm100", batch=6, positions=128, n=256, k=768, completion="random", detectors=False,
+    mutant="drop mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 #0",
+)  # fmt: skip
+
+
+def test_starving_a_role_finds_what_random_interleaving_does_not(capsys: pytest.CaptureFixture) -> None:
+    def failures(interleave: str) -> list[Run]:
+        runs = [dataclasses.replace(UNGUARDED, interleave=interleave, seed=seed) for seed in range(6)]
+        return [run for run in runs if run.execute()]
+
+    assert not failures("random")
+    failure, *_ = failures("starve")
+    # The printed command does the same again, and without the mutation it is as expected.
+    _, _, module, *arguments = shlex.split(failure.command())
+    assert module == "tests.emulator.schedules"
+    assert main(arguments) == 1
+    assert capsys.readouterr().out.strip() == failure.execute().strip()
+    assert main(arguments[: arguments.index("--mutant")]) == 0
+    assert capsys.readouterr().out.strip() == "as expected"
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    """Reports of a hang name every warp's place, so that two equal reports are two equal schedules."""
+    hanging = "drop mbarrier.arrive.relaxed.cluster.shared::cluster.b64 #0"
+    reports = [
+        Run("sm100", 6, 128, 256, 128, seed=seed, completion="random", interleave="starve", mutant=hanging).execute()
+        for seed in (5, 5, 8)
+    ]
+    assert reports[0] == reports[1] and reports[0].startswith(("Hang", "TensorMemoryRace", "IllegalAccess"))
+    assert len(set(reports)) > 1
+
+
+@pytest.mark.parametrize("arguments", [["--kernel", "sm100", "--mutant", "no such"], ["--kernel", "sm100", "--k", "3"]])
+def test_what_cannot_be_replayed_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
