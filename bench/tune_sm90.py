@@ -186,7 +186,14 @@ def read(path: Path) -> dict[Case, list[Timing]]:
 def write(path: Path, measured: dict[Case, list[Timing]], environment: dict[str, str]) -> None:
     names = [field.name for field in dataclasses.fields(Sm90Config)]
     cases = [
-        {"case": case, "timings": [[round(time, 3), *(getattr(config, n) for n in names)] for time, config in timings]}
+        {
+            "case": case,
+            "timings": [
+                [round(time, 3), *(getattr(config, name) for name in names)]
+                for time, config in timings
+                if time <= FAST_ENOUGH * timings[0][0]
+            ],
+        }
         for case, timings in measured.items()
     ]
     path.write_text(json.dumps({"environment": environment, "fields": names, "cases": cases}).replace("]], ", "]],\n"))

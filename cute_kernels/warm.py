@@ -100,11 +100,16 @@ class WarmCalls:
         if call is None or call.device != device or call.generation != DERIVED.generation:
             return None
         for tensor, stamp in zip((weight, bias, pos_embed), call.stamps):
-            if tensor is not None and (
-                (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride()) != stamp
-                or (gradients and tensor.requires_grad)
-            ):
-                return None
+            if tensor is not None:
+                pointer, version, shape, stride = stamp
+                if (
+                    tensor.data_ptr() != pointer
+                    or tensor._version != version
+                    or tensor.shape != shape
+                    or (not tensor.is_contiguous() if stride is None else tensor.stride() != stride)
+                    or (gradients and tensor.requires_grad)
+                ):
+                    return None
         address = x.data_ptr()
         if (
             x.dtype is not _FP8
@@ -160,7 +165,7 @@ class WarmCalls:
             device=x.get_device(),
             like_output=tensors.out.new_empty(1).expand(prepared.output_shape),
             derived=tuple(tensor for tensor in (copy, tensors.table) if tensor is not None),
-            stamps=tuple(None if t is None else (t.data_ptr(), t._version, t.shape, t.stride()) for t in constants),
+            stamps=tuple(None if t is None else _stamp(t) for t in constants),
             scale_by_value=not isinstance(tensors.scale, torch.Tensor),
             generation=DERIVED.generation,
             config=config,
@@ -170,6 +175,11 @@ class WarmCalls:
             if len(self._calls) >= _CAPACITY:
                 self._calls.clear()
             self._calls[key] = call
+
+
+def _stamp(tensor: torch.Tensor) -> tuple:
+    """What a constant looked like; no strides for a contiguous one, since asking for them takes longest."""
+    return tensor.data_ptr(), tensor._version, tensor.shape, None if tensor.is_contiguous() else tensor.stride()
 
 
 def _is_usable_index(index: torch.Tensor, x: torch.Tensor, device: int) -> bool:

@@ -1,6 +1,6 @@
 """Which SM90 configuration a problem gets: the one with the least predicted time.
 
-The prediction is linear in a few facts of a plan, with coefficients fitted to some three thousand timings on an H200
+The prediction is linear in a few facts of a plan, with coefficients fitted to some thousands of timings on an H200
 (``bench/tune_sm90.py`` measures and fits; docs/measurements.md says how well it chooses). It knows bursts only: from
 `POWER_LIMITED_TERA_OPERATIONS` on, energy decides, and the configuration that was best when sustained is taken.
 """
@@ -29,10 +29,10 @@ FACTS = (
 """What a coefficient belongs to, in the order of `facts`."""
 
 MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
-    ("streamed", "flat"): (1.67, 0.0, 0.807, 0.0, 0.039, 0.049, 0.0, 0.0, 0.637, 0.214, 2.129, 0.299, 0.057),
-    ("registers", "flat"): (0.0, 0.371, 0.0, 1.679, 0.0, 0.003, 1.951, 1.108, 2.42, 0.0, 0.0, 0.1, 0.031),
-    ("streamed", "position"): (0.0, 0.0, 0.0, 0.494, 0.157, 0.021, 0.0, 0.0, 1.104, 0.879, 0.635, 0.914, 0.055),
-    ("registers", "position"): (0.0, 0.599, 0.0, 0.973, 0.0, 0.0, 0.0, 2.745, 0.0, 0.0, 0.0, 0.0, 0.018),
+    ("streamed", "flat"): (1.616, 0.0, 0.823, 0.0, 0.074, 0.046, 0.0, 0.0, 0.654, 0.241, 2.147, 0.295, 0.058),
+    ("registers", "flat"): (0.0, 0.346, 0.0, 1.653, 0.0, 0.0, 2.03, 1.122, 2.401, 0.0, 0.0, 0.134, 0.034),
+    ("streamed", "position"): (0.0, 0.0, 0.0, 0.431, 0.069, 0.027, 0.0, 0.0, 0.993, 1.226, 1.169, 0.937, 0.057),
+    ("registers", "position"): (0.0, 0.6, 0.0, 0.909, 0.0, 0.0, 0.0, 3.041, 0.0, 0.0, 0.0, 0.0, 0.025),
 }
 """Coefficients of `facts` by where the weight is and the order of the rows."""
 
