@@ -11,10 +11,10 @@ import torch
 from cute_kernels import reference
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.derived import DERIVED
-from cute_kernels.ops import Backend, choose_backend, device_facts
+from cute_kernels.ops import Backend, choose_backend, device_facts, dispatch_is_intercepted, is_plain
 
 if TYPE_CHECKING:
-    from cute_kernels.launch import GemmTensors
+    from cute_kernels.launch import BoundGemm, GemmTensors
     from cute_kernels.plan import GemmPlan
 
 _IN_DTYPES = (torch.bfloat16, torch.float16)
@@ -62,6 +62,11 @@ def gemm(
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected torch.dtype or None")
+    if backend == "auto" and a.is_cuda and not dispatch_is_intercepted():
+        # The dispatcher would do nothing but call `_gemm`, unless the result needed a gradient.
+        gradients = torch.is_grad_enabled()
+        if all(tensor is None or is_plain(tensor, gradients) for tensor in (a, b, bias)):
+            return _warm(a, b, bias, out_dtype, config)
     return torch.ops.cute_kernels.gemm(a, b, bias, out_dtype, backend, *_encode_config(config))
 
 
@@ -167,14 +172,19 @@ def prepare_gemm(
     plan = make_plan(problem, config, arch, sm_count=sm_count)
     padded = None
     if bias is not None:
-        padded = DERIVED.get(("gemm bias", plan.padded_n), (bias,), lambda: _padded_bias(bias, plan.padded_n))
+        padded = _prepared_bias(bias, plan.padded_n)
     out = torch.empty(batches, problem.m, plan.out_pitch, dtype=getattr(torch, problem.out_dtype), device=a.device)
     tensors = GemmTensors(_aligned(a).view(batches, problem.m, k), _aligned(b).view(batches, n, k), padded, out)
     return PreparedGemm(plan, tensors)
 
 
-def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
-    return torch.nn.functional.pad(bias.detach().to(torch.float32), (0, columns - bias.shape[0]))
+def _prepared_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
+    """FP32 with zeros up to ``columns``, kept while the bias lives unchanged."""
+
+    def build() -> torch.Tensor:
+        return torch.nn.functional.pad(bias.detach().to(torch.float32), (0, columns - bias.shape[0]))
+
+    return DERIVED.get(("gemm bias", columns), (bias,), build)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -183,6 +193,60 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _output_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     return (*a.shape[:-1], b.shape[-2])
+
+
+@dataclasses.dataclass(frozen=True)
+class _WarmCall:
+    """What is known of calls of one shape: the kernel with sizes filled in, columns of the bias, memory of the output.
+
+    ``like_output`` has the result's shape, type and device in memory of one element.
+    """
+
+    launch: BoundGemm
+    padded_n: int
+    like_output: torch.Tensor
+
+
+_WARM: dict[tuple, _WarmCall] = {}
+_WARM_CAPACITY = 1024
+
+
+def _warm(a, b, bias, out_dtype, config) -> torch.Tensor:
+    """A call on CUDA tensors without the dispatcher; the second one of a shape without checks and planning."""
+    device = a.get_device()
+    like_bias = None if bias is None else (bias.shape, bias.dtype, bias.get_device())
+    key = (a.shape, b.shape, a.dtype, b.dtype, like_bias, out_dtype, config, device, b.get_device())
+    call = _WARM.get(key)
+    if (
+        call is None
+        or (a.data_ptr() | b.data_ptr()) % _ALIGNMENT
+        or not (a.is_contiguous() and b.is_contiguous())
+        or torch.cuda.current_device() != device
+    ):
+        return _long_way(key, a, b, bias, out_dtype, config)
+    padded = None if bias is None else _prepared_bias(bias, call.padded_n)
+    out = torch.empty_like(call.like_output, memory_format=torch.contiguous_format)
+    address = None if padded is None else padded.data_ptr()
+    call.launch(a.data_ptr(), b.data_ptr(), address, out.data_ptr(), torch._C._cuda_getCurrentRawStream(device))
+    return out
+
+
+def _long_way(key: tuple, a, b, bias, out_dtype, config) -> torch.Tensor:
+    """As `_gemm` on CUDA tensors; remembers the call if its output needs no padding."""
+    from cute_kernels import launch
+
+    _encode_config(config)
+    choose_backend(a.device, "auto")
+    prepared = prepare_gemm(a, b, bias, out_dtype, config)
+    launch.launch(prepared.plan, prepared.tensors)
+    out = prepared.result(_output_shape(a, b))
+    # Memory of a graph's own pool must not outlive the graph.
+    if prepared.plan.out_pitch == prepared.plan.problem.n and not torch.cuda.is_current_stream_capturing():
+        if len(_WARM) >= _WARM_CAPACITY:
+            _WARM.clear()
+        bound = launch.bound_launch(prepared.plan)
+        _WARM[key] = _WarmCall(bound, prepared.plan.padded_n, out.new_empty(1).expand(out.shape))
+    return out
 
 
 def _gemm(a, b, bias, out_dtype, backend, config_type=None, config_numbers=()):

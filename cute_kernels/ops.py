@@ -41,7 +41,7 @@ _WORD_FIELDS = {
     name: tuple(field.name for field in fields(kind) if isinstance(field.default, str))
     for name, kind in _CONFIG_TYPES.items()
 }
-# Looked up once, for the sake of warm calls; see `_dispatch_is_intercepted`.
+# Looked up once, for the sake of warm calls; see `dispatch_is_intercepted`.
 _is_compiling, _is_profiling = torch.compiler.is_compiling, torch.autograd._profiler_enabled
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _functorch_level, _tracing_state = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
@@ -103,7 +103,7 @@ def patch_embed(
         ValueError: a wrong shape, stride, device, scale, backend or config value.
         NotImplementedError: row-wise scales, or a device without a kernel.
     """
-    direct = backend == "auto" and out_dtype is torch.bfloat16 and not _dispatch_is_intercepted()
+    direct = backend == "auto" and out_dtype is torch.bfloat16 and not dispatch_is_intercepted()
     gradients = torch.is_grad_enabled()
     if direct:
         out = WARM.run(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, config, gradients=gradients)
@@ -120,12 +120,12 @@ def patch_embed(
     number_b, tensor_b = split_scale("scale_b", scale_b)
     encoded_config = _encode_config(config)
     tensors = (x, weight, bias, pos_embed, pos_index, tensor_a, tensor_b)
-    if direct and x.is_cuda and all(t is None or _is_plain(t, gradients) for t in tensors):
+    if direct and x.is_cuda and all(t is None or is_plain(t, gradients) for t in tensors):
         return _execute(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config)
     return torch.ops.cute_kernels.patch_embed(*tensors, number_a, number_b, backend, *encoded_config)
 
 
-def _dispatch_is_intercepted() -> bool:
+def dispatch_is_intercepted() -> bool:
     """Whether something traces or intercepts operators: `torch.compile`, export, modes, functorch, the profiler.
 
     Otherwise, and unless the result would need a gradient, which the operator refuses on backward, the dispatcher would
@@ -141,7 +141,7 @@ def _dispatch_is_intercepted() -> bool:
     )
 
 
-def _is_plain(tensor: torch.Tensor, gradients: bool) -> bool:
+def is_plain(tensor: torch.Tensor, gradients: bool) -> bool:
     return type(tensor) in PLAIN_TENSORS and not (gradients and tensor.requires_grad)
 
 

@@ -37,22 +37,19 @@ def check(case: GemmCase, options: Options | None = None, artifact: Artifact | N
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_config_is_bit_exact(name: str) -> None:
+def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     """Several tiles of one pair of CTAs, so that stages, accumulators and store buffers are used again."""
     config = CONFIGS[name]
-    case = make_gemm_case(m=2 * config.block_m + 44, n=config.tile_n * 2 + 9, k=200, config=config, sm_count=2, seed=1)
-    assert case.plan.tiles >= 6 and case.plan.clusters == 1
+    out_dtype = torch.float32 if name.startswith("tile_n") else torch.bfloat16
+    m, n = 2 * config.block_m + 44, config.tile_n + 9
+    case = make_gemm_case(m=m, n=n, k=136, out_dtype=out_dtype, config=config, sm_count=2, seed=1)
+    assert case.plan.tiles == 4 and case.plan.clusters == 1
     check(case, Options(completion="lazy"))
-
-
-@pytest.mark.parametrize("name", ["level 8", "level 7", "tile_n=256"])
-@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
-def test_no_spills(name: str, out_dtype: torch.dtype) -> None:
-    resources = compile_plan(make_gemm_case(config=CONFIGS[name], out_dtype=out_dtype).plan).resources
+    resources = compile_plan(case.plan, emulated=True).resources
     assert resources.stack_bytes == 0 and resources.local_bytes == 0 and resources.registers <= 255
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 560),
     n=st.integers(1, 200),
@@ -77,7 +74,7 @@ def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -
 @pytest.mark.parametrize("config", [LEVEL_8, LEVEL_7], ids=["level 8", "level 7"])
 def test_result_does_not_depend_on_the_schedule(config: Sm100GemmConfig) -> None:
     config = dataclasses.replace(config, stages=2)
-    case = make_gemm_case(m=2 * config.block_m, n=200, k=264, config=config, sm_count=2, seed=7)
+    case = make_gemm_case(m=2 * config.block_m, n=200, k=200, config=config, sm_count=2, seed=7)
     for seed, completion in enumerate(POLICIES):
         case.tensors.out.view(torch.int16).fill_(POISON[torch.bfloat16])
         check(case, Options(seed, completion, "random", spurious_try_wait_failures=seed == 2))
@@ -99,19 +96,19 @@ def test_values_of_every_magnitude() -> None:
 def test_counts() -> None:
     """One tcgen05.mma per wave, K step, tile; the MMA warp of the other CTA issues none."""
     for config, waves in ((LEVEL_8, 1), (LEVEL_7, 2)):
-        case = make_gemm_case(m=512, n=128, k=256, config=config, sm_count=2)
+        case = make_gemm_case(m=512, n=128, k=128, config=config, sm_count=2)
         report = emulate(case.plan, case.tensors)
         assert report.mma_instructions == case.plan.tiles * case.plan.k_blocks * 4 * waves
-        assert report.mma_instructions == 512 // 256 * 16
+        assert report.mma_instructions == 512 // 256 * (128 // 16)
 
 
 # --- broken on purpose ----------------------------------------------------------------------------------------------
 
 
 def _case(config: Sm100GemmConfig = LEVEL_8) -> GemmCase:
-    """Three tiles of one pair of CTAs whose K blocks go around a ring of three stages."""
-    config = dataclasses.replace(config, stages=3)
-    return make_gemm_case(m=2 * config.block_m, n=384, k=320, config=config, sm_count=2, seed=11)
+    """Three tiles of one pair of CTAs whose K blocks go around a ring of two stages."""
+    config = dataclasses.replace(config, stages=2)
+    return make_gemm_case(m=2 * config.block_m, n=384, k=192, config=config, sm_count=2, seed=11)
 
 
 def _edited(case: GemmCase, pattern: str, replacement: str = "") -> Artifact:
@@ -121,26 +118,14 @@ def _edited(case: GemmCase, pattern: str, replacement: str = "") -> Artifact:
     return dataclasses.replace(artifact, ptx=ptx)
 
 
-@pytest.mark.parametrize("config", [LEVEL_8, LEVEL_7], ids=["level 8", "level 7"])
-def test_the_whole_kernel_is_clean(config: Sm100GemmConfig) -> None:
-    check(_case(config), Options(completion="lazy", interleave="random"))
-
-
 def test_missing_proxy_fence_before_the_tma_store() -> None:
     case = _case()
     with pytest.raises(ProxyFenceMissing, match=r"\(epilogue\)"):
         emulate(case.plan, case.tensors, artifact=_edited(case, r"fence\.proxy\.async.*;"))
 
 
-def test_writing_a_store_buffer_before_tma_has_read_it() -> None:
-    """Without the wait for all but the newest store, a buffer of the ring is written while a lazy store reads it."""
-    case = _case()
-    artifact = _edited(case, r"cp\.async\.bulk\.wait_group\.read\s+1;")
-    with pytest.raises(SharedMemoryRace, match="store"):
-        emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=artifact)
-
-
 def test_a_ring_of_two_that_waits_as_if_it_had_three_buffers() -> None:
+    """A buffer is written while a lazy store reads it."""
     case = _case()
     artifact = _edited(case, r"(cp\.async\.bulk\.wait_group\.read\s+)1;", r"\g<1>2;")
     with pytest.raises(SharedMemoryRace, match="store"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from unittest import mock
 
 import pytest
 import torch
@@ -189,3 +191,35 @@ def test_many_streams_at_once():
     first = cute_kernels.gemm(a, chain)
     second = cute_kernels.gemm(first, chain, out_dtype=FP32)
     assert torch.equal(second.double(), first.double() @ chain.double().T)
+
+
+def test_repeated_calls_take_the_short_way_and_see_what_changed(record_property):
+    """The second call of a shape plans nothing; new rows, a changed bias and another output type are seen."""
+    from cute_kernels import gemm_op
+
+    a, b, bias = draw(96, 64, 72, small_integers=True)
+
+    def check_call(**options):
+        out = cute_kernels.gemm(a, b, bias=bias, **options)
+        assert torch.equal(out.cpu(), reference.gemm(a.cpu(), b.cpu(), bias.cpu(), options.get("out_dtype")))
+
+    gemm_op._WARM.clear()
+    check_call()
+    assert len(gemm_op._WARM) == 1
+    with mock.patch.object(gemm_op, "prepare_gemm", side_effect=AssertionError("the long way")):
+        check_call()
+        a.add_(1)
+        check_call()
+        bias.add_(3)
+        check_call()
+        b.neg_()
+        check_call()
+    check_call(out_dtype=FP32)
+    with pytest.raises(ValueError, match="contiguous"):
+        cute_kernels.gemm(a.T.contiguous().T, b, bias=bias)
+    with pytest.raises(NotImplementedError, match="no backward"):
+        cute_kernels.gemm(a.clone().requires_grad_(), b).float().sum().backward()
+    start = time.perf_counter()
+    for _ in range(500):
+        cute_kernels.gemm(a, b, bias=bias)
+    record_property("GEMM host us per warm call", 1e6 * (time.perf_counter() - start) / 500)
