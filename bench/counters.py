@@ -219,9 +219,7 @@ def profile(ncu: str) -> dict[str, Any]:
     """
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")
     query = subprocess.run([ncu, "--query-metrics", "--chips", "gh100"], capture_output=True, text=True, check=True)
-    known = {line.split()[0] for line in query.stdout.splitlines() if "__" in line}
-    wanted = {metric for counter in COUNTERS for metric in counter.metrics if metric.removesuffix(".sum") in known}
-    wanted |= {f"{m}.sum" for m in known if any(part in m for part in _EXPLORED) and m.split("__")[0] != "pmsampling"}
+    wanted = chosen_metrics(query.stdout)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         command = [
@@ -236,11 +234,25 @@ def profile(ncu: str) -> dict[str, Any]:
             said = "\n".join(part[-2000:] for part in (text, done.stdout, done.stderr))
             raise RuntimeError(f"{' '.join(command)} failed ({done.returncode}): {said}")
     metrics = parse_csv(text)
-    counts = {
-        case: {c.name: value for c in COUNTERS if (value := _first(values, c)) is not None}
+    return {"ncu": version[-2] if len(version) > 1 else version[0], "counts": as_counts(metrics), "metrics": metrics}
+
+
+def chosen_metrics(query: str) -> set[str]:
+    """What to ask for, of the metrics that ``ncu --query-metrics`` lists: name, type, unit, description."""
+    rows = [line.split() for line in query.splitlines() if "__" in line.split(" ")[0]]
+    known = {row[0] for row in rows}
+    wanted = {metric for counter in COUNTERS for metric in counter.metrics if metric.removesuffix(".sum") in known}
+    # Only plain counters have a sum.
+    summed = [row[0] for row in rows if len(row) > 1 and row[1] == "Counter" and not row[0].startswith("pmsampling")]
+    return wanted | {f"{name}.sum" for name in summed if any(part in name for part in _EXPLORED)}
+
+
+def as_counts(metrics: Counts) -> Counts:
+    """The values of `COUNTERS` per case, where the metrics have them."""
+    return {
+        case: {counter.name: value for counter in COUNTERS if (value := _first(values, counter)) is not None}
         for case, values in metrics.items()
     }
-    return {"ncu": version[-2] if len(version) > 1 else version[0], "counts": counts, "metrics": metrics}
 
 
 def _first(values: dict[str, float], counter: Counter) -> float | None:

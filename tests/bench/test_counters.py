@@ -72,6 +72,36 @@ def test_ncu_output() -> None:
         counters.parse_csv(ncu_csv([rows[1], rows[0], *rows[2:]]))
 
 
+def test_metrics_are_chosen_by_what_ncu_knows() -> None:
+    query = """Device NVIDIA H200 (gh100)
+----------------------- ------------ --------
+Metric Name             Metric Type  Metric Unit  Metric Description
+lts__t_sectors_op_read  Counter      sector       # of LTS sectors for reads
+smsp__inst_executed     Counter      inst         # of warp instructions executed
+sm__pipe_gmma_ratio     Ratio        %            not a count
+sm__inst_gmma_new       Counter      inst         what this unit counts is to be found out
+"""
+    assert counters.chosen_metrics(query) == {
+        "lts__t_sectors_op_read.sum",
+        "smsp__inst_executed.sum",
+        "sm__inst_gmma_new.sum",
+    }
+
+
+def test_metrics_become_counts() -> None:
+    """The first known metric counts; sectors that stand for bytes have 32."""
+    metrics = {
+        "a": {"lts__t_sectors_op_read.sum": 10.0, "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": 7.0},
+        "b": {"lts__t_sectors_op_read.sum": 10.0, "lts__t_sectors_srcunit_tex_op_read.sum": 9.0},
+        "c": {"lts__t_bytes.sum": 5.0, "unknown.sum": 1.0},
+    }
+    assert counters.as_counts(metrics) == {
+        "a": {"L2 bytes read": 320.0, "global sectors, ld": 7.0},
+        "b": {"L2 bytes read": 288.0},
+        "c": {"L2 bytes": 5.0},
+    }
+
+
 def test_table() -> None:
     conflicts, issued = "bank conflicts, ld", "warp instructions"
     emulated = {

@@ -55,6 +55,7 @@ def check_well_formed(events: list[Event]) -> None:
     assert set(tracks) <= set(thread_names(events))
     for spans in tracks.values():
         assert len(set(spans)) == len(spans)
+        assert spans == sorted(spans, key=lambda span: (span[0], -span[1])), "an outer slice comes first in the file"
         open_ends: list[int] = []
         for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
             while open_ends and open_ends[-1] <= begin:
