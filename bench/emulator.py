@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 
 import torch
@@ -47,18 +48,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     table = Table(title="emulator, 256 x 256 x 768 FP8 tiles, one cluster")
-    columns = ("tiles", "config", "detectors", "ms per tile (median)", "min", "max", "warp instructions per tile")
+    columns = ("tiles", "config", "options", "ms per tile (median)", "min", "max", "warp instructions per tile")
     for column in columns:
         table.add_column(column, justify="right")
-    cases = [(tiles, TileConfig(), True) for tiles in arguments.tiles]
-    cases += [(arguments.tiles[-1], TileConfig(), False), (arguments.tiles[-1], TileConfig(epilogue="bf16x2"), True)]
-    for tiles, config, detectors in cases:
-        times, instructions = seconds_per_launch(tiles, config, Options(detectors=detectors), arguments.repeats)
-        per_tile = [1e3 * t / tiles for t in times]
-        table.add_row(
-            str(tiles), config.epilogue, "on" if detectors else "off", f"{statistics.median(per_tile):.1f}",
-            f"{min(per_tile):.1f}", f"{max(per_tile):.1f}", f"{instructions / tiles:,.0f}",
-        )  # fmt: skip
+    last = arguments.tiles[-1]
+    cases = [(tiles, TileConfig(), "default", {}) for tiles in arguments.tiles]
+    cases.append((last, TileConfig(epilogue="bf16x2"), "default", {}))
+    cases.append((last, TileConfig(), "no detectors", {"detectors": False}))
+    with tempfile.TemporaryDirectory() as folder:
+        cases.append((last, TileConfig(), "counters", {"counters": True}))
+        cases.append((last, TileConfig(), "trace", {"trace": f"{folder}/trace.json"}))
+        for tiles, config, name, options in cases:
+            times, instructions = seconds_per_launch(tiles, config, Options(**options), arguments.repeats)
+            per_tile = [1e3 * t / tiles for t in times]
+            table.add_row(
+                str(tiles), config.epilogue, name, f"{statistics.median(per_tile):.1f}",
+                f"{min(per_tile):.1f}", f"{max(per_tile):.1f}", f"{instructions / tiles:,.0f}",
+            )  # fmt: skip
     Console().print(table)
 
 
