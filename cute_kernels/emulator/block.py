@@ -66,6 +66,9 @@ class Call(Anchor):
     ) -> None:
         self.function, self.args, self.blocking, self.effects = function, list(args), blocking, effects
 
+    def as_call(self) -> tuple[Callable[..., Any], Sequence[Any]]:
+        return self.function, self.args
+
     def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
         (node,) = nodes
         name = block.space.bind(self.function, self.function.__name__)
@@ -377,12 +380,8 @@ class BlockBuilder:
         Returns:
             The expression of ``condition`` (uniform: bool, varying: lane mask), or "".
         """
-        finals = []
-        for name in sorted(live_out & set(self.current)):
-            value = self.whole(self.current[name])
-            if not (isinstance(value, LiveIn) and value.variable == self.variables[name]):
-                finals.append((name, value))
-        needed = self._needed([value for _, value in finals] + ([condition] if condition is not None else []))
+        finals = self.finals(live_out)
+        needed = self.needed([value for _, value in finals] + ([condition] if condition is not None else []))
         levels: dict[int, tuple[list[Node], list[Node]]] = {}
         for node in self.nodes:
             if node in needed or node.anchor is not None and node.anchor.effects:
@@ -400,7 +399,17 @@ class BlockBuilder:
         self._emit_finals(finals)
         return test
 
-    def _needed(self, roots: list[Value]) -> set[Node]:
+    def finals(self, live_out: frozenset[str]) -> list[tuple[str, Value]]:
+        """Registers of ``live_out`` that this block changes, with their values at its end."""
+        finals = []
+        for name in sorted(live_out & set(self.current)):
+            value = self.whole(self.current[name])
+            if not (isinstance(value, LiveIn) and value.variable == self.variables[name]):
+                finals.append((name, value))
+        return finals
+
+    def needed(self, roots: list[Value]) -> set[Node]:
+        """Nodes with effects, and all that they and ``roots`` depend on."""
         needed: set[Node] = set()
         work = list(roots)
         for node in self.nodes:

@@ -43,7 +43,7 @@ class Counters:
         """Adds what these warps executed."""
         for warp in warps:
             earlier = self._blocks.get(warp.track)
-            counts = warp.counts[: len(self._sizes)]
+            counts = [int(n) for n in warp.counts[: len(self._sizes)]]
             self._blocks[warp.track] = counts if earlier is None else [a + b for a, b in zip(earlier, counts)]
 
     @property

@@ -7,6 +7,7 @@ nothing. An access is legal when one registered region contains it whole; region
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +131,10 @@ class GlobalMemory:
             words = region.words[nbytes]
             chosen = values if lanes is None else values[lanes]
             words[index] = chosen.view(words.dtype).reshape(-1, *words.shape[1:])
+
+    def regions(self) -> Sequence[_Region]:
+        """The registered ranges: ``start``, ``end`` and ``writable`` of each."""
+        return self._regions
 
     def describe(self) -> str:
         """The registered regions, one a line."""

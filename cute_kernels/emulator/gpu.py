@@ -12,19 +12,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from cute_kernels.emulator import blas
+from cute_kernels.emulator.back_end import Execution
 from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
-from cute_kernels.emulator.decode import Kernel, parse
+from cute_kernels.emulator.decode import Instruction, Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.trace import Timeline, recording
-from cute_kernels.emulator.translate import Translation, translate
 from cute_kernels.emulator.warp import Warp
 
 MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
@@ -54,6 +54,8 @@ class Options:
         max_warp_instructions: per cluster; None for no limit.
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
+        native: whether warps run as machine code or as Python, which changes nothing but the time; None: as Python
+            until compilation is worth it. Kernels with wgmma, and launches with counters or trace, stay with Python.
     """
 
     seed: int = 0
@@ -67,6 +69,7 @@ class Options:
     max_warp_instructions: int | None = None
     counters: bool = False
     trace: str | Path | None = None
+    native: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -132,12 +135,12 @@ def run(
         EmulatorError: see `cute_kernels.emulator.errors`; the message ends with where it happened.
     """
     options = options or Options()
-    translation = translate(ptx, kernel, tuple(block), options.detectors)
-    launch = _Launch(translation, grid, block, cluster, dynamic_smem, params, memory, options)
+    execution = Execution(ptx, kernel, tuple(block), options)
+    launch = _Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options)
     launch.place_variables(ptx)
     indices = launch.cluster_indices()
     launch.waiting.extend(indices)
-    counters = Counters(translation.flow)
+    counters = Counters(execution.flow)
     totals: dict[str, int] = {"loaded": 0, "stored": 0, "mma": 0, "columns": 0}
     meter = UnitCounters() if options.counters else None
     clusters = 0
@@ -148,7 +151,8 @@ def run(
         while launch.waiting:
             state = launch.make_cluster(launch.waiting.popleft())
             warps = state.warps
-            _Scheduler(state, translation, options, timeline).run()
+            _Scheduler(state, execution, options, timeline).run()
+            execution.finished(warps)
             counters.add(warps)
             totals["loaded"] += state.tma.bytes_loaded
             totals["stored"] += state.tma.bytes_stored
@@ -183,7 +187,7 @@ class _Launch:
 
     def __init__(
         self,
-        translation: Translation,
+        execution: Execution,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         cluster: tuple[int, int, int],
@@ -192,11 +196,11 @@ class _Launch:
         memory: GlobalMemory,
         options: Options,
     ) -> None:
-        self.translation, self.memory, self.options = translation, memory, options
+        self.execution, self.memory, self.options = execution, memory, options
         self.grid, self.block, self.cluster = (tuple(int(n) for n in shape) for shape in (grid, block, cluster))
-        kernel = translation.kernel
+        kernel = execution.kernel
         self._check_shapes(kernel)
-        static = translation.static_shared
+        static = execution.static_shared
         if dynamic_smem < 0 or static + dynamic_smem > MAX_SHARED_BYTES:
             raise ValueError(
                 f"{static} static + {dynamic_smem} dynamic bytes of shared memory; at most {MAX_SHARED_BYTES}"
@@ -266,7 +270,7 @@ class _Launch:
             symbols=self.symbols,
             gmem=self.memory,
             options=self.options,
-            blocks=len(self.translation.flow.blocks),
+            blocks=len(self.execution.flow.blocks),
             take_cluster=self._take_cluster,
         )
 
@@ -298,23 +302,23 @@ class _Scheduler:
     """Runs one cluster to its end."""
 
     def __init__(
-        self, cluster: Cluster, translation: Translation, options: Options, timeline: Timeline | None
+        self, cluster: Cluster, execution: Execution, options: Options, timeline: Timeline | None
     ) -> None:
-        self.cluster, self.translation, self.options = cluster, translation, options
+        self.cluster, self.execution, self.options = cluster, execution, options
         self.rng = cluster.rng
         self.random = options.interleave != "round_robin"
         self.starved = self._draw_starved() if options.interleave == "starve" else frozenset()
         self.fruitless_rounds = 0
         self.idle_blocks = 0
+        self.long_slice = False
         self.suspicious = _SUSPICIOUS
-        trace = timeline.attach(cluster, translation) if timeline is not None else None
+        trace = timeline.attach(cluster, execution.python) if timeline is not None else None
         self.probes = tuple(probe for probe in (cluster.meter, trace) if probe is not None)
 
     def run(self) -> None:
         cluster = self.cluster
         for warp in cluster.warps:
-            warp.code = self.translation.start(warp)
-            next(warp.code)
+            warp.code = self.execution.start(warp)
         idle_rounds = 0
         while cluster.running:
             before = cluster.changes()
@@ -324,6 +328,7 @@ class _Scheduler:
                 idle_rounds = self.idle_blocks = 0
             elif self.idle_blocks > self.suspicious:
                 self._look_for_livelock()
+            self.execution.consider(cluster, self.long_slice)
             if ran or not cluster.running or cluster.engine.step():
                 continue
             idle_rounds += 1
@@ -334,6 +339,7 @@ class _Scheduler:
     def _round(self) -> bool:
         """Lets every warp that can run do so once. Returns whether there was one."""
         warps = self.cluster.warps
+        self.long_slice = False
         if self.random:
             self.rng.shuffle(warps)
         if not self.starved:
@@ -369,6 +375,7 @@ class _Scheduler:
             self._resume(warp, budget)
             if warp.wait is None:
                 self.idle_blocks += budget
+                self.long_slice |= budget == _SLICE
             if self.options.completion == "random":
                 self.cluster.engine.tick()
         return ran
@@ -404,12 +411,12 @@ class _Scheduler:
 
     def _repeats(self, warp: Warp) -> bool:
         before = self.cluster.changes()
-        state = _state_of(warp)
+        state = warp.code.snapshot()
         for _ in range(_LONGEST_LOOP):
             self._resume(warp, 1)
             if warp.wait is not None or warp not in self.cluster.running or self.cluster.changes() != before:
                 return False
-            if _same_state(state, _state_of(warp)):
+            if warp.code.same(state, warp.code.snapshot()):
                 return True
         return False
 
@@ -424,7 +431,7 @@ class _Scheduler:
         limit = self.options.max_warp_instructions
         if limit is None:
             return
-        counters = Counters(self.translation.flow)
+        counters = Counters(self.execution.flow)
         counters.add(warp for cta in self.cluster.ctas for warp in cta.warps)
         if counters.total > limit:
             self._hang(f"more than max_warp_instructions = {limit} instructions in cluster {self.cluster.index}")
@@ -432,20 +439,16 @@ class _Scheduler:
     # --- reports --------------------------------------------------------------------------------------------------
 
     def _located(self, error: EmulatorError, warp: Warp, cause: BaseException | None = None) -> EmulatorError:
-        """Adds where the generated code stood when the error was raised."""
-        traceback = (cause or error).__traceback__
-        while traceback is not None:
-            if traceback.tb_frame.f_code.co_filename == "<generated from PTX>":
-                instruction = self.translation.instruction_at(traceback.tb_lineno)
-                if instruction is not None:
-                    return error.locate(
-                        ptx_line=instruction.line,
-                        instruction=instruction.text,
-                        source=instruction.source or None,
-                        warp=warp.label,
-                    )
-            traceback = traceback.tb_next
-        return error.locate(warp=warp.label)
+        """Adds where the warp stood when the error was raised."""
+        instruction = warp.code.failed_at(cause or error)
+        if instruction is None:
+            return error.locate(warp=warp.label)
+        return error.locate(
+            ptx_line=instruction.line,
+            instruction=instruction.text,
+            source=instruction.source or None,
+            warp=warp.label,
+        )
 
     def _hang(self, why: str) -> None:
         lines = [self._describe(warp) for warp in self.cluster.warps]
@@ -459,28 +462,16 @@ class _Scheduler:
         raise Hang(f"cluster {self.cluster.index} hangs: {why}", "\n".join(lines))
 
     def _describe(self, warp: Warp) -> str:
-        frame = warp.code.gi_frame if warp.code is not None else None
+        instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
         where = ""
-        if frame is not None:
-            instruction = self._standing_at(frame.f_locals)
-            if instruction is not None:
-                where = f" at PTX line {instruction.line} `{instruction.text}`"
-                where += f" ({instruction.source})" if instruction.source else ""
+        if instruction is not None:
+            where = f" at PTX line {instruction.line} `{instruction.text}`"
+            where += f" ({instruction.source})" if instruction.source else ""
         state = warp.wait.describe() if warp.wait is not None else "can run"
         return f"{warp.label} {state}{where}"
 
-    def _standing_at(self, variables: dict[str, Any]) -> Any:
-        pc = variables.get("pc", 0)
-        blocks = self.translation.flow.blocks
-        return self.translation.kernel.instructions[blocks[pc].start] if pc < len(blocks) else None
-
-
-def _state_of(warp: Warp) -> dict[str, Any]:
-    """Everything that decides what a warp does next: its generator's variables without the budget."""
-    return {name: value for name, value in warp.code.gi_frame.f_locals.items() if name != "budget"}
-
-
-def _same_state(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    if a["pc"] != b["pc"] or a["M"] != b["M"] or a.keys() != b.keys():
-        return False
-    return all(x is b[name] or np.array_equal(x, b[name]) for name, x in a.items())
+    def _standing_at(self, block: int | None) -> Instruction | None:
+        blocks = self.execution.flow.blocks
+        if block is None or block >= len(blocks):
+            return None
+        return self.execution.kernel.instructions[blocks[block].start]

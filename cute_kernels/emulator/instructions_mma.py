@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,9 @@ class Mma(Anchor):
     def __init__(self, form: Form, operands: tuple[list[Value], list[Value], list[Value]]) -> None:
         self.form, self.operands = form, operands
         self.key = ("mma.sync", form)
+
+    def as_call(self) -> tuple[Callable[..., Any], Sequence[Any]]:
+        return mma_sync, (self.form, 1, *self.operands)
 
     def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
         mask, condition = block.guard_mask(nodes[0])

@@ -91,7 +91,7 @@ def check_members(warp: Any, mask: int, members: int, name: str) -> None:
         )
 
 
-def _elect(warp: Any, mask: int, members: int) -> int:
+def elect_leader(warp: Any, mask: int, members: int) -> int:
     if members != mask:
         check_members(warp, mask, members, "elect.sync")
     return mask & -mask
@@ -111,7 +111,7 @@ def _lower_elect(block: BlockBuilder, instruction: Instruction) -> None:
     """elect.sync: the lowest lane of the mask (PTX leaves the choice open, but it must always be the same)."""
     members = block.agreed(block.value(instruction.operands[1], 32))
     pair = instruction.operands[0]
-    block.define(pair.predicate, block.call(_elect, members, results=[("pred", False)])[0])
+    block.define(pair.predicate, block.call(elect_leader, members, results=[("pred", False)])[0])
     if not isinstance(pair.value, Sink):
         block.define(pair.value, block.call(_elect_lane, members, results=[("u32", True)], effects=False)[0])
 

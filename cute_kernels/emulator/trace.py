@@ -155,8 +155,8 @@ class ClusterTrace:
     def give_way(self, warp: Warp) -> None:
         """It has stopped: it waits, has used up its turn, or has exited."""
         executed = self._executed(warp)
-        if warp.wait is None and warp in self.cluster.running and warp.code.gi_frame is not None:
-            executed -= self._sizes[warp.code.gi_frame.f_locals["pc"]]  # the next block is counted before it runs
+        if warp.wait is None and warp in self.cluster.running and warp.code.generator.gi_frame is not None:
+            executed -= self._sizes[warp.code.standing]  # the next block is counted before it runs
         instructions = executed - self._done.get(warp, 0)
         self._done[warp] = executed
         begin, end = self._begin, self._begin + instructions + self._operations - self._operations_before
@@ -203,7 +203,7 @@ class ClusterTrace:
         if warp is None:
             return self.steps
         since = self._executed(warp) - self._done.get(warp, 0)
-        instruction = self.translation.instruction_at(warp.code.gi_frame.f_lineno)
+        instruction = self.translation.instruction_at(warp.code.generator.gi_frame.f_lineno)
         if instruction is not None:  # the block that is running has been counted as a whole
             block = bisect.bisect_right(self._starts, instruction.index) - 1
             since -= self._ends[block] - instruction.index
@@ -214,7 +214,7 @@ class ClusterTrace:
 
     def _standing_at(self, warp: Warp) -> tuple[str, int]:
         """Source line (or PTX line) and PTX line where a warp goes on."""
-        block = warp.code.gi_frame.f_locals.get("pc", 0) if warp.code.gi_frame is not None else 0
+        block = warp.code.generator.gi_frame.f_locals.get("pc", 0) if warp.code.generator.gi_frame is not None else 0
         instructions = self.translation.kernel.instructions
         if block >= len(self._starts) or self._starts[block] >= len(instructions):
             return "end", 0

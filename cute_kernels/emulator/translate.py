@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,23 +58,72 @@ class Translation:
     """A kernel ready to run.
 
     Attributes:
-        start: makes the generator of one warp; it yields whenever the warp gives way, and is sent block budgets.
+        code: makes the generator of one warp; it yields whenever the warp gives way, and is sent block budgets.
         source: the generated Python text.
         origins: instruction index per line of ``source`` (-1: none).
         static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
+        executed: one item, the warp instructions that finished clusters have executed (`back_end`).
     """
 
     kernel: Kernel
     flow: Flow
-    start: Callable[[Warp], Generator[None, int, None]]
+    code: Callable[[Warp], Generator[None, int, None]]
     source: str
     origins: tuple[int, ...]
     static_shared: int
+    executed: list[int] = field(default_factory=lambda: [0])
 
     def instruction_at(self, line: int) -> Instruction | None:
         """The PTX instruction behind a line of the generated source."""
         index = self.origins[line - 1] if 0 < line <= len(self.origins) else -1
         return self.kernel.instructions[index] if index >= 0 else None
+
+
+class PythonWarp:
+    """The execution of one warp by its ``generator``: what the scheduler needs of a warp's code."""
+
+    def __init__(self, translation: Translation, warp: Warp) -> None:
+        self._translation = translation
+        self.generator = translation.code(warp)
+        self.started = False
+        next(self.generator)
+
+    def send(self, budget: int) -> None:
+        """Runs until the warp waits or has executed ``budget`` basic blocks.
+
+        Raises:
+            StopIteration: it has exited.
+        """
+        self.started = True
+        self.generator.send(budget)
+
+    def failed_at(self, error: BaseException) -> Instruction | None:
+        """The instruction that raised an error."""
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename == _FILE:
+                instruction = self._translation.instruction_at(traceback.tb_lineno)
+                if instruction is not None:
+                    return instruction
+            traceback = traceback.tb_next
+        return None
+
+    @property
+    def standing(self) -> int | None:
+        """The basic block that the warp is in."""
+        frame = self.generator.gi_frame
+        return None if frame is None else frame.f_locals.get("pc", 0)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that decides what the warp does next: its generator's variables without the budget."""
+        return {name: value for name, value in self.generator.gi_frame.f_locals.items() if name != "budget"}
+
+    @staticmethod
+    def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+        """Whether two snapshots are equal."""
+        if a["pc"] != b["pc"] or a["M"] != b["M"] or a.keys() != b.keys():
+            return False
+        return all(x is b[name] or np.array_equal(x, b[name]) for name, x in a.items())
 
 
 @functools.lru_cache(maxsize=64)
@@ -93,11 +142,16 @@ def translate(
         UnsupportedPTX: anything in the kernel that is not implemented.
         IllegalAccess: what ``check`` found.
     """
+    return _Translator(lower(ptx, kernel, block_shape, check)).run()
+
+
+def lower(ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool) -> Lowering:
+    """The part of `translate` that both back ends share; arguments and errors as there."""
     module = parse(ptx)
-    translator = _Translator(module, pick(module, kernel), block_shape)
+    lowering = Lowering(module, pick(module, kernel), block_shape)
     if check:
-        check_registers(translator.flow)
-    return translator.run()
+        check_registers(lowering.flow)
+    return lowering
 
 
 def pick(module: Module, name: str | None) -> Kernel:
@@ -221,13 +275,51 @@ class Context:
 # --- the translator -------------------------------------------------------------------------------------------------
 
 
-class _Translator:
+class Lowering:
+    """A kernel with its flow graph, ready to be lowered block by block for either back end."""
+
     def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int]) -> None:
         self.kernel = kernel
         self.flow = analyse(kernel, block_shape)
-        self.space = Namespace(reserved=_RUNTIME_NAMES)
+        self.space = Namespace(reserved=RUNTIME_NAMES)
         self.context = Context(kernel, self.flow, self.space)
         self.variables = _variable_names(kernel)
+
+    def bits(self, register: str) -> int:
+        return TYPE_BITS[self.kernel.registers[register]]
+
+    def block(self, block: Block) -> tuple[BlockBuilder, Value | None, Instruction | None]:
+        """The graph of a block, the condition of the branch at its end (None: it has one successor) and its last
+        instruction."""
+        builder = BlockBuilder(
+            self.kernel.registers, self.variables, self.flow.varying, self.space, block.divergent, self.context
+        )
+        last: Instruction | None = None
+        condition: Value | None = None
+        for instruction in self.kernel.instructions[block.start : block.end]:
+            builder.instruction = last = instruction
+            guard = None
+            if instruction.guard is not None:
+                guard = builder.register(instruction.guard.register)
+                if instruction.guard.negated:
+                    guard = builder.logic_not(guard)
+            if instruction.parts[0] in CONTROL:
+                condition = guard
+                continue
+            if isinstance(guard, Constant):
+                if not guard.value:
+                    continue
+                guard = None
+            builder.guard = guard
+            find_family(instruction).lower(builder, instruction)
+            builder.guard = None
+        return builder, condition if len(block.successors) > 1 else None, last
+
+
+class _Translator:
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering, self.kernel, self.flow = lowering, lowering.kernel, lowering.flow
+        self.space, self.context, self.variables = lowering.space, lowering.context, lowering.variables
         self.lines: list[str] = []
         self.origins: list[int] = []
 
@@ -245,7 +337,7 @@ class _Translator:
         self._put(3, "W.wait = None; budget = yield")
         self._dispatch(bodies, 0, len(bodies) + 1, 2)
         source = "\n".join(self.lines)
-        names = {**_RUNTIME_NAMES, **self.space.values}
+        names = {**RUNTIME_NAMES, **self.space.values}
         exec(compile(source, _FILE, "exec"), names)  # noqa: S102 - our own generated source
         return Translation(
             self.kernel, self.flow, names["kernel"], source, tuple(self.origins), self.context.static_shared
@@ -291,30 +383,7 @@ class _Translator:
         self._dispatch(bodies, middle, high, indent + 1)
 
     def _block(self, block: Block) -> list[tuple[int, str, int]]:
-        builder = BlockBuilder(
-            self.kernel.registers, self.variables, self.flow.varying, self.space, block.divergent, self.context
-        )
-        last: Instruction | None = None
-        condition: Value | None = None
-        for instruction in self.kernel.instructions[block.start : block.end]:
-            builder.instruction = last = instruction
-            guard = None
-            if instruction.guard is not None:
-                guard = builder.register(instruction.guard.register)
-                if instruction.guard.negated:
-                    guard = builder.logic_not(guard)
-            if instruction.parts[0] in CONTROL:
-                condition = guard
-                continue
-            if isinstance(guard, Constant):
-                if not guard.value:
-                    continue
-                guard = None
-            builder.guard = guard
-            find_family(instruction).lower(builder, instruction)
-            builder.guard = None
-        if len(block.successors) < 2:
-            condition = None
+        builder, condition, last = self.lowering.block(block)
         test = builder.emit(block.live_out, condition)
         self._branch(builder, block, test, condition, last)
         return builder.lines
@@ -390,7 +459,7 @@ def _bits_of(result: np.ndarray) -> int:
 _LANE_TABLE = _LaneTable()
 _TYPES = {"u8": 1, "s8": 1, "u16": 2, "s16": 2, "u32": 4, "s32": 4, "u64": 8, "s64": 8, "f16": 2, "f32": 4, "f64": 8}
 _NUMPY = {name: np.dtype({"u": "u", "s": "i", "f": "f"}[name[0]] + str(size)).type for name, size in _TYPES.items()}
-_RUNTIME_NAMES: dict[str, Any] = {
+RUNTIME_NAMES: dict[str, Any] = {
     "np": np,
     "LocalMemory": LocalMemory,
     "where": np.where,

@@ -129,6 +129,13 @@ class Anchor:
     def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
         raise NotImplementedError
 
+    def as_call(self) -> tuple[Callable[..., Any], Sequence[Any]] | None:
+        """One node as a call ``function(warp, mask, *args)``, whose arguments may be or contain Values.
+
+        None: it is none, because its results are filled in after it has returned.
+        """
+        return None
+
 
 class Namespace:
     """Objects that generated code refers to by name."""

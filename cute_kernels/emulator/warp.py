@@ -7,14 +7,26 @@ for each other.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.decode import Instruction
     from cute_kernels.emulator.sm import Cluster, Cta
+
+
+class WarpCode(Protocol):
+    """The execution of a warp by one of the back ends (`translate.PythonWarp`, `native_translate.NativeWarp`)."""
+
+    standing: int | None
+
+    def send(self, budget: int) -> None: ...
+    def failed_at(self, error: BaseException) -> Instruction | None: ...
+    def snapshot(self) -> Any: ...
+    def same(self, a: Any, b: Any) -> bool: ...
 
 
 # --- what a warp can wait for ---------------------------------------------------------------------------------------
@@ -190,14 +202,14 @@ class Warp:
         self.index, self.live, self.role = index, live, role
         self.label = f"CTA {cta.rank} warp {index}" + (f" ({role})" if role else "")
         self.track = role or f"warp {index}"
-        self.counts = [0] * (blocks + 1)
+        self.counts: Any = [0] * (blocks + 1)
         self.wait: Wait | None = None
         self.token: Any = None
         self.timed_out = False
         self.storing_lanes = 0
         self.stack: list[Frame] = []
         self.blocked: list[Wait] = []
-        self.code: Generator[None, int, None] | None = None
+        self.code: WarpCode | None = None
         x, y, _ = cta.cluster.block
         threads = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)
         self.tid_x, self.tid_y, self.tid_z = threads % x, threads // x % y, threads // (x * y)

@@ -15,6 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from cute_kernels.emulator import Options
 from tests.emulator.ieee import F16, F32, F64, Format
 from tests.emulator.ptx import launch, module
 
@@ -106,7 +107,7 @@ def text_of(case: Case) -> str:
     return kernel_text(case)
 
 
-def check(case: Case, seed: int) -> None:
+def check(case: Case, seed: int, options: Options | None = None) -> None:
     rng = random.Random(seed)
     kinds = case.kinds or "i" * len(case.sources)
     count = 32 * GROUPS + UNIFORM
@@ -114,7 +115,8 @@ def check(case: Case, seed: int) -> None:
     data = np.zeros((count, len(case.sources) + 1), np.uint64)
     data[:, :-1] = np.array(rows, np.uint64)
     differs = "positions and lengths beyond 63 mean something else to an H200"
-    launch(text_of(case), data, hardware=differs if re.match(r"bf[ei]\.[bsu]64", case.text) else None)
+    hardware = differs if re.match(r"bf[ei]\.[bsu]64", case.text) else None
+    launch(text_of(case), data, hardware=hardware, options=options)
     mask = (1 << case.out) - 1
     for i, row in enumerate(rows):
         got, want = int(data[i, -1]) & mask, case.expected(*row) & mask

@@ -1,0 +1,44 @@
+"""LLVM: IR text to machine code of this host, in memory."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+@functools.cache
+def _target() -> tuple[Any, Any]:
+    """llvmlite's binding module, imported on first use (a fifth of a second), and the target of this host."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm, llvm.Target.from_default_triple()
+
+
+class Library:
+    """Compiled functions; the machine code lives as long as this object.
+
+    Args:
+        text: an LLVM module.
+        level: LLVM's code generation effort, 0 to 3.
+    """
+
+    def __init__(self, text: str, level: int = 0) -> None:
+        llvm, target = _target()
+        module = llvm.parse_assembly(text)
+        machine = target.create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=level, jit=True
+        )
+        self._engine = llvm.create_mcjit_compiler(module, machine)
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Address of a function."""
+        return self._engine.get_function_address(name)
+
+
+def has_feature(name: str) -> bool:
+    """Whether this host's instruction set has an extension (LLVM's name of it)."""
+    llvm, _ = _target()
+    return bool(llvm.get_host_cpu_features().get(name, False))

@@ -1,0 +1,331 @@
+"""LLVM IR of memory accesses by the lanes of a warp, and the tables that it finds memory by.
+
+Native code performs what is legal and nothing else: an access that any check stops, for whatever reason, is handed to
+the Python function of the instruction (`instructions_memory`), which decides again and words the error. All lanes are
+checked before the first byte moves, so nothing has happened yet when that is called.
+
+A launch has one exchange area of 256-byte rows, through which accesses and calls of Python get operands and results:
+row 0 of an access holds 32 addresses, the rows after it the elements to store, one row each; loaded elements start at
+row 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.instructions_move import SHARED_WINDOW
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.sm import Cluster
+
+ROW = 256  # bytes of an exchange row: 32 lanes of 64 bits
+#: Flags of the tables.
+STATES, CALL = 1, 2
+LOG = {("shared", False): 16, ("shared", True): 32, ("global", False): 64, ("global", True): 128}
+LOG_ENTRY = 16 + 256  # kind (bits of LOG), mask, bytes, instruction: int32; then 32 addresses
+_LOG_ENTRIES = 4096
+_HEADER, _CTA, _REGION = 128, 24, 24
+# Offsets in the tables.
+_RANKS, _FLAGS, PROGRESS, _REGIONS, _REGION_TABLE, PARAMS, _LOG_BASE, LOG_USED, _LOG_SIZE = range(0, 72, 8)
+
+
+class MemoryTables:
+    """What native code knows of the memories of a cluster.
+
+    Attributes:
+        address: of the tables.
+        words: the tables' header as int64.
+    """
+
+    def __init__(self, cluster: Cluster, flags: int) -> None:
+        ctas = [cta.shared for cta in cluster.ctas]
+        self._bytes = np.zeros(_HEADER + _CTA * len(ctas), np.uint8)
+        self.words = memoryview(self._bytes).cast("B").cast("q")
+        self.address = self._bytes.ctypes.data
+        regions = cluster.gmem.regions()
+        self._regions = np.array([(r.start, r.end, r.writable) for r in regions] or [(0, 0, 0)], np.int64)
+        self._params = np.frombuffer(cluster.params or b"\0", np.uint8)
+        self._log = np.zeros((_LOG_ENTRIES if flags & ~(STATES | CALL) else 0, LOG_ENTRY), np.uint8)
+        header = {
+            _RANKS: len(ctas),
+            _FLAGS: flags,
+            _REGIONS: len(regions),
+            _REGION_TABLE: self._regions.ctypes.data,
+            PARAMS: self._params.ctypes.data,
+            _LOG_BASE: self._log.ctypes.data,
+            _LOG_SIZE: len(self._log),
+        }
+        for offset, value in header.items():
+            self.words[offset // 8] = value
+        for rank, cta in enumerate(ctas):
+            at = (_HEADER + _CTA * rank) // 8
+            self.words[at] = cta.words[1].ctypes.data
+            self.words[at + 1] = cta.states[1].ctypes.data
+            self.words[at + 2] = cta.size
+
+    def take_log(self) -> np.ndarray:
+        """The logged accesses, uint8 [n, LOG_ENTRY], in order; the log is empty afterwards."""
+        used = self.words[LOG_USED // 8]
+        self.words[LOG_USED // 8] = 0
+        return self._log[:used]
+
+
+def exchange_area(rows: int) -> tuple[np.ndarray, int]:
+    """(uint8 [rows * ROW], its address), on a cache line."""
+    raw = np.zeros(rows * ROW + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    area = raw[skip : skip + rows * ROW]
+    return area, area.ctypes.data
+
+
+CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_uint32)
+
+
+def function_name(space: str, write: bool, size: int, count: int) -> str:
+    return f"{'st' if write else 'ld'}_{space}_{8 * size}x{count}"
+
+
+def access(space: str, write: bool, size: int, count: int) -> str:
+    """IR of ``i32 @name(ptr tables, ptr exchange, i32 mask, i32 instruction)``: 1 if done, 0 if Python has to do it.
+
+    Args:
+        space: "shared", "global" or "generic".
+        write: store or load.
+        size: bytes per element.
+        count: elements per lane.
+    """
+    name = function_name(space, write, size, count)
+    if space == "generic":
+        return _generic(name, write, size, count)
+    checks = _shared_checks(write, size * count) if space == "shared" else _global_checks(write, size * count)
+    return f"""
+define internal i32 @{name}(ptr %t, ptr %x, i32 %mask, i32 %site) noinline {{
+entry:
+  %ptrs = alloca [32 x ptr], align 64
+  %flags.p = getelementptr i8, ptr %t, i64 {_FLAGS}
+  %flags = load i64, ptr %flags.p
+  %slow.b = and i64 %flags, {CALL}
+  %slow = icmp ne i64 %slow.b, 0
+  br i1 %slow, label %fail, label %loop
+loop:
+  %m = phi i32 [%mask, %entry], [%m.rest, %found]
+  %none = icmp eq i32 %m, 0
+  br i1 %none, label %checked, label %lane
+lane:
+  %lane.n = call i32 @llvm.cttz.i32(i32 %m, i1 true)
+  %m.less = sub i32 %m, 1
+  %m.rest = and i32 %m, %m.less
+  %a.p = getelementptr i64, ptr %x, i32 %lane.n
+  %a = load i64, ptr %a.p
+  %low = and i64 %a, {size * count - 1}
+  %aligned = icmp eq i64 %low, 0
+  br i1 %aligned, label %check, label %fail
+{checks}
+found:
+  %slot = getelementptr ptr, ptr %ptrs, i32 %lane.n
+  store ptr %p, ptr %slot
+  br label %loop
+checked:
+{_log(space, write, size * count)}
+{_move(write, size, count, states=space == "shared" and write)}
+fail:
+  ret i32 0
+}}
+"""
+
+
+def _shared_checks(write: bool, nbytes: int) -> str:
+    state = f"<{nbytes} x i8>"
+    wanted = (f"icmp ne {state} %st, splat (i8 2)" if write else f"icmp eq {state} %st, splat (i8 1)")  # fmt: skip
+    return f"""
+check:
+  %rank = lshr i64 %a, 24
+  %ranks = load i64, ptr %t
+  %inside = icmp ult i64 %rank, %ranks
+  br i1 %inside, label %cta, label %fail
+cta:
+  %cta.o = mul i64 %rank, {_CTA}
+  %cta.h = add i64 %cta.o, {_HEADER}
+  %cta.p = getelementptr i8, ptr %t, i64 %cta.h
+  %data = load ptr, ptr %cta.p
+  %state.p = getelementptr i8, ptr %cta.p, i64 8
+  %state = load ptr, ptr %state.p
+  %size.p = getelementptr i8, ptr %cta.p, i64 16
+  %size = load i64, ptr %size.p
+  %offset = and i64 %a, 16777215
+  %end = add i64 %offset, {nbytes}
+  %fits = icmp ule i64 %end, %size
+  br i1 %fits, label %states, label %fail
+states:
+  %p = getelementptr i8, ptr %data, i64 %offset
+  %detect.b = and i64 %flags, {STATES}
+  %detect = icmp ne i64 %detect.b, 0
+  br i1 %detect, label %bytes, label %found
+bytes:
+  %s.p = getelementptr i8, ptr %state, i64 %offset
+  %st = load {state}, ptr %s.p, align 1
+  %st.ok = {wanted}
+  %st.i = bitcast <{nbytes} x i1> %st.ok to i{nbytes}
+  %st.all = icmp eq i{nbytes} %st.i, -1
+  br i1 %st.all, label %found, label %fail
+"""
+
+
+def _global_checks(write: bool, nbytes: int) -> str:
+    allowed = "%writable = icmp ne i64 %w, 0" if write else "%writable = icmp eq i64 %w, %w"
+    return f"""
+check:
+  %end = add i64 %a, {nbytes}
+  %count.p = getelementptr i8, ptr %t, i64 {_REGIONS}
+  %count = load i64, ptr %count.p
+  %table.p = getelementptr i8, ptr %t, i64 {_REGION_TABLE}
+  %table = load ptr, ptr %table.p
+  br label %search
+search:
+  %i = phi i64 [0, %check], [%i.next, %next]
+  %left = icmp ult i64 %i, %count
+  br i1 %left, label %region, label %fail
+region:
+  %r.o = mul i64 %i, {_REGION}
+  %r.p = getelementptr i8, ptr %table, i64 %r.o
+  %start = load i64, ptr %r.p
+  %stop.p = getelementptr i8, ptr %r.p, i64 8
+  %stop = load i64, ptr %stop.p
+  %w.p = getelementptr i8, ptr %r.p, i64 16
+  %w = load i64, ptr %w.p
+  {allowed}
+  %after = icmp uge i64 %a, %start
+  %before = icmp ule i64 %end, %stop
+  %in.1 = and i1 %after, %before
+  %in = and i1 %in.1, %writable
+  %i.next = add i64 %i, 1
+  %p = inttoptr i64 %a to ptr
+  br i1 %in, label %found, label %next
+next:
+  br label %search
+"""
+
+
+def _log(space: str, write: bool, nbytes: int) -> str:
+    bit = LOG[space, write]
+    return f"""
+  %log.b = and i64 %flags, {bit}
+  %log = icmp ne i64 %log.b, 0
+  br i1 %log, label %logging, label %move
+logging:
+  %used.p = getelementptr i8, ptr %t, i64 {LOG_USED}
+  %used = load i64, ptr %used.p
+  %room.p = getelementptr i8, ptr %t, i64 {_LOG_SIZE}
+  %room = load i64, ptr %room.p
+  %free = icmp ult i64 %used, %room
+  br i1 %free, label %append, label %fail
+append:
+  %log.p = getelementptr i8, ptr %t, i64 {_LOG_BASE}
+  %log.base = load ptr, ptr %log.p
+  %log.o = mul i64 %used, {LOG_ENTRY}
+  %entry.p = getelementptr i8, ptr %log.base, i64 %log.o
+  store i32 {bit}, ptr %entry.p
+  %e.mask = getelementptr i8, ptr %entry.p, i64 4
+  store i32 %mask, ptr %e.mask
+  %e.bytes = getelementptr i8, ptr %entry.p, i64 8
+  store i32 {nbytes}, ptr %e.bytes
+  %e.site = getelementptr i8, ptr %entry.p, i64 12
+  store i32 %site, ptr %e.site
+  %e.lanes = getelementptr i8, ptr %entry.p, i64 16
+  %all = load <32 x i64>, ptr %x, align 64
+  store <32 x i64> %all, ptr %e.lanes, align 8
+  %used.next = add i64 %used, 1
+  store i64 %used.next, ptr %used.p
+  br label %move
+move:"""
+
+
+def _move(write: bool, size: int, count: int, states: bool) -> str:
+    """The second pass: elements between the exchange rows and memory."""
+    element = f"i{8 * size}"
+    lines = []
+    if write:
+        lines += [
+            f"  %progress.p = getelementptr i8, ptr %t, i64 {PROGRESS}",
+            "  %progress = load i64, ptr %progress.p",
+            "  %progress.next = add i64 %progress, 1",
+            "  store i64 %progress.next, ptr %progress.p",
+        ]
+    lines += [
+        "  br label %each",
+        "each:",
+        "  %k = phi i32 [%mask, %move], [%k.rest, %moved]",
+        "  %k.none = icmp eq i32 %k, 0",
+        "  br i1 %k.none, label %done, label %one",
+        "one:",
+        "  %k.lane = call i32 @llvm.cttz.i32(i32 %k, i1 true)",
+        "  %k.less = sub i32 %k, 1",
+        "  %k.rest = and i32 %k, %k.less",
+        "  %k.slot = getelementptr ptr, ptr %ptrs, i32 %k.lane",
+        "  %q = load ptr, ptr %k.slot",
+        f"  %row = getelementptr {element}, ptr %x, i32 %k.lane",
+    ]
+    for i in range(count):
+        lines.append(f"  %m.{i} = getelementptr i8, ptr %q, i64 {i * size}")
+        lines.append(f"  %r.{i} = getelementptr i8, ptr %row, i64 {(i + write) * ROW}")
+        source, target = (f"%r.{i}", f"%m.{i}") if write else (f"%m.{i}", f"%r.{i}")
+        lines.append(f"  %v.{i} = load {element}, ptr {source}")
+        lines.append(f"  store {element} %v.{i}, ptr {target}")
+    if states:
+        # The state of a byte lies as far from the state array's start as the byte from the data's.
+        lines += [
+            "  %d.p = getelementptr i64, ptr %x, i32 %k.lane",
+            "  %d.a = load i64, ptr %d.p",
+            "  %d.rank = lshr i64 %d.a, 24",
+            f"  %d.o = mul i64 %d.rank, {_CTA}",
+            f"  %d.h = add i64 %d.o, {_HEADER + 8}",
+            "  %d.cta = getelementptr i8, ptr %t, i64 %d.h",
+            "  %d.state = load ptr, ptr %d.cta",
+            "  %d.offset = and i64 %d.a, 16777215",
+            "  %d.s = getelementptr i8, ptr %d.state, i64 %d.offset",
+            "  %d.f = and i64 %flags, 1",
+            "  %d.c = icmp ne i64 %d.f, 0",
+            "  br i1 %d.c, label %mark, label %moved",
+            "mark:",
+            f"  store <{size * count} x i8> splat (i8 1), ptr %d.s, align 1",
+        ]
+    lines += ["  br label %moved", "moved:", "  br label %each", "done:", "  ret i32 1"]
+    return "\n".join(lines)
+
+
+def _generic(name: str, write: bool, size: int, count: int) -> str:
+    """Shared memory appears as a window above every host address; lanes that do not agree are left to Python."""
+    inner = {space: function_name(space, write, size, count) for space in ("shared", "global")}
+    return f"""
+define internal i32 @{name}(ptr %t, ptr %x, i32 %mask, i32 %site) noinline {{
+entry:
+  %none = icmp eq i32 %mask, 0
+  br i1 %none, label %fail, label %first
+first:
+  %lane = call i32 @llvm.cttz.i32(i32 %mask, i1 true)
+  %a.p = getelementptr i64, ptr %x, i32 %lane
+  %a = load i64, ptr %a.p
+  %window = icmp uge i64 %a, {SHARED_WINDOW}
+  br i1 %window, label %shared, label %global
+shared:
+  %before = load <32 x i64>, ptr %x, align 64
+  %after = sub <32 x i64> %before, splat (i64 {SHARED_WINDOW})
+  store <32 x i64> %after, ptr %x, align 64
+  %s = call i32 @{inner["shared"]}(ptr %t, ptr %x, i32 %mask, i32 %site)
+  %s.ok = icmp ne i32 %s, 0
+  br i1 %s.ok, label %good, label %restore
+restore:
+  store <32 x i64> %before, ptr %x, align 64
+  br label %fail
+global:
+  %g = call i32 @{inner["global"]}(ptr %t, ptr %x, i32 %mask, i32 %site)
+  ret i32 %g
+good:
+  ret i32 1
+fail:
+  ret i32 0
+}}
+"""

@@ -1,0 +1,309 @@
+"""The native back end: every instruction form against its definition, and everything else against the Python back end.
+
+Results, counts, and the words of every error have to be the same, wherever a launch changes from one to the other.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cute_kernels.compile import compile_plan
+from cute_kernels.config import Sm90Config, TileConfig
+from cute_kernels.emulator import GlobalMemory, Options, Report, back_end, run
+from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
+from cute_kernels.emulator.mbarrier import MBarriers
+from cute_kernels.emulator.native_block import NotNative
+from cute_kernels.emulator.native_ops import emitter_of
+from cute_kernels.emulator.native_translate import translate_native
+from cute_kernels.launch import emulate
+from tests.emulator.instruction_cases import check
+from tests.emulator.kernel_inputs import make_case
+from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.test_instructions import CONVERSION, FLOAT, INTEGER
+from tests.emulator.test_translate import REGISTERS, Exit, Thread, program_text, statements
+
+FORMS = {**INTEGER, **FLOAT, **CONVERSION}
+NATIVE, PYTHON = Options(native=True), Options(native=False)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_instruction_form(name: str) -> None:
+    """The same operands and the same definitions, on Python integers and fractions, as for the Python back end."""
+    check(FORMS[name], 1, NATIVE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["add_u32", "mul_hi_s64", "div_s32", "shr_s16", "shf_l_clamp", "bfe_s64", "prmt_b32", "setp_lo_u32", "pack2x32",
+     "fma_f32", "fma_f32_ftz_sat", "min_f32", "fma_bf16", "mul_f16", "cvt_bf16_f32_rn", "cvt_rni_s32_f32",
+     "extend_s16_32_32", "select_pred"],
+)  # fmt: skip
+def test_frequent_operations_do_not_call_python(name: str) -> None:
+    assert emitter_of(name) is not None
+
+
+def change_after(monkeypatch: pytest.MonkeyPatch, instructions: int) -> list[bool]:
+    """Makes launches change to machine code after so many instructions; returns a list of the changes made."""
+    changes: list[bool] = []
+    adopt = back_end.NativeWarp.adopt
+
+    def recorded(*args: object) -> object:
+        changes.append(True)
+        return adopt(*args)
+
+    monkeypatch.setattr(back_end, "_EXECUTIONS", 0)
+    monkeypatch.setattr(back_end, "_CHECK", 1)
+    hot = back_end.Execution._change_if_hot
+
+    def later(self: object, warps: object) -> None:
+        if self._executed(warps) > instructions:
+            hot(self, warps)
+
+    monkeypatch.setattr(back_end.Execution, "_change_if_hot", later)
+    monkeypatch.setattr(back_end.NativeWarp, "adopt", staticmethod(recorded))
+    return changes
+
+
+@settings(max_examples=60)
+@given(
+    program=st.lists(statements(2), min_size=3, max_size=9),
+    threads=st.sampled_from([32, 64, 40, 7]),
+    change=st.sampled_from([None, 5, 30, 100]),
+    seed=st.integers(0, 3),
+)
+def test_random_programs(program: list[tuple], threads: int, change: int | None, seed: int) -> None:
+    memory = (np.arange(threads, dtype=np.uint32) * 977 + 5) % 50
+    common = np.array([21], np.uint32)
+    registers = np.zeros((threads, REGISTERS), np.uint32)
+    expected = []
+    for thread in range(threads):
+        state = Thread(thread, int(memory[thread]), int(common[0]))
+        try:
+            for statement in program:
+                state.execute(statement)
+        except Exit:
+            pass
+        expected.append((state.registers, state.memory))
+    options = Options(seed=seed, interleave="random", native=True if change is None else None)
+    with pytest.MonkeyPatch.context() as patch:
+        if change is not None:
+            change_after(patch, change)
+        text = program_text(program, list(range(REGISTERS)))
+        launch(text, memory, registers, common, block=(threads, 1, 1), options=options)
+    assert registers.tolist() == [r for r, _ in expected]
+    assert memory.tolist() == [m for _, m in expected]
+
+
+LOOP = THREAD_OUTPUT + """
+    mov.u32 %r2, 0; mov.u32 %r3, 7; mov.f32 %r5, 0f3F800000; and.b32 %r8, %r1, 3; mov.pred %p5, 0;
+NEXT:
+    mad.lo.s32 %r3, %r3, 5, %r1; fma.rn.f32 %r5, %r5, 0f3F7FFF00, 0f3A000000;
+    setp.ne.u32 %p2, %r8, 0;
+    @%p2 bra SKIP;
+    add.s32 %r3, %r3, %r2; setp.gt.u32 %p5, %r3, 100000;
+SKIP:
+    @%p5 xor.b32 %r3, %r3, %r2;
+    add.s32 %r2, %r2, 1; setp.lt.s32 %p1, %r2, 300;
+    @%p1 bra NEXT;
+    add.s32 %r3, %r3, %r5; st.global.u32 [%d1], %r3; ret;
+"""
+
+
+@pytest.mark.parametrize("after", [40, 900, 2500])
+def test_registers_are_carried_over(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Varying and uniform registers, predicates and a diverged warp, in the middle of a loop."""
+    want = np.zeros(32, np.uint32)
+    reference = launch(module(LOOP, parameters=1), want, options=PYTHON)
+    changes = change_after(monkeypatch, after)
+    out = np.zeros(32, np.uint32)
+    report = launch(module(LOOP, parameters=1), out, options=Options(seed=3, interleave="random"))
+    assert changes
+    assert out.tolist() == want.tolist()
+    assert report.by_opcode == reference.by_opcode
+
+
+def counts(report: Report) -> tuple[object, ...]:
+    return report.by_role, report.by_opcode, report.mma_instructions, report.tma_bytes_loaded, report.tma_bytes_stored
+
+
+SCHEDULES = [
+    {},
+    {"completion": "lazy", "detectors": False},
+    {"completion": "random", "interleave": "random", "spurious_try_wait_failures": True, "seed": 5},
+]
+
+
+@pytest.mark.parametrize("config", [TileConfig(), TileConfig(epilogue="bf16x2", tmem_load_width=64)], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_kernel_gives_the_same_results_and_counts(config: TileConfig, schedule: dict[str, object]) -> None:
+    """Counts of retried waits and lane masks agree only if both back ends take the same way at every branch."""
+    case = make_case(batch=3, positions=100, n=config.tile_n + 72, k=400, config=config, sm_count=2, seed=1)
+    reports = []
+    for native in (False, True):
+        case.tensors.out.fill_(float("nan"))
+        reports.append(emulate(case.plan, case.tensors, Options(native=native, **schedule)))
+        assert not case.mismatches().any()
+    assert counts(reports[0]) == counts(reports[1])
+
+
+def test_kernel_that_changes_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warps are carried over while they wait at barriers, hold accumulators and have bulk stores in flight."""
+    case = make_case(batch=3, positions=100, n=328, k=400, sm_count=2, seed=1)
+    options = {"completion": "random", "interleave": "random", "seed": 2}
+    reference = emulate(case.plan, case.tensors, Options(native=False, **options))
+    for after in (300, 3000, 9000):
+        with pytest.MonkeyPatch.context() as patch:
+            changes = change_after(patch, after)
+            case.tensors.out.fill_(float("nan"))
+            report = emulate(case.plan, case.tensors, Options(**options))
+        assert changes
+        assert not case.mismatches().any()
+        assert counts(report) == counts(reference)
+
+
+def test_hot_kernels_change_and_stay_changed() -> None:
+    text = module(LOOP.replace("300;", "9000; // hot"), parameters=1)
+    out = np.zeros(32, np.uint32)
+    for expected in (False, True):
+        execution = back_end.Execution(text, None, (32, 1, 1), Options())
+        assert execution.native == expected
+        launch(text, out)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("space", ["shared", "global", ""])
+@pytest.mark.parametrize("detectors", [True, False])
+def test_loads_and_stores_of_every_width(width: int, space: str, detectors: bool) -> None:
+    """Rows of the array go through memory in another order, under a guard that turns lanes off."""
+    element = {1: "u8", 2: "u16"}.get(width, "u32")
+    count = max(width // 4, 1)
+    vector = f".v{count}" if count > 1 else ""
+    names = [f"%h{i}" if width <= 2 else f"%r{50 + i}" for i in range(count)]
+    group = f"{{{', '.join(names)}}}" if count > 1 else names[0]
+    dot = f".{space}" if space else ""
+    text = f"""
+        mov.u32 %r1, %tid.x; ld.param.u64 %d0, [p0]; mad.wide.u32 %d1, %r1, {width}, %d0;
+        xor.b32 %r2, %r1, 5; setp.ne.u32 %p1, %r1, 9; ld.global{vector}.{element} {group}, [%d1];
+        mov.u32 %r3, dynamic; cvt.u64.u32 %d3, %r3; cvta.shared.u64 %d3, %d3;
+        ld.param.u64 %d4, [p1]; mov.u64 %d5, {"%d4" if space == "global" else "%d3"};
+        mad.wide.u32 %d6, %r2, {width}, %d5; mad.lo.u32 %r6, %r2, {width}, %r3;
+        mov.u64 %d7, {"%d6" if space != "shared" else "0"};
+        @%p1 st{dot}{vector}.{element} [{"%r6" if space == "shared" else "%d7"}], {group};
+        bar.warp.sync 0xFFFFFFFF;
+        setp.ne.u32 %p2, %r2, 9;
+        @%p2 ld{dot}{vector}.{element} {group}, [{"%r6" if space == "shared" else "%d7"}];
+        ld.param.u64 %d8, [p2]; mad.wide.u32 %d8, %r1, {width}, %d8; st.global{vector}.{element} [%d8], {group};
+        ret;
+    """
+    data = aligned(np.random.default_rng(width).integers(0, 256, (32, width)).astype(np.uint8))
+    results = []
+    for native in (False, True):
+        scratch, out = aligned(np.zeros_like(data)), aligned(np.zeros_like(data))
+        try:
+            launch(module(text, parameters=3), data, scratch, out, options=Options(native=native, detectors=detectors))
+        except EmulatorError as error:
+            results.append(str(error))
+        else:
+            results.append((out.tobytes(), scratch.tobytes()))
+            assert (np.delete(out, (9, 12), 0) == np.delete(data, (9, 12), 0)).all()
+    assert results[0] == results[1]
+
+
+FAULTS = {
+    "misaligned": "add.s64 %d2, %d1, 2; st.global.u32 [%d2], %r1;",
+    "outside": "add.s64 %d2, %d1, 128; ld.global.u32 %r3, [%d2];",
+    "one lane outside": "mad.lo.u32 %r4, %r1, 1, 1; mul.wide.u32 %d3, %r4, 4; add.s64 %d2, %d0, %d3;"
+    "st.global.u32 [%d2], %r1;",
+    "read-only": "ld.param.u64 %d2, [p1]; st.global.u32 [%d2], %r1;",
+    "uninitialised": "ld.shared.u32 %r3, [dynamic];",
+    "uninitialised lanes": "mul.lo.u32 %r3, %r1, 4; mov.u32 %r4, dynamic; add.u32 %r4, %r4, %r3;"
+    "setp.lt.u32 %p1, %r1, 30; @%p1 st.shared.u32 [%r4], %r1; ld.shared.u32 %r5, [%r4];",
+    "beyond shared memory": "mov.u32 %r3, 300000; mad.lo.u32 %r3, %r1, 4, %r3; st.shared.u32 [%r3], %r1;",
+    "foreign CTA": "mov.u32 %r3, 0x01000400; st.shared::cluster.u32 [%r3], %r1;",
+    "mbarrier": "mbarrier.init.shared.b64 [dynamic], 1; mul.lo.u32 %r3, %r1, 4; mov.u32 %r4, dynamic;"
+    "add.u32 %r3, %r3, %r4; st.shared.u32 [%r3], %r1;",
+    "parity": "mbarrier.try_wait.parity.shared.b64 %p1, [dynamic], 0;",
+    "elect": "elect.sync _|%p1, 15; selp.u32 %r1, 1, 2, %p1;",
+    "shuffle": "setp.lt.u32 %p1, %r1, 7; @%p1 bra A; ret; A: shfl.sync.idx.b32 %r3, %r1, 20, 31, 127;",
+    "trap": "setp.eq.u32 %p1, %r1, 3; @%p1 trap;",
+    "agreement": "bar.sync %r1, 32;",
+    "generic of two spaces": "mov.u32 %r3, dynamic; cvt.u64.u32 %d3, %r3; cvta.shared.u64 %d3, %d3;"
+    "setp.lt.u32 %p1, %r1, 8; selp.b64 %d2, %d1, %d3, %p1; st.u32 [%d2], %r1;",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_reported_in_the_same_words(name: str) -> None:
+    """Type, message, PTX line, instruction and warp."""
+    text = module(f"{THREAD_OUTPUT}\n{FAULTS[name]}\nst.global.u32 [%d1], %r1;\nret;")
+    reports = []
+    for options in (PYTHON, NATIVE):
+        with pytest.raises(EmulatorError) as caught:
+            _launch_with_constants(text, options)
+        reports.append((type(caught.value), str(caught.value)))
+    assert reports[0] == reports[1]
+    assert "PTX line" in reports[0][1]
+
+
+_OUT, _FIXED = aligned(np.zeros(32, np.uint32)), aligned(np.zeros(32, np.uint32))
+_FIXED.flags.writeable = False
+
+
+def _launch_with_constants(text: str, options: Options) -> None:
+    memory = GlobalMemory()
+    memory.register_tensor(_OUT, "out")
+    memory.register_tensor(_FIXED, "fixed", writable=False)
+    params = [struct.pack("<Q", array.ctypes.data) for array in (_OUT, _FIXED)]
+    run(text, grid=(1, 1, 1), block=(32, 1, 1), dynamic_smem=4096, params=params, memory=memory, options=options)
+
+
+def test_hang_reports_are_the_same() -> None:
+    body = "mov.u32 %r1, %tid.x; setp.eq.u32 %p2, %r1, 0; @%p2 mbarrier.init.shared.b64 [dynamic], 64;\n"
+    body += "W: mbarrier.try_wait.parity.shared.b64 %p1, [dynamic], 0; @!%p1 bra W; ret;"
+    reports = []
+    for options in (PYTHON, NATIVE):
+        with pytest.raises(Hang) as caught:
+            launch(module(body), 0, 0, options=options)
+        reports.append((str(caught.value), caught.value.report))
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("options", [NATIVE, Options(native=True, interleave="random")], ids=str)
+def test_endless_loops_without_effect_are_found(options: Options) -> None:
+    text = module("mov.u32 %r1, 0; S: xor.b32 %r1, %r1, 1; bra S;")
+    with pytest.raises(Hang, match="livelock"):
+        launch(text, 0, 0, options=options)
+
+
+def test_stores_are_reported_to_the_detectors() -> None:
+    """Native code logs stores; the log is read before the asynchronous unit looks."""
+    case = make_case(batch=1, positions=128, n=256, k=128)
+    artifact = compile_plan(case.plan, emulated=True)
+    text = "\n".join(line for line in artifact.ptx.splitlines() if "fence.proxy.async" not in line)
+    reports = []
+    for native in (False, True):
+        with pytest.raises(ProxyFenceMissing) as caught:
+            emulate(case.plan, case.tensors, Options(native=native), artifact=replace(artifact, ptx=text))
+        reports.append(str(caught.value))
+    assert reports[0] == reports[1]
+
+
+def test_wgmma_stays_with_python() -> None:
+    case = make_case(config=Sm90Config())
+    with pytest.raises(NotNative, match="wgmma"):
+        translate_native(compile_plan(case.plan).ptx, None, (384, 1, 1))
+
+
+def test_any_exception_leaves_native_code_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MBarriers, "init", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        launch(module("mbarrier.init.shared.b64 [dynamic], 1; ret;"), 0, 0, options=NATIVE)
