@@ -15,6 +15,7 @@ import ctypes
 import functools
 import re
 from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class NativeTranslation:
 
     Attributes:
         library: keeps the machine code.
-        sites: places that call Python; ``source`` is their text and ``names`` what it refers to.
+        sites: places that call Python; ``code`` defines their functions and ``names`` is what it refers to.
         state_bytes: size of a warp's state; ``registers`` is the part with the registers.
         variables: of each register by its name in Python: offset, bits, whether it is uniform.
         constants: (Python expression, offset, bits, uniform) of what never changes for a warp.
@@ -66,7 +67,7 @@ class NativeTranslation:
     static_shared: int
     library: Library
     sites: tuple[Site, ...]
-    source: str
+    code: CodeType
     names: dict[str, Any]
     state_bytes: int
     registers: slice
@@ -122,7 +123,7 @@ class _Translator:
             static_shared=self.lowering.context.static_shared,
             library=Library(ir),
             sites=tuple(program.sites),
-            source=source,
+            code=compile(source, "<sites of PTX>", "exec"),
             names={**RUNTIME_NAMES, **program.space.values},
             state_bytes=-(-program.layout.size // 64) * 64,
             registers=registers,
@@ -281,7 +282,7 @@ class NativeLaunch:
         words = memoryview(self.area).cast("B").cast("Q")
         lanes = [self.area.view(f"u{size}").reshape(-1, ROW // size)[:, :32] for size in (1, 2, 4, 8)]
         names = dict(translation.names)
-        exec(compile(translation.source, "<sites of PTX>", "exec"), names)  # noqa: S102 - our own generated source
+        exec(translation.code, names)  # noqa: S102 - our own generated source
         self.sites = names["sites"](words, *lanes)
         self.sites[_ARRIVE], self.sites[_DIVERGE] = self._arrive, self._diverge
         self.words = words
