@@ -69,3 +69,13 @@ def fma_rn_f32x2(
 def mul_rn_f32x2(a: tuple[Float32, Float32], b: tuple[Float32, Float32], *, loc=None, ip=None):
     """Two FP32 products in one issue slot (sm_100 and later)."""
     return cute.arch.mul_packed_f32x2(a, b, rnd="rn", loc=loc, ip=ip)
+
+
+def griddepcontrol() -> None:
+    """Programmatic dependent launch: what came before overlaps the end of the kernel before this one.
+
+    Global memory is read and written only after this. The kernel after this one may begin likewise as soon as
+    multiprocessors become free.
+    """
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()

@@ -33,8 +33,8 @@ class WarpStaging:
         base: first buffer; a multiple of 1024 bytes, the period of SWIZZLE_128B.
         rows: rows of a buffer.
         buffers: buffers of the ring, used in turn.
-        atom, source, target: TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block, batch]``; TMA
-            clips rows and columns beyond the output.
+        atom, source, target: TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block]``, and batch if
+            the output has batches; TMA clips rows and columns beyond the output.
     """
 
     base: cute.Pointer
@@ -49,7 +49,7 @@ class WarpStaging:
 
         SWIZZLE_128B XORs address bits 4-6 with bits 7-9, which are ``row % 8`` as a buffer begins on 1024 bytes.
         """
-        offset = row * ROW_BYTES + (chunk ^ row % 8) * CHUNK_BYTES
+        offset = row * ROW_BYTES + (Int32(chunk) ^ row % 8) * CHUNK_BYTES
         return self.base + cute.assume(offset, divby=CHUNK_BYTES)
 
     def offset(self, buffer: int) -> int:
@@ -66,12 +66,32 @@ class WarpStaging:
         cute.arch.sync_warp()
 
     @cute.jit
-    def store(self, buffer: cutlass.Constexpr[int], row_block: Int32, column_block: Int32, batch: Int32) -> None:
-        """TMA store of one buffer, once every lane has fenced its own writes and the warp agrees."""
+    def store(self, buffer: cutlass.Constexpr[int], *block: Int32) -> None:
+        """TMA store of one buffer to a block, once every lane has fenced its own writes and the warp agrees."""
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
-        cute.copy(self.atom, self.source[None, buffer], self.target[None, row_block, column_block, batch])
+        cute.copy(self.atom, self.source[None, buffer], self.target[(None, *block)])
         cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def write_row(
+        self, values: cute.Tensor, chunks: tuple[cute.Pointer, ...], buffer: cutlass.Constexpr[int],
+        column: cutlass.Constexpr[int],
+    ) -> None:  # fmt: skip
+        """Writes one thread's registers to its row of a buffer, beginning at ``column``, 16 bytes at a time.
+
+        ``chunks`` are the row's chunks in the first buffer, as `row_chunks` gives them.
+        """
+        count = CHUNK_BYTES * 8 // values.element_type.width
+        packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
+        for i in cutlass.range_constexpr(cute.size(values) // count):
+            target = chunks[column // count + i] + self.offset(buffer)
+            target = cute.make_tensor(cute.recast_ptr(target, dtype=values.element_type), cute.make_layout(count))
+            cute.autovec_copy(packed[None, i], target)
+
+    def row_chunks(self, row: Int32) -> tuple[cute.Pointer, ...]:
+        """Where a row of the first buffer keeps each of its chunks."""
+        return tuple(self.chunk(row, i) for i in range(ROW_BYTES // CHUNK_BYTES))
 
     @cute.jit
     def finish(self) -> None:
@@ -80,23 +100,24 @@ class WarpStaging:
 
 
 def warp_staging(
-    storage: cute.Pointer, warp: Int32, rows: int, buffers: int, atom: cute.CopyAtom, out: cute.Tensor, dtype: type
+    storage: cute.Pointer, first: Int32, rows: int, buffers: int, atom: cute.CopyAtom, out: cute.Tensor, dtype: type
 ) -> WarpStaging:
-    """The ring of warp ``warp`` (0 for the first that stores) in the staging area at ``storage``.
+    """The ring of ``buffers`` buffers that begins at buffer ``first`` of the staging area at ``storage``.
 
     Args:
         storage: staging area of the CTA.
-        warp: index among the warps that store.
-        rows, buffers: shape of the ring.
+        first: this warp's first buffer.
+        rows: rows of a buffer.
+        buffers: buffers of the ring.
         atom: TMA store made with ``staging_layout(rows, columns)``.
-        out: TMA view ``[M, N, batch]`` of the output.
+        out: TMA view ``[M, N]`` or ``[M, N, batch]`` of the output.
         dtype: element type of the output.
     """
     columns = ROW_BYTES * 8 // dtype.width
-    base = storage + cute.assume(warp * (buffers * rows * ROW_BYTES), divby=rows * ROW_BYTES)
+    base = storage + cute.assume(first * (rows * ROW_BYTES), divby=rows * ROW_BYTES)
     layout = staging_layout(rows, columns, buffers)
     staged = cute.make_tensor(cute.recast_ptr(base, layout.inner, dtype=dtype), layout.outer)
-    boxes = cute.local_tile(out, (rows, columns), (None, None, None))
+    boxes = cute.local_tile(out, (rows, columns), (None,) * cute.rank(out))
     source, target = cpasync.tma_partition(
         atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 2), cute.group_modes(boxes, 0, 2)
     )

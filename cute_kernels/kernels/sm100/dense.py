@@ -151,8 +151,8 @@ class DenseGemm:
                 ).run()  # fmt: skip
         else:
             ring = warp_staging(
-                staging, warp - plan.first_epilogue_warp, plan.store_rows, plan.config.store_stages, args.out_atom,
-                args.out, ELEMENT_TYPES[plan.problem.out_dtype],
+                staging, (warp - plan.first_epilogue_warp) * plan.config.store_stages, plan.store_rows,
+                plan.config.store_stages, args.out_atom, args.out, ELEMENT_TYPES[plan.problem.out_dtype],
             )  # fmt: skip
             DenseEpilogue(
                 plan, accumulators, ring, args.bias, pipes["accumulator"], order, cta_rank, warp

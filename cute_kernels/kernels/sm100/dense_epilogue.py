@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.dense import ELEMENT_TYPES, add_round
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe, release_accumulator
-from cute_kernels.kernels.staging import CHUNK_BYTES, WarpStaging
+from cute_kernels.kernels.staging import WarpStaging
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan import LANES, Sm100GemmPlan
 
@@ -53,7 +53,7 @@ class DenseEpilogue:
         tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(quarter * LANES + lane)
         source = tmem_load.partition_S(chunks)
         fragment_shape = tmem_load.partition_D(cute.make_identity_tensor((plan.cta_m, width))).shape
-        row_chunks = tuple(self.staging.chunk(lane, i) for i in range(128 // CHUNK_BYTES))
+        row_chunks = self.staging.row_chunks(lane)
 
         state = self.accumulator.consumer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
@@ -76,7 +76,7 @@ class DenseEpilogue:
                         release_accumulator(self.accumulator, state)
                     registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
                     values = add_round(registers, bias, ELEMENT_TYPES[plan.problem.out_dtype])
-                    _stage(values, row_chunks, self.staging.offset(buffer), part * width)
+                    self.staging.write_row(values, row_chunks, buffer, part * width)
                 row_block = (m_tile * plan.waves + wave) * (plan.mma_m // LANES) + self.cta_rank * 4 + quarter
                 self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)
             state.advance()
@@ -91,18 +91,3 @@ class DenseEpilogue:
         for i in cutlass.range_constexpr(width // BIAS_VECTOR):
             cute.autovec_copy(vectors[None, column // BIAS_VECTOR + i], values[None, i])
         return cute.make_tensor(values.iterator, cute.make_layout(width))
-
-
-@cute.jit
-def _stage(
-    values: cute.Tensor,
-    chunks: tuple[cute.Pointer, ...],
-    buffer_offset: cutlass.Constexpr[int],
-    column: cutlass.Constexpr[int],
-) -> None:
-    """Writes one thread's registers to its row of a store buffer, 16 bytes at a time."""
-    count = CHUNK_BYTES * 8 // values.element_type.width
-    packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
-    for i in cutlass.range_constexpr(cute.size(values) // count):
-        target = cute.recast_ptr(chunks[column // count + i] + buffer_offset, dtype=values.element_type)
-        cute.autovec_copy(packed[None, i], cute.make_tensor(target, cute.make_layout(count)))

@@ -33,10 +33,7 @@ def begin(
         cute.arch.alloc_tmem(plan.tmem_columns, tmem_address, is_two_cta=True)
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
         ptx.tcgen05_fence_before_thread_sync()
-    # Programmatic dependent launch: what is above overlaps the end of the kernel before; what is below reads and writes
-    # global memory. The kernel after this one may begin likewise as soon as multiprocessors become free.
-    cute.arch.griddepcontrol_wait()
-    cute.arch.griddepcontrol_launch_dependents()
+    ptx.griddepcontrol()
     # Also the CTA's barrier: after it every thread sees initialised barriers and the tensor-memory address.
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()

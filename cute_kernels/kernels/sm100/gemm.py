@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
-from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
+from cutlass import Float8E4M3FN, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from cute_kernels.kernels.graph import sm100_graph
@@ -21,6 +21,7 @@ from cute_kernels.kernels.sm100.epilogue import Epilogue
 from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory, tma_operand
 from cute_kernels.kernels.sm100.mma import Mma
 from cute_kernels.kernels.sm100.pipes import LEADER_CTA, Sm100Pipe
+from cute_kernels.kernels.staging import staging_layout
 from cute_kernels.kernels.table_rows import TableRows, index_view
 from cute_kernels.kernels.tiles import SnakeOrder
 from cute_kernels.plan import Sm100Plan
@@ -96,7 +97,7 @@ class PatchEmbedGemm:
             load, weight, cute.slice_(weight_layout, stage), tile_mnk, tiled_mma, cluster_vmnk.shape
         )
         out_atom, out_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, self._store_layout(1), (32, plan.store_columns)
+            cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(32, plan.store_columns), (32, plan.store_columns)
         )
         scale = scale_argument
         if cutlass.const_expr(plan.problem.scale_source == "pointer"):
@@ -116,14 +117,6 @@ class PatchEmbedGemm:
             stream=stream,
             use_pdl=True,
         )
-
-    def _store_layout(self, regions: int) -> cute.ComposedLayout:
-        """``regions`` staging regions of 32 rows x 64 BF16 columns, SWIZZLE_128B."""
-        columns = self.plan.store_columns
-        outer = cute.make_layout((32, columns, regions), stride=(columns, 1, 32 * columns))
-        if regions == 1:
-            outer = cute.make_layout((32, columns), stride=(columns, 1))
-        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
 
     def _table_view(self, pointer: cute.Pointer | None, rows: Int32, n: Int32) -> cute.Tensor | None:
         """``[(32, row blocks), (V, column chunks)]`` over the table of `Plan.table_shape`."""
@@ -183,17 +176,11 @@ class PatchEmbedGemm:
 
     def _epilogue(self, args, accumulators, staging, pipe, order, cta_rank) -> Epilogue:
         plan = self.plan
-        layout = self._store_layout(plan.staging_bytes // plan.store_region_bytes)
-        regions = cute.make_tensor(cute.recast_ptr(staging, layout.inner, dtype=BFloat16), layout.outer)
-        blocks = cute.local_tile(args.out, (32, plan.store_columns), (None, None))
-        source, target = cpasync.tma_partition(
-            args.out_atom, 0, cute.make_layout(1), cute.group_modes(regions, 0, 2), cute.group_modes(blocks, 0, 2)
-        )
         scale = args.scale
         if cutlass.const_expr(plan.problem.scale_source == "pointer"):
             scale = args.scale[0]
         return Epilogue(
-            plan, accumulators, staging, args.out_atom, source, target, args.table,
+            plan, accumulators, staging, args.out_atom, args.out, args.table,
             TableRows(args.table_rows, args.table_index, args.rows), scale, pipe, order, cta_rank,
         )  # fmt: skip
 

@@ -15,8 +15,9 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cute_kernels.kernels.dense import ELEMENT_TYPES, bias_view, matrices, out_pitch
 from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.load import Load, Operand
-from cute_kernels.kernels.pipes import init_barriers, make_pipes
+from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.dense_mma import DenseMma
+from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.staging import staging_layout, warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
@@ -120,20 +121,7 @@ class DenseGemm:
         a_stages, b_stages, staging = (storage + region.offset for region in plan.smem[1:])
         pipe = make_pipes(self.graph, barriers, Sm90Pipe)["operands"]
 
-        if warp == plan.load_warp:
-            for atom in (args.a_atom, args.b_atom, args.out_atom):
-                cpasync.prefetch_descriptor(atom)
-            with cute.arch.elect_one():
-                init_barriers(self.graph, barriers)
-        if cutlass.const_expr(plan.ctas > 1):
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
-        else:
-            cute.arch.sync_threads()
-        # Programmatic dependent launch: what is above overlaps the end of the kernel before; what is below reads and
-        # writes global memory. The kernel after this one may begin likewise as soon as multiprocessors become free.
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        begin(self.graph, warp == plan.load_warp, barriers, (args.a_atom, args.b_atom, args.out_atom))
 
         order = GroupedOrder(
             args.m_tiles, args.n_tiles, args.batches, config.group_m, cute.arch.block_idx()[0] // plan.ctas,
@@ -162,7 +150,7 @@ class DenseGemm:
             thread = cute.arch.thread_idx()[0] % 128
             mma = args.tiled_mma.get_slice(thread)
             ring = warp_staging(
-                staging, warp, plan.store_rows, config.store_stages, args.out_atom, args.out,
+                staging, warp * config.store_stages, plan.store_rows, config.store_stages, args.out_atom, args.out,
                 ELEMENT_TYPES[plan.problem.out_dtype],
             )  # fmt: skip
             DenseMma(

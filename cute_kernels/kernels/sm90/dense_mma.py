@@ -126,6 +126,8 @@ class DenseMma:
         for i in cutlass.range_constexpr(plan.regions_per_tile):
             wave, region = divmod(i, plan.regions_per_tile // plan.waves)
             buffer = i % config.store_stages
+            # Before the wait for a buffer, which the loads may then overlap.
+            biases = [self._load_bias(first_column + (region * groups + j) * COLUMN_GROUP) for j in range(groups)]
             self.staging.acquire()
             for group in cutlass.range_constexpr(groups):
                 column = (region * groups + group) * COLUMN_GROUP
@@ -133,8 +135,8 @@ class DenseMma:
                 for j in cutlass.range_constexpr(8):
                     # Accumulators of a wave: pair, row half, 8 columns.
                     values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
-                bias = self._load_bias(first_column + column)
-                self._stage_group(add_round(values, bias, ELEMENT_TYPES[plan.problem.out_dtype]), buffer, group)
+                rounded = add_round(values, biases[group], ELEMENT_TYPES[plan.problem.out_dtype])
+                self._stage_group(rounded, buffer, group)
             row_block = row // plan.store_rows + wave * (64 // plan.store_rows)
             self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)
 

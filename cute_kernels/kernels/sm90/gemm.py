@@ -14,8 +14,9 @@ from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from cute_kernels.kernels.graph import sm90_graph
-from cute_kernels.kernels.pipes import init_barriers, make_pipes
+from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.epilogue import Epilogue
+from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.load import Load
 from cute_kernels.kernels.sm90.mma import Mma
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
@@ -151,21 +152,7 @@ class PatchEmbedGemm:
         x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
         pipe = make_pipes(self.graph, barriers, Sm90Pipe)["operands"]
 
-        if warp == plan.load_warp:
-            cpasync.prefetch_descriptor(args.x_atom)
-            cpasync.prefetch_descriptor(args.out_atom)
-            with cute.arch.elect_one():
-                init_barriers(self.graph, barriers)
-        if cutlass.const_expr(config.cluster > 1):
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
-        else:
-            cute.arch.sync_threads()
-
-        # Programmatic dependent launch: what is above overlaps the end of the kernel before; what is below reads and
-        # writes global memory. The kernel after this one may begin likewise as soon as multiprocessors become free.
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        begin(self.graph, warp == plan.load_warp, barriers, (args.x_atom, args.out_atom))
 
         cluster = cute.arch.block_idx()[0] // config.cluster
         clusters = cute.arch.grid_dim()[0] // config.cluster
