@@ -104,5 +104,7 @@ SCHEDULES = {
     "lazy": Options(completion="lazy"),
     "lazy, random warps": Options(seed=1, completion="lazy", interleave="random"),
     "random": Options(seed=2, completion="random", interleave="random", spurious_try_wait_failures=True),
+    "starve": Options(seed=4, interleave="starve"),
+    "lazy, starve": Options(seed=5, completion="lazy", interleave="starve"),
 }
 """In the order in which they are tried: what a cheap one finds needs no other."""

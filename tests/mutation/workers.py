@@ -40,6 +40,9 @@ def judge_all(work: list[tuple[str, int]], jobs: int) -> list[Verdict]:
         futures = [pool.submit(_judge, *item) for item in work]
         survivors = 0
         for future in concurrent.futures.as_completed(futures):
-            survivors += future.result().survived
+            verdict = future.result()
+            if verdict.survived:
+                survivors += 1
+                console.print(f"survives: {verdict.target}: {verdict.key}, PTX line {verdict.line}, {verdict.place}")
             progress.update(task, advance=1, description=f"{survivors} survive")
         return [future.result() for future in futures]
