@@ -96,7 +96,12 @@ def place_of(ptx: str, line: int) -> str:
     Helpers such as `Pipe.wait_empty` are inlined, and their line numbers alone do not say in which role.
     """
     files = {int(n): name for n, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', ptx, re.MULTILINE)}
-    locations = re.findall(r"^\s*\.loc\s+(\d+)\s+(\d+)", "\n".join(ptx.splitlines()[:line]), re.MULTILINE)
+    before_it = "\n".join(ptx.splitlines()[:line])
+    # Inside inline assembly the line numbers count on from the call, beyond the end of its function.
+    if before_it.rfind(_ASSEMBLY_BEGINS) > before_it.rfind(_ASSEMBLY_ENDS):
+        before_it = before_it[: before_it.rfind(_ASSEMBLY_BEGINS)]
+    # Column 0 is the kernel as a whole.
+    locations = re.findall(r"^\s*\.loc\s+(\d+)\s+(\d+)\s+[1-9]", before_it, re.MULTILINE)
     places = [(files[int(file)], int(number)) for file, number in locations if int(number)]
     if not places:
         return ""
@@ -107,6 +112,7 @@ def place_of(ptx: str, line: int) -> str:
     return f"{_describe(*here)} in {_describe(*roles[-1])}"
 
 
+_ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
 _ROLE_FILES = ("load.py", "mma.py", "epilogue.py", "gemm.py")
 
 
