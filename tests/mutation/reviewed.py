@@ -42,7 +42,111 @@ class Review:
         return all(fnmatchcase(value, pattern) for pattern, value in pairs)
 
 
-REVIEWS: tuple[Review, ...] = ()
+_RELEASES_ANYWAY = (
+    "barrier.cluster.arrive without .relaxed is itself a release at cluster scope, which orders mbarrier.init"
+)
+_ONE_LAUNCH = (
+    "the emulator runs one launch at a time, so that nothing of the kernel before can come too late; would need two "
+    "launches that overlap"
+)
+_TENSOR_ORDER = (
+    "the PTX ISA's pattern has a tcgen05.fence on both sides of a synchronisation between threads; the emulator "
+    "accepts release and acquire without, because NVIDIA's own kernels omit it there"
+)
+_ONLY_ASYNCHRONOUS = (
+    "the waiting thread touches no memory itself but issues asynchronous work, and the phase that it waits for is over "
+    "when the wait answers: the emulator takes that as order; the memory model gives none without an acquire"
+)
+_DRAIN = (
+    "all but the last waits of the drain: the emulator performs the signals that they wait for in order and before the "
+    "CTA exits; the PTX ISA promises neither, and a signal to a CTA that has exited should be reported"
+)
+_COLLECTIVE = (
+    "the warp-wide instruction that follows ({}) makes the lanes wait for each other as well, and what is ordered is a "
+    "read before a write, which needs time order and no visibility"
+)
+
+REVIEWS: tuple[Review, ...] = (
+    Review("drop", "fence.mbarrier_init.*", "*", True, _RELEASES_ANYWAY),
+    Review(
+        "drop",
+        "tcgen05.relinquish_alloc_permit*",
+        "*",
+        True,
+        "only tells the multiprocessor that this CTA allocates no more; it holds all columns, or runs alone",
+    ),
+    Review("drop", "griddepcontrol.wait", "*", False, _ONE_LAUNCH),
+    Review(
+        "drop",
+        "griddepcontrol.launch_dependents",
+        "*",
+        True,
+        "the end of the kernel implies it: without it dependents start later",
+    ),
+    Review("drop", "tcgen05.fence::*", "*", False, _TENSOR_ORDER),
+    Review(
+        "relaxed",
+        "mbarrier.try_wait*",
+        "pipes.py* in sm100/epilogue.py*",
+        True,
+        "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
+    ),
+    Review("relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *", False, _ONLY_ASYNCHRONOUS),
+    Review(
+        "relaxed",
+        "mbarrier.arrive.expect_tx*",
+        "*",
+        True,
+        "the arriving thread has written nothing that others read; the bytes are released by TMA's complete_tx",
+    ),
+    Review("drop", "mbarrier.try_wait*", "pipes.py* (_wait) in load.py*", False, _DRAIN),
+    Review(
+        "cluster->cta",
+        "mbarrier.*",
+        "*",
+        False,
+        "relaxed synchronisation passes time order on, whatever its scope; with a scope that leaves the other CTA out "
+        "the barrier itself is raced for, which should be reported",
+    ),
+    Review(
+        "relaxed",
+        "barrier.cluster.arrive*",
+        "sm90/gemm.py* (kernel)",
+        True,
+        "fence.mbarrier_init in front of it is the release; mbarriers are all that the CTAs hand each other here",
+    ),
+    Review(
+        "drop",
+        "bar.sync",
+        "sm90/mma.py* (_await_turn)",
+        True,
+        "turns spread the load on the tensor cores over time; stages and accumulators are guarded by other barriers",
+    ),
+    Review(
+        "drop",
+        "wgmma.fence*",
+        "*in sm90/mma.py*",
+        True,
+        "not the first of its tile: no register of a wgmma is accessed by other instructions since the one before, and "
+        "accumulators of equal shape need no fence between wgmmas",
+    ),
+    Review("drop", "bar.warp.sync", "sm100/epilogue.py* (_drain)", True, _COLLECTIVE.format("tcgen05.ld.sync")),
+    Review("drop", "bar.warp.sync", "sm100/pipes.py* (release_accumulator)*", True, _COLLECTIVE.format("elect.sync")),
+    Review(
+        "only reads",
+        "cp.async.bulk.wait_group",
+        "*",
+        True,
+        "before the exit only shared memory must have been read; the end of the kernel waits for the writes",
+    ),
+    Review(
+        "relaxed",
+        "barrier.cluster.arrive*",
+        "sm100/frame.py* (end)*",
+        True,
+        "only tensor memory is given up, which the tcgen05.fence before it orders",
+    ),
+)
 
 
 def review_of(verdict: Verdict, reviews: Iterable[Review] = REVIEWS) -> Review | None:
