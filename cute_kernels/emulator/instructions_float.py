@@ -8,6 +8,7 @@ ex2, lg2 and rsqrt, and in more of tanh, sin and cos, whose error on silicon is 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -76,6 +77,8 @@ _F32: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
     "div": (2, _div_f32),
     "min": (2, numerics.lowest_f32),
     "max": (2, numerics.highest_f32),
+    "min.NaN": (2, numerics.lowest_nan_f32),
+    "max.NaN": (2, numerics.highest_nan_f32),
     "abs": (1, lambda x: numerics.canonical_f32(_magnitude_bits(x))),
     "neg": (1, lambda x: numerics.canonical_f32(_negate_bits(x))),
     "rcp": (1, lambda x: numerics.canonical_f32(np.float32(1) / x)),
@@ -102,7 +105,7 @@ def f32_op(name: str, ftz: bool = False, saturate: bool = False) -> PureOp:
         return _clamp(result) if saturate else result
 
     plain = not ftz and not saturate
-    label = f"{name}_f32{'_ftz' if ftz else ''}{'_sat' if saturate else ''}"
+    label = f"{name.replace('.', '_')}_f32{'_ftz' if ftz else ''}{'_sat' if saturate else ''}"
     return PureOp(label, ("f32",) * count, "f32", _quiet(function if plain else vector))
 
 
@@ -118,6 +121,7 @@ def _f64_op(name: str) -> PureOp:
         "min": (2, np.fmin),
         "max": (2, np.fmax),
         "rcp": (1, lambda x: 1.0 / x),
+        "fma": (3, numerics.fma_f64),
     }
     count, function = table[name]
     return PureOp(f"{name}_f64", ("f64",) * count, "f64", _quiet(function))
@@ -136,13 +140,15 @@ def half_op(name: str, type_: str) -> PureOp:
         "sub": (2, _subtract(numerics.add_bf16 if bf16 else numerics.add_f16)),
         "min": (2, lambda a, b: narrow(numerics.lowest_f32(widen(a), widen(b)))),
         "max": (2, lambda a, b: narrow(numerics.highest_f32(widen(a), widen(b)))),
+        "min.NaN": (2, lambda a, b: narrow(numerics.lowest_nan_f32(widen(a), widen(b)))),
+        "max.NaN": (2, lambda a, b: narrow(numerics.highest_nan_f32(widen(a), widen(b)))),
         "abs": (1, lambda a: narrow(_magnitude_bits(widen(a)))),
         "neg": (1, lambda a: narrow(_negate_bits(widen(a)))),
         "ex2": (1, lambda a: _HALF[type_](np.exp2(widen(a).astype(np.float64)))),
         "tanh": (1, lambda a: _HALF[type_](np.tanh(widen(a).astype(np.float64)))),
     }
     count, function = exact[name]
-    return PureOp(f"{name}_{type_}", ("u16",) * count, "u16", _quiet(function))
+    return PureOp(f"{name.replace('.', '_')}_{type_}", ("u16",) * count, "u16", _quiet(function))
 
 
 def _subtract(add: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -166,9 +172,9 @@ def _lower(block: BlockBuilder, instruction: Instruction, name: str, sources: li
     raise instruction.refuse(f"{name}.{type_} is not implemented")
 
 
-def _elementwise(block: BlockBuilder, instruction: Instruction) -> None:
+def _elementwise(block: BlockBuilder, instruction: Instruction, name: str = "") -> None:
     """Applies the operation, pairs (x2 types) element by element."""
-    name, type_ = instruction.parts[0], instruction.parts[-1]
+    name, type_ = name or instruction.parts[0], instruction.parts[-1]
     base, pair = (type_[:-2], True) if type_.endswith("x2") else (type_, False)
     bits = TYPE_BITS[base] * (2 if pair else 1)
     sources = [block.value(operand, bits) for operand in instruction.operands[1:]]
@@ -185,22 +191,51 @@ _FLOATS = ("f32", "f32x2", "f16", "f16x2", "bf16", "bf16x2", "f64")
 
 @family("add", "sub", "mul", "fma")
 def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
-    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat."""
-    if instruction.parts[-1] == "f64" and instruction.parts[0] == "fma":
-        raise instruction.refuse("fma.f64 is not implemented")
+    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums."""
     parts = qualifiers(instruction, "rn", "ftz", "sat", *_FLOATS)
-    if len([part for part in parts if part in _FLOATS]) != 1:
-        raise instruction.refuse("mixed-precision operands are not implemented")
-    _elementwise(block, instruction)
+    types = [part for part in parts if part in _FLOATS]
+    if len(types) == 2 and types[0] == "f32" and types[1] in ("f16", "bf16") and instruction.parts[0] != "mul":
+        _mixed(block, instruction, types[1])
+    elif len(types) == 1:
+        _elementwise(block, instruction)
+    else:
+        raise instruction.refuse(f"{instruction.opcode}, with operands of these types, is not implemented")
+
+
+@functools.cache
+def _widen(type_: str) -> PureOp:
+    """Bits of f16 or bf16 as f32, exactly."""
+    widen = numerics.bf16_to_f32 if type_ == "bf16" else lambda x: x.view(np.float16).astype(np.float32)
+    return PureOp(f"widen_{type_}", ("u16",), "f32", widen)
+
+
+def _mixed(block: BlockBuilder, instruction: Instruction, type_: str) -> None:
+    """All operands but the last are of the half type; the result and the last one are f32."""
+    *narrow, last = instruction.operands[1:]
+    sources = [block.pure(_widen(type_), block.value(operand, 16)) for operand in narrow]
+    sources.append(block.value(last, 32))
+    parts = (*(part for part in instruction.parts if part not in _FLOATS), "f32")
+    plain = dataclasses.replace(instruction, parts=parts)
+    block.define(instruction.operands[0], _lower(block, plain, instruction.parts[0], sources, "f32"))
 
 
 @family("min", "max", "abs", "neg")
 def _order(block: BlockBuilder, instruction: Instruction) -> None:
-    """min, max, abs, neg on floats."""
-    qualifiers(instruction, "ftz", *_FLOATS)
-    if instruction.parts[0] in ("min", "max") and len(instruction.operands) != 3:
-        raise instruction.refuse("min and max of three operands are not implemented")
-    _elementwise(block, instruction)
+    """min, max (of three operands too; .NaN), abs, neg on floats."""
+    parts = qualifiers(instruction, "ftz", "NaN", *_FLOATS)
+    name, type_ = instruction.parts[0], instruction.parts[-1]
+    if "NaN" in parts:
+        if name not in ("min", "max") or type_ == "f64":
+            raise instruction.refuse(f"{instruction.opcode} is not implemented")
+        name += ".NaN"
+    if name.startswith("m") and len(instruction.operands) == 4:
+        if type_ != "f32":
+            raise instruction.refuse("three operands exist for f32 only")
+        first, second, third = (block.value(operand, 32) for operand in instruction.operands[1:])
+        both = _lower(block, instruction, name, [first, second], type_)
+        block.define(instruction.operands[0], _lower(block, instruction, name, [both, third], type_))
+        return
+    _elementwise(block, instruction, name)
 
 
 @family("div", "rcp", "sqrt")
@@ -224,6 +259,4 @@ def _approximate(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def _with_parts(instruction: Instruction, parts: tuple[str, ...]) -> Instruction:
-    import dataclasses
-
     return dataclasses.replace(instruction, parts=parts)

@@ -7,6 +7,8 @@ with at least two bits less gives what rounding once would have given.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 
 NAN_F32 = np.uint32(0x7FFFFFFF)  # PTX ISA: the canonical NaN of f32 results
@@ -177,6 +179,40 @@ def _ordered(a: np.ndarray, b: np.ndarray, choose: np.ufunc, both_zero_negative:
         negative = both_zero_negative(np.signbit(a), np.signbit(b))
         result = np.where(zeros, np.where(negative, np.float32(-0.0), np.float32(0.0)), result)
     return result
+
+
+def lowest_nan_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """min.NaN.f32: NaN if one operand is; -0 < +0."""
+    return np.where((a != a) | (b != b), NAN_F32.view(np.float32), lowest_f32(a, b))
+
+
+def highest_nan_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """max.NaN.f32: NaN if one operand is; +0 > -0."""
+    return np.where((a != a) | (b != b), NAN_F32.view(np.float32), highest_f32(a, b))
+
+
+def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c with one rounding to nearest even, by rational arithmetic. a, b, c: f64."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    with np.errstate(all="ignore"):
+        result = a * b + c  # right for infinities, NaN and the signs of zeros
+    flat = result.reshape(-1)
+    finite = (np.isfinite(a) & np.isfinite(b) & np.isfinite(c)).reshape(-1)
+    for i, (x, y, z) in enumerate(zip(a.ravel().tolist(), b.ravel().tolist(), c.ravel().tolist())):
+        if finite[i]:
+            exact = Fraction(x) * Fraction(y) + Fraction(z)
+            if exact:
+                flat[i] = _nearest_f64(exact)
+            elif x * y or z:
+                flat[i] = 0.0  # an exact cancellation; x * y may have underflowed to a zero of either sign
+    return flat.reshape(result.shape)
+
+
+def _nearest_f64(value: Fraction) -> float:
+    try:
+        return float(value)  # int / int rounds correctly, subnormals included
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
 
 
 def round_integral(x: np.ndarray, mode: str) -> np.ndarray:

@@ -37,9 +37,13 @@ class NamedBarrier:
         self.all_threads = False
         self.arrived = 0
         self.who: list[str] = []
+        self.votes = self.voters = 0
+        self.results: dict[int, tuple[int, int]] = {}  # per generation: threads that voted true, threads that voted
 
-    def arrive(self, warp: Warp, threads: int | None) -> int:
+    def arrive(self, warp: Warp, threads: int | None, votes: int = 0, voters: int = 0) -> int:
         """Counts a warp; returns the generation that it waits to see pass.
+
+        ``votes`` of ``voters`` threads are true (bar.red).
 
         Raises:
             BarrierMisuse: a count that is no multiple of 32, or that differs between the warps of one generation.
@@ -56,6 +60,7 @@ class NamedBarrier:
         self.expected, self.all_threads = expected, threads is None
         self.arrived += 32
         self.who.append(warp.label)
+        self.votes, self.voters = self.votes + votes, self.voters + voters
         generation = self.generation
         self._settle()
         return generation
@@ -68,8 +73,10 @@ class NamedBarrier:
 
     def _settle(self) -> None:
         if self.arrived >= self.expected:
+            self.results[self.generation] = self.votes, self.voters
+            self.results.pop(self.generation - 64, None)  # no warp can be that far behind
             self.generation += 1
-            self.arrived, self.who = 0, []
+            self.arrived, self.who, self.votes, self.voters = 0, [], 0, 0
 
     def describe(self) -> str:
         waiting = ", ".join(self.who) or "nobody"

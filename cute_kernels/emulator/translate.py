@@ -33,6 +33,7 @@ from cute_kernels.emulator import (  # noqa: F401 - importing a file registers i
     instructions_sync,
     instructions_tcgen05,
     instructions_tensormap,
+    instructions_warp,
     instructions_wgmma,
 )
 from cute_kernels.emulator.block import BlockBuilder

@@ -151,5 +151,5 @@ class Format:
 
 F16 = Format(16, 11)
 BF16 = Format(16, 8)
-F32 = Format(32, 24)
 F64 = Format(64, 53)
+F32 = Format(32, 24)

@@ -222,5 +222,6 @@ def cp_async_cases() -> Iterator[Case]:
 def cases() -> list[Case]:
     """All of them, those of other files too."""
     from tests.emulator.sm90_memory_cases import memory_cases
+    from tests.emulator.sm90_warp_cases import warp_cases
 
-    return [*mma_cases(), *cp_async_cases(), *memory_cases()]
+    return [*mma_cases(), *cp_async_cases(), *memory_cases(), *warp_cases()]

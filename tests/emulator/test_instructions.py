@@ -235,6 +235,14 @@ def relations(fmt: Format, name: str) -> Callable[[int, int], int]:
     return compare
 
 
+def propagating(fmt: Format, a: int, b: int, *, largest: bool) -> int:
+    return fmt.nan if fmt.is_nan(a) or fmt.is_nan(b) else fmt.order(a, b, largest=largest)
+
+
+def ordered_three(a: int, b: int, c: int, *, largest: bool) -> int:
+    return F32.order(F32.order(ftz(a), ftz(b), largest=largest), ftz(c), largest=largest)
+
+
 def float_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
 
@@ -251,6 +259,8 @@ def float_cases() -> dict[str, Case]:
             "fma.rn": (3, fmt.fma),
             "min": (2, functools.partial(fmt.order, largest=False)),
             "max": (2, functools.partial(fmt.order, largest=True)),
+            "min.NaN": (2, functools.partial(propagating, fmt, largest=False)),
+            "max.NaN": (2, functools.partial(propagating, fmt, largest=True)),
             "neg": (1, lambda a, fmt=fmt, neg=neg: fmt.nan if fmt.is_nan(a) else neg(a)),
             "abs": (1, lambda a, fmt=fmt: fmt.nan if fmt.is_nan(a) else a & ~fmt.sign_bit),
         }
@@ -260,6 +270,25 @@ def float_cases() -> dict[str, Case]:
             if type_ != "f32" or name in ("add.rn", "mul.rn", "fma.rn"):
                 both = pairwise(expected, n)
                 add(f"{name}.{type_}x2 {{d}}, {operands};", 2 * n, (2 * n,) * count, both, "p" * count)
+    for narrow, fmt in (("f16", F16), ("bf16", BF16)):
+
+        def widened(x: int, fmt: Format = fmt) -> int:
+            if fmt.is_nan(x):
+                return F32.nan
+            sign = F32.sign_bit if fmt.negative(x) else 0
+            return sign | F32.infinity if fmt.is_infinite(x) else F32.round(fmt.value(x), zero_negative=bool(sign))
+
+        def fused(a: int, b: int, c: int, widened: Callable[[int], int] = widened) -> int:
+            return F32.fma(widened(a), widened(b), c)
+
+        def total(a: int, c: int, widened: Callable[[int], int] = widened) -> int:
+            return F32.add(widened(a), c)
+
+        add(f"fma.rn.f32.{narrow} {{d}}, {{0}}, {{1}}, {{2}};", 32, (16, 16, 32), fused, "fff")
+        add(f"add.rn.f32.{narrow} {{d}}, {{0}}, {{1}};", 32, (16, 32), total, "ff")
+    for largest in (False, True):
+        three = functools.partial(ordered_three, largest=largest)
+        add(f"{'max' if largest else 'min'}.ftz.f32 {{d}}, {{0}}, {{1}}, {{2}};", 32, (32,) * 3, three, "fff")
     add("div.rn.f32 {d}, {0}, {1};", 32, (32, 32), F32.div, "ff")
     add("rcp.rn.f32 {d}, {0};", 32, (32,), functools.partial(F32.div, F32.round(Fraction(1))), "f")
     add("sqrt.rn.f32 {d}, {0};", 32, (32,), F32.sqrt, "f")
@@ -297,6 +326,25 @@ def test_saturation(seed: int):
         return min(x, F32.round(Fraction(1)))
 
     check(Case("add.sat.f32 {d}, {0}, {1};", 32, (32, 32), lambda a, b: saturate(F32.add(a, b)), "ff"), seed)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_fma_of_f64_rounds_once(seed: int):
+    """Finite operands of all exponents, sums that cancel, underflow and overflow."""
+    rng = np.random.default_rng(seed)
+    data = np.zeros((32 * GROUPS + UNIFORM, 4), np.uint64)
+    bits = rng.integers(0, 1 << 63, data[:, :3].shape, dtype=np.uint64) & ~np.uint64(0x7FF << 52)
+    edges, middle = rng.choice([0, 1, 2046], bits.shape), rng.integers(900, 1150, bits.shape)
+    exponents = np.where(rng.random(bits.shape) < 0.3, edges, middle).astype(np.uint64)
+    signs = rng.integers(0, 2, bits.shape).astype(np.uint64) << np.uint64(63)
+    data[:, :3] = bits & ~(np.uint64(1) << np.uint64(63)) | exponents << np.uint64(52) | signs
+    with np.errstate(all="ignore"):
+        data[::3, 2] = (-(data[::3, 0].view(np.float64) * data[::3, 1].view(np.float64))).view(np.uint64)
+    data[~np.isfinite(data[:, 2].view(np.float64)), 2] = 1
+    rows = data[:, :3].tolist()
+    launch(text_of(Case("fma.rn.f64 {d}, {0}, {1}, {2};", 64, (64,) * 3, lambda *_: 0, "")), data)
+    for row, got in zip(rows, data[:, 3].tolist(), strict=True):
+        assert got == F64.fma(*row), [hex(x) for x in row]
 
 
 @given(exponent=st.integers(-126, 100), low=st.integers(0, 2**23 - 1), tie=st.sampled_from([-1, 0, 1]))
@@ -490,7 +538,7 @@ def test_approximations_are_within_one_unit_in_the_last_place(name: str):
         "add.rz.f32 {d}, {0}, {1};",
         "add.sat.s32 {d}, {0}, {1};",
         "add.cc.u32 {d}, {0}, {1};",
-        "fma.rn.f32.bf16 {d}, {0}, {1}, {0};",
+        "mul.rn.f32.bf16 {d}, {0}, {1};",
         "mul24.lo.u32 {d}, {0}, {1};",
         "prmt.b32.f4e {d}, {0}, {1}, {0};",
         "cvt.rs.satfinite.e4m3x4.f32 {d}, {0}, {1};",
