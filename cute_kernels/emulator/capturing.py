@@ -73,7 +73,7 @@ class Session:
     """
 
     def __init__(self, arch: str, options: Options, report: Callable[[EmulatedLaunch], None] | None) -> None:
-        from cute_kernels.emulator.cuda_tensors import CudaOnHost, DeviceFacts
+        from cute_kernels.emulator.cuda_tensors import CudaOnHost, DeviceFacts  # torch is loaded when it is needed
 
         capability, name, multiprocessors, l2_bytes = ARCHITECTURES[arch]
         self.arch, self.options = arch, options
@@ -126,11 +126,14 @@ class Session:
     @contextlib.contextmanager
     def active(self) -> Iterator[Session]:
         """Redirects CuTe DSL, torch.cuda and what host code asks of the driver."""
+        from cute_kernels.emulator.fake_arguments import accepting_tensors
+
         with contextlib.ExitStack() as stack:
             stack.enter_context(_compiling_for(self.arch))
             stack.enter_context(self._tensors.active())
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
+            stack.enter_context(accepting_tensors())
             stack.enter_context(host.recording_runtime())
             stack.enter_context(host.intercept(self.launch))
             yield self

@@ -355,10 +355,13 @@ def _parameter(reader: Reader, before: list[Parameter]) -> Parameter:
     reader.take(".param")
     align = None
     element = ""
+    pointer = False
     while reader.peek().startswith("."):
         directive = reader.take().text
+        pointer = pointer or directive == ".ptr"
         if directive == ".align":
-            align = reader.take_number()
+            number = reader.take_number()
+            align = align if pointer else number  # behind .ptr it is the alignment of what is pointed to
         elif directive[1:] in TYPE_BITS:
             element = directive[1:]
         elif directive not in (".ptr", ".global", ".shared"):

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from cute_kernels.emulator import blas
+from cute_kernels.emulator.arguments import pack_arguments, parameter_block
 from cute_kernels.emulator.back_end import Execution
 from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.decode import Instruction, Kernel, parse
@@ -109,7 +110,8 @@ def run(
     cluster: tuple[int, int, int] = (1, 1, 1),
     dynamic_smem: int = 0,
     params: bytes | Sequence[bytes] = b"",
-    memory: GlobalMemory,
+    args: Sequence[Any] | None = None,
+    memory: GlobalMemory | None = None,
     options: Options | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -123,7 +125,8 @@ def run(
         cluster: CTAs per cluster.
         dynamic_smem: bytes of dynamic shared memory.
         params: the parameter block, or one byte string per kernel parameter.
-        memory: what global memory the launch may touch.
+        args: instead of ``params``, one Python value per kernel parameter: `arguments.pack_arguments` says which.
+        memory: what global memory the launch may touch, besides tensors and arrays in ``args``.
         options: schedule and detectors.
         progress: called with (clusters done, clusters to run), first with 0.
 
@@ -131,11 +134,17 @@ def run(
         Counts and timings.
 
     Raises:
-        ValueError: a launch shape or parameter block that does not fit the kernel.
+        ValueError: a launch shape, parameter block or argument that does not fit the kernel.
+        TypeError: an argument of another kind.
         EmulatorError: see `cute_kernels.emulator.errors`; the message ends with where it happened.
     """
     options = options or Options()
     execution = Execution(ptx, kernel, tuple(block), options)
+    memory = memory if memory is not None else GlobalMemory()
+    if args is not None:
+        if params:
+            raise ValueError("params and args are both given; args are made into params")
+        params = pack_arguments(execution.kernel, args, memory)
     launch = _Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options)
     launch.place_variables(ptx)
     indices = launch.cluster_indices()
@@ -273,26 +282,6 @@ class _Launch:
             blocks=len(self.execution.flow.blocks),
             take_cluster=self._take_cluster,
         )
-
-
-def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:
-    """The parameter block: parameters at their declared offsets.
-
-    Raises:
-        ValueError: number or sizes do not fit the declarations.
-    """
-    if isinstance(params, (bytes, bytearray, memoryview)):
-        if len(params) < kernel.parameter_bytes:
-            raise ValueError(f"the parameter block has {len(params)} bytes, the kernel takes {kernel.parameter_bytes}")
-        return bytes(params)
-    if len(params) != len(kernel.parameters):
-        raise ValueError(f"{len(params)} parameters, the kernel takes {len(kernel.parameters)}")
-    result = bytearray(kernel.parameter_bytes)
-    for i, (declared, given) in enumerate(zip(kernel.parameters, params)):
-        if len(given) != declared.nbytes:
-            raise ValueError(f"parameter {i} has {len(given)} bytes, the kernel declares {declared.nbytes}")
-        result[declared.offset : declared.offset + declared.nbytes] = given
-    return bytes(result)
 
 
 # --- scheduling -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,95 @@
+"""Kernel arguments: Python values to the parameter block that a kernel declares."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.decode import Kernel
+from cute_kernels.emulator.gmem import GlobalMemory
+from cute_kernels.emulator.tensor_map import NBYTES, TensorMap, encode
+
+_FLOATS = {2: "<e", 4: "<f", 8: "<d"}
+_POINTER_BYTES = 8
+
+
+def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:
+    """The parameter block: parameters at their declared offsets.
+
+    Raises:
+        ValueError: number or sizes do not fit the declarations.
+    """
+    if isinstance(params, (bytes, bytearray, memoryview)):
+        if len(params) < kernel.parameter_bytes:
+            raise ValueError(f"the parameter block has {len(params)} bytes, the kernel takes {kernel.parameter_bytes}")
+        return bytes(params)
+    if len(params) != len(kernel.parameters):
+        raise ValueError(f"{len(params)} parameters, the kernel takes {len(kernel.parameters)}")
+    result = bytearray(kernel.parameter_bytes)
+    for i, (declared, given) in enumerate(zip(kernel.parameters, params)):
+        if len(given) != declared.nbytes:
+            raise ValueError(f"parameter {i} has {len(given)} bytes, the kernel declares {declared.nbytes}")
+        result[declared.offset : declared.offset + declared.nbytes] = given
+    return bytes(result)
+
+
+def pack_arguments(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) -> list[bytes]:
+    """One byte string per parameter, of the size that the kernel declares.
+
+    Args:
+        kernel: the declarations.
+        args: for each parameter an int or bool (any integer parameter), a float (2, 4 or 8 bytes), a CPU torch tensor
+            or NumPy array (its address; the memory becomes accessible, read-only for a read-only array), a NumPy
+            scalar, a `TensorMap`, or bytes as they are. The tensor behind a tensor map is not registered.
+        memory: where tensors and arrays are registered.
+
+    Raises:
+        ValueError: another number of arguments, or one that does not fit its parameter.
+        TypeError: a kind of argument that is not listed.
+    """
+    if len(args) != len(kernel.parameters):
+        names = ", ".join(parameter.name for parameter in kernel.parameters)
+        raise ValueError(f"{len(args)} arguments for the {len(kernel.parameters)} parameters of {kernel.name}: {names}")
+    result = []
+    for argument, parameter in zip(args, kernel.parameters, strict=True):
+        raw = _bytes_of(argument, parameter.nbytes, f"argument {parameter.name}", memory)
+        if len(raw) != parameter.nbytes:
+            raise ValueError(f"argument {parameter.name} has {len(raw)} bytes, the kernel declares {parameter.nbytes}")
+        result.append(raw)
+    return result
+
+
+def _bytes_of(argument: Any, nbytes: int, name: str, memory: GlobalMemory) -> bytes:
+    if isinstance(argument, (bytes, bytearray, memoryview)):
+        return bytes(argument)
+    if isinstance(argument, TensorMap):
+        return encode(argument)
+    if isinstance(argument, np.generic):
+        return argument.tobytes()
+    if isinstance(argument, int):  # bool too
+        low, high = -(1 << 8 * nbytes - 1), (1 << 8 * nbytes) - 1
+        if not low <= argument <= high:
+            raise ValueError(f"{name}: {argument} does not fit into {nbytes} bytes; legal are {low} to {high}")
+        return (argument % (1 << 8 * nbytes)).to_bytes(nbytes, "little")
+    if isinstance(argument, float):
+        if nbytes not in _FLOATS:
+            raise ValueError(f"{name}: a float for a parameter of {nbytes} bytes; legal are 2, 4 and 8")
+        try:
+            return struct.pack(_FLOATS[nbytes], argument)
+        except OverflowError:
+            if nbytes == 4:
+                return struct.pack("<f", math.copysign(math.inf, argument))
+            raise ValueError(f"{name}: {argument} is too large for {nbytes} bytes") from None
+    if isinstance(argument, np.ndarray) or hasattr(argument, "data_ptr"):
+        writable = argument.flags.writeable if isinstance(argument, np.ndarray) else True
+        memory.register_tensor(argument, name, writable)
+        address = argument.ctypes.data if isinstance(argument, np.ndarray) else argument.data_ptr()
+        return address.to_bytes(_POINTER_BYTES, "little")
+    raise TypeError(
+        f"{name} is a {type(argument).__name__}; allowed are int, float, torch tensors and NumPy arrays on the CPU, "
+        f"NumPy scalars, tensor maps (TensorMap or {NBYTES} bytes) and bytes"
+    )
