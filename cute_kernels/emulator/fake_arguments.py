@@ -19,14 +19,15 @@ import torch
 
 
 @functools.cache
-def _descriptor_type(extents: int, strides: int, wide: bool) -> type[ctypes.Structure]:
-    integer = ctypes.c_int64 if wide else ctypes.c_int32
+def _descriptor_type(extents: tuple[int, ...], strides: tuple[int, ...]) -> type[ctypes.Structure]:
+    """The structure of a parameter, from the widths in bits of its dynamic extents and strides."""
+    integers = {32: ctypes.c_int32, 64: ctypes.c_int64}
 
     def structure(fields: list) -> type[ctypes.Structure]:
         return type("Fields", (ctypes.Structure,), {"_fields_": fields})
 
-    shape = structure([(f"extent{i}", ctypes.c_int32) for i in range(extents)])
-    stride = structure([(f"stride{i}", integer) for i in range(strides)])
+    shape = structure([(f"extent{i}", integers[width]) for i, width in enumerate(extents)])
+    stride = structure([(f"stride{i}", integers[width]) for i, width in enumerate(strides)])
     layout = structure([(name, kind) for name, kind in (("shape", shape), ("stride", stride)) if kind._fields_])
     return structure([("data", ctypes.c_void_p), *([("layout", layout)] if layout._fields_ else [])])
 
@@ -55,8 +56,12 @@ class TensorArgument:
                 raise ValueError(f"a tensor of shape {extents}, strides {strides} where {fake} is expected")
         values = [extent for extent, dynamic in zip(extents, dynamic_extents) if dynamic]
         steps = [stride for stride, dynamic in zip(strides, dynamic_strides) if dynamic]
+        widths = (
+            tuple(symbol.width for symbol, dynamic in zip(symbols, mask) if dynamic)
+            for symbols, mask in ((fake.shape, dynamic_extents), (fake.stride, dynamic_strides))
+        )
         self._tensor = tensor
-        self._memory = _descriptor_type(len(values), len(steps), not fake._use_32bit_stride)()
+        self._memory = _descriptor_type(*widths)()
         self._memory.data = tensor.data_ptr()
         for name, numbers in (("shape", values), ("stride", steps)):
             for i, number in enumerate(numbers):
@@ -87,11 +92,13 @@ def accepting_tensors() -> Iterator[None]:
     @functools.wraps(marshal)
     def marshal_tensors(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fakes = getattr(self, "_fakes", None)
-        if fakes:
-            names = self._meta.all_names
-            args = tuple(_argument(x, fakes.get(name)) for x, name in zip(args, names)) + args[len(names) :]
-            kwargs = {name: _argument(x, fakes.get(name)) for name, x in kwargs.items()}
-        return marshal(self, args, kwargs)
+        if not fakes:
+            return marshal(self, args, kwargs)
+        names = self._meta.all_names
+        args = tuple(_argument(x, fakes.get(name)) for x, name in zip(args, names)) + args[len(names) :]
+        kwargs = {name: _argument(x, fakes.get(name)) for name, x in kwargs.items()}
+        pointers, adapted = marshal(self, args, kwargs)
+        return pointers, [*adapted, *args, *kwargs.values()]  # keeps what the pointers lead to until after the call
 
     with (
         mock.patch.object(CompileCallable, "__call__", compile_and_remember),

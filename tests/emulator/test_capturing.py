@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cuda.bindings.driver as cuda
 import cutlass
+import cutlass.cute as cute
 import numpy as np
 import pytest
 import torch
@@ -110,6 +111,23 @@ def test_benchmark_runs_once_and_gives_no_time() -> None:
             iterations=50,
         )
         assert np.isnan(time) and len(session.launches) == 1
+
+
+def test_tensors_for_functions_that_were_compiled_for_fake_tensors() -> None:
+    """Extents of both widths, static and dynamic, at every call; TVM-FFI, which this usually needs, is not there."""
+    from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+
+    with capture("sm_90a"):
+        shapes = [(cute.sym_int(),), (cute.sym_int64(),)]
+        fakes = [make_fake_compact_tensor(cutlass.Float32, shape) for shape in shapes]
+        arguments = (*fakes, cutlass.Float32(1), cutlass.Int32(1), make_fake_stream())
+        compiled = cute.compile(scale_program.host, *arguments, options="--enable-tvm-ffi")
+        for count in (64, 100):
+            x, y = torch.arange(count, dtype=torch.float32, device="cuda"), torch.zeros(count, device="cuda")
+            compiled(x, y, 3.0, count, cuda.CUstream(0))
+            assert y.tolist() == [3.0 * i + 1 for i in range(count)]
+        with pytest.raises(ValueError, match="where FakeTensor"):
+            compiled(x.reshape(4, 25), y, 3.0, count, cuda.CUstream(0))
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------

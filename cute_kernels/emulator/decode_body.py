@@ -1,0 +1,400 @@
+"""The body of a kernel: statements, scopes, registers, labels, operands.
+
+The text is read in two passes. The first cuts it into statements and remembers the `{ ... }` scope of each, because a
+scope (inline assembly opens one per call) has its own registers and labels, and a label may be used before it is
+defined. The second pass resolves names: a register or label of an inner scope gets the suffix ``@n`` of its scope, so
+later stages see one flat name space.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.lexer import Reader, Token, integer
+from cute_kernels.emulator.program import (
+    TYPE_BITS,
+    Guard,
+    Immediate,
+    Instruction,
+    Kernel,
+    Memory,
+    Not,
+    Operand,
+    Pair,
+    Parameter,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+
+@dataclass
+class _Scope:
+    """A brace level of a kernel body."""
+
+    parent: _Scope | None
+    suffix: str
+    registers: set[str] = field(default_factory=set)
+    labels: set[str] = field(default_factory=set)
+
+    def find(self, name: str, names: str) -> str | None:
+        scope: _Scope | None = self
+        while scope is not None:
+            if name in getattr(scope, names):
+                return name + scope.suffix
+            scope = scope.parent
+        return None
+
+
+@dataclass
+class _Statement:
+    tokens: list[Token]
+    scope: _Scope
+    location: str
+
+
+# --- kernel bodies --------------------------------------------------------------------------------------------------
+
+
+class Body:
+    """A kernel body between the two passes."""
+
+    def __init__(self, name: str, files: dict[int, str]) -> None:
+        self.name, self.files = name, files
+        self.parameters: list[Parameter] = []
+        self.reqntid: tuple[int, int, int] | None = None
+        self.reqnctapercluster: tuple[int, int, int] | None = None
+        self.registers: dict[str, str] = {}
+        self.statements: list[_Statement] = []
+        self.labels: dict[str, int] = {}
+        self.variables: list[Variable] = []
+        self.call_parameters: set[str] = set()
+        self.tables: dict[str, list[str]] = {}  # .branchtargets
+
+    def read(self, reader: Reader) -> None:
+        """Pass 1: statements, scopes, labels and register declarations."""
+        reader.take("{")
+        self.root = _Scope(None, "")
+        scope, scopes, location, label = self.root, 0, "", ""
+        while True:
+            token = reader.take()
+            following = reader.peek()
+            if token.text == "{":
+                scopes += 1
+                scope = _Scope(scope, f"@{scopes}")
+            elif token.text == "}":
+                if scope.parent is None:
+                    return
+                scope = scope.parent
+            elif token.text == ".reg":
+                self._declare_registers(reader, scope)
+            elif token.text == ".loc":
+                location = _location_key(reader.take_rest_of_line())
+            elif token.text == ".pragma":
+                reader.take_until(";")  # hints to the optimiser (loop unrolling)
+            elif token.text in (".shared", ".local"):
+                reader.at -= 1
+                self.variables.append(read_variable(reader))
+            elif token.text == ".param":
+                self._declare_call_parameter(reader, scope)
+            elif token.text == ".branchtargets":
+                self.tables[label] = [name.text for name in reader.take_until(";") if name.text != ","]
+            elif token.text.startswith("."):
+                raise UnsupportedPTX(f"directive {token.text!r} in a kernel is not supported", ptx_line=token.line)
+            elif token.kind == "name" and following == ":":
+                reader.take()
+                if token.text in scope.labels:
+                    raise UnsupportedPTX(f"label {token.text!r} is defined twice", ptx_line=token.line)
+                scope.labels.add(token.text)
+                label = token.text
+                self.labels[token.text + scope.suffix] = len(self.statements)
+            elif token.text == ";":
+                continue
+            else:
+                reader.at -= 1
+                tokens = reader.take_until(";")
+                for statement in self._indirect(tokens) if tokens[0].text == "brx.idx" else [tokens]:
+                    self.statements.append(_Statement(statement, scope, location))
+
+    def _indirect(self, tokens: list[Token]) -> list[list[Token]]:
+        """``brx.idx index, table`` as comparisons and branches; the flow analysis knows no other."""
+        index, name = tokens[1], tokens[-1].text
+        if len(tokens) != 4 or name not in self.tables:
+            raise UnsupportedPTX("brx.idx without a table of targets before it", ptx_line=tokens[0].line)
+        line = tokens[0].line
+        predicate = f"%brx_{len(self.statements)}"
+        self.registers[predicate] = "pred"
+        self.root.registers.add(predicate)
+        *others, last = self.tables[name]
+        out = []
+        for number, target in enumerate(others):
+            out.append(_tokens(line, "setp.eq.u32", predicate, ",", index.text, ",", str(number)))
+            out.append(_tokens(line, "@", predicate, "bra", target))
+        return [*out, _tokens(line, "bra", last)]
+
+    def _declare_call_parameter(self, reader: Reader, scope: _Scope) -> None:
+        """A parameter of a call is a register here: it is written once and read by the call."""
+        declaration = reader.take_until(";")
+        kind, name = declaration[0].text[1:], declaration[-1].text
+        if len(declaration) == 2 and kind in TYPE_BITS:
+            scope.registers.add(name)
+            self.registers[name + scope.suffix] = kind
+            self.call_parameters.add(name + scope.suffix)
+
+    def _declare_registers(self, reader: Reader, scope: _Scope) -> None:
+        type_token = reader.take()
+        kind = type_token.text[1:]
+        if kind not in TYPE_BITS:
+            raise UnsupportedPTX(f"registers of type .{kind} are not supported", ptx_line=type_token.line)
+        while True:
+            name = reader.take().text
+            names = [name]
+            if reader.peek() == "<":
+                reader.take()
+                names = [f"{name}{i}" for i in range(reader.take_number())]
+                reader.take(">")
+            for each in names:
+                scope.registers.add(each)
+                self.registers[each + scope.suffix] = kind
+            if reader.take().text == ";":
+                return
+
+    def finish(self, module_variables: tuple[Variable, ...]) -> Kernel:
+        """Pass 2: operands and names."""
+        sources: dict[str, str] = {}
+        instructions = []
+        for index, statement in enumerate(self.statements):
+            key = statement.location
+            if key not in sources:
+                sources[key] = _describe_location(key, self.files)
+            instructions.append(_instruction(index, statement, sources[key], self.call_parameters))
+        return Kernel(
+            self.name,
+            tuple(self.parameters),
+            self.registers,
+            tuple(instructions),
+            self.labels,
+            module_variables + tuple(self.variables),
+            self.reqntid,
+            self.reqnctapercluster,
+        )
+
+
+def _location_key(tokens: list[Token]) -> str:
+    """``.loc file line column [, function_name label, inlined_at file line column]`` as "file line [file line]"."""
+    words = [token.text for token in tokens if token.text != ","]
+    key = f"{words[0]} {words[1]}"
+    if "inlined_at" in words:
+        at = words.index("inlined_at")
+        key += f" {words[at + 1]} {words[at + 2]}"
+    return key
+
+
+def _describe_location(key: str, files: dict[int, str]) -> str:
+    numbers = [int(word) for word in key.split()]
+    places = [f"{files.get(f, f'file {f}').rsplit('/', 1)[-1]}:{line}" for f, line in zip(numbers[::2], numbers[1::2])]
+    return " inlined at ".join(places)
+
+
+def _instruction(index: int, statement: _Statement, source: str, call_parameters: set[str]) -> Instruction:
+    tokens = statement.tokens
+    line = tokens[0].line
+    text = _spell(tokens)
+    cursor = _OperandReader(tokens, statement.scope, text)
+    guard = None
+    if tokens[0].text == "@":
+        cursor.at = 1
+        negated = cursor.peek() == "!"
+        cursor.at += negated
+        operand = cursor.operand()
+        if not isinstance(operand, Register):
+            raise UnsupportedPTX("a guard must be a predicate register", ptx_line=line, instruction=text)
+        guard = Guard(operand.name, negated)
+    opcode = cursor.take()
+    operands = []
+    while cursor.at < len(tokens):
+        operands.append(cursor.operand())
+        if cursor.at < len(tokens):
+            cursor.take(",")
+    parts = tuple(opcode.split("."))
+    if parts[:2] in (("st", "param"), ("ld", "param")):
+        place, register = operands if parts[0] == "st" else operands[::-1]
+        if isinstance(place, Memory) and isinstance(place.base, Register) and place.base.name in call_parameters:
+            if place.offset or place.extra:
+                raise UnsupportedPTX("a part of a call parameter", ptx_line=line, instruction=text)
+            parts = ("mov", parts[-1])
+            operands = [place.base, register] if text.startswith("st") else [register, place.base]
+    return Instruction(index, parts, tuple(operands), guard, line, source, text)
+
+
+def _spell(tokens: list[Token]) -> str:
+    out = ""
+    for token in tokens:
+        glue = not out or out[-1] in "@!{[|-+" or token.text in ",;|]}+" or token.text == "-" and out[-1] == "+"
+        out += token.text if glue else f" {token.text}"
+    return out
+
+
+def _tokens(line: int, *texts: str) -> list[Token]:
+    kinds = {",": "sign", "@": "sign"}
+    return [Token(kinds.get(text) or ("number" if text.isdecimal() else "name"), text, line) for text in texts]
+
+
+class _OperandReader(Reader):
+    """Reads operands and resolves names in the scope of the statement."""
+
+    def __init__(self, tokens: list[Token], scope: _Scope, text: str) -> None:
+        super().__init__(tokens)
+        self.scope, self.text = scope, text
+
+    def take(self, expected: str | None = None) -> str:  # type: ignore[override]
+        if self.at >= len(self.tokens) or expected not in (None, self.peek()):
+            raise self._error(f"{expected or 'more'!r} expected, {self.peek()!r} found")
+        return super().take(expected).text
+
+    def _error(self, why: str) -> UnsupportedPTX:
+        line = self.tokens[0].line
+        return UnsupportedPTX(f"cannot read the instruction: {why}", ptx_line=line, instruction=self.text)
+
+    def operand(self) -> Operand:
+        first = self._primary()
+        if self.peek() == "|":
+            self.take()
+            return Pair(first, self._primary())
+        return first
+
+    def _primary(self) -> Operand:
+        text = self.peek()
+        if text == "{":
+            return Vector(self._list("{", "}"))
+        if text == "(":
+            return Vector(self._list("(", ")"))
+        if text == "[":
+            return self._memory()
+        if text == "!":
+            self.take()
+            register = self._primary()
+            if not isinstance(register, Register):
+                raise self._error("'!' must be followed by a predicate register")
+            return Not(register)
+        return self._scalar()
+
+    def _list(self, opening: str, closing: str) -> tuple[Operand, ...]:
+        self.take(opening)
+        items = [self.operand()]
+        while self.peek() == ",":
+            self.take()
+            items.append(self.operand())
+        self.take(closing)
+        return tuple(items)
+
+    def _memory(self) -> Memory:
+        self.take("[")
+        base = self._primary()
+        offset = 0
+        while self.peek() in ("+", "-"):
+            sign = -1 if self.take() == "-" else 1
+            if self.peek() == "-":
+                self.take()
+                sign = -sign
+            offset += sign * self.take_number_here()
+        extra = []
+        while self.peek() == ",":
+            self.take()
+            extra.append(self.operand())
+        self.take("]")
+        return Memory(base, offset, tuple(extra))
+
+    def take_number_here(self) -> int:
+        if self.tokens[self.at].kind != "number":
+            raise self._error(f"a number is expected, {self.peek()!r} found")
+        return integer(self.take())
+
+    def _scalar(self) -> Operand:
+        if self.at >= len(self.tokens):
+            raise self._error("an operand is missing")
+        negative = self.peek() == "-"
+        if negative:
+            self.take()
+        token = self.tokens[self.at]
+        self.at += 1
+        sign = -1 if negative else 1
+        if token.kind == "number":
+            return Immediate(sign * integer(token.text))
+        if token.kind == "float":
+            bits = int(token.text[2:], 16)
+            width = 32 if token.text[1] in "fF" else 64
+            return Immediate(bits ^ ((1 << (width - 1)) if negative else 0), width)
+        if token.kind == "decimal":
+            return Immediate(struct.unpack("<Q", struct.pack("<d", sign * float(token.text)))[0], 64)
+        if token.kind != "name" or negative:
+            raise self._error(f"{token.text!r} is not an operand")
+        return self._name(token.text)
+
+    def _name(self, name: str) -> Operand:
+        if name == "_":
+            return Sink()
+        register = self.scope.find(name, "registers")
+        if register is not None:
+            return Register(register)
+        if name.startswith("%"):
+            return Special(name)
+        return Symbol(self.scope.find(name, "labels") or name)
+
+
+# --- variables ------------------------------------------------------------------------------------------------------
+
+
+def read_variable(reader: Reader) -> Variable:
+    """A variable declaration, from its state space on."""
+    line = reader.line()
+    space = reader.take().text[1:]
+    if space not in ("shared", "global", "const", "local"):
+        raise UnsupportedPTX(f".{space} declarations are not supported", ptx_line=line)
+    align = None
+    while reader.peek() in (".align", ".attribute"):
+        directive = reader.take().text
+        if directive == ".attribute":
+            raise UnsupportedPTX(".attribute is not supported", ptx_line=line)
+        align = reader.take_number()
+    element = reader.take().text[1:]
+    if element not in TYPE_BITS:
+        raise UnsupportedPTX(f"variables of type .{element} are not supported", ptx_line=line)
+    size = TYPE_BITS[element] // 8
+    name = reader.take().text
+    count = 1
+    while reader.peek() == "[":
+        reader.take()
+        count *= reader.take_number() if reader.peek() != "]" else 0
+        reader.take("]")
+    initial = b""
+    if reader.peek() == "=":
+        reader.take()
+        initial = _initialiser(reader, size)
+    reader.take(";")
+    return Variable(name, space, align or size, size * count or len(initial), initial)
+
+
+def _initialiser(reader: Reader, size: int) -> bytes:
+    values, braces = [], reader.peek() == "{"
+    line = reader.line()
+    if braces:
+        reader.take()
+    while True:
+        sign = -1 if reader.peek() == "-" else 1
+        if sign < 0:
+            reader.take()
+        values.append(sign * reader.take_number())
+        if reader.peek() != ",":
+            break
+        reader.take()
+    if braces:
+        if reader.peek() != "}":
+            raise UnsupportedPTX("initialisers other than numbers are not supported", ptx_line=line)
+        reader.take("}")
+    return b"".join((value % (1 << 8 * size)).to_bytes(size, "little") for value in values)

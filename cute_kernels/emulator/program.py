@@ -1,0 +1,176 @@
+"""A PTX module as data: kernels, instructions and their operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cute_kernels.emulator.errors import UnsupportedPTX
+
+#: Width in bits of the fundamental types; ``pred`` counts as 1.
+TYPE_BITS = {
+    **{f"{kind}{bits}": bits for kind in "bsu" for bits in (8, 16, 32, 64)},
+    **{"f16": 16, "f32": 32, "f64": 64, "bf16": 16, "f16x2": 32, "bf16x2": 32, "b128": 128, "pred": 1},
+}
+
+
+@dataclass(frozen=True)
+class Register:
+    """A declared register; ``name`` carries the scope suffix."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Special:
+    """A special register, e.g. ``%tid.x``."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Immediate:
+    """A literal. ``value`` is the integer, or the bit pattern when ``float_bits`` (32 or 64) is not 0."""
+
+    value: int
+    float_bits: int = 0
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A variable, kernel parameter or label (labels carry the scope suffix)."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Vector:
+    """``{a, b, ...}``."""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """``[base + offset, extra...]``; ``extra`` holds the coordinate vectors of tensor copies."""
+
+    base: Operand
+    offset: int = 0
+    extra: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``value|predicate``, the two destinations of e.g. ``elect.sync``."""
+
+    value: Operand
+    predicate: Operand
+
+
+@dataclass(frozen=True)
+class Not:
+    """``!p``."""
+
+    register: Register
+
+
+@dataclass(frozen=True)
+class Sink:
+    """``_``: a destination that is thrown away."""
+
+
+Operand = Register | Special | Immediate | Symbol | Vector | Memory | Pair | Not | Sink
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``@p`` or ``@!p`` in front of an instruction."""
+
+    register: str
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of a kernel.
+
+    Attributes:
+        index: position in ``Kernel.instructions``.
+        parts: the opcode split at its dots, e.g. ``("ld", "shared", "v4", "b32")``; ``::`` stays inside a part.
+        operands: in PTX order.
+        guard: predicate of execution, or None.
+        line: 1-based line of the PTX text.
+        source: ``"file:line"`` of the ``.loc`` in force, or "".
+        text: the instruction as written, white space collapsed.
+    """
+
+    index: int
+    parts: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    guard: Guard | None
+    line: int
+    source: str
+    text: str
+
+    @property
+    def opcode(self) -> str:
+        return ".".join(self.parts)
+
+    def refuse(self, why: str) -> UnsupportedPTX:
+        """An error to raise that says where this instruction stands."""
+        return UnsupportedPTX(why, ptx_line=self.line, instruction=self.text, source=self.source or None)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A kernel parameter; ``offset`` is where it starts in the parameter block."""
+
+    name: str
+    align: int
+    nbytes: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable in some state space. ``nbytes`` is 0 for the unsized (dynamic) shared array."""
+
+    name: str
+    space: str
+    align: int
+    nbytes: int
+    initial: bytes = b""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One ``.entry``.
+
+    Attributes:
+        registers: type (e.g. ``"b32"``) per register name.
+        labels: index of the instruction that follows the label.
+        reqntid: block shape the kernel was compiled for, or None.
+        reqnctapercluster: cluster shape the kernel was compiled for, or None.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    registers: dict[str, str]
+    instructions: tuple[Instruction, ...]
+    labels: dict[str, int]
+    variables: tuple[Variable, ...]
+    reqntid: tuple[int, int, int] | None = None
+    reqnctapercluster: tuple[int, int, int] | None = None
+
+    @property
+    def parameter_bytes(self) -> int:
+        return max((p.offset + p.nbytes for p in self.parameters), default=0)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A PTX text."""
+
+    target: str
+    version: str
+    kernels: dict[str, Kernel]
+    variables: tuple[Variable, ...]
