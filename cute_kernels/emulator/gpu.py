@@ -214,6 +214,7 @@ class _Launch:
             raise ValueError(
                 f"{static} static + {dynamic_smem} dynamic bytes of shared memory; at most {MAX_SHARED_BYTES}"
             )
+        self.dynamic_smem = dynamic_smem
         self.shared_bytes = SYSTEM_BYTES + -(-static // 1024) * 1024 + dynamic_smem
         self.params = parameter_block(kernel, params)
         self.symbols: dict[str, int] = {}
@@ -275,6 +276,7 @@ class _Launch:
             block=self.block,
             shape=self.cluster,
             smem=self.shared_bytes,
+            static_smem=self.shared_bytes - self.dynamic_smem,
             params=self.params,
             symbols=self.symbols,
             gmem=self.memory,

@@ -194,6 +194,7 @@ class Cluster:
         block: tuple[int, int, int],
         shape: tuple[int, int, int],
         smem: int,
+        static_smem: int,
         params: bytes,
         symbols: dict[str, int],
         gmem: GlobalMemory,
@@ -208,6 +209,7 @@ class Cluster:
         self.rng = random.Random(options.seed * 1_000_003 + index)
         self.progress = self.clock = 0
         self.async_stores = 0
+        self.dynamic_smem = smem - static_smem
         self.running: dict[Warp, None] = {}
         self.ctas: list[Cta] = []
         ranks = shape[0] * shape[1] * shape[2]

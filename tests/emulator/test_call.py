@@ -137,3 +137,8 @@ def test_indirect_branches_diverge_and_meet() -> None:
     assert launch(BRANCHES).tolist() == expected
     with pytest.raises(UnsupportedPTX, match="without a table"):
         launch(BRANCHES.replace("TABLE:", "OTHER:"))
+
+
+def test_special_registers_of_shared_memory() -> None:
+    text = BRANCHES.replace("mov.u32 %r2, 100;", "mov.u32 %r2, %dynamic_smem_size;")
+    assert launch(text, dynamic_smem=768)[::3].tolist() == [768] * 11

@@ -174,7 +174,7 @@ def test_blocking_instructions_start_a_block():
     assert [flow.kernel.instructions[block.start].parts[0] for block in flow.blocks] == ["mov", "mbarrier", "bar"]
 
 
-@pytest.mark.parametrize("body", ["bra NOWHERE;", "brx.idx %r1, T;", "bra.foo L; L: ret;", "call f;", "wgmma.x %r1;"])
+@pytest.mark.parametrize("body", ["bra NOWHERE;", "brx.idx %r1, T;", "bra.foo L; L: ret;", "txq f;", "wgmma.x %r1;"])
 def test_unknown_control_flow_and_opcodes_are_refused_with_their_line(body: str):
     with pytest.raises(UnsupportedPTX) as caught:
         flow_of(body)
