@@ -23,7 +23,7 @@ import numpy as np
 from cute_kernels.emulator.decode import Instruction, Kernel
 from cute_kernels.emulator.flow import Block, Flow
 from cute_kernels.emulator.native import Library
-from cute_kernels.emulator.native_block import AGAIN, ERROR, GO, WAIT, BlockEmitter, Program, Site
+from cute_kernels.emulator.native_block import AGAIN, ERROR, GO, WAIT, BlockEmitter, NotNative, Program, Site
 from cute_kernels.emulator.native_memory import (
     CALL,
     CALLBACK,
@@ -85,7 +85,10 @@ def translate_native(
     Raises:
         NotNative: the kernel is one for the Python back end.
     """
-    return _Translator(lower(ptx, kernel, block_shape, check)).run()
+    lowering = lower(ptx, kernel, block_shape, check)
+    if lowering.context.local_bytes:
+        raise NotNative("local memory")
+    return _Translator(lowering).run()
 
 
 class _Translator:

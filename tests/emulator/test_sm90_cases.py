@@ -48,6 +48,12 @@ def test_against_independent_results(case: Case) -> None:
         assert digest(out) == RECORDED[case.name]
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if not case.name.startswith("mma")], ids=repr)
+def test_in_machine_code(case: Case) -> None:
+    """The native back end, or what it leaves to Python, gives the same."""
+    assert np.array_equal(run(case, native=True).view(np.uint8), case.expected.view(np.uint8))
+
+
 def test_every_recorded_case_still_exists() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
     assert set(RECORDED) <= {case.name for case in CASES}
