@@ -208,8 +208,8 @@ def case_names() -> list[str]:
     return [case.name for case in cases.ptx_cases()] + list(cases.SM90_CONFIGS)
 
 
-def profile(ncu: str) -> dict[str, Any]:
-    """Runs ncu on every case.
+def profile(ncu: str, explore: bool = False) -> dict[str, Any]:
+    """Runs ncu on every case; ``explore`` also records what `_EXPLORED` names, in many more passes.
 
     Returns:
         ``counts`` as `emulate` gives them, ``metrics`` (case -> every metric read) and ``ncu`` (its version).
@@ -219,7 +219,7 @@ def profile(ncu: str) -> dict[str, Any]:
     """
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")
     query = subprocess.run([ncu, "--query-metrics", "--chips", "gh100"], capture_output=True, text=True, check=True)
-    wanted = chosen_metrics(query.stdout)
+    wanted = chosen_metrics(query.stdout, explore)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         command = [
@@ -237,11 +237,13 @@ def profile(ncu: str) -> dict[str, Any]:
     return {"ncu": version[-2] if len(version) > 1 else version[0], "counts": as_counts(metrics), "metrics": metrics}
 
 
-def chosen_metrics(query: str) -> set[str]:
+def chosen_metrics(query: str, explore: bool = True) -> set[str]:
     """What to ask for, of the metrics that ``ncu --query-metrics`` lists: name, type, unit, description."""
     rows = [line.split() for line in query.splitlines() if "__" in line.split(" ")[0]]
     known = {row[0] for row in rows}
     wanted = {metric for counter in COUNTERS for metric in counter.metrics if metric.removesuffix(".sum") in known}
+    if not explore:
+        return wanted
     # Only plain counters have a sum.
     summed = [row[0] for row in rows if len(row) > 1 and row[1] == "Counter" and not row[0].startswith("pmsampling")]
     return wanted | {f"{name}.sum" for name in summed if any(part in name for part in _EXPLORED)}
@@ -365,6 +367,7 @@ def main() -> int:
     profiling = commands.add_parser("profile")
     profiling.add_argument("output", type=Path)
     profiling.add_argument("--ncu", default="ncu", help="default: %(default)s")
+    profiling.add_argument("--explore", action="store_true", help="also undocumented metrics, in many more passes")
     comparing = commands.add_parser("table")
     comparing.add_argument("emulated", type=Path)
     comparing.add_argument("profiled", type=Path)
@@ -374,7 +377,7 @@ def main() -> int:
     if arguments.command == "emulate":
         arguments.output.write_text(json.dumps({"counts": emulate()}, indent=1) + "\n")
     elif arguments.command == "profile":
-        arguments.output.write_text(json.dumps(profile(arguments.ncu), indent=1) + "\n")
+        arguments.output.write_text(json.dumps(profile(arguments.ncu, arguments.explore), indent=1) + "\n")
     elif arguments.command == "launch":
         launch_all()
     elif arguments.command == "design":
