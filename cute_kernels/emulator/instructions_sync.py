@@ -140,6 +140,8 @@ def each_address(mask: int, address: Any) -> list[tuple[int, int]]:
 
 def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
     """Tuples of per-lane Python values of the executing lanes."""
+    if all(isinstance(v, int) for v in values):
+        return [values] * lanes_in(mask)
     return [tuple(v if isinstance(v, int) else int(v[lane]) for v in values) for lane in lane_numbers(mask)]
 
 
@@ -235,7 +237,8 @@ def try_wait(warp: Any, mask: int, address: Any, state: Any, parity: bool, waits
     if not waits and warp.token == "polled":
         warp.token = None
         return False if uniform else done
-    where, what = next((a, s) for a, s in each_lane(mask & ~done, address, state))
+    left = mask & ~done
+    ((where, what),) = each_lane(left & -left, address, state)
     if waits:
         warp.wait = PhaseWait(warp.cluster.barriers, where, what & 1 if parity else what, parity)
     else:

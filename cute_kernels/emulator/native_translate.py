@@ -37,12 +37,13 @@ from cute_kernels.emulator.native_memory import (
     exchange_area,
 )
 from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, PythonWarp, lower
+from cute_kernels.emulator.values import FULL
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
     from cute_kernels.emulator.warp import Warp
 
-# The header of a warp's state, in int32 words.
+# The header of a warp's state, in 32-bit words. Where no path has diverged, the meeting block is all ones.
 _PC, _MASK, _MEET, _BUDGET, _ENTERED = range(5)
 _HEADER = 64
 _ARRIVE, _DIVERGE = 0, 1  # sites of control flow; _DIVERGE finds target, following, meet in exchange rows
@@ -318,20 +319,16 @@ class NativeLaunch:
 
     def _arrive(self, warp: Warp, mask: int) -> int:
         header = self.current.header
-        header[_PC], header[_MASK], header[_MEET] = _signed(*warp.arrive(header[_MASK] & 0xFFFFFFFF))
+        header[_PC], header[_MASK], meet = warp.arrive(header[_MASK])
+        header[_MEET] = meet & FULL
         return GO
 
     def _diverge(self, warp: Warp, mask: int) -> int:
         header = self.current.header
         taken, following, meet = (self.words[row * ROW // 8] for row in range(3))
-        header[_PC], header[_MASK], header[_MEET] = _signed(
-            *warp.diverge(mask, header[_MASK] & 0xFFFFFFFF, taken, following, meet)
-        )
+        header[_PC], header[_MASK], meet = warp.diverge(mask, header[_MASK], taken, following, meet)
+        header[_MEET] = meet & FULL
         return GO
-
-
-def _signed(*words: int) -> tuple[int, ...]:
-    return tuple((word & 0xFFFFFFFF ^ 0x80000000) - 0x80000000 for word in words)
 
 
 def _flags(cluster: Cluster) -> int:
@@ -350,11 +347,11 @@ class NativeWarp:
         translation = launch.translation
         self.launch, self.warp, self.tables = launch, warp, tables
         self.state, self.address = exchange_area(translation.state_bytes // ROW + 1)
-        self.header = memoryview(self.state[:_HEADER]).cast("B").cast("i")
+        self.header = memoryview(self.state[:_HEADER]).cast("B").cast("I")
         blocks = len(translation.flow.blocks) + 1
         self.counts = self.state[_HEADER : _HEADER + 8 * blocks].view(np.int64)
         warp.counts = self.counts
-        self.header[_PC], self.header[_MASK], self.header[_MEET] = _signed(0, warp.live, -1)
+        self.header[_MASK], self.header[_MEET] = warp.live, FULL
         self.error: BaseException | None = None
         self.site = 0
         names = {**translation.names, "W": warp}
@@ -368,7 +365,7 @@ class NativeWarp:
         result = launch.start(warp)
         result.counts[:] = counts
         header = result.header
-        header[_PC], header[_MASK], header[_MEET] = _signed(values["pc"], values["M"], values["rpc"])
+        header[_PC], header[_MASK], header[_MEET] = values["pc"], values["M"], values["rpc"] & FULL
         # A warp that used up its budget has been counted for the block that it stands before, one that waits has not.
         header[_ENTERED] = code.started and warp.wait is None
         for name, (offset, bits, uniform) in launch.translation.variables.items():
@@ -413,18 +410,17 @@ class NativeWarp:
         fields = log[:, :16].view(np.int32)
         masks = np.unpackbits(np.ascontiguousarray(log[:, 4:8]), axis=1, bitorder="little").astype(bool)
         addresses = log[:, 16:].view(np.int64)
-        observer = self.warp.cluster.memory.observer
+        kinds = fields[:, (0, 2)]
+        ends = np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1)) + 1
         start = 0
-        while start < len(log):  # runs of equal accesses together
-            end = start + 1
-            while end < len(log) and (fields[end, ::2] == fields[start, ::2]).all():
-                end += 1
+        for end in (*ends.tolist(), len(log)):  # runs of equal accesses together
             self.site = int(fields[start, 3])
             active = addresses[start:end][masks[start:end]]
             ranks = active >> 24
-            for rank in np.unique(ranks):
+            first = int(ranks[0])
+            for rank in (first,) if (ranks == first).all() else np.unique(ranks).tolist():
                 offsets = active[ranks == rank] & 0xFFFFFF
-                observer.generic_write(int(rank), offsets, int(fields[start, 2]), self.warp.label)
+                self.warp.cluster.memory.observer.generic_write(rank, offsets, int(fields[start, 2]), self.warp.label)
             start = end
 
     def block(self) -> int:
@@ -434,8 +430,9 @@ class NativeWarp:
         self.counts[number] -= 1
         if not translation.flow.blocks[number].divergent:
             return WAIT
-        *place, leaves = warp.park(number, header[_MASK] & 0xFFFFFFFF, header[_MEET])
-        header[_PC], header[_MASK], header[_MEET] = _signed(*place)
+        meet = -1 if header[_MEET] == FULL else header[_MEET]
+        header[_PC], header[_MASK], meet, leaves = warp.park(number, header[_MASK], meet)
+        header[_MEET] = meet & FULL
         return WAIT if leaves else AGAIN
 
     def failed_at(self, error: BaseException) -> Instruction | None:

@@ -131,6 +131,10 @@ class SharedMemory:
                 f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}"
             )
 
+    def checked_states(self) -> np.ndarray | None:
+        """uint8 [size]: 1 for bytes that hold data; None when that is not to be checked."""
+        return self.states[1] if self.detect else None
+
     def check_initialised(self, index: np.ndarray, nbytes: int) -> None:
         """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data.
 

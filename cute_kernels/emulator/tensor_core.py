@@ -19,6 +19,7 @@ from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.mbarrier import MBarriers
+from cute_kernels.emulator.native_matrix import LANES, E4m3Unit, unit_if_worth_it
 from cute_kernels.emulator.sanitizer import ProxyTracker
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, SharedMemory, shared_address
 from cute_kernels.emulator.tensor_map import CHUNK, SWIZZLES
@@ -261,6 +262,7 @@ class TensorCore:
     Attributes:
         instructions: MMAs executed so far.
         meter: hears of every MMA that is issued, or None.
+        native: whether products of E4M3 run in machine code (None: once that is worth its compilation).
     """
 
     def __init__(
@@ -271,8 +273,10 @@ class TensorCore:
         engine: AsyncEngine,
         tracker: ProxyTracker | None = None,
         meter: UnitCounters | None = None,
+        native: bool | None = None,
     ) -> None:
         self.meter = meter
+        self.native = native
         self.shared = shared
         self.tensor_memories = tensor_memories
         self.barriers = barriers
@@ -442,18 +446,52 @@ class _Mma:
 
     def run(self) -> None:
         """Computes the result and writes it to tensor memory."""
-        fields = self.fields
-        b_parts = [self._load(r, self.b_places, fields.b_type, fields.b_mn_major, fields.negate_b) for r in self.ranks]
-        b = np.concatenate(b_parts) if self.cta_group == 2 else b_parts[0]
+        unit = self._native_unit()
+        b = None
         for rank in self.ranks:
-            if self.a_tmem is None:
-                a = self._load(rank, self.a_places, fields.a_type, fields.a_mn_major, fields.negate_a)
-            else:
-                a = self._load_tmem(rank)
-            self._accumulate(self.core.tensor_memories[rank], b, a)
+            memory = self.core.tensor_memories[rank]
+            if unit is not None and self._run_native(unit, rank, memory):
+                continue
+            if b is None:
+                b = self._load_b()
+            a = self._load_a(rank) if self.a_tmem is None else self._load_tmem(rank)
+            self._accumulate(memory, b, a)
         for release in self.releases:
             release()
         self.core.instructions += 1
+
+    def _load_b(self) -> np.ndarray:
+        fields = self.fields
+        parts = [self._load(r, self.b_places, fields.b_type, fields.b_mn_major, fields.negate_b) for r in self.ranks]
+        return np.concatenate(parts) if self.cta_group == 2 else parts[0]
+
+    def _load_a(self, rank: int) -> np.ndarray:
+        fields = self.fields
+        return self._load(rank, self.a_places, fields.a_type, fields.a_mn_major, fields.negate_a)
+
+    def _native_unit(self) -> E4m3Unit | None:
+        """The unit with operand B loaded, or None where this instruction is not one for it."""
+        fields = self.fields
+        plain = fields.a_type is E4M3 and fields.b_type is E4M3 and self.rows == LANES and self.a_tmem is None
+        if not plain or fields.a_mn_major or fields.b_mn_major or fields.negate_a or fields.negate_b:
+            return None
+        unit = unit_if_worth_it(self.core.native)
+        if unit is not None:
+            for index, rank in enumerate(self.ranks):
+                cta = self.core.shared.ctas[rank]
+                if not unit.load_b(cta.data, cta.checked_states(), self.b_places, index * self.columns):
+                    return None
+        return unit
+
+    def _run_native(self, unit: E4m3Unit, rank: int, memory: TensorMemory) -> bool:
+        """One CTA's product; False, and nothing done, where a byte is NaN or uninitialised or a sum may be inexact."""
+        cta = self.core.shared.ctas[rank]
+        sums, earlier = self._exact_so_far(memory)
+        if earlier is None or not unit.load_a(cta.data, cta.checked_states(), self.a_places):
+            return False
+        unit.multiply(self.fields.n, self._cells(memory), self.accumulate)
+        sums[...] = earlier + 1
+        return True
 
     def _load(
         self, rank: int, places: np.ndarray, element: ElementType, mn_major: bool, negate: bool
@@ -494,16 +532,23 @@ class _Mma:
             memory.check(lane, lanes, column, columns, write=False)
         memory.check(lane, lanes, column, columns, write=True)
 
-    def _accumulate(self, memory: TensorMemory, b: np.ndarray, a: np.ndarray) -> None:
-        """Tensor memory is stored column by column, so D is computed transposed: [n, rows]."""
-        cells = self._cells(memory)
+    def _exact_so_far(self, memory: TensorMemory) -> tuple[np.ndarray, int | None]:
+        """Counts of the accumulator's columns, and their largest if this instruction's sums are exact in float64."""
         fields = self.fields
         _, column = split_address(self.d)
         sums = memory.e4m3_sums[column : column + self._width()]
         earlier = int(sums.max()) if self.accumulate else 0
         # The count is kept per column: it says nothing when two accumulators share columns, each in half of the lanes.
         tagged = (self.rows == 128 or self.cta_group == 2) and (not self.accumulate or int(sums.min()) > 0)
-        if fields.a_type is E4M3 and fields.b_type is E4M3 and tagged and earlier < _E4M3_SUMS_LIMIT:
+        exact_types = fields.a_type is E4M3 and fields.b_type is E4M3
+        return sums, earlier if exact_types and tagged and earlier < _E4M3_SUMS_LIMIT else None
+
+    def _accumulate(self, memory: TensorMemory, b: np.ndarray, a: np.ndarray) -> None:
+        """Tensor memory is stored column by column, so D is computed transposed: [n, rows]."""
+        cells = self._cells(memory)
+        fields = self.fields
+        sums, earlier = self._exact_so_far(memory)
+        if earlier is not None:
             # Products are multiples of 2^-18 below 2^18, and so are accumulators made of them alone: float64 holds
             # every sum of up to 2048 such instructions exactly, and the conversion to FP32 is the only rounding.
             total = self.core.scratch(len(b), len(a))
