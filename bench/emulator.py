@@ -1,30 +1,59 @@
-"""What the emulator costs: milliseconds per 256 x 256 x 768 FP8 tile of the patch-embed kernel, at growing tile counts.
+"""What the emulator costs on one core: per tile, per warp instruction, for a whole GEMM, and for the whole problem.
 
-Run with ``python bench/emulator.py``. One cluster works through all tiles on one core; compilation and the translation
-of PTX happen before the clock starts. The target of the default configuration is 150 ms per tile.
+Run with ``python -m bench.emulator``; ``--headline`` emulates all 10,878 tiles of the 928,256 x 768 x 768 patch embed
+instead, in as many processes as asked for, and checks a sample of the result. Times are CPU seconds of the process,
+which runs one thread: what else keeps the machine busy hardly shows in them. Compilation comes before the clock starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import mmap
+import multiprocessing
 import statistics
+import struct
 import tempfile
 import time
 
+import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cute_kernels import reference
 from cute_kernels.config import Problem, TileConfig
-from cute_kernels.emulator import Options
+from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.launch import LaunchTensors, emulate
 from cute_kernels.plan import make_plan
+from cute_kernels.table import build_table
 
 POSITIONS, FEATURES = 196, 768
+HEADLINE_IMAGES = 4736
+
+ARITHMETIC = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 out, .param .u64 rounds)
+{
+    .reg .pred %p<2>; .reg .b32 %r<8>; .reg .f32 %f<2>; .reg .b64 %d<4>;
+    mov.u32 %r1, %tid.x; ld.param.u64 %d1, [out]; ld.param.u32 %r7, [rounds];
+    mul.wide.u32 %d2, %r1, 4; add.s64 %d1, %d1, %d2;
+    mov.u32 %r2, 0; mov.u32 %r3, 0; mov.f32 %f1, 0f3F800000;
+NEXT:
+    mad.lo.s32 %r3, %r3, 5, %r1; xor.b32 %r4, %r3, %r2; shr.u32 %r6, %r4, 3; add.s32 %r3, %r3, %r6;
+    fma.rn.f32 %f1, %f1, 0f3F7FFFFF, 0f3A000000; st.global.u32 [%d1], %r3; ld.global.u32 %r5, [%d1];
+    add.s32 %r2, %r2, 1; setp.lt.s32 %p1, %r2, %r7;
+    @%p1 bra NEXT;
+    ret;
+}
+"""
 
 
-def seconds_per_launch(tiles: int, config: TileConfig, options: Options, repeats: int) -> tuple[list[float], int]:
-    """Wall-clock seconds of each repeat for ``tiles`` tiles of 256 x 256 x 768, and warp instructions of one launch."""
+def seconds_per_launch(
+    tiles: int, config: TileConfig, options: Options, repeats: int
+) -> tuple[list[float], int]:
+    """CPU seconds of each repeat for ``tiles`` tiles of 256 x 256 x 768, and warp instructions of one launch."""
     rows = 256 * tiles
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, FEATURES, generator=generator).to(torch.float8_e4m3fn)
@@ -36,36 +65,172 @@ def seconds_per_launch(tiles: int, config: TileConfig, options: Options, repeats
     emulate(plan, tensors, options)
     times, instructions = [], 0
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         instructions = emulate(plan, tensors, options).warp_instructions
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return times, instructions
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiles", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    table = Table(title="emulator, 256 x 256 x 768 FP8 tiles, one cluster")
-    columns = ("tiles", "config", "options", "ms per tile (median)", "min", "max", "warp instructions per tile")
+def tile_table(tile_counts: list[int], repeats: int) -> Table:
+    """Milliseconds per tile for growing launches and other options, with the best straight line through the former."""
+    table = Table(title="256 x 256 x 768 FP8 tiles, one cluster")
+    columns = ("tiles", "config", "options", "ms per tile (median)", "min", "max", "warp instr. per tile", "M instr./s")
     for column in columns:
         table.add_column(column, justify="right")
-    last = arguments.tiles[-1]
-    cases = [(tiles, TileConfig(), "default", {}) for tiles in arguments.tiles]
-    cases.append((last, TileConfig(epilogue="bf16x2"), "default", {}))
-    cases.append((last, TileConfig(), "no detectors", {"detectors": False}))
+    last = tile_counts[-1]
+    native, python = {"native": True}, {"native": False}
+    cases = [(tiles, TileConfig(), "native", native) for tiles in tile_counts]
+    cases.append((last, TileConfig(epilogue="bf16x2"), "native", native))
+    cases.append((last, TileConfig(), "native, no detectors", {**native, "detectors": False}))
+    cases.append((last, TileConfig(), "Python", python))
+    cases.append((last, TileConfig(), "Python, no detectors", {**python, "detectors": False}))
+    medians = []
     with tempfile.TemporaryDirectory() as folder:
         cases.append((last, TileConfig(), "counters", {"counters": True}))
         cases.append((last, TileConfig(), "trace", {"trace": f"{folder}/trace.json"}))
         for tiles, config, name, options in cases:
-            times, instructions = seconds_per_launch(tiles, config, Options(**options), arguments.repeats)
+            times, instructions = seconds_per_launch(tiles, config, Options(**options), repeats)
             per_tile = [1e3 * t / tiles for t in times]
+            median = statistics.median(per_tile)
+            medians.append(median * tiles)
             table.add_row(
-                str(tiles), config.epilogue, name, f"{statistics.median(per_tile):.1f}",
-                f"{min(per_tile):.1f}", f"{max(per_tile):.1f}", f"{instructions / tiles:,.0f}",
+                str(tiles), config.epilogue, name, f"{median:.1f}", f"{min(per_tile):.1f}", f"{max(per_tile):.1f}",
+                f"{instructions / tiles:,.0f}", f"{instructions / tiles / median / 1e3:.2f}",
             )  # fmt: skip
-    Console().print(table)
+    if len(tile_counts) > 2:
+        table.caption = growth(tile_counts, medians[: len(tile_counts)])
+    return table
+
+
+def growth(tile_counts: list[int], milliseconds: list[float]) -> str:
+    """Least squares of time over tiles, in words."""
+    tiles, times = np.array(tile_counts, float), np.array(milliseconds)
+    (slope, start), *_ = np.linalg.lstsq(np.stack([tiles, np.ones_like(tiles)], 1), times, rcond=None)
+    residual = np.abs(times - slope * tiles - start).max() / times.max()
+    return f"{slope:.2f} ms per tile + {start:.1f} ms per launch; largest residual {100 * residual:.1f}% of the longest"
+
+
+def arithmetic_rate(native: bool, rounds: int) -> float:
+    """Million warp instructions per second of a loop of integer and FP32 arithmetic with a load and a store."""
+    out = np.zeros(32, np.uint32)
+    memory = GlobalMemory()
+    memory.register_tensor(out, "out")
+    params = [struct.pack("<Q", value) for value in (out.ctypes.data, rounds)]
+    best = 0.0
+    for _ in range(3):
+        start = time.process_time()
+        report = run(
+            ARITHMETIC, grid=(1, 1, 1), block=(32, 1, 1), params=params, memory=memory, options=Options(native=native)
+        )
+        best = max(best, report.warp_instructions / (time.process_time() - start) / 1e6)
+    return best
+
+
+def gemm_seconds(size: int, detectors: bool, native: bool = True) -> float:
+    """CPU seconds of a square FP8 GEMM with CTA pairs (patch embed with a table of zeros, one persistent cluster)."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, size, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))
+    plan = make_plan(Problem(size, size, size, POSITIONS), TileConfig(), sm_count=2)
+    table = torch.zeros(plan.table_shape, dtype=getattr(torch, plan.table_dtype))
+    out = torch.empty(size, size, dtype=torch.bfloat16)
+    tensors = LaunchTensors(x, weight, table, 1.0, out)
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        emulate(plan, tensors, Options(native=native, detectors=detectors))
+        times.append(time.process_time() - start)
+    exact = x[:64].double() @ weight.double().T
+    error = (out[:64].double() - exact).abs().max() / exact.abs().max()
+    assert error < 2**-8, f"the product is wrong by {error}"
+    return min(times)
+
+
+# --- the whole problem ----------------------------------------------------------------------------------------------
+
+
+def shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory that forked processes share."""
+    count = int(np.prod(shape))
+    store = mmap.mmap(-1, count * torch.empty((), dtype=dtype).element_size())
+    return torch.frombuffer(store, dtype=dtype, count=count).view(shape)
+
+
+def headline(images: int, processes: int, detectors: bool, console: Console) -> None:
+    """Emulates the full launch, the clusters dealt to processes, and checks rows of the result bit for bit."""
+    torch.set_num_threads(1)  # a forked process must not inherit a pool of threads
+    rows = images * POSITIONS
+    generator = torch.Generator().manual_seed(0)
+    x = shared_tensor((rows, FEATURES), torch.float8_e4m3fn)
+    for start in range(0, rows, 1 << 15):
+        part = x[start : start + (1 << 15)]
+        part.copy_(torch.randn(part.shape, generator=generator))
+    weight = torch.randn(FEATURES, FEATURES, generator=generator).to(torch.float8_e4m3fn)
+    bias, position = (torch.randn(n, FEATURES, generator=generator) for n in (1, POSITIONS))
+    plan = make_plan(Problem(rows, FEATURES, FEATURES, POSITIONS), TileConfig())
+    table = build_table(
+        bias[0], position, positions=POSITIONS, columns=plan.padded_n, dtype=getattr(torch, plan.table_dtype),
+        layout=plan.table_layout,
+    )  # fmt: skip
+    out = shared_tensor((rows, FEATURES), torch.bfloat16)
+    tensors = LaunchTensors(x, weight, table, 0.037, out)
+    context = multiprocessing.get_context("fork")
+    done = context.Queue()
+
+    def work(first: int) -> None:
+        mine = tuple(range(first, plan.clusters, processes))
+        options = Options(clusters=mine, detectors=detectors, native=True)
+        report = emulate(plan, tensors, options, progress=lambda count, _: done.put((count > 0, 0)))
+        done.put((0, report.warp_instructions))
+
+    start = time.perf_counter()
+    workers = [context.Process(target=work, args=(first,)) for first in range(processes)]
+    for worker in workers:
+        worker.start()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    instructions = finished = 0
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task(f"clusters ({plan.tiles} tiles)", total=plan.clusters)
+        while finished < processes:
+            clusters, counted = done.get()
+            progress.advance(task, clusters)
+            finished += bool(counted)
+            instructions += counted
+            failed = [worker for worker in workers if worker.exitcode]
+            if failed:
+                raise SystemExit(f"{len(failed)} processes failed")
+    seconds = time.perf_counter() - start
+    sample = torch.randint(rows, (4096,), generator=generator)
+    expected = reference.patch_embed_f32(x[sample], weight, bias[0], position, 0.037, pos_index=sample % POSITIONS)
+    wrong = int((out[sample].view(torch.int16) != expected.view(torch.int16)).sum())
+    console.print(
+        f"{rows} x {FEATURES} x {FEATURES}: {seconds:.0f} s in {processes} processes, "
+        f"{1e3 * seconds / plan.tiles:.1f} ms per tile, {instructions / 1e6:.1f} M warp instructions; "
+        f"{wrong} of {expected.numel()} sampled elements differ"
+    )
+    if wrong:
+        raise SystemExit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiles", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--gemm", type=int, default=2048, help="size of the square GEMM")
+    parser.add_argument("--headline", action="store_true", help="emulate the whole problem instead")
+    parser.add_argument("--images", type=int, default=HEADLINE_IMAGES, help="of the whole problem")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--no-detectors", action="store_true", help="for --headline")
+    arguments = parser.parse_args()
+    console = Console()
+    if arguments.headline:
+        headline(arguments.images, arguments.processes, not arguments.no_detectors, console)
+        return
+    console.print(tile_table(arguments.tiles, arguments.repeats))
+    for name, native, rounds in (("native", True, 1_000_000), ("Python", False, 20_000)):
+        console.print(f"arithmetic loop, {name}: {arithmetic_rate(native, rounds):.2f} M warp instructions/s")
+    for detectors in (False, True):
+        seconds = gemm_seconds(arguments.gemm, detectors)
+        console.print(f"{arguments.gemm}^3 FP8 GEMM, detectors {'on' if detectors else 'off'}: {seconds:.2f} s")
 
 
 if __name__ == "__main__":
