@@ -222,6 +222,7 @@ def _compiling_for(arch: str) -> Iterator[None]:
     """Makes every DSL of the cutlass package compile for ``arch`` and keep its PTX, with source lines."""
     from cutlass.base_dsl import compiler
     from cutlass.base_dsl.dsl import BaseDSL
+    from cutlass.cute import runtime
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -232,6 +233,12 @@ def _compiling_for(arch: str) -> Iterator[None]:
             for name, value in settings.items():
                 stack.enter_context(mock.patch.object(dsl.envar, name, value))
         stack.enter_context(mock.patch.object(compiler.CompileOptions, "enable_tvm_ffi", False))
+        make = runtime._Tensor.__init__
+
+        def without_tvm_ffi(self: Any, tensor: Any, *args: Any, enable_tvm_ffi: bool = False, **kwargs: Any) -> None:
+            make(self, tensor, *args, **kwargs)
+
+        stack.enter_context(mock.patch.object(runtime._Tensor, "__init__", without_tvm_ffi))
         yield
 
 

@@ -13,6 +13,8 @@ from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, require_whole_warp
+from cute_kernels.emulator.tensor_copy import copy_to_tensor_memory
+from cute_kernels.emulator.tmem import TensorMemory
 from cute_kernels.emulator.warp import AllocationWait
 
 _GROUPS = ("cta_group::1", "cta_group::2")
@@ -82,13 +84,23 @@ def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
 _REPEAT = re.compile(r"x(\d+)")
 
 
-def load(warp: Any, mask: int, address: int, shape: str, repeat: int) -> np.ndarray:
+def load_packed(memory: TensorMemory, warp: int, address: int, repeat: int) -> np.ndarray:
+    """.pack::16b: the low halves of columns 2 i and 2 i + 1 in register i."""
+    parts = [memory.load(warp, address + first, "32x32b", repeat).T for first in (0, repeat)]
+    columns = np.concatenate(parts) & np.uint32(0xFFFF)
+    rows = columns[::2] | columns[1::2] << np.uint32(16)
+    return rows if repeat > 1 else rows[0]
+
+
+def load(warp: Any, mask: int, address: int, shape: str, repeat: int, pack: bool = False) -> np.ndarray:
     """tcgen05.ld: uint32 [registers, 32 lanes] (one register: [32]).
 
     The copy is made at once. PTX makes the registers valid only after tcgen05.wait::ld, so any earlier read that a
     program may legally make sees these values.
     """
     require_whole_warp(warp, mask, "tcgen05.ld")
+    if pack:
+        return load_packed(warp.cta.tmem, warp.index, address, repeat)
     rows = warp.cta.tmem.load(warp.index, address, shape, repeat).T
     if warp.cluster.meter is not None:
         warp.cluster.meter.tensor_memory("ld", len(rows))
@@ -105,9 +117,10 @@ def store(warp: Any, mask: int, address: int, shape: str, repeat: int, values: t
         warp.cluster.meter.tensor_memory("st", len(rows))
 
 
-def _shape(instruction: Instruction) -> tuple[str, int]:
+def _shape(instruction: Instruction, *more: str) -> tuple[str, int]:
     parts = qualifiers(
         instruction,
+        *more,
         *("ld", "st", "sync", "aligned", "32x32b", "16x64b", "16x128b", "16x256b", "b32"),
         *(f"x{1 << i}" for i in range(8)),
     )
@@ -120,13 +133,16 @@ def _shape(instruction: Instruction) -> tuple[str, int]:
 
 @family("tcgen05.ld", varies=always_varies)
 def _ld(block: BlockBuilder, instruction: Instruction) -> None:
-    """tcgen05.ld."""
-    shape, repeat = _shape(instruction)
+    """tcgen05.ld; .pack::16b for 32x32b."""
+    pack = "pack::16b" in instruction.parts
+    shape, repeat = _shape(instruction, "pack::16b")
+    if pack and shape != "32x32b":
+        raise instruction.refuse(".pack::16b is implemented for 32x32b")
     destination = instruction.operands[0]
     count = len(destination.items) if isinstance(destination, Vector) else 1
     address = address_value(block, instruction.operands[1])
     address = block.agreed(address)
-    results = block.call(load, address, shape, repeat, results=[("u32", False)] * count)
+    results = block.call(load, address, shape, repeat, pack, results=[("u32", False)] * count)
     for item, value in zip(destination.items if count > 1 else _only(destination), results):
         block.define(item, value)
 
@@ -197,7 +213,7 @@ def mma(
 @family("tcgen05.mma", destinations=0)
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.mma, dense kinds. The collector hints say how operands are buffered and change no result."""
-    kinds = ("kind::f16", "kind::tf32", "kind::f8f6f4")
+    kinds = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
     hints = [f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard")]
     parts = qualifiers(instruction, "mma", *_GROUPS, *kinds, *hints)
     kind = next(part for part in parts if part in kinds)[6:]
@@ -219,6 +235,38 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     ]
     call = Call(mma, [kind, _cta_group(instruction), *values, a_in_tmem, tuple(disabled)])
     block.anchor(call, [], [*values, *disabled])
+
+
+def copy(warp: Any, mask: int, shape: str, multicast: str, cta_group: int, address: Any, matrix: Any) -> None:
+    """tcgen05.cp, once per executing lane."""
+    warp.cluster.progress += 1
+    for where, descriptor in each_lane(mask, address, matrix):
+        copy_to_tensor_memory(
+            warp.cluster.tensor_core,
+            shape=shape,
+            multicast=multicast,
+            cta_group=cta_group,
+            rank=warp.cta.rank,
+            address=where,
+            matrix=descriptor,
+            describe=f"by {warp.label}",
+        )
+
+
+@family("tcgen05.cp", destinations=0)
+def _cp(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.cp of 128x256b, 128x128b, 64x128b.warpx2, 32x128b.warpx4, without decompression."""
+    shapes = ("128x256b", "128x128b", "64x128b", "32x128b")
+    multicasts = ("warpx2::02_13", "warpx2::01_23", "warpx4")
+    parts = qualifiers(instruction, "cp", *_GROUPS, *shapes, *multicasts)
+    shape = [part for part in parts if part in shapes]
+    multicast = [part for part in parts if part in multicasts]
+    if len(shape) != 1 or len(multicast) > 1:
+        raise instruction.refuse("one shape and at most one multicast are needed")
+    address, matrix = instruction.operands
+    descriptor = block.whole(block.value(matrix, 64))
+    group = _cta_group(instruction)
+    block.call(copy, shape[0], "".join(multicast), group, address_value(block, address), descriptor)
 
 
 def commit(warp: Any, mask: int, cta_group: int, barrier: Any, multicast: Any) -> None:

@@ -44,9 +44,16 @@ E5M2 = ElementType("e5m2", 1, 3)
 F16 = ElementType("f16", 2, 11)
 BF16 = ElementType("bf16", 2, 8)
 TF32 = ElementType("tf32", 4, 11)
+S8 = ElementType("s8", 1, 8)
+U8 = ElementType("u8", 1, 8)
 #: kind -> type code of the instruction descriptor -> element type.
-KINDS = {"f8f6f4": {0: E4M3, 1: E5M2}, "f16": {0: F16, 1: BF16}, "tf32": {2: TF32}}
+KINDS = {"f8f6f4": {0: E4M3, 1: E5M2}, "f16": {0: F16, 1: BF16}, "tf32": {2: TF32}, "i8": {0: U8, 1: S8}}
+#: kind -> type code of the accumulator -> its name.
+_FLOATS = {0: "f16", 1: "f32"}
+_ACCUMULATORS = {"f8f6f4": _FLOATS, "f16": _FLOATS, "tf32": {1: "f32"}, "i8": {2: "s32"}}
 _DTYPES = {
+    "s8": np.int8,
+    "u8": np.uint8,
     "e4m3": ml_dtypes.float8_e4m3fn,
     "e5m2": ml_dtypes.float8_e5m2,
     "f16": np.float16,
@@ -63,6 +70,8 @@ class Instruction:
         negate_a, negate_b: the operand is negated.
         a_mn_major, b_mn_major: the operand is MN-major (False: K-major).
         m, n: shape of the accumulator, of both CTAs together.
+        d_type: type of the accumulator, ``"f32"``, ``"f16"`` (the low half of a cell) or ``"s32"``.
+        saturate: integer sums saturate.
     """
 
     a_type: ElementType
@@ -73,6 +82,8 @@ class Instruction:
     b_mn_major: bool
     m: int
     n: int
+    d_type: str = "f32"
+    saturate: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,22 +108,27 @@ def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instructio
     """Decodes an instruction descriptor.
 
     Raises:
-        UnsupportedPTX: sparsity, saturation, an accumulator other than FP32, element types not implemented.
+        UnsupportedPTX: sparsity, element types not implemented or that do not go with the accumulator.
         IllegalAccess: a shape that does not exist.
     """
     if kind not in KINDS:
         raise UnsupportedPTX(f"tcgen05.mma.kind::{kind}; implemented are {', '.join(KINDS)}")
     where = f"instruction descriptor {descriptor:#010x} of kind::{kind}"
     types = KINDS[kind]
-    # Bits 0-3: sparsity and saturation; 6, 23: reserved; 29: reserved; 30-31: shift of .ws.
-    if descriptor & (0xF | 1 << 6 | 1 << 23 | 7 << 29):
-        raise UnsupportedPTX(f"{where}: sparsity, saturation or a reserved bit")
-    if descriptor >> 4 & 3 != 1:
-        raise UnsupportedPTX(f"{where}: D type {descriptor >> 4 & 3}; implemented is 1 (F32)")
+    # Bits 0-2: sparsity; 3: saturation, of integers; 6, 23, 29: reserved; 13-14: negation, not of integers; 30-31: .ws.
+    reserved = 3 << 13 if kind == "i8" else 1 << 3
+    if descriptor & (0x7 | reserved | 1 << 6 | 1 << 23 | 7 << 29):
+        raise UnsupportedPTX(f"{where}: sparsity, saturation of floats, negation of integers or a reserved bit")
+    accumulators = _ACCUMULATORS[kind]
+    if descriptor >> 4 & 3 not in accumulators:
+        known = ", ".join(f"{code} ({name})" for code, name in accumulators.items())
+        raise UnsupportedPTX(f"{where}: D type {descriptor >> 4 & 3}; implemented is {known}")
     for operand, code in (("A", descriptor >> 7 & 7), ("B", descriptor >> 10 & 7)):
         if code not in types:
             known = ", ".join(f"{c} ({t.name})" for c, t in types.items())
             raise UnsupportedPTX(f"{where}: {operand} type {code}; implemented are {known}")
+    if accumulators[descriptor >> 4 & 3] == "f16" and BF16 in (types[descriptor >> 7 & 7], types[descriptor >> 10 & 7]):
+        raise UnsupportedPTX(f"{where}: BF16 operands with an FP16 accumulator")
     m, n = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
     step = {(1, 64): 8, (1, 128): 16, (2, 128): 16, (2, 256): 16}.get((cta_group, m))
     if step is None or n % step or not step <= n <= 256:
@@ -129,6 +145,8 @@ def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instructio
         b_mn_major=bool(descriptor >> 16 & 1),
         m=m,
         n=n,
+        d_type=accumulators[descriptor >> 4 & 3],
+        saturate=bool(descriptor >> 3 & 1),
     )
 
 
@@ -305,7 +323,7 @@ class TensorCore:
         of its half of A, all at the same offsets.
 
         Args:
-            kind: ``"f8f6f4"``, ``"f16"`` or ``"tf32"``.
+            kind: a key of `KINDS`.
             cta_group: 1 or 2.
             rank: cluster rank of the issuing CTA.
             d: tensor-memory address of the accumulator.
@@ -540,7 +558,7 @@ class _Mma:
         earlier = int(sums.max()) if self.accumulate else 0
         # The count is kept per column: it says nothing when two accumulators share columns, each in half of the lanes.
         tagged = (self.rows == 128 or self.cta_group == 2) and (not self.accumulate or int(sums.min()) > 0)
-        exact_types = fields.a_type is E4M3 and fields.b_type is E4M3
+        exact_types = fields.a_type is E4M3 and fields.b_type is E4M3 and fields.d_type == "f32"
         return sums, earlier if exact_types and tagged and earlier < _E4M3_SUMS_LIMIT else None
 
     def _accumulate(self, memory: TensorMemory, b: np.ndarray, a: np.ndarray) -> None:
@@ -562,6 +580,19 @@ class _Mma:
                 sums[...] = earlier + 1
                 return
         sums[...] = 0
+        if fields.d_type == "s32":
+            total = exact.dot(b, a)  # exact: 32 products below 2^16
+            if self.accumulate:
+                total += np.ascontiguousarray(cells).view(np.int32).reshape(total.shape)
+            if fields.saturate:
+                total = np.clip(total, -(1 << 31), (1 << 31) - 1)
+            cells.view(np.int32)[...] = total.astype(np.int64).astype(np.int32).reshape(cells.shape)
+            return
         old = np.ascontiguousarray(cells).reshape(len(b), len(a)) if self.accumulate else None
         precision = max(fields.a_type.precision, fields.b_type.precision)
+        if fields.d_type == "f16":
+            half = None if old is None else old.view(np.uint32).astype(np.uint16).view(np.float16)
+            total = exact.dot_add(b, a, half, precision, np.float16).view(np.uint16)
+            cells.view(np.uint32)[...] = total.astype(np.uint32).reshape(cells.shape)
+            return
         cells[...] = exact.dot_add(b, a, old, precision).reshape(cells.shape)

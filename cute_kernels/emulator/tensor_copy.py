@@ -1,0 +1,77 @@
+"""tcgen05.cp: shared memory to tensor memory, in the pipe of the tensor core."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_kernels.emulator.async_engine import AsyncOp
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.smem import SharedMemory
+from cute_kernels.emulator.tensor_core import E4M3, TensorCore, check_operand, decode_matrix, operand_places
+from cute_kernels.emulator.tensor_map import CHUNK
+from cute_kernels.emulator.tmem import TensorMemory, split_address
+
+#: (shape, multicast) of tcgen05.cp -> the quarters of the lanes that each 32 rows go to.
+_COPIES = {
+    ("128x256b", ""): ((0,), (1,), (2,), (3,)),
+    ("128x128b", ""): ((0,), (1,), (2,), (3,)),
+    ("64x128b", "warpx2::02_13"): ((0, 2), (1, 3)),
+    ("64x128b", "warpx2::01_23"): ((0, 1), (2, 3)),
+    ("32x128b", "warpx4"): ((0, 1, 2, 3),),
+}
+
+
+def copy_to_tensor_memory(
+    core: TensorCore,
+    *,
+    shape: str,
+    multicast: str,
+    cta_group: int,
+    rank: int,
+    address: int,
+    matrix: int,
+    describe: str = "",
+) -> None:
+    """tcgen05.cp: rows of a K-major matrix in shared memory to lanes of tensor memory, in order with the MMAs.
+
+    Args:
+        core: the tensor cores of the cluster.
+        shape, multicast: a key of `_COPIES`: rows and bits of each, and which lanes get each 32 rows.
+        cta_group: 2 copies in both CTAs of the pair, each from its own shared memory.
+        rank: cluster rank of the issuing CTA.
+        address, matrix: tensor-memory address in lane 0, 64-bit matrix descriptor.
+        describe: who issues.
+
+    Raises:
+        UnsupportedPTX, IllegalAccess: another shape; outside of the memories or of the allocated columns.
+        ProxyFenceMissing: the source was written through the generic proxy and not fenced since.
+    """
+    if (shape, multicast) not in _COPIES:
+        raise UnsupportedPTX(f"tcgen05.cp.{shape}{'.' if multicast else ''}{multicast}")
+    quarters = _COPIES[shape, multicast]
+    chunks = 2 if shape.endswith("256b") else 1
+    rows = 32 * len(quarters)
+    lane, column = split_address(address)
+    text = f"tcgen05.cp.{shape} issued {describe or f'by CTA {rank}'}"
+    if lane:
+        raise UnsupportedPTX(f"{text}: to lane {lane}")
+    places = operand_places(decode_matrix(matrix), rows, 1, False)[:, :chunks]
+    for each in [rank] if cta_group == 1 else [rank, rank ^ 1]:
+        cta, memory = core.shared.ctas[each], core.tensor_memories[each]
+        starts = check_operand(cta, places, E4M3, False, text)
+        if core.tracker is not None:
+            core.tracker.async_read(each, starts, CHUNK, text)
+        token = memory.write_begin(column, 4 * chunks, text)
+
+        def run(cta: SharedMemory = cta, memory: TensorMemory = memory, token: int = token) -> None:
+            memory.write_end(token)
+            cta.check_initialised(places, CHUNK)
+            words = np.ascontiguousarray(cta.chunks[places]).view(np.uint32).reshape(rows, 4 * chunks)
+            memory.e4m3_sums[column : column + 4 * chunks] = 0
+            for block, targets in enumerate(quarters):
+                for quarter in targets:
+                    memory.check(32 * quarter, 32, column, 4 * chunks, write=True)
+                    part = words[32 * block : 32 * block + 32].T
+                    memory.cells[column : column + 4 * chunks, 32 * quarter : 32 * quarter + 32] = part
+
+        core.engine.submit(AsyncOp(("tcgen05", rank), run, text))
