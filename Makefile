@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench mutate hardware nightly clean
+.PHONY: demo test lint bench mutate hardware sentryward nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -34,8 +34,13 @@ mutate: $(VENV)/.installed-test
 hardware: $(VENV)/.installed-test
 	EMULATOR_HW=1 $(BIN)/python -m pytest -n 8 $$(grep -l 'tests.emulator.ptx import' tests/emulator/test_*.py) $(ARGS)
 
+# An independent static verifier on the SM100 kernel and on mutants that it must reject. docs/mutation.md
+sentryward: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --editable '.[verify]'
+	$(BIN)/python -m tests.mutation.sentryward $(ARGS)
+
 # What takes too long for every change.
-nightly: mutate $(VENV)/.installed-test
+nightly: mutate sentryward $(VENV)/.installed-test
 	SCHEDULE_EXAMPLES=1000 $(BIN)/python -m pytest -n 2 --timeout 3600 tests/emulator/test_schedules.py
 
 clean:
