@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
 from tests.emulator.ptx import launch, module
-from tests.mutation.judge import Verdict, instruction_limits, judge
+from tests.mutation.judge import Verdict, instruction_limits, judge, place_of
 from tests.mutation.mutants import mutants
 from tests.mutation.reviewed import Review
 from tests.mutation.summary import as_json, markdown, summarise
@@ -172,3 +174,33 @@ def test_the_score_leaves_out_equivalent_mutants_and_complains_of_the_rest(verdi
     statuses = {entry["key"]: entry["status"] for entry in as_json(summary, verdicts)["mutants"]}
     assert statuses["drop fence.acq_rel.cta #0"] == "equivalent"
     assert statuses["drop mbarrier.arrive.shared.b64 #0"] == "killed"
+
+
+def test_the_place_names_helper_and_role(tmp_path: Path) -> None:
+    """Inline assembly counts its lines on from the call, and column 0 stands for the whole kernel."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (folder / "load.py").write_text("def run():\n    first()\n    second()\n")
+    (folder / "pipes.py").write_text("def wait():\n    pass\n\n\ndef arrive():\n    pass\n")
+    ptx = f"""
+    .loc 1 1 0
+    .loc 1 3 5
+    .loc 2 2 5
+    // begin inline asm
+    .loc 2 6 5
+    mbarrier.try_wait.parity.shared.b64 P1, [%r1], 0;
+    // end inline asm
+    .loc 2 6 5
+    mbarrier.arrive.shared.b64 %rd1, [%r1];
+    .loc 1 2 5
+    bar.sync 0;
+    .file 1 "{folder}/load.py"
+    .file 2 "{folder}/pipes.py"
+    """
+    places = {mutant.opcode.split(".")[1]: place_of(ptx, mutant.line) for mutant in mutants(ptx)}
+    assert places == {
+        "try_wait": "pipes.py:2 (wait) in load.py:3 (run)",
+        "arrive": "pipes.py:6 (arrive) in load.py:3 (run)",
+        "sync": "load.py:2 (run)",
+    }
+    assert place_of("bar.sync 0;", 1) == ""
