@@ -119,7 +119,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "relaxed",
         "barrier.cluster.arrive*",
-        "sm90/gemm.py* (kernel)",
+        "sm90/frame.py* (begin)*",
         True,
         "fence.mbarrier_init in front of it is the release; mbarriers are all that the CTAs hand each other here",
     ),
@@ -138,15 +138,8 @@ REVIEWS: tuple[Review, ...] = (
         "not the first of its tile: no register of a wgmma is accessed by other instructions since the one before, and "
         "accumulators of equal shape need no fence between wgmmas",
     ),
-    Review("drop", "bar.warp.sync", "sm100/epilogue.py* (_drain)", True, _COLLECTIVE.format("tcgen05.ld.sync")),
+    Review("drop", "bar.warp.sync", "staging.py* (acquire)*", True, _COLLECTIVE.format("tcgen05.ld.sync")),
     Review("drop", "bar.warp.sync", "sm100/pipes.py* (release_accumulator)*", True, _COLLECTIVE.format("elect.sync")),
-    Review(
-        "only reads",
-        "cp.async.bulk.wait_group",
-        "*",
-        True,
-        "before the exit only shared memory must have been read; the end of the kernel waits for the writes",
-    ),
     Review(
         "relaxed",
         "barrier.cluster.arrive*",
