@@ -10,9 +10,11 @@ from typing import Protocol
 import torch
 
 from cute_kernels.compile import Artifact, compile_plan
-from cute_kernels.config import Config, Sm90Config, TileConfig
+from cute_kernels.config import Config, GemmConfig, Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
 from cute_kernels.emulator import Options
 from cute_kernels.launch import emulate
+from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
+from tests.emulator.gemm_inputs import POISON as GEMM_POISON
 from tests.emulator.kernel_inputs import POISON, Case, make_case
 
 _SM90 = Sm90Config(tile_rows=64, stages=3, stage_blocks=1)
@@ -86,6 +88,25 @@ def _inputs(target: KernelTarget) -> Case:
     return make_case(**sizes, config=target.config, sm_count=cluster, seed=5)
 
 
+@dataclass(frozen=True)
+class GemmTarget(KernelTarget):
+    """A configuration of the dense GEMM and a problem of ``batch * positions`` rows; ``bias`` is present."""
+
+    config: GemmConfig
+
+    def case(self) -> GemmCase:
+        case = _gemm_inputs(self)
+        dtype = case.tensors.out.dtype
+        out = torch.full_like(case.tensors.out.view(BITS[dtype]), GEMM_POISON[dtype]).view(dtype)
+        return dataclasses.replace(case, tensors=dataclasses.replace(case.tensors, out=out))
+
+
+@functools.lru_cache(maxsize=16)
+def _gemm_inputs(target: GemmTarget) -> GemmCase:
+    rows, sm_count = target.batch * target.positions, getattr(target.config, "cluster_m", 2)
+    return make_gemm_case(m=rows, n=target.n, k=target.k, config=target.config, sm_count=sm_count, seed=5)
+
+
 TARGETS: dict[str, KernelTarget] = {
     "sm100": KernelTarget(TileConfig(), 12, 128, 256, quick=True),
     "sm100-4-warps": KernelTarget(TileConfig(tile_n=128, stages=3, epilogue_warps=4), 12, 128, 128),
@@ -97,6 +118,8 @@ TARGETS: dict[str, KernelTarget] = {
     "sm90-three-warpgroups": KernelTarget(
         dataclasses.replace(_SM90, warpgroups=3, tile_rows=32, stages=8), 64, 4, 384, k=640
     ),
+    "gemm-sm100-level-7": GemmTarget(Sm100GemmConfig(256, stages=2), 8, 128, 256, k=320),
+    "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
 }
 
 SCHEDULES = {
