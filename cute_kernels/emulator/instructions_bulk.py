@@ -7,6 +7,7 @@ from typing import Any
 
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Instruction, Memory, Vector
+from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_memory import address_value, view_bytes
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
@@ -15,8 +16,19 @@ from cute_kernels.emulator.warp import BulkWait
 _RANK = re.compile(r"([1-5])d")
 
 
+#: The driver API (cuTensorMapEncodeTiled) requires this of tensor maps; a copy faults with "misaligned address" on an
+#: H200 where it is not met, although the PTX ISA leaves it unsaid.
+_MAP_ALIGNMENT = 64
+
+
 def tensor_descriptor(warp: Any, address: int) -> bytes:
-    """The 128 bytes of a tensor map."""
+    """The 128 bytes of a tensor map.
+
+    Raises:
+        IllegalAccess: misaligned, or not in memory that the launch may read.
+    """
+    if address % _MAP_ALIGNMENT:
+        raise IllegalAccess(f"tensor map at {address:#x}, which is not {_MAP_ALIGNMENT}-byte aligned")
     return bytes(view_bytes(warp, "generic", address, 128))
 
 

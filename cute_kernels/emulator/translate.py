@@ -182,8 +182,8 @@ _UNIFORM = {
     **{f"%cluster_nctaid.{a}": (f"W.cluster.shape[{i}]", 32) for i, a in enumerate("xyz")},
     "%cluster_ctarank": ("W.cta.rank", 32),
     "%cluster_nctarank": ("len(W.cluster.ctas)", 32),
-    "%warpid": ("W.index", 32),
-    "%nwarpid": ("len(W.cta.warps)", 32),
+    "%warpid": ("W.index", 32),  # PTX: some slot of the SM, which may change; only here always this
+    "%nwarpid": ("64", 32),  # PTX: as many as there can be, whatever the CTA has; an SM of sm_80, 90, 100 has 64
     # One CTA per SM, in launch order; a real GPU's assignment is not specified.
     "%smid": ("(W.cluster.index * len(W.cluster.ctas) + W.cta.rank)", 32),
     "%nsmid": ("(W.cluster.grid[0] * W.cluster.grid[1] * W.cluster.grid[2])", 32),

@@ -71,15 +71,16 @@ class Device:
         """
         function = self._load(launch.ptx)
         allocations, ranges = [], []
-        for host, data in launch.buffers:
+        for host, data, _ in launch.buffers:
             base = ctypes.c_uint64()
             self.call("cuMemAlloc_v2", ctypes.byref(base), ctypes.c_size_t(len(data) + 2 * ALIGNMENT))
             allocations.append(base)
             ranges.append((host, base.value + (host - base.value) % ALIGNMENT, len(data)))
         relocation = Relocation(tuple(ranges))
-        for (_, data), (_, device, nbytes) in zip(launch.buffers, ranges):
+        for (_, data, addresses), (_, device, nbytes) in zip(launch.buffers, ranges):
             if nbytes:
-                self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(device), relocation.words(data), ctypes.c_size_t(nbytes))
+                moved = relocation.words(data) if addresses else data
+                self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(device), moved, ctypes.c_size_t(nbytes))
         self._launch(function, launch, [relocation.words(value) for value in launch.params])
         self._wait(patience)
         results = []

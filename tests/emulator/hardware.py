@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,13 +37,21 @@ class HardwareFault(RuntimeError):
     """The GPU refused, faulted on or did not finish a launch that the emulator executed."""
 
 
+class Buffer(NamedTuple):
+    """Memory of the host that a kernel may touch; ``addresses``: whether its contents are or hold host addresses."""
+
+    address: int
+    data: bytes
+    addresses: bool = False
+
+
 @dataclass(frozen=True)
 class Launch:
     """One launch, complete: addresses in ``params`` and ``buffers`` are the host's.
 
     Attributes:
         params: one byte string per kernel parameter.
-        buffers: (host address, contents) of every array that the kernel may touch.
+        buffers: every array that the kernel may touch.
     """
 
     ptx: str
@@ -52,7 +60,7 @@ class Launch:
     cluster: tuple[int, int, int]
     dynamic_smem: int
     params: tuple[bytes, ...]
-    buffers: tuple[tuple[int, bytes], ...]
+    buffers: tuple[Buffer, ...]
 
 
 @dataclass
@@ -200,8 +208,9 @@ class Relocation:
     def words(self, data: bytes, *, back: bool = False) -> bytes:
         """``data`` with every aligned 64-bit word that is an address inside (or at the end of) a range moved.
 
-        Parameters, tensor maps (whose first word is an address) and pointers that a kernel stores are all found so.
-        Data that is no address can look like one: with arrays of some kilobytes in a space of 2^64 it does not.
+        For parameters, tensor maps (whose first word is an address) and, ``back``, whatever a kernel leaves. Not for
+        other data that goes to the device: host arrays can lie below 2^32 (in the heap of an executable that is not
+        position-independent), where a 32-bit operand in a 64-bit slot looks like an address. Device memory lies above.
         """
         size = len(data) // 8 * 8
         words = np.frombuffer(data[:size], np.uint64).copy()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cute_kernels.emulator import GlobalMemory, Options, Report, run
+from cute_kernels.emulator.tensor_map import TensorMap, encode
 from tests.emulator import hardware as real
 
 REGISTERS = """
@@ -31,7 +32,7 @@ def module(body: str, *, parameters: int = 2, head: str = "", registers: str = R
 
 def launch(
     text: str,
-    *arrays: np.ndarray | int | bytes,
+    *arguments: np.ndarray | TensorMap | int | bytes,
     grid: tuple[int, int, int] = (1, 1, 1),
     block: tuple[int, int, int] = (32, 1, 1),
     cluster: tuple[int, int, int] = (1, 1, 1),
@@ -43,13 +44,15 @@ def launch(
 ) -> Report:
     """Runs the one kernel of ``text``; arrays are passed by address (and may be written), ints and bytes by value.
 
-    ``hardware``: why a GPU may leave other bytes in the arrays than the emulator (see `tests.emulator.hardware`), or
-    None if it must not. ``reachable``: arrays that are no arguments, whose addresses are inside of some (tensor maps).
+    A tensor map is passed by the address of its 128 bytes, which lie in global memory. ``hardware``: why a GPU may
+    leave other bytes in the arrays than the emulator (see `tests.emulator.hardware`), or None if it must not.
+    ``reachable``: arrays that are no arguments, whose addresses are in tensor maps.
     """
     memory = GlobalMemory()
     for i, array in enumerate(reachable):
         memory.register_tensor(array, f"reachable array {i}")
     params = []
+    arrays = [aligned(np.frombuffer(encode(x), np.uint8)) if isinstance(x, TensorMap) else x for x in arguments]
     for i, array in enumerate(arrays):
         if isinstance(array, int):
             params.append(struct.pack("<Q", array % (1 << 64)))
@@ -59,8 +62,9 @@ def launch(
             memory.register_tensor(array, f"array {i}")
             params.append(struct.pack("<Q", array.ctypes.data))
     touched = [array for array in (*arrays, *reachable) if isinstance(array, np.ndarray)]
-    buffers = tuple((array.ctypes.data, array.tobytes()) for array in touched) if real.MODE else ()
-    same = real.Launch(text, grid, block, cluster, dynamic_smem, tuple(params), buffers)
+    maps = {id(array) for array, given in zip(arrays, arguments) if isinstance(given, TensorMap)}
+    buffers = [real.Buffer(x.ctypes.data, x.tobytes(), id(x) in maps) for x in touched] if real.MODE else []
+    same = real.Launch(text, grid, block, cluster, dynamic_smem, tuple(params), tuple(buffers))
     with real.compared(same, touched, leave_out=hardware or _not_comparable(text, options)):
         return run(
             text,

@@ -12,7 +12,7 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang
-from cute_kernels.emulator.tensor_map import TensorMap, encode
+from cute_kernels.emulator.tensor_map import TensorMap
 from tests.emulator.ptx import launch, module
 
 ROLES = ("producer", "consumer")
@@ -83,10 +83,10 @@ W: mbarrier.try_wait.parity.shared.b64 %p2, [dynamic], 0; @!%p2 bra W; ret;
 def test_expected_bytes_that_never_come(options: Options):
     data = np.zeros(64, np.uint32)
     base = data.ctypes.data + -data.ctypes.data % 16
-    descriptor = np.frombuffer(encode(TensorMap(base, "u32", (32,), (), (32,), (1,))), np.uint8).copy()
+    tensor_map = TensorMap(base, "u32", (32,), (), (32,), (1,))
     text = module(MISSING_BYTES)
-    launch(text.replace("EXPECTED", "128"), descriptor, data, options=options)
-    report = hang(text.replace("EXPECTED", "160"), descriptor, data, options=options).report
+    launch(text.replace("EXPECTED", "128"), tensor_map, data, options=options)
+    report = hang(text.replace("EXPECTED", "160"), tensor_map, data, options=options).report
     assert "0 of 1 arrivals pending, 32 transaction bytes pending" in report
 
 
@@ -199,7 +199,7 @@ def test_asynchronous_work_in_flight_is_listed():
     W: mbarrier.try_wait.parity.shared.b64 %p2, [dynamic+8], 0; @!%p2 bra W; ret;"""
     data = np.zeros(64, np.uint32)
     base = data.ctypes.data + -data.ctypes.data % 16
-    descriptor = np.frombuffer(encode(TensorMap(base, "u32", (32,), (), (32,), (1,))), np.uint8).copy()
-    report = hang(module(body), descriptor, data, options=Options(completion="lazy")).report
+    tensor_map = TensorMap(base, "u32", (32,), (), (32,), (1,))
+    report = hang(module(body), tensor_map, data, options=Options(completion="lazy")).report
     assert "pending asynchronous work: none" in report
     assert "mbarrier at shared offset 1024 (0x400) of CTA 0: phase 1" in report  # the copy did complete

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import Hang
-from cute_kernels.emulator.tensor_map import TensorMap, encode
+from cute_kernels.emulator.tensor_map import TensorMap
 from tests.emulator import hardware
 from tests.emulator.hardware import HardwareFault, Relocation, Tally, Worker, for_sm90
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
@@ -30,13 +30,13 @@ class Device:
             os._exit(7)
         if mode == 3:
             raise Rejected("ptxas k.ptx, line 7; error   : Feature 'x' requires .target sm_100 or higher")
-        stores = [np.zeros(len(data) + 2048, np.uint8) for _, data in launch.buffers]
-        skips = [(host - store.ctypes.data) % 1024 for store, (host, _) in zip(stores, launch.buffers)]
-        views = [s[k : k + len(data)] for s, k, (_, data) in zip(stores, skips, launch.buffers)]
-        moved = Relocation(tuple((h, v.ctypes.data, v.nbytes) for v, (h, _) in zip(views, launch.buffers)))
+        stores = [np.zeros(len(data) + 2048, np.uint8) for _, data, _ in launch.buffers]
+        skips = [(host - store.ctypes.data) % 1024 for store, (host, _, _) in zip(stores, launch.buffers)]
+        views = [s[k : k + len(data)] for s, k, (_, data, _) in zip(stores, skips, launch.buffers)]
+        moved = Relocation(tuple((h, v.ctypes.data, v.nbytes) for v, (h, _, _) in zip(views, launch.buffers)))
         memory = GlobalMemory()
-        for view, (_, data) in zip(views, launch.buffers):
-            view[:] = np.frombuffer(moved.words(data), np.uint8)
+        for view, (_, data, addresses) in zip(views, launch.buffers):
+            view[:] = np.frombuffer(moved.words(data) if addresses else data, np.uint8)
             memory.register_tensor(view, "array")
         run(launch.ptx, grid=launch.grid, block=launch.block, cluster=launch.cluster, memory=memory,
             dynamic_smem=launch.dynamic_smem, params=[moved.words(value) for value in launch.params])
@@ -78,10 +78,10 @@ def worker(process: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 def execute(mode: int) -> np.ndarray:
     tensor = aligned(np.arange(100, 164, dtype=np.uint32))
-    descriptor = aligned(np.frombuffer(encode(TensorMap(tensor.ctypes.data, "u32", (64,), (), (32,), (1,))), np.uint8))
+    tensor_map = TensorMap(tensor.ctypes.data, "u32", (64,), (), (32,), (1,))
     out = np.zeros((32, 2), np.uint64)
     switch = np.full(8, mode, np.uint8)
-    launch(module(PROGRAM, parameters=4), out, descriptor, tensor, switch)
+    launch(module(PROGRAM, parameters=4), out, tensor_map, tensor, switch)
     assert out[:, 0].tolist() == [out.ctypes.data + 16 * i for i in range(32)]
     assert out[:, 1].tolist() == list(range(108, 140))
     return out
@@ -91,6 +91,15 @@ def test_addresses_in_parameters_tensor_maps_and_results_are_moved(worker: Worke
     execute(0)
     execute(0)
     assert hardware.TALLY.compared == 2 and hardware.TALLY.device == "stand-in"
+
+
+def test_data_that_looks_like_an_address_is_left_alone(worker: Worker) -> None:
+    """Operands of 32 bits can be an address of the host, and are one in some processes and not in others."""
+    data, switch = np.zeros(4, np.uint64), np.zeros(8, np.uint8)
+    data[:] = data.ctypes.data + 8
+    text = "ld.param.u64 %d0, [p0]; ld.global.b64 %d1, [%d0]; not.b64 %d1, %d1; st.global.b64 [%d0+8], %d1; ret;"
+    launch(module(text), data, switch)
+    assert hardware.TALLY.compared == 1 and data[1] == ~data[0]
 
 
 def test_a_different_byte_is_reported(worker: Worker) -> None:

@@ -21,7 +21,7 @@ CASES = cases()
 POLICIES = ("eager", "lazy", "random")
 
 
-def run(case: Case, text: str | None = None, **options: object) -> np.ndarray:
+def run(case: Case, text: str | None = None, hardware: str | None = None, **options: object) -> np.ndarray:
     out = np.full(case.expected.shape, 0xAB, np.uint8) if case.expected.dtype == np.uint8 else None
     if out is None:
         out = np.full(case.expected.nbytes, 0xAB, np.uint8).view(case.expected.dtype).reshape(case.expected.shape)
@@ -35,6 +35,7 @@ def run(case: Case, text: str | None = None, **options: object) -> np.ndarray:
         cluster=(case.cluster, 1, 1),
         dynamic_smem=case.shared,
         options=Options(**options),
+        hardware=hardware,
     )
     return out
 
@@ -79,7 +80,10 @@ def test_other_forms_are_refused(name: str, old: str, new: str, message: str) ->
 
 @pytest.mark.parametrize("d_type, a_type", [("f32", "f16"), ("f16", "f16"), ("f32", "bf16"), ("f16", "e5m2")])
 def test_mma_rounds_once(d_type: str, a_type: str) -> None:
-    """Operands and accumulators of all magnitudes, against rational sums rounded by integer arithmetic."""
+    """Operands and accumulators of all magnitudes, against rational sums rounded by integer arithmetic.
+
+    That is the contract here, not what an H200 does; exact sums are compared with it above.
+    """
     x = mma_operands((16, 8, 32 if a_type == "e5m2" else 16, d_type, a_type, a_type))
     kind, nbytes = TYPES[a_type], MMA_BYTES[a_type]
     rng = np.random.default_rng(5)
@@ -95,7 +99,8 @@ def test_mma_rounds_once(d_type: str, a_type: str) -> None:
         expected[i, j] = nearest(exact, result)
     assert len(np.unique(expected)) > 64
     registers = [x.pack(a, nbytes), x.pack(b, nbytes), x.accumulators(c)]
-    out = run(Case("", x.text(), (np.concatenate(registers),), x.accumulators(expected)))
+    case = Case("", x.text(), (np.concatenate(registers),), x.accumulators(expected))
+    out = run(case, hardware="sums that are not exact, which PTX lets a tensor core round as it does")
     assert np.array_equal(out, x.accumulators(expected))
 
 

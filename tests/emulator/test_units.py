@@ -84,11 +84,10 @@ def test_multicast_to_every_cta_of_a_cluster(swizzle: str, options: Options) -> 
     rows, inner = 16, SWIZZLES[swizzle].span or 128
     source = aligned(recorder.noise(77, 64 * 128).reshape(64, 128))
     tensor_map = TensorMap(source.ctypes.data, "u8", (128, 64), (128,), (inner, rows), (1, 1), swizzle)
-    descriptor = aligned(np.frombuffer(encode(tensor_map), np.uint8))
     text = module(MULTICAST.replace("BYTES", str(2 * rows * inner)))
     out = np.zeros((4, 4096), np.uint8)
     launch(
-        text, descriptor, out, grid=(4, 1, 1), cluster=(4, 1, 1), dynamic_smem=8192, options=options,
+        text, tensor_map, out, grid=(4, 1, 1), cluster=(4, 1, 1), dynamic_smem=8192, options=options,
         reachable=(source,),
     )  # fmt: skip
     expected = np.zeros((4096,), np.uint8)
