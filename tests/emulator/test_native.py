@@ -225,6 +225,7 @@ FAULTS = {
     "uninitialised lanes": "mul.lo.u32 %r3, %r1, 4; mov.u32 %r4, dynamic; add.u32 %r4, %r4, %r3;"
     "setp.lt.u32 %p1, %r1, 30; @%p1 st.shared.u32 [%r4], %r1; ld.shared.u32 %r5, [%r4];",
     "beyond shared memory": "mov.u32 %r3, 300000; mad.lo.u32 %r3, %r1, 4, %r3; st.shared.u32 [%r3], %r1;",
+    "end of shared memory": "mov.u32 %r3, 5120; st.shared.v2.u32 [%r3], {%r1, %r1};",  # 1024 + 4100 bytes
     "foreign CTA": "mov.u32 %r3, 0x01000400; st.shared::cluster.u32 [%r3], %r1;",
     "mbarrier": "mbarrier.init.shared.b64 [dynamic], 1; mul.lo.u32 %r3, %r1, 4; mov.u32 %r4, dynamic;"
     "add.u32 %r3, %r3, %r4; st.shared.u32 [%r3], %r1;",
@@ -260,7 +261,7 @@ def _launch_with_constants(text: str, options: Options) -> None:
     memory.register_tensor(_OUT, "out")
     memory.register_tensor(_FIXED, "fixed", writable=False)
     params = [struct.pack("<Q", array.ctypes.data) for array in (_OUT, _FIXED)]
-    run(text, grid=(1, 1, 1), block=(32, 1, 1), dynamic_smem=4096, params=params, memory=memory, options=options)
+    run(text, grid=(1, 1, 1), block=(32, 1, 1), dynamic_smem=4100, params=params, memory=memory, options=options)
 
 
 def test_hang_reports_are_the_same() -> None:
