@@ -271,6 +271,11 @@ def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[s
             f"cvt_{mode}_f32", ("f32",), "f32", lambda x: numerics.canonical_f32(numerics.round_integral(x, mode))
         )
         return block.pure(op, value)
+    if target == source == "f32" and set(flags) in ({"sat"}, {"sat", "ftz"}):
+        # .ftz changes nothing that .sat has not made a zero or a normal number but subnormals, which it flushes.
+        flush = numerics.flush_f32 if "ftz" in flags else lambda x: x
+        name = "cvt_sat_ftz_f32" if "ftz" in flags else "cvt_sat_f32"
+        return block.pure(PureOp(name, ("f32",), "f32", lambda x: numerics.clamp_f32(flush(x))), value)
     _only(instruction, flags, "rn")
     if (target, source) == ("f32", "f64"):
         op = PureOp("cvt_f32_f64", ("f64",), "f32", lambda x: _quiet_cast(x, np.float32))

@@ -33,11 +33,6 @@ def _quiet(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     return inner
 
 
-def _clamp(x: np.ndarray) -> np.ndarray:
-    """.sat: into [0, 1], NaN to +0."""
-    return np.where(x > 0, np.minimum(x, np.float32(1)), np.float32(0)).astype(np.float32)
-
-
 def _add_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return numerics.canonical_f32(a + b)
 
@@ -69,11 +64,27 @@ def _negate_bits(x: np.ndarray) -> np.ndarray:
     return (x.view(np.uint32) ^ np.uint32(0x80000000)).view(np.float32)
 
 
+def _directed_sum(mode: str) -> Callable[..., np.ndarray]:
+    return lambda a, b: numerics.fma_directed_f32(mode, a, np.float32(1), b)
+
+
+def _directed_product(mode: str) -> Callable[..., np.ndarray]:
+    def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        # A zero addend of the product's sign changes nothing, not even the sign of a zero.
+        zero = np.copysign(np.float32(0), a) * np.copysign(np.float32(1), b)
+        return numerics.fma_directed_f32(mode, a, b, zero)
+
+    return product
+
+
 _F32: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
     "add": (2, _add_f32),
     "sub": (2, _sub_f32),
     "mul": (2, _mul_f32),
     "fma": (3, numerics.fma_f32),
+    **{f"add.{mode}": (2, _directed_sum(mode)) for mode in numerics.DIRECTIONS},
+    **{f"mul.{mode}": (2, _directed_product(mode)) for mode in numerics.DIRECTIONS},
+    **{f"fma.{mode}": (3, functools.partial(numerics.fma_directed_f32, mode)) for mode in numerics.DIRECTIONS},
     "div": (2, _div_f32),
     "min": (2, numerics.lowest_f32),
     "max": (2, numerics.highest_f32),
@@ -102,7 +113,7 @@ def f32_op(name: str, ftz: bool = False, saturate: bool = False) -> PureOp:
         result = function(*(numerics.flush_f32(x) for x in args)) if ftz else function(*args)
         if ftz:
             result = numerics.flush_f32(result)
-        return _clamp(result) if saturate else result
+        return numerics.clamp_f32(result) if saturate else result
 
     plain = not ftz and not saturate
     label = f"{name.replace('.', '_')}_f32{'_ftz' if ftz else ''}{'_sat' if saturate else ''}"
@@ -191,8 +202,14 @@ _FLOATS = ("f32", "f32x2", "f16", "f16x2", "bf16", "bf16x2", "f64")
 
 @family("add", "sub", "mul", "fma")
 def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
-    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums."""
-    parts = qualifiers(instruction, "rn", "ftz", "sat", *_FLOATS)
+    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32 directed."""
+    parts = qualifiers(instruction, "rn", *numerics.DIRECTIONS, "ftz", "sat", *_FLOATS)
+    modes = [part for part in parts if part in numerics.DIRECTIONS]
+    if modes:
+        if parts[-1] != "f32" or instruction.parts[0] == "sub" or len([part for part in parts if part in _FLOATS]) > 1:
+            raise instruction.refuse(f"{instruction.opcode} is not implemented")
+        _elementwise(block, instruction, f"{instruction.parts[0]}.{modes[0]}")
+        return
     types = [part for part in parts if part in _FLOATS]
     if len(types) == 2 and types[0] == "f32" and types[1] in ("f16", "bf16") and instruction.parts[0] != "mul":
         _mixed(block, instruction, types[1])

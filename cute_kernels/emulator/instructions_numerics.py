@@ -70,6 +70,34 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return canonical_f32(result)
 
 
+def clamp_f32(x: np.ndarray) -> np.ndarray:
+    """.sat: into [0, 1], NaN to +0."""
+    return np.where(x > 0, np.minimum(x, np.float32(1)), np.float32(0)).astype(np.float32)
+
+
+#: Rounding towards zero, down, up.
+DIRECTIONS = ("rz", "rm", "rp")
+
+
+def fma_directed_f32(mode: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c rounded once in a direction of `DIRECTIONS`. a, b, c: f32."""
+    with np.errstate(all="ignore"):
+        product = np.multiply(a, b, dtype=np.float64)
+        wide = np.broadcast_to(c, np.broadcast(product, c).shape).astype(np.float64)
+        exact = np.where(np.isfinite(product) & np.isfinite(wide), sum_to_odd(product, wide), product + wide)
+        near = exact.astype(np.float32)
+        back = near.astype(np.float64)
+        down, up = np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))
+        lower = np.where((back > exact), down, near)
+        upper = np.where((back < exact), up, near)
+        result = {"rm": lower, "rp": upper, "rz": np.where(exact > 0, lower, upper)}[mode]
+        result = np.where(np.isfinite(exact), result, near)
+        if mode == "rm":  # a sum that cancels is -0
+            cancels = (exact == 0) & (np.signbit(product) != np.signbit(wide))
+            result = np.where(cancels, np.float32(-0.0), result)
+    return canonical_f32(result.astype(np.float32))
+
+
 def f64_to_f32_odd(x: np.ndarray) -> np.ndarray:
     """f64 to f32 rounded to odd (finite overflow stays finite: the odd value below infinity)."""
     with np.errstate(over="ignore"):

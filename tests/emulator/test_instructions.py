@@ -347,6 +347,50 @@ def test_fma_of_f64_rounds_once(seed: int):
         assert got == F64.fma(*row), [hex(x) for x in row]
 
 
+def directed(value: Fraction, mode: str, zero_negative: bool) -> int:
+    """The FP32 next to an exact value in a direction."""
+    inward = F32.round(value, zero_negative=zero_negative, toward_zero=True)
+    away = mode == "rm" and value < 0 or mode == "rp" and value > 0
+    return inward + 1 if away and F32.value(inward) != value else inward
+
+
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+@given(seed=st.integers(0, 2**32))
+def test_directed_rounding(mode: str, seed: int):
+    """Finite operands near each other, so that sums cancel, underflow and, with large exponents, overflow."""
+    rng = np.random.default_rng(seed)
+    count = 32 * GROUPS + UNIFORM
+    exponents = rng.choice([0, 1, 40, 100, 126, 127, 128, 130, 250, 254], (count, 3))
+    rows = (rng.integers(0, 1 << 23, (count, 3)) * rng.integers(0, 2, (count, 3)) | exponents << 23).astype(np.uint64)
+    rows |= rng.integers(0, 2, (count, 3)).astype(np.uint64) << np.uint64(31)
+    rows[::4, 1] = rows[::4, 0] ^ np.uint64(1 << 31)
+
+    def expected(name: str, a: int, b: int, c: int) -> int:
+        x, y, z = (F32.value(v) for v in (a, b, c))
+        signs = [F32.negative(v) for v in (a, b, c)]
+        negative = signs[0] != signs[1]
+        if name == "mul":
+            return directed(x * y, mode, negative)
+        total, first, second = (x + y, *signs[:2]) if name == "add" else (x * y + z, negative, signs[2])
+        return directed(total, mode, first and second or mode == "rm" and (first or second))
+
+    for name, operands in (("add", "{0}, {1}"), ("mul", "{0}, {1}"), ("fma", "{0}, {1}, {2}")):
+        case = Case(f"{name}.{mode}.f32 {{d}}, {operands};", 32, (32,) * 3, lambda *_: 0, "")
+        data = np.zeros((count, 4), np.uint64)
+        data[:, :3] = rows
+        launch(text_of(case), data)
+        for row, got in zip(rows.tolist(), data[:, 3].tolist(), strict=True):
+            assert got & M32 == expected(name, *row), (name, [hex(x) for x in row], hex(got))
+
+
+@given(seed=st.integers(0, 2**32))
+def test_conversion_saturates(seed: int):
+    def saturate(x: int) -> int:
+        return 0 if F32.is_nan(x) or F32.negative(x) else min(x, F32.round(Fraction(1)))
+
+    check(Case("cvt.sat.f32.f32 {d}, {0};", 32, (32,), saturate, "f"), seed)
+
+
 @given(exponent=st.integers(-126, 100), low=st.integers(0, 2**23 - 1), tie=st.sampled_from([-1, 0, 1]))
 def test_fma_rounds_once_where_two_roundings_would_differ(exponent: int, low: int, tie: int):
     """a * b lies exactly half-way between two f32; c, far below f64's last bit, decides the direction."""
@@ -535,7 +579,7 @@ def test_approximations_are_within_one_unit_in_the_last_place(name: str):
 @pytest.mark.parametrize(
     "text",
     [
-        "add.rz.f32 {d}, {0}, {1};",
+        "sub.rz.f32 {d}, {0}, {1};",
         "add.sat.s32 {d}, {0}, {1};",
         "add.cc.u32 {d}, {0}, {1};",
         "mul.rn.f32.bf16 {d}, {0}, {1};",
