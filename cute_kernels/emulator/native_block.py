@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator import native_floats  # noqa: F401 - registers its operations
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.instructions_memory import Load, Store, load_lanes, load_uniform, store_lanes
