@@ -202,7 +202,8 @@ def test_a_kernel_from_disk_is_the_compiled_kernel(root, monkeypatch):
     assert (loaded.kernel_name, loaded.ptx, loaded.cubin) == (compiled.kernel_name, compiled.ptx, compiled.cubin)
     assert loaded.resources == compiled.resources
     assert loaded.function.function_name.endswith(compiled.function.function_name)
-    launch._check_layout(plan, loaded.function, launch._Frames(plan).values)
+    addresses = {"x": 0x1110, "weight": 0x2220, "table": 0x3330, "index": None, "out": 0x4440, "scale": 0.75}
+    launch._check_layout(plan, loaded.function, launch._Frames(plan).values, addresses)
 
 
 def test_command_lists_and_clears(root, capsys):
