@@ -119,19 +119,20 @@ class BulkOp:
         describe: for reports.
         read_done: the shared-memory source may be reused.
         write_done: the writes are visible.
-        on_observed: called once the issuing thread has waited for the reads (the sanitizer's release).
+        observed: the issuing thread has waited for the reads.
     """
 
     describe: str
     read_done: bool = False
     write_done: bool = False
-    on_observed: Callable[[], None] | None = None
+    observed: bool = False
 
 
 @dataclass
 class _Thread:
     open: list[BulkOp] = field(default_factory=list)
     groups: list[list[BulkOp]] = field(default_factory=list)
+    committed: int = 0
 
 
 class BulkGroups:
@@ -152,6 +153,11 @@ class BulkGroups:
         state = self._threads.setdefault(thread, _Thread())
         state.groups.append(state.open)
         state.open = []
+        state.committed += 1
+
+    def committed(self, thread: Hashable) -> int:
+        """Number of groups that the thread has committed so far."""
+        return self._threads[thread].committed if thread in self._threads else 0
 
     def wait_satisfied(self, thread: Hashable, n: int, read: bool) -> bool:
         """Whether at most the ``n`` newest committed groups are incomplete.
@@ -172,9 +178,7 @@ class BulkGroups:
             return False
         for group in older:
             for op in group:
-                if op.on_observed is not None:
-                    op.on_observed()
-                    op.on_observed = None
+                op.observed = True
         # Groups complete in order; what is complete and observed never matters again.
         state.groups = [group for group in state.groups[: len(older)] if not all(op.write_done for op in group)] + (
             state.groups[len(older) :]
@@ -191,5 +195,5 @@ class BulkGroups:
             for thread, state in self._threads.items()
             for group in [*state.groups, state.open]
             for op in group
-            if op.on_observed is not None
+            if not op.observed
         ]

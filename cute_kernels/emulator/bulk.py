@@ -12,6 +12,7 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.reductions import combine
 from cute_kernels.emulator.shared_banks import SECTOR_BYTES
 from cute_kernels.emulator.smem import shared_address
+from cute_kernels.emulator.tensor_races import Operation
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.tma import TmaUnit
@@ -66,15 +67,28 @@ class BulkUnit:
         for where, signal in pairs:
             self._copy_to_shared(where, signal, nbytes, source, f"bulk copy of {nbytes} bytes issued {describe}")
 
+    def _watch_write(self, target: int, signal: int, nbytes: int, text: str, reduces: bool) -> Operation:
+        """Tells the race detector of a copy to shared memory."""
+        tma = self.tma
+        rank, offset = tma.shared.resolve(target)
+        tma.shared.ctas[rank].check_bounds(offset, nbytes)
+        watched = tma.tracker.copy(signal, text, reduces=reduces)
+        tma.tracker.async_write(rank, offset, nbytes, watched)
+        return watched
+
     def _copy_to_shared(self, target: int, signal: int, nbytes: int, source: int, text: str) -> None:
         tma = self.tma
         _same_cta(target, signal)
-        rank, offset = tma.shared.resolve(target)
+        rank, _ = tma.shared.resolve(target)
         tma.bytes_loaded += nbytes
+        watched = None
+        if tma.tracker is not None:
+            watched = self._watch_write(target, signal, nbytes, text, False)
+            tma.tracker.global_rows(np.array([source], np.int64), nbytes, watched, False)
 
         def run() -> None:
-            if tma.tracker is not None:
-                tma.tracker.async_write(rank, offset, nbytes, text)
+            if watched is not None:
+                tma.tracker.complete_copy(watched, signal, rank)
             tma.shared.view(target, nbytes, write=True)[:] = tma.gmem.view(source, nbytes)
             tma.barriers.complete_tx(signal, nbytes)
 
@@ -95,14 +109,16 @@ class BulkUnit:
         text = f"bulk copy of {nbytes} bytes between shared memories issued {describe}"
         if tma.meter is not None:
             tma.meter.bulk("bulk.send", nbytes, 0)
-        release = self._reading(source, nbytes, text)
-        rank, offset = tma.shared.resolve(target)
+        rank, _ = tma.shared.resolve(target)
+        watched = None
+        if tma.tracker is not None:
+            watched = self._watch_write(target, barrier, nbytes, text, reduction is not None)
+            self._watch_read(source, nbytes, watched)
 
         def run() -> None:
             data = tma.shared.view(source, nbytes).copy()
-            release()
-            if tma.tracker is not None:
-                tma.tracker.async_write(rank, offset, nbytes, text)
+            if watched is not None:
+                tma.tracker.complete_copy(watched, barrier, rank)
             cells = tma.shared.view(target, nbytes, write=reduction is None)
             cells[:] = data if reduction is None else combine(*reduction, cells.copy(), data)
             tma.barriers.complete_tx(barrier, nbytes)
@@ -137,7 +153,12 @@ class BulkUnit:
         tma = self.tma
         text = f"bulk store of {nbytes} bytes from shared offset {source & 0xFFFFFF} issued {describe}"
         bulk = BulkOp(text)
-        bulk.on_observed = self._reading(source, nbytes, text)
+        if tma.tracker is not None:
+            # Bytes that .cp_mask leaves out may be another thread's: like reductions, such stores do not race.
+            shares = reduction is not None or keep is not None
+            reads, writes = tma.tracker.bulk(tma.groups.committed(thread) + 1, text, reduces=shares)
+            self._watch_read(source, nbytes, reads)
+            tma.tracker.global_rows(np.array([target], np.int64), nbytes, writes, True)
         tma.groups.issue(thread, bulk)
         tma.bytes_stored += nbytes
         if tma.meter is not None:
@@ -165,15 +186,10 @@ class BulkUnit:
         tma.engine.submit(AsyncOp(queue, read, f"{text} (read)", name=f"store {nbytes} B: read", signals=signals))
         tma.engine.submit(AsyncOp(queue, write, f"{text} (write)", name=f"store {nbytes} B: write", signals=signals))
 
-    def _reading(self, source: int, nbytes: int, text: str):
-        """Tells the detectors of a pending read; returns what to call when it is over."""
-        tracker = self.tma.tracker
-        if tracker is None:
-            return lambda: None
+    def _watch_read(self, source: int, nbytes: int, operation: Operation) -> None:
         rank, offset = self.tma.shared.resolve(source)
-        tracker.async_read(rank, offset, nbytes, text)
-        token = tracker.read_begin(rank, offset, nbytes, text)
-        return lambda: tracker.read_end(token)
+        self.tma.shared.ctas[rank].check_bounds(offset, nbytes)
+        self.tma.tracker.async_read(rank, offset, nbytes, operation)
 
 
 def _sectors(address: int, nbytes: int) -> int:

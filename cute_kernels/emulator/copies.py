@@ -15,6 +15,7 @@ import numpy as np
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.mbarrier import MBarriers
+from cute_kernels.emulator.memory_order import lane_vector
 from cute_kernels.emulator.smem import ClusterMemory
 
 if TYPE_CHECKING:
@@ -52,10 +53,15 @@ class _Group:
 
 @dataclass
 class _Thread:
-    """Copies of a warp: not committed ones with the lanes that have not committed them, and committed groups."""
+    """Copies of a warp: not committed ones with the lanes that have not committed them, and committed groups.
+
+    For the race detector: the number of copies issued so far, now and at each commit.
+    """
 
     open: list[tuple[int, Copy]] = field(default_factory=list)
     groups: list[_Group] = field(default_factory=list)
+    issued: int = 0
+    marks: list[int] = field(default_factory=list)
 
 
 class CopyUnit:
@@ -89,15 +95,38 @@ class CopyUnit:
         """
         text = f"cp.async of {nbytes} bytes by {bin(lanes).count('1')} lanes of {warp.label}"
         copy = Copy(lanes, text)
-        self._warps.setdefault(warp, _Thread()).open.append((lanes, copy))
+        state = self._warps.setdefault(warp, _Thread())
+        state.open.append((lanes, copy))
+        state.issued += 1
+        if warp.agent is not None:
+            self._watch(warp, lanes, targets, sources[counts > 0], nbytes, state.issued)
 
         def run() -> None:
-            self.shared.store(targets, self._read(sources, nbytes, counts), warp.label)
+            self.shared.store(targets, self._read(sources, nbytes, counts))
             copy.done = True
             for action in copy.then:
                 action()
 
         self._submit(run, text, f"copy {nbytes} B per lane", ("cp.async", warp))
+
+    def _watch(
+        self, warp: Warp, lanes: int, targets: np.ndarray, sources: np.ndarray, nbytes: int, serial: int
+    ) -> None:
+        tracker = warp.cluster.tracker
+        for target in targets.tolist():
+            rank, offset = self.shared.resolve(target)
+            self.shared.ctas[rank].check_bounds(offset, nbytes)
+        tracker.copies_by_lanes(warp, lane_vector(lanes, 1), targets, nbytes, serial)
+        if len(sources):
+            tracker.generic(warp, -1, "global", sources, nbytes, False)
+
+    def waited(self, warp: Warp, newest: int, every: bool) -> None:
+        """The warp waited for all but the ``newest`` groups, or for all copies (``every``)."""
+        state = self._warps.get(warp)
+        if warp.agent is None or state is None:
+            return
+        done = state.issued if every else state.marks[-1 - newest] if len(state.marks) > newest else 0
+        warp.cluster.tracker.copies_waited(warp.agent, done)
 
     def _submit(self, run: Callable[[], None], text: str, name: str, signals: Hashable = None) -> None:
         self._serial += 1
@@ -119,6 +148,7 @@ class CopyUnit:
         state = self._warps.setdefault(warp, _Thread())
         state.groups.append(_Group(lanes, [copy for mine, copy in state.open if mine & lanes]))
         state.open = [(mine & ~lanes, copy) for mine, copy in state.open if mine & ~lanes]
+        state.marks.append(state.issued)
 
     def outstanding(self, warp: Warp, lanes: int, newest: int) -> Copy | None:
         """An incomplete copy in all but the ``newest`` groups of each lane, or None."""
@@ -161,8 +191,13 @@ class CopyUnit:
             earlier.update(copy for copy in group.copies if group.lanes & copy.lanes & bit and not copy.done)
         text = f"cp.async.mbarrier.arrive by {warp.label} lane {lane}"
         left = len(earlier)
+        released = None
+        if warp.agent is not None:
+            released = warp.cluster.tracker.copies_arrive(warp, lane, barrier, state.issued)
 
         def arrive() -> None:
+            if released is not None:
+                released()
             self.barriers.arrive(barrier, 1, text)
 
         def one_done() -> None:

@@ -74,8 +74,20 @@ class ProxyFenceMissing(EmulatorError):
     """The async proxy reads shared memory that was written through the generic proxy without fence.proxy.async."""
 
 
-class SharedMemoryRace(EmulatorError):
-    """Shared memory is written while an asynchronous operation that still has to read it is not known to be done."""
+class Race(EmulatorError):
+    """Two accesses to the same memory, one of them a write, that no synchronisation orders: base class."""
+
+
+class SharedMemoryRace(Race):
+    """A race in shared memory, an asynchronous operation that is not known to be complete included."""
+
+
+class TensorMemoryRace(Race):
+    """A race in tensor memory: an operation is not known to be complete where another one follows."""
+
+
+class GlobalMemoryRace(Race):
+    """A race in global memory, between threads of one cluster or between clusters."""
 
 
 class BarrierMisuse(EmulatorError):

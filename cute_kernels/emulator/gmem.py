@@ -136,6 +136,19 @@ class GlobalMemory:
         """The registered ranges: ``start``, ``end`` and ``writable`` of each."""
         return self._regions
 
+    def region_index(self, address: int, nbytes: int) -> int | None:
+        """Number of the first region that contains the range, or None."""
+        end = address + nbytes
+        for index, region in enumerate(self._regions):
+            if region.start <= address and end <= region.end:
+                return index
+        return None
+
+    def region_bounds(self, index: int) -> tuple[int, int, bool]:
+        """(first address of the window, its bytes, writable) of a region."""
+        region = self._regions[index]
+        return region.origin, region.end - region.origin, region.writable
+
     def describe(self) -> str:
         """The registered regions, one a line."""
         return "\n".join(region.describe() for region in self._regions) or "no region is registered"

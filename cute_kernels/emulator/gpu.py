@@ -23,6 +23,7 @@ from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.decode import Instruction, Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
+from cute_kernels.emulator.sanitizer import LaunchShadow
 from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.trace import Timeline, recording
@@ -48,7 +49,7 @@ class Options:
             random, but for a role (of all CTAs or of one) or a single warp, drawn from the seed, that runs only when
             nothing else can and no asynchronous work is pending. That shows signals which come in time by luck alone.
         spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed.
-        detectors: report uninitialised reads, missing proxy fences, leaks, wgmma registers used too early.
+        detectors: report races, uninitialised reads, missing fences and waits, leaks, registers used too early.
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         barriers: (offset in shared memory, name) of mbarriers, for reports.
@@ -218,6 +219,7 @@ class _Launch:
         self.shared_bytes = SYSTEM_BYTES + -(-static // 1024) * 1024 + dynamic_smem
         self.params = parameter_block(kernel, params)
         self.symbols: dict[str, int] = {}
+        self.races = LaunchShadow(memory) if options.detectors else None
         self.waiting: deque[int] = deque()  # clusters that have not started
 
     def _check_shapes(self, kernel: Kernel) -> None:
@@ -281,6 +283,7 @@ class _Launch:
             symbols=self.symbols,
             gmem=self.memory,
             options=self.options,
+            races=self.races,
             blocks=len(self.execution.flow.blocks),
             take_cluster=self._take_cluster,
         )

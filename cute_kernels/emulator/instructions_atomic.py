@@ -14,7 +14,9 @@ from cute_kernels.emulator.instructions_memory import SPACES, address_value, spa
 from cute_kernels.emulator.instructions_move import block_lanes
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane
+from cute_kernels.emulator.memory_order import Strength, access_strength, lane_vector, watch
 from cute_kernels.emulator.reductions import DTYPES, combine, element_of, operations
+from cute_kernels.emulator.sanitizer import Operation
 from cute_kernels.emulator.values import CANONICAL, Value
 
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
@@ -23,7 +25,7 @@ _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 
 def atomic(
-    warp: Any, mask: int, space: str, name: str, type_: str, address: Any, values: tuple[Any, ...]
+    warp: Any, mask: int, space: str, name: str, type_: str, strength: Strength, address: Any, values: tuple[Any, ...]
 ) -> np.ndarray:
     """Lane by lane, in lane order: returns the old values, [32] or (vectors) [elements, 32].
 
@@ -32,6 +34,7 @@ def atomic(
         space: ``"global"``, ``"shared"`` or ``"generic"``.
         name: operation.
         type_: of one element.
+        strength: how it orders other accesses.
         address: of each lane.
         values: the vector to combine with, or for cas the value to compare with and the new one.
     """
@@ -52,6 +55,8 @@ def atomic(
             raise IllegalAccess(f"misaligned atomic of {size * count} bytes at {where:#x}")
         given = np.array([operand[lane] for operand in operands], dtype)
         old[:, lane] = _update(warp, *space_of(warp, space, where), name, type_, given)
+    if warp.cluster.tracker is not None:
+        _watch(warp, mask, space, addresses, size * count, strength)
     return old if count > 1 else old[0]
 
 
@@ -70,10 +75,19 @@ def _update(warp: Any, space: str, where: int, name: str, type_: str, given: np.
         new = combine(name, type_, before.view(np.uint8), given.view(np.uint8), flush=space == "global")
     raw = np.ascontiguousarray(new).view(np.uint8)
     if space == "shared":
-        warp.cluster.memory.store(np.array([where]), raw.reshape(1, nbytes), warp.label)
+        warp.cluster.memory.store(np.array([where]), raw.reshape(1, nbytes))
     else:
         cells[:] = raw
     return before
+
+
+def _watch(warp: Any, mask: int, space: str, addresses: np.ndarray, nbytes: int, strength: Strength) -> None:
+    lanes = lane_vector(mask, 1).tolist()
+    places = [space_of(warp, space, int(addresses[lane])) for lane in lanes]
+    for kind in ("shared", "global"):
+        chosen = sum(1 << lane for lane, (found, _) in zip(lanes, places) if found == kind)
+        some = np.array([[place for found, place in places if found == kind]], np.int64)
+        watch(warp, chosen, kind, some, nbytes, True, strength)
 
 
 def _count(warp: Any, mask: int, space: str, addresses: np.ndarray, size: int) -> None:
@@ -114,7 +128,8 @@ def _lower(block: BlockBuilder, instruction: Instruction, first: int) -> tuple[l
     if len(items) != (2 if name == "cas" else count):
         raise instruction.refuse(f"{len(items)} source values")
     values = [block.whole(block.value(item, bits)) for item in items]
-    call = Call(atomic, [space, name, type_, address, tuple(values)])
+    strength = access_strength(instruction.parts[1:-1], atomic=True)
+    call = Call(atomic, [space, name, type_, strength, address, tuple(values)])
     return block.anchor(call, [(CANONICAL[bits], False)] * count, [address, *values]), count
 
 
@@ -157,13 +172,25 @@ def store_async(
         if where % data.nbytes:
             raise IllegalAccess(f"misaligned asynchronous store of {data.nbytes} bytes at {where:#x}")
 
-        def run(where: int = where, signal: int = signal, data: np.ndarray = data) -> None:
+        text = f"{name or 'st'}.async of {data.nbytes} bytes by {warp.label} lane {lane}"
+        watched = None
+        if warp.agent is not None:
+            cluster.tracker.enter(warp, lane)
+            watched = cluster.tracker.copy(signal, text, reduces=bool(name))
+            rank, offset = cluster.memory.resolve(where)
+            cluster.ctas[rank].shared.check_bounds(offset, data.nbytes)
+            cluster.tracker.async_write(rank, offset, data.nbytes, watched)
+
+        def run(
+            where: int = where, signal: int = signal, data: np.ndarray = data, watched: Operation | None = watched
+        ) -> None:
             cells = cluster.memory.view(where, data.nbytes, write=not name)
+            if watched is not None:
+                cluster.tracker.complete_copy(watched, signal, where >> 24)
             cells[:] = combine(name, type_, cells.copy(), data.view(np.uint8)) if name else data.view(np.uint8)
             cluster.barriers.complete_tx(signal, data.nbytes)
 
         cluster.async_stores += 1
-        text = f"{name or 'st'}.async of {data.nbytes} bytes by {warp.label} lane {lane}"
         cluster.engine.submit(AsyncOp(("st.async", cluster.async_stores), run, text))
 
 

@@ -46,7 +46,10 @@ def tma_load(
     warp.cluster.progress += 1
     count = len(coords)
     use_mask = multicast is not None
-    for lane in each_lane(mask, destination, descriptor, barrier, *coords, *([multicast] if use_mask else [])):
+    values = each_lane(mask, destination, descriptor, barrier, *coords, *([multicast] if use_mask else []))
+    for number, lane in zip(lane_numbers(mask), values):
+        if warp.agent is not None:
+            warp.cluster.tracker.enter(warp, number)
         warp.cluster.tma.load(
             tensor_descriptor(warp, lane[1]),
             [signed32(c) for c in lane[3 : 3 + count]],
@@ -76,6 +79,8 @@ def tma_store(warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], so
             address, where, *place = operands
             thread = (warp.cta.rank, warp.index, lane)
             warp.storing_lanes |= 1 << lane
+            if warp.agent is not None:
+                warp.cluster.tracker.enter(warp, lane)
             warp.cluster.tma.store(
                 tensor_descriptor(warp, address),
                 [signed32(c) for c in place],
@@ -185,6 +190,10 @@ def wait_group(warp: Any, mask: int, count: int, read: bool) -> bool | None:
         if not groups.wait_satisfied((rank, index, lane), count, read):
             warp.wait = BulkWait(warp.cluster, (rank, index, lane), count, read)
             return None
+    if warp.agent is not None:
+        for lane in lane_numbers(mask & warp.storing_lanes):
+            done = groups.committed((rank, index, lane)) - count
+            warp.cluster.tracker.bulk_waited(warp.agent, lane, done, read)
     return True
 
 

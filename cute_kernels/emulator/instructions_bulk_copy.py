@@ -10,6 +10,7 @@ from cute_kernels.emulator.instructions_bulk import rank_of, signed32, tensor_de
 from cute_kernels.emulator.instructions_memory import address_value, view_bytes
 from cute_kernels.emulator.instructions_registry import family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
+from cute_kernels.emulator.memory_order import enter
 from cute_kernels.emulator.reductions import DTYPES, operations
 
 _SPACES = ("global", "shared::cta", "shared::cluster")
@@ -22,14 +23,17 @@ def bulk_load(warp: Any, mask: int, target: Any, source: Any, nbytes: Any, barri
     warp.cluster.progress += 1
     use_mask = multicast is not None
     operands = (target, source, nbytes, barrier, *([multicast] if use_mask else []))
-    for where, address, size, signal, *ctas in each_lane(mask, *operands):
+    for lane, (where, address, size, signal, *ctas) in zip(lane_numbers(mask), each_lane(mask, *operands)):
+        enter(warp, lane)
         warp.cluster.bulk.load(address, where, size, signal, ctas[0] & 0xFFFF if use_mask else None, f"by {warp.label}")
 
 
 def bulk_send(warp: Any, mask: int, target: Any, source: Any, nbytes: Any, barrier: Any, reduction: Any) -> None:
     """cp.async.bulk and cp.reduce.async.bulk between the shared memories of a cluster by each executing lane."""
     warp.cluster.progress += 1
-    for where, address, size, signal in each_lane(mask, target, source, nbytes, barrier):
+    values = each_lane(mask, target, source, nbytes, barrier)
+    for lane, (where, address, size, signal) in zip(lane_numbers(mask), values):
+        enter(warp, lane)
         warp.cluster.bulk.send(address, where, size, signal, reduction, f"by {warp.label}")
 
 
@@ -40,6 +44,7 @@ def bulk_store(warp: Any, mask: int, target: Any, source: Any, nbytes: Any, redu
     for lane in lane_numbers(mask):
         ((where, address, size, *bits),) = each_lane(1 << lane, target, source, nbytes, *([keep] if use_mask else []))
         warp.storing_lanes |= 1 << lane
+        enter(warp, lane)
         warp.cluster.bulk.store(
             address,
             where,
@@ -119,6 +124,7 @@ def tensor_reduce(
     for lane in lane_numbers(mask):
         ((address, where, *place),) = each_lane(1 << lane, descriptor, source, *coords)
         warp.storing_lanes |= 1 << lane
+        enter(warp, lane)
         warp.cluster.tma.store(
             tensor_descriptor(warp, address),
             [signed32(c) for c in place],

@@ -21,7 +21,8 @@ from cute_kernels.emulator.instructions_compare import integer_compare
 from cute_kernels.emulator.instructions_integer import logic
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import family, qualifiers
-from cute_kernels.emulator.instructions_sync import each_lane
+from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
+from cute_kernels.emulator.sanitizer import Operation
 from cute_kernels.emulator.smem import OFFSET_MASK, shared_address
 
 ANSWER_BYTES = 16
@@ -31,24 +32,31 @@ def try_cancel(warp: Any, mask: int, destination: Any, barrier: Any, multicast: 
     """clusterlaunchcontrol.try_cancel.async, once per executing lane."""
     cluster = warp.cluster
     cluster.progress += 1
-    for where, signal in each_lane(mask, destination, barrier):
+    for lane, (where, signal) in zip(lane_numbers(mask), each_lane(mask, destination, barrier)):
         if where % ANSWER_BYTES:
             raise IllegalAccess(f"clusterlaunchcontrol.try_cancel to {where:#x}, which is not 16-byte aligned")
         ranks = range(len(cluster.ctas)) if multicast else [cluster.memory.resolve(where)[0]]
         targets = [
             (shared_address(rank, where & OFFSET_MASK), shared_address(rank, signal & OFFSET_MASK)) for rank in ranks
         ]
-        run = functools.partial(_answer, cluster, targets)
-        cluster.engine.submit(AsyncOp(("clc", cluster.index), run, f"clusterlaunchcontrol.try_cancel by {warp.label}"))
+        text = f"clusterlaunchcontrol.try_cancel by {warp.label}"
+        operations = []
+        if warp.agent is not None:
+            cluster.tracker.enter(warp, lane)
+            for target, signalled in targets:
+                operation = cluster.tracker.copy(signalled, text)
+                cluster.tracker.async_write(target >> 24, target & OFFSET_MASK, ANSWER_BYTES, operation)
+                operations.append(operation)
+        run = functools.partial(_answer, cluster, targets, operations)
+        cluster.engine.submit(AsyncOp(("clc", cluster.index), run, text))
 
 
-def _answer(cluster: Any, targets: list[tuple[int, int]]) -> None:
+def _answer(cluster: Any, targets: list[tuple[int, int]], operations: list[Operation]) -> None:
     first = cluster.take_cluster()
     answer = struct.pack("<4I", first is not None, *(first or (0, 0, 0)))
-    for where, signal in targets:
-        if cluster.tracker is not None:
-            rank, offset = cluster.memory.resolve(where)
-            cluster.tracker.async_write(rank, offset, ANSWER_BYTES, "clusterlaunchcontrol.try_cancel")
+    for i, (where, signal) in enumerate(targets):
+        if operations:
+            cluster.tracker.complete_copy(operations[i], signal, where >> 24)
         cluster.memory.view(where, ANSWER_BYTES, write=True)[:] = np.frombuffer(answer, np.uint8)
         cluster.barriers.complete_tx(signal, ANSWER_BYTES)
 

@@ -115,6 +115,7 @@ def wait_copies(warp: Any, mask: int, newest: int, every: bool) -> bool | None:
     if _outstanding(warp, mask, newest, every) is not None:
         warp.wait = CopyWait(warp, mask, newest, every)
         return None
+    warp.cluster.copies.waited(warp, newest, every)
     return True
 
 

@@ -15,6 +15,7 @@ from cute_kernels.emulator.decode import Instruction, Vector
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
 from cute_kernels.emulator.instructions_sync import require_whole_warp
+from cute_kernels.emulator.memory_order import watch
 
 _ROWS = 8
 _ROW_BYTES = 16
@@ -48,6 +49,7 @@ def load_matrix(warp: Any, mask: int, address: Any, count: int, transposed: bool
     if warp.cluster.meter is not None:
         warp.cluster.meter.matrices("ldmatrix", addresses)
     raw = warp.cluster.memory.load(addresses, _ROW_BYTES)
+    watch(warp, (1 << len(addresses)) - 1, "shared", addresses[None], _ROW_BYTES, False)
     registers = registers_of_rows(np.ascontiguousarray(raw), transposed)
     return registers if count > 1 else registers[0]
 
@@ -61,7 +63,8 @@ def store_matrix(
     if warp.cluster.meter is not None:
         warp.cluster.meter.matrices("stmatrix", addresses)
     registers = np.stack([np.broadcast_to(np.asarray(value, np.uint32), (32,)) for value in values])
-    warp.cluster.memory.store(addresses, rows_of_registers(registers, transposed), warp.label)
+    warp.cluster.memory.store(addresses, rows_of_registers(registers, transposed))
+    watch(warp, (1 << len(addresses)) - 1, "shared", addresses[None], _ROW_BYTES, True)
 
 
 def _form(instruction: Instruction, registers: Any) -> tuple[int, bool, tuple[Any, ...]]:

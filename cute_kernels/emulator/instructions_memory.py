@@ -14,6 +14,7 @@ from cute_kernels.emulator.instructions_convert import extend
 from cute_kernels.emulator.instructions_integer import binary
 from cute_kernels.emulator.instructions_move import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, block_lanes
 from cute_kernels.emulator.instructions_registry import family, qualifiers
+from cute_kernels.emulator.memory_order import Strength, access_strength, sync_order, watch, watch_uniform
 from cute_kernels.emulator.values import CANONICAL, DTYPES, FULL, Anchor, Constant, Node, Pack, Value
 
 SPACES = {
@@ -25,7 +26,8 @@ SPACES = {
     "const": "global",
     "local": "local",
 }
-# Memory is sequentially consistent here, and caches do not exist: these change nothing.
+# Memory is sequentially consistent here, and caches do not exist: these change no result. The race detector looks at
+# the orders and scopes.
 _NO_EFFECT = (
     *("weak", "volatile", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "nc", "ca", "cg", "cs"),
     *("lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last"),
@@ -51,6 +53,7 @@ class _Access:
                 self.count = _VECTORS[part]
             elif part not in _NO_EFFECT:
                 raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+        self.strength = access_strength(parts, write=instruction.parts[0] == "st")
         self.bits = TYPE_BITS[self.type]
         if self.bits > 64:
             raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
@@ -110,20 +113,31 @@ def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray |
     return warp.cluster.gmem.view(address, nbytes)
 
 
-def load_uniform(warp: Any, mask: int, space: str, address: int, size: int, count: int) -> Any:
+def load_uniform(
+    warp: Any, mask: int, space: str, address: int, size: int, count: int, strength: Strength | None
+) -> Any:
     """One load for all lanes: an int, or a tuple of ``count`` ints."""
     if address % (size * count):
         raise IllegalAccess(f"misaligned {space} load of {size * count} bytes at {address:#x}")
     raw = bytes(view_bytes(warp, space, address, size * count))
     if warp.cluster.meter is not None:
         warp.cluster.meter.uniform("ld", *space_of(warp, space, address), size * count, mask)
+    if warp.cluster.tracker is not None:
+        watch_uniform(warp, mask, *space_of(warp, space, address), size * count, False, strength)
     if count == 1:
         return int.from_bytes(raw, "little")
     return tuple(int.from_bytes(raw[i : i + size], "little") for i in range(0, size * count, size))
 
 
 def load_lanes(
-    warp: Any, mask: int, space: str, addresses: np.ndarray, size: int, count: int, dtype: Any
+    warp: Any,
+    mask: int,
+    space: str,
+    addresses: np.ndarray,
+    size: int,
+    count: int,
+    dtype: Any,
+    strength: Strength | None = None,
 ) -> np.ndarray:
     """n loads of ``count`` elements by each lane: addresses int64 [n, 32] -> [n * count, 32]."""
     n = len(addresses)
@@ -138,16 +152,26 @@ def load_lanes(
     memory = warp.cluster.memory if space == "shared" else warp.cluster.gmem
     if mask == FULL:
         raw = memory.load(addresses.reshape(-1), size * count).view(dtype).reshape(n, 32, count)
+        watch(warp, mask, space, addresses, size * count, False, strength)
         return raw.transpose(0, 2, 1).reshape(n * count, 32)
     lanes = block_lanes(mask)
-    raw = memory.load(addresses[:, lanes].reshape(-1), size * count).view(dtype).reshape(n, -1, count)
+    addresses = addresses[:, lanes]
+    raw = memory.load(addresses.reshape(-1), size * count).view(dtype).reshape(n, -1, count)
+    watch(warp, mask, space, addresses, size * count, False, strength)
     result = np.zeros((n * count, 32), dtype)
     result[:, lanes] = raw.transpose(0, 2, 1).reshape(n * count, -1)
     return result
 
 
 def store_lanes(
-    warp: Any, mask: int, space: str, addresses: np.ndarray, data: np.ndarray, size: int, count: int
+    warp: Any,
+    mask: int,
+    space: str,
+    addresses: np.ndarray,
+    data: np.ndarray,
+    size: int,
+    count: int,
+    strength: Strength | None = None,
 ) -> None:
     """n stores of ``count`` elements by each lane: addresses int64 [n, 32], data [n * count, 32] (broadcast)."""
     n = len(addresses)
@@ -167,9 +191,10 @@ def store_lanes(
         addresses, data = addresses[:, lanes], data[:, lanes]
     raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1, size * count)
     if space == "shared":
-        warp.cluster.memory.store(addresses.reshape(-1), raw, warp.label)
+        warp.cluster.memory.store(addresses.reshape(-1), raw)
     else:
         warp.cluster.gmem.store(addresses.reshape(-1), raw)
+    watch(warp, mask, space, addresses, size * count, True, strength)
 
 
 def _generic_lanes(warp: Any, mask: int, addresses: np.ndarray) -> tuple[str, int]:
@@ -248,16 +273,19 @@ def _column(offsets: tuple[int, ...]) -> np.ndarray:
 class Load(Anchor):
     """ld by lanes; neighbours of the same shape become one gather."""
 
-    def __init__(self, space: str, base: Value, offset: int, size: int, count: int) -> None:
+    def __init__(
+        self, space: str, base: Value, offset: int, size: int, count: int, strength: Strength | None = None
+    ) -> None:
         self.space, self.base, self.offset, self.size, self.count = space, base, offset, size, count
-        self.key = ("ld", space, size, count, base.bits)
+        self.strength = strength
+        self.key = ("ld", space, size, count, base.bits, strength)
 
     def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
         mask, condition = block.guard_mask(nodes[0])
         dtype = DTYPES[CANONICAL[self.size * 8]]
         call = (
             f"{block.space.bind(load_lanes, 'load_lanes')}(W, {mask}, {self.space!r}, {_emit_addresses(block, nodes)}, "
-            f"{self.size}, {self.count}, {block.space.bind(dtype, dtype.__name__)})"
+            f"{self.size}, {self.count}, {block.space.bind(dtype, dtype.__name__)}, {self.strength})"
         )
         target = block.fresh("g")
         if condition:
@@ -274,9 +302,12 @@ class Load(Anchor):
 class Store(Anchor):
     """st by lanes; neighbours of the same shape become one scatter (of equal addresses the later store wins)."""
 
-    def __init__(self, space: str, base: Value, offset: int, size: int, values: list[Value]) -> None:
+    def __init__(
+        self, space: str, base: Value, offset: int, size: int, values: list[Value], strength: Strength | None
+    ) -> None:
         self.space, self.base, self.offset, self.size, self.values = space, base, offset, size, values
-        self.key = ("st", space, size, len(values), base.bits)
+        self.strength = strength
+        self.key = ("st", space, size, len(values), base.bits, strength)
 
     def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
         mask, condition = block.guard_mask(nodes[0])
@@ -285,7 +316,7 @@ class Store(Anchor):
         data = block.lanes(values[0], type_) if len(values) == 1 else block.rows(values, type_)
         call = (
             f"{block.space.bind(store_lanes, 'store_lanes')}(W, {mask}, {self.space!r}, "
-            f"{_emit_addresses(block, nodes)}, {data}, {self.size}, {len(self.values)})"
+            f"{_emit_addresses(block, nodes)}, {data}, {self.size}, {len(self.values)}, {self.strength})"
         )
         block.put(f"if {condition}: {call}" if condition else call, nodes[0])
 
@@ -307,16 +338,16 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
         address = address_value(block, instruction.operands[1], max(base.bits, 32))
         results = block.call(
             load_uniform,
-            *(access.space, address, access.nbytes, access.count),
+            *(access.space, address, access.nbytes, access.count, access.strength),
             results=[(access.storage(), True)] * access.count,
         )
     elif access.bits == 64 and access.count > 1:
         # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
-        anchor = Load(access.space, base, offset, 4, 2 * access.count)
+        anchor = Load(access.space, base, offset, 4, 2 * access.count, access.strength)
         halves = block.anchor(anchor, [("u32", False)] * (2 * access.count), [base])
         results = [Pack(halves[i : i + 2]) for i in range(0, len(halves), 2)]
     else:
-        anchor = Load(access.space, base, offset, access.nbytes, access.count)
+        anchor = Load(access.space, base, offset, access.nbytes, access.count, access.strength)
         results = block.anchor(anchor, [(access.storage(), False)] * access.count, [base])
     for target, value in zip(targets, results):
         if isinstance(target, Register) and block.bits_of(target.name) > value.bits:
@@ -341,7 +372,7 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
         value = block.value(item, access.bits)
         value = block.whole(value) if value.bits <= 64 else value
         values.append(block.resize(value, access.bits) if value.bits != access.bits else value)
-    block.anchor(Store(access.space, base, offset, access.nbytes, values), [], [base, *values])
+    block.anchor(Store(access.space, base, offset, access.nbytes, values, access.strength), [], [base, *values])
 
 
 # --- no effect on results, and fences -------------------------------------------------------------------------------
@@ -353,9 +384,9 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def fence_proxy_async(warp: Any, mask: int) -> None:
-    """fence.proxy.async: tells the detector that this warp's earlier writes are visible to the async proxy."""
-    if warp.cluster.tracker is not None:
-        warp.cluster.tracker.fence_async(warp.label)
+    """fence.proxy.async: for the race detector."""
+    if warp.agent is not None:
+        warp.agent.fence_proxy(mask)
 
 
 @family("fence.proxy.async", "fence.proxy.async::generic", destinations=0)
@@ -369,12 +400,28 @@ def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(fence_proxy_async)
 
 
+def fence_memory(warp: Any, mask: int, order: int) -> None:
+    """fence and membar: for the race detector."""
+    if warp.agent is not None:
+        warp.agent.fence(mask, order)
+
+
+def fence_initialised(warp: Any, mask: int) -> None:
+    """fence.mbarrier_init: for the race detector."""
+    if warp.agent is not None:
+        warp.agent.fence_init()
+
+
 @family("fence", "membar", destinations=0)
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
-    """fence, membar, fence.mbarrier_init: no effect, because all memory operations take effect in program order."""
-    qualifiers(
+    """fence, membar, fence.mbarrier_init: memory operations take effect in program order; the detector is told."""
+    parts = qualifiers(
         instruction,
         *("sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl"),
         *("mbarrier_init", "proxy", "alias", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
     )
+    if "mbarrier_init" in parts:
+        block.call(fence_initialised)
+    elif "proxy" not in parts:
+        block.call(fence_memory, sync_order(parts))
 

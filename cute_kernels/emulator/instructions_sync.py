@@ -12,13 +12,15 @@ from typing import Any
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Sink
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
+from cute_kernels.emulator.happens_before import Order
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_move import block_lanes, check_members
 from cute_kernels.emulator.instructions_registry import as_integer, family, never_varies, qualifiers
+from cute_kernels.emulator.memory_order import masks_by_address, sync_order
 from cute_kernels.emulator.values import FULL, Constant
 from cute_kernels.emulator.warp import ClusterWait, NamedWait, PhaseWait, ProgressWait
 
-_SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # orderings change nothing: memory is coherent here
+_SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
 
 
 def lanes_in(mask: int) -> int:
@@ -46,7 +48,7 @@ def require_whole_warp(warp: Any, mask: int, name: str) -> None:
 def bar_arrive(warp: Any, mask: int, number: int, threads: int) -> bool:
     """bar.arrive: counts the warp and goes on."""
     require_whole_warp(warp, mask, "bar.arrive")
-    warp.cta.named_barrier(number).arrive(warp, threads)
+    warp.cta.named_barrier(number).arrive(warp, threads, mask)
     return True
 
 
@@ -55,10 +57,12 @@ def bar_sync(warp: Any, mask: int, number: int, threads: int | None) -> bool | N
     barrier = warp.cta.named_barrier(number)
     if warp.token is None:
         require_whole_warp(warp, mask, "bar.sync")
-        warp.token = barrier.arrive(warp, threads)
+        warp.token = barrier.arrive(warp, threads, mask)
     if barrier.generation == warp.token:
         warp.wait = NamedWait(barrier, warp.token)
         return None
+    if warp.agent is not None:
+        warp.agent.acquire(barrier.point, Order.SYNC)
     warp.token = None
     return True
 
@@ -81,6 +85,13 @@ def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
 def warp_sync(warp: Any, mask: int, members: int) -> None:
     """bar.warp.sync: the lanes of a converged path are in step already; others cannot join it."""
     check_members(warp, mask, members, "bar.warp.sync")
+    converged(warp, mask)
+
+
+def converged(warp: Any, mask: int) -> None:
+    """bar.warp.sync of lanes that run together: for the race detector."""
+    if warp.agent is not None:
+        warp.agent.converge(mask)
 
 
 @family("bar.warp.sync", destinations=0)
@@ -88,41 +99,42 @@ def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.warp.sync."""
     members = block.agreed(block.value(instruction.operands[0], 32))
     if isinstance(members, Constant) and members.value == FULL and not block.divergent:
-        return  # all 32 lanes execute this block together
-    block.call(warp_sync, members)
+        block.call(converged)  # all 32 lanes execute this block together
+    else:
+        block.call(warp_sync, members)
 
 
 # --- cluster barrier ------------------------------------------------------------------------------------------------
 
 
-def cluster_arrive(warp: Any, mask: int) -> None:
+def cluster_arrive(warp: Any, mask: int, order: int) -> None:
     """barrier.cluster.arrive: each thread arrives once per phase."""
-    warp.cluster.barrier.arrive(warp, mask)
+    warp.cluster.barrier.arrive(warp, mask, order)
 
 
-def cluster_wait(warp: Any, mask: int) -> bool | None:
+def cluster_wait(warp: Any, mask: int, order: int) -> bool | None:
     """barrier.cluster.wait."""
     barrier = warp.cluster.barrier
     generation = barrier.check_waits(warp, mask)
     if barrier.generation == generation:
         warp.wait = ClusterWait(barrier, generation)
         return None
-    barrier.leave(warp, mask)
+    barrier.leave(warp, mask, order)
     return True
 
 
 @family("barrier.cluster.arrive", destinations=0)
 def _cluster_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """barrier.cluster.arrive."""
-    qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
-    block.call(cluster_arrive)
+    parts = qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
+    block.call(cluster_arrive, sync_order([*parts, "cluster"]))
 
 
 @family("barrier.cluster.wait", destinations=0, blocking=True)
 def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
     """barrier.cluster.wait."""
-    qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
-    block.call(cluster_wait, blocking=True)
+    parts = qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
+    block.call(cluster_wait, sync_order([*parts, "cluster"]), blocking=True)
 
 
 # --- mbarrier -------------------------------------------------------------------------------------------------------
@@ -150,6 +162,8 @@ def mbarrier_init(warp: Any, mask: int, address: Any, count: Any) -> None:
     warp.cluster.progress += 1
     for where, expected in each_lane(mask, address, count):
         warp.cluster.barriers.init(where, expected, warp.label)
+        if warp.agent is not None:
+            warp.cluster.tracker.initialise(warp, where)
 
 
 def mbarrier_inval(warp: Any, mask: int, address: Any) -> None:
@@ -159,9 +173,16 @@ def mbarrier_inval(warp: Any, mask: int, address: Any) -> None:
         warp.cluster.barriers.inval(where)
 
 
-def mbarrier_arrive(warp: Any, mask: int, address: Any, count: Any) -> int:
+def release(warp: Any, mask: int, address: Any, order: int) -> None:
+    """Tells the race detector that the executing lanes are about to arrive."""
+    if warp.agent is not None:
+        warp.cluster.tracker.arrive(warp, masks_by_address(mask, address), order)
+
+
+def mbarrier_arrive(warp: Any, mask: int, address: Any, count: Any, order: int) -> int:
     """mbarrier.arrive by each executing lane; returns the state token of the last one."""
     warp.cluster.progress += 1
+    release(warp, mask, address, order)
     token = 0
     if isinstance(count, int):
         for where, lanes in each_address(mask, address):
@@ -172,18 +193,20 @@ def mbarrier_arrive(warp: Any, mask: int, address: Any, count: Any) -> int:
     return token
 
 
-def mbarrier_arrive_drop(warp: Any, mask: int, address: Any, count: Any) -> int:
+def mbarrier_arrive_drop(warp: Any, mask: int, address: Any, count: Any, order: int) -> int:
     """mbarrier.arrive_drop by each executing lane."""
     warp.cluster.progress += 1
+    release(warp, mask, address, order)
     token = 0
     for where, arrivals in each_lane(mask, address, count):
         token = warp.cluster.barriers.arrive_drop(where, arrivals, warp.label)
     return token
 
 
-def mbarrier_arrive_expect(warp: Any, mask: int, address: Any, nbytes: Any) -> int:
+def mbarrier_arrive_expect(warp: Any, mask: int, address: Any, nbytes: Any, order: int) -> int:
     """mbarrier.arrive.expect_tx by each executing lane."""
     warp.cluster.progress += 1
+    release(warp, mask, address, order)
     token = 0
     for where, expected in each_lane(mask, address, nbytes):
         token = warp.cluster.barriers.arrive_expect_tx(where, expected, warp.label)
@@ -200,6 +223,7 @@ def mbarrier_expect(warp: Any, mask: int, address: Any, nbytes: Any) -> None:
 def mbarrier_complete(warp: Any, mask: int, address: Any, nbytes: Any) -> None:
     """mbarrier.complete_tx by each executing lane."""
     warp.cluster.progress += 1
+    release(warp, mask, address, int(Order.RELAXED))
     for where, done in each_lane(mask, address, nbytes):
         warp.cluster.barriers.complete_tx(where, done)
 
@@ -218,7 +242,14 @@ def _test(warp: Any, mask: int, address: Any, state: Any, parity: bool) -> int:
     return done
 
 
-def try_wait(warp: Any, mask: int, address: Any, state: Any, parity: bool, waits: bool) -> Any:
+def acquire(warp: Any, mask: int, address: Any, order: int) -> None:
+    """Tells the race detector that the executing lanes saw the phase before the current one complete."""
+    if warp.agent is not None and mask:
+        for where in masks_by_address(mask, address):
+            warp.cluster.tracker.wait(warp, where, order, warp.cluster.barriers.phase(where) - 1)
+
+
+def try_wait(warp: Any, mask: int, address: Any, state: Any, parity: bool, waits: bool, order: int) -> Any:
     """mbarrier.try_wait (``waits``) and test_wait.
 
     try_wait suspends until the phase completes or a time limit passes; the limit passes when nothing else in the
@@ -230,12 +261,16 @@ def try_wait(warp: Any, mask: int, address: Any, state: Any, parity: bool, waits
     done = _test(warp, mask, address, state, parity)
     if done == mask and not warp.fails_spuriously():
         warp.timed_out = False
+        acquire(warp, done, address, order)
         return True if uniform else done
     if done == mask or warp.timed_out:
         warp.timed_out = False
+        if done != mask:
+            acquire(warp, done, address, order)
         return False if uniform else (0 if done == mask else done)
     if not waits and warp.token == "polled":
         warp.token = None
+        acquire(warp, done, address, order)
         return False if uniform else done
     left = mask & ~done
     ((where, what),) = each_lane(left & -left, address, state)
@@ -262,7 +297,8 @@ def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
     state = block.value(instruction.operands[2], 32 if parity else 64)
     uniform = address.uniform and state.uniform
     waits = instruction.parts[1] == "try_wait"
-    (done,) = block.call(try_wait, address, state, parity, waits, results=[("pred", uniform)], blocking=True)
+    order = sync_order(parts)
+    (done,) = block.call(try_wait, address, state, parity, waits, order, results=[("pred", uniform)], blocking=True)
     block.define(instruction.operands[0], done)
 
 
@@ -298,7 +334,7 @@ def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
         function = mbarrier_arrive_expect
     else:
         function = mbarrier_arrive_drop if instruction.parts[1] == "arrive_drop" else mbarrier_arrive
-    (token,) = block.call(function, address, count, results=[("u64", True)])
+    (token,) = block.call(function, address, count, sync_order(parts), results=[("u64", True)])
     block.define(destination, token)
 
 

@@ -10,11 +10,13 @@ import numpy as np
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Register, Vector
 from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.happens_before import Offset
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
-from cute_kernels.emulator.instructions_sync import each_lane, require_whole_warp
+from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers, require_whole_warp
+from cute_kernels.emulator.memory_order import enter, watch_uniform
 from cute_kernels.emulator.tensor_copy import copy_to_tensor_memory
-from cute_kernels.emulator.tmem import TensorMemory
+from cute_kernels.emulator.tmem import TensorMemory, rectangle
 from cute_kernels.emulator.warp import AllocationWait
 
 _GROUPS = ("cta_group::1", "cta_group::2")
@@ -40,6 +42,7 @@ def alloc(warp: Any, mask: int, destination: int, columns: int, cta_group: int) 
         return None
     warp.cluster.progress += 1
     warp.cluster.memory.view(destination, 4, write=True)[:] = np.frombuffer(base.to_bytes(4, "little"), np.uint8)
+    watch_uniform(warp, 1, "shared", destination, 4, True)
     return True
 
 
@@ -57,6 +60,8 @@ def dealloc(warp: Any, mask: int, address: int, columns: int) -> None:
     require_whole_warp(warp, mask, "tcgen05.dealloc")
     warp.cluster.progress += 1
     warp.cta.tmem.dealloc(address, columns)
+    if warp.agent is not None:
+        warp.cluster.tracker.tensor.free(warp, address & 0xFFFF, columns)
 
 
 @family("tcgen05.dealloc", destinations=0)
@@ -100,8 +105,12 @@ def load(warp: Any, mask: int, address: int, shape: str, repeat: int, pack: bool
     """
     require_whole_warp(warp, mask, "tcgen05.ld")
     if pack:
+        if warp.agent is not None:
+            warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, 2 * repeat))
         return load_packed(warp.cta.tmem, warp.index, address, repeat)
     rows = warp.cta.tmem.load(warp.index, address, shape, repeat).T
+    if warp.agent is not None:
+        warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, repeat))
     if warp.cluster.meter is not None:
         warp.cluster.meter.tensor_memory("ld", len(rows))
     return rows if len(rows) > 1 else rows[0]
@@ -113,6 +122,8 @@ def store(warp: Any, mask: int, address: int, shape: str, repeat: int, values: t
     warp.cluster.progress += 1
     rows = np.stack([np.broadcast_to(np.asarray(value, np.uint32), 32) for value in values])
     warp.cta.tmem.store(warp.index, address, shape, repeat, rows.T)
+    if warp.agent is not None:
+        warp.cluster.tracker.tensor.store(warp, rectangle(address, shape, repeat))
     if warp.cluster.meter is not None:
         warp.cluster.meter.tensor_memory("st", len(rows))
 
@@ -162,15 +173,30 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
     block.anchor(Call(store, [address, shape, repeat, tuple(values)]), [], [address, *values])
 
 
+def wait(warp: Any, mask: int, kind: int) -> None:
+    """tcgen05.wait: for the race detector."""
+    require_whole_warp(warp, mask, "tcgen05.wait")
+    if warp.agent is not None:
+        warp.agent.complete_tensor(Offset(kind))
+
+
 @family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0)
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
-    """tcgen05.wait: loads and stores of tensor memory complete at once here."""
-    qualifiers(instruction, "wait::ld", "wait::st", "sync", "aligned")
+    """tcgen05.wait: loads and stores of tensor memory complete at once here; the detectors are told."""
+    parts = qualifiers(instruction, "wait::ld", "wait::st", "sync", "aligned")
+    block.call(wait, int(Offset.TENSOR_LOAD if "wait::ld" in parts else Offset.TENSOR_STORE))
+
+
+def fence(warp: Any, mask: int, before: bool) -> None:
+    """tcgen05.fence: for the race detector."""
+    if warp.agent is not None:
+        (warp.agent.fence_before if before else warp.agent.fence_after)()
 
 
 @family("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", destinations=0)
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
-    """tcgen05.fence: orders what is ordered anyway here."""
+    """tcgen05.fence: orders what is ordered anyway here; the detector is told."""
+    block.call(fence, instruction.parts[1] == "fence::before_thread_sync")
 
 
 # --- matrix multiplication ------------------------------------------------------------------------------------------
@@ -193,7 +219,9 @@ def mma(
     warp.cluster.progress += 1
     if not isinstance(accumulate, bool):
         accumulate = bool(accumulate & mask & -mask)
-    for d1, a1, b1, instruction1, *off in each_lane(mask, d, a, b, instruction, *disabled):
+    values = each_lane(mask, d, a, b, instruction, *disabled)
+    for lane, (d1, a1, b1, instruction1, *off) in zip(lane_numbers(mask), values):
+        enter(warp, lane)
         if any(off):
             raise UnsupportedPTX(f"tcgen05.mma with a disable-output-lane mask {[hex(x) for x in off]}")
         warp.cluster.tensor_core.mma(
@@ -240,7 +268,8 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
 def copy(warp: Any, mask: int, shape: str, multicast: str, cta_group: int, address: Any, matrix: Any) -> None:
     """tcgen05.cp, once per executing lane."""
     warp.cluster.progress += 1
-    for where, descriptor in each_lane(mask, address, matrix):
+    for lane, (where, descriptor) in zip(lane_numbers(mask), each_lane(mask, address, matrix)):
+        enter(warp, lane)
         copy_to_tensor_memory(
             warp.cluster.tensor_core,
             shape=shape,
@@ -272,7 +301,9 @@ def _cp(block: BlockBuilder, instruction: Instruction) -> None:
 def commit(warp: Any, mask: int, cta_group: int, barrier: Any, multicast: Any) -> None:
     """tcgen05.commit, once per executing lane."""
     warp.cluster.progress += 1
-    for where, *targets in each_lane(mask, barrier, *([multicast] if multicast is not None else [])):
+    values = each_lane(mask, barrier, *([multicast] if multicast is not None else []))
+    for lane, (where, *targets) in zip(lane_numbers(mask), values):
+        enter(warp, lane)
         warp.cluster.tensor_core.commit(
             cta_group=cta_group,
             rank=warp.cta.rank,

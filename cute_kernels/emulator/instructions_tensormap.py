@@ -11,7 +11,7 @@ from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_memory import address_value, space_of
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
-from cute_kernels.emulator.instructions_sync import each_lane, require_whole_warp
+from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.tensor_map import NBYTES, REPLACEABLE, replace
 
 _ALIGNMENT = 128
@@ -33,13 +33,16 @@ def _bytes_of(warp: Any, space: str, address: int, *, write: bool) -> np.ndarray
 def tensormap_replace(warp: Any, mask: int, space: str, address: Any, name: str, ordinal: int, value: Any) -> None:
     """tensormap.replace by each executing lane, in shared memory through the generic proxy."""
     warp.cluster.progress += 1
-    for where, new in each_lane(mask, address, value):
+    for lane, (where, new) in zip(lane_numbers(mask), each_lane(mask, address, value)):
         cells = _bytes_of(warp, space, where, write=False)
         changed = np.frombuffer(replace(bytes(cells), name, ordinal, new), np.uint8)
         kind, place = space_of(warp, space, where)
         if kind == "shared":
             words = changed[:_FIELDS].reshape(-1, 16)
-            warp.cluster.memory.store(place + 16 * np.arange(len(words)), words, warp.label)
+            places = place + 16 * np.arange(len(words), dtype=np.int64)
+            warp.cluster.memory.store(places, words)
+            if warp.agent is not None:
+                warp.cluster.tracker.generic(warp, lane, "shared", places, 16, True)
         else:
             _bytes_of(warp, space, where, write=True)[:] = changed
 

@@ -9,6 +9,7 @@ import numpy as np
 from cute_kernels.emulator import instructions_numerics as numerics
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction, Pair
+from cute_kernels.emulator.happens_before import Order
 from cute_kernels.emulator.instructions_move import block_lanes, check_members
 from cute_kernels.emulator.instructions_registry import always_varies, family, never_varies, qualifiers
 from cute_kernels.emulator.instructions_sync import lanes_in, require_whole_warp
@@ -24,10 +25,12 @@ def bar_red(warp: Any, mask: int, number: int, threads: int | None, predicate: A
     if warp.token is None:
         require_whole_warp(warp, mask, "bar.red")
         voted = (FULL if predicate is True else 0 if predicate is False else predicate) & mask
-        warp.token = barrier.arrive(warp, threads, lanes_in(voted), lanes_in(mask))
+        warp.token = barrier.arrive(warp, threads, mask, lanes_in(voted), lanes_in(mask))
     if barrier.generation == warp.token:
         warp.wait = NamedWait(barrier, warp.token)
         return None
+    if warp.agent is not None:
+        warp.agent.acquire(barrier.point, Order.SYNC)
     votes, voters = barrier.results[warp.token]
     warp.token = None
     return {"popc": votes, "and": votes == voters, "or": votes > 0}[mode]

@@ -101,6 +101,8 @@ def mma_async(warp: Any, mask: int, form: Form, accumulators: Any, a: Any, b: An
     else:
         a = _same_in_all_lanes(warp, form, a)
     b = _same_in_all_lanes(warp, form, b)
+    if warp.agent is not None:
+        warp.cluster.tracker.enter(warp)
     return warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
 
 
@@ -200,7 +202,7 @@ def wait_group(warp: Any, mask: int, newest: int) -> bool | None:
     if unit.outstanding(warp.cta.rank, warp.index, newest):
         warp.wait = GroupWait(warp, newest)
         return None
-    unit.observe(warp.cta.rank, warp.index, newest)
+    unit.observe(warp.cta.rank, warp.index, newest, warp.agent)
     return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory
@@ -38,6 +39,12 @@ class MBarrier:
     last_arrival: str = ""
 
 
+class PhaseObserver(Protocol):
+    """Hears that a phase is about to complete (`cute_kernels.emulator.sanitizer.RaceTracker`)."""
+
+    def completed(self, address: int, phase: int) -> None: ...
+
+
 class MBarriers:
     """All live barriers of a cluster, keyed by shared address (rank included).
 
@@ -50,9 +57,15 @@ class MBarriers:
             changed.
     """
 
-    def __init__(self, memory: ClusterMemory | None = None, names: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        memory: ClusterMemory | None = None,
+        names: Mapping[int, str] | None = None,
+        observer: PhaseObserver | None = None,
+    ) -> None:
         self._memory = memory
         self._names = names or {}
+        self._observer = observer
         self._barriers: dict[int, MBarrier] = {}
         self.completions = 0
 
@@ -173,6 +186,16 @@ class MBarriers:
         """Whether the phase that `arrive` returned as a state token has completed."""
         return self._get(address, "mbarrier.test_wait").phase > token
 
+    def check_finished(self) -> None:
+        """At the end of the kernel.
+
+        Raises:
+            BarrierMisuse: a phase that has begun is not complete.
+        """
+        for barrier in self:
+            if barrier.tx or barrier.pending != barrier.expected:
+                raise BarrierMisuse(f"the kernel ends in the middle of a phase: {self.describe(barrier.address)}")
+
     def phase(self, address: int) -> int:
         """Number of completed phases."""
         return self._get(address, "mbarrier").phase
@@ -215,6 +238,8 @@ class MBarriers:
                 f"{-barrier.tx} bytes more arrived than expect_tx announced: {self.describe(barrier.address)}"
             )
         if barrier.pending == 0 and barrier.tx == 0:
+            if self._observer is not None:
+                self._observer.completed(barrier.address, barrier.phase)
             barrier.phase += 1
             barrier.pending = barrier.expected
             self.completions += 1

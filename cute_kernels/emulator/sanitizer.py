@@ -1,169 +1,564 @@
-"""Detectors of what a schedule alone may hide: missing proxy fences and overwritten sources of asynchronous reads.
+"""Race detector: checks every access to shared, tensor and global memory against what its agent knows of earlier ones.
 
-The async proxy (TMA, tensor core) does not see writes made through the generic proxy (st.shared) until the writer has
-executed fence.proxy.async (PTX ISA, "Async proxy"). Emulated memory is always coherent, so the bug would never show in
-results; `ProxyTracker` therefore keeps, per 16-byte granule of shared memory, which warp wrote it last through the
-generic proxy without a fence since.
+`happens_before` has the clocks, `shadow` what was accessed last, `tensor_races` the part for tensor memory; this file
+says which kind of order each pair of accesses needs (PTX ISA, "Memory consistency model" and "Proxies"):
 
-Limit: a fence counts only when the writing warp executes it. PTX would also accept one by the reading thread after it
-synchronised with the writer; that pattern is reported as missing.
+====================  ==========================================  =====================================================
+earlier access        later access                                what is needed
+====================  ==========================================  =====================================================
+write                 generic read or write                       causality order (release and acquire, scopes)
+generic read          generic write                               causality order
+asynchronous read     any write                                   the operation is complete
+any                   asynchronous write (TMA load)               the earlier access is over
+generic write         asynchronous read (TMA store, MMA operand)  causality order and fence.proxy.async
+asynchronous write    asynchronous read                           causality order (the mbarrier was waited on)
+====================  ==========================================  =====================================================
+
+Accesses are checked and recorded when an operation is issued, so that a race is found whatever the schedule: nothing is
+assumed about when asynchronous work takes effect. Strong operations (atomics, volatile, relaxed and stronger loads and
+stores) do not race with each other. What one lane stores and another lane of its warp loads or stores needs
+bar.warp.sync in between; a store that follows a load by another lane of the same warp is not checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any
+import bisect
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator.errors import ProxyFenceMissing, SharedMemoryRace
+from cute_kernels.emulator.errors import (
+    BarrierMisuse,
+    GlobalMemoryRace,
+    IllegalAccess,
+    ProxyFenceMissing,
+    Race,
+    SharedMemoryRace,
+)
+from cute_kernels.emulator.happens_before import (
+    FULL,
+    NEVER,
+    WARP_COLUMNS,
+    Agent,
+    Columns,
+    Offset,
+    Order,
+    Row,
+    SyncPoint,
+    join,
+    widened,
+)
+from cute_kernels.emulator.shadow import LANE_BITS, Epochs, Part, Shadow, View, unordered
+from cute_kernels.emulator.tensor_races import Operation, TensorRaces
 
-GRANULE = 16  # bytes; the smallest unit that any asynchronous operation reads
+if TYPE_CHECKING:
+    from cute_kernels.emulator.gmem import GlobalMemory
+    from cute_kernels.emulator.warp import Warp
+
+_GENERIC, _STRONG = 1, 2
 
 
 @dataclass
-class _PendingRead:
-    """Bytes [start, end) of a CTA, or of these only the granules with the given indices."""
+class LaunchShadow:
+    """What outlives a cluster: accesses to global memory, and what was released there.
 
-    cta_rank: int
-    start: int
-    end: int
-    granules: np.ndarray | None
-    describe: str
+    Attributes:
+        regions: shadow per registered region of global memory.
+        floors: first epoch of each cluster, in the order in which they ran.
+        released: per address and cluster, the visible row that was released there at a scope of the GPU.
+    """
 
-    def overlap(self, offsets: np.ndarray, nbytes: int) -> int | None:
-        """The first of ``offsets`` at which ``nbytes`` overlap this read, or None."""
-        hit = (offsets < self.end) & (offsets + nbytes > self.start)
-        if self.granules is not None and hit.any():
-            steps = np.arange(0, nbytes + GRANULE - 1, GRANULE)
-            touched = np.minimum(offsets[..., None] + steps, offsets[..., None] + nbytes - 1) // GRANULE
-            hit = np.isin(touched, self.granules).any(axis=-1)
-        return int(np.atleast_1d(offsets)[np.atleast_1d(hit)][0]) if hit.any() else None
+    memory: GlobalMemory
+    epochs: Epochs = field(default_factory=Epochs)
+    regions: dict[int, Shadow] = field(default_factory=dict)
+    floors: list[int] = field(default_factory=list)
+    released: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass
-class _Written:
-    """Bounds, in granules, of what one warp wrote in one CTA since its last fence."""
+class JointOperation:
+    """An operation that several warps issue and each of them waits for; ``serial`` is its clock."""
 
-    low: int
-    high: int
+    operation: Operation
+    serial: int
 
-
-def _granules(offsets: Any, nbytes: int) -> Any:
-    """Index of the granules of one byte range, or of one aligned granule per offset of an array."""
-    if isinstance(offsets, int):
-        return slice(offsets >> 4, (offsets + nbytes + GRANULE - 1) >> 4)
-    if nbytes != GRANULE:
-        raise ValueError(f"an array of offsets stands for granules of {GRANULE} bytes, not {nbytes}")
-    return offsets >> 4
+    def observe(self, agent: Agent) -> None:
+        """A warp waited for it: so all of them have issued it."""
+        join(agent.clocks, self.operation.clocks)
+        agent.complete(self.operation.column, self.serial)
 
 
-class ProxyTracker:
-    """Proxy marks and pending asynchronous reads of the shared memory of one cluster.
+class RaceTracker:
+    """The detector of one cluster.
 
     Args:
         sizes: bytes of shared memory per CTA, in order of rank.
+        launch: what is shared with the other clusters of the launch.
+        warps: number of warps of the cluster (a hint of how many columns will be needed).
     """
 
-    def __init__(self, sizes: list[int]) -> None:
-        # 0 = visible to the async proxy; n = written by warp number n since its last fence.
-        self._dirty = [np.zeros(-(-size // GRANULE) + 1, np.int16) for size in sizes]
-        self._numbers: dict[Hashable, int] = {}
-        self._names: list[Hashable] = [None]
-        self._written: dict[tuple[int, int], _Written] = {}
-        self._reads: dict[int, _PendingRead] = {}
-        self._next_token = 0
+    def __init__(self, sizes: list[int], launch: LaunchShadow, warps: int = 1) -> None:
+        self.launch, self.epochs = launch, launch.epochs
+        self.ranks = len(sizes)
+        self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
+        self.shared = [Shadow(size) for size in sizes]
+        self.tensor = TensorRaces(self)
+        self.points: dict[int, SyncPoint] = {}
+        self.locations: dict[tuple[str, int], SyncPoint] = {}
+        self.foreign: dict[int, np.ndarray] = {}
+        self.floor = len(self.epochs)
+        launch.floors.append(self.floor)
+        self._serials: dict[int, int] = {}
+        self._touched: dict[tuple[int, int], tuple[int, str]] = {}
+        self._exits: list[np.ndarray | None] = [None] * self.ranks
+        self.agent: Agent | None = None
+        self.lane = 0
 
-    def generic_write(self, cta_rank: int, offsets: Any, nbytes: int, warp: Hashable) -> None:
-        """A warp wrote ``nbytes`` at each of ``offsets`` (int or int array) of a CTA through the generic proxy.
+    # --- warps --------------------------------------------------------------------------------------------------------
+
+    def make_agent(self, rank: int, live: int, label: str) -> Agent:
+        """The agent of a warp."""
+        return Agent(self.columns, rank, live, label)
+
+    def enter(self, warp: Warp, lane: int = 0) -> None:
+        """The operations that follow are issued by this lane."""
+        self.agent, self.lane = warp.agent, lane
+
+    def exit(self, agent: Agent) -> None:
+        """A warp exits: its CTA ends with the last one."""
+        clocks = agent.snapshot(FULL)[Row.ORDER]
+        if self._exits[agent.rank] is None:
+            self._exits[agent.rank] = np.zeros(self.columns.width, np.int32)
+        elif len(self._exits[agent.rank]) < len(clocks):
+            self._exits[agent.rank] = np.concatenate(
+                [self._exits[agent.rank], np.zeros(len(clocks) - len(self._exits[agent.rank]), np.int32)]
+            )
+        join(self._exits[agent.rank], clocks)
+
+    def touch(self, rank: int, column: int, clock: int, what: str) -> None:
+        """An event that needs the shared memory of a CTA: the CTA must not exit before it."""
+        if self._touched.get((rank, column), (0, ""))[0] < clock:
+            self._touched[rank, column] = clock, what
+
+    def check_exits(self) -> None:
+        """At the end of the cluster.
 
         Raises:
-            SharedMemoryRace: a pending asynchronous operation still has to read one of the bytes.
+            IllegalAccess: a CTA may exit while something still accesses its shared memory.
         """
-        offsets = np.asarray(offsets)
-        if self._reads:
-            self._check_reads(cta_rank, offsets, nbytes, f"a store of warp {warp}")
-        number = self._numbers.get(warp)
-        if number is None:
-            number = self._numbers[warp] = len(self._names)
-            self._names.append(warp)
-        first = offsets >> 4
-        dirty = self._dirty[cta_rank]
-        dirty[first] = number
-        low, high = int(first.min()), int(first.max()) + 1
-        if nbytes > GRANULE:
-            last = (offsets + (nbytes - 1)) >> 4
-            for step in range(1, -(-nbytes // GRANULE) + 1):
-                dirty[np.minimum(first + step, last)] = number
-            high = int(last.max()) + 1
-        bounds = self._written.get((number, cta_rank))
-        if bounds is None:
-            self._written[number, cta_rank] = _Written(low, high)
-        else:
-            bounds.low, bounds.high = min(bounds.low, low), max(bounds.high, high)
+        for (rank, column), (clock, what) in self._touched.items():
+            known = self._exits[rank]
+            if known is None or column >= len(known) or known[column] < clock:
+                raise IllegalAccess(
+                    f"CTA {rank} may exit before {what} is over, which accesses its shared memory: none of its warps "
+                    "waits for that"
+                )
 
-    def fence_async(self, warp: Hashable) -> None:
-        """The warp executed fence.proxy.async: its earlier writes are visible to the async proxy."""
-        number = self._numbers.get(warp)
-        if number is None:
+    # --- generic accesses ---------------------------------------------------------------------------------------------
+
+    def generic(
+        self, warp: Warp, lanes: Any, space: str, addresses: np.ndarray, nbytes: int, write: bool, strong: bool = False
+    ) -> None:
+        """Loads (stores) of ``nbytes`` at each of ``addresses`` through the generic proxy.
+
+        Args:
+            warp: who.
+            lanes: lane per address; -1: all of them.
+            space: ``"shared"`` or ``"global"``.
+            addresses: int64 [n].
+            nbytes: bytes of each access.
+            write: store.
+            strong: volatile, relaxed or stronger.
+
+        Raises:
+            SharedMemoryRace, GlobalMemoryRace: an earlier access is not ordered before.
+        """
+        agent = warp.agent
+        if space == "global":
+            for shadow, offsets, chosen in self._regions(addresses, nbytes, write):
+                some = lanes if chosen is None or isinstance(lanes, int) else lanes[chosen]
+                self._generic(agent, some, shadow, offsets, nbytes, write, strong, -1)
             return
-        for rank, dirty in enumerate(self._dirty):
-            bounds = self._written.pop((number, rank), None)
-            if bounds is not None:
-                part = dirty[bounds.low : bounds.high]
-                part[part == number] = 0
+        ranks = addresses >> 24
+        offsets = addresses & 0xFFFFFF
+        first = int(ranks[0])
+        if (ranks == first).all():
+            self._generic(agent, lanes, self.shared[first], offsets, nbytes, write, strong, first)
+            return
+        for rank in np.unique(ranks).tolist():
+            chosen = ranks == rank
+            some = lanes if isinstance(lanes, int) else lanes[chosen]
+            self._generic(agent, some, self.shared[rank], offsets[chosen], nbytes, write, strong, rank)
 
-    def async_read(self, cta_rank: int, offsets: Any, nbytes: int, describe: str = "") -> None:
-        """An asynchronous operation that reads ``nbytes`` at each of ``offsets`` (int or int array) is issued.
+    def _generic(
+        self, agent: Agent, lanes: Any, shadow: Shadow, offsets: np.ndarray, nbytes: int, write: bool, strong: bool,
+        rank: int, identity: int | None = None,
+    ) -> None:  # fmt: skip
+        # Lanes that write one place together write the same value in every sound program: the warp's, not a lane's.
+        floor = self.floor if rank < 0 else 0
+        known = agent.clocks[Row.VISIBLE]
+        own_reads = agent.base + Offset.READ
+        shared_place = write and isinstance(lanes, np.ndarray) and len(offsets) > 1 and (offsets == offsets[0]).all()
+        if shared_place:
+            lanes = -1
+        lanes_of = identity is None
+        identity = self._identity(agent, write, strong, shared_place) if lanes_of else identity
+        for part in shadow.parts(offsets, nbytes):
+            some = lanes if isinstance(lanes, int) or part.items is None else lanes[part.items]
+            view = View(known, agent.base, some, own_reads, floor, strong)
+            plane, where = part.plane, part.where
+            self._check(part, plane.writes[where], view, rank, agent, "writes" if write else "reads", "wrote")
+            if write:
+                for layer in plane.reads:
+                    self._check(part, layer[where], view, rank, agent, "writes", "read")
+                lane = 0 if not lanes_of else max(some, 0) if isinstance(some, int) else some
+                plane.set_write(where, identity + lane)
+            else:
+                plane.add_read(where, identity, self.epochs, None if floor else known, own_reads)
+        if rank >= 0 and rank != agent.rank:
+            columns = [own_reads] if not write else {agent.base + max(n, 0) for n in np.atleast_1d(lanes).tolist()}
+            for column in columns:
+                self.touch(rank, column, agent.clock, f"an access by {agent.label}")
+
+    def _identity(self, agent: Agent, write: bool, strong: bool, whole: bool) -> int:
+        key = (write, strong, whole)
+        identity = agent.ids.get(key)
+        if identity is None:
+            column = agent.base if write and not whole else agent.base + Offset.READ
+            label = f"{'store' if write else 'load'} of {agent.label}"
+            kind = _STRONG if strong else _GENERIC
+            identity = agent.ids[key] = self.epochs.new(column, agent.clock, label, kind)
+        return identity
+
+    def _regions(self, addresses: np.ndarray, nbytes: int, write: bool) -> list[tuple[Shadow, np.ndarray, Any]]:
+        """(shadow, offsets, chosen items or None for all) of global addresses; memory that is only read has none."""
+        memory = self.launch.memory
+        low, high = int(addresses.min()), int(addresses.max()) + nbytes
+        index = memory.region_index(low, high - low)
+        if index is not None:
+            return self._region(index, addresses, None)
+        found = []
+        indices = np.array([memory.region_index(address, nbytes) for address in addresses.tolist()], float)
+        for index in np.unique(indices[~np.isnan(indices)]).tolist():
+            chosen = indices == index
+            found += self._region(int(index), addresses[chosen], chosen)
+        return found
+
+    def _region(self, index: int, addresses: np.ndarray, chosen: Any) -> list[tuple[Shadow, np.ndarray, Any]]:
+        origin, nbytes, writable = self.launch.memory.region_bounds(index)
+        if not writable:
+            return []
+        shadow = self.launch.regions.get(index)
+        if shadow is None:
+            shadow = self.launch.regions[index] = Shadow(nbytes)
+        return [(shadow, addresses - origin, chosen)]
+
+    # --- asynchronous accesses ----------------------------------------------------------------------------------------
+
+    def operation(self, column: int, clock: int, text: str, reduces: bool = False) -> Operation:
+        """An operation issued by the entered lane, of a stream and with its clock there.
+
+        Reductions do not race with each other: each of their updates is one relaxed operation.
+        """
+        agent, kind = self.agent, _STRONG if reduces else 0
+        identity = self.epochs.new(column, clock, text, kind)
+        return Operation(identity, column, agent.clocks, agent.base, self.lane, reduces)
+
+    def async_read(self, rank: int, offsets: Any, nbytes: int, operation: Operation) -> None:
+        """The operation reads shared memory: one range (int offset), or ``nbytes`` at each of an array of offsets.
 
         Raises:
-            ProxyFenceMissing: part of it was last written through the generic proxy and not fenced since.
+            SharedMemoryRace: what it reads was written, and that is not ordered before.
+            ProxyFenceMissing: it is ordered, but was written through the generic proxy and not fenced since.
         """
-        part = self._dirty[cta_rank][_granules(offsets, nbytes)]
-        if part.any():
-            index = int(np.argmax(part != 0))
-            granule = (offsets >> 4) + index if isinstance(offsets, int) else int(offsets[index]) >> 4
-            raise ProxyFenceMissing(
-                f"{describe or 'asynchronous read'}: the bytes at shared offset {granule * GRANULE} of CTA {cta_rank} "
-                f"were written by warp {self._names[int(part[index])]} with no fence.proxy.async since"
+        self._async_read(self.shared[rank], offsets, nbytes, operation, rank)
+        if self.agent is not None and rank != self.agent.rank:
+            clock = int(self.epochs.clocks[operation.identity >> LANE_BITS])
+            self.touch(rank, operation.column, clock, self.epochs.label(operation.identity))
+
+    def async_write(self, rank: int, offsets: Any, nbytes: int, operation: Operation) -> None:
+        """The operation writes shared memory.
+
+        Raises:
+            SharedMemoryRace: an earlier access is not over.
+        """
+        self._async_write(self.shared[rank], offsets, nbytes, operation, rank)
+
+    def global_rows(self, rows: np.ndarray | None, nbytes: int, operation: Operation, write: bool) -> None:
+        """The operation reads or writes ``nbytes`` at each global address of ``rows`` (None: nothing).
+
+        Raises:
+            GlobalMemoryRace, ProxyFenceMissing: as for shared memory.
+        """
+        if rows is None:
+            return
+        access = self._async_write if write else self._async_read
+        for shadow, offsets, _ in self._regions(rows.reshape(-1), nbytes, write):
+            access(shadow, offsets, nbytes, operation, -1)
+
+    def _async_read(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
+        floor = self.floor if rank < 0 else 0
+        view = View(operation.clocks[Row.VISIBLE], operation.own, operation.lane, floor=floor)
+        fenced = View(operation.clocks[Row.PROXY], floor=floor)
+        for part in shadow.parts(offsets, nbytes):
+            before = part.plane.writes[part.where]
+            self._check(part, before, view, rank, operation, "reads", "wrote")
+            late = unordered(self.epochs, before, fenced)
+            if late is not None and not (floor and self._known_abroad(before, late)):
+                self._missing_fence(part, before, late, rank, operation)
+            part.plane.add_read(part.where, operation.identity, self.epochs, None, operation.column)
+
+    def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
+        floor = self.floor if rank < 0 else 0
+        view = View(operation.clocks[Row.ORDER], operation.own, operation.lane, -1, floor, operation.reduces)
+        if operation.own >= 0:
+            view.exempt = operation.own + Offset.READ
+        for part in shadow.parts(offsets, nbytes):
+            plane, where = part.plane, part.where
+            self._check(part, plane.writes[where], view, rank, operation, "writes", "wrote")
+            for layer in plane.reads:
+                self._check(part, layer[where], view, rank, operation, "writes", "read")
+            plane.set_write(where, operation.identity)
+
+    # --- copies that signal an mbarrier -------------------------------------------------------------------------------
+
+    def copy(self, signal: int, text: str, reduces: bool = False) -> Operation:
+        """A copy whose completion the mbarrier at ``signal`` tells; it is complete at `complete_copy`."""
+        self.check_initialised(signal, text)
+        point = self.points.get(signal)
+        column = self.columns.named(("copies", signal))
+        if point is not None:
+            point.column = column
+        operation = self.operation(column, NEVER, text, reduces)
+        operation.order = self.agent.snapshot(1 << self.lane)[Row.ORDER]
+        self.agent.advance()
+        return operation
+
+    def complete_copy(self, operation: Operation, signal: int, rank: int) -> None:
+        """The copy into a CTA is done, and is about to signal."""
+        point = self.points.get(signal)
+        if point is None:
+            return
+        number = operation.identity >> LANE_BITS
+        self.epochs.clocks[number] = point.completed + 1
+        join(point.gathered[Row.ORDER], operation.order)
+        self.touch(rank, operation.column, point.completed + 1, self.epochs.labels[number])
+
+    # --- synchronisation ----------------------------------------------------------------------------------------------
+
+    def point(self) -> SyncPoint:
+        """A new synchronisation point, for a barrier."""
+        return SyncPoint(self.columns, self.ranks)
+
+    def initialise(self, warp: Warp, address: int) -> None:
+        """mbarrier.init."""
+        point = self.points.get(address)
+        if point is None:
+            point = self.points[address] = self.point()
+        point.initialised = warp.agent.initialise()
+        point.waiters.clear()
+
+    def check_initialised(self, address: int, what: str) -> None:
+        """Raises BarrierMisuse when mbarrier.init is not ordered before what the entered warp does to the barrier."""
+        point, agent = self.points.get(address), self.agent
+        if point is None or point.initialised is None:
+            return
+        column, clock = point.initialised
+        if agent.clocks[Row.VISIBLE, column] < clock:
+            raise BarrierMisuse(
+                f"{what} uses the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24}, whose "
+                f"mbarrier.init is not ordered before: {self._hint(agent.clocks, column, clock)}; a barrier, or "
+                "fence.mbarrier_init before a relaxed one of the cluster, is needed"
             )
 
-    def async_write(self, cta_rank: int, offsets: Any, nbytes: int, describe: str = "") -> None:
-        """An asynchronous operation writes the bytes; generic reads of it need no proxy fence (mbarrier completion).
+    def arrive(self, warp: Warp, groups: dict[int, int], order: Order) -> None:
+        """Lanes (a mask per address) are about to arrive at mbarriers."""
+        agent = self.agent = warp.agent
+        for address, mask in groups.items():
+            point = self.points.get(address)
+            if point is None:
+                continue
+            self.check_initialised(address, f"an arrival of {agent.label}")
+            if address >> 24 != agent.rank:
+                self.touch(address >> 24, agent.base + Offset.READ, agent.clock, f"an arrival by {agent.label}")
+            agent.release(point, mask, order)
+
+    def wait(self, warp: Warp, address: int, order: Order, phase: int) -> None:
+        """A wait on ``phase`` of an mbarrier succeeded."""
+        agent = self.agent = warp.agent
+        point = self.points.get(address)
+        if point is not None:
+            self.check_initialised(address, f"a wait of {agent.label}")
+            agent.acquire(point, order)
+            point.waiters[agent] = (phase, agent.clock)
+
+    def completed(self, address: int, phase: int) -> None:
+        """``phase`` of an mbarrier completes.
 
         Raises:
-            SharedMemoryRace: a pending asynchronous operation still has to read one of the bytes.
+            BarrierMisuse: a warp that waits for the phase before may not have seen it yet, and would wait for ever.
         """
-        if self._reads:
-            self._check_reads(cta_rank, np.asarray(offsets), nbytes, describe or "an asynchronous operation")
-        self._dirty[cta_rank][_granules(offsets, nbytes)] = 0
+        point = self.points.get(address)
+        if point is None:
+            return
+        gathered = point.gathered[Row.ORDER]
+        for agent, (waited, clock) in list(point.waiters.items()):
+            if waited < phase:
+                del point.waiters[agent]
+                if waited == phase - 1 and gathered[agent.base + Offset.READ] < clock:
+                    raise BarrierMisuse(
+                        f"phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24} "
+                        f"completes, but nothing orders that after the wait of {agent.label} for phase {waited}: the "
+                        "barrier may run ahead of the wait by two phases, which have the same parity"
+                    )
+        point.complete()
 
-    def read_begin(self, cta_rank: int, offsets: Any, nbytes: int, describe: str) -> int:
-        """Marks bytes as still to be read by an asynchronous operation. Returns a token for `read_end`."""
-        token = self._next_token
-        self._next_token += 1
-        low, high = int(np.min(offsets)), int(np.max(offsets)) + nbytes
-        granules = None if isinstance(offsets, int) else _granules(offsets, nbytes)
-        self._reads[token] = _PendingRead(cta_rank, low, high, granules, describe)
-        return token
+    # --- strong operations on memory ----------------------------------------------------------------------------------
 
-    def read_end(self, token: int) -> None:
-        """The read is known to be done: its range may be written again."""
-        self._reads.pop(token, None)
-
-    def pending_reads(self, cta_rank: int) -> list[str]:
-        """Descriptions of reads not known to be done in one CTA."""
-        return [read.describe for read in self._reads.values() if read.cta_rank == cta_rank]
-
-    def _check_reads(self, cta_rank: int, offsets: np.ndarray, nbytes: int, who: str) -> None:
-        low, high = int(offsets.min()), int(offsets.max()) + nbytes
-        for read in self._reads.values():
-            if read.cta_rank != cta_rank or low >= read.end or high <= read.start:
+    def strong(self, warp: Warp, mask: int, space: str, addresses: list[int], acquire: Any, release: Any) -> None:
+        """Accesses that may synchronise; ``acquire`` and ``release`` are their `Order`, or None without that half."""
+        agent = warp.agent
+        for address in dict.fromkeys(addresses):
+            key = (space, address)
+            point = self.locations.get(key)
+            if acquire is not None:
+                if point is not None:
+                    agent.acquire(point, acquire)
+                if acquire & Order.WIDE and acquire & Order.SYNC and space == "global":
+                    self._from_abroad(address)
+            if release is None or not (release & Order.SYNC or agent.fenced is not None):
                 continue
-            where = read.overlap(offsets, nbytes)
-            if where is not None:
-                raise SharedMemoryRace(
-                    f"{who} overwrites {nbytes} bytes at shared offset {where} of CTA {cta_rank}, which are not known "
-                    f"to have been read yet by the {read.describe}"
-                )
+            if point is None:
+                point = self.locations[key] = self.point()
+            agent.release(point, mask, release)
+            point.complete()
+            if space == "global" and release & Order.WIDE:
+                rows = self.launch.released.setdefault(address, {})
+                rows.update(self.foreign)
+                rows[self.floor] = point.available[Row.VISIBLE].copy()
+
+    def _from_abroad(self, address: int) -> None:
+        for floor, row in self.launch.released.get(address, {}).items():
+            if floor != self.floor:
+                self.foreign[floor] = np.maximum(self.foreign.get(floor, 0), row)
+
+    def _known_abroad(self, before: np.ndarray, late: np.ndarray) -> bool:
+        """Takes out of ``late`` the accesses of other clusters that were released to this one. True if none is left."""
+        if not self.foreign:
+            return False
+        for index in np.argwhere(late):
+            identity = int(before[tuple(index)])
+            number = identity >> LANE_BITS
+            floors = self.launch.floors
+            floor = floors[bisect.bisect_right(floors, number) - 1]
+            row = self.foreign.get(floor)
+            column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
+            if row is not None and column < len(row) and self.epochs.clocks[number] <= row[column]:
+                late[tuple(index)] = False
+        return not late.any()
+
+    # --- bulk groups and wgmma ----------------------------------------------------------------------------------------
+
+    def bulk(self, group: int, text: str, reduces: bool = False) -> tuple[Operation, Operation]:
+        """The reads and the writes of a bulk store of the entered lane in its ``group``-th group."""
+        key = (self.agent.base, self.lane)
+        reads, writes = (self.columns.named((what, *key)) for what in ("bulk reads", "bulk writes"))
+        return self.operation(reads, group, text), self.operation(writes, group, text, reduces)
+
+    def copies_by_lanes(self, warp: Warp, lanes: np.ndarray, targets: np.ndarray, nbytes: int, serial: int) -> None:
+        """cp.async, the ``serial``-th of a warp: writes through the generic proxy, until it is waited for."""
+        agent = warp.agent
+        identity = self.epochs.new(self._copy_column(agent), serial, f"cp.async of {agent.label}", _GENERIC)
+        offsets = targets & 0xFFFFFF
+        self._generic(agent, lanes, self.shared[agent.rank], offsets, nbytes, True, False, agent.rank, identity)
+
+    def copies_waited(self, agent: Agent, serial: int) -> None:
+        """The warp waited for its first ``serial`` cp.async."""
+        agent.complete(self._copy_column(agent), serial, Row.PROXY)
+
+    def copies_arrive(self, warp: Warp, lane: int, barrier: int, serial: int) -> Callable[[], None]:
+        """cp.async.mbarrier.arrive of a lane: returns what to call when the copies are complete."""
+        agent = warp.agent
+        self.enter(warp, lane)
+        self.check_initialised(barrier, f"cp.async.mbarrier.arrive of {agent.label}")
+        clocks = agent.snapshot(1 << lane)
+        clocks[: Row.PROXY, self._copy_column(agent)] = serial
+        agent.advance()
+
+        def arrive() -> None:
+            if barrier in self.points:
+                self.points[barrier].gather(clocks, agent.rank, Order.SYNC)
+
+        return arrive
+
+    def _copy_column(self, agent: Agent) -> int:
+        return self.columns.named(("cp.async", agent.base))
+
+    def bulk_waited(self, agent: Agent, lane: int, groups: int, read: bool) -> None:
+        """A lane waited until its first ``groups`` bulk groups are complete, or (``read``) have read their sources."""
+        for what in ("bulk reads",) if read else ("bulk reads", "bulk writes"):
+            agent.complete(self.columns.named((what, agent.base, lane)), groups)
+
+    def joint(self, key: Hashable, text: str) -> JointOperation:
+        """The next operation of a pipe that several warps issue together."""
+        column = self.columns.named(key)
+        serial = self._serials[column] = self._serials.get(column, 0) + 1
+        clocks = np.zeros((len(Row), self.columns.width), np.int32)
+        return JointOperation(Operation(self.epochs.new(column, serial, text), column, clocks, -1, -1), serial)
+
+    def join_in(self, joint: JointOperation) -> None:
+        """The entered warp issues it."""
+        clocks = self.agent.snapshot(FULL)
+        if joint.operation.clocks.shape != clocks.shape:
+            joint.operation.clocks = widened(joint.operation.clocks, clocks.shape[1])
+        join(joint.operation.clocks, clocks)
+        self.agent.advance()
+
+    # --- reports ------------------------------------------------------------------------------------------------------
+
+    def _check(
+        self, part: Part, before: np.ndarray, view: View, rank: int, who: Agent | Operation, verb: str, earlier: str
+    ) -> None:
+        late = unordered(self.epochs, before, view)
+        if late is None or (view.floor and self._known_abroad(before, late)):
+            return
+        index = int(np.argmax(late))
+        identity = int(before[index])
+        number = identity >> LANE_BITS
+        name = who.label if isinstance(who, Agent) else self.epochs.label(who.identity)
+        column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
+        hint = "it belongs to another cluster"
+        if number >= view.floor:
+            hint = self._hint(who.clocks, column, int(self.epochs.clocks[number]))
+        if isinstance(who, Agent):
+            name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
+        kind: type[Race] = GlobalMemoryRace if rank < 0 else SharedMemoryRace
+        raise kind(
+            f"{name} {verb} {self._where(part, index, rank)}, which the {self.epochs.label(identity)} {earlier} before"
+            f", and nothing orders the two: {hint}"
+        )
+
+    def _missing_fence(
+        self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation
+    ) -> None:
+        index = int(np.argmax(late))
+        raise ProxyFenceMissing(
+            f"{self.epochs.label(operation.identity)} reads {self._where(part, index, rank)}, which the "
+            f"{self.epochs.label(int(before[index]))} wrote through the generic proxy, with no fence.proxy.async since"
+        )
+
+    @staticmethod
+    def _where(part: Part, index: int, rank: int) -> str:
+        place = part.where.start + index if isinstance(part.where, slice) else int(part.where[index])
+        where = f"the {part.unit} byte{'s' if part.unit > 1 else ''} at"
+        if rank < 0:
+            return f"{where} byte {place * part.unit} of a global array"
+        return f"{where} shared offset {place * part.unit} of CTA {rank}"
+
+    def _hint(self, clocks: np.ndarray, column: int, clock: int) -> str:
+        """Why an event is not known well enough."""
+        if clocks[Row.ORDER, column] < clock:
+            return "no synchronisation leads from one to the other"
+        return "the synchronisation between them is relaxed, or its scope does not include both"

@@ -12,8 +12,9 @@ from cute_kernels.emulator.copies import CopyUnit
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
 from cute_kernels.emulator.gmem import GlobalMemory
+from cute_kernels.emulator.happens_before import Order
 from cute_kernels.emulator.mbarrier import MBarriers
-from cute_kernels.emulator.sanitizer import ProxyTracker
+from cute_kernels.emulator.sanitizer import LaunchShadow, RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tma import TmaUnit
@@ -39,9 +40,10 @@ class NamedBarrier:
         self.who: list[str] = []
         self.votes = self.voters = 0
         self.results: dict[int, tuple[int, int]] = {}  # per generation: threads that voted true, threads that voted
+        self.point = cta.cluster.tracker.point() if cta.cluster.tracker is not None else None
 
-    def arrive(self, warp: Warp, threads: int | None, votes: int = 0, voters: int = 0) -> int:
-        """Counts a warp; returns the generation that it waits to see pass.
+    def arrive(self, warp: Warp, threads: int | None, mask: int, votes: int = 0, voters: int = 0) -> int:
+        """Counts a warp, of which lanes ``mask`` arrive; returns the generation that it waits to see pass.
 
         ``votes`` of ``voters`` threads are true (bar.red).
 
@@ -57,6 +59,8 @@ class NamedBarrier:
                 f"{', '.join(self.who)} expected {self.expected}"
             )
         self.cta.cluster.progress += 1
+        if self.point is not None:
+            warp.agent.release(self.point, mask, Order.SYNC)
         self.expected, self.all_threads = expected, threads is None
         self.arrived += 32
         self.who.append(warp.label)
@@ -75,6 +79,8 @@ class NamedBarrier:
         if self.arrived >= self.expected:
             self.results[self.generation] = self.votes, self.voters
             self.results.pop(self.generation - 64, None)  # no warp can be that far behind
+            if self.point is not None:
+                self.point.complete()
             self.generation += 1
             self.arrived, self.who, self.votes, self.voters = 0, [], 0, 0
 
@@ -94,8 +100,9 @@ class ClusterBarrier:
         self.generation = 0
         self._lanes: dict[Warp, int] = {}  # lanes that arrived in this generation
         self._waiting: dict[Warp, tuple[int, int]] = {}  # lanes that may wait, and the generation of their arrival
+        self.point = cluster.tracker.point() if cluster.tracker is not None else None
 
-    def arrive(self, warp: Warp, mask: int) -> None:
+    def arrive(self, warp: Warp, mask: int, order: int) -> None:
         """Raises BarrierMisuse when a thread arrives twice without waiting in between."""
         lanes, generation = self._waiting.get(warp, (0, self.generation))
         if lanes & mask:
@@ -103,6 +110,8 @@ class ClusterBarrier:
         self._waiting[warp] = (lanes | mask, self.generation)
         self._lanes[warp] = self._lanes.get(warp, 0) | mask
         self.cluster.progress += 1
+        if self.point is not None:
+            warp.agent.release(self.point, mask, order)
         self.settle()
 
     def check_waits(self, warp: Warp, mask: int) -> int:
@@ -112,14 +121,18 @@ class ClusterBarrier:
             raise BarrierMisuse(f"{warp.label} executes barrier.cluster.wait without barrier.cluster.arrive")
         return generation
 
-    def leave(self, warp: Warp, mask: int) -> None:
+    def leave(self, warp: Warp, mask: int, order: int) -> None:
         """These lanes saw the barrier complete."""
+        if self.point is not None:
+            warp.agent.acquire(self.point, order)
         lanes, generation = self._waiting[warp]
         self._waiting[warp] = (lanes & ~mask, generation)
 
     def settle(self) -> None:
         """Completes the phase when all lanes of all live warps arrived (exited threads count as arrived)."""
         if self._lanes and all(self._lanes.get(warp, 0) == warp.live for warp in self.cluster.warps):
+            if self.point is not None:
+                self.point.complete()
             self.generation += 1
             self._lanes.clear()
 
@@ -181,6 +194,7 @@ class Cluster:
         clock: what %clock and its kin read last.
         running: warps that have not exited.
         meter: counts the work of the units, or None (`Options.counters`).
+        tracker: the race detector, or None.
         take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
             None when none is left.
     """
@@ -199,6 +213,7 @@ class Cluster:
         symbols: dict[str, int],
         gmem: GlobalMemory,
         options: Options,
+        races: LaunchShadow | None,
         blocks: int,
         take_cluster: Callable[[], tuple[int, int, int] | None],
     ) -> None:
@@ -217,9 +232,10 @@ class Cluster:
             inside = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
             place = tuple(c * s + i for c, s, i in zip(coordinates, shape, inside))
             self.ctas.append(Cta(self, rank, place, inside, smem))
-        self.tracker = ProxyTracker([smem] * ranks) if options.detectors else None
-        self.memory = ClusterMemory([cta.shared for cta in self.ctas], self.tracker)
-        self.barriers = MBarriers(self.memory, dict(options.barriers))
+        threads = block[0] * block[1] * block[2]
+        self.tracker = RaceTracker([smem] * ranks, races, -(-threads // 32) * ranks) if races is not None else None
+        self.memory = ClusterMemory([cta.shared for cta in self.ctas])
+        self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)
         self.engine = AsyncEngine(options.completion, random.Random(self.rng.random()))
         self.meter = UnitCounters() if options.counters else None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
@@ -231,12 +247,14 @@ class Cluster:
         )
         self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter)
         self.barrier = ClusterBarrier(self)
-        threads = block[0] * block[1] * block[2]
         for cta in self.ctas:
             for first in range(0, threads, 32):
                 count = min(32, threads - first)
                 role = options.roles[first // 32] if first // 32 < len(options.roles) else ""
-                cta.warps.append(Warp(cta, first // 32, (1 << count) - 1, role, blocks))
+                warp = Warp(cta, first // 32, (1 << count) - 1, role, blocks)
+                cta.warps.append(warp)
+                if self.tracker is not None:
+                    warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
 
     @property
@@ -251,14 +269,16 @@ class Cluster:
     def exit(self, warp: Warp) -> None:
         """A warp finished."""
         del self.running[warp]
+        if self.tracker is not None:
+            self.tracker.exit(warp.agent)
         warp.cta.thread_exited()
 
     def finish(self) -> None:
         """All warps have exited: asynchronous work completes, and what was left undone is reported.
 
         Raises:
-            IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was to be read.
-            BarrierMisuse: a wgmma that only some warps of a warpgroup issued.
+            IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was in use.
+            BarrierMisuse: a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase.
         """
         unobserved = self.tma.groups.unobserved()
         self.engine.drain()
@@ -272,4 +292,6 @@ class Cluster:
                     f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
                     f"{thread[2]} never waited for it)"
                 )
+            self.tracker.check_exits()
+            self.barriers.check_finished()
 

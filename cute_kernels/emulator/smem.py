@@ -7,9 +7,6 @@ dynamic shared memory of a kernel starts at 1024.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, Protocol
-
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
@@ -23,12 +20,6 @@ _GRAIN = 32
 # A byte's state: 0 = never written, 1 = data, 2 = part of a live mbarrier (opaque to loads and stores). The same value
 # repeated over a word lets one comparison test a whole aligned access.
 _DATA, _BARRIER = 1, 2
-
-
-class WriteObserver(Protocol):
-    """What the sanitizer needs to hear (`cute_kernels.emulator.sanitizer.ProxyTracker`)."""
-
-    def generic_write(self, cta_rank: int, offsets: Any, nbytes: int, warp: Hashable) -> None: ...
 
 
 def shared_address(cta_rank: int, offset: int) -> int:
@@ -83,6 +74,11 @@ class SharedMemory:
         self.barrier_low = min(self._barriers, default=self.size)
         self.barrier_high = max(self._barriers, default=-8) + 8
 
+    def check_bounds(self, offset: int, nbytes: int) -> None:
+        """Raises IllegalAccess when a range is not inside the memory."""
+        if offset < 0 or offset + nbytes > self.size:
+            raise IllegalAccess(self._outside(offset, nbytes))
+
     def check_range(self, offset: int, nbytes: int, *, write: bool) -> None:
         """Checks one contiguous access and, for a write, marks the bytes as initialised.
 
@@ -90,8 +86,7 @@ class SharedMemory:
             IllegalAccess: out of bounds, uninitialised (reads), or touching a live mbarrier.
         """
         end = offset + nbytes
-        if offset < 0 or end > self.size:
-            raise IllegalAccess(self._outside(offset, nbytes))
+        self.check_bounds(offset, nbytes)
         if not self.detect:
             return
         if offset < self.barrier_high and end > self.barrier_low:
@@ -168,15 +163,13 @@ class ClusterMemory:
 
     Args:
         ctas: one SharedMemory per CTA, in order of rank.
-        observer: hears of every write through the generic proxy (`store`), or None.
     """
 
-    def __init__(self, ctas: list[SharedMemory], observer: WriteObserver | None = None) -> None:
+    def __init__(self, ctas: list[SharedMemory]) -> None:
         for rank, cta in enumerate(ctas):
             if cta.cta_rank != rank:
                 raise ValueError(f"CTA {cta.cta_rank} stands at position {rank} of its cluster")
         self.ctas = ctas
-        self.observer = observer
 
     def resolve(self, address: int) -> tuple[int, int]:
         """Splits an address into (rank of the CTA in the cluster, offset).
@@ -220,23 +213,19 @@ class ClusterMemory:
             result[lanes] = cta.words[nbytes][offsets // nbytes].view(np.uint8).reshape(-1, nbytes)
         return result
 
-    def store(self, addresses: np.ndarray, values: np.ndarray, writer: Hashable = None) -> None:
+    def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
         """Scatters uint8 ``[lanes, nbytes]`` to ``[lanes]`` addresses; of lanes with one address the last lane wins.
 
         Args:
             addresses: shared addresses of the active lanes.
             values: one row per lane.
-            writer: identity of the warp, for the sanitizer.
 
         Raises:
             IllegalAccess: out of bounds, misaligned or touching a live mbarrier.
-            SharedMemoryRace: raised by the observer.
         """
         nbytes = values.shape[1]
         values = np.ascontiguousarray(values)
         for cta, lanes, offsets in self._split(addresses, nbytes, write=True):
-            if self.observer is not None:
-                self.observer.generic_write(cta.cta_rank, offsets, nbytes, writer)
             words = cta.words[nbytes]
             chosen = values if lanes is None else values[lanes]
             words[offsets // nbytes] = chosen.view(words.dtype).reshape(-1, *words.shape[1:])

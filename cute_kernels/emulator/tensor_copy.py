@@ -56,15 +56,16 @@ def copy_to_tensor_memory(
     if lane:
         raise UnsupportedPTX(f"{text}: to lane {lane}")
     places = operand_places(decode_matrix(matrix), rows, 1, False)[:, :chunks]
+    watched = core.tracker.tensor.operation(text) if core.tracker is not None else None
     for each in [rank] if cta_group == 1 else [rank, rank ^ 1]:
         cta, memory = core.shared.ctas[each], core.tensor_memories[each]
         starts = check_operand(cta, places, E4M3, False, text)
-        if core.tracker is not None:
-            core.tracker.async_read(each, starts, CHUNK, text)
-        token = memory.write_begin(column, 4 * chunks, text)
+        if watched is not None:
+            core.tracker.async_read(each, starts, CHUNK, watched)
+            place = slice(column, column + 4 * chunks), slice(None)
+            core.tracker.tensor.access(each, place, watched, write=True)
 
-        def run(cta: SharedMemory = cta, memory: TensorMemory = memory, token: int = token) -> None:
-            memory.write_end(token)
+        def run(cta: SharedMemory = cta, memory: TensorMemory = memory) -> None:
             cta.check_initialised(places, CHUNK)
             words = np.ascontiguousarray(cta.chunks[places]).view(np.uint32).reshape(rows, 4 * chunks)
             memory.e4m3_sums[column : column + 4 * chunks] = 0

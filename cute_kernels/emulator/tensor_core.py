@@ -20,10 +20,10 @@ from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.native_matrix import LANES, E4m3Unit, unit_if_worth_it
-from cute_kernels.emulator.sanitizer import ProxyTracker
+from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, SharedMemory, shared_address
 from cute_kernels.emulator.tensor_map import CHUNK, SWIZZLES
-from cute_kernels.emulator.tmem import TensorMemory, split_address
+from cute_kernels.emulator.tmem import LANE_GROUP, TensorMemory, split_address
 
 K_BYTES = 32  # PTX ISA: K of every dense kind is 32 bytes of operand elements
 _CORE_ROWS = 8  # rows of a core matrix
@@ -289,7 +289,7 @@ class TensorCore:
         tensor_memories: list[TensorMemory],
         barriers: MBarriers,
         engine: AsyncEngine,
-        tracker: ProxyTracker | None = None,
+        tracker: RaceTracker | None = None,
         meter: UnitCounters | None = None,
         native: bool | None = None,
     ) -> None:
@@ -378,8 +378,12 @@ class TensorCore:
             ]
         who = f"tcgen05.commit issued {describe or f'by CTA {rank}'}"
 
+        clocks = self.tracker.tensor.commit(targets) if self.tracker is not None else None
+
         def run() -> None:
             for target in targets:
+                if clocks is not None:
+                    self.tracker.tensor.committed(target, clocks, rank)
                 self.barriers.arrive(target, 1, who)
 
         self.engine.submit(AsyncOp(("tcgen05", rank), run, who, name="commit"))
@@ -419,7 +423,6 @@ class _Mma:
             raise UnsupportedPTX(f"{text}: A in tensor memory other than K-major with 128 rows per CTA from lane 0")
         self.a_places = None if a_in_tmem else self._places(a, self.rows, fields.a_type, fields.a_mn_major)
         self.b_places = self._places(b, self.columns, fields.b_type, fields.b_mn_major)
-        self.releases: list[functools.partial] = []
 
     def _places(self, descriptor: int, rows: int, element: ElementType, mn_major: bool) -> np.ndarray:
         matrix = decode_matrix(descriptor)
@@ -430,25 +433,29 @@ class _Mma:
         return operand_places(matrix, rows, element.nbytes, mn_major)
 
     def issue(self) -> None:
-        """Checks at issue, and marks what the operation, if it stays pending, will read and write."""
+        """Checks at issue, by the race detector too."""
         core, fields = self.core, self.fields
-        pending = core.engine.policy != "eager"
+        watched = core.tracker.tensor.operation(self.text) if core.tracker is not None else None
         operands = [(self.b_places, fields.b_type, fields.b_mn_major)]
         if self.a_places is not None:
             operands.append((self.a_places, fields.a_type, fields.a_mn_major))
-        lane, column = split_address(self.d)
-        width = self._width()
         for rank in self.ranks:
             for places, element, mn_major in operands:
                 starts = check_operand(core.shared.ctas[rank], places, element, mn_major, self.text)
-                if core.tracker is not None:
-                    core.tracker.async_read(rank, starts, CHUNK, self.text)
-                    if pending:
-                        token = core.tracker.read_begin(rank, starts, CHUNK, self.text)
-                        self.releases.append(functools.partial(core.tracker.read_end, token))
-            if pending:
-                token = core.tensor_memories[rank].write_begin(column, width, self.text)
-                self.releases.append(functools.partial(core.tensor_memories[rank].write_end, token))
+                if watched is not None:
+                    core.tracker.async_read(rank, starts, CHUNK, watched)
+            if watched is not None:
+                if self.a_tmem is not None:
+                    column = split_address(self.a_tmem)[1]
+                    place = slice(column, column + K_BYTES // 4), slice(0, self.rows // LANE_GROUP)
+                    core.tracker.tensor.access(rank, place, watched, write=False)
+                core.tracker.tensor.access(rank, self._accumulator_place(), watched, write=True)
+
+    def _accumulator_place(self) -> tuple[slice, slice]:
+        """Columns and lane groups of the accumulator in each CTA."""
+        lane, column = split_address(self.d)
+        interleaved = self.cta_group == 1 and self.rows == 64  # 16 of every 32 lanes
+        return slice(column, column + self._width()), slice(lane // LANE_GROUP, None, 2 if interleaved else 1)
 
     def count(self, meter: UnitCounters) -> None:
         """Each CTA reads its own rows of A and of B from its shared memory; the pair exchanges what it reads of B."""
@@ -474,8 +481,6 @@ class _Mma:
                 b = self._load_b()
             a = self._load_a(rank) if self.a_tmem is None else self._load_tmem(rank)
             self._accumulate(memory, b, a)
-        for release in self.releases:
-            release()
         self.core.instructions += 1
 
     def _load_b(self) -> np.ndarray:

@@ -20,7 +20,7 @@ from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.reductions import combine
-from cute_kernels.emulator.sanitizer import ProxyTracker
+from cute_kernels.emulator.sanitizer import Operation, RaceTracker
 from cute_kernels.emulator.shared_banks import SECTOR_BYTES
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, shared_address
 from cute_kernels.emulator.tensor_map import CHUNK, SWIZZLE_PERIOD, TensorMap, chunk_order, chunk_places, decode
@@ -149,6 +149,20 @@ def store_tile(
             part[...] = combine(reduction, kind, np.ascontiguousarray(part), tile, flush=True)
 
 
+def global_rows(
+    tensor_map: TensorMap, coords: Sequence[int], gmem: GlobalMemory, *, write: bool
+) -> tuple[np.ndarray | None, int]:
+    """Global addresses of the in-bounds rows of a box, int64 [rows] (None: there are none), and the bytes of each."""
+    found = _global_tile(tensor_map, coords, gmem, write=write)
+    if found is None:
+        return None, 0
+    part, _ = found
+    rows = np.array(part.__array_interface__["data"][0], np.int64)
+    for count, stride in zip(part.shape[:-1], part.strides[:-1]):
+        rows = np.add.outer(rows, np.arange(count) * stride)
+    return rows.reshape(-1), part.shape[-1]
+
+
 def check_coords(tensor_map: TensorMap, coords: Sequence[int], *, store: bool = False) -> None:
     """Checks the coordinates of a copy.
 
@@ -183,7 +197,7 @@ class TmaUnit:
         shared: ClusterMemory,
         barriers: MBarriers,
         engine: AsyncEngine,
-        tracker: ProxyTracker | None = None,
+        tracker: RaceTracker | None = None,
         groups: BulkGroups | None = None,
         meter: UnitCounters | None = None,
     ) -> None:
@@ -235,6 +249,7 @@ class TmaUnit:
         if self.meter is not None:
             touched = tile_sectors(tensor_map, coords, write=False)
             self.meter.bulk("tma.load", nbytes, touched, len(targets))
+        watched = None
         for target, signal in targets:
             self.bytes_loaded += nbytes
             text = (
@@ -242,7 +257,11 @@ class TmaUnit:
                 f"mbarrier at offset {signal & OFFSET_MASK} of CTA {signal >> 24}, issued "
                 f"{describe or f'by CTA {rank}'}"
             )
-            run = functools.partial(self._run_load, tensor_map, coords, target, signal, text)
+            if self.tracker is not None:
+                first, watched = watched is None, self._watch_load(tensor_map, target, signal, text)
+                if first:
+                    self.tracker.global_rows(*global_rows(tensor_map, coords, self.gmem, write=False), watched, False)
+            run = functools.partial(self._run_load, tensor_map, coords, target, signal, watched)
             self.engine.submit(AsyncOp(self._new_queue(), run, text, name=f"load {nbytes} B"))
 
     def store(
@@ -283,9 +302,11 @@ class TmaUnit:
         bulk = BulkOp(text)
         if self.tracker is not None:
             starts, length = self._pieces(tensor_map, offset)
-            self.tracker.async_read(rank, starts, length, text)
-            token = self.tracker.read_begin(rank, starts, length, text)
-            bulk.on_observed = functools.partial(self.tracker.read_end, token)
+            read_part, write_part = self.tracker.bulk(
+                self.groups.committed(thread) + 1, text, reduces=reduction is not None
+            )
+            self.tracker.async_read(rank, starts, length, read_part)
+            self.tracker.global_rows(*global_rows(tensor_map, coords, self.gmem, write=True), write_part, True)
         self.groups.issue(thread, bulk)
         self.bytes_stored += nbytes
         if self.meter is not None:
@@ -316,13 +337,20 @@ class TmaUnit:
         self._serial += 1
         return ("tma", self._serial)
 
-    def _run_load(self, tensor_map: TensorMap, coords: Sequence[int], target: int, signal: int, text: str) -> None:
+    def _watch_load(self, tensor_map: TensorMap, target: int, signal: int, text: str) -> Operation:
+        rank, offset = self.shared.resolve(target)
+        operation = self.tracker.copy(signal, text)
+        self.shared.ctas[rank].check_bounds(offset, tensor_map.box_bytes)
+        self.tracker.async_write(rank, *self._pieces(tensor_map, offset), operation)
+        return operation
+
+    def _run_load(
+        self, tensor_map: TensorMap, coords: Sequence[int], target: int, signal: int, watched: Operation | None
+    ) -> None:
         rank, offset = self.shared.resolve(target)
         cta = self.shared.ctas[rank]
         nbytes = tensor_map.box_bytes
-        starts, length = self._pieces(tensor_map, offset)
-        if self.tracker is not None:
-            self.tracker.async_write(rank, starts, length, text)
+        starts, _ = self._pieces(tensor_map, offset)
         data = load_tile(tensor_map, coords, self.gmem)
         if isinstance(starts, int):
             cta.check_range(offset, nbytes, write=True)
@@ -335,6 +363,8 @@ class TmaUnit:
         else:
             cta.check_lanes(starts, CHUNK, write=True)
             cta.words[CHUNK][starts // CHUNK] = data.view(np.uint64).reshape(-1, 2)
+        if watched is not None:
+            self.tracker.complete_copy(watched, signal, rank)
         self.barriers.complete_tx(signal, nbytes)
 
     def _read_box(self, tensor_map: TensorMap, source: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 
 LANES = 128
 COLUMNS = 512
+LANE_GROUP = 16  # no access covers less of a column
 #: Shape of tcgen05.ld/st -> (columns per repetition, registers per repetition, largest repetition).
 SHAPES = {"32x32b": (1, 1, 128), "16x64b": (2, 1, 128), "16x128b": (4, 2, 64), "16x256b": (8, 4, 32)}
 
@@ -50,8 +51,6 @@ class TensorMemory:
         self.columns_used = 0
         self._allocated = np.zeros(COLUMNS, bool)
         self._written = np.zeros((COLUMNS, LANES), bool)
-        self._pending: dict[int, tuple[int, int, str]] = {}
-        self._next_token = 0
 
     def alloc(self, ncols: int) -> int | None:
         """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
@@ -108,7 +107,7 @@ class TensorMemory:
             repeat: the number behind ``.x``.
 
         Raises:
-            IllegalAccess: foreign lanes, unallocated columns, cells never written or still being written.
+            IllegalAccess: foreign lanes, unallocated columns, cells never written.
             UnsupportedPTX: another shape or repetition.
         """
         lane, column, ncols = self._place(warp, address, shape, repeat, "tcgen05.ld")
@@ -133,23 +132,6 @@ class TensorMemory:
             self.check(lane, 16, column, ncols, write=True)
             columns, lanes = fragment(shape, repeat)
             self.cells[columns + column, lanes + lane] = rows
-
-    def write_begin(self, column: int, ncols: int, describe: str) -> int:
-        """Marks columns that an issued asynchronous operation will write. Returns a token for `write_end`."""
-        self._next_token += 1
-        self._pending[self._next_token] = (column, column + ncols, describe)
-        return self._next_token
-
-    def write_end(self, token: int) -> None:
-        """The operation is complete."""
-        self._pending.pop(token, None)
-
-    def _check_pending(self, column: int, ncols: int, name: str) -> None:
-        for start, end, describe in self._pending.values():
-            if column < end and column + ncols > start:
-                raise IllegalAccess(
-                    f"{name} of TMEM columns {column} to {column + ncols - 1} while {describe} is not complete"
-                )
 
     def check(self, lane: int, nlanes: int, column: int, ncols: int, *, write: bool) -> None:
         """Checks a rectangle and, for a write, marks it as written.
@@ -193,9 +175,14 @@ class TensorMemory:
                 f"{name}.{shape} by warp {warp} starts at lane {lane}; the warp may touch the lanes of its quarter "
                 f"{warp % 4}, {first} to {first + 31}, only"
             )
-        if self._pending:
-            self._check_pending(column, width * repeat, name)
         return lane, column, width * repeat
+
+
+def rectangle(address: int, shape: str, repeat: int) -> tuple[slice, slice]:
+    """Columns, and groups of 16 lanes, that a load or store touches."""
+    lane, column = split_address(address)
+    first = lane // LANE_GROUP
+    return slice(column, column + SHAPES[shape][0] * repeat), slice(first, first + (2 if shape == "32x32b" else 1))
 
 
 @functools.lru_cache(maxsize=64)

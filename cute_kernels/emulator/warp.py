@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from cute_kernels.emulator.errors import BarrierMisuse
+
 if TYPE_CHECKING:
     from cute_kernels.emulator.decode import Instruction
+    from cute_kernels.emulator.happens_before import Agent
     from cute_kernels.emulator.sm import Cluster, Cta
 
 
@@ -60,9 +63,16 @@ class PhaseWait(Wait):
         self.barriers, self.address, self.state = barriers, address, state
         self.test = barriers.test_parity if parity else barriers.test_phase
         self.parity = parity
+        self.phase = barriers.phase(address)
         self.key = ("mbarrier", address)
 
     def ready(self) -> bool:
+        """Raises BarrierMisuse when the wait missed its phase: the next one, of the other parity, is complete too."""
+        if self.parity and self.barriers.phase(self.address) > self.phase + 1:
+            raise BarrierMisuse(
+                f"a wait for phase {self.phase} has missed it: two phases have completed since it began, "
+                f"{self.barriers.describe(self.address)}"
+            )
         return self.test(self.address, self.state)
 
     def describe(self) -> str:
@@ -192,6 +202,7 @@ class Warp:
         token: what a blocking instruction remembers between attempts.
         timed_out: the next try_wait gives up.
         storing_lanes: lanes that issued bulk stores, the only ones with bulk groups.
+        agent: what the warp knows of the others, for the race detector; None without detectors.
         counts: executions per basic block.
     """
 
@@ -210,6 +221,7 @@ class Warp:
         self.stack: list[Frame] = []
         self.blocked: list[Wait] = []
         self.code: WarpCode | None = None
+        self.agent: Agent | None = None
         x, y, _ = cta.cluster.block
         threads = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)
         self.tid_x, self.tid_y, self.tid_z = threads % x, threads // x % y, threads // (x * y)

@@ -13,7 +13,7 @@ sums are exact in such a format (small integers) and not in general.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,8 @@ from cute_kernels.emulator import exact
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.sanitizer import ProxyTracker
+from cute_kernels.emulator.happens_before import Agent
+from cute_kernels.emulator.sanitizer import JointOperation, RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory
 from cute_kernels.emulator.tensor_core import (
     E4M3,
@@ -177,7 +178,8 @@ class Operation:
         operands: B, and A if it has a descriptor.
         parts: by warp index in the warpgroup; complete when all four have issued it.
         done: the accumulators hold the result.
-        releases: to call when a warp has waited for the operation.
+        observed: a warp has waited for the operation.
+        watched: what the race detector knows of it, or None.
     """
 
     form: Form
@@ -188,18 +190,13 @@ class Operation:
     operands: list[_Operand] = field(default_factory=list)
     parts: dict[int, _Part] = field(default_factory=dict)
     done: bool = False
-    releases: list[Callable[[], None]] = field(default_factory=list)
+    observed: bool = False
+    watched: JointOperation | None = None
 
     def describe(self) -> str:
         missing = [str(warp) for warp in range(WARPS) if warp not in self.parts]
         state = f", not issued by warps {', '.join(missing)} of the warpgroup" if missing else ""
         return f"{self.form.text} of CTA {self.rank}{state}"
-
-    def observe(self) -> None:
-        """A warp has waited for this operation: its operands may be written again."""
-        for release in self.releases:
-            release()
-        self.releases.clear()
 
 
 @dataclass
@@ -222,7 +219,7 @@ class WgmmaUnit:
         self,
         shared: ClusterMemory,
         engine: AsyncEngine,
-        tracker: ProxyTracker | None = None,
+        tracker: RaceTracker | None = None,
         meter: UnitCounters | None = None,
     ) -> None:
         self.shared, self.engine, self.tracker, self.meter = shared, engine, tracker, meter
@@ -267,7 +264,9 @@ class WgmmaUnit:
         if operation is None:
             operation = Operation(form, rank, descriptor, b, accumulate)
             partial.append(operation)
-            self._reserve(operation)
+            self._find_operands(operation)
+            if self.tracker is not None:
+                operation.watched = self.tracker.joint(("wgmma", rank, warp // WARPS), form.text)
         elif (operation.form, operation.a, operation.b, operation.accumulate) != (form, descriptor, b, accumulate):
             raise BarrierMisuse(
                 f"warp {warp} of CTA {rank} issues {_text(form, descriptor, b, accumulate)} where the other warps "
@@ -275,6 +274,8 @@ class WgmmaUnit:
             )
         result = np.full((form.registers, 32), _PENDING, np.uint32)
         operation.parts[member] = _Part(accumulators, a, result)
+        if operation.watched is not None:
+            self.tracker.join_in(operation.watched)
         self._warps.setdefault((rank, warp), _WarpGroups()).open.append(operation)
         if len(operation.parts) == WARPS:
             partial.remove(operation)
@@ -292,13 +293,15 @@ class WgmmaUnit:
         committed = self._warps.setdefault((rank, warp), _WarpGroups()).committed
         return [op for group in committed[: max(len(committed) - newest, 0)] for op in group if not op.done]
 
-    def observe(self, rank: int, warp: int, newest: int) -> None:
-        """The warp has waited for all but the ``newest`` groups."""
+    def observe(self, rank: int, warp: int, newest: int, agent: Agent | None = None) -> None:
+        """The warp has waited for all but the ``newest`` groups; the race detector knows it as ``agent``."""
         groups = self._warps.setdefault((rank, warp), _WarpGroups())
         older = max(len(groups.committed) - newest, 0)
         for group in groups.committed[:older]:
             for operation in group:
-                operation.observe()
+                operation.observed = True
+                if operation.watched is not None:
+                    operation.watched.observe(agent)
         del groups.committed[:older]
 
     def check_finished(self) -> None:
@@ -313,15 +316,14 @@ class WgmmaUnit:
                 raise BarrierMisuse(f"the kernel ends with {partial[0].describe()}")
         for (rank, warp), groups in self._warps.items():
             for operation in [op for group in [*groups.committed, groups.open] for op in group]:
-                if operation.releases:
+                if not operation.observed:
                     raise IllegalAccess(
                         f"warp {warp} of CTA {rank} exits, and its warpgroup never waited for {operation.describe()}"
                     )
 
     # --- execution ----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, operation: Operation) -> None:
-        """From the first issue on the operands are in use."""
+    def _find_operands(self, operation: Operation) -> None:
         form, rank = operation.form, operation.rank
         cta = self.shared.ctas[rank]
         matrices = [(operation.b, form.n, form.b_type, form.b_mn_major)]
@@ -331,9 +333,6 @@ class WgmmaUnit:
             places = operand_places(decode_descriptor(descriptor), rows, element.nbytes, mn_major)
             starts = check_operand(cta, places, element, mn_major, form.text)
             operation.operands.append(_Operand(places, starts, element, mn_major))
-            if self.tracker is not None:
-                token = self.tracker.read_begin(rank, starts, CHUNK, form.text)
-                operation.releases.append(functools.partial(self.tracker.read_end, token))
 
     def _start(self, operation: Operation, queue: tuple[str, int, int]) -> None:
         """The last warp has issued the operation."""
@@ -342,7 +341,7 @@ class WgmmaUnit:
             self.meter.mma((form.n + (0 if operation.a is None else ROWS)) * K_BYTES)
         if self.tracker is not None:
             for operand in operation.operands:
-                self.tracker.async_read(operation.rank, operand.starts, CHUNK, operation.form.text)
+                self.tracker.async_read(operation.rank, operand.starts, CHUNK, operation.watched.operation)
         run, name = functools.partial(self._run, operation), f"wgmma 64x{operation.form.n}"
         self.engine.submit(AsyncOp(queue, run, operation.describe(), yields=True, name=name, signals=queue))
 

@@ -129,14 +129,12 @@ def test_threads_have_their_own_groups_and_the_open_group_does_not_count():
         groups.wait_satisfied((0, 2, 0), -1, False)
 
 
-def test_observed_is_called_once_and_only_for_waited_groups():
-    groups, observed = BulkGroups(), []
+def test_only_waited_groups_count_as_observed():
+    groups = BulkGroups()
     for name in "ab":
-        op = BulkOp(name, read_done=True, on_observed=lambda n=name: observed.append(n))
-        groups.issue("t", op)
+        groups.issue("t", BulkOp(name, read_done=True))
         groups.commit("t")
-    assert groups.unobserved() == [("t", "a"), ("t", "b")]
-    assert groups.wait_satisfied("t", 1, True) and observed == ["a"]
-    assert groups.wait_satisfied("t", 1, True) and observed == ["a"]
-    assert groups.unobserved() == [("t", "b")]
-    assert groups.wait_satisfied("t", 0, True) and observed == ["a", "b"] and not groups.unobserved()
+    assert groups.unobserved() == [("t", "a"), ("t", "b")] and groups.committed("t") == 2
+    assert groups.wait_satisfied("t", 1, True) and groups.unobserved() == [("t", "b")]
+    assert groups.wait_satisfied("t", 0, True) and not groups.unobserved()
+    assert groups.committed("t") == 2 and groups.committed("other") == 0

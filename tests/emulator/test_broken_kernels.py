@@ -137,7 +137,7 @@ def test_writing_staging_before_tma_has_read_it() -> None:
     """Without wait_group.read the next tile's values go where a TMA store may not have read this tile's yet."""
     case = make_case(batch=6, positions=196, n=128, k=128, sm_count=2, seed=13)
     artifact = _changed(case, r"cp\.async\.bulk\.wait_group\.read")
-    with pytest.raises(SharedMemoryRace, match=r"a store of .*overwrites .* by the TMA store .*st\.shared"):
+    with pytest.raises(SharedMemoryRace, match=r"a store of .*writes .* which the TMA store .*read before.*st\.shared"):
         emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=artifact)
 
 

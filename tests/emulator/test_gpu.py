@@ -253,7 +253,8 @@ REMOTE_ARRIVE = """mov.u32 %r10, %cluster_ctarank; mov.b32 %r13, dynamic; setp.n
     mbarrier.init.shared.b64 [dynamic], 4; fence.mbarrier_init.release.cluster;
     READY: barrier.cluster.arrive.relaxed; barrier.cluster.wait;
     setp.ne.u32 %p2, %r10, 0; @%p2 bra SENDER;
-    W: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra W; ld.shared.b32 %r9, [dynamic+16]; bra END;
+    W: mbarrier.try_wait.parity.acquire.cluster.shared.b64 %p3, [dynamic], 0; @!%p3 bra W;
+    ld.shared.b32 %r9, [dynamic+16]; bra END;
     SENDER: mov.b32 %r9, 0; mapa.shared::cluster.u32 %r15, %r13, 0; elect.sync _|%p4, -1; @!%p4 bra END;
     mul.lo.u32 %r16, %r10, 1000; add.s32 %r16, %r16, 7; setp.eq.u32 %p5, %r10, 2;
     @%p5 st.shared::cluster.b32 [%r15+16], %r16;
@@ -372,7 +373,7 @@ def test_spinning_on_memory_that_another_warp_writes(pause: str):
         f"""{THREAD_OUTPUT} shr.u32 %r2, %r1, 5; setp.ne.u32 %p1, %r2, 0; @%p1 bra WRITER;
         SPIN: {pause} ld.volatile.global.b32 %r3, [%d0+252]; setp.ne.b32 %p2, %r3, 0; @!%p2 bra SPIN; bra END;
         WRITER: mov.b32 %r3, 8; mov.b32 %r4, 0; DELAY: add.s32 %r4, %r4, 1; setp.lt.u32 %p3, %r4, 50; @%p3 bra DELAY;
-        END: st.global.b32 [%d1], %r3; ret;""",
+        END: st.volatile.global.b32 [%d1], %r3; ret;""",
         parameters=1,
     )
     out = np.zeros(64, np.uint32)
@@ -393,7 +394,7 @@ def test_the_same_seed_gives_the_same_schedule():
 
     def seen(seed: int) -> int:
         out = np.zeros(65, np.uint32)
-        options = Options(seed=seed, interleave="random")
+        options = Options(seed=seed, interleave="random", detectors=False)
         launch(text, out, block=(64, 1, 1), options=options, hardware="one warp reads what another one is writing")
         return int(out[40])
 

@@ -249,7 +249,7 @@ def test_writing_staging_before_tma_has_read_it() -> None:
             r"\(mma\) waits for parity 0 .* 0 of 1 arrivals pending, 8192 transaction bytes pending",
         ),
         (r"barrier\.cluster\.arrive.*;", BarrierMisuse, r"barrier\.cluster\.wait without barrier\.cluster\.arrive"),
-        (r"bar\.sync.*;", IllegalAccess, r"uninitialised shared memory .*cp\.async\.bulk\.tensor\.3d\.global"),
+        (r"bar\.sync.*;", SharedMemoryRace, r"TMA store .* reads .* which the store of CTA \d warp \d \(mma\) wrote"),
     ],
 )
 def test_other_missing_signals(pattern: str, error: type[EmulatorError], message: str) -> None:

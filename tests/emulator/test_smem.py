@@ -25,7 +25,7 @@ def test_load_returns_what_store_wrote_lane_by_lane(size: int, places: list[tupl
     memory = cluster()
     addresses = np.array([shared_address(rank, SYSTEM_BYTES + size * item) for rank, item in places], np.uint32)
     values = np.random.default_rng(size).integers(0, 256, (len(places), size), np.uint8)
-    memory.store(addresses, values, writer="w")
+    memory.store(addresses, values)
     np.testing.assert_array_equal(memory.load(addresses, size), values)
     expected = np.zeros((2, 4096), np.uint8)
     for (rank, item), value in zip(places, values, strict=True):
@@ -89,17 +89,3 @@ def test_live_mbarriers_are_opaque():
     memory.store(np.array([1024, 1040]), np.zeros((2, 8), np.uint8))
     memory.ctas[0].unprotect(1032)
     memory.store(np.array([1032]), np.zeros((1, 8), np.uint8))
-
-
-def test_observer_hears_every_generic_write():
-    heard = []
-
-    class Observer:
-        def generic_write(self, cta_rank, offsets, nbytes, warp):
-            heard.append((cta_rank, offsets.tolist(), nbytes, warp))
-
-    memory = cluster()
-    memory.observer = Observer()
-    memory.store(np.array([2048, shared_address(1, 2064)]), np.zeros((2, 16), np.uint8), writer="warp 3")
-    memory.view(2048, 16, write=True)
-    assert heard == [(0, [2048], 16, "warp 3"), (1, [2064], 16, "warp 3")]

@@ -17,15 +17,17 @@ from cute_kernels.emulator.errors import (
     IllegalAccess,
     ProxyFenceMissing,
     SharedMemoryRace,
+    TensorMemoryRace,
     UnsupportedPTX,
 )
+from cute_kernels.emulator.happens_before import FULL, Order
 from cute_kernels.emulator.instructions_tcgen05 import load_packed
 from cute_kernels.emulator.mbarrier import MBarriers
-from cute_kernels.emulator.sanitizer import ProxyTracker
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory, shared_address
 from cute_kernels.emulator.tensor_copy import copy_to_tensor_memory
 from cute_kernels.emulator.tensor_core import TensorCore, decode_instruction, decode_matrix
-from cute_kernels.emulator.tmem import TensorMemory, tensor_address
+from cute_kernels.emulator.tmem import TensorMemory, rectangle, tensor_address
+from tests.emulator.crew import Crew
 from tests.emulator.test_exact import rational_dot
 from tests.emulator.test_sm90_cases import nearest
 
@@ -44,14 +46,15 @@ SPANS = {"none": 16, "32B": 32, "64B": 64, "128B": 128, "128B_atom32B": 128}
 
 class Machine:
     def __init__(self, ctas: int = 2, policy: str = "eager", detectors: bool = True) -> None:
-        self.tracker = ProxyTracker([SIZE] * ctas) if detectors else None
-        self.shared = ClusterMemory([SharedMemory(SIZE, rank, detect=detectors) for rank in range(ctas)], self.tracker)
-        self.barriers = MBarriers(self.shared)
+        self.crew = Crew([SIZE] * ctas, [0, 0]) if detectors else None
+        tracker = self.crew.tracker if detectors else None
+        self.shared = ClusterMemory([SharedMemory(SIZE, rank, detect=detectors) for rank in range(ctas)])
+        self.barriers = MBarriers(self.shared, tracker)
         self.engine = AsyncEngine(policy, random.Random(0))
         self.tmem = [TensorMemory(detect=detectors) for _ in range(ctas)]
         for memory in self.tmem:
             memory.alloc(512)
-        self.core = TensorCore(self.shared, self.tmem, self.barriers, self.engine, self.tracker)
+        self.core = TensorCore(self.shared, self.tmem, self.barriers, self.engine, tracker)
 
     def write(self, rank: int, offset: int, data: np.ndarray) -> None:
         self.shared.view(shared_address(rank, offset), len(data), write=True)[...] = data
@@ -412,28 +415,41 @@ def test_illegal_operands_and_accumulators():
 
 def test_unfenced_operand_is_reported():
     machine = Machine(1)
+    machine.barriers.init(BARRIER, 1)
+    machine.crew.tracker.initialise(machine.crew[0], BARRIER)
     one_mma(machine)
-    machine.shared.store(np.array([B + 1024 + 16]), np.ones((1, 16), np.uint8), writer="warp 4")
-    with pytest.raises(ProxyFenceMissing, match=f"offset {B + 1040} of CTA 0 were written by warp warp 4"):
+    machine.core.commit(cta_group=1, rank=0, barrier=BARRIER)
+    machine.crew.tracker.wait(machine.crew[0], BARRIER, Order.SYNC, 0)
+    machine.crew.store(0, machine.shared, np.array([B + 1024 + 16]), np.ones((1, 16), np.uint8))
+    with pytest.raises(ProxyFenceMissing, match=f"offset {B + 1040} of CTA 0, which the store of warp 0 wrote"):
         layout = Layout("128B", False, 1, 0)
         machine.core.mma(
             kind="f8f6f4", cta_group=1, rank=0, d=0, a=layout.descriptor(A), b=layout.descriptor(B),
             instruction=idesc("e4m3", "e4m3", 128, 16), accumulate=False,
         )  # fmt: skip
-    machine.tracker.fence_async("warp 4")
+    machine.crew[0].agent.fence_proxy(FULL)
     one_mma(machine)
 
 
-def test_pending_mma_guards_its_operands_and_its_accumulator():
-    machine = Machine(1, policy="lazy")
+@pytest.mark.parametrize("policy", ["eager", "lazy"])
+def test_mma_guards_its_operands_and_its_accumulator_until_the_commit_was_waited_for(policy: str):
+    machine = Machine(1, policy=policy)
+    machine.barriers.init(BARRIER, 1)
+    crew, place = machine.crew, rectangle(tensor_address(0, 128), "32x32b", 1)
+    crew.tracker.initialise(crew[0], BARRIER)
     one_mma(machine, d=128)
-    with pytest.raises(SharedMemoryRace, match="tcgen05.mma"):
-        machine.shared.store(np.array([A + 128]), np.ones((1, 16), np.uint8), writer="w")
-    machine.shared.store(np.array([A + 48]), np.ones((1, 16), np.uint8), writer="w")
-    with pytest.raises(IllegalAccess, match="while tcgen05.mma.*kind::f8f6f4 issued by CTA 0 is not complete"):
-        machine.tmem[0].load(0, tensor_address(0, 128), "32x32b", 1)
+    with pytest.raises(SharedMemoryRace, match="a store of warp 0 .* which the tcgen05.mma.*read"):
+        crew.touch(0, np.array([A + 128]), 16, write=True)
+    crew.touch(0, np.array([A + 48]), 16, write=True)
+    with pytest.raises(TensorMemoryRace, match="tcgen05.ld of warp 0 reads TMEM column 128.*tcgen05.mma.*CTA 0 wrote"):
+        crew.tracker.tensor.load(crew[0], place)
+    machine.core.commit(cta_group=1, rank=0, barrier=BARRIER)
     machine.engine.drain()
-    machine.shared.store(np.array([A + 128]), np.ones((1, 16), np.uint8), writer="w")
+    with pytest.raises(TensorMemoryRace, match="tcgen05.commit"):
+        crew.tracker.tensor.load(crew[0], place)
+    crew.tracker.wait(crew[0], BARRIER, Order.SYNC, 0)
+    crew.tracker.tensor.load(crew[0], place)
+    crew.touch(0, np.array([A + 128]), 16, write=True)
     assert (machine.tmem[0].load(0, tensor_address(0, 128), "32x32b", 1).view(np.float32) == 32).all()
 
 

@@ -23,11 +23,12 @@ from cute_kernels.emulator.errors import (
     UnsupportedPTX,
 )
 from cute_kernels.emulator.gmem import GlobalMemory
+from cute_kernels.emulator.happens_before import FULL
 from cute_kernels.emulator.mbarrier import MBarriers
-from cute_kernels.emulator.sanitizer import ProxyTracker
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory, shared_address
 from cute_kernels.emulator.tensor_map import SWIZZLES, TensorMap, decode, encode
 from cute_kernels.emulator.tma import TmaUnit, load_tile
+from tests.emulator.crew import Crew
 
 CASES = json.loads((Path(__file__).parent / "data" / "tma_h200.json").read_text())
 GLOBAL_BYTES, SHARED_BYTES, SHARED_FILL = 1 << 16, 1 << 14, 0xCD  # of record_tma_on_gpu.py
@@ -41,12 +42,13 @@ class Machine:
         self.gmem = GlobalMemory()
         self.gmem.register_tensor(memory, "memory")
         size = DATA + SHARED_BYTES
-        self.tracker = ProxyTracker([size] * ctas) if detectors else None
+        self.crew = Crew([size] * ctas, [0, 0], self.gmem) if detectors else None
+        tracker = self.crew.tracker if detectors else None
         self.ctas = [SharedMemory(size, rank) for rank in range(ctas)]
-        self.shared = ClusterMemory(self.ctas, self.tracker)
-        self.barriers = MBarriers(self.shared)
+        self.shared = ClusterMemory(self.ctas)
+        self.barriers = MBarriers(self.shared, tracker)
         self.engine = AsyncEngine(policy, random.Random(0))
-        self.tma = TmaUnit(self.gmem, self.shared, self.barriers, self.engine, self.tracker)
+        self.tma = TmaUnit(self.gmem, self.shared, self.barriers, self.engine, tracker)
         for rank in range(ctas):
             self.barriers.init(shared_address(rank, BARRIER), 1)
 
@@ -205,6 +207,7 @@ def test_store_then_load_round_trip(policy: str):
     machine.tma.store(descriptor, (64, 8), DATA, thread="t")
     machine.tma.groups.commit("t")
     assert machine.engine.force(lambda: machine.tma.groups.wait_satisfied("t", 0, False))
+    machine.crew.tracker.bulk_waited(machine.crew[0].agent, 0, 1, read=False)
     machine.barriers.arrive_expect_tx(BARRIER, 512)
     machine.tma.load(descriptor, (64, 8), DATA + 1024, BARRIER, rank=0)
     machine.engine.drain()
@@ -261,7 +264,7 @@ def test_illegal_copies_are_named():
     with pytest.raises(IllegalAccess, match="coordinates for a tensor map of rank 2"):
         machine.tma.load(good, (0, 0, 0), DATA, BARRIER, rank=0)
     with pytest.raises(BarrierMisuse, match="not initialised"):
-        machine.tma.load(good, (0, 0), DATA, BARRIER + 64, rank=0)
+        machine.tma.load(good, (0, 0), DATA + 2048, BARRIER + 64, rank=0)
     with pytest.raises(IllegalAccess, match="leaves its"):
         machine.tma.load(good, (0, 0), DATA + SHARED_BYTES - 128, BARRIER, rank=0)
     with pytest.raises(IllegalAccess, match="touches the live mbarrier"):
@@ -271,7 +274,7 @@ def test_illegal_copies_are_named():
         machine.tma.load(good, (0, 0), DATA, BARRIER, rank=0)
     too_long = dataclasses.replace(byte_map(array), extents=(128, 17))
     with pytest.raises(IllegalAccess, match="outside every registered region"):
-        machine.tma.load(encode(too_long), (0, 12), DATA, BARRIER, rank=0)
+        machine.tma.load(encode(too_long), (0, 12), DATA + 1024, BARRIER, rank=0)
 
 
 def test_unknown_modes_are_refused():
@@ -297,10 +300,11 @@ def test_store_of_unfenced_data_is_reported():
     array = np.zeros((16, 128), np.uint8)
     machine = Machine(array)
     lanes = DATA + 16 * np.arange(32)
-    machine.shared.store(lanes, np.ones((32, 16), np.uint8), writer="CTA 0 warp 3")
-    with pytest.raises(ProxyFenceMissing, match=r"offset 2048 of CTA 0 were written by warp CTA 0 warp 3"):
+    machine.crew.store(0, machine.shared, lanes, np.ones((32, 16), np.uint8))
+    machine.crew[0].agent.converge(FULL)
+    with pytest.raises(ProxyFenceMissing, match=r"offset 2048 of CTA 0, which the store of warp 0 wrote"):
         machine.tma.store(encode(byte_map(array)), (0, 0), DATA, thread=0)
-    machine.tracker.fence_async("CTA 0 warp 3")
+    machine.crew[0].agent.fence_proxy(FULL)
     machine.tma.store(encode(byte_map(array)), (0, 0), DATA, thread=0)
     assert array[:8, :64].all() and not array[8:].any()
 
@@ -313,11 +317,12 @@ def test_source_may_be_overwritten_only_after_the_thread_waited(policy: str):
     machine.tma.store(encode(byte_map(array)), (0, 0), DATA, thread=0)
     machine.tma.groups.commit(0)
     overwrite = (np.array([DATA + 496]), np.zeros((1, 4), np.uint8))
-    with pytest.raises(SharedMemoryRace, match="not known to have been read"):
-        machine.shared.store(*overwrite, writer="w")
-    machine.shared.store(overwrite[0] + 16, overwrite[1], writer="w")
+    with pytest.raises(SharedMemoryRace, match="a store of warp 0 writes .* which the TMA store of 512 bytes .* read"):
+        machine.crew.store(0, machine.shared, *overwrite)
+    machine.crew.store(0, machine.shared, overwrite[0] + 16, overwrite[1])
     assert machine.engine.force(lambda: machine.tma.groups.wait_satisfied(0, 0, True))
-    machine.shared.store(*overwrite, writer="w")
+    machine.crew.tracker.bulk_waited(machine.crew[0].agent, 0, machine.tma.groups.committed(0), read=True)
+    machine.crew.store(0, machine.shared, *overwrite)
 
 
 def test_load_over_a_pending_store_is_a_race():

@@ -155,17 +155,5 @@ def test_allocation_rules():
     memory.check_released()
 
 
-def test_columns_that_an_operation_still_writes_may_not_be_touched():
-    memory = filled()
-    token = memory.write_begin(128, 64, "tcgen05.mma issued by warp 1")
-    with pytest.raises(IllegalAccess, match="TMEM columns 120 to 135 while tcgen05.mma issued by warp 1"):
-        memory.load(0, tensor_address(0, 120), "32x32b", 16)
-    with pytest.raises(IllegalAccess, match="tcgen05.st"):
-        memory.store(0, tensor_address(0, 191), "32x32b", 1, np.zeros((32, 1)))
-    memory.load(0, tensor_address(0, 192), "32x32b", 16)
-    memory.write_end(token)
-    memory.load(0, tensor_address(0, 120), "32x32b", 16)
-
-
 def test_addresses():
     assert split_address(tensor_address(96, 511)) == (96, 511)

@@ -62,7 +62,8 @@ def test_nested_divergence_with_a_common_exit():
 def test_guards_keep_the_lanes_that_are_off():
     out = per_thread(
         """mov.b32 %r9, 5; setp.gt.u32 %p1, %r1, 3; @%p1 add.s32 %r9, %r1, 7; @!%p1 ld.global.b32 %r8, [%d1];
-        @!%p1 add.s32 %r9, %r8, 1; setp.eq.u32 %p2, %r1, 9; @%p2 st.global.b32 [%d1+4], %r1; @%p2 mov.b32 %r9, 4000;"""
+        @!%p1 add.s32 %r9, %r8, 1; setp.eq.u32 %p2, %r1, 9; @%p2 st.global.b32 [%d1+4], %r1; @%p2 mov.b32 %r9, 4000;
+        bar.warp.sync -1;"""
     )
     expected = [1] * 4 + [n + 7 for n in range(4, 32)]
     expected[9] = 4000

@@ -1,0 +1,326 @@
+"""Happens-before: what every warp knows of the events of all others, as vector clocks (Lamport 1978; FastTrack, 2009).
+
+An event has a column and a clock. Columns are threads (32 per warp), a few classes of events of a warp that are ordered
+apart (`Offset`), and streams of asynchronous operations that complete in order: the copies that signal one mbarrier
+(the clock counts its phases), the tcgen05 operations of one thread (commits), the bulk groups of one thread, the wgmmas
+of one warpgroup. A warp knows an event when the clock it has for the column is not smaller.
+
+PTX has more than one kind of order, so a warp keeps one row of clocks per kind (`Row`):
+
+* ``ORDER``: the event is over. Every synchronisation passes it on, a relaxed one too. It is enough between asynchronous
+  operations, and between a read and an asynchronous write.
+* ``VISIBLE``: causality order of the memory model: passed on by release and acquire whose scopes include both sides. A
+  fence turns relaxed operations after or before it into releases or acquires.
+* ``PROXY``: written through the generic proxy, and since fenced (fence.proxy.async) by the writer or by a thread that
+  the write is visible to.
+* ``TENSOR``: tcgen05 operations that are complete (tcgen05.wait, tcgen05.commit) and passed on. Relaxed synchronisation
+  passes on what comes before tcgen05.fence::before_thread_sync, and what it obtains counts from
+  tcgen05.fence::after_thread_sync on; release and acquire do without these fences, as NVIDIA's own kernels do.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+LANES = 32
+FULL = (1 << LANES) - 1
+NEVER = np.iinfo(np.int32).max  # the clock of what is not complete; nobody knows it
+
+
+class Row(enum.IntEnum):
+    """Kinds of order: the rows of a matrix of clocks."""
+
+    ORDER = 0
+    VISIBLE = 1
+    PROXY = 2
+    TENSOR = 3
+
+
+class Offset(enum.IntEnum):
+    """Columns of a warp behind those of its 32 lanes."""
+
+    READ = 32  # loads, by whichever lane
+    TENSOR_LOAD = 33
+    TENSOR_STORE = 34
+    INIT = 35  # mbarrier.init
+
+
+WARP_COLUMNS = 36
+_ROWS = len(Row)
+
+
+class Order(enum.IntFlag):
+    """Semantics of a synchronising instruction."""
+
+    RELAXED = 0
+    SYNC = 1  # release of an arrival, acquire of a wait
+    WIDE = 2  # scope of the cluster or wider; without it the scope is the CTA
+
+
+class Columns:
+    """Hands out columns, and keeps every matrix of clocks wide enough."""
+
+    def __init__(self, expected: int) -> None:
+        self.width = max(64, expected)
+        self.used = 0
+        self._named: dict[Hashable, int] = {}
+        self._owners: list[Any] = []
+
+    def take(self, count: int) -> int:
+        """The first of ``count`` new columns."""
+        first = self.used
+        self.used += count
+        if self.used > self.width:
+            self.width = 2 * self.used
+            for owner in self._owners:
+                owner.widen(self.width)
+        return first
+
+    def named(self, key: Hashable) -> int:
+        """The column of a stream, always the same for a key."""
+        if key not in self._named:
+            self._named[key] = self.take(1)
+        return self._named[key]
+
+    def matrix(self, owner: Any) -> np.ndarray:
+        """Clocks of all columns, int32 [rows, columns], for an object whose ``widen`` is called when there are more."""
+        self._owners.append(owner)
+        return np.zeros((_ROWS, self.width), np.int32)
+
+
+def widened(clocks: np.ndarray, width: int) -> np.ndarray:
+    """A copy with zeros for new columns."""
+    result = np.zeros((*clocks.shape[:-1], width), np.int32)
+    result[..., : clocks.shape[-1]] = clocks
+    return result
+
+
+def join(target: np.ndarray, source: np.ndarray) -> None:
+    """``target`` learns what ``source`` knows (which may have been made when there were fewer columns)."""
+    if target.shape == source.shape:
+        np.maximum(target, source, out=target)
+    else:
+        part = target[..., : source.shape[-1]]
+        np.maximum(part, source, out=part)
+
+
+class SyncPoint:
+    """What is passed on by one barrier: gathered while its phase is incomplete, available when it is complete.
+
+    Attributes:
+        gathered, available: int32 [rows, columns]. The visible row holds what was released at cluster scope.
+        completed: phases so far; the clock of the point's own column, if it has one.
+        column: of the asynchronous copies that signal it, or None.
+        streams: columns of asynchronous operations that arrived: they are visible at every scope.
+    """
+
+    def __init__(self, columns: Columns, ranks: int) -> None:
+        self.gathered = columns.matrix(self)
+        self.available = np.zeros_like(self.gathered)
+        #: Per CTA what was released at any scope; one CTA needs no distinction.
+        self.inside: list[np.ndarray | None] = [None] * ranks
+        self.inside_available: list[np.ndarray | None] = [None] * ranks
+        self.completed = 0
+        self.column: int | None = None
+        self.streams: set[int] = set()
+        self.waiters: dict[Agent, tuple[int, int]] = {}
+        self.initialised: tuple[int, int] | None = None
+
+    def widen(self, width: int) -> None:
+        self.gathered, self.available = widened(self.gathered, width), widened(self.available, width)
+        for rows in (self.inside, self.inside_available):
+            rows[:] = [row if row is None else widened(row, width) for row in rows]
+
+    def complete(self) -> None:
+        """The phase is complete: what was gathered is available."""
+        self.completed += 1
+        if self.column is not None:
+            self.gathered[: Row.TENSOR, self.column] = self.completed
+        np.copyto(self.available, self.gathered)
+        for rank, row in enumerate(self.inside):
+            if row is not None:
+                self.inside_available[rank] = row.copy()
+
+    def gather(self, clocks: np.ndarray, rank: int, order: Order) -> None:
+        """An arrival from a CTA that passes on ``clocks`` [rows, columns]."""
+        gathered = self.gathered
+        single = len(self.inside) == 1
+        if single or order & Order.WIDE:
+            join(gathered, clocks)
+        else:
+            for row in (Row.ORDER, Row.PROXY, Row.TENSOR):
+                join(gathered[row], clocks[row])
+        if not single:
+            if self.inside[rank] is None:
+                self.inside[rank] = np.zeros(gathered.shape[1], np.int32)
+            join(self.inside[rank], clocks[Row.VISIBLE])
+
+    def visible(self, rank: int, order: Order) -> np.ndarray:
+        """The visible row that an acquire by a thread of a CTA obtains."""
+        if len(self.inside) == 1:
+            return self.available[Row.VISIBLE]
+        inside = self.inside_available[rank]
+        if order & Order.WIDE:
+            wide = self.available[Row.VISIBLE]
+            return wide if inside is None else np.maximum(wide, inside)
+        row = np.zeros(self.available.shape[1], np.int32) if inside is None else inside.copy()
+        streams = [*self.streams, *([] if self.column is None else [self.column])]
+        row[streams] = self.available[Row.VISIBLE][streams]
+        return row
+
+
+class Agent:
+    """What one warp knows, and its own clock.
+
+    Attributes:
+        rank: CTA of the warp.
+        base: first of its columns.
+        clock: of its accesses now; it advances whenever something is passed on, so that later accesses are told apart.
+        clocks: int32 [rows, columns]. In the columns of its own lanes: what every lane knows of the others.
+        label: for reports.
+    """
+
+    def __init__(self, columns: Columns, rank: int, live: int, label: str) -> None:
+        self.rank, self.live, self.label = rank, live, label
+        self.base = columns.take(WARP_COLUMNS)
+        self.clocks = columns.matrix(self)
+        self.clock = 1
+        self.tensor_clocks = {Offset.TENSOR_LOAD: 1, Offset.TENSOR_STORE: 1}
+        self.before = np.zeros(columns.width, np.int32)  # the tensor row at the last tcgen05.fence::before_thread_sync
+        self.incoming = np.zeros(columns.width, np.int32)  # obtained by relaxed waits, no after_thread_sync yet
+        self.fenced: tuple[np.ndarray, Order] | None = None  # clocks at the last fence, and its scope
+        self.pending: np.ndarray | None = None  # obtained by relaxed waits, for a fence to acquire
+        self.inits, self.fenced_inits = 0, 0
+        self.seen: dict[tuple[SyncPoint, Order], int] = {}
+        self.ids: dict[Any, int] = {}
+
+    def widen(self, width: int) -> None:
+        self.clocks, self.before = widened(self.clocks, width), widened(self.before, width)
+        self.incoming = widened(self.incoming, width)
+        if self.pending is not None:
+            self.pending = widened(self.pending, width)
+
+    def advance(self) -> None:
+        """What is accessed from now on is not covered by what was passed on so far."""
+        self.clock += 1
+        self.ids.clear()
+
+    def snapshot(self, mask: int) -> np.ndarray:
+        """What lanes ``mask`` pass on now: all that the warp knows, and their own accesses."""
+        clocks = self.clocks.copy()
+        self._cover(clocks[: Row.PROXY], mask)
+        return clocks
+
+    def _cover(self, rows: np.ndarray, mask: int) -> None:
+        base = self.base
+        if mask & self.live == self.live:
+            rows[..., base : base + LANES] = self.clock
+        else:
+            for lane in range(LANES):
+                if mask >> lane & 1:
+                    rows[..., base + lane] = self.clock
+        rows[..., base + Offset.READ] = self.clock
+
+    def release(self, point: SyncPoint, mask: int, order: Order) -> None:
+        """Lanes ``mask`` arrive: passes on what the order allows."""
+        if order & Order.SYNC:
+            point.gather(self.snapshot(mask), self.rank, order)
+        else:
+            clocks = np.zeros_like(self.clocks)
+            clocks[Row.ORDER] = self.clocks[Row.ORDER]
+            self._cover(clocks[Row.ORDER], mask)
+            clocks[Row.TENSOR] = self.before
+            scope = order
+            if self.fenced is not None:
+                earlier, scope = self.fenced
+                join(clocks[Row.VISIBLE], earlier[Row.VISIBLE])
+                join(clocks[Row.PROXY], earlier[Row.PROXY])
+            point.gather(clocks, self.rank, order & scope)
+            # fence.mbarrier_init.release.cluster makes initialised mbarriers visible through a relaxed arrival.
+            column = self.base + Offset.INIT
+            point.gathered[Row.VISIBLE, column] = max(point.gathered[Row.VISIBLE, column], self.fenced_inits)
+        self.advance()
+
+    def acquire(self, point: SyncPoint, order: Order) -> None:
+        """A wait on the completed phase: takes over what the order allows."""
+        key = (point, order)
+        if self.seen.get(key) == point.completed:
+            return
+        self.seen[key] = point.completed
+        clocks, available = self.clocks, point.available
+        if order & Order.SYNC and (len(point.inside) == 1):
+            join(clocks, available)
+        else:
+            join(clocks[Row.ORDER], available[Row.ORDER])
+            if order & Order.SYNC:
+                join(clocks[Row.VISIBLE], point.visible(self.rank, order))
+                join(clocks[Row.PROXY], available[Row.PROXY])
+                join(clocks[Row.TENSOR], available[Row.TENSOR])
+            else:
+                join(self.incoming, available[Row.TENSOR])
+                if self.pending is None:
+                    self.pending = np.zeros((2, clocks.shape[1]), np.int32)
+                join(self.pending[0], point.visible(self.rank, order))
+                join(self.pending[1], available[Row.PROXY])
+
+    # --- fences and synchronisation inside the warp -------------------------------------------------------------------
+
+    def converge(self, mask: int) -> None:
+        """bar.warp.sync and stronger: the lanes know each other's accesses."""
+        base = self.base
+        columns = slice(base, base + LANES)
+        if mask & self.live == self.live:
+            self.clocks[: Row.PROXY, columns] = self.clock
+        else:
+            self._cover(self.clocks[: Row.PROXY], mask)
+        self.advance()
+
+    def fence(self, mask: int, order: Order) -> None:
+        """fence.acq_rel or stronger."""
+        if self.pending is not None:
+            join(self.clocks[Row.VISIBLE], self.pending[0])
+            join(self.clocks[Row.PROXY], self.pending[1])
+            self.pending = None
+        self.fenced = self.snapshot(mask), order
+        self.advance()
+
+    def fence_proxy(self, mask: int) -> None:
+        """fence.proxy.async: covers what lanes ``mask`` wrote, and what is visible to them."""
+        join(self.clocks[Row.PROXY], self.clocks[Row.VISIBLE])
+        self._cover(self.clocks[Row.PROXY], mask)
+        self.advance()
+
+    def initialise(self) -> tuple[int, int]:
+        """mbarrier.init: (column, clock) of the event."""
+        self.inits += 1
+        column = self.base + Offset.INIT
+        self.clocks[: Row.PROXY, column] = self.inits
+        return column, self.inits
+
+    def fence_init(self) -> None:
+        """fence.mbarrier_init."""
+        self.fenced_inits = self.inits
+
+    def complete_tensor(self, kind: Offset) -> None:
+        """tcgen05.wait::ld or ::st: the warp's loads or stores of tensor memory so far are complete."""
+        self.complete(self.base + kind, self.tensor_clocks[kind])
+        self.clocks[Row.TENSOR, self.base + kind] = self.tensor_clocks[kind]
+        self.tensor_clocks[kind] += 1
+        self.ids.clear()
+
+    def complete(self, column: int, clock: int, end: Row = Row.TENSOR) -> None:
+        """The warp waited for operations of a stream of its own: known in the rows before ``end``."""
+        part = self.clocks[:end, column]
+        np.maximum(part, clock, out=part)
+
+    def fence_before(self) -> None:
+        """tcgen05.fence::before_thread_sync."""
+        np.copyto(self.before, self.clocks[Row.TENSOR])
+
+    def fence_after(self) -> None:
+        """tcgen05.fence::after_thread_sync."""
+        join(self.clocks[Row.TENSOR], self.incoming)

@@ -1,0 +1,248 @@
+"""Shadow memory: who wrote and who read every place last, checked against vector clocks a whole access at a time.
+
+A place remembers the identity of an access, an int32: the number of its epoch in `Epochs` (column and clock, see
+`happens_before`) and in the five lowest bits the lane. Accesses of 16 aligned bytes, nearly all there are, are kept per
+16-byte granule; a granule that is ever accessed in smaller pieces is split into bytes, so that neighbours never disturb
+each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+GRANULE = 16
+LANE_BITS = 5
+_LANE_MASK = (1 << LANE_BITS) - 1
+
+
+class Epochs:
+    """Columns and clocks of all accesses of a launch, by epoch number; epoch 0 is "never accessed".
+
+    Attributes:
+        columns, clocks: int32, indexed by epoch; an access of lane ``n`` belongs to column ``columns + n``.
+        labels: who and what, for reports.
+        generic: uint8: 1 where the access went through the generic proxy, 2 where it was a strong operation.
+    """
+
+    def __init__(self) -> None:
+        self.columns = np.zeros(1024, np.int32)
+        self.clocks = np.zeros(1024, np.int32)
+        self.generic = np.zeros(1024, np.uint8)
+        self.labels: list[str] = [""]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def new(self, column: int, clock: int, label: str, generic: int = 0) -> int:
+        """The identity (of lane 0) of a new epoch."""
+        number = len(self.labels)
+        if number == len(self.columns):
+            self.columns = np.concatenate([self.columns, np.zeros_like(self.columns)])
+            self.clocks = np.concatenate([self.clocks, np.zeros_like(self.clocks)])
+            self.generic = np.concatenate([self.generic, np.zeros_like(self.generic)])
+        self.columns[number], self.clocks[number], self.generic[number] = column, clock, generic
+        self.labels.append(label)
+        return number << LANE_BITS
+
+    def label(self, identity: int) -> str:
+        return self.labels[identity >> LANE_BITS]
+
+    def lane(self, identity: int) -> int:
+        return identity & _LANE_MASK
+
+
+@dataclass
+class View:
+    """Who looks: what is known, and which columns are its own.
+
+    Attributes:
+        known: int32 [columns].
+        own: first of 32 columns of which column ``own + lane`` is the looking lane itself; -1: none.
+        lanes: lane per place, or one lane for all; -1: none.
+        exempt: one more column that is in order with the access.
+        floor: epochs below are of clusters that ran before: nothing is known of them but ``foreign``.
+        strong: the access is a strong operation, which does not race with strong operations.
+    """
+
+    known: np.ndarray
+    own: int = -1
+    lanes: Any = -1
+    exempt: int = -1
+    floor: int = 0
+    strong: bool = False
+
+
+def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray | None:
+    """Which of the accesses did not happen before: boolean array of the same shape, None when all did."""
+    if not identities.size:
+        return None
+    first = int(identities.flat[0])
+    if (identities == first).all():
+        if not first:
+            return None
+        number = first >> LANE_BITS
+        column = int(epochs.columns[number]) + (first & _LANE_MASK)
+        if number >= view.floor:
+            if epochs.clocks[number] <= view.known[column] or column == view.exempt:
+                return None
+            if view.own >= 0 and np.all(column - view.own == view.lanes):
+                return None
+        if view.strong and epochs.generic[number] == 2:
+            return None
+        if view.own < 0 or number < view.floor:
+            return np.ones(identities.shape, bool)
+    numbers = identities >> LANE_BITS
+    columns = epochs.columns[numbers] + (identities & _LANE_MASK)
+    foreign = None
+    if view.floor:
+        foreign = (numbers < view.floor) & (numbers > 0)
+        if foreign.any():
+            columns = np.where(foreign, 0, columns)
+        else:
+            foreign = None
+    late = epochs.clocks[numbers] > view.known[columns]
+    if foreign is not None:
+        late |= foreign
+    if not late.any():
+        return None
+    if view.exempt >= 0:
+        same = columns == view.exempt
+        late &= ~same if foreign is None else ~same | foreign
+    if view.own >= 0:
+        same = columns - view.own == view.lanes
+        late &= ~same if foreign is None else ~same | foreign
+    if view.strong:
+        late &= epochs.generic[numbers] != 2
+    return late if late.any() else None
+
+
+class Plane:
+    """Last write and last reads of an array of places. Readers that are not ordered among each other take layers."""
+
+    def __init__(self, shape: int | tuple[int, ...]) -> None:
+        self.shape = shape
+        self.writes = np.zeros(shape, np.int32)
+        self.reads: list[np.ndarray] = []
+
+    def add_read(self, where: Any, identity: int, epochs: Epochs, known: np.ndarray | None, column: int) -> None:
+        """Records a read. It replaces reads of the same column, and those that ``known`` says it comes after."""
+        for layer in self.reads:
+            old = layer[where]
+            first = int(old.flat[0])
+            if (old == first).all():
+                if first == identity:
+                    return
+                if not first or self._covers(first >> LANE_BITS, epochs, known, column):
+                    layer[where] = identity
+                    return
+                continue
+            numbers = old >> LANE_BITS
+            columns = epochs.columns[numbers]
+            free = (columns == column) | (old == 0)
+            if known is not None:
+                free |= epochs.clocks[numbers] <= known[columns]
+            if free.all():
+                layer[where] = identity
+                return
+            if free.any():
+                where = put(layer, where, free, identity)
+        layer = np.zeros(self.shape, np.int32)
+        layer[where] = identity
+        self.reads.append(layer)
+
+    @staticmethod
+    def _covers(number: int, epochs: Epochs, known: np.ndarray | None, column: int) -> bool:
+        old = int(epochs.columns[number])
+        return old == column or (known is not None and bool(epochs.clocks[number] <= known[old]))
+
+    def set_write(self, where: Any, identities: Any) -> None:
+        """Records a write; what was read before is over."""
+        self.writes[where] = identities
+        for layer in self.reads:
+            layer[where] = 0
+
+
+def put(layer: np.ndarray, where: Any, chosen: np.ndarray, identity: int) -> Any:
+    """Sets the chosen places of ``where``; returns an index of the others."""
+    if isinstance(where, np.ndarray):
+        layer[where[chosen]] = identity
+        return where[~chosen]
+    # A rectangle of slices: go over to flat indices.
+    flat = np.arange(layer.size).reshape(layer.shape)[where]
+    layer.reshape(-1)[flat[chosen]] = identity
+    return np.unravel_index(flat[~chosen], layer.shape) if layer.ndim > 1 else flat[~chosen]
+
+
+@dataclass
+class Part:
+    """Some of the places of one access: a plane, an index into it, and the item of the access that each belongs to."""
+
+    plane: Plane
+    where: Any
+    items: np.ndarray | None
+    unit: int
+
+
+class Shadow:
+    """Shadow of ``nbytes`` bytes of shared or global memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.coarse = Plane(-(-nbytes // GRANULE) + 2)
+        self.fine: Plane | None = None
+        self._split: np.ndarray | None = None
+
+    def parts(self, offsets: Any, nbytes: int) -> list[Part]:
+        """The places of one range (int offset) or of one item of ``nbytes`` at each offset of an int array."""
+        if isinstance(offsets, (int, np.integer)):
+            offsets = int(offsets)
+            if offsets % GRANULE == 0 and nbytes % GRANULE == 0:
+                where = slice(offsets >> 4, (offsets + nbytes) >> 4)
+                if self._split is None or not self._split[where].any():
+                    return [Part(self.coarse, where, None, GRANULE)]
+                offsets, nbytes = np.arange(offsets, offsets + nbytes, GRANULE), GRANULE
+            else:
+                offsets = np.array([offsets])
+        if nbytes % GRANULE or (offsets & (GRANULE - 1)).any():
+            return [self._bytes(offsets, nbytes, None)]
+        if nbytes == GRANULE:
+            granules, items = offsets >> 4, None
+        else:
+            count = nbytes // GRANULE
+            granules = ((offsets >> 4)[:, None] + np.arange(count)).reshape(-1)
+            items = np.repeat(np.arange(len(offsets)), count)
+        if self._split is None:
+            return [Part(self.coarse, granules, items, GRANULE)]
+        split = self._split[granules]
+        if not split.any():
+            return [Part(self.coarse, granules, items, GRANULE)]
+        items = np.arange(len(granules)) if items is None else items
+        parts = [self._bytes(granules[split] << 4, GRANULE, items[split])]
+        if not split.all():
+            parts.append(Part(self.coarse, granules[~split], items[~split], GRANULE))
+        return parts
+
+    def _bytes(self, offsets: np.ndarray, nbytes: int, items: np.ndarray | None) -> Part:
+        if self.fine is None:
+            self.fine = Plane(self.coarse.shape * GRANULE)
+            self._split = np.zeros(self.coarse.shape, bool)
+        where = (offsets[:, None] + np.arange(nbytes)).reshape(-1)
+        self._divide(np.unique(where >> 4))
+        items = np.arange(len(offsets)) if items is None else items
+        return Part(self.fine, where, np.repeat(items, nbytes), 1)
+
+    def _divide(self, granules: np.ndarray) -> None:
+        """Splits granules into bytes, which take over what is known of the granule."""
+        new = granules[~self._split[granules]]
+        if not len(new):
+            return
+        self._split[new] = True
+        spread = (new[:, None] * GRANULE + np.arange(GRANULE)).reshape(-1)
+        self.fine.writes[spread] = np.repeat(self.coarse.writes[new], GRANULE)
+        while len(self.fine.reads) < len(self.coarse.reads):
+            self.fine.reads.append(np.zeros(self.fine.shape, np.int32))
+        for fine, coarse in zip(self.fine.reads, self.coarse.reads):
+            fine[spread] = np.repeat(coarse[new], GRANULE)

@@ -1,0 +1,164 @@
+"""Races in tensor memory, and the streams of tcgen05 operations (PTX ISA, "tcgen05 memory consistency model").
+
+Tensor memory is accessed by asynchronous operations alone. Those of one thread that go through the tensor core (mma,
+cp, shift) are pipelined: they take effect in order. Everything else has to be waited for, tcgen05.ld and st by
+tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed on to other threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.errors import TensorMemoryRace
+from cute_kernels.emulator.happens_before import Offset, Order, Row
+from cute_kernels.emulator.shadow import Plane, View, unordered
+from cute_kernels.emulator.tmem import COLUMNS, LANE_GROUP, LANES
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.sanitizer import RaceTracker
+    from cute_kernels.emulator.warp import Warp
+
+Place = tuple[slice, slice]  # columns, groups of LANE_GROUP lanes
+
+
+@dataclass
+class Operation:
+    """One asynchronous operation, as the detector sees it.
+
+    Attributes:
+        identity: of its accesses.
+        column: stream that it belongs to.
+        clocks: what its issuer knows, int32 [rows, columns].
+        own, lane: columns of the issuing warp and the issuing lane; -1 for an operation of several warps.
+        reduces: it combines what it writes with what is there.
+        order: of a copy: what is known to be over when it is complete, int32 [columns].
+    """
+
+    identity: int
+    column: int
+    clocks: np.ndarray
+    own: int
+    lane: int
+    reduces: bool = False
+    order: np.ndarray | None = None
+
+
+@dataclass
+class _Stream:
+    """tcgen05 operations of one thread since its last commit."""
+
+    column: int
+    commits: int = 0
+    identity: int = 0
+
+
+class TensorRaces:
+    """The part of the race detector that knows tensor memory: one plane per CTA of a cluster."""
+
+    def __init__(self, tracker: RaceTracker) -> None:
+        self.tracker, self.epochs = tracker, tracker.epochs
+        self.planes = [Plane((COLUMNS, LANES // LANE_GROUP)) for _ in range(tracker.ranks)]
+        self._streams: dict[tuple[int, int], _Stream] = {}
+
+    def _stream(self) -> _Stream:
+        key = (self.tracker.agent.base, self.tracker.lane)
+        if key not in self._streams:
+            self._streams[key] = _Stream(self.tracker.columns.named(("tcgen05", *key)))
+        return self._streams[key]
+
+    def operation(self, text: str) -> Operation:
+        """A tcgen05.mma, cp or shift of the entered lane."""
+        stream = self._stream()
+        if not stream.identity:
+            stream.identity = self.epochs.new(stream.column, stream.commits + 1, text)
+        agent = self.tracker.agent
+        return Operation(stream.identity, stream.column, agent.clocks, agent.base, self.tracker.lane)
+
+    def commit(self, targets: list[int]) -> np.ndarray:
+        """tcgen05.commit of the entered lane: what its completion passes on, for `committed`."""
+        agent, stream = self.tracker.agent, self._stream()
+        for target in targets:
+            self.tracker.check_initialised(target, f"tcgen05.commit of {agent.label}")
+        stream.commits += 1
+        stream.identity = 0
+        clocks = agent.snapshot(1 << self.tracker.lane)
+        clocks[:, stream.column] = stream.commits
+        agent.advance()
+        for target in targets:
+            self.tracker.touch(target >> 24, stream.column, stream.commits, f"tcgen05.commit by {agent.label}")
+            point = self.tracker.points.get(target)
+            if point is not None:
+                point.streams.add(stream.column)
+        return clocks
+
+    def committed(self, target: int, clocks: np.ndarray, rank: int) -> None:
+        """A commit arrives at an mbarrier."""
+        point = self.tracker.points.get(target)
+        if point is not None:
+            point.gather(clocks, rank, Order.SYNC | Order.WIDE)
+
+    def load(self, warp: Warp, place: Place) -> None:
+        """tcgen05.ld. Raises TensorMemoryRace when what it reads may not be written yet."""
+        self._by_warp(warp, Offset.TENSOR_LOAD, place, write=False)
+
+    def store(self, warp: Warp, place: Place) -> None:
+        """tcgen05.st. Raises TensorMemoryRace."""
+        self._by_warp(warp, Offset.TENSOR_STORE, place, write=True)
+
+    def _by_warp(self, warp: Warp, kind: Offset, place: Place, write: bool) -> None:
+        agent = warp.agent
+        identity = agent.ids.get(kind)
+        if identity is None:
+            label = f"tcgen05.{'st' if write else 'ld'} of {agent.label}"
+            identity = agent.ids[kind] = self.epochs.new(agent.base + kind, agent.tensor_clocks[kind], label)
+        clocks, column = agent.clocks, agent.base + kind
+        self._access(agent.rank, place, Operation(identity, column, clocks, agent.base, -1), write, -1)
+
+    def access(self, rank: int, place: Place, operation: Operation, write: bool) -> None:
+        """An MMA reads or writes a place. Those of one thread are pipelined: they take effect in order."""
+        self._access(rank, place, operation, write, operation.column)
+
+    def _access(
+        self, rank: int, place: Place, operation: Operation, write: bool, exempt: int
+    ) -> None:
+        plane, view = self.planes[rank], View(operation.clocks[Row.TENSOR], exempt=exempt)
+        verb = "writes" if write else "reads"
+        self._check(rank, place, plane.writes[place], view, operation, verb, "wrote")
+        if write:
+            for layer in plane.reads:
+                self._check(rank, place, layer[place], view, operation, verb, "read")
+            plane.set_write(place, operation.identity)
+        else:
+            plane.add_read(place, operation.identity, self.epochs, operation.clocks[Row.TENSOR], operation.column)
+
+    def free(self, warp: Warp, column: int, ncols: int) -> None:
+        """tcgen05.dealloc. Raises TensorMemoryRace when an access to the columns may not be over."""
+        agent = warp.agent
+        place = (slice(column, column + ncols), slice(None))
+        plane = self.planes[agent.rank]
+        operation = Operation(0, -1, agent.clocks, agent.base, -1)
+        view = View(agent.clocks[Row.ORDER])
+        for before, verb in [(plane.writes[place], "wrote"), *((layer[place], "read") for layer in plane.reads)]:
+            self._check(agent.rank, place, before, view, operation, "frees", verb)
+        plane.set_write(place, 0)
+
+    def _check(
+        self, rank: int, place: Place, before: np.ndarray, view: View, operation: Operation,
+        verb: str, earlier: str,
+    ) -> None:  # fmt: skip
+        late = unordered(self.epochs, before, view)
+        if late is None:
+            return
+        column, group = (int(n) for n in np.argwhere(late)[0])
+        identity = int(before[column, group])
+        column += place[0].start
+        group = (place[1].start or 0) + group * (place[1].step or 1)
+        what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
+        raise TensorMemoryRace(
+            f"{what} {verb} TMEM column {column}, lanes from {LANE_GROUP * group} on, of CTA {rank}, which the "
+            f"{self.epochs.label(identity)} {earlier}: it is not known to be complete. What is missing may be "
+            "tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed one"
+        )
