@@ -165,7 +165,7 @@ BYTES = st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from([1, 2, 4, 8,
 
 @given(st.lists(BYTES, max_size=30))
 def test_accesses_conflict_exactly_where_bytes_overlap(accesses: list[tuple[int, bool, int, int]]):
-    """Warps that never synchronise: a race is the first access to a byte that another warp accessed, one of them a store.
+    """Warps that never synchronise: two of them race at the first byte that both accessed, one of them by a store.
 
     Sizes are mixed, so that granules are split while some of their history is known.
     """
@@ -179,7 +179,8 @@ def test_accesses_conflict_exactly_where_bytes_overlap(accesses: list[tuple[int,
         if others:
             with pytest.raises(SharedMemoryRace) as error:
                 crew.tracker.generic(crew[warp], np.array([0]), "shared", np.array([start]), nbytes, write)
-            assert f"of CTA 0, which the {'store' if writers[others[0]] - {warp} else 'load'} of warp" in str(error.value)
+            kind = "store" if writers[others[0]] - {warp} else "load"
+            assert f"of CTA 0, which the {kind} of warp" in str(error.value)
             return
         crew.tracker.generic(crew[warp], np.array([0]), "shared", np.array([start]), nbytes, write)
         for b in places:
