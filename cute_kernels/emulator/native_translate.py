@@ -336,8 +336,11 @@ def _flags(cluster: Cluster) -> int:
     if cluster.meter is not None:
         flags |= CALL
     if cluster.tracker is not None:
-        flags |= LOG["shared", True]
+        flags |= sum(LOG.values())
     return flags
+
+
+_KINDS = {bit: kind for kind, bit in LOG.items()}
 
 
 class NativeWarp:
@@ -410,17 +413,16 @@ class NativeWarp:
         fields = log[:, :16].view(np.int32)
         masks = np.unpackbits(np.ascontiguousarray(log[:, 4:8]), axis=1, bitorder="little").astype(bool)
         addresses = log[:, 16:].view(np.int64)
+        tracker = self.warp.cluster.tracker
         kinds = fields[:, (0, 2)]
         ends = np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1)) + 1
         start = 0
         for end in (*ends.tolist(), len(log)):  # runs of equal accesses together
             self.site = int(fields[start, 3])
-            active = addresses[start:end][masks[start:end]]
-            ranks = active >> 24
-            first = int(ranks[0])
-            for rank in (first,) if (ranks == first).all() else np.unique(ranks).tolist():
-                offsets = active[ranks == rank] & 0xFFFFFF
-                self.warp.cluster.memory.observer.generic_write(rank, offsets, int(fields[start, 2]), self.warp.label)
+            space, write = _KINDS[int(fields[start, 0])]
+            rows, lanes = np.nonzero(masks[start:end])
+            active = addresses[start:end][rows, lanes]
+            tracker.generic(self.warp, lanes.astype(np.int32), space, active, int(fields[start, 2]), write)
             start = end
 
     def block(self) -> int:

@@ -1,4 +1,4 @@
-"""Proves, before a kernel runs, that registers of asynchronous warpgroup MMAs are fenced and waited for.
+"""Proves, before a kernel runs, that registers of asynchronous instructions are fenced and waited for.
 
 wgmma.mma_async reads and writes registers asynchronously. PTX ISA makes two rules of that, which no schedule of the
 emulator could show to be broken, because registers are never overwritten in its results:
@@ -8,7 +8,9 @@ emulator could show to be broken, because registers are never overwritten in its
 * Nothing else touches these registers until a wgmma.wait_group covers the group of the wgmma. (Reading A fragments
   meanwhile is let pass: that can change nothing.)
 
-The analysis follows all paths of the flow graph and takes what may happen on any of them as happening. Plain moves of
+tcgen05.ld writes its registers asynchronously: nothing touches them until tcgen05.wait::ld.
+
+The analyses follow all paths of the flow graph and take what may happen on any of them as happening. Plain moves of
 registers and constants are no accesses themselves, because virtual registers of PTX are not yet allocated.
 """
 
@@ -67,11 +69,16 @@ class _State:
 
 
 def check_registers(flow: Flow) -> None:
-    """Checks a kernel (at once if it has no wgmma).
+    """Checks a kernel.
 
     Raises:
-        IllegalAccess: naming the register, the instruction that touches it and the wgmma.
+        IllegalAccess: naming the register, the instruction that touches it and the asynchronous one.
     """
+    _check_wgmma(flow)
+    _check_tensor_loads(flow)
+
+
+def _check_wgmma(flow: Flow) -> None:
     instructions = flow.kernel.instructions
     relevant = {
         name
@@ -198,3 +205,46 @@ def _error(instruction: Instruction, message: str) -> IllegalAccess:
     return IllegalAccess(
         message, ptx_line=instruction.line, instruction=instruction.text, source=instruction.source or None
     )
+
+
+# --- tcgen05.ld -----------------------------------------------------------------------------------------------------
+
+
+def _check_tensor_loads(flow: Flow) -> None:
+    """Follows the registers of tcgen05.ld, and plain copies of them, to the next tcgen05.wait::ld."""
+    instructions = flow.kernel.instructions
+    if not any(instruction.parts[:2] == ("tcgen05", "ld") for instruction in instructions):
+        return
+    before: dict[int, dict[str, Instruction]] = {0: {}}
+    work = [0]
+    while work:
+        index = work.pop()
+        block = flow.blocks[index]
+        loading = dict(before[index])
+        for instruction in instructions[block.start : block.end]:
+            _follow_load(loading, instruction)
+        for successor in block.successors:
+            known = before.get(successor)
+            if successor != flow.exit and (known is None or not loading.keys() <= known.keys()):
+                before[successor] = {**loading, **(known or {})}
+                work.append(successor)
+
+
+def _follow_load(loading: dict[str, Instruction], instruction: Instruction) -> None:
+    if instruction.parts[:2] == ("tcgen05", "wait::ld"):
+        loading.clear()
+        return
+    writes = written(instruction)
+    if instruction.parts[:2] == ("tcgen05", "ld"):
+        loading.update(dict.fromkeys(writes, instruction))
+        return
+    sources = [name for name in read(instruction) if name in loading]
+    if sources and instruction.parts[0] == "mov" and instruction.guard is None:
+        loading.update(dict.fromkeys(writes, loading[sources[0]]))
+        return
+    for name in (*sources, *(name for name in writes if name in loading)):
+        raise _error(
+            instruction,
+            f"register {name} belongs to the tcgen05.ld at PTX line {loading[name].line}, for which no "
+            "tcgen05.wait::ld has waited on some way to here",
+        )

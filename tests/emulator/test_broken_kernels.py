@@ -20,6 +20,7 @@ from cute_kernels.emulator.errors import (
     IllegalAccess,
     ProxyFenceMissing,
     SharedMemoryRace,
+    TensorMemoryRace,
 )
 from cute_kernels.kernels.sm100.epilogue import Epilogue
 from cute_kernels.launch import emulate
@@ -147,3 +148,98 @@ def test_writing_staging_too_early_gives_wrong_results() -> None:
     artifact = _changed(case, r"cp\.async\.bulk\.wait_group\.read")
     emulate(case.plan, case.tensors, Options(completion="lazy", detectors=False), artifact=artifact)
     assert case.mismatches().float().mean() > 0.2
+
+
+# --- faults that no eager schedule shows in results -----------------------------------------------------------------
+
+
+def _dropped(case, pattern: str, *, after: str = "", before: str = "", first: int = 0):
+    """The kernel without the matches (from the ``first`` on) whose neighbouring instructions match, too."""
+    artifact = compile_plan(case.plan, emulated=True)
+    lines = artifact.ptx.splitlines()
+    code = [i for i, line in enumerate(lines) if not re.match(r"\s*(//|\.loc|$)", line)]
+    hits = []
+    for place, i in enumerate(code[1:-1], 1):
+        previous, following = lines[code[place - 1]], lines[code[place + 1]]
+        if re.search(pattern, lines[i]) and re.search(after, previous) and re.search(before, following):
+            hits.append(i)
+    assert hits[first:], f"nothing matches {pattern}"
+    for i in hits[first:]:
+        lines[i] = "// " + lines[i]
+    return dataclasses.replace(artifact, ptx="\n".join(lines))
+
+
+def _not_waiting(case):
+    """The MMA warp takes every accumulator as free without looking."""
+    artifact = compile_plan(case.plan, emulated=True)
+    ptx, count = re.subn(
+        r"mbarrier\.try_wait\.parity\.relaxed\.cluster\.shared::cta\.b64 complete,[^;]*;",
+        "setp.eq.u32 complete, 0, 0;",
+        artifact.ptx,
+    )
+    assert count == 1
+    return dataclasses.replace(artifact, ptx=ptx)
+
+
+def _long_case():
+    """Three tiles and K = 768: the MMA warp is far behind the epilogue, so overwriting accumulators does no harm."""
+    return make_case(batch=4, positions=192, n=256, k=768, sm_count=2, seed=14)
+
+
+def _never_wait(complete: str, scope: str) -> tuple[str, str]:
+    """An edit that turns every try_wait of one kind into "complete" without looking."""
+    return rf"mbarrier\.try_wait\.parity{scope}\.b64\s+{complete},[^;]*;", f"setp.eq.u32 {complete}, 0, 0;"
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "message"),
+    [
+        pytest.param(
+            _not_waiting,
+            TensorMemoryRace,
+            r"tcgen05\.mma.* writes TMEM column .* tcgen05\.ld of CTA \d warp \d \(epilogue\) read",
+            id="accumulators overwritten without waiting",
+        ),
+        pytest.param(
+            lambda case: _dropped(case, r"tcgen05\.fence::before_thread_sync", before=r"bar\.warp\.sync"),
+            TensorMemoryRace,
+            r"tcgen05\.mma.* writes TMEM column .* tcgen05\.ld of .* read: it is not known to be complete",
+            id="accumulator released without tcgen05.fence",
+        ),
+        pytest.param(
+            lambda case: _dropped(case, r"tcgen05\.fence::after_thread_sync", after=r"\}"),
+            TensorMemoryRace,
+            r"tcgen05\.mma.* writes TMEM column .* tcgen05\.ld of .* read: it is not known to be complete",
+            id="accumulator taken without tcgen05.fence",
+        ),
+        pytest.param(
+            lambda case: _dropped(case, r"tcgen05\.wait::ld"),
+            IllegalAccess,
+            r"belongs to the tcgen05\.ld at PTX line \d+, for which no tcgen05\.wait::ld",
+            id="registers used without tcgen05.wait::ld",
+        ),
+        pytest.param(
+            lambda case: _dropped(case, r"bar\.warp\.sync", after=r"fence\.proxy\.async"),
+            SharedMemoryRace,
+            r"TMA store .* reads .* which the store of CTA \d warp \d \(epilogue\) wrote before",
+            id="TMA store before the warp agrees",
+        ),
+        pytest.param(
+            lambda case: _dropped(case, r"barrier\.cluster\.", first=2),
+            (IllegalAccess, TensorMemoryRace),
+            r"tcgen05\.dealloc frees|is not allocated",
+            id="no cluster barrier at the end",
+        ),
+    ],
+)
+def test_found_by_happens_before_under_the_eager_schedule(broken, error, message: str) -> None:
+    case = _long_case()
+    with pytest.raises(error, match=message):
+        emulate(case.plan, case.tensors, artifact=broken(case))
+
+
+def test_the_long_case_is_clean() -> None:
+    case = _long_case()
+    for options in (Options(), Options(seed=3, completion="random", interleave="starve")):
+        emulate(case.plan, case.tensors, options)
+        assert not case.mismatches().any()

@@ -228,6 +228,20 @@ def test_illegal_register_counts(count: int) -> None:
         emulate(case.plan, case.tensors, artifact=_edited(case, r"(setmaxnreg\.dec\S+\s+)\d+", rf"\g<1>{count}"))
 
 
+@pytest.mark.parametrize("weight", ["registers", "streamed"])
+def test_a_stage_read_without_waiting_for_it(weight: str) -> None:
+    """Everything completes at once and the load warp runs first: results would be right; the missing wait is found."""
+    case = _case(weight)
+    artifact = compile_plan(case.plan, emulated=True)
+    text = artifact.ptx
+    at = text.rindex("mbarrier.try_wait", 0, text.index("wgmma.mma_async"))
+    wait = text[at : text.index(";", at) + 1]
+    flag = re.search(r"\s(\S+),", wait)[1]
+    changed = dataclasses.replace(artifact, ptx=text.replace(wait, f"setp.eq.u32 {flag}, 0, 0;"))
+    with pytest.raises((SharedMemoryRace, BarrierMisuse), match=r"wgmma\.mma_async.* reads .* which the TMA load"):
+        emulate(case.plan, case.tensors, artifact=changed)
+
+
 def test_writing_staging_before_tma_has_read_it() -> None:
     case = _case()
     artifact = _edited(case, r"cp\.async\.bulk\.wait_group\.read.*;")
