@@ -379,7 +379,6 @@ class BlockEmitter:
         count: int,
         mask: str,
         source: list[str],
-        python_mask: str | None = None,
     ) -> None:
         name = self.program.helper(space, write, size, count)
         site = self.program.site(node.instruction, source)
@@ -388,7 +387,7 @@ class BlockEmitter:
         fast, slow = self.code.fresh("f")[1:], self.code.fresh("s")[1:]
         self.code.put(f"br i1 {test}, label %{fast}, label %{slow}")
         self.code.put(f"{slow}:")
-        self._call(node, site, python_mask or mask)
+        self._call(node, site, mask)
         self.code.put(f"br label %{fast}")
         self.code.put(f"{fast}:")
 
