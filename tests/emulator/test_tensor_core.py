@@ -49,7 +49,7 @@ class Machine:
         self.crew = Crew([SIZE] * ctas, [0, 0]) if detectors else None
         tracker = self.crew.tracker if detectors else None
         self.shared = ClusterMemory([SharedMemory(SIZE, rank, detect=detectors) for rank in range(ctas)])
-        self.barriers = MBarriers(self.shared, tracker)
+        self.barriers = MBarriers(self.shared, observer=tracker)
         self.engine = AsyncEngine(policy, random.Random(0))
         self.tmem = [TensorMemory(detect=detectors) for _ in range(ctas)]
         for memory in self.tmem:

@@ -46,7 +46,7 @@ class Machine:
         tracker = self.crew.tracker if detectors else None
         self.ctas = [SharedMemory(size, rank) for rank in range(ctas)]
         self.shared = ClusterMemory(self.ctas)
-        self.barriers = MBarriers(self.shared, tracker)
+        self.barriers = MBarriers(self.shared, observer=tracker)
         self.engine = AsyncEngine(policy, random.Random(0))
         self.tma = TmaUnit(self.gmem, self.shared, self.barriers, self.engine, tracker)
         for rank in range(ctas):
