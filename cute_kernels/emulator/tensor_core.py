@@ -399,18 +399,9 @@ class _Mma:
     """One MMA between issue and completion."""
 
     def __init__(
-        self,
-        core: TensorCore,
-        fields: Instruction,
-        cta_group: int,
-        rank: int,
-        d: int,
-        a: int,
-        b: int,
-        accumulate: bool,
-        a_in_tmem: bool,
-        text: str,
-    ) -> None:
+        self, core: TensorCore, fields: Instruction, cta_group: int, rank: int, d: int, a: int, b: int,
+        accumulate: bool, a_in_tmem: bool, text: str,
+    ) -> None:  # fmt: skip
         self.core, self.fields, self.accumulate, self.text = core, fields, accumulate, text
         self.cta_group = cta_group
         self.ranks = [rank] if cta_group == 1 else [rank, rank + 1]
