@@ -29,6 +29,7 @@ from cute_kernels.emulator.decode import (
     Symbol,
     Vector,
 )
+from cute_kernels.emulator.scalars import SCALAR_NAMES
 from cute_kernels.emulator.values import (
     CANONICAL,
     DTYPES,
@@ -235,7 +236,8 @@ class BlockBuilder:
     def _fold(op: PureOp, args: tuple[Value, ...]) -> Constant:
         literals = [repr(bool(a.value)) if a.bits == 1 else repr(a.value) for a in args]
         bits = 1 if op.output == "pred" else np.dtype(DTYPES[op.output]).itemsize * 8
-        return Constant(int(eval(op.scalar.format(*literals), {"np": np})), bits)  # noqa: S307 - our own template
+        names = {"np": np, **SCALAR_NAMES}
+        return Constant(int(eval(op.scalar.format(*literals), names)), bits)  # noqa: S307 - our own template
 
     def select(self, predicate: Value, yes: Value, no: Value) -> Value:
         """``predicate ? yes : no`` lane by lane."""

@@ -9,6 +9,7 @@ import numpy as np
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
+from cute_kernels.emulator.scalars import SCALAR_NAMES, bfe_int, bfi_int, lop3_value
 from cute_kernels.emulator.values import CANONICAL, DTYPES, PureOp, Value
 
 INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
@@ -91,19 +92,6 @@ def _high(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
     product = a.astype(object) * b.astype(object)  # 128-bit products: Python integers
     upper = [int(x) >> 64 & (1 << 64) - 1 for x in product.ravel()]
     return np.array(upper, np.uint64).reshape(product.shape).view(a.dtype)
-
-
-def int_div(a: int, b: int) -> int:
-    """Quotient rounded towards zero; by zero all ones, as on an H200 (PTX leaves it open)."""
-    if b == 0:
-        return -1
-    q = abs(a) // abs(b)
-    return q if (a < 0) == (b < 0) else -q
-
-
-def int_rem(a: int, b: int) -> int:
-    """Remainder with the sign of the dividend; by zero all ones, as on an H200 (PTX leaves it open)."""
-    return -1 if b == 0 else a - b * int_div(a, b)
 
 
 def _divide(a: np.ndarray, b: np.ndarray, bits: int) -> np.ndarray:
@@ -298,19 +286,6 @@ def _bfe_vector(x: np.ndarray, start: np.ndarray, length: np.ndarray, bits: int)
     return np.array(out, unsigned).reshape(x.shape).view(x.dtype)
 
 
-def bfe_int(value: int, start: int, length: int, bits: int, is_signed: bool) -> int:
-    """bfe on a Python integer (signed types: the signed value); returns the bit pattern."""
-    mask = (1 << bits) - 1
-    start, length = start & 255, length & 255
-    if length == 0:
-        return 0
-    field = (value >> min(start, bits + 64)) & ((1 << length) - 1)  # Python's >> repeats the sign
-    sign = value < 0 if start + length > bits else bool(field >> (length - 1) & 1)
-    if is_signed and sign:
-        field |= ~((1 << length) - 1)
-    return field & mask
-
-
 @functools.cache
 def _bfe_op(type_: str) -> PureOp:
     bits = TYPE_BITS[type_]
@@ -322,13 +297,6 @@ def _bfe_op(type_: str) -> PureOp:
 def _bfe(block: BlockBuilder, instruction: Instruction) -> None:
     """bfe: bit field extract."""
     apply(block, instruction, _bfe_op(instruction.parts[1]))
-
-
-def bfi_int(field: int, base: int, start: int, length: int, bits: int) -> int:
-    """bfi on bit patterns."""
-    start, length = start & 255, length & 255
-    mask = (((1 << length) - 1) << start) & ((1 << bits) - 1)
-    return base & ~mask | field << start & mask
 
 
 @functools.cache
@@ -348,19 +316,6 @@ def _bfi_op(bits: int) -> PureOp:
 def _bfi(block: BlockBuilder, instruction: Instruction) -> None:
     """bfi: bit field insert."""
     apply(block, instruction, _bfi_op(int(instruction.parts[1][1:])))
-
-
-def prmt_int(a: int, b: int, selector: int) -> int:
-    """prmt.b32 in its default mode: bit 3 of a selector nibble replicates the byte's sign."""
-    source = b << 32 | a
-    out = 0
-    for i in range(4):
-        nibble = selector >> (4 * i) & 15
-        byte = source >> (8 * (nibble & 7)) & 255
-        if nibble & 8:
-            byte = 255 if byte & 128 else 0
-        out |= byte << (8 * i)
-    return out
 
 
 def _prmt_vector(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
@@ -385,27 +340,13 @@ def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     apply(block, instruction, _PRMT)
 
 
-def _lop3_value(a, b, c, table: int, ones):
-    result = a & ~a
-    for i in range(8):
-        if table >> i & 1:
-            x, y, z = (v if i >> k & 1 else v ^ ones for v, k in ((a, 2), (b, 1), (c, 0)))
-            result = result | (x & y & z)
-    return result
-
-
-def lop3_int(a: int, b: int, c: int, table: int) -> int:
-    """lop3.b32 on bit patterns: bit (a<<2 | b<<1 | c) of ``table`` per bit position."""
-    return _lop3_value(a, b, c, table, 0xFFFFFFFF)
-
-
 @functools.cache
 def _lop3_op(table: int) -> PureOp:
     return PureOp(
         f"lop3_{table:#04x}",
         ("u32",) * 3,
         "u32",
-        lambda a, b, c: _lop3_value(a, b, c, table, np.uint32(0xFFFFFFFF)),
+        lambda a, b, c: lop3_value(a, b, c, table, np.uint32(0xFFFFFFFF)),
         f"lop3_int({{0}}, {{1}}, {{2}}, {table})",
     )
 
@@ -417,21 +358,6 @@ def _lop3(block: BlockBuilder, instruction: Instruction) -> None:
     table = as_integer(instruction, instruction.operands[4]) & 255
     sources = [block.value(operand, 32) for operand in instruction.operands[1:4]]
     block.define(instruction.operands[0], block.pure(_lop3_op(table), *sources))
-
-
-def clz_int(x: int, bits: int) -> int:
-    """Leading zeros of a bit pattern."""
-    return bits - x.bit_length()
-
-
-def brev_int(x: int, bits: int) -> int:
-    """Bits in reverse order."""
-    return int(f"{x:0{bits}b}"[::-1], 2)
-
-
-def bfind_int(x: int) -> int:
-    """Position of the highest set bit, 0xFFFFFFFF for 0."""
-    return (x.bit_length() - 1) & 0xFFFFFFFF
 
 
 @functools.cache
@@ -448,7 +374,7 @@ def _bit_count(name: str, type_: str) -> PureOp:
     }[name]
     output = f"u{bits}" if name == "brev" else "u32"
     code = compile(f"lambda x: {scalar.format('x')}", "<bits>", "eval")
-    one = eval(code, {"clz_int": clz_int, "brev_int": brev_int, "bfind_int": bfind_int})  # noqa: S307
+    one = eval(code, dict(SCALAR_NAMES))  # noqa: S307 - our own template
 
     def vector(x: np.ndarray) -> np.ndarray:
         return np.array([one(v) for v in x.ravel().tolist()], DTYPES[output]).reshape(x.shape)
@@ -464,10 +390,3 @@ def _counting(block: BlockBuilder, instruction: Instruction) -> None:
     """popc, clz, brev, bfind."""
     qualifiers(instruction, instruction.parts[1])
     apply(block, instruction, _bit_count(*instruction.parts[:2]))
-
-
-#: Names that scalar templates of this file use.
-SCALAR_NAMES = {
-    f.__name__: f
-    for f in (int_div, int_rem, bfe_int, bfi_int, prmt_int, lop3_int, clz_int, brev_int, bfind_int)
-}

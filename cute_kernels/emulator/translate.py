@@ -41,11 +41,11 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module, Special, Symbol, parse
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.flow import Block, Flow, analyse, uniform_function_of_tid
-from cute_kernels.emulator.instructions_integer import SCALAR_NAMES
 from cute_kernels.emulator.instructions_memory import LocalMemory
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of
 from cute_kernels.emulator.instructions_registry import CONTROL, find_family, written
 from cute_kernels.emulator.register_hazards import check_registers
+from cute_kernels.emulator.scalars import SCALAR_NAMES
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.values import FULL, Constant, LiveIn, Namespace, Value
 

@@ -121,3 +121,28 @@ def check(case: Case, seed: int, options: Options | None = None) -> None:
     for i, row in enumerate(rows):
         got, want = int(data[i, -1]) & mask, case.expected(*row) & mask
         assert got == want, f"row {i}: {case.text} on {[hex(v) for v in row]} gives {got:#x}, expected {want:#x}"
+
+
+def check_constants(case: Case, seed: int, options: Options | None = None) -> None:
+    """As `check` for one row of operands that the translator knows: every source is a literal moved to a register."""
+    rng = random.Random(seed)
+    row = [draw_value(rng, k, bits) for k, bits in zip(case.kinds or "i" * len(case.sources), case.sources)]
+    names = {1: "%p", 16: "%h", 32: "%r", 64: "%d"}
+    registers = [f"{names[bits]}{10 + i}" for i, bits in enumerate(case.sources)]
+    lines = ["ld.param.u64 %d0, [p0];"]
+    for value, bits, register in zip(row, case.sources, registers):
+        if bits == 1:
+            lines.append(f"mov.u32 %r0, {value}; setp.ne.u32 {register}, %r0, 0;")
+        else:
+            lines.append(f"mov.b{bits} {register}, {value};")
+    result = f"{names[case.out]}20"
+    lines.append(case.text.format(*registers, d=result))
+    if case.out == 1:
+        lines.append(f"selp.b32 %r20, 1, 0, {result};")
+        result = "%r20"
+    lines.append(f"st.global.b{32 if case.out == 1 else case.out} [%d0], {result}; ret;")
+    data = np.zeros(1, np.uint64)
+    launch(module("\n".join(lines), parameters=1), data, hardware="as `check`", options=options)
+    mask = (1 << case.out) - 1
+    got, want = int(data[0]) & mask, case.expected(*row) & mask
+    assert got == want, f"{case.text} on the constants {[hex(v) for v in row]} gives {got:#x}, expected {want:#x}"
