@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status = options.run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller's shell
+            sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         print("cute-kernels: interrupted", file=sys.stderr)
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"cute-kernels: error: {' '.join(str(error).split())}", file=sys.stderr)
         try:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except OSError:
             _discard_output()
         return 2

@@ -90,6 +90,8 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     # What no problem allows is refused before images and weights are loaded; a small one allows the most.
     make_plan(Problem(m=1, n=8, k=16), options.config, options.arch)
     files.check_output(options.output)
+    if options.trace is not None:
+        files.check_output(options.trace)
     names, photos = _load_photographs(options.images)
     model = (
         siglip.seeded_patch_embedding(options.architecture, options.image_size, options.seed)

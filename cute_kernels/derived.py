@@ -27,6 +27,7 @@ class _Entry:
     value: torch.Tensor
     stream: torch.cuda.Stream | None
     ready: torch.cuda.Event | None
+    complete: bool
 
 
 @dataclass
@@ -62,7 +63,7 @@ class DerivedTensors:
                 if not capturing:
                     _order_after(entry)
                     return entry.value
-                if entry.stream is None:  # complete: a captured stream may not wait for what is outside the graph
+                if entry.complete:  # a captured stream may not wait for what is outside the graph
                     self._keep(slot, sources, entry.value)
                     return entry.value
         value = build()
@@ -78,7 +79,7 @@ class DerivedTensors:
         refs = [None if s is None else weakref.ref(s, drop) for s in sources]
         with self._lock:
             self.misses += 1
-            self.entries[slot] = _Entry(refs, stamps, value, stream, ready)
+            self.entries[slot] = _Entry(refs, stamps, value, stream, ready, complete=stream is None)
         return value
 
     def _keep(self, slot: tuple, sources: Sources, value: torch.Tensor) -> None:
@@ -103,10 +104,10 @@ class DerivedTensors:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("frozen_constants() must be entered before the capture begins: it waits for the device")
         with self._lock:
-            pending = [entry for entry in self.entries.values() if entry.stream is not None]
+            pending = [entry for entry in self.entries.values() if not entry.complete]
         for entry in pending:
             entry.ready.synchronize()
-            entry.stream = None
+            entry.complete = True
         self._frozen.depth = getattr(self._frozen, "depth", 0) + 1
         try:
             yield
@@ -142,7 +143,8 @@ def _order_after(entry: _Entry) -> None:
         return
     current = torch.cuda.current_stream(entry.value.device)
     if current != entry.stream:
-        current.wait_event(entry.ready)
+        if not entry.complete:
+            current.wait_event(entry.ready)
         entry.value.record_stream(current)
 
 

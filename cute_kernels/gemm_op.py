@@ -97,6 +97,9 @@ def _decode_config(name: str | None, numbers: Sequence[int]) -> GemmConfig | Non
 
 def _check(a, b, bias, out_dtype) -> None:
     """Everything that can be told from metadata; also runs on fake tensors."""
+    for name, tensor in (("a", a), ("b", b), ("bias", bias)):
+        if tensor is not None and tensor.layout is not torch.strided:
+            raise TypeError(f"{name} has layout {tensor.layout}, allowed: {torch.strided}")
     for name, tensor in (("a", a), ("b", b)):
         if tensor.dtype not in _IN_DTYPES:
             raise TypeError(f"{name} has dtype {tensor.dtype}, allowed: {', '.join(map(str, _IN_DTYPES))}")
@@ -123,7 +126,7 @@ def _check(a, b, bias, out_dtype) -> None:
     if a.shape[-1] != k:
         raise ValueError(f"a has K = {a.shape[-1]} and b has K = {k}: they must be equal")
     if k % 8:
-        nearest = f"{max(8, k - k % 8)} or {k + 8 - k % 8}"
+        nearest = " or ".join(str(value) for value in (k - k % 8, k + 8 - k % 8) if value)
         raise ValueError(
             f"a has K = {k}, allowed: multiples of 8, since TMA reads rows of whole 16 bytes; nearest {nearest}"
         )
@@ -161,21 +164,30 @@ def prepare_gemm(
 ) -> PreparedGemm:
     """Plans a call and lays out its operands; arguments and errors as `gemm`, and ValueError for an illegal config."""
     from cute_kernels.launch import GemmTensors
-    from cute_kernels.plan import make_plan
 
     _check(a, b, bias, out_dtype)
-    n, k = b.shape[-2:]
-    batches = a.shape[0] if b.dim() == 3 else 1
-    dtypes = (str(dtype).removeprefix("torch.") for dtype in (a.dtype, out_dtype or a.dtype))
-    problem = GemmProblem(a.numel() // (batches * k), n, k, batches, *dtypes, bias is not None)
-    arch, sm_count = device_facts(a.get_device()) if a.is_cuda else (None, None)
-    plan = make_plan(problem, config, arch, sm_count=sm_count)
+    plan = _plan(a, b, bias, out_dtype, config, a.device)
+    problem = plan.problem
+    batches, n, k = problem.batches, problem.n, problem.k
     padded = None
     if bias is not None:
         padded = _prepared_bias(bias, plan.padded_n)
     out = torch.empty(batches, problem.m, plan.out_pitch, dtype=getattr(torch, problem.out_dtype), device=a.device)
     tensors = GemmTensors(_aligned(a).view(batches, problem.m, k), _aligned(b).view(batches, n, k), padded, out)
     return PreparedGemm(plan, tensors)
+
+
+def _plan(a, b, bias, out_dtype, config, device: torch.device | None) -> GemmPlan:
+    """For a CUDA device that has a kernel; otherwise for the architecture of the config, SM100 without one."""
+    from cute_kernels.plan import make_plan
+
+    n, k = b.shape[-2:]
+    batches = a.shape[0] if b.dim() == 3 else 1
+    dtypes = (str(dtype).removeprefix("torch.") for dtype in (a.dtype, out_dtype or a.dtype))
+    problem = GemmProblem(a.numel() // (batches * k), n, k, batches, *dtypes, bias is not None)
+    on_gpu = device is not None and device.type == "cuda"
+    arch, sm_count = device_facts(a.get_device()) if on_gpu else (None, None)
+    return make_plan(problem, config, arch, sm_count=sm_count)
 
 
 def _prepared_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
@@ -254,6 +266,8 @@ def _gemm(a, b, bias, out_dtype, backend, config_type=None, config_numbers=()):
     config = _decode_config(config_type, config_numbers)
     executor = choose_backend(a.device, backend)
     if executor == "reference":
+        if config is not None:
+            _plan(a, b, bias, out_dtype, config, device=None)  # an illegal configuration is one on every backend
         rows = a.view(-1, a.shape[-1]) if b.dim() == 2 else a
         return reference.gemm(rows, b, bias, out_dtype).view(_output_shape(a, b))
 

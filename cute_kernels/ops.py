@@ -79,7 +79,7 @@ def patch_embed(
         pos_index: for packed rows of variable length: ``[T]`` (or ``[B, L]`` with a 3-D ``x``) int32 or int64,
             contiguous; row t gets ``pos_embed[pos_index[t]]``, and the result is ``[T, N]`` (``[B, L, N]``). A number
             outside ``0 .. S - 1`` raises ValueError for CPU tensors; on a GPU, where looking would make the host wait,
-            it gives a row of NaN. int64 is converted by one more small kernel per call.
+            it gives a row of NaN. int64 is converted by two small kernels, and such a call is never a warm one.
         scale_a: dequantisation multiplier of ``x``: None (1), a number that is finite and > 0 in FP32, or an FP32
             tensor of one element, which is read on the device and not checked.
         scale_b: dequantisation multiplier of ``weight``, likewise. The kernel applies the FP32 product of both.

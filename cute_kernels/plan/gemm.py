@@ -95,7 +95,8 @@ def check_tile_order(plan: GemmPlan) -> None:
     if not 1 <= c.group_m <= 1024:
         reject("group_m", c.group_m, "blocks of rows in a group of the tile order", min(max(c.group_m, 1), 1024))
     if plan.tiles + plan.clusters >= 2**31:
-        reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", plan.problem.m // 2)
+        fit = max(1, plan.problem.m // (-(-plan.tiles // 2**30)))
+        reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
     regions = plan.regions_per_tile
     divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
     rule = f"a warp stores {regions} buffers per tile, in whole turns of the ring"

@@ -260,6 +260,14 @@ def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count:
 def check_registers(plan: Sm90Plan) -> None:
     """Weight fragments, accumulators and addressing of a consumer thread, against what setmaxnreg gives it."""
     needed = plan.needed_registers
+    # A WGMMA's accumulators must fit what a thread has before setmaxnreg takes effect, too: the assembler says so.
+    at_entry = plan.arch.register_file // plan.threads // 8 * 8
+    if plan.accumulator_registers + ADDRESSING_REGISTERS > at_entry:
+        rule = (
+            f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing, the "
+            f"limit with {plan.threads} threads is {at_entry}"
+        )
+        reject("tile_rows", plan.config.tile_rows, rule, (at_entry - ADDRESSING_REGISTERS) * 2 // 16 * 16)
     if needed <= plan.consumer_registers:
         return
     rule = (

@@ -111,4 +111,7 @@ def default_config(problem: Problem, arch: Arch, sm_count: int) -> Sm90Config:
         plan = Sm90Plan(problem, resolve(problem, POWER_LIMITED, arch), arch, sm_count)
         if problem.m % plan.positions == 0 and plan.needed_registers <= plan.consumer_registers and sm_count > 1:
             return plan.config
-    return min(candidates(problem, arch, sm_count), key=predicted_microseconds).config
+    plans = list(candidates(problem, arch, sm_count))
+    if not plans:  # something of the problem fits no configuration: the plan of this one says what
+        return resolve(problem, Sm90Config(tile_rows=16, warpgroups=1, stages=2, cluster=1, weight="streamed"), arch)
+    return min(plans, key=predicted_microseconds).config

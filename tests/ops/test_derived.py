@@ -193,3 +193,34 @@ def test_frozen_constants_that_changed_are_built_anew(monkeypatch):
         capture.active = True
         assert torch.equal(doubled(cache, source), source * 2)
     assert not torch.equal(cached, source * 2)
+
+
+def test_freezing_waits_once_and_still_guards_the_memory(monkeypatch):
+    """After `freeze` no stream need wait for the value any more, but every stream that uses it is still recorded."""
+    recorded, waited, synchronised = [], [], []
+
+    class Ready:
+        def synchronize(self):
+            synchronised.append(True)
+
+    class Stream:
+        def wait_event(self, event):
+            waited.append(event)
+
+    class Value:
+        device = torch.device("cpu")
+
+        def record_stream(self, stream):
+            recorded.append(stream)
+
+    cache, source = DerivedTensors(), torch.randn(4)
+    doubled(cache, source)
+    (entry,) = cache.entries.values()
+    entry.value, entry.stream, entry.ready, entry.complete = Value(), Stream(), Ready(), False
+    with cache.freeze():
+        assert entry.complete
+    assert synchronised == [True]
+    other = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: other)
+    doubled(cache, source)
+    assert recorded == [other] and not waited

@@ -191,3 +191,19 @@ def test_arrivals_and_named_barriers(warpgroups: int, cluster: int) -> None:
     identifiers = [b.identifier for b in graph.named_barriers]
     # Barrier 0 belongs to __syncthreads, and a CTA has 16.
     assert len(set(identifiers)) == 2 * warpgroups and min(identifiers) >= 1 and max(identifiers) < 16
+
+
+@pytest.mark.parametrize(("warpgroups", "largest"), [(1, 256), (2, 256), (3, 192)])
+def test_accumulators_fit_the_registers_that_a_thread_starts_with(warpgroups: int, largest: int) -> None:
+    """ptxas refuses tile_rows = 208 with three warpgroups: 512 threads begin with 128 registers each."""
+    problem = Problem(1000, 768, 768)
+    config = Sm90Config(tile_rows=largest, warpgroups=warpgroups, stage_blocks=1, cluster=1, weight="streamed")
+    assert make_plan(problem, config).config.tile_rows == largest
+    if largest < 256:
+        with pytest.raises(ValueError, match=f"512 threads is 128; nearest legal value: {largest}"):
+            make_plan(problem, dataclasses.replace(config, tile_rows=largest + 16))
+
+
+def test_a_problem_that_fits_no_configuration_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="table_rows = 33.*32 bits"):
+        make_plan(Problem(33, 2**31 - 256, 768, 33), arch="sm_90a")
