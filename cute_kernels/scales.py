@@ -61,9 +61,9 @@ def combine_scales(scale_a: float | torch.Tensor | None, scale_b: float | torch.
     number_b, tensor_b = split_scale("scale_b", scale_b)
     # One needs no multiplication, and so no kernel.
     if tensor_b is None and number_b == 1.0:
-        return tensor_a
+        return tensor_a.resolve_neg()  # the kernel reads memory, where a lazy negation has not happened
     if tensor_a is None and number_a == 1.0:
-        return tensor_b
+        return tensor_b.resolve_neg()
     # A Python number does not promote an FP32 tensor: torch rounds it to FP32 before it multiplies.
     a = number_a if tensor_a is None else tensor_a.reshape(1)
     b = number_b if tensor_b is None else tensor_b.reshape(1)

@@ -391,3 +391,14 @@ def test_direct_operator_calls_are_checked_too():
 def test_public_names():
     assert set(cute_kernels.__all__) <= set(dir(cute_kernels))
     assert cute_kernels.patch_embed is patch_embed
+
+
+def test_a_lazily_negated_scale_has_its_sign():
+    """The kernel reads the scale from memory, where a negation that torch only remembers has not happened."""
+    negated = torch.tensor([1.0 - 0.5j], dtype=torch.complex64).conj().imag
+    assert negated.is_neg() and float(negated) == 0.5
+    for other in (None, 1.0):
+        combined = combine_scales(negated, other)
+        assert not combined.is_neg() and float(combined) == 0.5
+        combined = combine_scales(other, negated)
+        assert not combined.is_neg() and float(combined) == 0.5
