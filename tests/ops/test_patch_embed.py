@@ -398,7 +398,7 @@ def test_a_lazily_negated_scale_has_its_sign():
     negated = torch.tensor([1.0 - 0.5j], dtype=torch.complex64).conj().imag
     assert negated.is_neg() and float(negated) == 0.5
     for other in (None, 1.0):
-        combined = combine_scales(negated, other)
+        combined = scales.combine_scales(negated, other)
         assert not combined.is_neg() and float(combined) == 0.5
-        combined = combine_scales(other, negated)
+        combined = scales.combine_scales(other, negated)
         assert not combined.is_neg() and float(combined) == 0.5
