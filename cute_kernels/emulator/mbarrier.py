@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
-from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory
+from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory
 
 MAX_COUNT = (1 << 20) - 1  # PTX ISA: valid range of expected, pending and transaction counts
 
@@ -222,6 +222,8 @@ class MBarriers:
         barrier = self._barriers.get(address)
         if barrier is None:
             raise BarrierMisuse(f"{operation} on {self.describe(address)}")
+        if self._memory is not None:
+            self._memory.ctas[address >> RANK_SHIFT].check_open()
         return barrier
 
     def _add(self, barrier: MBarrier, nbytes: int, operation: str) -> None:

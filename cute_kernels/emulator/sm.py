@@ -272,6 +272,8 @@ class Cluster:
         if self.tracker is not None:
             self.tracker.exit(warp.agent)
         warp.cta.thread_exited()
+        if self.running and not warp.cta.live_threads():
+            warp.cta.shared.close()
 
     def finish(self) -> None:
         """All warps have exited: asynchronous work completes, and what was left undone is reported.

@@ -35,7 +35,8 @@ class SharedMemory:
         cta_rank: rank of the CTA in its cluster.
         data: uint8 [size].
         words, states: the memory and the state of its bytes as items of 1, 2, 4, 8, 16 and 32 bytes.
-        detect: whether uninitialised reads and accesses to live mbarriers are reported.
+        detect: whether uninitialised reads and accesses to live mbarriers or to a CTA that has exited are reported.
+        exited: all threads of the CTA have exited while others of the cluster run: nothing may access it any more.
     """
 
     def __init__(self, size: int, cta_rank: int = 0, *, detect: bool = True) -> None:
@@ -44,6 +45,7 @@ class SharedMemory:
         self.size = size
         self.cta_rank = cta_rank
         self.detect = detect
+        self.exited = False
         padded = -(-size // _GRAIN) * _GRAIN
         store = np.zeros(padded, np.uint8)
         state = np.zeros(padded, np.uint8)
@@ -70,12 +72,24 @@ class SharedMemory:
         self.states[1][offset : offset + 8] = 0
         self._bound_barriers()
 
+    def close(self) -> None:
+        """The CTA has exited. Without ``detect`` its memory stays what it is."""
+        if self.detect:
+            self.exited = True
+            self.states[1].fill(_BARRIER)  # machine code leaves accesses to such bytes to the checks here
+
+    def check_open(self) -> None:
+        """Raises IllegalAccess when the CTA has exited."""
+        if self.exited:
+            raise IllegalAccess(f"access to the shared memory of CTA {self.cta_rank}, which has exited")
+
     def _bound_barriers(self) -> None:
         self.barrier_low = min(self._barriers, default=self.size)
         self.barrier_high = max(self._barriers, default=-8) + 8
 
     def check_bounds(self, offset: int, nbytes: int) -> None:
-        """Raises IllegalAccess when a range is not inside the memory."""
+        """Raises IllegalAccess when a range is not inside the memory, or the CTA has exited."""
+        self.check_open()
         if offset < 0 or offset + nbytes > self.size:
             raise IllegalAccess(self._outside(offset, nbytes))
 
@@ -83,7 +97,7 @@ class SharedMemory:
         """Checks one contiguous access and, for a write, marks the bytes as initialised.
 
         Raises:
-            IllegalAccess: out of bounds, uninitialised (reads), or touching a live mbarrier.
+            IllegalAccess: out of bounds, uninitialised (reads), touching a live mbarrier, or the CTA has exited.
         """
         end = offset + nbytes
         self.check_bounds(offset, nbytes)
@@ -105,6 +119,7 @@ class SharedMemory:
 
     def check_lanes(self, offsets: np.ndarray, nbytes: int, *, write: bool) -> None:
         """As `check_range` for one aligned access of ``nbytes`` per lane at int ``offsets [lanes]``."""
+        self.check_open()
         low, high = int(offsets.min()), int(offsets.max()) + nbytes
         if low < 0 or high > self.size:
             raise IllegalAccess(self._outside(low if low < 0 else high - nbytes, nbytes))
@@ -134,8 +149,9 @@ class SharedMemory:
         """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data.
 
         Raises:
-            IllegalAccess: some were never written, or are part of a live mbarrier.
+            IllegalAccess: some were never written or are part of a live mbarrier, or the CTA has exited.
         """
+        self.check_open()
         if self.detect and not (self.states[nbytes][index] == _all_data(nbytes)).all():
             items = index.reshape(-1)
             bad = items[(self.states[1][items[:, None] * nbytes + np.arange(nbytes)] != _DATA).any(axis=1)]

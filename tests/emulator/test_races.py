@@ -151,7 +151,7 @@ TWINS = {
         mapa.shared::cluster.u32 %r11, %r5, %r10; st.shared::cluster.b32 [%r11], %r1;
         <<barrier.cluster.arrive; barrier.cluster.wait;>> ret;""",
         IllegalAccess,
-        r"CTA \d may exit before an access by CTA \d warp 0 is over",
+        r"CTA \d may exit before an access by CTA \d warp 0 is over|shared memory of CTA \d, which has exited",
         list(range(7, 39)),
         {"grid": (2, 1, 1), "cluster": (2, 1, 1)},
     ),
