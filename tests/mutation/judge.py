@@ -106,14 +106,17 @@ def place_of(ptx: str, line: int) -> str:
     if not places:
         return ""
     *before, here = places
-    roles = [place for place in before if place[0] != here[0] and Path(place[0]).name in _ROLE_FILES]
-    if Path(here[0]).name in _ROLE_FILES or not roles:
+    roles = [place for place in before if place[0] != here[0] and place[0].endswith(_ROLE_FILES)]
+    if here[0].endswith(_ROLE_FILES) or not roles:
         return _describe(*here)
     return f"{_describe(*here)} in {_describe(*roles[-1])}"
 
 
 _ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
-_ROLE_FILES = ("load.py", "mma.py", "epilogue.py", "gemm.py")
+_ROLE_FILES = (
+    *("/load.py", "/mma.py", "/epilogue.py", "/gemm.py"),
+    *("/sm100/dense.py", "/dense_epilogue.py", "/sm90/dense.py", "/dense_mma.py"),
+)
 
 
 def _describe(path: str, line: int) -> str:

@@ -58,8 +58,17 @@ _ONLY_ASYNCHRONOUS = (
     "when the wait answers: the emulator takes that as order; the memory model gives none without an acquire"
 )
 _DRAIN = (
-    "all but the last waits of the drain: the emulator performs the signals that they wait for in order and before the "
-    "CTA exits; the PTX ISA promises neither, and a signal to a CTA that has exited should be reported"
+    "waits of the drain whose signals come from the threads of a later signal that the CTA does wait for (the drain's "
+    "last; on SM100 the commit of the last accumulator): the emulator takes the later one as proof of those before, "
+    "the PTX ISA promises no such order of commits, nor of arrivals at .cta scope from another CTA"
+)
+_NOTHING_FOLLOWS = (
+    "waits of the drain: the thread has seen the arrivals at this mbarrier with either semantics, and neither accesses "
+    "memory nor issues anything before it exits or meets the barrier at the end, whose other threads acquire themselves"
+)
+_WGMMA_FENCE = (
+    "not the first of its tile: no register of a wgmma is accessed by other instructions since the one before, and "
+    "accumulators of equal shape need no fence between wgmmas"
 )
 _COLLECTIVE = (
     "the warp-wide instruction that follows ({}) makes the lanes wait for each other as well, and what is ordered is a "
@@ -87,11 +96,20 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "relaxed",
         "mbarrier.try_wait*",
-        "pipes.py* in sm100/epilogue.py*",
+        "pipes.py* in sm100/*epilogue.py*",
         True,
         "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
     ),
+    Review("relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py* (run)", True, _NOTHING_FOLLOWS),
     Review("relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *", False, _ONLY_ASYNCHRONOUS),
+    Review(
+        "drop",
+        "mbarrier.try_wait*",
+        "pipes.py* (_wait) in *load.py*",
+        True,
+        "the drain of a CTA without a cluster: only its own warps arrive, and shared memory outlives them",
+        target="sm90-one-cta",
+    ),
     Review(
         "relaxed",
         "mbarrier.arrive.expect_tx*",
@@ -102,11 +120,11 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py*", False, _DRAIN),
     Review(
         "relaxed",
-        "mbarrier.arrive.shared::cluster*",
+        "mbarrier.arrive.shared*",
         "sm90/pipes.py* (arrive_empty)*",
         False,
         "only wgmma's reads of a stage are handed on, and TMA's writes follow: the emulator takes any arrival as order "
-        "between asynchronous operations. The original arrives at .cta scope from another CTA, as CUTLASS does",
+        "between asynchronous operations. Between CTAs the original arrives at .cta scope, as CUTLASS does",
     ),
     Review(
         "cluster->cta",
@@ -130,14 +148,9 @@ REVIEWS: tuple[Review, ...] = (
         True,
         "turns spread the load on the tensor cores over time; stages and accumulators are guarded by other barriers",
     ),
-    Review(
-        "drop",
-        "wgmma.fence*",
-        "*sm90/*",
-        True,
-        "not the first of its tile: no register of a wgmma is accessed by other instructions since the one before, and "
-        "accumulators of equal shape need no fence between wgmmas",
-    ),
+    Review("drop", "wgmma.fence*", "*sm90/*mma.py* (run)", True, _WGMMA_FENCE),
+    Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_stage)", True, _WGMMA_FENCE),
+    Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_pass_turn)", True, _WGMMA_FENCE),
     Review(
         "drop",
         "bar.warp.sync",
