@@ -110,7 +110,10 @@ def _entry(reader: Reader, files: dict[int, str]) -> Body:
             body.reqntid = reader.take_triple()
         elif token.text == ".reqnctapercluster":
             body.reqnctapercluster = reader.take_triple()
-        elif token.text in (".maxntid", ".minnctapersm", ".maxnreg", ".maxclusterrank"):
+        elif token.text == ".maxntid":
+            x, y, z = reader.take_triple()
+            body.most_threads = x * y * z
+        elif token.text in (".minnctapersm", ".maxnreg", ".maxclusterrank"):
             reader.take_triple()  # limits for the compiler's register allocation
         elif token.text in (".explicitcluster", ".blocksareclusters"):
             if token.text == ".blocksareclusters":

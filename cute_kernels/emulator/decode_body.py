@@ -68,6 +68,7 @@ class Body:
         self.name, self.files = name, files
         self.parameters: list[Parameter] = []
         self.reqntid: tuple[int, int, int] | None = None
+        self.most_threads: int | None = None
         self.reqnctapercluster: tuple[int, int, int] | None = None
         self.registers: dict[str, str] = {}
         self.statements: list[_Statement] = []
@@ -182,6 +183,7 @@ class Body:
             module_variables + tuple(self.variables),
             self.reqntid,
             self.reqnctapercluster,
+            self.most_threads,
         )
 
 

@@ -7,6 +7,7 @@ there is none, suspended try_waits time out; when that changes nothing either, t
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ from cute_kernels.emulator.trace import Timeline, recording
 from cute_kernels.emulator.warp import Warp
 
 MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
+_MOST_CTAS, _MOST_THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64)  # per dimension, compute capability >= 3.0
+_MOST_RANKS = 16  # CTAs per cluster, with the non-portable size allowed
 _SLICE = 20_000  # basic blocks until a warp that never waits gives way
 _RANDOM_SLICE = 24
 _PATIENCE = 3  # rounds in which every suspended wait timed out and nothing changed
@@ -72,6 +75,22 @@ class Options:
     counters: bool = False
     trace: str | Path | None = None
     native: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, legal in (
+            ("completion", ("eager", "lazy", "random")), ("interleave", ("round_robin", "random", "starve")),
+        ):  # fmt: skip
+            if getattr(self, name) not in legal:
+                raise ValueError(f"{name} {getattr(self, name)!r}; legal are {', '.join(map(repr, legal))}")
+        for name in ("spurious_try_wait_failures", "detectors", "counters"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
+        if self.native is not None and not isinstance(self.native, bool):
+            raise TypeError(f"native {self.native!r}: a bool or None is needed")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed {self.seed!r}: an int is needed")
+        if self.clusters is not None and len(set(self.clusters)) != len(self.clusters):
+            raise ValueError(f"clusters {self.clusters!r}: each may run once")
 
 
 @dataclass(frozen=True)
@@ -140,7 +159,7 @@ def run(
         EmulatorError: see `cute_kernels.emulator.errors`; the message ends with where it happened.
     """
     options = options or Options()
-    execution = Execution(ptx, kernel, tuple(block), options)
+    execution = Execution(ptx, kernel, _extents("block", block), options)
     memory = memory if memory is not None else GlobalMemory()
     if args is not None:
         if params:
@@ -161,7 +180,7 @@ def run(
         while launch.waiting:
             state = launch.make_cluster(launch.waiting.popleft())
             warps = state.warps
-            _Scheduler(state, execution, options, timeline).run()
+            _Scheduler(state, execution, options, timeline, len(launch.waiting)).run()
             execution.finished(warps)
             counters.add(warps)
             totals["loaded"] += state.tma.bytes_loaded
@@ -192,6 +211,17 @@ def run(
     )
 
 
+def _extents(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
+    """Raises ValueError unless ``shape`` is three positive integers."""
+    try:
+        x, y, z = (operator.index(n) for n in shape)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} {shape!r}: three positive integers are needed") from None
+    if min(x, y, z) < 1:
+        raise ValueError(f"{name} {shape!r}: three positive integers are needed")
+    return x, y, z
+
+
 class _Launch:
     """A checked launch; makes its clusters."""
 
@@ -207,7 +237,9 @@ class _Launch:
         options: Options,
     ) -> None:
         self.execution, self.memory, self.options = execution, memory, options
-        self.grid, self.block, self.cluster = (tuple(int(n) for n in shape) for shape in (grid, block, cluster))
+        self.grid, self.block, self.cluster = (
+            _extents(name, shape) for name, shape in (("grid", grid), ("block", block), ("cluster", cluster))
+        )
         kernel = execution.kernel
         self._check_shapes(kernel)
         static = execution.static_shared
@@ -223,14 +255,19 @@ class _Launch:
         self.waiting: deque[int] = deque()  # clusters that have not started
 
     def _check_shapes(self, kernel: Kernel) -> None:
-        for name, shape in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
-            if len(shape) != 3 or min(shape) < 1:
-                raise ValueError(f"{name} {shape}: three positive numbers are needed")
-        if any(g % c for g, c in zip(self.grid, self.cluster)):
-            raise ValueError(f"grid {self.grid} is not a multiple of cluster {self.cluster}")
         threads = self.block[0] * self.block[1] * self.block[2]
         if threads > 1024:
             raise ValueError(f"{threads} threads per CTA; at most 1024")
+        for name, shape, most in (("grid", self.grid, _MOST_CTAS), ("block", self.block, _MOST_THREADS)):
+            if any(n > limit for n, limit in zip(shape, most)):
+                raise ValueError(f"{name} {shape}; at most {most}")
+        ranks = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        if ranks > _MOST_RANKS:
+            raise ValueError(f"cluster {self.cluster} has {ranks} CTAs; at most {_MOST_RANKS} (8 on every GPU)")
+        if any(g % c for g, c in zip(self.grid, self.cluster)):
+            raise ValueError(f"grid {self.grid} is not a multiple of cluster {self.cluster}")
+        if kernel.most_threads is not None and threads > kernel.most_threads:
+            raise ValueError(f"{threads} threads per CTA; the kernel was compiled for {kernel.most_threads} (.maxntid)")
         for name, wanted, given in (
             ("block", kernel.reqntid, self.block),
             ("cluster", kernel.reqnctapercluster, self.cluster),
@@ -296,8 +333,9 @@ class _Scheduler:
     """Runs one cluster to its end."""
 
     def __init__(
-        self, cluster: Cluster, execution: Execution, options: Options, timeline: Timeline | None
+        self, cluster: Cluster, execution: Execution, options: Options, timeline: Timeline | None, later: int
     ) -> None:
+        self.later = later  # clusters that have not started
         self.cluster, self.execution, self.options = cluster, execution, options
         self.rng = cluster.rng
         self.random = options.interleave != "round_robin"
@@ -453,6 +491,11 @@ class _Scheduler:
         lines.append("pending asynchronous work: " + ("; ".join(pending) or "none"))
         barriers = [self.cluster.barriers.describe(barrier.address) for barrier in self.cluster.barriers]
         lines.extend(barriers)
+        if self.later:
+            lines.append(
+                f"{self.later} clusters have not started: clusters run one after the other, so what one of them would "
+                "signal to this one never comes"
+            )
         raise Hang(f"cluster {self.cluster.index} hangs: {why}", "\n".join(lines))
 
     def _describe(self, warp: Warp) -> str:

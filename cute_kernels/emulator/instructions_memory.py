@@ -145,7 +145,7 @@ def load_lanes(
         space, shift = _generic_lanes(warp, mask, addresses)
         addresses = addresses - shift
     if space == "local":
-        raw = warp.local.load(addresses, mask, size * count).view(dtype)
+        raw = local_memory(warp).load(addresses, mask, size * count).view(dtype)
         return raw.transpose(0, 2, 1).reshape(n * count, 32)
     if warp.cluster.meter is not None:
         warp.cluster.meter.lanes("ld", space, addresses, size * count, mask)
@@ -181,7 +181,8 @@ def store_lanes(
         addresses = addresses - shift
     if space == "local":
         lanes = np.broadcast_to(data, (n * count, 32)).reshape(n, count, 32).transpose(0, 2, 1)
-        warp.local.store(addresses, mask, np.ascontiguousarray(lanes).view(np.uint8).reshape(n, 32, size * count))
+        raw = np.ascontiguousarray(lanes).view(np.uint8).reshape(n, 32, size * count)
+        local_memory(warp).store(addresses, mask, raw)
         return
     if warp.cluster.meter is not None:
         warp.cluster.meter.lanes("st", space, addresses, size * count, mask)
@@ -208,6 +209,13 @@ def _generic_lanes(warp: Any, mask: int, addresses: np.ndarray) -> tuple[str, in
         if start <= low and high < end:
             return space, start
     raise IllegalAccess("a generic access whose lanes address different spaces, or parameters, is not implemented")
+
+
+def local_memory(warp: Any) -> LocalMemory:
+    """Raises IllegalAccess where the kernel declares no local memory."""
+    if not hasattr(warp, "local"):
+        raise IllegalAccess("access to local memory by a kernel that declares none")
+    return warp.local
 
 
 class LocalMemory:
@@ -362,6 +370,8 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
     access = _Access(instruction)
     if access.space == "param":
         raise instruction.refuse("st.param is not implemented")
+    if "const" in instruction.parts:
+        raise instruction.refuse("constant memory is read-only: st.const does not exist")
     base, offset = address_of(block, instruction.operands[0])
     source = instruction.operands[1]
     items = source.items if isinstance(source, Vector) else (source,)

@@ -11,7 +11,7 @@ from typing import Any
 
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Sink
-from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.happens_before import Order
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_move import block_lanes, check_members
@@ -45,18 +45,37 @@ def require_whole_warp(warp: Any, mask: int, name: str) -> None:
 # --- named barriers -------------------------------------------------------------------------------------------------
 
 
-def bar_arrive(warp: Any, mask: int, number: int, threads: int) -> bool:
+def require_together(warp: Any, mask: int, name: str, aligned: bool) -> None:
+    """Named barriers count whole warps here; without .aligned PTX lets divergent parts of a warp arrive one by one.
+
+    Raises:
+        UnsupportedPTX: a part of a warp executes a form without .aligned, which is legal.
+        BarrierMisuse: a part of a warp executes an .aligned form.
+    """
+    if not aligned and mask != warp.live:
+        raise UnsupportedPTX(
+            f"{name} without .aligned by a part of a warp (lanes {mask:#010x} of {warp.live:#010x}) is not implemented"
+        )
+    require_whole_warp(warp, mask, name)
+
+
+def is_aligned(instruction: Instruction) -> bool:
+    """bar is .aligned by definition, barrier when it says so (PTX ISA)."""
+    return instruction.parts[0] == "bar" or "aligned" in instruction.parts
+
+
+def bar_arrive(warp: Any, mask: int, number: int, threads: int, aligned: bool = True) -> bool:
     """bar.arrive: counts the warp and goes on."""
-    require_whole_warp(warp, mask, "bar.arrive")
+    require_together(warp, mask, "bar.arrive" if aligned else "barrier.arrive", aligned)
     warp.cta.named_barrier(number).arrive(warp, threads, mask)
     return True
 
 
-def bar_sync(warp: Any, mask: int, number: int, threads: int | None) -> bool | None:
+def bar_sync(warp: Any, mask: int, number: int, threads: int | None, aligned: bool = True) -> bool | None:
     """bar.sync: counts the warp and waits for the others."""
     barrier = warp.cta.named_barrier(number)
     if warp.token is None:
-        require_whole_warp(warp, mask, "bar.sync")
+        require_together(warp, mask, "bar.sync" if aligned else "barrier.sync", aligned)
         warp.token = barrier.arrive(warp, threads, mask)
     if barrier.generation == warp.token:
         warp.wait = NamedWait(barrier, warp.token)
@@ -72,18 +91,25 @@ def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.sync, barrier.sync."""
     qualifiers(instruction, "cta", "sync", "aligned")
     number, *threads = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
-    block.call(bar_sync, number, threads[0] if threads else None, blocking=True)
+    block.call(bar_sync, number, threads[0] if threads else None, is_aligned(instruction), blocking=True)
 
 
 @family("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0)
 def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.arrive, barrier.arrive."""
     qualifiers(instruction, "cta", "arrive", "aligned")
-    block.call(bar_arrive, *(block.agreed(block.value(operand, 32)) for operand in instruction.operands))
+    number, threads = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
+    block.call(bar_arrive, number, threads, is_aligned(instruction))
 
 
 def warp_sync(warp: Any, mask: int, members: int) -> None:
     """bar.warp.sync: the lanes of a converged path are in step already; others cannot join it."""
+    if members & warp.live & ~mask and not mask & ~members:
+        # Legal since sm_70 if the other lanes execute one as well; here paths meet only where their branch ends.
+        raise UnsupportedPTX(
+            f"bar.warp.sync with membermask {members:#010x} by a part of the lanes that it names ({mask:#010x} of "
+            f"{warp.live:#010x}): waiting for lanes on other paths is not implemented"
+        )
     check_members(warp, mask, members, "bar.warp.sync")
     converged(warp, mask)
 

@@ -150,6 +150,7 @@ class Kernel:
         labels: index of the instruction that follows the label.
         reqntid: block shape the kernel was compiled for, or None.
         reqnctapercluster: cluster shape the kernel was compiled for, or None.
+        most_threads: per CTA (.maxntid: the product of its extents), or None.
     """
 
     name: str
@@ -160,6 +161,7 @@ class Kernel:
     variables: tuple[Variable, ...]
     reqntid: tuple[int, int, int] | None = None
     reqnctapercluster: tuple[int, int, int] | None = None
+    most_threads: int | None = None
 
     @property
     def parameter_bytes(self) -> int:

@@ -39,7 +39,6 @@ from cute_kernels.emulator import (  # noqa: F401 - importing a file registers i
 )
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module, Special, Symbol, parse
-from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.flow import Block, Flow, analyse, uniform_function_of_tid
 from cute_kernels.emulator.instructions_memory import LocalMemory
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of
@@ -160,12 +159,12 @@ def pick(module: Module, name: str | None) -> Kernel:
     """The entry with this name, or the only one.
 
     Raises:
-        UnsupportedPTX: no such entry, or several and no name.
+        ValueError: no such entry, or several and no name.
     """
     if name is None and len(module.kernels) == 1:
         return next(iter(module.kernels.values()))
     if name not in module.kernels:
-        raise UnsupportedPTX(f"kernel {name!r} is not in the module; it has {', '.join(module.kernels) or 'none'}")
+        raise ValueError(f"kernel {name!r} is not in the module; it has {', '.join(module.kernels) or 'none'}")
     return module.kernels[name]
 
 

@@ -83,6 +83,11 @@ def test_only_the_chosen_clusters_run_and_progress_counts_them():
         ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "not a multiple"),
         ({"grid": (0, 1, 1)}, "positive"),
         ({"block": (2048, 1, 1)}, "at most 1024"),
+        ({"block": (1, 1, 128)}, r"block \(1, 1, 128\); at most"),
+        ({"block": (32.5, 1, 1)}, "three positive integers"),
+        ({"grid": (1, 70_000, 1)}, r"grid .*; at most"),
+        ({"grid": (2**31, 1, 1)}, r"grid .*; at most"),
+        ({"grid": (32, 1, 1), "cluster": (32, 1, 1)}, "32 CTAs; at most 16"),
         ({"block": (64, 1, 1)}, r"compiled for \(32, 1, 1\)"),
         ({"dynamic_smem": 300_000}, "at most 232448"),
         ({"options": Options(clusters=(9,))}, "cluster 9"),
@@ -91,6 +96,37 @@ def test_only_the_chosen_clusters_run_and_progress_counts_them():
 def test_launches_that_no_gpu_would_take(wrong: dict, message: str):
     with pytest.raises(ValueError, match=message):
         launch(module("ret;", entry=".reqntid 32"), 0, 0, **wrong)
+
+
+def test_more_threads_than_the_kernel_was_compiled_for():
+    text = module("ret;", entry=".maxntid 8, 8")
+    launch(text, 0, 0, block=(64, 1, 1))
+    with pytest.raises(ValueError, match=r"65 threads per CTA; the kernel was compiled for 64"):
+        launch(text, 0, 0, block=(65, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("error", "wrong"),
+    [
+        (ValueError, {"completion": "soon"}),
+        (ValueError, {"interleave": "rr"}),
+        (ValueError, {"clusters": (1, 1)}),
+        (TypeError, {"native": "yes"}),
+        (TypeError, {"detectors": None}),
+        (TypeError, {"seed": 1.5}),
+    ],
+)
+def test_options_are_checked(error: type[Exception], wrong: dict):
+    with pytest.raises(error, match=next(iter(wrong))):
+        Options(**wrong)
+
+
+def test_local_memory_that_the_kernel_does_not_declare():
+    for body in ("ld.local.b32 %r9, [%r1];", "st.local.b32 [%r1], %r1;"):
+        with pytest.raises(IllegalAccess, match="declares none"):
+            launch(module(f"mov.b32 %r1, 0; {body} ret;"), 0, 0)
+    with pytest.raises(UnsupportedPTX, match="read-only"):
+        launch(module("st.const.b32 [%d1], 0; ret;"), 0, 0)
 
 
 def test_parameters_must_fit_the_kernel():
@@ -103,7 +139,7 @@ def test_parameters_must_fit_the_kernel():
         run(text, params=[bytes(8)], **shape)
     with pytest.raises(ValueError, match="parameter 1 has 4 bytes"):
         run(text, params=[bytes(8), bytes(4)], **shape)
-    with pytest.raises(UnsupportedPTX, match="'other'"):
+    with pytest.raises(ValueError, match="'other'"):
         run(text, "other", params=bytes(16), **shape)
 
 

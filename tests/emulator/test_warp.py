@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
+from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
 
 M32 = (1 << 32) - 1
@@ -204,8 +204,9 @@ def test_votes_and_reductions(mask: int):
         "elect.sync %r2|%p2, -1;",
         "shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;",
         "vote.sync.ballot.b32 %r2, %p1, -1;",
-        "bar.warp.sync -1;",
+        "bar.warp.sync 0x0000ffff;",
         "bar.sync 0;",
+        "barrier.sync.aligned 0;",
         "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic], 32;",
     ],
 )
@@ -213,6 +214,15 @@ def test_whole_warp_instructions_in_a_part_of_the_warp_are_reported(instruction:
     body = f"setp.lt.u32 %p1, %r1, 20; @%p1 bra END;\n{instruction}\nEND: mov.b32 %r9, 0;"
     with pytest.raises(BarrierMisuse, match=r"lanes 0xfff00000 .* at PTX line \d+ `.*CTA 0 warp 0"):
         per_thread(body)
+
+
+@pytest.mark.parametrize("instruction", ["bar.warp.sync -1;", "barrier.sync 0;", "barrier.arrive 0, 64;"])
+def test_what_parts_of_a_warp_may_execute_is_refused_by_name(instruction: str):
+    """Legal since sm_70, where the other lanes execute one elsewhere."""
+    body = f"setp.lt.u32 %p1, %r1, 20; @%p1 bra B;\n{instruction} bra END; B: {instruction}\nEND: mov.b32 %r9, 0;"
+    with pytest.raises(UnsupportedPTX, match=rf"{instruction.split()[0]} .*by a part of .*is not implemented"):
+        per_thread(body)
+    assert not per_thread(f"{instruction.replace(', 64', ', 32')} mov.b32 %r9, 0;").any()
 
 
 def test_operands_that_must_agree_are_checked_when_they_run():
