@@ -129,8 +129,8 @@ def _f64_op(name: str) -> PureOp:
         "abs": (1, np.abs),
         "neg": (1, np.negative),
         "sqrt": (1, np.sqrt),
-        "min": (2, np.fmin),
-        "max": (2, np.fmax),
+        "min": (2, numerics.lowest_f64),
+        "max": (2, numerics.highest_f64),
         "rcp": (1, lambda x: 1.0 / x),
         "fma": (3, numerics.fma_f64),
     }

@@ -209,6 +209,16 @@ def _ordered(a: np.ndarray, b: np.ndarray, choose: np.ufunc, both_zero_negative:
     return result
 
 
+def lowest_f64(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """min.f64: the number if one operand is NaN; -0 < +0."""
+    return _ordered(a, b, np.minimum, both_zero_negative=np.logical_or)
+
+
+def highest_f64(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """max.f64: the number if one operand is NaN; +0 > -0."""
+    return _ordered(a, b, np.maximum, both_zero_negative=np.logical_and)
+
+
 def lowest_nan_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """min.NaN.f32: NaN if one operand is; -0 < +0."""
     return np.where((a != a) | (b != b), NAN_F32.view(np.float32), lowest_f32(a, b))

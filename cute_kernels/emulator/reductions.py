@@ -11,6 +11,8 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
+from cute_kernels.emulator import instructions_numerics as numerics
+
 #: Element type -> NumPy type. Types of one lane of a packed operand are looked up by `element_of`.
 DTYPES = {
     **{f"{kind}{bits}": np.dtype(f"u{bits // 8}") for kind in "bu" for bits in (16, 32, 64)},
@@ -43,19 +45,19 @@ def _add(old: np.ndarray, new: np.ndarray, flush: bool) -> np.ndarray:
         return old + new
 
 
-def _order(choose: Callable) -> Callable:
+def _order(of_floats: Callable, of_integers: Callable) -> Callable:
     def apply(old: np.ndarray, new: np.ndarray, flush: bool) -> np.ndarray:
         if old.dtype in (DTYPES["f16"], DTYPES["bf16"]):
-            return choose(old.astype(np.float32), new.astype(np.float32)).astype(old.dtype)
-        return choose(old, new)
+            return of_floats(old.astype(np.float32), new.astype(np.float32)).astype(old.dtype)
+        return of_integers(old, new)
 
     return apply
 
 
 _FUNCTIONS: dict[str, Callable[[np.ndarray, np.ndarray, bool], np.ndarray]] = {
     "add": _add,
-    "min": _order(np.fmin),
-    "max": _order(np.fmax),
+    "min": _order(numerics.lowest_f32, np.minimum),
+    "max": _order(numerics.highest_f32, np.maximum),
     "and": lambda old, new, flush: old & new,
     "or": lambda old, new, flush: old | new,
     "xor": lambda old, new, flush: old ^ new,
