@@ -36,6 +36,7 @@ _MOST_RANKS = 16  # CTAs per cluster, with the non-portable size allowed
 _SLICE = 20_000  # basic blocks until a warp that never waits gives way
 _RANDOM_SLICE = 24
 _PATIENCE = 3  # rounds in which every suspended wait timed out and nothing changed
+_SLEEPING_PATIENCE = 10_000  # the same while a warp sleeps: how often it does before it goes on is its own affair
 _FRUITLESS = 64  # rounds without any effect after which starved warps run
 _SUSPICIOUS = 200_000  # basic blocks without any effect after which a repetition is looked for
 _LONGEST_LOOP = 20_000  # basic blocks of the longest endless loop that is recognised
@@ -364,7 +365,8 @@ class _Scheduler:
             if ran or not cluster.running or cluster.engine.step():
                 continue
             idle_rounds += 1
-            if idle_rounds > _PATIENCE or not self._time_out():
+            sleeping = any(getattr(warp.wait, "what", None) == "nanosleep" for warp in cluster.warps)
+            if idle_rounds > (_SLEEPING_PATIENCE if sleeping else _PATIENCE) or not self._time_out():
                 self._hang("no warp can run and no asynchronous work is pending")
         cluster.finish()
 

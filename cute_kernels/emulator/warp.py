@@ -195,7 +195,7 @@ class Warp:
 
     Attributes:
         index: warp index in its CTA (what selects its tensor-memory lanes).
-        label: for reports, e.g. ``"CTA 1 warp 3 (epilogue)"``.
+        label: for reports, e.g. ``"cluster 5, CTA 1 warp 3 (epilogue)"``.
         track: its role, or ``"warp 3"`` without one: what counts are kept by.
         live: lanes that exist (the last warp of a block may be partial) and have not exited.
         wait: the condition on which it is descheduled, None while it can run.
@@ -211,7 +211,9 @@ class Warp:
         self.cta: Cta = cta
         self.cluster: Cluster = cta.cluster
         self.index, self.live, self.role = index, live, role
-        self.label = f"CTA {cta.rank} warp {index}" + (f" ({role})" if role else "")
+        several = cta.cluster.grid != cta.cluster.shape  # a CTA's number counts in its cluster
+        cluster = f"cluster {cta.cluster.index}, " if several else ""
+        self.label = f"{cluster}CTA {cta.rank} warp {index}" + (f" ({role})" if role else "")
         self.track = role or f"warp {index}"
         self.counts: Any = [0] * (blocks + 1)
         self.wait: Wait | None = None

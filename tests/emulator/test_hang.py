@@ -214,3 +214,22 @@ def test_a_wait_for_a_later_cluster_is_named():
     assert "2 clusters have not started: clusters run one after the other" in report
     alone = hang(module(body), np.zeros(1, np.uint32), 0, grid=(1, 1, 1)).report
     assert "have not started" not in alone
+
+
+SLEEPER = """
+mov.u32 %r1, 0; LOOP: nanosleep.u32 100; add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, TIMES; @%p1 bra LOOP;
+ld.param.u64 %d1, [p0]; st.global.u32 [%d1], %r1; ret;
+"""
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_warp_that_sleeps_often_is_no_hang(native: bool) -> None:
+    """Nothing else happens meanwhile: only the count of its loop goes up."""
+    out = np.zeros(1, np.uint32)
+    launch(module(SLEEPER.replace("TIMES", "200")), out, 0, options=Options(native=native))
+    assert out[0] == 200
+
+
+def test_a_warp_that_sleeps_for_ever_is_one() -> None:
+    endless = SLEEPER.replace("add.u32 %r1, %r1, 1;", "")
+    assert "nanosleep" in hang(module(endless.replace("TIMES", "200")), np.zeros(1, np.uint32), 0).report

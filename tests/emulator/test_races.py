@@ -257,7 +257,7 @@ TWINS |= {
         f"""{THREAD_OUTPUT} <<atom.global.add.u32 %r2, [%d1], 1;|ld.global.b32 %r2, [%d1]; add.s32 %r2, %r2, 1;
         st.global.b32 [%d1], %r2;>> ret;""",
         GlobalMemoryRace,
-        "of a global array, which the .* of CTA 0 warp 0 .*: it belongs to another cluster",
+        "of a global array, which the .* of cluster [01], CTA 0 warp 0 .*: it belongs to another cluster",
         [n + 9 for n in range(32)],
         {"grid": (2, 1, 1)},
     ),
@@ -268,7 +268,7 @@ TWINS |= {
         READ: ld.<<acquire|relaxed>>.gpu.global.b32 %r4, [%d0+128]; setp.ne.u32 %p2, %r4, 5; @%p2 bra READ;
         ld.global.b32 %r9, [%d1]; add.s32 %r9, %r9, 3; st.global.b32 [%d1], %r9; LAST: ret;""",
         GlobalMemoryRace,
-        "reads .* of a global array, which the store of CTA 0 warp 0 wrote before",
+        "reads .* of a global array, which the store of cluster 0, CTA 0 warp 0 wrote before",
         [n + 3 for n in range(32)],
         {"grid": (2, 1, 1)},
     ),
