@@ -25,7 +25,7 @@ from cute_kernels.emulator.decode import Instruction, Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.sanitizer import LaunchShadow
-from cute_kernels.emulator.sm import Cluster
+from cute_kernels.emulator.sm import Cluster, LaunchFacts
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.trace import Timeline, recording
 from cute_kernels.emulator.warp import Warp
@@ -309,9 +309,7 @@ class _Launch:
         return x, y, z
 
     def make_cluster(self, index: int) -> Cluster:
-        return Cluster(
-            index=index,
-            coordinates=self._coordinates(index),
+        facts = LaunchFacts(
             grid=self.grid,
             block=self.block,
             shape=self.cluster,
@@ -325,6 +323,7 @@ class _Launch:
             blocks=len(self.execution.flow.blocks),
             take_cluster=self._take_cluster,
         )
+        return Cluster(index, self._coordinates(index), facts)
 
 
 # --- scheduling -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.async_engine import AsyncEngine
@@ -185,6 +186,35 @@ class Cta:
         self.cluster.barrier.settle()
 
 
+@dataclass(frozen=True)
+class LaunchFacts:
+    """What all clusters of a launch share.
+
+    Attributes:
+        grid, block, shape: CTAs of the grid, threads of a CTA, CTAs of a cluster.
+        smem, static_smem: bytes of shared memory per CTA, all of it and what is not dynamic.
+        params, symbols, gmem: parameter block, addresses of variables, memory.
+        options: schedule and detectors.
+        races: what the race detector knows of global memory, or None.
+        blocks: basic blocks of the kernel.
+        take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
+            None when none is left.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shape: tuple[int, int, int]
+    smem: int
+    static_smem: int
+    params: bytes
+    symbols: dict[str, int]
+    gmem: GlobalMemory
+    options: Options
+    races: LaunchShadow | None
+    blocks: int
+    take_cluster: Callable[[], tuple[int, int, int] | None]
+
+
 class Cluster:
     """The CTAs that run together, their memories and units.
 
@@ -195,36 +225,19 @@ class Cluster:
         running: warps that have not exited.
         meter: counts the work of the units, or None (`Options.counters`).
         tracker: the race detector, or None.
-        take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
-            None when none is left.
+        take_cluster: see `LaunchFacts`.
     """
 
-    def __init__(
-        self,
-        *,
-        index: int,
-        coordinates: tuple[int, int, int],
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shape: tuple[int, int, int],
-        smem: int,
-        static_smem: int,
-        params: bytes,
-        symbols: dict[str, int],
-        gmem: GlobalMemory,
-        options: Options,
-        races: LaunchShadow | None,
-        blocks: int,
-        take_cluster: Callable[[], tuple[int, int, int] | None],
-    ) -> None:
-        self.take_cluster = take_cluster
+    def __init__(self, index: int, coordinates: tuple[int, int, int], launch: LaunchFacts) -> None:
+        options, shape, block, smem, gmem = launch.options, launch.shape, launch.block, launch.smem, launch.gmem
+        self.take_cluster = launch.take_cluster
         self.index, self.coordinates = index, coordinates
-        self.grid, self.block, self.shape = grid, block, shape
-        self.params, self.symbols, self.gmem, self.options = params, symbols, gmem, options
+        self.grid, self.block, self.shape = launch.grid, block, shape
+        self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
         self.rng = random.Random(options.seed * 1_000_003 + index)
         self.progress = self.clock = 0
         self.async_stores = 0
-        self.dynamic_smem = smem - static_smem
+        self.dynamic_smem = smem - launch.static_smem
         self.running: dict[Warp, None] = {}
         self.ctas: list[Cta] = []
         ranks = shape[0] * shape[1] * shape[2]
@@ -233,7 +246,9 @@ class Cluster:
             place = tuple(c * s + i for c, s, i in zip(coordinates, shape, inside))
             self.ctas.append(Cta(self, rank, place, inside, smem))
         threads = block[0] * block[1] * block[2]
-        self.tracker = RaceTracker([smem] * ranks, races, -(-threads // 32) * ranks) if races is not None else None
+        self.tracker = None
+        if launch.races is not None:
+            self.tracker = RaceTracker([smem] * ranks, launch.races, -(-threads // 32) * ranks)
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
         self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)
         self.engine = AsyncEngine(options.completion, random.Random(self.rng.random()))
@@ -251,7 +266,7 @@ class Cluster:
             for first in range(0, threads, 32):
                 count = min(32, threads - first)
                 role = options.roles[first // 32] if first // 32 < len(options.roles) else ""
-                warp = Warp(cta, first // 32, (1 << count) - 1, role, blocks)
+                warp = Warp(cta, first // 32, (1 << count) - 1, role, launch.blocks)
                 cta.warps.append(warp)
                 if self.tracker is not None:
                     warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from cute_kernels.config import GemmConfig, GemmProblem
-from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Plan, reject, require, round_up
+from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Plan, SmemRegion, reject, require, round_up, smem_map
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
@@ -24,6 +25,7 @@ class GemmPlan(Plan):
     k_block_bytes: int = SWIZZLE_BYTES
     swizzle_period: int = 1024
     barrier_bytes: int = 1024
+    barrier_region: str = "barriers"
 
     @property
     def tile_k(self) -> int:
@@ -62,6 +64,22 @@ class GemmPlan(Plan):
     def staging_bytes(self) -> int:
         """Store buffers of all warps that store."""
         return self.storing_warps * self.config.store_stages * self.store_rows * SWIZZLE_BYTES
+
+    @property
+    def regions_per_tile(self) -> int:
+        """Store buffers that one storing warp fills per tile."""
+        return self.waves * (self.config.tile_n // self.store_columns)
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            (self.barrier_region, self.barrier_bytes, 128),
+            (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
+            (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
+            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
 
     @property
     def kernel_key(self) -> tuple:

@@ -20,10 +20,11 @@ from cute_kernels.plan.base import (
     require,
     smem_map,
 )
+from cute_kernels.plan.cta_pair import CtaPairs
 
 
 @dataclass(frozen=True)
-class Sm100Plan(Plan):
+class Sm100Plan(CtaPairs, Plan):
     """The persistent tcgen05 GEMM: CTA pairs, tensor-memory accumulators, specialised warps.
 
     Tiles are 256 rows by ``tile_n`` columns and belong to a pair of CTAs (``cta_group::2``): each CTA holds 128 rows of
@@ -72,15 +73,6 @@ class Sm100Plan(Plan):
     def tiles(self) -> int:
         return self.m_tiles * self.n_tiles
 
-    @property
-    def clusters(self) -> int:
-        """Persistent clusters: one per pair of multiprocessors, never more than there are tiles."""
-        return min(self.sm_count // self.cta_group, self.tiles)
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.cta_group, 1, 1)
-
     # ---- warps -----------------------------------------------------------------------------------------------------
 
     @property
@@ -90,11 +82,6 @@ class Sm100Plan(Plan):
     @property
     def warps(self) -> int:
         return self.first_epilogue_warp + self.epilogue_warps
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Role of each warp of a CTA, by hardware warp index."""
-        return ("load", "mma") + ("epilogue",) * self.config.epilogue_warps
 
     @cached_property
     def epilogue_columns(self) -> tuple[tuple[int, int], ...]:
@@ -117,20 +104,6 @@ class Sm100Plan(Plan):
     @property
     def a_stage_bytes(self) -> int:
         return self.cta_m * self.k_block_bytes
-
-    @property
-    def b_stage_bytes(self) -> int:
-        return self.tile_n // self.cta_group * self.k_block_bytes
-
-    @property
-    def stage_bytes(self) -> int:
-        """Operand bytes of one stage in one CTA."""
-        return self.a_stage_bytes + self.b_stage_bytes
-
-    @property
-    def stage_tx_bytes(self) -> int:
-        """Bytes that the leader's full barrier expects per stage: TMA of both CTAs signals the leader."""
-        return self.stage_bytes * self.cta_group
 
     @property
     def store_region_bytes(self) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import LANES, Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.base import LANES, Arch, reject, require
+from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.gemm import GemmPlan, check_gemm_smem, check_tile_order
 
 LEVEL_8 = Sm100GemmConfig()
@@ -14,7 +14,7 @@ LEVEL_7 = Sm100GemmConfig(block_m=256, stages=4)
 
 
 @dataclass(frozen=True)
-class Sm100GemmPlan(GemmPlan):
+class Sm100GemmPlan(CtaPairs, GemmPlan):
     """A pair of CTAs (``cta_group::2``) computes ``waves`` UMMA tiles of 256 x ``tile_n`` side by side.
 
     Each CTA holds 128 rows of every wave and loads those rows of ``a`` and half of the tile's rows of ``b``.
@@ -31,6 +31,7 @@ class Sm100GemmPlan(GemmPlan):
     epilogue_warps: int = 4
     tmem_load_width: int = 32
     store_rows: int = LANES
+    barrier_region: str = "barriers and tensor-memory address"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
@@ -51,18 +52,6 @@ class Sm100GemmPlan(GemmPlan):
     def cluster_columns(self) -> int:
         return self.config.tile_n
 
-    @property
-    def clusters(self) -> int:
-        return min(self.sm_count // self.cta_group, self.tiles)
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.cta_group, 1, 1)
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return ("load", "mma") + ("epilogue",) * self.epilogue_warps
-
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     @property
@@ -70,38 +59,8 @@ class Sm100GemmPlan(GemmPlan):
         return self.config.block_m * self.k_block_bytes
 
     @property
-    def b_stage_bytes(self) -> int:
-        return self.config.tile_n // self.cta_group * self.k_block_bytes
-
-    @property
-    def stage_bytes(self) -> int:
-        """Operand bytes of one stage in one CTA."""
-        return self.a_stage_bytes + self.b_stage_bytes
-
-    @property
-    def stage_tx_bytes(self) -> int:
-        """Bytes that the leader's full barrier expects per stage: TMA of both CTAs signals the leader."""
-        return self.stage_bytes * self.cta_group
-
-    @property
     def storing_warps(self) -> int:
         return self.epilogue_warps
-
-    @property
-    def regions_per_tile(self) -> int:
-        """Store buffers that one epilogue warp fills per tile."""
-        return self.waves * (self.config.tile_n // self.store_columns)
-
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order."""
-        stages = self.config.stages
-        return smem_map((
-            ("barriers and tensor-memory address", self.barrier_bytes, 128),
-            (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
-            (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
-            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
-        ))  # fmt: skip
 
     @property
     def tmem_columns(self) -> int:

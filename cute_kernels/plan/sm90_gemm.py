@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan.base import Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.base import Arch, reject, require
 from cute_kernels.plan.gemm import GemmPlan, check_gemm_smem, check_tile_order
 
 WARPGROUP_ROWS = 64
@@ -93,22 +92,6 @@ class Sm90GemmPlan(GemmPlan):
     @property
     def storing_warps(self) -> int:
         return 4 * self.warpgroups
-
-    @property
-    def regions_per_tile(self) -> int:
-        """Store buffers that one warp fills per tile."""
-        return self.waves * (self.config.tile_n // self.store_columns)
-
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order."""
-        stages = self.config.stages
-        return smem_map((
-            ("barriers", self.barrier_bytes, 128),
-            (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
-            (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
-            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
-        ))  # fmt: skip
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config

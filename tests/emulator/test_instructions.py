@@ -28,12 +28,22 @@ def truncated_div(a: int, b: int) -> int:
     return q if (a < 0) == (b < 0) else -q
 
 
-def integer_cases() -> dict[str, Case]:
-    cases: dict[str, Case] = {}
+class Cases(dict[str, Case]):
+    def add(self, text: str, out: int, sources: tuple[int, ...], expected: Callable[..., int], kinds: str = "") -> None:
+        """Under the name of the instruction."""
+        self[text.split()[0]] = Case(text, out, sources, expected, kinds)
 
-    def add(text: str, out: int, sources: tuple[int, ...], expected: Callable[..., int], kinds: str = "") -> None:
-        cases[text.split()[0]] = Case(text, out, sources, expected, kinds)
 
+def integer_cases() -> Cases:
+    cases = Cases()
+    _add_arithmetic_and_logic(cases)
+    _add_predicates_and_shifts(cases)
+    _add_bit_fields(cases)
+    return cases
+
+
+def _add_arithmetic_and_logic(cases: Cases) -> None:
+    add = cases.add
     for bits in (16, 32, 64):
         for kind in "su":
             t = f"{kind}{bits}"
@@ -94,6 +104,10 @@ def integer_cases() -> dict[str, Case]:
         add(f"setp.hi.u{bits} {{d}}, {{0}}, {{1}};", 1, (bits, bits), lambda a, b: a > b)
         add(f"setp.ls.u{bits} {{d}}, {{0}}, {{1}};", 1, (bits, bits), lambda a, b: a <= b)
         add(f"selp.b{bits} {{d}}, {{0}}, {{1}}, {{2}};", bits, (bits, bits, 1), lambda a, b, p: a if p else b)
+
+
+def _add_predicates_and_shifts(cases: Cases) -> None:
+    add = cases.add
     for name, python in (("and", lambda a, b: a & b), ("or", lambda a, b: a | b), ("xor", lambda a, b: a ^ b)):
         add(f"{name}.pred {{d}}, {{0}}, {{1}};", 1, (1, 1), python)
         cases[f"setp.lt.{name}"] = Case(
@@ -122,6 +136,15 @@ def integer_cases() -> dict[str, Case]:
             lambda a, b, n, amount=amount: (b << 32 | a) >> amount(n),
             "iis",
         )
+    for amount in (0, 5, 31, 32, 40):
+        cases[f"shl by {amount}"] = Case(f"shl.b32 {{d}}, {{0}}, {amount};", 32, (32,), lambda a, n=amount: a << n)
+        cases[f"shr by {amount}"] = Case(
+            f"shr.s32 {{d}}, {{0}}, {amount};", 32, (32,), lambda a, n=amount: signed(a, 32) >> n
+        )
+
+
+def _add_bit_fields(cases: Cases) -> None:
+    add = cases.add
     for bits in (32, 64):
         add(f"popc.b{bits} {{d}}, {{0}};", 32, (bits,), lambda a: bin(a).count("1"))
         add(f"clz.b{bits} {{d}}, {{0}};", 32, (bits,), lambda a, bits=bits: len(f"{a:0{bits}b}".split("1")[0]))
@@ -152,12 +175,6 @@ def integer_cases() -> dict[str, Case]:
     for table in (0x80, 0xFE, 0x96, 0xEA, 0x1B, 0xC6):
         text = f"lop3.b32 {{d}}, {{0}}, {{1}}, {{2}}, {table};"
         cases[f"lop3 {table:#x}"] = Case(text, 32, (32,) * 3, functools.partial(lop3, table=table))
-    for amount in (0, 5, 31, 32, 40):
-        cases[f"shl by {amount}"] = Case(f"shl.b32 {{d}}, {{0}}, {amount};", 32, (32,), lambda a, n=amount: a << n)
-        cases[f"shr by {amount}"] = Case(
-            f"shr.s32 {{d}}, {{0}}, {amount};", 32, (32,), lambda a, n=amount: signed(a, 32) >> n
-        )
-    return cases
 
 
 def bfe(a: int, start: int, length: int, *, bits: int, is_signed: bool) -> int:

@@ -26,7 +26,7 @@ from tests.emulator.instruction_cases import check
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
 from tests.emulator.test_instructions import CONVERSION, FLOAT, INTEGER
-from tests.emulator.test_translate import REGISTERS, Exit, Thread, program_text, statements
+from tests.emulator.test_translate import REGISTERS, interpreted, program_text, statements
 
 FORMS = {**INTEGER, **FLOAT, **CONVERSION}
 NATIVE, PYTHON = Options(native=True), Options(native=False)
@@ -78,18 +78,7 @@ def change_after(monkeypatch: pytest.MonkeyPatch, instructions: int) -> list[boo
     seed=st.integers(0, 3),
 )
 def test_random_programs(program: list[tuple], threads: int, change: int | None, seed: int) -> None:
-    memory = (np.arange(threads, dtype=np.uint32) * 977 + 5) % 50
-    common = np.array([21], np.uint32)
-    registers = np.zeros((threads, REGISTERS), np.uint32)
-    expected = []
-    for thread in range(threads):
-        state = Thread(thread, int(memory[thread]), int(common[0]))
-        try:
-            for statement in program:
-                state.execute(statement)
-        except Exit:
-            pass
-        expected.append((state.registers, state.memory))
+    memory, common, registers, expected = interpreted(program, threads)
     options = Options(seed=seed, interleave="random", native=True if change is None else None)
     with pytest.MonkeyPatch.context() as patch:
         if change is not None:

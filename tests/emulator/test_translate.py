@@ -192,6 +192,28 @@ class Thread:
                     break
 
 
+def interpreted(
+    program: list[tuple], threads: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[list[int], int]]]:
+    """A program's arrays and what the sequential interpreter makes of it.
+
+    Returns:
+        A word per thread, a common word, room for the registers; registers and word of every thread afterwards.
+    """
+    memory = (np.arange(threads, dtype=np.uint32) * 977 + 5) % 50
+    common = np.array([21], np.uint32)
+    expected = []
+    for thread in range(threads):
+        state = Thread(thread, int(memory[thread]), int(common[0]))
+        try:
+            for statement in program:
+                state.execute(statement)
+        except Exit:
+            pass
+        expected.append((state.registers, state.memory))
+    return memory, common, np.zeros((threads, REGISTERS), np.uint32), expected
+
+
 def program_text(program: list[tuple], outputs: list[int]) -> str:
     """Registers start from the thread index (odd ones) or the same in all threads (even ones)."""
     source = Source()
@@ -226,18 +248,7 @@ def program_text(program: list[tuple], outputs: list[int]) -> str:
 def test_programs_equal_the_sequential_interpreter(
     program: list[tuple], outputs: list[int], threads: int, seed: int
 ):
-    memory = (np.arange(threads, dtype=np.uint32) * 977 + 5) % 50
-    common = np.array([21], np.uint32)
-    registers = np.zeros((threads, REGISTERS), np.uint32)
-    expected = []
-    for thread in range(threads):
-        state = Thread(thread, int(memory[thread]), int(common[0]))
-        try:
-            for statement in program:
-                state.execute(statement)
-        except Exit:
-            pass
-        expected.append((state.registers, state.memory))
+    memory, common, registers, expected = interpreted(program, threads)
     interleave = "random" if seed else "round_robin"
     launch(
         program_text(program, outputs),
