@@ -31,8 +31,10 @@ mutate: $(VENV)/.installed-test
 	$(BIN)/python -m tests.mutation $(ARGS)
 
 # On a machine with an SM90 GPU: every launch of the emulator's unit tests runs on it too, with equal results (docs/emulator.md).
+# The files that launch PTX, be it through the cases of another module; tests/emulator/test_hardware.py checks the list.
+HARDWARE_TESTS = $(shell grep -lE 'tests\.emulator\.(ptx|instruction_cases) import' tests/emulator/test_*.py)
 hardware: $(VENV)/.installed-test
-	EMULATOR_HW=1 $(BIN)/python -m pytest -n 8 $$(grep -l 'tests.emulator.ptx import' tests/emulator/test_*.py) $(ARGS)
+	EMULATOR_HW=1 $(BIN)/python -m pytest -n 8 $(HARDWARE_TESTS) $(ARGS)
 
 # An independent static verifier on the SM100 kernel and on mutants that it must reject. docs/mutation.md
 sentryward: $(VENV)/.installed-test

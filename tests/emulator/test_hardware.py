@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +17,8 @@ from cute_kernels.emulator.tensor_map import TensorMap
 from tests.emulator import hardware
 from tests.emulator.hardware import HardwareFault, Relocation, Tally, Worker, for_sm90
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 # A device whose memory lies elsewhere: nothing works unless every address in parameters and buffers is moved. What it
 # does wrong depends on the first byte of the last buffer: 1 = flips a bit, 2 = dies, 3 = rejects the text.
@@ -154,3 +160,22 @@ def test_relocation_leaves_other_words_alone() -> None:
 def test_the_text_for_a_gpu(given: str, newest: tuple[int, int], expected: str) -> None:
     text = for_sm90(f".version {given}\n.target sm_100a\n.address_size 64\n", newest)
     assert text == f".version {expected}\n.target sm_90a\n.address_size 64\n"
+
+
+def _imports(path: Path) -> set[Path]:
+    """Modules of this repository that a file imports from."""
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    names = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+    names |= {node.module for node in imports if node.module}
+    return {file for name in names if (file := REPOSITORY / (name.replace(".", "/") + ".py")).is_file()}
+
+
+def test_make_hardware_runs_every_file_that_launches_ptx():
+    folder = REPOSITORY / "tests" / "emulator"
+    tests = set(folder.glob("test_*.py"))
+    modules = {folder / "ptx.py"}
+    while more := {path for path in set(folder.glob("*.py")) - tests - modules if _imports(path) & modules}:
+        modules |= more
+    command = ["make", "--dry-run", "hardware"]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    assert {path.name for path in tests if _imports(path) & modules} == set(re.findall(r"test_\w+\.py", listed))
