@@ -3,9 +3,11 @@
     python -m bench.gemm                                  # squares of 1024 to 12288
     python -m bench.gemm --suite siglip2                  # the linear layers of SigLIP2
     python -m bench.gemm --suite all --configs candidates # also every configuration that the chooser may take
+    python -m bench.gemm --limit 500                      # ends after about 500 s, with fewer rounds where it must
 
 Peers are checked element by element against FP64 before they are timed by the protocol of bench/timing.py. Writes
-NAME.json (every run), NAME.md and NAME.png into --output, and prints the geometric mean of each peer's time over ours.
+NAME.json (every run), NAME.md and NAME.png into --output, and prints the geometric mean of each peer's time over ours;
+"cuBLAS" is the faster of torch's linear and the best of cuBLASLt's algorithms, per case.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import datetime
 import functools
 import gc
 import math
+import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,16 +31,18 @@ from bench import gemm_cases, patch_embed
 from bench.gemm_cases import GemmCase, GemmData
 from bench.peers import OURS, Peer
 from bench.peers import gemm_peers as peers_module
-from bench.results import CaseResult, Results
+from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
 from cute_kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.plan import sm90_gemm, sm100_gemm
 
+TORCH, CUBLASLT, CUBLAS = "torch linear", "cuBLASLt", "cuBLAS"
+
 # quack changes CuTe tensor classes of the whole process when it is imported, so it is built last.
 PEERS = (
     Peer(OURS, "complete", "gemm_peers", "build_ours"),
-    Peer("torch linear", "complete", "gemm_peers", "build_torch"),
-    Peer("cuBLASLt", "complete", "gemm_peers", "build_cublaslt"),
+    Peer(TORCH, "complete", "gemm_peers", "build_torch"),
+    Peer(CUBLASLT, "complete", "gemm_peers", "build_cublaslt"),
     Peer("torch.compile", "complete", "gemm_peers", "build_compiled"),
     Peer("quack", "complete", "gemm_peers", "build_quack"),
 )
@@ -75,6 +81,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--configs", nargs="+", default=[], metavar="FIELD=N,...", help="more of ours, or 'candidates'")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sustained", type=float, metavar="SECONDS", default=0.6)
+    parser.add_argument("--settle", type=float, metavar="SECONDS", default=0.0, help="untimed, before a sustained run")
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", default=math.inf,
+        help="of the whole run: each case gets an equal share of what is left, builds no peer and begins no round (but "
+        "the first) after it",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("bench/results"))
     parser.add_argument("--name", help="of the files, default gemm-SUITE-DATE")
@@ -84,7 +96,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"peers {sorted(unknown)}, allowed: {', '.join(peer.name for peer in PEERS)}")
     arguments.peers = [peer for peer in PEERS if arguments.peers is None or peer.name in (*arguments.peers, OURS)]
     try:
-        arguments.protocol = Protocol(rounds=arguments.rounds, sustained_s=arguments.sustained, seed=arguments.seed)
+        if not arguments.limit > 0:
+            raise ValueError(f"--limit {arguments.limit}, allowed: a positive number of seconds")
+        arguments.protocol = Protocol(
+            rounds=arguments.rounds, sustained_s=arguments.sustained, settle_s=arguments.settle, seed=arguments.seed
+        )
     except ValueError as error:
         parser.error(str(error))
     arguments.cases = []
@@ -118,8 +134,10 @@ def run_case(
     arguments: argparse.Namespace,
     device: torch.device,
     sampler: DeviceSampler,
+    deadline: float = math.inf,
 ) -> CaseResult:
-    """Builds, checks and times all peers of a case."""
+    """Builds, checks and times all peers of a case; ``deadline`` as of `measure`, and peers are not built after it."""
+    began = time.perf_counter()
     data = GemmData(case, device, arguments.seed)
     entries = [(peer, peer.build) for peer in arguments.peers]
     for index, (text, config) in enumerate(configs.items()):
@@ -127,12 +145,16 @@ def run_case(
         entries.insert(1 + index, (entry, functools.partial(peers_module.build_ours, config=config)))
     result, launches = CaseResult(case), {}
     for peer, build in entries:
+        if peer.name != OURS and time.perf_counter() > deadline:
+            result.peers.append(PeerResult(peer.name, peer.scope, reason="the time of this case was up"))
+            continue
         entry, candidate = patch_embed.build_and_check(peer, build, data)
         result.peers.append(entry)
         if candidate is not None:
             launches[peer.name] = candidate.launch
-        print(f"  {peer.name}: {entry.reason or entry.detail or 'ready'}", file=sys.stderr, flush=True)
-    runs = measure(launches, arguments.protocol, sampler, case.slots)
+        note = entry.reason or entry.detail or "ready"
+        print(f"  {peer.name}: {note} ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+    runs = measure(launches, arguments.protocol, sampler, case.slots, case=case.name, deadline=deadline)
     for entry in result.peers:
         entry.runs = runs.get(entry.name, [])
         short = entry.runs and elapsed_ms(launches[entry.name], 10, case.slots) < patch_embed.LAUNCH_COST_BELOW_MS
@@ -141,19 +163,22 @@ def run_case(
     return result
 
 
-def geometric_means(results: Results, mode: str) -> dict[str, tuple[float, int]]:
-    """For each peer the geometric mean of its median over ours, and over how many cases: above 1 we are faster."""
-    ratios: dict[str, list[float]] = {}
+def ratios(results: Results, mode: str) -> dict[str, list[float]]:
+    """For each peer its median over ours, case by case where both ran: above 1 we are faster."""
+    found: dict[str, list[float]] = {}
     for case in results.cases:
         medians = {p.name: s.median for p in case.peers if (s := p.summary(mode)) is not None}
+        if TORCH in medians and CUBLASLT in medians:
+            medians[CUBLAS] = min(medians[TORCH], medians[CUBLASLT])
         for name, median in medians.items():
             if OURS in medians and name != OURS:
-                ratios.setdefault(name, []).append(median / medians[OURS])
-    return {name: (math.exp(sum(map(math.log, values)) / len(values)), len(values)) for name, values in ratios.items()}
+                found.setdefault(name, []).append(median / medians[OURS])
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if our kernel did not run or was wrong in some case."""
+    began = time.perf_counter()
     arguments = parse_arguments(argv)
     if not torch.cuda.is_available():
         print("bench.gemm: no CUDA device", file=sys.stderr)
@@ -165,9 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench.gemm: {error}", file=sys.stderr)
         return 2
     sampler = DeviceSampler(device)
-    now = datetime.datetime.now(datetime.timezone.utc)
+    today = datetime.datetime.now(datetime.timezone.utc)
     results = Results(
-        date=now.strftime("%Y-%m-%d %H:%M UTC"),
+        date=today.strftime("%Y-%m-%d %H:%M UTC"),
         command=patch_embed.recorded_command(sys.argv[1:] if argv is None else argv, "bench.gemm"),
         environment=patch_embed.environment(device, sampler),
         protocol=arguments.protocol,
@@ -176,18 +201,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     for config in (None, *configs.values()):
         for case in arguments.cases:
             peers_module.compile_ahead(case, config, device)
-    name = arguments.name or f"gemm-{arguments.suite}-{now:%Y-%m-%d}"
-    for case in arguments.cases:
+    name = arguments.name or f"gemm-{arguments.suite}-{today:%Y-%m-%d}"
+    for index, case in enumerate(arguments.cases):
         print(case.title, file=sys.stderr, flush=True)
-        results.cases.append(run_case(case, configs, arguments, device, sampler))
+        now = time.perf_counter()
+        deadline = now + (began + arguments.limit - now) / (len(arguments.cases) - index)
+        results.cases.append(run_case(case, configs, arguments, device, sampler, deadline))
         # Written after every case: an interrupted run keeps what it has measured.
         paths = patch_embed.write(results, arguments.output, name)
         gc.collect()
         torch.cuda.empty_cache()
     patch_embed.print_tables(results, Console(width=None if sys.stdout.isatty() else 190))
     for mode in ("burst", "sustained"):
-        for peer, (mean, count) in geometric_means(results, mode).items():
-            print(f"{mode}: {peer} / {OURS} = {mean:.3f} (geometric mean of {count} cases)")
+        for peer, values in ratios(results, mode).items():
+            mean, least = statistics.geometric_mean(values), min(values)
+            print(f"{mode}: {peer} / {OURS} = {mean:.3f} (geometric mean of {len(values)} cases, least {least:.3f})")
     print(*paths, sep="\n")
     ours_ran = all(peer.runs for result in results.cases for peer in result.peers if peer.name == OURS)
     return 0 if ours_ran else 1

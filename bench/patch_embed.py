@@ -180,7 +180,7 @@ def run_case(case: Case, arguments: argparse.Namespace, device: torch.device, sa
             candidates[peer.name] = candidate
         print(f"  {peer.name}: {entry.reason or entry.detail or 'ready'}", file=sys.stderr, flush=True)
     launches = {name: candidate.launch for name, candidate in candidates.items()}
-    runs = measure(launches, arguments.protocol, sampler, case.slots)
+    runs = measure(launches, arguments.protocol, sampler, case.slots, case=case.name)
     for entry in result.peers:
         entry.runs = runs.get(entry.name, [])
         if entry.runs and entry.scope == "complete":

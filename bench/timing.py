@@ -38,7 +38,9 @@ class Protocol:
         burst_launches: launches of a burst.
         burst_idle_s: idle seconds before a burst.
         sustained_s: least seconds of a sustained run.
-        seed: of the shuffling.
+        settle_s: seconds of the same launches right before a sustained run, untimed: the power limit acts with a delay,
+            and without them a candidate is timed partly at the clocks that the one before it left.
+        seed: of the shuffling, together with the name of the case.
     """
 
     rounds: int = 5
@@ -47,13 +49,15 @@ class Protocol:
     burst_idle_s: float = 0.05
     sustained_s: float = 0.6
     seed: int = 0
+    settle_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("rounds", "warmup_launches", "burst_launches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}, allowed: at least 1")
-        if self.burst_idle_s < 0 or not self.sustained_s > 0:
-            raise ValueError(f"burst_idle_s = {self.burst_idle_s}, sustained_s = {self.sustained_s}: not durations")
+        for name, least in (("burst_idle_s", 0.0), ("settle_s", 0.0), ("sustained_s", 1e-6)):
+            if not least <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}, allowed: a duration in seconds")
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,15 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(statistics.median(values), low, high, min(values), max(values), len(values))
 
 
-def shuffled_rounds(names: Sequence[str], modes: Sequence[str], rounds: int, seed: int) -> list[list[tuple[str, str]]]:
-    """For each round, every (name, mode) once, in an order of its own."""
-    generator = random.Random(seed)
+def shuffled_rounds(
+    names: Sequence[str], modes: Sequence[str], rounds: int, seed: int, case: str = ""
+) -> list[list[tuple[str, str]]]:
+    """For each round, every (name, mode) once, in an order of its own.
+
+    The name of the case belongs to the seed: a candidate that always came after the same other one, which may have left
+    the device hot or idle, would gain or lose in every case alike.
+    """
+    generator = random.Random(f"{seed} {case}")
     schedule = []
     for _ in range(rounds):
         order = [(name, mode) for name in names for mode in modes]
@@ -255,6 +265,9 @@ def measure(
     sampler: DeviceSampler,
     slots: int,
     modes: Sequence[str] = ("burst", "sustained"),
+    *,
+    case: str = "",
+    deadline: float = math.inf,
 ) -> dict[str, list[Run]]:
     """Times all candidates by the protocol.
 
@@ -264,6 +277,8 @@ def measure(
         sampler: NVML of the device that the candidates run on.
         slots: input sets to rotate among.
         modes: ``"burst"``, ``"sustained"`` or both.
+        case: what is timed, see `shuffled_rounds`.
+        deadline: of `time.perf_counter`. After the first round, one that would end later is not begun.
 
     Raises:
         ValueError: an unknown mode.
@@ -277,7 +292,10 @@ def measure(
         estimate[name] = elapsed_ms(launch, protocol.warmup_launches, slots)
         spins[name] = covering_spin_ms(launch, protocol.burst_launches, slots)
     runs: dict[str, list[Run]] = {name: [] for name in candidates}
-    for index, order in enumerate(shuffled_rounds(list(candidates), modes, protocol.rounds, protocol.seed)):
+    began, longest = time.perf_counter(), 0.0
+    for index, order in enumerate(shuffled_rounds(list(candidates), modes, protocol.rounds, protocol.seed, case)):
+        if index and time.perf_counter() + longest > deadline:
+            break
         for name, mode in order:
             launch = candidates[name]
             if mode == "burst":
@@ -286,6 +304,8 @@ def measure(
             else:
                 # The estimate is from short runs at high clocks, so the run lasts a little longer than asked.
                 launches, spin_ms = max(10, math.ceil(1e3 * protocol.sustained_s / estimate[name])), 0.0
+                if protocol.settle_s:
+                    elapsed_ms(launch, math.ceil(1e3 * protocol.settle_s / estimate[name]), slots)
             ms, samples = sampler.during(
                 lambda f=launch, n=launches, s=spin_ms: elapsed_ms(f, n, slots, spin_ms=s)
             )
@@ -293,6 +313,7 @@ def measure(
             watts = statistics.fmean(samples.watts) if power is None else power
             energy = None if power is None else power * ms
             runs[name].append(Run(mode, index, launches, ms, statistics.fmean(samples.sm_mhz), watts, energy))
+        longest, began = max(longest, time.perf_counter() - began), time.perf_counter()
     return runs
 
 

@@ -52,7 +52,11 @@ def build_torch(data: GemmData) -> Candidate:
 
 
 def build_compiled(data: GemmData) -> Candidate:
-    """The same under `torch.compile`, which chooses among cuBLAS and Triton kernels by timing them."""
+    """The same under `torch.compile`, which chooses among cuBLAS and Triton kernels by timing them.
+
+    Without CUDA graphs: they would hide this peer's launches from the host and copy its inputs, which rotate, to fixed
+    addresses; all peers are launched one by one.
+    """
     torch._dynamo.reset()
     compiled = torch.compile(
         torch.nn.functional.linear, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs"

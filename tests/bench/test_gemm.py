@@ -10,7 +10,7 @@ import torch
 from bench import gemm as program
 from bench import results as r
 from bench.gemm_cases import GemmCase, GemmData
-from bench.peers import OURS
+from bench.peers import OURS, Candidate
 from bench.timing import Protocol, Run
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.plan.sm90_gemm import CANDIDATES
@@ -29,7 +29,7 @@ def test_suites() -> None:
 
 def test_peers_are_chosen_by_name_and_ours_is_always_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert [peer.name for peer in program.parse_arguments(["--peers", "quack"]).peers] == [OURS, "quack"]
-    for argv in (["--peers", "nobody"], ["--rounds", "0"]):
+    for argv in (["--peers", "nobody"], ["--rounds", "0"], ["--limit", "0"], ["--settle", "-1"]):
         with pytest.raises(SystemExit):
             program.parse_arguments(argv)
         assert "error:" in capsys.readouterr().err
@@ -60,15 +60,36 @@ def test_check_notices_one_wrong_row_one_unwritten_element_and_a_wrong_shape() -
         data.check(good.T)
 
 
-def test_geometric_mean_and_round_trip_of_results() -> None:
+def test_ratios_and_round_trip_of_results() -> None:
     def peer(name: str, ms: float) -> r.PeerResult:
         return r.PeerResult(name, "complete", runs=[Run("burst", 0, 5, ms), Run("sustained", 0, 10, 2 * ms)])
 
     cases = [r.CaseResult(CASE, [peer(OURS, 1.0), peer("slow", 2.0)])]
     cases.append(r.CaseResult(CASE, [peer(OURS, 1.0), peer("slow", 8.0), peer("once", 0.5)]))
     results = r.Results("2026-01-01", "command", {}, Protocol(), cases)
-    means = program.geometric_means(results, "burst")
-    assert means["slow"] == (pytest.approx(4.0), 2) and means["once"] == (pytest.approx(0.5), 1) and OURS not in means
+    found = program.ratios(results, "burst")
+    assert found["slow"] == [2.0, 8.0] and found["once"] == [0.5] and OURS not in found
     assert r.from_json(r.to_json(results)) == results
     assert CASE.title in r.report(results, OURS)
+    cases[0].peers += [peer(program.TORCH, 1.5), peer(program.CUBLASLT, 1.25)]
+    cases[1].peers += [peer(program.TORCH, 0.75)]
+    assert program.ratios(results, "sustained")[program.CUBLAS] == [1.25], "needs both"
     assert math.isclose(CASE.flops, 2 * 40 * 24 * 16) and CASE.bytes == 2 * (640 + 384 + 960)
+
+
+def test_peers_are_not_built_after_the_deadline_but_ours_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def build_and_check(peer, build, data):
+        built.append(peer.name)
+        return r.PeerResult(peer.name, peer.scope), Candidate(lambda slot: None)
+
+    monkeypatch.setattr(program.patch_embed, "build_and_check", build_and_check)
+    monkeypatch.setattr(program, "measure", lambda launches, *_, **__: {n: [Run("burst", 0, 1, 1.0)] for n in launches})
+    monkeypatch.setattr(program, "elapsed_ms", lambda *_: 10.0)
+    arguments = program.parse_arguments(["--peers", "quack"])
+    result = program.run_case(CASE, {}, arguments, torch.device("cpu"), None, deadline=0.0)
+    assert built == [OURS] and [bool(p.runs) for p in result.peers] == [True, False]
+    assert result.peers[1].reason == "the time of this case was up"
+    program.run_case(CASE, {}, arguments, torch.device("cpu"), None)
+    assert built == [OURS, OURS, "quack"]

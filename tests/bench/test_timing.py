@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.timing import Protocol, mean_power, shuffled_rounds, summarize
+from bench import timing
+from bench.timing import Protocol, Samples, mean_power, shuffled_rounds, summarize
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=30))
@@ -35,6 +36,7 @@ def test_every_round_holds_every_run_once_in_an_order_of_its_own() -> None:
     assert len({tuple(order) for order in schedule}) == 8
     assert schedule == shuffled_rounds(names, ("burst", "sustained"), 8, seed=3)
     assert schedule != shuffled_rounds(names, ("burst", "sustained"), 8, seed=4)
+    assert schedule != shuffled_rounds(names, ("burst", "sustained"), 8, seed=3, case="1024")
 
 
 def test_power_counts_whole_steps_of_the_energy_counter() -> None:
@@ -51,8 +53,49 @@ def test_power_needs_two_steps(readings: list[tuple[float, float]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"rounds": 0}, {"burst_launches": 0}, {"warmup_launches": 0}, {"sustained_s": 0.0}, {"burst_idle_s": -1}]
-)
+    "fields",
+    [{"rounds": 0}, {"burst_launches": 0}, {"warmup_launches": 0}, {"sustained_s": 0.0}, {"burst_idle_s": -1},
+     {"settle_s": -0.1}, {"settle_s": math.nan}],
+)  # fmt: skip
 def test_protocol_refuses(fields: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         Protocol(**fields)
+
+
+class FakeDevice:
+    """A clock that launches advance by a millisecond each, in place of the device, its sampler and the host's clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.log = 0.0, []
+        monkeypatch.setattr(timing, "elapsed_ms", self.elapsed_ms)
+        monkeypatch.setattr(timing, "covering_spin_ms", lambda launch, launches, slots: 0.5)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
+
+    def elapsed_ms(self, launch, launches: int, slots: int, *, spin_ms: float = 0.0) -> float:
+        self.now += 1e-3 * launches
+        self.log.append((launch, launches, spin_ms))
+        return 1.0
+
+    def during(self, work):
+        return work(), Samples([1000.0], [500.0], [])
+
+
+def test_a_sustained_run_is_settled_by_its_own_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(monkeypatch)
+    protocol = Protocol(rounds=1, warmup_launches=1, sustained_s=0.2, settle_s=0.3)
+    runs = timing.measure({"a": "a", "b": "b"}, protocol, device, 1, ["sustained"])
+    assert [run.launches for run in runs["a"]] == [200]
+    timed = device.log[4:]
+    assert sorted(timed) == [(name, count, 0.0) for name in "ab" for count in (200, 300)]
+    assert [launch for launch, *_ in timed[::2]] == [launch for launch, *_ in timed[1::2]]
+    assert [count for _, count, _ in timed] == [300, 200] * 2
+
+
+@pytest.mark.parametrize(("deadline", "rounds"), [(0.0, 1), (2.4, 2), (2.6, 2), (3.1, 3), (math.inf, 9)])
+def test_no_round_is_begun_that_would_end_after_the_deadline(monkeypatch, deadline: float, rounds: int) -> None:
+    """A round is two runs of half a second; the first one is timed whatever the deadline."""
+    device = FakeDevice(monkeypatch)
+    protocol = Protocol(rounds=9, warmup_launches=1, sustained_s=0.5)
+    runs = timing.measure({"a": "a", "b": "b"}, protocol, device, 1, ["sustained"], deadline=deadline)
+    assert [len(found) for found in runs.values()] == [rounds, rounds]
