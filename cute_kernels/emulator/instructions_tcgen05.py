@@ -100,8 +100,7 @@ def load_packed(memory: TensorMemory, warp: int, address: int, repeat: int) -> n
 def load(warp: Any, mask: int, address: int, shape: str, repeat: int, pack: bool = False) -> np.ndarray:
     """tcgen05.ld: uint32 [registers, 32 lanes] (one register: [32]).
 
-    The copy is made at once. PTX makes the registers valid only after tcgen05.wait::ld, so any earlier read that a
-    program may legally make sees these values.
+    The copy is made at once: whatever reads the registers is ordered after the load, with or without tcgen05.wait::ld.
     """
     require_whole_warp(warp, mask, "tcgen05.ld")
     if pack:

@@ -8,7 +8,10 @@ emulator could show to be broken, because registers are never overwritten in its
 * Nothing else touches these registers until a wgmma.wait_group covers the group of the wgmma. (Reading A fragments
   meanwhile is let pass: that can change nothing.)
 
-tcgen05.ld writes its registers asynchronously: nothing touches them until tcgen05.wait::ld.
+tcgen05.ld writes its registers asynchronously. An instruction that reads one of them is ordered after the load by that
+dependency alone (PTX ISA, "Register dependencies, same thread"). One that overwrites a register which nothing has read
+yet is not, until tcgen05.wait::ld: what is read there afterwards may be the load's. Tensor memory is another matter:
+what overwrites the columns needs the wait, which the race detector checks.
 
 The analyses follow all paths of the flow graph and take what may happen on any of them as happening. Plain moves of
 registers and constants are no accesses themselves, because virtual registers of PTX are not yet allocated.
@@ -210,41 +213,68 @@ def _error(instruction: Instruction, message: str) -> IllegalAccess:
 # --- tcgen05.ld -----------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Loads:
+    """Registers of tcgen05.ld at one place of the program.
+
+    Attributes:
+        pending: the load that may not have written a register yet.
+        mixed: registers overwritten meanwhile: the load, and what overwrote them.
+    """
+
+    pending: dict[str, Instruction] = field(default_factory=dict)
+    mixed: dict[str, tuple[Instruction, Instruction]] = field(default_factory=dict)
+
+    def merge(self, other: _Loads) -> bool:
+        """Adds what may hold on another path. Returns whether anything changed."""
+        known = len(self.pending) + len(self.mixed)
+        self.pending = {**other.pending, **self.pending}
+        self.mixed = {**other.mixed, **self.mixed}
+        return len(self.pending) + len(self.mixed) > known
+
+
 def _check_tensor_loads(flow: Flow) -> None:
-    """Follows the registers of tcgen05.ld, and plain copies of them, to the next tcgen05.wait::ld."""
+    """Follows the registers of tcgen05.ld to what reads or overwrites them."""
     instructions = flow.kernel.instructions
     if not any(instruction.parts[:2] == ("tcgen05", "ld") for instruction in instructions):
         return
-    before: dict[int, dict[str, Instruction]] = {0: {}}
+    before: dict[int, _Loads] = {0: _Loads()}
     work = [0]
     while work:
         index = work.pop()
         block = flow.blocks[index]
-        loading = dict(before[index])
+        loads = _Loads(dict(before[index].pending), dict(before[index].mixed))
         for instruction in instructions[block.start : block.end]:
-            _follow_load(loading, instruction)
+            _follow_loads(loads, instruction)
         for successor in block.successors:
-            known = before.get(successor)
-            if successor != flow.exit and (known is None or not loading.keys() <= known.keys()):
-                before[successor] = {**loading, **(known or {})}
+            if successor == flow.exit:
+                continue
+            if successor not in before:
+                before[successor] = _Loads()
+                work.append(successor)
+            if before[successor].merge(loads):
                 work.append(successor)
 
 
-def _follow_load(loading: dict[str, Instruction], instruction: Instruction) -> None:
+def _follow_loads(loads: _Loads, instruction: Instruction) -> None:
     if instruction.parts[:2] == ("tcgen05", "wait::ld"):
-        loading.clear()
+        loads.pending.clear()
         return
+    for name in read(instruction):
+        if name in loads.mixed:
+            load, other = loads.mixed[name]
+            raise _error(
+                instruction,
+                f"register {name} is overwritten at PTX line {other.line} `{other.text}` while the tcgen05.ld at PTX "
+                f"line {load.line} may still write it, for which no tcgen05.wait::ld has waited on some way to there",
+            )
+        if instruction.guard is None:
+            loads.pending.pop(name, None)
     writes = written(instruction)
+    for name in writes:
+        if name in loads.pending:
+            loads.mixed[name] = (loads.pending[name], instruction)
+        elif instruction.guard is None:
+            loads.mixed.pop(name, None)
     if instruction.parts[:2] == ("tcgen05", "ld"):
-        loading.update(dict.fromkeys(writes, instruction))
-        return
-    sources = [name for name in read(instruction) if name in loading]
-    if sources and instruction.parts[0] == "mov" and instruction.guard is None:
-        loading.update(dict.fromkeys(writes, loading[sources[0]]))
-        return
-    for name in (*sources, *(name for name in writes if name in loading)):
-        raise _error(
-            instruction,
-            f"register {name} belongs to the tcgen05.ld at PTX line {loading[name].line}, for which no "
-            "tcgen05.wait::ld has waited on some way to here",
-        )
+        loads.pending.update(dict.fromkeys(writes, instruction))

@@ -66,6 +66,10 @@ _NOTHING_FOLLOWS = (
     "waits of the drain: the thread has seen the arrivals at this mbarrier with either semantics, and neither accesses "
     "memory nor issues anything before it exits or meets the barrier at the end, whose other threads acquire themselves"
 )
+_LATER_WAIT = (
+    "not the last of its accumulator: what uses the loaded registers is ordered after the load by that dependency, and "
+    "the tcgen05.wait::ld of the last columns, which precedes the arrival on accumulator_empty, covers all loads before"
+)
 _WGMMA_FENCE = (
     "not the first of its tile: no register of a wgmma is accessed by other instructions since the one before, and "
     "accumulators of equal shape need no fence between wgmmas"
@@ -93,6 +97,8 @@ REVIEWS: tuple[Review, ...] = (
         "the end of the kernel implies it: without it dependents start later",
     ),
     Review("drop", "tcgen05.fence::*", "*", False, _TENSOR_ORDER),
+    Review("drop", "tcgen05.wait::ld*", "sm100/epilogue.py* (_drain)*", True, _LATER_WAIT),
+    Review("drop", "tcgen05.wait::ld*", "sm100/dense_epilogue.py* (run)*", True, _LATER_WAIT),
     Review(
         "relaxed",
         "mbarrier.try_wait*",
