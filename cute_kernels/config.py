@@ -193,6 +193,10 @@ class Sm100GemmConfig:
         group_m: the tile order runs down this many blocks of rows before it takes the next column of tiles.
         idle_clocks: SM clocks that the MMA warp idles after the MMAs of each stage, to draw less power: the utilisation
             control of the CUDA original, which found it to cost more than it gives.
+        cluster_m, cluster_n: CTAs of a cluster along rows and columns, as in `Sm90GemmConfig`. A pair is two CTAs along
+            the rows; pairs in one column of the cluster share ``b`` by multicast, pairs in one row share ``a``.
+        accumulators: accumulators of a whole tile in tensor memory. With 2 the epilogue drains one tile while the next
+            is multiplied; 1 leaves room for tiles of twice the columns, whose waves are handed over one by one.
     """
 
     block_m: int = 128
@@ -201,6 +205,9 @@ class Sm100GemmConfig:
     store_stages: int = 2
     group_m: int = 8
     idle_clocks: int = 0
+    cluster_m: int = 2
+    cluster_n: int = 1
+    accumulators: int = 2
 
     def __post_init__(self) -> None:
         _check_types(self)

@@ -18,6 +18,7 @@ class Signal(Enum):
 
     TMA_BYTES = "one elected thread announces the bytes of a stage; TMA delivers them"
     TCGEN05_COMMIT = "one tcgen05.commit, multicast to every CTA of the pair"
+    SHARED_COMMIT = "one tcgen05.commit of every pair that reads what a CTA loads, multicast to all that load for it"
     WARP_ARRIVE = "one elected lane of every warp of the role, in every CTA of the pair, at the leader CTA"
     TURN_ARRIVE = "one thread of the warpgroup whose turn it is, in every CTA of the cluster, at every CTA"
     WARPGROUP_ARRIVE = "one thread of every warpgroup of the role, in every CTA of the cluster, at every CTA"
@@ -42,6 +43,7 @@ class Edge:
         stages: buffers in the ring.
         full, empty: how the producer and the consumer signal.
         tx_bytes: bytes that TMA delivers per stage to one full barrier (0 unless ``full`` is TMA_BYTES).
+        parts: pieces of a stage that are handed over one by one, each with its own two barriers.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Edge:
     full: Signal
     empty: Signal
     tx_bytes: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,20 @@ class NamedBarrier:
 
 @dataclass(frozen=True)
 class Graph:
-    """Roles and edges of one kernel; ``ctas`` is the number of CTAs whose threads signal each other's barriers."""
+    """Roles and edges of one kernel.
+
+    Attributes:
+        roles, edges: the nodes and what they hand over.
+        ctas: CTAs whose threads signal each other's barriers.
+        named_barriers: hardware barriers of a CTA.
+        sharing_pairs: pairs of CTAs that read what one CTA loads.
+    """
 
     roles: tuple[Role, ...]
     edges: tuple[Edge, ...]
     ctas: int
     named_barriers: tuple[NamedBarrier, ...] = ()
+    sharing_pairs: int = 1
 
     def role(self, name: str) -> Role:
         return next(role for role in self.roles if role.name == name)
@@ -93,17 +104,18 @@ class Graph:
             Signal.WARP_ARRIVE: warps * self.ctas,
             Signal.WARPGROUP_ARRIVE: warps // 4 * self.ctas,
             Signal.TURN_ARRIVE: self.ctas,
+            Signal.SHARED_COMMIT: self.sharing_pairs,
         }
         return counts.get(signal, 1)
 
     def barriers(self) -> tuple[Barrier, ...]:
-        """Every mbarrier array of a CTA, in slot order. All CTAs of a pair have the same layout."""
+        """Every mbarrier array of a CTA, in slot order. All CTAs of a cluster have the same layout."""
         barriers, slot = [], 0
         for edge in self.edges:
             for kind, signal, by in (("full", edge.full, edge.producer), ("empty", edge.empty, edge.consumer)):
                 count = self.arrivals(edge, signal, by)
-                barriers.append(Barrier(f"{edge.name}_{kind}", slot, edge.stages, count))
-                slot += edge.stages
+                barriers.append(Barrier(f"{edge.name}_{kind}", slot, edge.stages * edge.parts, count))
+                slot += edge.stages * edge.parts
         return tuple(barriers)
 
     def barrier_names(self) -> list[str]:
@@ -112,19 +124,24 @@ class Graph:
 
     @property
     def slots(self) -> int:
-        return 2 * sum(edge.stages for edge in self.edges)
+        return 2 * sum(edge.stages * edge.parts for edge in self.edges)
 
     def describe(self) -> list[str]:
         """One line per edge, e.g. ``load --[operands x4: TMA_BYTES 65536 B / TCGEN05_COMMIT]--> mma``."""
         lines = []
         for e in self.edges:
             full = f"{e.full.name} {e.tx_bytes} B" if e.tx_bytes else e.full.name
-            lines.append(f"{e.producer} --[{e.name} x{e.stages}: {full} / {e.empty.name}]--> {e.consumer}")
+            count = f"x{e.stages}" + (f" x{e.parts} parts" if e.parts > 1 else "")
+            lines.append(f"{e.producer} --[{e.name} {count}: {full} / {e.empty.name}]--> {e.consumer}")
         return lines
 
 
 def sm100_graph(plan: Sm100Plan | Sm100GemmPlan) -> Graph:
-    """load -> mma -> epilogue: the graph of every tcgen05 GEMM of this package."""
+    """load -> mma -> epilogue: the graph of every tcgen05 GEMM of this package.
+
+    An accumulator is handed over wave by wave. Pairs of a cluster share nothing but operand stages.
+    """
+    shared = plan.sharing_pairs > 1
     return Graph(
         roles=(
             Role("load", plan.load_warp, 1),
@@ -134,14 +151,16 @@ def sm100_graph(plan: Sm100Plan | Sm100GemmPlan) -> Graph:
         edges=(
             Edge(
                 "operands", "load", "mma", plan.config.stages,
-                full=Signal.TMA_BYTES, empty=Signal.TCGEN05_COMMIT, tx_bytes=plan.stage_tx_bytes,
+                full=Signal.TMA_BYTES, empty=Signal.SHARED_COMMIT if shared else Signal.TCGEN05_COMMIT,
+                tx_bytes=plan.stage_tx_bytes,
             ),
             Edge(
                 "accumulator", "mma", "epilogue", plan.accumulators,
-                full=Signal.TCGEN05_COMMIT, empty=Signal.WARP_ARRIVE,
+                full=Signal.TCGEN05_COMMIT, empty=Signal.WARP_ARRIVE, parts=plan.waves,
             ),
         ),
         ctas=plan.cta_group,
+        sharing_pairs=plan.sharing_pairs,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ which counts as complete) and a consumer with parity 0. Signals of one architect
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import cutlass
@@ -32,13 +33,17 @@ class Pipe:
     def consumer_state(self) -> PipelineState:
         return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.edge.stages)
 
-    def wait_empty(self, state: PipelineState) -> None:
-        """Producer: waits until the stage may be overwritten."""
-        _wait(self.empty + state.index, state.phase, self.edge.empty)
+    def wait_empty(self, state: PipelineState, part: int = 0) -> None:
+        """Producer: waits until a part of the stage may be overwritten."""
+        _wait(self.empty + self.slot(state, part), state.phase, self.edge.empty)
 
-    def wait_full(self, state: PipelineState) -> None:
-        """Consumer: waits until the stage holds data."""
-        _wait(self.full + state.index, state.phase, self.edge.full)
+    def wait_full(self, state: PipelineState, part: int = 0) -> None:
+        """Consumer: waits until a part of the stage holds data."""
+        _wait(self.full + self.slot(state, part), state.phase, self.edge.full)
+
+    def slot(self, state: PipelineState, part: int = 0) -> cutlass.Int32:
+        """Index of a part of the stage, in the edge's barriers as in its buffers."""
+        return state.index if self.edge.parts == 1 else state.index * self.edge.parts + part
 
     @cute.jit
     def drain(self, state: PipelineState) -> None:
@@ -69,7 +74,9 @@ def _wait(barrier: cute.Pointer, parity: cutlass.Int32, signal: Signal) -> None:
 AnyPipe = TypeVar("AnyPipe", bound=Pipe)
 
 
-def make_pipes(graph: Graph, barriers: cute.Pointer, kind: type[AnyPipe]) -> dict[str, AnyPipe]:
+def make_pipes(
+    graph: Graph, barriers: cute.Pointer, kind: Callable[[Edge, cute.Pointer, cute.Pointer], AnyPipe]
+) -> dict[str, AnyPipe]:
     """Pipes by edge name over the barrier slots that start at ``barriers`` (8 bytes each, shared memory)."""
     arrays = {b.name: barriers + b.slot for b in graph.barriers()}
     return {e.name: kind(e, arrays[f"{e.name}_full"], arrays[f"{e.name}_empty"]) for e in graph.edges}

@@ -1,19 +1,31 @@
-"""What the SM100 plans have in common: clusters of two CTAs, one warp role after the other, stages filled by both."""
+"""What the SM100 plans have in common: clusters of CTA pairs, one warp role after the other, stages filled by both."""
 
 from __future__ import annotations
 
+from cute_kernels.plan.base import reject
+
 
 class CtaPairs:
-    """Mixin of plans with ``cta_group`` CTAs in a cluster; the dense GEMM and the patch embed lay out a pair alike."""
+    """Mixin of plans whose CTAs work in pairs; the dense GEMM and the patch embed lay out a pair alike."""
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a cluster, a multiple of ``cta_group``."""
+        return self.cta_group
+
+    @property
+    def sharing_pairs(self) -> int:
+        """Pairs whose MMAs read what one CTA loads, its own among them."""
+        return 1
 
     @property
     def clusters(self) -> int:
-        """Persistent clusters: one per pair of multiprocessors, never more than there are tiles."""
-        return min(self.sm_count // self.cta_group, self.tiles)
+        """Persistent clusters: as many as the multiprocessors can hold, never more than there are tiles."""
+        return min(self.sm_count // self.ctas, self.tiles)
 
     @property
     def cluster(self) -> tuple[int, int, int]:
-        return (self.cta_group, 1, 1)
+        return (self.ctas, 1, 1)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -34,3 +46,8 @@ class CtaPairs:
     def stage_tx_bytes(self) -> int:
         """Bytes that the leader's full barrier expects per stage: TMA of both CTAs signals the leader."""
         return self.stage_bytes * self.cta_group
+
+    def check_sm_count(self) -> None:
+        """Raises ValueError if the device cannot hold one cluster."""
+        if self.sm_count < self.ctas:
+            reject("sm_count", self.sm_count, f"a cluster needs {self.ctas} multiprocessors", self.ctas)

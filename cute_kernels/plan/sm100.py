@@ -38,6 +38,7 @@ class Sm100Plan(CtaPairs, Plan):
     k_block_bytes: int = 128
     mma_k_bytes: int = 32
     accumulators: int = 2
+    waves: int = 1
     load_warp: int = 0
     mma_warp: int = 1
     first_epilogue_warp: int = 2
@@ -182,7 +183,6 @@ def plan_sm100(problem: Problem, config: TileConfig | None, arch: Arch, sm_count
         reject("stages", config.stages, "TMA and tensor core overlap only with two stages or more", 2)
     check_epilogue(config.epilogue)
     plan = Sm100Plan(problem, config, arch, sm_count)
-    if sm_count < plan.cta_group:
-        reject("sm_count", sm_count, f"a cluster needs {plan.cta_group} multiprocessors", plan.cta_group)
+    plan.check_sm_count()
     check_capacity(plan)
     return plan

@@ -12,6 +12,12 @@ from cute_kernels.plan.gemm import GemmPlan, check_gemm_smem, check_tile_order
 LEVEL_8 = Sm100GemmConfig()
 LEVEL_7 = Sm100GemmConfig(block_m=256, stages=4)
 
+WIDE = Sm100GemmConfig(tile_n=256, stages=6)
+"""256 x 256 per pair: the widest UMMA, both accumulators in all of tensor memory."""
+
+ONE_ACCUMULATOR = Sm100GemmConfig(block_m=256, tile_n=256, stages=4, accumulators=1)
+"""512 x 256 per pair: two waves of the widest UMMA fill tensor memory, and the epilogue overlaps only wave by wave."""
+
 
 @dataclass(frozen=True)
 class Sm100GemmPlan(CtaPairs, GemmPlan):
@@ -24,7 +30,6 @@ class Sm100GemmPlan(CtaPairs, GemmPlan):
 
     cta_group: int = 2
     cta_m: int = 128
-    accumulators: int = 2
     load_warp: int = 0
     mma_warp: int = 1
     first_epilogue_warp: int = 2
@@ -45,12 +50,25 @@ class Sm100GemmPlan(CtaPairs, GemmPlan):
         return self.cta_m * self.cta_group
 
     @property
+    def pairs(self) -> tuple[int, int]:
+        """CTA pairs of a cluster along rows and columns."""
+        return self.config.cluster_m // self.cta_group, self.config.cluster_n
+
+    @property
+    def ctas(self) -> int:
+        return self.config.cluster_m * self.config.cluster_n
+
+    @property
+    def sharing_pairs(self) -> int:
+        return sum(self.pairs) - 1
+
+    @property
     def cluster_rows(self) -> int:
-        return self.config.block_m * self.cta_group
+        return self.config.block_m * self.config.cluster_m
 
     @property
     def cluster_columns(self) -> int:
-        return self.config.tile_n
+        return self.config.tile_n * self.config.cluster_n
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -63,14 +81,19 @@ class Sm100GemmPlan(CtaPairs, GemmPlan):
         return self.epilogue_warps
 
     @property
+    def accumulators(self) -> int:
+        return self.config.accumulators
+
+    @property
     def tmem_columns(self) -> int:
-        """Both accumulators of every wave, in the powers of two that tcgen05.alloc hands out."""
+        """Accumulators of every wave, in the powers of two that tcgen05.alloc hands out."""
         return self.accumulators * self.waves * self.config.tile_n
 
     def describe_tiles(self) -> list[tuple[str, str]]:
-        c = self.config
+        c, rows = self.config, self.waves * self.mma_m
         return [
-            ("tile", f"{self.cluster_rows} x {c.tile_n} per CTA pair, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("tile", f"{rows} x {c.tile_n} per CTA pair, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}"),
             ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
             ("order", f"groups of {c.group_m} blocks of rows"),
             ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per warp"),
@@ -84,16 +107,18 @@ def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig | None, arch: 
     config = default_config(problem, arch, sm_count) if config is None else config
     require("block_m", config.block_m, (128, 256), "one or two UMMA tiles of 128 rows per CTA")
     require("tile_n", config.tile_n, (64, 128, 256), "N of a UMMA in swizzle atoms of b, both CTAs holding half")
+    require("cluster_m", config.cluster_m, (2, 4), "CTAs of a cluster along the rows: one pair or two")
+    require("cluster_n", config.cluster_n, (1, 2), "pairs of a cluster along the columns")
+    require("accumulators", config.accumulators, (1, 2), "of a whole tile in tensor memory")
     if config.stages < 2:
         reject("stages", config.stages, "TMA and tensor core overlap only with two stages or more", 2)
     if not 0 <= config.idle_clocks < 2**16:
         reject("idle_clocks", config.idle_clocks, "clocks between the MMAs of two stages", 0)
     plan = Sm100GemmPlan(problem, config, arch, sm_count)
     if plan.tmem_columns > arch.tmem_columns:
-        rule = f"two accumulators of {plan.waves} x {config.tile_n} columns exceed {arch.tmem_columns} TMEM columns"
-        reject("tile_n", config.tile_n, rule, config.tile_n // 2)
-    if sm_count < plan.cta_group:
-        reject("sm_count", sm_count, f"a cluster needs {plan.cta_group} multiprocessors", plan.cta_group)
+        size = f"{config.accumulators} accumulators of {plan.waves} x {config.tile_n} columns"
+        reject("tile_n", config.tile_n, f"{size} exceed {arch.tmem_columns} TMEM columns", config.tile_n // 2)
+    plan.check_sm_count()
     check_tile_order(plan)
     check_gemm_smem(plan)
     return plan

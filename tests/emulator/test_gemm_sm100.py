@@ -10,12 +10,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.compile import Artifact, compile_plan
+from cute_kernels.compile import Artifact, compile_plan, compile_uncached
 from cute_kernels.config import Sm100GemmConfig
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace
+from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace, TensorMemoryRace
+from cute_kernels.kernels.sm100.cluster import ClusterPlace
 from cute_kernels.launch import emulate
-from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8
+from cute_kernels.plan import Sm100GemmPlan
+from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from tests.emulator.gemm_inputs import POISON, GemmCase, make_gemm_case
 
 POLICIES = ("eager", "lazy", "random")
@@ -26,7 +28,18 @@ CONFIGS = {
     "tile_n=64": Sm100GemmConfig(tile_n=64, stages=3, store_stages=1, group_m=1),
     "tile_n=256": Sm100GemmConfig(tile_n=256, stages=5, store_stages=4, group_m=2),
     "level 7, tile_n=64": Sm100GemmConfig(256, 64, stages=2, store_stages=2, group_m=3),
+    "256 x 256": WIDE,
+    "512 x 256, one accumulator": ONE_ACCUMULATOR,
+    "256 x 256, two pairs share b": dataclasses.replace(WIDE, cluster_m=4, stages=3),
+    "256 x 128, two pairs share a": dataclasses.replace(LEVEL_8, cluster_n=2, stages=3),
+    "512 x 64, four pairs": Sm100GemmConfig(256, 64, stages=2, store_stages=1, group_m=1, cluster_m=4, cluster_n=2),
 }
+CLUSTERS = [
+    Sm100GemmConfig(tile_n=64, stages=2, store_stages=1, cluster_m=4),
+    Sm100GemmConfig(tile_n=64, stages=3, store_stages=1, cluster_n=2),
+    Sm100GemmConfig(256, 64, stages=2, store_stages=1, cluster_n=2, accumulators=1),
+    Sm100GemmConfig(tile_n=64, stages=2, store_stages=1, cluster_m=4, cluster_n=2),
+]
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -38,11 +51,12 @@ def check(case: GemmCase, options: Options | None = None, artifact: Artifact | N
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_is_bit_exact_without_spills(name: str) -> None:
-    """Several tiles of one pair of CTAs, so that stages, accumulators and store buffers are used again."""
+    """Several tiles of one cluster, so that stages, accumulators and store buffers are used again."""
     config = CONFIGS[name]
     out_dtype = torch.float32 if name.startswith("tile_n") else torch.bfloat16
-    m, n = 2 * config.block_m + 44, config.tile_n + 9
-    case = make_gemm_case(m=m, n=n, k=136, out_dtype=out_dtype, config=config, sm_count=2, seed=1)
+    ctas = config.cluster_m * config.cluster_n
+    m, n = config.cluster_m * config.block_m + 44, config.cluster_n * config.tile_n + 9
+    case = make_gemm_case(m=m, n=n, k=136, out_dtype=out_dtype, config=config, sm_count=ctas, seed=1)
     assert case.plan.tiles == 4 and case.plan.clusters == 1
     check(case, Options(completion="lazy"))
     resources = compile_plan(case.plan, emulated=True).resources
@@ -58,7 +72,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     in_dtype=st.sampled_from([torch.bfloat16, torch.float16]),
     out_dtype=st.sampled_from(OUT_DTYPES),
     bias=st.booleans(),
-    config=st.sampled_from([LEVEL_8, LEVEL_7, None]),
+    config=st.sampled_from([LEVEL_8, LEVEL_7, WIDE, ONE_ACCUMULATOR, None]),
     sm_count=st.sampled_from([2, 4, 148]),
     completion=st.sampled_from(POLICIES),
     interleave=st.sampled_from(["round_robin", "random"]),
@@ -71,10 +85,32 @@ def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -
     )
 
 
-@pytest.mark.parametrize("config", [LEVEL_8, LEVEL_7], ids=["level 8", "level 7"])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 700),
+    n=st.integers(1, 200),
+    k=st.integers(1, 40).map(lambda i: 8 * i),
+    batches=st.integers(1, 2),
+    config=st.sampled_from(CLUSTERS),
+    sm_count=st.sampled_from([8, 16]),
+    completion=st.sampled_from(POLICIES),
+    interleave=st.sampled_from(["round_robin", "random", "starve"]),
+    seed=st.integers(0, 2**20),
+)
+def test_clusters_of_several_pairs_under_any_schedule(completion, interleave, seed, **facts) -> None:
+    check(make_gemm_case(seed=seed, **facts), Options(seed=seed, completion=completion, interleave=interleave))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [LEVEL_8, LEVEL_7, ONE_ACCUMULATOR, *CLUSTERS],
+    ids=["level 8", "level 7", "one accumulator", "4 x 1 CTAs", "2 x 2 CTAs", "2 x 2, one accumulator", "4 x 2 CTAs"],
+)
 def test_result_does_not_depend_on_the_schedule(config: Sm100GemmConfig) -> None:
+    """The ring of operands has as few stages as possible, and its length is no divisor of the K blocks of a tile."""
     config = dataclasses.replace(config, stages=2)
-    case = make_gemm_case(m=2 * config.block_m, n=200, k=200, config=config, sm_count=2, seed=7)
+    ctas = config.cluster_m * config.cluster_n
+    case = make_gemm_case(m=config.cluster_m * config.block_m, n=200, k=200, config=config, sm_count=ctas, seed=7)
     for seed, completion in enumerate(POLICIES):
         case.tensors.out.view(torch.int16).fill_(POISON[torch.bfloat16])
         check(case, Options(seed, completion, "random", spurious_try_wait_failures=seed == 2))
@@ -100,6 +136,29 @@ def test_counts() -> None:
         report = emulate(case.plan, case.tensors)
         assert report.mma_instructions == case.plan.tiles * case.plan.k_blocks * 4 * waves
         assert report.mma_instructions == 512 // 256 * (128 // 16)
+
+
+@pytest.mark.parametrize(
+    ("config", "reads_of_a", "reads_of_b"),
+    [
+        (LEVEL_8, 2, 2),
+        (LEVEL_7, 2, 1),
+        (WIDE, 1, 2),
+        (dataclasses.replace(LEVEL_8, cluster_m=4), 2, 1),
+        (dataclasses.replace(LEVEL_8, cluster_n=2), 1, 2),
+        (dataclasses.replace(LEVEL_8, cluster_m=4, cluster_n=2), 1, 1),
+    ],
+)
+def test_what_is_shared_is_read_from_l2_once(config: Sm100GemmConfig, reads_of_a: int, reads_of_b: int) -> None:
+    """512 x 256 outputs: every operand is fetched once per tile that needs it and does not share it."""
+    k = 128
+    case = make_gemm_case(m=512, n=256, k=k, config=config, sm_count=16, bias=False)
+    units = emulate(case.plan, case.tensors, Options(counters=True)).units
+    assert not case.mismatches().any()
+    assert units.total("l2_bytes_read", "tma.load") == 2 * k * (512 * reads_of_a + 256 * reads_of_b)
+    # Every CTA receives all that it multiplies, whoever loaded it.
+    tiles, plan = case.plan.tiles * case.plan.ctas, case.plan
+    assert units.total("bytes", "tma.load") == tiles * plan.k_blocks * plan.stage_bytes
 
 
 # --- broken on purpose ----------------------------------------------------------------------------------------------
@@ -151,3 +210,30 @@ def test_a_stage_freed_before_its_mmas_have_read_it() -> None:
     # In order of issue an MMA always completes before the load that overwrites its operands; at random it does not.
     with pytest.raises(SharedMemoryRace, match=r"tcgen05\.mma"):
         emulate(case.plan, case.tensors, Options(completion="random"), artifact=artifact)
+
+
+@pytest.mark.parametrize("config", CLUSTERS[:2], ids=["b is shared", "a is shared"])
+def test_a_shared_stage_freed_by_one_pair_alone(config: Sm100GemmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pair frees its own CTAs' stages only: what a CTA multicasts overwrites what the other pair has to read."""
+    config = dataclasses.replace(config, stages=2)
+    case = make_gemm_case(m=1024, n=128, k=448, config=config, sm_count=4, seed=3)
+    monkeypatch.setattr(ClusterPlace, "load_mask", ClusterPlace.pair_mask)
+    monkeypatch.setattr(Sm100GemmPlan, "sharing_pairs", 1)
+    artifact = compile_uncached(case.plan, emulated=True)
+    with pytest.raises(SharedMemoryRace):
+        emulate(case.plan, case.tensors, Options(seed=1, completion="random", interleave="random"), artifact=artifact)
+
+
+def test_a_wave_whose_accumulator_is_overwritten_while_it_is_drained() -> None:
+    """Without the MMA warp's wait for the second wave of the only accumulator."""
+    config = Sm100GemmConfig(256, 64, stages=2, store_stages=1, accumulators=1)
+    case = make_gemm_case(m=1024, n=128, k=192, config=config, sm_count=2, seed=3)
+    check(case)
+    artifact = compile_plan(case.plan, emulated=True)
+    wait = r"mbarrier\.try_wait\.parity\.relaxed\.cluster[^;]*\[(%\w+)\][^;]*;"
+    sites = [match.span() for match in re.finditer(wait, artifact.ptx)]
+    assert len(sites) == 2, "one wait per wave"
+    for begin, end in sites:
+        ptx = artifact.ptx[:begin] + "setp.eq.u32 complete, 0, 0;" + artifact.ptx[end:]
+        with pytest.raises(TensorMemoryRace):
+            emulate(case.plan, case.tensors, artifact=dataclasses.replace(artifact, ptx=ptx))

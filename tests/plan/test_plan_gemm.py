@@ -10,7 +10,7 @@ from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Ti
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
 from cute_kernels.plan import ARCHS, make_plan
 from cute_kernels.plan.sm90_gemm import CANDIDATES
-from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8
+from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 
 
 def square(size: int, **facts) -> GemmProblem:
@@ -35,6 +35,28 @@ def test_level_7_shared_memory_to_the_byte() -> None:
     assert plan.stage_bytes == 40_960 and plan.smem_bytes == 1_024 + 4 * 40_960 + 32_768
     assert plan.tmem_columns == 512 and plan.waves == 2
     assert plan.cluster_rows == 512
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "columns", "stage_bytes", "ctas"),
+    [
+        (WIDE, 256, 256, 32_768, 2),
+        (ONE_ACCUMULATOR, 512, 256, 49_152, 2),
+        (dataclasses.replace(WIDE, cluster_m=4), 512, 256, 32_768, 4),
+        (dataclasses.replace(WIDE, cluster_n=2), 256, 512, 32_768, 4),
+        (dataclasses.replace(WIDE, cluster_m=4, cluster_n=2), 512, 512, 32_768, 8),
+    ],
+)
+def test_wide_tiles_fill_both_memories(config, rows: int, columns: int, stage_bytes: int, ctas: int) -> None:
+    """All 512 columns of tensor memory and the same 196,608 bytes of stages as Level 8, in fewer, larger stages."""
+    plan = make_plan(square(4096), config)
+    assert (plan.cluster_rows, plan.cluster_columns, plan.ctas) == (rows, columns, ctas)
+    assert plan.grid == (plan.clusters * ctas, 1, 1) and plan.cluster == (ctas, 1, 1)
+    assert plan.clusters == min(148 // ctas, 4096 // rows * (4096 // columns))
+    assert plan.stage_bytes == stage_bytes and plan.config.stages * stage_bytes == 196_608
+    assert plan.smem_bytes == 230_400 and plan.tmem_columns == 512
+    # A CTA holds all of its stage, whoever loads it: multicast adds no shared memory.
+    assert plan.stage_tx_bytes == 2 * stage_bytes
 
 
 @pytest.mark.parametrize(("size", "level"), [(4096, LEVEL_8), (6144, LEVEL_7), (8192, LEVEL_7), (12288, LEVEL_7)])
@@ -75,6 +97,25 @@ def test_arrivals() -> None:
     assert barriers == {"operands_full": 1, "operands_empty": 1, "accumulator_full": 1, "accumulator_empty": 8}
 
 
+@pytest.mark.parametrize(("cluster_m", "cluster_n", "pairs"), [(2, 1, 1), (4, 1, 2), (2, 2, 2), (4, 2, 3)])
+def test_a_shared_stage_is_free_when_every_pair_that_reads_it_has_committed(cluster_m, cluster_n, pairs: int) -> None:
+    """Of 2 x 2 pairs, what one CTA loads goes to its row and to its column: three pairs."""
+    graph = sm100_graph(make_plan(square(512), Sm100GemmConfig(stages=3, cluster_m=cluster_m, cluster_n=cluster_n)))
+    barriers = {b.name: (b.stages, b.arrivals) for b in graph.barriers()}
+    assert barriers == {
+        "operands_full": (3, 1), "operands_empty": (3, pairs), "accumulator_full": (2, 1), "accumulator_empty": (2, 8)
+    }  # fmt: skip
+    assert ("SHARED_COMMIT" in graph.describe()[0]) == (pairs > 1)
+
+
+def test_waves_are_handed_over_one_by_one() -> None:
+    graph = sm100_graph(make_plan(square(512), ONE_ACCUMULATOR))
+    assert [(b.name, b.stages) for b in graph.barriers()[2:]] == [("accumulator_full", 2), ("accumulator_empty", 2)]
+    assert graph.describe()[1] == "mma --[accumulator x1 x2 parts: TCGEN05_COMMIT / WARP_ARRIVE]--> epilogue"
+    graph = sm100_graph(make_plan(square(512), LEVEL_7))
+    assert graph.slots == 2 * (4 + 2 * 2) == len(graph.barrier_names())
+
+
 def test_sm90_shared_memory_of_the_named_schedules() -> None:
     plan = make_plan(square(4096), Sm90GemmConfig())
     assert plan.stage_bytes == 49_152 and plan.smem_bytes == 230_400
@@ -112,6 +153,11 @@ def test_the_sm90_chooser_fills_the_device() -> None:
         (square(512), Sm100GemmConfig(block_m=192), "block_m = 192"),
         (square(512), Sm100GemmConfig(tile_n=96), "tile_n = 96"),
         (square(512), Sm100GemmConfig(block_m=256, tile_n=256, stages=2), "tile_n = 256 .*512 TMEM columns"),
+        (square(512), Sm100GemmConfig(cluster_m=1), "cluster_m = 1 .*legal: 2, 4; nearest legal value: 2"),
+        (square(512), Sm100GemmConfig(cluster_n=4), "cluster_n = 4 .*legal: 1, 2; nearest legal value: 2"),
+        (square(512), Sm100GemmConfig(accumulators=3), "accumulators = 3 .*nearest legal value: 2"),
+        (square(512), Sm100GemmConfig(tile_n=256), "stages = 8 .*nearest legal value: 6"),
+        (square(512), dataclasses.replace(ONE_ACCUMULATOR, stages=5), "stages = 5 .*nearest legal value: 4"),
         (square(512), Sm100GemmConfig(store_stages=3), "store_stages = 3"),
         (square(512), Sm100GemmConfig(group_m=0), "group_m = 0"),
         (square(512), Sm100GemmConfig(stages=1), "stages = 1"),
@@ -135,6 +181,8 @@ def test_configs_of_other_kernels_and_architectures_are_refused() -> None:
         make_plan(square(512), Sm90GemmConfig(), "sm_100a")
     with pytest.raises(ValueError, match="sm_count = 1"):
         make_plan(square(512), Sm90GemmConfig(), sm_count=1)
+    with pytest.raises(ValueError, match="sm_count = 6 .*a cluster needs 8 multiprocessors"):
+        make_plan(square(512), Sm100GemmConfig(cluster_m=4, cluster_n=2), sm_count=6)
 
 
 def test_description_names_the_budget() -> None:

@@ -6,6 +6,7 @@ of row blocks, and the epilogue stores through a short ring of buffers.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import cutlass
@@ -18,10 +19,11 @@ from cute_kernels.kernels.dense import ELEMENT_TYPES, bias_view, matrices, out_p
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.load import Load
 from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.dense_epilogue import DenseEpilogue
 from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory, tma_operand
 from cute_kernels.kernels.sm100.mma import Mma
-from cute_kernels.kernels.sm100.pipes import LEADER_CTA, Sm100Pipe
+from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.staging import staging_layout, warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan import Sm100GemmPlan
@@ -69,7 +71,7 @@ class DenseGemm:
         clusters: Int32,
         stream,
     ) -> None:
-        """Builds TMA descriptors and launches ``clusters`` pairs of CTAs on ``stream``."""
+        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
         plan, problem = self.plan, self.plan.problem
         dtype = ELEMENT_TYPES[problem.in_dtype]
         a = matrices(a_pointer, m, k, k, batches, problem.in_dtype)
@@ -81,14 +83,13 @@ class DenseGemm:
         )
         a_layout = sm100_utils.make_smem_layout_a(tiled_mma, self.tile_mnk, dtype, plan.config.stages * plan.waves)
         b_layout = sm100_utils.make_smem_layout_b(tiled_mma, self.tile_mnk, dtype, plan.config.stages)
-        cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
-        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO)
+        cluster_vmnk = (plan.cta_group, *plan.pairs, 1)
         stage = (None, None, None, 0)
         a_tma = cute.nvgpu.make_tiled_tma_atom_A(
-            load, a, cute.slice_(a_layout, stage), self.tile_mnk, tiled_mma, cluster_vmnk.shape
+            _load(plan.pairs[1]), a, cute.slice_(a_layout, stage), self.tile_mnk, tiled_mma, cluster_vmnk
         )
         b_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            load, b, cute.slice_(b_layout, stage), self.tile_mnk, tiled_mma, cluster_vmnk.shape
+            _load(plan.pairs[0]), b, cute.slice_(b_layout, stage), self.tile_mnk, tiled_mma, cluster_vmnk
         )
         box = (plan.store_rows, plan.store_columns)
         out_atom, out_view = cpasync.make_tiled_tma_atom(
@@ -101,7 +102,7 @@ class DenseGemm:
             cute.ceil_div(k, plan.tile_k),
         )  # fmt: skip
         self.kernel(arguments).launch(
-            grid=(clusters * plan.cta_group, 1, 1),
+            grid=(clusters * plan.ctas, 1, 1),
             block=(plan.threads, 1, 1),
             cluster=plan.cluster,
             smem=plan.smem_bytes,
@@ -114,18 +115,18 @@ class DenseGemm:
     def kernel(self, args: DeviceArguments) -> None:
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        place = cluster_place(plan, cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
 
         storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
         barriers = cute.recast_ptr(storage, dtype=Int64)
         tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
         a_stages, b_stages, staging = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers, Sm100Pipe)
+        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
         begin(plan, self.graph, warp, barriers, tmem_address, (args.a_atom, args.b_atom, args.out_atom))
 
         order = GroupedOrder(
             args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cute.arch.cluster_idx()[0],
-            clusters_of_grid(),
+            clusters_of_grid(plan),
         )  # fmt: skip
         dtype = ELEMENT_TYPES[plan.problem.in_dtype]
         a_tensor = stage_tensor(a_stages, args.a_layout, dtype)
@@ -134,16 +135,17 @@ class DenseGemm:
         accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address)
 
         if warp == plan.load_warp:
-            mma = args.tiled_mma.get_slice(cta_rank)
+            mma = args.tiled_mma.get_slice(place.rank)
+            along_m, along_n = (plan.pairs[0], place.m), (plan.pairs[1], place.n)
             a = cute.local_tile(args.a, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
             b = cute.local_tile(args.b, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
             Load(
-                tma_operand(args.a_atom, a_tensor, mma.partition_A(a), boxes=plan.waves),
-                tma_operand(args.b_atom, b_tensor, mma.partition_B(b)),
-                pipes["operands"], order, args.k_blocks, cta_rank == LEADER_CTA,
+                tma_operand((args.a_atom, mma.partition_A(a)), a_tensor, plan.waves, along_m, along_n, place.a_mask),
+                tma_operand((args.b_atom, mma.partition_B(b)), b_tensor, 1, along_n, along_m, place.b_mask),
+                pipes["operands"], order, args.k_blocks, place.leads,
             ).run()  # fmt: skip
         elif warp == plan.mma_warp:
-            if cta_rank == LEADER_CTA:
+            if place.leads:
                 Mma(
                     args.tiled_mma, args.tiled_mma.make_fragment_A(a_tensor), args.tiled_mma.make_fragment_B(b_tensor),
                     accumulators, pipes["operands"], pipes["accumulator"], order, args.k_blocks,
@@ -155,9 +157,15 @@ class DenseGemm:
                 plan.config.store_stages, args.out_atom, args.out, ELEMENT_TYPES[plan.problem.out_dtype],
             )  # fmt: skip
             DenseEpilogue(
-                plan, accumulators, ring, args.bias, pipes["accumulator"], order, cta_rank, warp
+                plan, accumulators, ring, args.bias, pipes["accumulator"], order, place, warp
             ).run()  # fmt: skip
         end(plan, warp, accumulators)
+
+
+def _load(sharers: int) -> cpasync.CopyBulkTensorTileG2SOp | cpasync.CopyBulkTensorTileG2SMulticastOp:
+    """TMA load into CTAs of pairs, of which each of the ``sharers`` CTAs loads its part for all."""
+    kind = cpasync.CopyBulkTensorTileG2SMulticastOp if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp
+    return kind(tcgen05.CtaGroup.TWO)
 
 
 DenseGemm.kernel.set_name_prefix("gemm_sm100a", remove_cutlass_symbol=True, keep_mangled_name=False)

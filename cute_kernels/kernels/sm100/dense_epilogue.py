@@ -11,6 +11,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.dense import ELEMENT_TYPES, add_round
+from cute_kernels.kernels.sm100.cluster import ClusterPlace
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe, release_accumulator
 from cute_kernels.kernels.staging import WarpStaging
 from cute_kernels.kernels.tiles import GroupedOrder
@@ -28,6 +29,7 @@ class DenseEpilogue:
         accumulators: tensor-memory view ``[.., accumulator * waves + wave]`` of this CTA's 128 rows of each wave.
         staging: this warp's store buffers of 32 rows x 128 bytes.
         bias: FP32 values by column, or None.
+        place: of this CTA in its cluster.
         warp: hardware warp id, whose remainder by 4 is the quarter of the tensor-memory lanes that it may reach.
     """
 
@@ -37,7 +39,7 @@ class DenseEpilogue:
     bias: cute.Tensor | None
     accumulator: Sm100Pipe
     order: GroupedOrder
-    cta_rank: Int32
+    place: ClusterPlace
     warp: Int32
 
     @cute.jit
@@ -58,26 +60,28 @@ class DenseEpilogue:
         state = self.accumulator.consumer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             m_tile, n_tile, batch = self.order.coordinates(tile)
+            m_tile, n_tile = m_tile * plan.pairs[0] + self.place.m, n_tile * plan.pairs[1] + self.place.n
             first_column = n_tile * plan.config.tile_n
-            self.accumulator.wait_full(state)
-            ptx.tcgen05_fence_after_thread_sync()
             for i in cutlass.range_constexpr(plan.regions_per_tile):
                 wave, region = divmod(i, plan.regions_per_tile // plan.waves)
+                if cutlass.const_expr(region == 0):
+                    self.accumulator.wait_full(state, wave)
+                    ptx.tcgen05_fence_after_thread_sync()
                 buffer = i % plan.config.store_stages
                 self.staging.acquire()
                 for part in cutlass.range_constexpr(plan.store_columns // width):
                     column = region * plan.store_columns + part * width
                     fragment = cute.make_rmem_tensor(fragment_shape, Float32)
                     bias = self._load_bias(first_column + column, width)
-                    index = state.index * plan.waves + wave
+                    index = self.accumulator.slot(state, wave)
                     cute.copy(tmem_load, source[None, None, None, 0, column // width, index], fragment)
                     cute.arch.fence_view_async_tmem_load()
-                    if cutlass.const_expr(wave == plan.waves - 1 and column + width == plan.config.tile_n):
-                        release_accumulator(self.accumulator, state)
+                    if cutlass.const_expr(column + width == plan.config.tile_n):
+                        release_accumulator(self.accumulator, state, wave)
                     registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
                     values = add_round(registers, bias, ELEMENT_TYPES[plan.problem.out_dtype])
                     self.staging.write_row(values, row_chunks, buffer, part * width)
-                row_block = (m_tile * plan.waves + wave) * (plan.mma_m // LANES) + self.cta_rank * 4 + quarter
+                row_block = (m_tile * plan.waves + wave) * (plan.mma_m // LANES) + self.place.rank * 4 + quarter
                 self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)
             state.advance()
         self.staging.finish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int16, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels import ptx
@@ -23,7 +23,7 @@ def begin(
     tmem_address: cute.Pointer,
     atoms: tuple[cute.CopyAtom, ...],
 ) -> None:
-    """Initialises barriers and allocates tensor memory; afterwards every thread of the pair sees both."""
+    """Initialises barriers and allocates tensor memory; afterwards every thread of the cluster sees both."""
     if warp == plan.load_warp:
         for atom in atoms:
             cpasync.prefetch_descriptor(atom)
@@ -42,8 +42,8 @@ def begin(
 
 @cute.jit
 def end(plan: cutlass.Constexpr[Sm100Plan | Sm100GemmPlan], warp: Int32, accumulators: cute.Tensor) -> None:
-    """Frees tensor memory once both CTAs are done."""
-    # Neither CTA may leave, or free tensor memory, while the other still signals its barriers or reads its half.
+    """Frees tensor memory once all CTAs of the cluster are done."""
+    # No CTA may leave, or free tensor memory, while another still signals its barriers or reads its half.
     ptx.tcgen05_fence_before_thread_sync()
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
@@ -52,10 +52,10 @@ def end(plan: cutlass.Constexpr[Sm100Plan | Sm100GemmPlan], warp: Int32, accumul
         cute.arch.dealloc_tmem(accumulators.iterator, plan.tmem_columns, is_two_cta=True)
 
 
-def clusters_of_grid() -> Int32:
-    """Clusters in a grid of pairs of CTAs."""
+def clusters_of_grid(plan: Sm100Plan | Sm100GemmPlan) -> Int32:
+    """Clusters in a one-dimensional grid."""
     grid = cute.arch.grid_dim()
-    return grid[0] // 2
+    return grid[0] // plan.ctas
 
 
 def tensor_memory(tiled_mma: cute.TiledMma, tile_mn: tuple[int, int], count: int, address: cute.Pointer) -> cute.Tensor:
@@ -69,9 +69,23 @@ def stage_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: type
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=dtype), layout.outer)
 
 
-def tma_operand(atom: cute.CopyAtom, stages: cute.Tensor, source: cute.Tensor, boxes: int = 1) -> Operand:
-    """TMA partition of one operand; no multicast, every CTA loads its own part."""
+def tma_operand(
+    tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Tensor, boxes: int = 1, tile: tuple[int, int | Int32] = (1, 0),
+    share: tuple[int, int | Int32] = (1, 0), mask: Int32 | None = None,
+) -> Operand:  # fmt: skip
+    """One operand of this CTA.
+
+    Args:
+        tma: atom and this CTA's part of the TMA view.
+        stages: its buffers in shared memory.
+        boxes: row boxes of one stage.
+        tile: tiles of a cluster along this operand, and which one is this pair's.
+        share: CTAs that share what this CTA multiplies, and which of its parts this CTA loads.
+        mask: the CTAs that share it.
+    """
+    atom, source = tma
     stages, source = cpasync.tma_partition(
-        atom, 0, cute.make_layout(1), cute.group_modes(stages, 0, 3), cute.group_modes(source, 0, 3)
+        atom, share[1], cute.make_layout(share[0]), cute.group_modes(stages, 0, 3), cute.group_modes(source, 0, 3)
     )
-    return Operand(atom, source, stages, boxes=boxes, step=boxes)
+    multicast = Int16(mask) if share[0] > 1 else None
+    return Operand(atom, source, stages, boxes, boxes * tile[0], boxes * tile[1], multicast)

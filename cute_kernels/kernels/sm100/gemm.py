@@ -6,6 +6,7 @@ Each pair of CTAs walks tiles of 256 x tile_n. The load warp of each CTA streams
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import cutlass
@@ -17,10 +18,11 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.load import Load
 from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.epilogue import Epilogue
 from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory, tma_operand
 from cute_kernels.kernels.sm100.mma import Mma
-from cute_kernels.kernels.sm100.pipes import LEADER_CTA, Sm100Pipe
+from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.staging import staging_layout
 from cute_kernels.kernels.table_rows import TableRows, index_view
 from cute_kernels.kernels.tiles import SnakeOrder
@@ -141,11 +143,12 @@ class PatchEmbedGemm:
         barriers = cute.recast_ptr(storage, dtype=Int64)
         tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
         x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers, Sm100Pipe)
+        place = cluster_place(plan, cta_rank)
+        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
 
         begin(plan, self.graph, warp, barriers, tmem_address, (args.x_atom, args.weight_atom, args.out_atom))
 
-        order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, cute.arch.cluster_idx()[0], clusters_of_grid())
+        order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, cute.arch.cluster_idx()[0], clusters_of_grid(plan))
         x_tensor = stage_tensor(x_stages, args.x_layout, Float8E4M3FN)
         weight_tensor = stage_tensor(weight_stages, args.weight_layout, Float8E4M3FN)
         accumulators = tensor_memory(
@@ -158,12 +161,12 @@ class PatchEmbedGemm:
             x = cute.local_tile(args.x, cute.slice_(tile_mnk, (None, 0, None)), (None, None))
             weight = cute.local_tile(args.weight, cute.slice_(tile_mnk, (0, None, None)), (None, None))
             Load(
-                tma_operand(args.x_atom, x_tensor, mma.partition_A(x)),
-                tma_operand(args.weight_atom, weight_tensor, mma.partition_B(weight)),
-                pipes["operands"], order, args.k_blocks, cta_rank == LEADER_CTA,
+                tma_operand((args.x_atom, mma.partition_A(x)), x_tensor),
+                tma_operand((args.weight_atom, mma.partition_B(weight)), weight_tensor),
+                pipes["operands"], order, args.k_blocks, place.leads,
             ).run()  # fmt: skip
         elif warp == plan.mma_warp:
-            if cta_rank == LEADER_CTA:
+            if place.leads:
                 Mma(
                     args.tiled_mma, args.tiled_mma.make_fragment_A(x_tensor),
                     args.tiled_mma.make_fragment_B(weight_tensor), accumulators,

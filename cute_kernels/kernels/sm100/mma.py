@@ -10,6 +10,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
+from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
 
@@ -23,7 +24,8 @@ class Mma:
         row_fragments, column_fragments: shared-memory descriptors ``[.., k step, stage]`` of the operands along the
             rows (``stage * waves + wave``) and the columns of a tile.
         accumulators: tensor-memory view ``[.., accumulator * waves + wave]``.
-        waves: instruction tiles side by side in the rows of one tile, which share a stage of the column operand.
+        waves: instruction tiles side by side in the rows of one tile, which share a stage of the column operand and
+            are handed to the epilogue one by one.
         idle_clocks: clocks to idle after the MMAs of each stage.
     """
 
@@ -43,25 +45,38 @@ class Mma:
         full = self.operands.consumer_state()
         out = self.accumulator.producer_state()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.accumulator.wait_empty(out)
-            # The epilogue's reads of this accumulator, ordered by the barrier, must precede the MMAs that overwrite it.
-            ptx.tcgen05_fence_after_thread_sync()
+            if cutlass.const_expr(self.waves == 1):
+                self._wait_empty(out, 0)
             for k_block in cutlass.range(self.k_blocks, unroll=1):
                 self.operands.wait_full(full)
                 columns = self.column_fragments[None, None, None, full.index]
                 for wave in cutlass.range_constexpr(self.waves):
+                    if cutlass.const_expr(self.waves > 1):
+                        # One wave is drained while the MMAs of the wave before it run.
+                        if k_block == 0:
+                            self._wait_empty(out, wave)
                     self.tiled_mma.set(tcgen05.Field.ACCUMULATE, k_block != 0)
                     rows = self.row_fragments[None, None, None, full.index * self.waves + wave]
-                    target = self.accumulators[None, None, None, out.index * self.waves + wave]
+                    target = self.accumulators[None, None, None, self.accumulator.slot(out, wave)]
                     cute.gemm(self.tiled_mma, target, rows, columns, target)
+                    if cutlass.const_expr(wave < self.waves - 1):
+                        if k_block == self.k_blocks - 1:
+                            with cute.arch.elect_one():
+                                self.accumulator.commit_full(out, wave)
                 with cute.arch.elect_one():
                     self.operands.commit_empty(full)
                 if cutlass.const_expr(self.idle_clocks > 0):
                     _idle(self.idle_clocks)
                 full.advance()
             with cute.arch.elect_one():
-                self.accumulator.commit_full(out)
+                self.accumulator.commit_full(out, self.waves - 1)
             out.advance()
+
+    @cute.jit
+    def _wait_empty(self, out: PipelineState, wave: int) -> None:
+        """The epilogue's reads of this accumulator, ordered by the barrier, must precede the MMAs that overwrite it."""
+        self.accumulator.wait_empty(out, wave)
+        ptx.tcgen05_fence_after_thread_sync()
 
 
 @cute.jit

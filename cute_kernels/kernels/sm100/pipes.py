@@ -1,4 +1,4 @@
-"""Signals of SM100a: tcgen05.commit to both CTAs of a pair, and arrivals at the leader."""
+"""Signals of SM100a: tcgen05.commit to the CTAs of pairs, and arrivals at the leader."""
 
 from __future__ import annotations
 
@@ -7,32 +7,38 @@ from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
+from cute_kernels.kernels.graph import Edge
 from cute_kernels.kernels.pipes import Pipe, PipelineState
-
-LEADER_CTA = 0
-PAIR_MASK = 0b11
+from cute_kernels.kernels.sm100.cluster import ClusterPlace
 
 
 class Sm100Pipe(Pipe):
-    def commit_full(self, state: PipelineState) -> None:
+    def __init__(self, edge: Edge, full: cute.Pointer, empty: cute.Pointer, place: ClusterPlace) -> None:
+        super().__init__(edge, full, empty)
+        self.place = place
+
+    def commit_full(self, state: PipelineState, part: int = 0) -> None:
         """tcgen05 producer, one thread: full in both CTAs once every MMA issued so far has completed."""
-        tcgen05.commit(self.full + state.index, PAIR_MASK, tcgen05.CtaGroup.TWO)
+        tcgen05.commit(self.full + self.slot(state, part), self.place.pair_mask, tcgen05.CtaGroup.TWO)
 
     def commit_empty(self, state: PipelineState) -> None:
-        """tcgen05 consumer, one thread: empty in both CTAs once every MMA issued so far has read its operands."""
-        tcgen05.commit(self.empty + state.index, PAIR_MASK, tcgen05.CtaGroup.TWO)
+        """tcgen05 consumer, one thread: empty, as far as this pair is concerned, in all CTAs that load for it, once
+        every MMA issued so far has read its operands."""
+        tcgen05.commit(self.empty + state.index, self.place.load_mask, tcgen05.CtaGroup.TWO)
 
-    def arrive_empty_at_leader(self, state: PipelineState) -> None:
-        """Consumer warp, one lane: releases the stage to the leader CTA, which alone waits for it."""
+    def arrive_empty_at_leader(self, state: PipelineState, part: int = 0) -> None:
+        """Consumer warp, one lane: releases a part of the stage to the leader CTA, which alone waits for it."""
         # Relaxed: what is handed over is tensor memory, which tcgen05.fence orders on both sides; no ordinary memory
         # access needs ordering here. A release at cluster scope would compile to MEMBAR.ALL.GPU in every warp and tile.
-        cute.arch.mbarrier_arrive(self.empty + state.index, LEADER_CTA, relaxed=True, scope=nvvm.MemScopeKind.CLUSTER)
+        cute.arch.mbarrier_arrive(
+            self.empty + self.slot(state, part), self.place.leader, relaxed=True, scope=nvvm.MemScopeKind.CLUSTER
+        )
 
 
 @cute.jit
-def release_accumulator(pipe: Sm100Pipe, state: PipelineState) -> None:
+def release_accumulator(pipe: Sm100Pipe, state: PipelineState, part: int = 0) -> None:
     """Epilogue warp: hands the accumulator back once its last column is in registers (F19), before the stores end."""
     ptx.tcgen05_fence_before_thread_sync()
     cute.arch.sync_warp()
     with cute.arch.elect_one():
-        pipe.arrive_empty_at_leader(state)
+        pipe.arrive_empty_at_leader(state, part)
