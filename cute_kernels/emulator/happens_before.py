@@ -21,7 +21,7 @@ PTX has more than one kind of order, so a warp keeps one row of clocks per kind 
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,7 @@ class Agent:
         self.clocks = columns.matrix(self)
         self.clock = 1
         self.tensor_clocks = {Offset.TENSOR_LOAD: 1, Offset.TENSOR_STORE: 1}
+        self.loads: dict[int, int] = {}  # tcgen05.ld by its index in the kernel: clock of the latest
         self.before = np.zeros(columns.width, np.int32)  # the tensor row at the last tcgen05.fence::before_thread_sync
         self.incoming = np.zeros(columns.width, np.int32)  # obtained by relaxed waits, no after_thread_sync yet
         self.fenced: tuple[np.ndarray, Order] | None = None  # clocks at the last fence, and its scope
@@ -312,7 +313,18 @@ class Agent:
         self.tensor_clocks[kind] += 1
         self.ids.clear()
 
-    def complete(self, column: int, clock: int, end: Row = Row.TENSOR) -> None:
+    def new_load(self, index: int) -> None:
+        """A tcgen05.ld, which is told apart from those before."""
+        self.tensor_clocks[Offset.TENSOR_LOAD] += 1
+        self.ids.pop(Offset.TENSOR_LOAD, None)
+        self.loads[index] = self.tensor_clocks[Offset.TENSOR_LOAD]
+
+    def loads_used(self, indices: Iterable[int]) -> None:
+        """The values of these tcgen05.ld are used: the latest of each, and what came before, is complete."""
+        clock = max((self.loads.get(index, 0) for index in indices), default=0)
+        self.complete(self.base + Offset.TENSOR_LOAD, clock, len(Row))
+
+    def complete(self, column: int, clock: int, end: int = Row.TENSOR) -> None:
         """The warp waited for operations of a stream of its own: known in the rows before ``end``."""
         part = self.clocks[:end, column]
         np.maximum(part, clock, out=part)

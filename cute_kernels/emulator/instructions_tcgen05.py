@@ -97,19 +97,19 @@ def load_packed(memory: TensorMemory, warp: int, address: int, repeat: int) -> n
     return rows if repeat > 1 else rows[0]
 
 
-def load(warp: Any, mask: int, address: int, shape: str, repeat: int, pack: bool = False) -> np.ndarray:
-    """tcgen05.ld: uint32 [registers, 32 lanes] (one register: [32]).
+def load(warp: Any, mask: int, address: int, shape: str, repeat: int, index: int, pack: bool) -> np.ndarray:
+    """tcgen05.ld, the instruction with this index: uint32 [registers, 32 lanes] (one register: [32]).
 
     The copy is made at once: whatever reads the registers is ordered after the load, with or without tcgen05.wait::ld.
     """
     require_whole_warp(warp, mask, "tcgen05.ld")
     if pack:
         if warp.agent is not None:
-            warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, 2 * repeat))
+            warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, 2 * repeat), index)
         return load_packed(warp.cta.tmem, warp.index, address, repeat)
     rows = warp.cta.tmem.load(warp.index, address, shape, repeat).T
     if warp.agent is not None:
-        warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, repeat))
+        warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, repeat), index)
     if warp.cluster.meter is not None:
         warp.cluster.meter.tensor_memory("ld", len(rows))
     return rows if len(rows) > 1 else rows[0]
@@ -152,9 +152,15 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     count = len(destination.items) if isinstance(destination, Vector) else 1
     address = address_value(block, instruction.operands[1])
     address = block.agreed(address)
-    results = block.call(load, address, shape, repeat, pack, results=[("u32", False)] * count)
+    results = block.call(load, address, shape, repeat, instruction.index, pack, results=[("u32", False)] * count)
     for item, value in zip(destination.items if count > 1 else _only(destination), results):
         block.define(item, value)
+
+
+def used(warp: Any, mask: int, loads: tuple[int, ...]) -> None:
+    """What these tcgen05.ld have loaded is about to be used: for the race detector."""
+    if warp.agent is not None:
+        warp.agent.loads_used(loads)
 
 
 def _only(destination: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Proves, before a kernel runs, that registers of asynchronous instructions are fenced and waited for.
+"""Proves, before a kernel runs, that registers of wgmma are fenced and waited for.
 
 wgmma.mma_async reads and writes registers asynchronously. PTX ISA makes two rules of that, which no schedule of the
 emulator could show to be broken, because registers are never overwritten in its results:
@@ -8,12 +8,7 @@ emulator could show to be broken, because registers are never overwritten in its
 * Nothing else touches these registers until a wgmma.wait_group covers the group of the wgmma. (Reading A fragments
   meanwhile is let pass: that can change nothing.)
 
-tcgen05.ld writes its registers asynchronously. An instruction that reads one of them is ordered after the load by that
-dependency alone (PTX ISA, "Register dependencies, same thread"). One that overwrites a register which nothing has read
-yet is not, until tcgen05.wait::ld: what is read there afterwards may be the load's. Tensor memory is another matter:
-what overwrites the columns needs the wait, which the race detector checks.
-
-The analyses follow all paths of the flow graph and take what may happen on any of them as happening. Plain moves of
+The analysis follows all paths of the flow graph and takes what may happen on any of them as happening. Plain moves of
 registers and constants are no accesses themselves, because virtual registers of PTX are not yet allocated.
 """
 
@@ -77,11 +72,6 @@ def check_registers(flow: Flow) -> None:
     Raises:
         IllegalAccess: naming the register, the instruction that touches it and the asynchronous one.
     """
-    _check_wgmma(flow)
-    _check_tensor_loads(flow)
-
-
-def _check_wgmma(flow: Flow) -> None:
     instructions = flow.kernel.instructions
     relevant = {
         name
@@ -208,73 +198,3 @@ def _error(instruction: Instruction, message: str) -> IllegalAccess:
     return IllegalAccess(
         message, ptx_line=instruction.line, instruction=instruction.text, source=instruction.source or None
     )
-
-
-# --- tcgen05.ld -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Loads:
-    """Registers of tcgen05.ld at one place of the program.
-
-    Attributes:
-        pending: the load that may not have written a register yet.
-        mixed: registers overwritten meanwhile: the load, and what overwrote them.
-    """
-
-    pending: dict[str, Instruction] = field(default_factory=dict)
-    mixed: dict[str, tuple[Instruction, Instruction]] = field(default_factory=dict)
-
-    def merge(self, other: _Loads) -> bool:
-        """Adds what may hold on another path. Returns whether anything changed."""
-        known = len(self.pending) + len(self.mixed)
-        self.pending = {**other.pending, **self.pending}
-        self.mixed = {**other.mixed, **self.mixed}
-        return len(self.pending) + len(self.mixed) > known
-
-
-def _check_tensor_loads(flow: Flow) -> None:
-    """Follows the registers of tcgen05.ld to what reads or overwrites them."""
-    instructions = flow.kernel.instructions
-    if not any(instruction.parts[:2] == ("tcgen05", "ld") for instruction in instructions):
-        return
-    before: dict[int, _Loads] = {0: _Loads()}
-    work = [0]
-    while work:
-        index = work.pop()
-        block = flow.blocks[index]
-        loads = _Loads(dict(before[index].pending), dict(before[index].mixed))
-        for instruction in instructions[block.start : block.end]:
-            _follow_loads(loads, instruction)
-        for successor in block.successors:
-            if successor == flow.exit:
-                continue
-            if successor not in before:
-                before[successor] = _Loads()
-                work.append(successor)
-            if before[successor].merge(loads):
-                work.append(successor)
-
-
-def _follow_loads(loads: _Loads, instruction: Instruction) -> None:
-    if instruction.parts[:2] == ("tcgen05", "wait::ld"):
-        loads.pending.clear()
-        return
-    for name in read(instruction):
-        if name in loads.mixed:
-            load, other = loads.mixed[name]
-            raise _error(
-                instruction,
-                f"register {name} is overwritten at PTX line {other.line} `{other.text}` while the tcgen05.ld at PTX "
-                f"line {load.line} may still write it, for which no tcgen05.wait::ld has waited on some way to there",
-            )
-        if instruction.guard is None:
-            loads.pending.pop(name, None)
-    writes = written(instruction)
-    for name in writes:
-        if name in loads.pending:
-            loads.mixed[name] = (loads.pending[name], instruction)
-        elif instruction.guard is None:
-            loads.mixed.pop(name, None)
-    if instruction.parts[:2] == ("tcgen05", "ld"):
-        loads.pending.update(dict.fromkeys(writes, instruction))

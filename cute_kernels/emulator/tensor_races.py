@@ -100,8 +100,9 @@ class TensorRaces:
         if point is not None:
             point.gather(clocks, rank, Order.SYNC | Order.WIDE)
 
-    def load(self, warp: Warp, place: Place) -> None:
-        """tcgen05.ld. Raises TensorMemoryRace when what it reads may not be written yet."""
+    def load(self, warp: Warp, place: Place, index: int) -> None:
+        """tcgen05.ld, the instruction of this index. Raises TensorMemoryRace when what it reads may not be written."""
+        warp.agent.new_load(index)
         self._by_warp(warp, Offset.TENSOR_LOAD, place, write=False)
 
     def store(self, warp: Warp, place: Place) -> None:

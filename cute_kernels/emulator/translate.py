@@ -46,6 +46,7 @@ from cute_kernels.emulator.instructions_registry import CONTROL, find_family, wr
 from cute_kernels.emulator.register_hazards import check_registers
 from cute_kernels.emulator.scalars import SCALAR_NAMES
 from cute_kernels.emulator.smem import SYSTEM_BYTES
+from cute_kernels.emulator.tensor_loads import first_uses
 from cute_kernels.emulator.values import FULL, Constant, LiveIn, Namespace, Value
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ def translate(
         ptx: the module.
         kernel: entry name; None when the module has one entry.
         block_shape: threads per CTA (x, y, z): what is uniform in a warp depends on it.
-        check: look for registers of a wgmma that are used without wgmma.fence or before wgmma.wait_group.
+        check: look for registers of wgmma and tcgen05.ld that are touched too early, and tell the race detector when
+            the values of a tcgen05.ld are used.
 
     Raises:
         UnsupportedPTX: anything in the kernel that is not implemented.
@@ -152,6 +154,7 @@ def lower(ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check
     lowering = Lowering(module, pick(module, kernel), block_shape)
     if check:
         check_registers(lowering.flow)
+        lowering.uses = first_uses(lowering.flow)
     return lowering
 
 
@@ -285,6 +288,7 @@ class Lowering:
         self.space = Namespace(reserved=RUNTIME_NAMES)
         self.context = Context(kernel, self.flow, self.space)
         self.variables = _variable_names(kernel)
+        self.uses: dict[int, tuple[int, ...]] = {}  # `tensor_loads.first_uses`
 
     def bits(self, register: str) -> int:
         return TYPE_BITS[self.kernel.registers[register]]
@@ -299,6 +303,8 @@ class Lowering:
         condition: Value | None = None
         for instruction in self.kernel.instructions[block.start : block.end]:
             builder.instruction = last = instruction
+            if instruction.index in self.uses:
+                builder.call(instructions_tcgen05.used, self.uses[instruction.index])
             guard = None
             if instruction.guard is not None:
                 guard = builder.register(instruction.guard.register)

@@ -320,6 +320,21 @@ TWINS |= {
         .replace("st.global.b32 [%d4], %r9", "st.global.b32 [%d4], %r12"),
         TensorMemoryRace, "tcgen05.dealloc frees TMEM column 0", list(range(32)), FIVE_WARPS,
     ),
+    # What is used has been read; a copy is no use.
+    "tensor memory handed back when what was read there has been used": Twin(
+        _MARK.sub(lambda m: m[1], TENSOR)
+        .replace("{%r9}, [%r20]; tcgen05.wait::ld.sync.aligned;", "{%r9}, [%r20]; mov.b32 %r8, %r9; "
+                 "<<add.s32 %r10, %r8, 0;|mov.b32 %r10, %r8;>>")
+        .replace("RELEASED: tcgen05.wait::ld.sync.aligned;", "RELEASED:"),
+        TensorMemoryRace, r"tcgen05\.st of .* TMEM column 0.* not known to be complete", list(range(32)), FIVE_WARPS,
+    ),
+    "a later load is not over when an earlier one is": Twin(
+        _MARK.sub(lambda m: m[1], TENSOR)
+        .replace("{%r9}, [%r20]; tcgen05.wait::ld.sync.aligned;", "{%r9}, [%r20]; "
+                 "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r8}, [%r20]; add.s32 %r10, %r9, <<%r8|1>>;")
+        .replace("RELEASED: tcgen05.wait::ld.sync.aligned;", "RELEASED:"),
+        TensorMemoryRace, r"tcgen05\.st of .* TMEM column 0.* not known to be complete", list(range(32)), FIVE_WARPS,
+    ),
 }  # fmt: skip
 
 

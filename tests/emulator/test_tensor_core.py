@@ -442,13 +442,13 @@ def test_mma_guards_its_operands_and_its_accumulator_until_the_commit_was_waited
         crew.touch(0, np.array([A + 128]), 16, write=True)
     crew.touch(0, np.array([A + 48]), 16, write=True)
     with pytest.raises(TensorMemoryRace, match="tcgen05.ld of warp 0 reads TMEM column 128.*tcgen05.mma.*CTA 0 wrote"):
-        crew.tracker.tensor.load(crew[0], place)
+        crew.tracker.tensor.load(crew[0], place, 0)
     machine.core.commit(cta_group=1, rank=0, barrier=BARRIER)
     machine.engine.drain()
     with pytest.raises(TensorMemoryRace, match="tcgen05.commit"):
-        crew.tracker.tensor.load(crew[0], place)
+        crew.tracker.tensor.load(crew[0], place, 0)
     crew.tracker.wait(crew[0], BARRIER, Order.SYNC, 0)
-    crew.tracker.tensor.load(crew[0], place)
+    crew.tracker.tensor.load(crew[0], place, 0)
     crew.touch(0, np.array([A + 128]), 16, write=True)
     assert (machine.tmem[0].load(0, tensor_address(0, 128), "32x32b", 1).view(np.float32) == 32).all()
 
@@ -576,7 +576,7 @@ def test_copies_to_tensor_memory(
         machine.core, shape=shape, multicast=multicast, cta_group=cta_group, rank=0, address=8, matrix=matrix
     )
     with pytest.raises(TensorMemoryRace, match=r"which the tcgen05\.cp.* wrote: it is not known to be complete"):
-        machine.crew.tracker.tensor.load(machine.crew[0], rectangle(8, "32x32b", 1))
+        machine.crew.tracker.tensor.load(machine.crew[0], rectangle(8, "32x32b", 1), 0)
     machine.engine.drain()
     for rank in range(cta_group):
         expected = data[rank][source_rows, :nbytes].copy().view(np.uint32)
