@@ -4,6 +4,7 @@
     python -m bench.counters profile PROFILED.json       on an H100 or H200 with ncu; minutes
     python -m bench.counters table EMULATED.json PROFILED.json
     python -m bench.counters design                      SM100: wavefronts per CTA and tile
+    python -m bench.counters gemm                        SM100 dense GEMM: per FLOP, by configuration
 
 `profile` starts ncu on `python -m bench.counters launch`, which runs each kernel of `bench/counter_cases.py` once.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import counter_cases as cases
+from bench import gemm_counters
 
 Counts = dict[str, dict[str, float]]  # case -> counter -> value
 
@@ -371,7 +373,7 @@ def main() -> int:
     comparing = commands.add_parser("table")
     comparing.add_argument("emulated", type=Path)
     comparing.add_argument("profiled", type=Path)
-    for name in ("launch", "design"):
+    for name in ("launch", "design", "gemm"):
         commands.add_parser(name)
     arguments = parser.parse_args()
     if arguments.command == "emulate":
@@ -382,6 +384,8 @@ def main() -> int:
         launch_all()
     elif arguments.command == "design":
         print(design())
+    elif arguments.command == "gemm":
+        print(gemm_counters.table(), gemm_counters.k_block_table(), sep="\n\n")
     else:
         print(table(*(json.loads(path.read_text())["counts"] for path in (arguments.emulated, arguments.profiled))))
     return 0

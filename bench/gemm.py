@@ -67,7 +67,7 @@ def parse_config(text: str, kind: type[GemmConfig]) -> GemmConfig:
 def candidates(capability: tuple[int, int]) -> tuple[type[GemmConfig], tuple[GemmConfig, ...]]:
     """The class of an architecture's tunables, and what its chooser chooses from."""
     if capability == (10, 0):
-        return Sm100GemmConfig, (sm100_gemm.LEVEL_8, sm100_gemm.LEVEL_7)
+        return Sm100GemmConfig, tuple(sm100_gemm.CANDIDATES)
     return Sm90GemmConfig, sm90_gemm.CANDIDATES
 
 

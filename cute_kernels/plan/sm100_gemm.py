@@ -124,22 +124,35 @@ def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig | None, arch: 
     return plan
 
 
-LEVEL_7_COST = 1.96
-"""Time of a "Level 7" tile over one of "Level 8", which has half its rows. In the CUDA original's table Level 7 is 1.0
-to 5.5% faster at 6144, 8192 and 12288, where both fill the device equally, and slower at 4096, where it does not."""
+CANDIDATES = {WIDE: 1.96, LEVEL_7: 1.96, LEVEL_8: 1.0}
+"""What the chooser chooses from, and the time of a tile over that of Level 8's, which has half the outputs.
+
+In the CUDA original's table Level 7 is 1.0 to 5.5% faster than Level 8 at 6144, 8192 and 12288, where both fill the
+device equally, and slower at 4096, where it does not. `WIDE` has tiles of the size of Level 7's. Nobody has timed it,
+but per FLOP it does no more of anything that the emulator counts and less of most (docs/experiments.md).
+"""
 
 
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm100GemmConfig:
-    """Level 7 or Level 8, whichever finishes its turns first.
+    """The candidate that finishes its turns first.
 
     One rule that reproduces the CUDA original's table: time is the turns of the busiest cluster times the cost of a
-    tile. Level 7's larger tiles read less, but leave more clusters idle in the last turn of small problems.
+    tile. Larger tiles read less, but leave more clusters idle in the last turn of small problems.
     """
-    def cost(config: Sm100GemmConfig, tile: float) -> float:
+    def cost(config: Sm100GemmConfig) -> float:
         plan = Sm100GemmPlan(problem, config, arch, sm_count)
-        return -(-plan.tiles // max(1, sm_count // plan.cta_group)) * tile
+        return -(-plan.tiles // max(1, sm_count // plan.ctas)) * CANDIDATES[config]
 
-    return LEVEL_7 if cost(LEVEL_7, LEVEL_7_COST) < cost(LEVEL_8, 1.0) else LEVEL_8
+    return min(CANDIDATES, key=cost)
 
 
-__all__ = ["LEVEL_7", "LEVEL_8", "Sm100GemmPlan", "default_config", "plan_sm100_gemm"]
+__all__ = [
+    "CANDIDATES",
+    "LEVEL_7",
+    "LEVEL_8",
+    "ONE_ACCUMULATOR",
+    "WIDE",
+    "Sm100GemmPlan",
+    "default_config",
+    "plan_sm100_gemm",
+]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bench import counter_cases as cases
-from bench import counters
+from bench import counters, gemm_counters
+from cute_kernels.config import GemmProblem
+from cute_kernels.plan import make_plan
 
 CASES = {case.name: case for case in cases.ptx_cases()}
 REQUESTS = cases.CTAS * cases.WARPS
@@ -45,6 +49,43 @@ def test_our_kernel() -> None:
     problem = cases.SM90_PROBLEM
     assert found["L2 bytes written"] == problem.m * problem.n * 2
     assert found["bank conflicts, st"] == 0
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, dict[str, float]]:
+    """Of every configuration of the dense GEMM, at a size of which two K blocks are enough."""
+    problem = dataclasses.replace(gemm_counters.PROBLEM, k=128)
+    return {name: gemm_counters.counts(config, problem) for name, config in gemm_counters.CONFIGS.items()}
+
+
+@pytest.mark.parametrize("name", gemm_counters.CONFIGS)
+def test_gemm_counts_are_those_of_the_tile(counted, name: str) -> None:
+    """A pair reads (256 + columns) x 32 bytes per MMA and fetches (rows + columns) x 128 bytes per K block."""
+    config = gemm_counters.CONFIGS[name]
+    rows, columns = 2 * config.block_m, config.tile_n
+    found = counted[name]
+    assert found["UMMA operand reads"] == pytest.approx((256 + columns) * 32 / 128 / (2 * 256 * columns * 16 / 1e6))
+    block = 2 * rows * columns * 64 / 1e6
+    assert found["TMA fill"] == pytest.approx((rows + columns) * 128 / 128 / block)
+    shared = rows / config.cluster_n + columns / (config.cluster_m // 2)
+    assert found["L2 bytes read"] == pytest.approx(shared * 128 / block)
+    assert found["MMAs"] == pytest.approx(1e6 / (2 * 256 * columns * 16))
+    assert found["TMEM loads"] == pytest.approx(4 / 128 / (2 * 128 / 1e6))
+
+
+def test_instructions_of_a_k_block() -> None:
+    """Twice the MMAs of a K block are about twice the instructions of the warp that issues them."""
+    level_8, level_7 = (gemm_counters.k_block_instructions(gemm_counters.CONFIGS[f"Level {i}"]) for i in (8, 7))
+    assert level_8["mma"] == int(level_8["mma"]) and 4 < level_8["mma"] < 256
+    assert 1.5 < level_7["mma"] / level_8["mma"] < 2.5
+    assert level_7["load"] > level_8["load"] > 10
+
+
+def test_the_default_of_large_problems_does_less_of_everything_than_level_7(counted) -> None:
+    """What justifies it: it takes Level 7's place in the chooser without a measurement."""
+    assert gemm_counters.CONFIGS["`WIDE`"] == make_plan(GemmProblem(8192, 8192, 8192)).config
+    for column, value in counted["Level 7"].items():
+        assert counted["`WIDE`"][column] <= value, column
 
 
 def test_names_are_unique_and_counters_have_metrics() -> None:

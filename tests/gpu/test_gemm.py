@@ -40,8 +40,11 @@ SM90 = [
     Sm90GemmConfig(64, 192, 5, 1, 2, pingpong=True, store_stages=3),
 ]
 SM100 = [
-    sm100_gemm.LEVEL_8,
-    sm100_gemm.LEVEL_7,
+    *sm100_gemm.CANDIDATES,
+    sm100_gemm.ONE_ACCUMULATOR,
+    dataclasses.replace(sm100_gemm.WIDE, cluster_m=4),
+    dataclasses.replace(sm100_gemm.WIDE, cluster_n=2),
+    Sm100GemmConfig(tile_n=64, stages=3, cluster_m=4, cluster_n=2),
     Sm100GemmConfig(tile_n=256, stages=5, store_stages=4),
     Sm100GemmConfig(tile_n=64, stages=3, store_stages=1, idle_clocks=40),
 ]

@@ -59,9 +59,19 @@ def test_wide_tiles_fill_both_memories(config, rows: int, columns: int, stage_by
     assert plan.stage_tx_bytes == 2 * stage_bytes
 
 
-@pytest.mark.parametrize(("size", "level"), [(4096, LEVEL_8), (6144, LEVEL_7), (8192, LEVEL_7), (12288, LEVEL_7)])
+@pytest.mark.parametrize(("size", "level"), [(4096, LEVEL_8), (6144, WIDE), (8192, WIDE), (12288, WIDE)])
 def test_the_chooser_follows_the_table_of_the_original(size: int, level: Sm100GemmConfig) -> None:
+    """Where Level 7 is the faster one there, the tile of the same size that does less of everything stands for it."""
     assert make_plan(square(size)).config == level
+    level_7 = make_plan(square(size), LEVEL_7)
+    assert make_plan(square(size), WIDE).tiles == level_7.tiles
+
+
+def test_the_chooser_takes_the_shape_that_fits() -> None:
+    """Columns that Level 7's tiles fill and 256-wide ones do not; too few rows for tiles of 512 of them."""
+    assert make_plan(GemmProblem(512 * 74, 128, 512)).config == LEVEL_7
+    assert make_plan(GemmProblem(256, 256 * 74, 512)).config == WIDE
+    assert make_plan(GemmProblem(256, 128 * 74, 512)).config == LEVEL_8
 
 
 @pytest.mark.parametrize(("out_dtype", "columns"), [("bfloat16", 64), ("float16", 64), ("float32", 32)])
