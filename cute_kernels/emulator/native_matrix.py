@@ -1,14 +1,19 @@
 """E4M3 matrix products in machine code: operands straight from shared memory, accumulators in tensor memory.
 
-One pass reads the bytes of an operand, checks them and writes their values as float64; one pass multiplies, adds the
-accumulator and rounds to FP32, so that no intermediate matrix goes through memory. `tensor_core` uses it only where
-every sum is exact in float64, so the order of the additions is of no account and the results are those of `exact.dot`.
+One pass reads the bytes of an operand and checks them; one pass multiplies, adds the accumulator and rounds to FP32, so
+that no intermediate matrix goes through memory. `tensor_core` uses it only where every sum is exact in float64, so the
+order of the additions is of no account and the results are those of `exact.dot`.
+
+There are two ways to the sum of products. An E4M3 value is an integer times 2^-9. Where the largest magnitudes of both
+operands leave every sum of 32 products below 2^31, the integers fit in 16 bits, and pairs of products are added in
+32-bit integers (one instruction per 32 products with AVX-512). Else the values are multiplied and added in float64.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
@@ -17,65 +22,106 @@ from cute_kernels.emulator.native import Library, has_feature
 
 K = 32  # elements of 8 bits per instruction
 LANES = 128  # rows of A in one CTA, and lanes of tensor memory
-_ROWS = 4  # of B per pass over A: 4 x 32 accumulators are half of AVX-512's registers
-_NAN, _UNINITIALISED = 1, 2
+_ROWS = 4  # of B per pass over A in float64: 4 x 32 accumulators are half of AVX-512's registers
+_SHORT_ROWS = 8  # the same for integers of 32 bits
+_NAN, _UNINITIALISED = -1, -2
+_PAIR_WIDTHS = (("avx512bw", 16, "avx512.pmaddw.d.512"), ("avx2", 8, "avx2.pmadd.wd"), ("sse2", 4, "sse2.pmadd.wd"))
+_MAX_SUM = (1 << 31) - 1
+_INTEGERS = [(c & 7 | 8) << (c >> 3) - 1 if c >> 3 else c for c in range(128)]  # magnitude code -> value * 2^9
+
+
+@dataclass
+class _Operand:
+    """One operand of the product: its parts as they were loaded, and what is decoded of them.
+
+    Attributes:
+        parts: (address of the data, address of the places, rows, first row) of each `load`.
+        largest: code of the largest magnitude.
+        wide: whether the float64 values are those of ``parts``.
+    """
+
+    parts: list[tuple[int, int, int, int]] = field(default_factory=list)
+    largest: int = 0
+    wide: bool = False
 
 
 class E4m3Unit:
     """The compiled functions.
 
     Scratch memory is reused: one product at a time.
+
+    Attributes:
+        short: whether the host has instructions for products of 16-bit integers.
     """
 
     def __init__(self) -> None:
-        wide = has_feature("avx512f")
-        self._library = Library(_decode() + _multiply(32 if wide else 8, has_feature("fma")), level=2)
+        lanes = 32 if has_feature("avx512f") else 8
+        pairs = next(((n, name) for feature, n, name in _PAIR_WIDTHS if has_feature(feature)), None)
+        self.short = pairs is not None
+        text = _decode() + _multiply(lanes, has_feature("fma")) + _scan()
+        self._library = Library(text + (_multiply_short(*pairs) if pairs else ""), level=2)
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
-        decode = ctypes.CFUNCTYPE(integer, pointer, pointer, pointer, integer, pointer, pointer, integer, integer)
+        scan = ctypes.CFUNCTYPE(integer, pointer, pointer, pointer, integer, pointer, integer, integer)
+        decode = ctypes.CFUNCTYPE(None, pointer, pointer, integer, pointer, pointer, integer, integer)
         multiply = ctypes.CFUNCTYPE(None, pointer, integer, pointer, pointer, integer)
-        self._decode = decode(self._library.address("decode"))
+        self._scan, self._decode = scan(self._library.address("scan")), decode(self._library.address("decode"))
         self._multiply = multiply(self._library.address("multiply"))
+        self._multiply_short = multiply(self._library.address("multiply_short")) if pairs else None
         codes = np.arange(256, dtype=np.uint8)
         self._values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-        self.a = np.empty((K, LANES))  # transposed
-        self.b = np.empty((256, K))
+        self._scratch = [np.empty((K, LANES)), np.empty((256, K)), np.empty((K // 2, LANES, 2), np.int16)]
+        self._scratch.append(np.empty((256, K), np.int16))
         # Asking an array for its address costs as much as decoding thirty rows.
-        self._table, self._a, self._b = (x.ctypes.data for x in (self._values, self.a, self.b))
+        self._table = self._values.ctypes.data
+        self._a, self._b, self._short_a, self._short_b = (x.ctypes.data for x in self._scratch)
+        self._operand_a, self._operand_b = _Operand(), _Operand()
 
-    def load_a(self, data: np.ndarray, states: np.ndarray | None, places: np.ndarray) -> bool:
-        """Decodes 128 rows into ``a``.
+    def load_a(self, data: int, states: int | None, places: np.ndarray) -> bool:
+        """Reads the 128 rows of A.
+
+        The arrays must stay as they are until the product has been computed.
 
         Args:
-            data: uint8, shared memory of a CTA.
-            states: uint8, 1 where it holds data; None not to check.
+            data: address of the shared memory of a CTA.
+            states: address of its states, bytes that are 1 where it holds data; None not to check.
             places: int64 [128, 2], indices of the 16-byte chunks of each row (`tensor_core.operand_places`).
 
         Returns:
             False when a byte is uninitialised or NaN.
         """
-        return self._load(data, states, places, self._a, 1, LANES)
+        self._operand_a = _Operand()
+        return self._load(self._operand_a, data, states, places, 0, (self._short_a, 2, 2 * LANES))
 
-    def load_b(self, data: np.ndarray, states: np.ndarray | None, places: np.ndarray, first: int) -> bool:
-        """Decodes rows into ``b[first:]``; arguments and result as for `load_a`."""
-        return self._load(data, states, places, self._b + 8 * K * first, K, 1)
+    def load_b(self, data: int, states: int | None, places: np.ndarray, first: int) -> bool:
+        """Reads rows of B from ``first`` on (0 begins a new matrix); arguments and result as for `load_a`."""
+        if not first:
+            self._operand_b = _Operand()
+        return self._load(self._operand_b, data, states, places, first, (self._short_b + 2 * K * first, K, 2))
 
     def _load(
-        self,
-        data: np.ndarray,
-        states: np.ndarray | None,
-        places: np.ndarray,
-        out: int,
-        row: int,
-        column: int,
-    ) -> bool:
-        state = None if states is None else states.ctypes.data
-        return not self._decode(
-            data.ctypes.data, state, places.ctypes.data, len(places), self._table, out, row, column
-        )
+        self, operand: _Operand, data: int, states: int | None, places: np.ndarray, first: int,
+        short: tuple[int, int, int],
+    ) -> bool:  # fmt: skip
+        address, rows = places.ctypes.data, len(places)
+        largest = self._scan(data, states, address, rows, *short)
+        if largest < 0:
+            return False
+        operand.parts.append((data, address, rows, first))
+        operand.largest = max(operand.largest, largest)
+        return True
 
-    def multiply(self, n: int, cells: np.ndarray, accumulate: bool) -> None:
-        """``cells[:n] = round(b[:n] @ a (+ cells[:n]))``; cells: float32 [n, 128], contiguous."""
-        self._multiply(self._b, n, self._a, cells.ctypes.data, int(accumulate))
+    def multiply(self, n: int, cells: int, accumulate: bool) -> None:
+        """``cells[:n] = round(b[:n] @ a (+ cells[:n]))``; cells: address of float32 [n, 128], contiguous."""
+        a, b = self._operand_a, self._operand_b
+        if self.short and K * _INTEGERS[a.largest] * _INTEGERS[b.largest] <= _MAX_SUM:
+            self._multiply_short(self._short_b, n, self._short_a, cells, int(accumulate))
+            return
+        for operand, out, row, column in ((a, self._a, 1, LANES), (b, self._b, K, 1)):
+            if not operand.wide:
+                for data, places, rows, first in operand.parts:
+                    self._decode(data, places, rows, self._table, out + 8 * row * first, row, column)
+                operand.wide = True
+        self._multiply(self._b, n, self._a, cells, int(accumulate))
 
 
 _WORTH_IT = 1000  # instructions of this process; LLVM and the compilation cost as much as they save in so many
@@ -97,26 +143,29 @@ def unit_if_worth_it(native: bool | None) -> E4m3Unit | None:
     return e4m3_unit() if native else None
 
 
-def _decode() -> str:
-    """``i64 @decode(data, states or null, places, rows, values, out, row and column stride)``: nonzero if refused."""
-    elements = []
-    for i in range(16):
-        elements.append(f"""
-  %c.{i} = extractelement <16 x i8> %bytes, i32 {i}
-  %x.{i} = zext i8 %c.{i} to i64
-  %v.p.{i} = getelementptr double, ptr %values, i64 %x.{i}
-  %v.{i} = load double, ptr %v.p.{i}
-  %o.i.{i} = mul i64 %column, {i}
-  %o.{i} = getelementptr double, ptr %out.p, i64 %o.i.{i}
-  store double %v.{i}, ptr %o.{i}""")
+def _scan() -> str:
+    """``i64 @scan(data, states or null, places, rows, out, row and pair stride)``: the largest magnitude's code.
+
+    Negative if refused. ``out`` gets the values times 2^9 as int16, which means something where all are below 2^15.
+    """
+    pairs = "\n".join(
+        f"""
+  %p.{i} = extractelement <8 x i32> %pairs, i32 {i}
+  %o.i.{i} = mul i64 %pair, {i}
+  %o.{i} = getelementptr i16, ptr %out.p, i64 %o.i.{i}
+  store i32 %p.{i}, ptr %o.{i}, align 4"""
+        for i in range(8)
+    )
     return f"""
-define i64 @decode(ptr %data, ptr %states, ptr %places, i64 %rows, ptr %values, ptr %out, i64 %row, i64 %column) {{
+declare i8 @llvm.vector.reduce.umax.v16i8(<16 x i8>)
+define i64 @scan(ptr %data, ptr %states, ptr %places, i64 %rows, ptr %out, i64 %row, i64 %pair) {{
 entry:
   %checked = icmp ne ptr %states, null
   %chunks = mul i64 %rows, 2
   br label %loop
 loop:
   %i = phi i64 [0, %entry], [%i.next, %good]
+  %most = phi <16 x i8> [zeroinitializer, %entry], [%most.next, %good]
   %place.p = getelementptr i64, ptr %places, i64 %i
   %place = load i64, ptr %place.p
   %offset = mul i64 %place, 16
@@ -140,6 +189,64 @@ read:
   %nan.any = icmp ne i16 %nan.i, 0
   br i1 %nan.any, label %refused, label %good
 good:
+  %more.than = icmp ugt <16 x i8> %magnitude, %most
+  %most.next = select <16 x i1> %more.than, <16 x i8> %magnitude, <16 x i8> %most
+  %m = zext <16 x i8> %magnitude to <16 x i16>
+  %e = lshr <16 x i16> %m, splat (i16 3)
+  %f = and <16 x i16> %m, splat (i16 7)
+  %small = icmp eq <16 x i16> %e, zeroinitializer
+  %e.less = sub <16 x i16> %e, splat (i16 1)
+  %shift = and <16 x i16> %e.less, splat (i16 15)
+  %f.one = or <16 x i16> %f, splat (i16 8)
+  %normal = shl <16 x i16> %f.one, %shift
+  %x = select <16 x i1> %small, <16 x i16> %f, <16 x i16> %normal
+  %minus = sub <16 x i16> zeroinitializer, %x
+  %negative = icmp slt <16 x i8> %bytes, zeroinitializer
+  %v = select <16 x i1> %negative, <16 x i16> %minus, <16 x i16> %x
+  %pairs = bitcast <16 x i16> %v to <8 x i32>
+  %r = lshr i64 %i, 1
+  %half = and i64 %i, 1
+  %k = mul i64 %half, 8
+  %row.o = mul i64 %r, %row
+  %k.o = mul i64 %k, %pair
+  %start = add i64 %row.o, %k.o
+  %out.p = getelementptr i16, ptr %out, i64 %start
+{pairs}
+  %i.next = add i64 %i, 1
+  %more = icmp ult i64 %i.next, %chunks
+  br i1 %more, label %loop, label %done
+done:
+  %top = call i8 @llvm.vector.reduce.umax.v16i8(<16 x i8> %most.next)
+  %top.w = zext i8 %top to i64
+  ret i64 %top.w
+}}
+"""
+
+
+def _decode() -> str:
+    """``void @decode(data, places, rows, values, out, row and column stride)``: float64 of bytes that `_scan` passed."""
+    elements = []
+    for i in range(16):
+        elements.append(f"""
+  %c.{i} = extractelement <16 x i8> %bytes, i32 {i}
+  %x.{i} = zext i8 %c.{i} to i64
+  %v.p.{i} = getelementptr double, ptr %values, i64 %x.{i}
+  %v.{i} = load double, ptr %v.p.{i}
+  %o.i.{i} = mul i64 %column, {i}
+  %o.{i} = getelementptr double, ptr %out.p, i64 %o.i.{i}
+  store double %v.{i}, ptr %o.{i}""")
+    return f"""
+define void @decode(ptr %data, ptr %places, i64 %rows, ptr %values, ptr %out, i64 %row, i64 %column) {{
+entry:
+  %chunks = mul i64 %rows, 2
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%i.next, %loop]
+  %place.p = getelementptr i64, ptr %places, i64 %i
+  %place = load i64, ptr %place.p
+  %offset = mul i64 %place, 16
+  %b.p = getelementptr i8, ptr %data, i64 %offset
+  %bytes = load <16 x i8>, ptr %b.p, align 1
   %r = lshr i64 %i, 1
   %half = and i64 %i, 1
   %k = mul i64 %half, 16
@@ -152,7 +259,87 @@ good:
   %more = icmp ult i64 %i.next, %chunks
   br i1 %more, label %loop, label %done
 done:
-  ret i64 0
+  ret void
+}}
+"""
+
+
+def _multiply_short(width: int, intrinsic: str) -> str:
+    """``void @multiply_short(b, n, a, cells, accumulate)`` on int16: ``_SHORT_ROWS`` rows of B by 2 x ``width`` of A.
+
+    ``a`` is [pairs of elements, rows, 2], so that a pair of each of ``width`` rows is one register.
+    """
+    sums, shorts = f"<{width} x i32>", f"<{2 * width} x i16>"
+    wide, floats = f"<{width} x double>", f"<{width} x float>"
+    each = [(j, h) for j in range(_SHORT_ROWS) for h in range(2)]
+    lines: list[str] = []
+    for h in range(2):
+        lines.append(f"  %a.p.{h} = getelementptr i32, ptr %a.pairs, i64 {h * width}")
+        lines.append(f"  %a.{h} = load {shorts}, ptr %a.p.{h}, align 4")
+    for j in range(_SHORT_ROWS):
+        lines.append(f"  %b.q.{j} = getelementptr i32, ptr %b.pair, i64 {j * K // 2}")
+        lines.append(f"  %b.{j} = load i32, ptr %b.q.{j}, align 4")
+        lines.append(f"  %b.one.{j} = insertelement {sums} poison, i32 %b.{j}, i32 0")
+        lines.append(
+            f"  %b.all.{j} = shufflevector {sums} %b.one.{j}, {sums} poison, <{width} x i32> zeroinitializer"
+        )
+        lines.append(f"  %b.s.{j} = bitcast {sums} %b.all.{j} to {shorts}")
+        for h in range(2):
+            lines.append(f"  %d.{j}.{h} = call {sums} @llvm.x86.{intrinsic}({shorts} %a.{h}, {shorts} %b.s.{j})")
+            lines.append(f"  %next.{j}.{h} = add {sums} %acc.{j}.{h}, %d.{j}.{h}")
+    stores = "".join(
+        f"""
+  %c.{j}.{h} = getelementptr float, ptr %d.row, i64 {j * LANES + h * width}
+  %w.{j}.{h} = sitofp {sums} %next.{j}.{h} to {wide}
+  %x.{j}.{h} = fmul {wide} %w.{j}.{h}, splat (double 0x3ED0000000000000)
+  %old.f.{j}.{h} = load {floats}, ptr %c.{j}.{h}, align 4
+  %old.{j}.{h} = fpext {floats} %old.f.{j}.{h} to {wide}
+  %sum.{j}.{h} = fadd {wide} %x.{j}.{h}, %old.{j}.{h}
+  %result.{j}.{h} = select i1 %add, {wide} %sum.{j}.{h}, {wide} %x.{j}.{h}
+  %rounded.{j}.{h} = fptrunc {wide} %result.{j}.{h} to {floats}
+  store {floats} %rounded.{j}.{h}, ptr %c.{j}.{h}, align 4"""
+        for j, h in each
+    )
+    phis = "\n".join(f"  %acc.{j}.{h} = phi {sums} [zeroinitializer, %rows], [%next.{j}.{h}, %depth]" for j, h in each)
+    return f"""
+declare {sums} @llvm.x86.{intrinsic}({shorts}, {shorts})
+define void @multiply_short(ptr noalias %b, i64 %n, ptr noalias %a, ptr noalias %d, i64 %accumulate) {{
+entry:
+  %add = icmp ne i64 %accumulate, 0
+  br label %columns
+columns:
+  %m = phi i64 [0, %entry], [%m.next, %columns.end]
+  %a.column = getelementptr i32, ptr %a, i64 %m
+  %d.column = getelementptr float, ptr %d, i64 %m
+  br label %rows
+rows:
+  %j = phi i64 [0, %columns], [%j.next, %rows.end]
+  %b.o = mul i64 %j, {K}
+  %b.row = getelementptr i16, ptr %b, i64 %b.o
+  br label %depth
+depth:
+  %k = phi i64 [0, %rows], [%k.next, %depth]
+{phis}
+  %a.o = mul i64 %k, {LANES}
+  %a.pairs = getelementptr i32, ptr %a.column, i64 %a.o
+  %b.pair = getelementptr i32, ptr %b.row, i64 %k
+{chr(10).join(lines)}
+  %k.next = add i64 %k, 1
+  %deeper = icmp ult i64 %k.next, {K // 2}
+  br i1 %deeper, label %depth, label %rows.end
+rows.end:
+  %d.o = mul i64 %j, {LANES}
+  %d.row = getelementptr float, ptr %d.column, i64 %d.o
+{stores}
+  %j.next = add i64 %j, {_SHORT_ROWS}
+  %lower = icmp ult i64 %j.next, %n
+  br i1 %lower, label %rows, label %columns.end
+columns.end:
+  %m.next = add i64 %m, {2 * width}
+  %further = icmp ult i64 %m.next, {LANES}
+  br i1 %further, label %columns, label %done
+done:
+  ret void
 }}
 """
 

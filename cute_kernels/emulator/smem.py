@@ -56,6 +56,7 @@ class SharedMemory:
             self.words[n] = store.view(np.uint64).reshape(-1, n // 8)
             self.states[n] = state.view(np.uint64).reshape(-1, n // 8)
         self.chunks = store.view(np.complex128)  # 16-byte items that NumPy moves fastest
+        self._addresses = store.ctypes.data, state.ctypes.data if detect else None
         # Lowest and highest byte of any live mbarrier: almost every access is told apart by two comparisons.
         self._barriers: set[int] = set()
         self.barrier_low, self.barrier_high = size, 0
@@ -141,9 +142,9 @@ class SharedMemory:
                 f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}"
             )
 
-    def checked_states(self) -> np.ndarray | None:
-        """uint8 [size]: 1 for bytes that hold data; None when that is not to be checked."""
-        return self.states[1] if self.detect else None
+    def addresses(self) -> tuple[int, int | None]:
+        """Host addresses of the bytes and of their states (1: holds data), None when those are not to be checked."""
+        return self._addresses
 
     def check_initialised(self, index: np.ndarray, nbytes: int) -> None:
         """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data.

@@ -493,7 +493,7 @@ class _Mma:
         if unit is not None:
             for index, rank in enumerate(self.ranks):
                 cta = self.core.shared.ctas[rank]
-                if not unit.load_b(cta.data, cta.checked_states(), self.b_places, index * self.columns):
+                if not unit.load_b(*cta.addresses(), self.b_places, index * self.columns):
                     return None
         return unit
 
@@ -501,9 +501,9 @@ class _Mma:
         """One CTA's product; False, and nothing done, where a byte is NaN or uninitialised or a sum may be inexact."""
         cta = self.core.shared.ctas[rank]
         sums, earlier = self._exact_so_far(memory)
-        if earlier is None or not unit.load_a(cta.data, cta.checked_states(), self.a_places):
+        if earlier is None or not unit.load_a(*cta.addresses(), self.a_places):
             return False
-        unit.multiply(self.fields.n, self._cells(memory), self.accumulate)
+        unit.multiply(self.fields.n, self._cells(memory).ctypes.data, self.accumulate)
         sums[...] = earlier + 1
         return True
 

@@ -15,38 +15,55 @@ from cute_kernels.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 
 
-@pytest.fixture(scope="module", params=[(32, True), (8, True), (8, False)], ids=["wide", "narrow", "without fma"])
+HOSTS = {
+    "avx512": ("avx512f", "avx512bw", "avx2", "sse2", "fma"),
+    "avx2": ("avx2", "sse2", "fma"),
+    "sse2": ("sse2",),
+    "others": (),
+}
+
+
+@pytest.fixture(scope="module", params=HOSTS.values(), ids=HOSTS)
 def unit(request: pytest.FixtureRequest) -> E4m3Unit:
-    """As compiled for hosts with AVX-512, with AVX2 and with neither."""
-    width, fused = request.param
+    """As compiled for hosts with these instruction sets."""
     with pytest.MonkeyPatch.context() as patch:
-        features = {"avx512f": width == 32, "fma": fused}
-        patch.setattr(native_matrix, "has_feature", features.__getitem__)
+        patch.setattr(native_matrix, "has_feature", request.param.__contains__)
         return E4m3Unit()
 
 
-def operands(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(bytes of shared memory, places of the rows, their values [rows, 32])."""
+def operands(seed: int, rows: int, largest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(bytes of shared memory, places of the rows, their values [rows, 32]); magnitudes have codes up to ``largest``,
+    which the rows contain."""
     rng = np.random.default_rng(seed)
-    data = rng.integers(0, 256, 16 * 700).astype(np.uint8)
-    data[data & 0x7F == 0x7F] = 0x7E  # no NaN, but the largest magnitude
+    data = rng.integers(0, largest + 1, 16 * 700).astype(np.uint8) | rng.choice([0, 128], 16 * 700).astype(np.uint8)
     places = rng.permutation(700)[: 2 * rows].reshape(rows, 2)
+    data[16 * places[:, 0]] = largest  # products of equal signs in every row
+    data[16 * places[rows // 2] + 3] = largest | 128
     chunks = data.view(ml_dtypes.float8_e4m3fn).astype(np.float64).reshape(-1, 16)
     return data, places, chunks[places].reshape(rows, K)
 
 
+def load(unit: E4m3Unit, a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> None:
+    half = len(b[1]) // 2
+    parts = [b[1][:half].copy(), b[1][half:].copy()]
+    assert unit.load_a(a[0].ctypes.data, None, a[1])
+    assert unit.load_b(b[0].ctypes.data, None, parts[0], 0)
+    assert unit.load_b(b[0].ctypes.data, None, parts[1], half)
+    unit.kept = parts  # `load_b` keeps addresses
+
+
+# 0x67 is 60, the largest value of 16 bits; 0x54 and 0x58 are 12 and 16: 32 x 16 x 16 x 2^18 is 2^31.
+@pytest.mark.parametrize("codes", [(0x7E, 0x7E), (0x67, 0x67), (0x54, 0x54), (0x58, 0x58), (0x67, 0x3F), (0x3F, 0x7E)])
 @pytest.mark.parametrize("n", [8, 24, 256])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_products_are_rounded_once(unit: E4m3Unit, n: int, accumulate: bool) -> None:
-    a_data, a_places, a = operands(1, LANES)
-    b_data, b_places, b = operands(2, n)
-    assert unit.load_a(a_data, None, a_places)
-    assert unit.load_b(b_data, None, b_places[: n // 2], 0)
-    assert unit.load_b(b_data, None, b_places[n // 2 :], n // 2)
+def test_products_are_rounded_once(unit: E4m3Unit, n: int, accumulate: bool, codes: tuple[int, int]) -> None:
+    first, second = operands(1, LANES, codes[0]), operands(2, n, codes[1])
+    a, b = first[2], second[2]
+    load(unit, first, second)
     rng = np.random.default_rng(3)
     cells = (rng.integers(-(1 << 23), 1 << 23, (n, LANES)) * 2.0**-9).astype(np.float32)
     old = cells.copy()
-    unit.multiply(n, cells, accumulate)
+    unit.multiply(n, cells.ctypes.data, accumulate)
     for row, lane in zip(rng.integers(0, n, 200), rng.integers(0, LANES, 200)):
         exact = sum((Fraction(x) * Fraction(y) for x, y in zip(b[row], a[lane])), Fraction(0))
         exact += Fraction(float(old[row, lane])) if accumulate else 0
@@ -55,18 +72,43 @@ def test_products_are_rounded_once(unit: E4m3Unit, n: int, accumulate: bool) -> 
         assert cells[row, lane] == below
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("codes", [(0x57, 0x57), (0x58, 0x58), (0x67, 0x47), (0x67, 0x48)])
+def test_largest_sums(unit: E4m3Unit, codes: tuple[int, int], sign: int) -> None:
+    """All products at their limit and of one sign: the sums just fit in 31 bits, or just do not."""
+    values = [float(np.array([code], np.uint8).view(ml_dtypes.float8_e4m3fn)[0]) for code in codes]
+    places = np.arange(2 * LANES).reshape(LANES, 2)
+    a = np.full(32 * LANES, codes[0], np.uint8)
+    b = np.full(32 * LANES, codes[1] | (128 if sign < 0 else 0), np.uint8)
+    load(unit, (a, places), (b, places[:8]))
+    cells = np.empty((8, LANES), np.float32)
+    unit.multiply(8, cells.ctypes.data, False)
+    assert (cells == np.float32(sign * K * values[0] * values[1])).all()
+
+
+def test_a_new_operand_replaces_the_old_one(unit: E4m3Unit) -> None:
+    """The two ways have scratch memory of their own: neither may use what the other left."""
+    for seed, code in enumerate((0x7E, 0x40, 0x7E, 0x40)):
+        first, second = operands(2 * seed, LANES, code), operands(2 * seed + 1, 16, code)
+        load(unit, first, second)
+        cells = np.empty((16, LANES), np.float32)
+        unit.multiply(16, cells.ctypes.data, False)
+        np.testing.assert_array_equal(cells, (second[2] @ first[2].T).astype(np.float32))
+
+
 def test_nan_and_uninitialised_bytes_are_refused(unit: E4m3Unit) -> None:
-    data, places, _ = operands(4, LANES)
+    data, places, _ = operands(4, LANES, 0x7E)
     states = np.ones(len(data), np.uint8)
     where = 16 * int(places[77, 1]) + 5
-    assert unit.load_a(data, states, places)
+    address, checked = data.ctypes.data, states.ctypes.data
+    assert unit.load_a(address, checked, places)
     for state in (0, 2):  # never written, part of an mbarrier
         states[where] = state
-        assert not unit.load_a(data, states, places)
-    assert unit.load_a(data, None, places)
+        assert not unit.load_a(address, checked, places)
+    assert unit.load_a(address, None, places)
     for pattern in (0x7F, 0xFF):
         data[where] = pattern
-        assert not unit.load_a(data, None, places)
+        assert not unit.load_a(address, None, places)
 
 
 @pytest.mark.parametrize("nan", [False, True])
