@@ -224,7 +224,7 @@ done:
 
 
 def _decode() -> str:
-    """``void @decode(data, places, rows, values, out, row and column stride)``: float64 of bytes that `_scan` passed."""
+    """``void @decode(data, places, rows, values, out, row and column stride)``: float64 of what `_scan` passed."""
     elements = []
     for i in range(16):
         elements.append(f"""

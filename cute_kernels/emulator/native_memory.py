@@ -105,6 +105,8 @@ def access(space: str, write: bool, size: int, count: int) -> str:
 define internal i32 @{name}(ptr %t, ptr %x, i32 %mask, i32 %site) noinline {{
 entry:
   %ptrs = alloca [32 x ptr], align 64
+  %tracked = alloca i64
+  store i64 0, ptr %tracked
   %flags.p = getelementptr i8, ptr %t, i64 {_FLAGS}
   %flags = load i64, ptr %flags.p
   %slow.b = and i64 %flags, {CALL}
@@ -203,18 +205,29 @@ region:
   %in = and i1 %in.1, %writable
   %i.next = add i64 %i, 1
   %p = inttoptr i64 %a to ptr
-  br i1 %in, label %found, label %next
+  br i1 %in, label %hit, label %next
 next:
   br label %search
+hit:
+  %before.w = load i64, ptr %tracked
+  %after.w = or i64 %before.w, %w
+  store i64 %after.w, ptr %tracked
+  br label %found
 """
 
 
 def _log(space: str, write: bool, nbytes: int) -> str:
     bit = LOG[space, write]
+    # The race detector does not track reads of memory that nobody may write.
+    anything = "" if space == "shared" or write else """
+  %tracked.w = load i64, ptr %tracked
+  %untracked = icmp eq i64 %tracked.w, 0
+  br i1 %untracked, label %move, label %logging"""
     return f"""
   %log.b = and i64 %flags, {bit}
   %log = icmp ne i64 %log.b, 0
-  br i1 %log, label %logging, label %move
+  br i1 %log, label %{"tracking" if anything else "logging"}, label %move
+{"tracking:" + anything if anything else ""}
 logging:
   %used.p = getelementptr i8, ptr %t, i64 {LOG_USED}
   %used = load i64, ptr %used.p

@@ -14,7 +14,6 @@ from cute_kernels.emulator.native_matrix import LANES, E4m3Unit, K, e4m3_unit
 from cute_kernels.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 
-
 HOSTS = {
     "avx512": ("avx512f", "avx512bw", "avx2", "sse2", "fma"),
     "avx2": ("avx2", "sse2", "fma"),
