@@ -181,6 +181,7 @@ class Agent:
         base: first of its columns.
         clock: of its accesses now; it advances whenever something is passed on, so that later accesses are told apart.
         clocks: int32 [rows, columns]. In the columns of its own lanes: what every lane knows of the others.
+        address: host address of ``clocks``.
         label: for reports.
     """
 
@@ -188,6 +189,7 @@ class Agent:
         self.rank, self.live, self.label = rank, live, label
         self.base = columns.take(WARP_COLUMNS)
         self.clocks = columns.matrix(self)
+        self.address = self.clocks.ctypes.data
         self.clock = 1
         self.tensor_clocks = {Offset.TENSOR_LOAD: 1, Offset.TENSOR_STORE: 1}
         self.loads: dict[int, int] = {}  # tcgen05.ld by its index in the kernel: clock of the latest
@@ -201,6 +203,7 @@ class Agent:
 
     def widen(self, width: int) -> None:
         self.clocks, self.before = widened(self.clocks, width), widened(self.before, width)
+        self.address = self.clocks.ctypes.data
         self.incoming = widened(self.incoming, width)
         if self.pending is not None:
             self.pending = widened(self.pending, width)

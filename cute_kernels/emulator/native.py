@@ -22,14 +22,18 @@ class Library:
     Args:
         text: an LLVM module.
         level: LLVM's code generation effort, 0 to 3.
+        optimise: run LLVM's passes over the module first (inlining, registers for variables, loops).
     """
 
-    def __init__(self, text: str, level: int = 0) -> None:
+    def __init__(self, text: str, level: int = 0, *, optimise: bool = False) -> None:
         llvm, target = _target()
         module = llvm.parse_assembly(text)
         machine = target.create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=level, jit=True
         )
+        if optimise:
+            builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
+            builder.getModulePassManager().run(module, builder)
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
 

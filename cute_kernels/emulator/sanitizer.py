@@ -50,6 +50,7 @@ from cute_kernels.emulator.happens_before import (
     join,
     widened,
 )
+from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit_if_worth_it
 from cute_kernels.emulator.shadow import LANE_BITS, Epochs, Part, Shadow, View, unordered
 from cute_kernels.emulator.tensor_races import Operation, TensorRaces
 
@@ -97,9 +98,13 @@ class RaceTracker:
         sizes: bytes of shared memory per CTA, in order of rank.
         launch: what is shared with the other clusters of the launch.
         warps: number of warps of the cluster (a hint of how many columns will be needed).
+        native: whether accesses in order are found by machine code (None: once that is worth its compilation).
     """
 
-    def __init__(self, sizes: list[int], launch: LaunchShadow, warps: int = 1) -> None:
+    def __init__(
+        self, sizes: list[int], launch: LaunchShadow, warps: int = 1, native: bool | None = False
+    ) -> None:
+        self.native = native
         self.launch, self.epochs = launch, launch.epochs
         self.ranks = len(sizes)
         self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
@@ -115,6 +120,10 @@ class RaceTracker:
         self._exits: list[np.ndarray | None] = [None] * self.ranks
         self.agent: Agent | None = None
         self.lane = 0
+
+    def unit(self) -> ShadowUnit | None:
+        """The machine code that is asked first, or None."""
+        return shadow_unit_if_worth_it(self.native)
 
     # --- warps --------------------------------------------------------------------------------------------------------
 
@@ -192,6 +201,14 @@ class RaceTracker:
             some = lanes if isinstance(lanes, int) else lanes[chosen]
             self._generic(agent, some, self.shared[rank], offsets[chosen], nbytes, write, strong, rank)
 
+    def observe(self, warp: Warp, log: np.ndarray, first: int) -> int:
+        """Logged accesses of a warp, from entry ``first`` on: `native_shadow.ShadowUnit.observe`."""
+        unit, agent = self.unit(), warp.agent
+        if unit is None:
+            return first
+        identities = self._identity(agent, False, False, False), self._identity(agent, True, False, False)
+        return unit.observe(self.epochs, self.shared[agent.rank], agent, log, first, identities)
+
     def _generic(
         self, agent: Agent, lanes: Any, shadow: Shadow, offsets: np.ndarray, nbytes: int, write: bool, strong: bool,
         rank: int, identity: int | None = None,
@@ -264,7 +281,7 @@ class RaceTracker:
         """
         agent, kind = self.agent, _STRONG if reduces else 0
         identity = self.epochs.new(column, clock, text, kind)
-        return Operation(identity, column, agent.clocks, agent.base, self.lane, reduces)
+        return Operation(identity, column, agent.clocks, agent.base, self.lane, reduces, address=agent.address)
 
     def async_read(self, rank: int, offsets: Any, nbytes: int, operation: Operation) -> None:
         """The operation reads shared memory: one range (int offset), or ``nbytes`` at each of an array of offsets.
@@ -299,7 +316,9 @@ class RaceTracker:
             access(shadow, offsets, nbytes, operation, -1)
 
     def _async_read(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
-        floor = self.floor if rank < 0 else 0
+        floor, unit = self.floor if rank < 0 else 0, self.unit()
+        if unit is not None and unit.async_read(self.epochs, shadow, offsets, nbytes, operation, floor):
+            return
         view = View(operation.clocks[Row.VISIBLE], operation.own, operation.lane, floor=floor)
         fenced = View(operation.clocks[Row.PROXY], floor=floor)
         for part in shadow.parts(offsets, nbytes):
@@ -311,7 +330,9 @@ class RaceTracker:
             part.plane.add_read(part.where, operation.identity, self.epochs, None, operation.column)
 
     def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
-        floor = self.floor if rank < 0 else 0
+        floor, unit = self.floor if rank < 0 else 0, self.unit()
+        if unit is not None and unit.async_write(self.epochs, shadow, offsets, nbytes, operation, floor):
+            return
         view = View(operation.clocks[Row.ORDER], operation.own, operation.lane, -1, floor, operation.reduces)
         if operation.own >= 0:
             view.exempt = operation.own + Offset.READ

@@ -25,6 +25,7 @@ class Epochs:
         columns, clocks: int32, indexed by epoch; an access of lane ``n`` belongs to column ``columns + n``.
         labels: who and what, for reports.
         generic: uint8: 1 where the access went through the generic proxy, 2 where it was a strong operation.
+        addresses: host addresses of the three arrays, in the order above.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,10 @@ class Epochs:
         self.clocks = np.zeros(1024, np.int32)
         self.generic = np.zeros(1024, np.uint8)
         self.labels: list[str] = [""]
+        self._locate()
+
+    def _locate(self) -> None:
+        self.addresses = self.columns.ctypes.data, self.clocks.ctypes.data, self.generic.ctypes.data
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,6 +48,7 @@ class Epochs:
             self.columns = np.concatenate([self.columns, np.zeros_like(self.columns)])
             self.clocks = np.concatenate([self.clocks, np.zeros_like(self.clocks)])
             self.generic = np.concatenate([self.generic, np.zeros_like(self.generic)])
+            self._locate()
         self.columns[number], self.clocks[number], self.generic[number] = column, clock, generic
         self.labels.append(label)
         return number << LANE_BITS
@@ -120,12 +126,28 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
 
 
 class Plane:
-    """Last write and last reads of an array of places. Readers that are not ordered among each other take layers."""
+    """Last write and last reads of an array of places. Readers that are not ordered among each other take layers.
+
+    Attributes:
+        writes, reads: identities; a layer of readers each.
+        addresses: host addresses of the writes and of a table of the layers' addresses, layers, places.
+    """
 
     def __init__(self, shape: int | tuple[int, ...]) -> None:
         self.shape = shape
         self.writes = np.zeros(shape, np.int32)
         self.reads: list[np.ndarray] = []
+        self._locate()
+
+    def _locate(self) -> None:
+        self._table = np.array([layer.ctypes.data for layer in self.reads] or [0], np.int64)
+        self.addresses = self.writes.ctypes.data, self._table.ctypes.data, len(self.reads), self.writes.size
+
+    def add_layer(self) -> np.ndarray:
+        """A new layer of readers."""
+        self.reads.append(np.zeros(self.shape, np.int32))
+        self._locate()
+        return self.reads[-1]
 
     def add_read(self, where: Any, identity: int, epochs: Epochs, known: np.ndarray | None, column: int) -> None:
         """Records a read. It replaces reads of the same column, and those that ``known`` says it comes after."""
@@ -149,9 +171,7 @@ class Plane:
                 return
             if free.any():
                 where = put(layer, where, free, identity)
-        layer = np.zeros(self.shape, np.int32)
-        layer[where] = identity
-        self.reads.append(layer)
+        self.add_layer()[where] = identity
 
     @staticmethod
     def _covers(number: int, epochs: Epochs, known: np.ndarray | None, column: int) -> bool:
@@ -187,13 +207,20 @@ class Part:
 
 
 class Shadow:
-    """Shadow of ``nbytes`` bytes of shared or global memory."""
+    """Shadow of ``nbytes`` bytes of shared or global memory.
+
+    Attributes:
+        coarse: by granules of 16 bytes.
+        fine: by bytes, for granules that are split; None while there is none.
+        split_address: host address of a byte per granule, which says that it is split; 0 while there is none.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.coarse = Plane(-(-nbytes // GRANULE) + 2)
         self.fine: Plane | None = None
         self._split: np.ndarray | None = None
+        self.split_address = 0
 
     def parts(self, offsets: Any, nbytes: int) -> list[Part]:
         """The places of one range (int offset) or of one item of ``nbytes`` at each offset of an int array."""
@@ -229,6 +256,7 @@ class Shadow:
         if self.fine is None:
             self.fine = Plane(self.coarse.shape * GRANULE)
             self._split = np.zeros(self.coarse.shape, bool)
+            self.split_address = self._split.ctypes.data
         where = (offsets[:, None] + np.arange(nbytes)).reshape(-1)
         self._divide(np.unique(where >> 4))
         items = np.arange(len(offsets)) if items is None else items
@@ -243,6 +271,6 @@ class Shadow:
         spread = (new[:, None] * GRANULE + np.arange(GRANULE)).reshape(-1)
         self.fine.writes[spread] = np.repeat(self.coarse.writes[new], GRANULE)
         while len(self.fine.reads) < len(self.coarse.reads):
-            self.fine.reads.append(np.zeros(self.fine.shape, np.int32))
+            self.fine.add_layer()
         for fine, coarse in zip(self.fine.reads, self.coarse.reads):
             fine[spread] = np.repeat(coarse[new], GRANULE)

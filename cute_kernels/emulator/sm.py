@@ -248,7 +248,7 @@ class Cluster:
         threads = block[0] * block[1] * block[2]
         self.tracker = None
         if launch.races is not None:
-            self.tracker = RaceTracker([smem] * ranks, launch.races, -(-threads // 32) * ranks)
+            self.tracker = RaceTracker([smem] * ranks, launch.races, -(-threads // 32) * ranks, options.native)
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
         self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)
         self.engine = AsyncEngine(options.completion, random.Random(self.rng.random()))

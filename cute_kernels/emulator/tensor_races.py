@@ -35,6 +35,7 @@ class Operation:
         own, lane: columns of the issuing warp and the issuing lane; -1 for an operation of several warps.
         reduces: it combines what it writes with what is there.
         order: of a copy: what is known to be over when it is complete, int32 [columns].
+        address: host address of ``clocks``.
     """
 
     identity: int
@@ -44,6 +45,10 @@ class Operation:
     lane: int
     reduces: bool = False
     order: np.ndarray | None = None
+    address: int = 0
+
+    def __post_init__(self) -> None:
+        self.address = self.address or self.clocks.ctypes.data
 
 
 @dataclass
@@ -75,7 +80,8 @@ class TensorRaces:
         if not stream.identity:
             stream.identity = self.epochs.new(stream.column, stream.commits + 1, text)
         agent = self.tracker.agent
-        return Operation(stream.identity, stream.column, agent.clocks, agent.base, self.tracker.lane)
+        lane = self.tracker.lane
+        return Operation(stream.identity, stream.column, agent.clocks, agent.base, lane, address=agent.address)
 
     def commit(self, targets: list[int]) -> np.ndarray:
         """tcgen05.commit of the entered lane: what its completion passes on, for `committed`."""
@@ -115,8 +121,8 @@ class TensorRaces:
         if identity is None:
             label = f"tcgen05.{'st' if write else 'ld'} of {agent.label}"
             identity = agent.ids[kind] = self.epochs.new(agent.base + kind, agent.tensor_clocks[kind], label)
-        clocks, column = agent.clocks, agent.base + kind
-        self._access(agent.rank, place, Operation(identity, column, clocks, agent.base, -1), write, -1)
+        operation = Operation(identity, agent.base + kind, agent.clocks, agent.base, -1, address=agent.address)
+        self._access(agent.rank, place, operation, write, -1)
 
     def access(self, rank: int, place: Place, operation: Operation, write: bool) -> None:
         """An MMA reads or writes a place. Those of one thread are pipelined: they take effect in order."""
@@ -125,7 +131,10 @@ class TensorRaces:
     def _access(
         self, rank: int, place: Place, operation: Operation, write: bool, exempt: int
     ) -> None:
-        plane, view = self.planes[rank], View(operation.clocks[Row.TENSOR], exempt=exempt)
+        plane, unit = self.planes[rank], self.tracker.unit()
+        if unit is not None and unit.tensor(self.epochs, plane, place, operation, write, exempt):
+            return
+        view = View(operation.clocks[Row.TENSOR], exempt=exempt)
         verb = "writes" if write else "reads"
         self._check(rank, place, plane.writes[place], view, operation, verb, "wrote")
         if write:

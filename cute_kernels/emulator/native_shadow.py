@@ -1,0 +1,141 @@
+"""Shadow memory in machine code: an access that races with nothing is checked and recorded in one call.
+
+`sanitizer` and `tensor_races` ask here first. What is found here is that every place of an access is in order, and then
+the access is recorded as `shadow.Plane` would. Anything else (a race, places kept byte by byte, a new layer of readers)
+leaves everything as it is and is for NumPy to decide, which words the report: both find the same races.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_kernels.emulator.happens_before import Offset, Row
+from cute_kernels.emulator.native import Library
+from cute_kernels.emulator.native_shadow_code import FIELDS, module
+from cute_kernels.emulator.shadow import GRANULE
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.happens_before import Agent
+    from cute_kernels.emulator.shadow import Epochs, Plane, Shadow
+    from cute_kernels.emulator.tensor_races import Operation
+
+_ORDER, _VISIBLE, _PROXY, _TENSOR = (int(row) for row in Row)
+_READ = int(Offset.READ)
+
+
+class ShadowUnit:
+    """The compiled functions and the request that they read: one access at a time."""
+
+    def __init__(self) -> None:
+        self._library = Library(module(), level=2, optimise=True)
+        self._request = np.zeros(len(FIELDS), np.int64)
+        self._set = functools.partial(struct.Struct(f"{len(FIELDS)}q").pack_into, self._request, 0)
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        request = pointer(self._request.ctypes.data)
+        access = ctypes.CFUNCTYPE(integer, pointer)(self._library.address("access"))
+        self._access = functools.partial(access, request)
+        observe = ctypes.CFUNCTYPE(integer, pointer, pointer, *[integer] * 5)(self._library.address("observe"))
+        self._observe = functools.partial(observe, request)
+
+    def _places(self, shadow: Shadow, offsets: Any, nbytes: int) -> tuple[int, int, int] | None:
+        """OFFSETS, ROWS and BASE of one range (int offset) or of items at int64 offsets; None if they are not whole."""
+        if nbytes % GRANULE:
+            return None
+        if isinstance(offsets, np.ndarray):
+            return (offsets.ctypes.data, offsets.size, 0) if offsets.flags.c_contiguous else None
+        return None if offsets % GRANULE else (0, 1, offsets // GRANULE)
+
+    def async_read(
+        self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, floor: int
+    ) -> bool:
+        """`RaceTracker.async_read` of an access that is in order. False: nothing is recorded, NumPy has to decide."""
+        places = self._places(shadow, offsets, nbytes)
+        if places is None:
+            return False
+        width, address = operation.clocks.shape[1], operation.address
+        visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * _PROXY
+        view = (visible, width, operation.own, 0, operation.lane, -1, floor)
+        record = (operation.identity, 0, fenced, 0, operation.column)
+        plane = (*shadow.coarse.addresses, shadow.split_address)
+        self._set(0, 0, *plane, *places, 0, nbytes // GRANULE, *view, *epochs.addresses, *record)
+        return self._access() != 0
+
+    def async_write(
+        self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, floor: int
+    ) -> bool:
+        """`RaceTracker.async_write`; result as for `async_read`."""
+        places = self._places(shadow, offsets, nbytes)
+        if places is None:
+            return False
+        own = operation.own
+        exempt = own + _READ if own >= 0 else -1
+        known, width = operation.address + 4 * operation.clocks.shape[1] * _ORDER, operation.clocks.shape[1]
+        view = (known, width, own, 0, operation.lane, exempt, floor)
+        record = (operation.identity, 0, 0, 0, 0)
+        plane = (*shadow.coarse.addresses, shadow.split_address)
+        strong = int(operation.reduces)
+        self._set(1, strong, *plane, *places, 0, nbytes // GRANULE, *view, *epochs.addresses, *record)
+        return self._access() != 0
+
+    def tensor(
+        self, epochs: Epochs, plane: Plane, place: tuple[slice, slice], operation: Operation, write: bool, exempt: int
+    ) -> bool:
+        """`TensorRaces.access`; result as for `async_read`."""
+        columns, groups = place
+        stride = plane.shape[1]
+        start, stop, step = groups.indices(stride)
+        if step != 1:
+            return False
+        places = (0, columns.stop - columns.start, columns.start * stride + start, stride, stop - start)
+        width = operation.clocks.shape[1]
+        known = operation.address + 4 * width * _TENSOR
+        record = (operation.identity, 0, 0, known, operation.column)
+        view = (known, width, -1, 0, -1, exempt, 0)
+        self._set(int(write), 0, *plane.addresses, 0, *places, *view, *epochs.addresses, *record)
+        return self._access() != 0
+
+    def observe(
+        self, epochs: Epochs, shadow: Shadow, agent: Agent, log: np.ndarray, first: int, identities: tuple[int, int]
+    ) -> int:
+        """Loads and stores by a warp, from entry ``first`` of a log (`native_memory`) on, to its own shared memory.
+
+        Args:
+            epochs, shadow: identities; the shadow of the shared memory of the warp's CTA.
+            agent: the warp.
+            log: uint8 [entries, LOG_ENTRY].
+            first: number of an entry.
+            identities: of its loads and of its stores (`RaceTracker.identity`).
+
+        Returns:
+            The number of the first entry that NumPy has to decide; the number of entries if there is none.
+        """
+        width, reads = agent.clocks.shape[1], agent.base + _READ
+        known = agent.address + 4 * width * _VISIBLE
+        view, record = (known, width, agent.base, 0, -1, reads, 0), (0, 1, 0, known, reads)
+        plane = (*shadow.coarse.addresses, shadow.split_address)
+        self._set(0, 0, *plane, 0, 0, 0, 0, 0, *view, *epochs.addresses, *record)
+        return self._observe(log.ctypes.data, first, len(log), agent.rank, *identities)
+
+
+_WORTH_IT = 2000  # accesses of this process; LLVM and the compilation cost as much as they save in so many
+_seen = 0
+
+
+@functools.cache
+def shadow_unit() -> ShadowUnit:
+    """The unit of this process, compiled on first use."""
+    return ShadowUnit()
+
+
+def shadow_unit_if_worth_it(native: bool | None) -> ShadowUnit | None:
+    """The unit, or None: never if ``native`` is False, for the first accesses of a process if it is None."""
+    global _seen
+    if native is None:
+        _seen += 1
+        native = _seen > _WORTH_IT
+    return shadow_unit() if native else None
