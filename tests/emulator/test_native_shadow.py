@@ -162,14 +162,19 @@ def test_races_are_among_the_histories() -> None:
 def test_most_accesses_need_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code decides what it is made for: reads and writes in order, of whole granules."""
     decided: Counter[tuple[str, bool]] = Counter()
-    for name in ("async_read", "async_write", "tensor"):
 
-        def counted(*args: object, name: str = name, original: Callable = getattr(ShadowUnit, name)) -> bool:
+    def count(name: str) -> None:
+        original = getattr(ShadowUnit, name)
+
+        def counted(*args: object) -> bool:
             result = original(*args)
             decided[name, result] += 1
             return result
 
         monkeypatch.setattr(ShadowUnit, name, counted)
+
+    for name in ("async_read", "async_write", "tensor"):
+        count(name)
     history = History(native=True)
     for index in range(20):
         history.copy(0, 0, 0, 0, 64, write=True)
