@@ -226,6 +226,9 @@ class Sm90GemmConfig:
             WGMMAs; otherwise both compute half of the rows of one tile.
         store_stages: store buffers per consumer warp, each 16 rows x 128 bytes.
         group_m: as in `Sm100GemmConfig`, in clusters.
+        split_k: CTAs of a cluster that share one tile along K, 1, 2, 4 or 8, without pingpong: each sums its slice of
+            K, and they add up their sums through distributed shared memory. For problems with fewer tiles than there
+            are multiprocessors. The order of the additions changes with it: `cute_kernels.reference.gemm`.
     """
 
     tile_m: int = 128
@@ -236,6 +239,7 @@ class Sm90GemmConfig:
     pingpong: bool = False
     store_stages: int = 2
     group_m: int = 8
+    split_k: int = 1
 
     def __post_init__(self) -> None:
         _check_types(self)

@@ -35,7 +35,8 @@ def gemm(
     """Dense product ``a @ b.T + bias``, in the layout of `torch.nn.functional.linear`, accumulated in FP32.
 
     The accumulator is rounded once per tensor-core instruction of 16 elements of K; FP32 ``bias`` is added with one
-    rounding and the sum is rounded once to ``out_dtype``: `cute_kernels.reference.gemm` says the same in plain torch.
+    rounding and the sum is rounded once to ``out_dtype``: `cute_kernels.reference.gemm` says the same in plain torch,
+    and what the ``split_k`` of a config changes in the order of the additions.
 
     Args:
         a: ``[M, K]`` or ``[B, M, K]`` bfloat16 or float16, contiguous; every extent at least 1, K a multiple of 8 (TMA
@@ -269,7 +270,7 @@ def _gemm(a, b, bias, out_dtype, backend, config_type=None, config_numbers=()):
         if config is not None:
             _plan(a, b, bias, out_dtype, config, device=None)  # an illegal configuration is one on every backend
         rows = a.view(-1, a.shape[-1]) if b.dim() == 2 else a
-        return reference.gemm(rows, b, bias, out_dtype).view(_output_shape(a, b))
+        return reference.gemm(rows, b, bias, out_dtype, getattr(config, "split_k", 1)).view(_output_shape(a, b))
 
     from cute_kernels import launch
 

@@ -168,29 +168,53 @@ GEMM_MMA_K = 16
 """Elements of K of one tensor-core instruction on 16-bit operands."""
 
 
+GEMM_BLOCK_K = 64
+"""Elements of K in one operand stage, the unit in which a split of K is dealt out."""
+
+
 def gemm(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    split_k: int = 1,
 ) -> torch.Tensor:
     """``a @ b.T + bias`` by the contract of `cute_kernels.gemm`.
 
     The FP32 accumulator starts from +0 and is rounded once per 16 elements of K, in ascending k; FP32 ``bias`` is added
     with one rounding, and the sum is rounded once more to ``out_dtype``.
 
+    With ``split_k`` s > 1 and c blocks of 64 elements of K, slice i of s has blocks ``i * c // s`` to
+    ``(i + 1) * c // s - 1``. Each has an accumulator of its own; before the bias, slices 0 and 1 are added, 2 and 3,
+    and so on, then their sums likewise, every addition rounded to FP32.
+
     Args:
         a: ``[.., M, K]`` bfloat16 or float16.
         b: ``[.., N, K]`` of the same element type and batch.
         bias: ``[N]`` or None.
         out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
+        split_k: 1, 2, 4 or 8, `cute_kernels.Sm90GemmConfig.split_k`.
 
     Returns:
         ``[.., M, N]`` in ``out_dtype``.
+
+    Raises:
+        ValueError: ``split_k`` is no such number, or larger than the number of blocks.
     """
+    blocks = -(-a.shape[-1] // GEMM_BLOCK_K)
+    if split_k not in (1, 2, 4, 8) or split_k > max(1, blocks):
+        raise ValueError(f"split_k = {split_k}, allowed: 1, 2, 4 or 8, at most the {blocks} blocks of K")
+    bounds = [i * blocks // split_k * GEMM_BLOCK_K for i in range(split_k + 1)]
     out = torch.empty(*a.shape[:-1], b.shape[-2], dtype=out_dtype or a.dtype, device=a.device)
     rows = max(1, _CHUNK_ELEMENTS // b.shape[-2])
     for index in itertools.product(*map(range, a.shape[:-2])):
         wide = b[index].to(torch.float64).T.contiguous()
         for start in range(0, a.shape[-2], rows):
-            acc = _accumulate_dense(a[index][start : start + rows].to(torch.float64), wide)
+            chunk = a[index][start : start + rows].to(torch.float64)
+            slices = [_accumulate_dense(chunk[:, i:j], wide[i:j]) for i, j in itertools.pairwise(bounds)]
+            while len(slices) > 1:
+                slices = [x + y for x, y in zip(slices[::2], slices[1::2], strict=True)]
+            (acc,) = slices
             out[index][start : start + rows] = acc if bias is None else acc + bias.to(torch.float32)
     return out
 

@@ -22,6 +22,12 @@ class Signal(Enum):
     WARP_ARRIVE = "one elected lane of every warp of the role, in every CTA of the pair, at the leader CTA"
     TURN_ARRIVE = "one thread of the warpgroup whose turn it is, in every CTA of the cluster, at every CTA"
     WARPGROUP_ARRIVE = "one thread of every warpgroup of the role, in every CTA of the cluster, at every CTA"
+    REMOTE_STORES = "one lane of the receiving warp announces the bytes of its buffer; st.async of other CTAs delivers"
+    READER_ARRIVE = "one lane of the warp that has read a buffer, at the CTA that filled it"
+
+
+ANNOUNCED = (Signal.TMA_BYTES, Signal.REMOTE_STORES)
+"""Signals that deliver a number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,9 @@ class Edge:
         producer, consumer: role names.
         stages: buffers in the ring.
         full, empty: how the producer and the consumer signal.
-        tx_bytes: bytes that TMA delivers per stage to one full barrier (0 unless ``full`` is TMA_BYTES).
+        tx_bytes: bytes delivered per stage to one full barrier (0 unless ``full`` is one of `ANNOUNCED`).
         parts: pieces of a stage that are handed over one by one, each with its own two barriers.
+        ctas: CTAs that signal each other about its stages; 0: those of the graph.
     """
 
     name: str
@@ -54,6 +61,7 @@ class Edge:
     empty: Signal
     tx_bytes: int = 0
     parts: int = 1
+    ctas: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,13 +105,13 @@ class Graph:
 
     def arrivals(self, edge: Edge, signal: Signal, by: str) -> int:
         """Arrivals that complete a phase when role ``by`` signals with ``signal``."""
-        if (signal is Signal.TMA_BYTES) != (edge.tx_bytes > 0) and signal is edge.full:
+        if (signal in ANNOUNCED) != (edge.tx_bytes > 0) and signal is edge.full:
             raise ValueError(f"edge {edge.name!r}: tx_bytes = {edge.tx_bytes} does not fit {signal.name}")
-        warps = self.role(by).warps
+        warps, ctas = self.role(by).warps, edge.ctas or self.ctas
         counts = {
-            Signal.WARP_ARRIVE: warps * self.ctas,
-            Signal.WARPGROUP_ARRIVE: warps // 4 * self.ctas,
-            Signal.TURN_ARRIVE: self.ctas,
+            Signal.WARP_ARRIVE: warps * ctas,
+            Signal.WARPGROUP_ARRIVE: warps // 4 * ctas,
+            Signal.TURN_ARRIVE: ctas,
             Signal.SHARED_COMMIT: self.sharing_pairs,
         }
         return counts.get(signal, 1)
@@ -189,20 +197,30 @@ def sm90_graph(plan: Sm90Plan) -> Graph:
 def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
     """load -> mma of the dense GEMM. With pingpong a stage belongs to the one warpgroup that computes its tile.
 
+    With a split of K, an edge from the consumers of each CTA to those of the others: one buffer per warp.
+
     Named barriers: ``turn`` of a warpgroup is where the other one hands over the tensor cores.
     """
     empty = Signal.TURN_ARRIVE if plan.config.pingpong else Signal.WARPGROUP_ARRIVE
+    edges = [
+        Edge(
+            "operands", "load", "mma", plan.config.stages,
+            full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.stage_bytes, ctas=plan.sharing_ctas,
+        ),
+    ]  # fmt: skip
+    if plan.config.split_k > 1:
+        edges.append(
+            Edge(
+                "partials", "mma", "mma", plan.storing_warps,
+                full=Signal.REMOTE_STORES, empty=Signal.READER_ARRIVE, tx_bytes=plan.received_bytes,
+            )
+        )  # fmt: skip
     return Graph(
         roles=(Role("mma", 0, 4 * plan.warpgroups), Role("load", plan.load_warp, 1)),
-        edges=(
-            Edge(
-                "operands", "load", "mma", plan.config.stages,
-                full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.stage_bytes,
-            ),
-        ),
+        edges=tuple(edges),
         ctas=plan.ctas,
         named_barriers=tuple(NamedBarrier(f"turn {i}", 1 + i, 256) for i in range(plan.warpgroups)),
-    )  # fmt: skip
+    )
 
 
 def graph_of(plan: Plan) -> Graph:

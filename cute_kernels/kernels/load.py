@@ -54,6 +54,7 @@ class Load:
 
     Attributes:
         rows, columns: operands along the rows and the columns of a tile.
+        first_block: first K block, where CTAs share a tile along K.
         announces: whether this CTA announces the bytes of a stage. A pair of SM100 CTAs has one full barrier, the
             leader's, on which the bytes of both complete; elsewhere every CTA waits for its own stage.
     """
@@ -64,6 +65,7 @@ class Load:
     order: SnakeOrder | GroupedOrder
     k_blocks: Int32
     announces: bool | Boolean = True
+    first_block: int | Int32 = 0
 
     @cute.jit
     def run(self) -> None:
@@ -77,7 +79,8 @@ class Load:
                     with cute.arch.elect_one():
                         self.operands.announce_bytes(state)
                 barrier = self.operands.full_barrier(state)
-                self.rows.fetch(coordinates[0], k_block, batch, state.index, barrier)
-                self.columns.fetch(coordinates[1], k_block, batch, state.index, barrier)
+                block = k_block + self.first_block
+                self.rows.fetch(coordinates[0], block, batch, state.index, barrier)
+                self.columns.fetch(coordinates[1], block, batch, state.index, barrier)
                 state.advance()
         self.operands.drain(state)

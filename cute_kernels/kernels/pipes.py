@@ -35,11 +35,19 @@ class Pipe:
 
     def wait_empty(self, state: PipelineState, part: int = 0) -> None:
         """Producer: waits until a part of the stage may be overwritten."""
-        _wait(self.empty + self.slot(state, part), state.phase, self.edge.empty)
+        self.wait_empty_phase(self.empty + self.slot(state, part), state.phase)
 
     def wait_full(self, state: PipelineState, part: int = 0) -> None:
         """Consumer: waits until a part of the stage holds data."""
-        _wait(self.full + self.slot(state, part), state.phase, self.edge.full)
+        self.wait_full_phase(self.full + self.slot(state, part), state.phase)
+
+    def wait_empty_phase(self, barrier: cute.Pointer, parity: cutlass.Int32) -> None:
+        """As `wait_empty`, where each stage counts its own phases."""
+        _wait(barrier, parity, self.edge.empty)
+
+    def wait_full_phase(self, barrier: cute.Pointer, parity: cutlass.Int32) -> None:
+        """As `wait_full`, where each stage counts its own phases."""
+        _wait(barrier, parity, self.edge.full)
 
     def slot(self, state: PipelineState, part: int = 0) -> cutlass.Int32:
         """Index of a part of the stage, in the edge's barriers as in its buffers."""
@@ -67,6 +75,8 @@ class Pipe:
 def _wait(barrier: cute.Pointer, parity: cutlass.Int32, signal: Signal) -> None:
     if signal is Signal.WARP_ARRIVE:
         ptx.mbarrier_try_wait_relaxed_cluster(barrier, parity)
+    elif signal is Signal.REMOTE_STORES:
+        ptx.mbarrier_try_wait_acquire_cluster(barrier, parity)
     else:
         cute.arch.mbarrier_wait(barrier, parity)
 

@@ -27,9 +27,19 @@ def mbarrier_try_wait_relaxed_cluster(barrier: cute.Pointer, parity: Int32, *, l
     Enough where the handed-over data is tensor memory and ``tcgen05.fence`` orders it. An acquire at cluster scope
     compiles to CCTL.IVALL: it would throw away the L1 that holds the bias + position table, once per tile.
     """
+    _mbarrier_try_wait("relaxed.cluster", barrier, parity, loc, ip)
+
+
+@dsl_user_op
+def mbarrier_try_wait_acquire_cluster(barrier: cute.Pointer, parity: Int32, *, loc=None, ip=None) -> None:
+    """Waits for the phase of ``parity``, and acquires what threads of other CTAs of the cluster wrote before it."""
+    _mbarrier_try_wait("acquire.cluster", barrier, parity, loc, ip)
+
+
+def _mbarrier_try_wait(order: str, barrier: cute.Pointer, parity: Int32, loc, ip) -> None:
     cute.arch.inline_ptx(
         "{\n\t.reg .pred complete;\n\tWAIT:\n\t"
-        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, [{$r0}], {$r1};\n\t"
+        f"mbarrier.try_wait.parity.{order}.shared::cta.b64 complete, [{{$r0}}], {{$r1}};\n\t"
         "@!complete bra WAIT;\n\t}",
         read_only_args=[barrier.toint(loc=loc, ip=ip), Int32(parity)],
         loc=loc,

@@ -70,6 +70,11 @@ class GemmPlan(Plan):
         """Store buffers that one storing warp fills per tile."""
         return self.waves * (self.config.tile_n // self.store_columns)
 
+    @property
+    def more_smem(self) -> tuple[tuple[str, int, int], ...]:
+        """Regions after those that every dense GEMM has: name, bytes, alignment."""
+        return ()
+
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
@@ -79,6 +84,7 @@ class GemmPlan(Plan):
             (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
             (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
             (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
+            *self.more_smem,
         ))  # fmt: skip
 
     @property

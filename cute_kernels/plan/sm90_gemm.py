@@ -12,6 +12,12 @@ from cute_kernels.plan.gemm import GemmPlan, check_gemm_smem, check_tile_order
 WARPGROUP_ROWS = 64
 """Rows of a WGMMA."""
 
+MAX_CLUSTER = 8
+"""CTAs of a cluster that every device of the architecture can hold (CUDA C++ programming guide)."""
+
+GPC_MULTIPROCESSORS = 16
+"""Multiprocessors of a GPC that clusters of four or eight can use: an H200's GPCs have 16 or 18."""
+
 ADDRESSING_REGISTERS = 40
 """What a consumer thread needs besides accumulators, as the assembler reports it without spills."""
 
@@ -40,8 +46,13 @@ class Sm90GemmPlan(GemmPlan):
         return self.warpgroup_rows // WARPGROUP_ROWS
 
     @property
-    def ctas(self) -> int:
+    def sharing_ctas(self) -> int:
+        """CTAs that load operands for each other: those of a cluster with the same slice of K."""
         return self.config.cluster_m * self.config.cluster_n
+
+    @property
+    def ctas(self) -> int:
+        return self.sharing_ctas * self.config.split_k
 
     @property
     def cluster_rows(self) -> int:
@@ -53,7 +64,11 @@ class Sm90GemmPlan(GemmPlan):
 
     @property
     def clusters(self) -> int:
-        return min(self.sm_count // self.ctas, self.tiles)
+        """All of them must be resident at once. Clusters do not cross GPCs, which have 16 or 18 multiprocessors."""
+        usable = self.sm_count
+        if self.ctas > 2 and usable > GPC_MULTIPROCESSORS:
+            usable -= usable % GPC_MULTIPROCESSORS
+        return min(usable // self.ctas, self.tiles)
 
     @property
     def cluster(self) -> tuple[int, int, int]:
@@ -93,14 +108,36 @@ class Sm90GemmPlan(GemmPlan):
     def storing_warps(self) -> int:
         return 4 * self.warpgroups
 
+    @property
+    def finished_warps(self) -> int:
+        """Consumer warps of a tile whose rows one CTA adds up and stores; the other CTAs' warps send it theirs."""
+        return self.storing_warps // self.config.split_k
+
+    @property
+    def partial_bytes(self) -> int:
+        """FP32 sums of one warp's rows over one slice of K."""
+        return self.waves * self.store_rows * self.config.tile_n * 4
+
+    @property
+    def received_bytes(self) -> int:
+        """What the other CTAs of a split send to one warp that finishes its rows."""
+        return (self.config.split_k - 1) * self.partial_bytes
+
+    @property
+    def more_smem(self) -> tuple[tuple[str, int, int], ...]:
+        if self.config.split_k == 1:
+            return ()
+        return (("partial sums", self.finished_warps * self.received_bytes, 128),)
+
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         schedule = "pingpong: a tile per warpgroup" if c.pingpong else "cooperative: half of a tile per warpgroup"
         registers = f"{self.accumulator_registers} of accumulators, {self.consumer_registers} per consumer thread"
+        slices = f", {c.split_k} slices of K each" if c.split_k > 1 else ""
         return [
             ("tile", f"{c.tile_m} x {c.tile_n}, {self.k_blocks} K blocks of {self.tile_k}"),
             ("schedule", schedule),
-            ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}"),
+            ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}{slices}"),
             ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
             ("order", f"groups of {c.group_m} blocks of rows"),
             ("registers", registers),
@@ -116,10 +153,20 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Ar
     require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
     require("tile_n", config.tile_n, tuple(range(64, 257, 64)), "N of a WGMMA in whole store buffers")
     for name in ("cluster_m", "cluster_n"):
-        require(name, getattr(config, name), (1, 2), "CTAs of a cluster along one dimension")
+        require(name, getattr(config, name), (1, 2, 4), "CTAs of a cluster along one dimension")
+    require("split_k", config.split_k, (1, 2, 4, 8), "slices of K in one cluster, each finishing as many warps' rows")
+    if config.split_k > 1 and config.pingpong:
+        reject("split_k", config.split_k, "warpgroups that take turns do not split K; use pingpong=False", 1)
     if config.stages < 2:
         reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more", 2)
     plan = Sm90GemmPlan(problem, config, arch, sm_count)
+    if plan.ctas > MAX_CLUSTER:
+        rule = f"{config.cluster_m} x {config.cluster_n} x {config.split_k} CTAs exceed the {MAX_CLUSTER} of a cluster"
+        name = "split_k" if config.split_k > 1 else "cluster_n"
+        reject(name, getattr(config, name), rule, max(1, MAX_CLUSTER * getattr(config, name) // plan.ctas))
+    if config.split_k > plan.k_blocks:
+        rule = f"every slice of K needs a block of {plan.tile_k}, and k = {problem.k} has {plan.k_blocks}"
+        reject("split_k", config.split_k, rule, 1 << (plan.k_blocks.bit_length() - 1))
     if sm_count < plan.ctas:
         reject("sm_count", sm_count, f"a cluster needs {plan.ctas} multiprocessors", plan.ctas)
     needed = plan.accumulator_registers + ADDRESSING_REGISTERS
@@ -130,6 +177,9 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Ar
         )
         fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
         reject("tile_n", config.tile_n, rule, fit)
+    if config.split_k > 2 and plan.accumulator_registers >= 128:
+        rule = f"beside {plan.accumulator_registers} registers of accumulators, sums of more than two slices spill"
+        reject("split_k", config.split_k, rule, 2)
     check_tile_order(plan)
     check_gemm_smem(plan)
     return plan

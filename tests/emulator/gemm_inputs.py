@@ -53,5 +53,5 @@ def make_gemm_case(
     padded = None if values is None else torch.nn.functional.pad(values, (0, plan.padded_n - n))
     out = torch.full((batches, m, plan.out_pitch), POISON[out_dtype], dtype=BITS[out_dtype]).view(out_dtype)
     expected = out.clone()
-    expected[..., :n] = reference.gemm(a, b, values, out_dtype)
+    expected[..., :n] = reference.gemm(a, b, values, out_dtype, getattr(plan.config, "split_k", 1))
     return GemmCase(plan, GemmTensors(a, b, padded, out), expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 import pytest
@@ -21,6 +22,7 @@ from tests.emulator.gemm_inputs import POISON, GemmCase, make_gemm_case
 POLICIES = ("eager", "lazy", "random")
 TOGETHER = Sm90GemmConfig(128, 64, stages=3, store_stages=1)
 IN_TURN = Sm90GemmConfig(64, 64, stages=3, pingpong=True, store_stages=1)
+SPLIT = dataclasses.replace(TOGETHER, cluster_m=1, split_k=2)
 CONFIGS = {
     "128 x 256 cooperative": CANDIDATES[0],
     "256 x 128 cooperative": CANDIDATES[1],
@@ -30,6 +32,11 @@ CONFIGS = {
     "cooperative, 2 x 2": dataclasses.replace(TOGETHER, cluster_n=2, group_m=1),
     "pingpong, 1 CTA": dataclasses.replace(IN_TURN, cluster_m=1, stages=2),
     "pingpong, 2 x 2": dataclasses.replace(IN_TURN, cluster_n=2, group_m=3),
+    "pingpong, 4 x 1": dataclasses.replace(IN_TURN, cluster_m=4),
+    "split of 2, 1 x 1": SPLIT,
+    "split of 2, 1 x 2": dataclasses.replace(SPLIT, cluster_n=2),
+    "split of 4, 2 x 1": dataclasses.replace(SPLIT, cluster_m=2, split_k=4),
+    "split of 8, 1 x 1": dataclasses.replace(SPLIT, split_k=8, stages=2),
 }
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -45,10 +52,12 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     """Several tiles of one cluster, an odd number of stages in each; rows, columns and K end inside a tile."""
     config = CONFIGS[name]
     rows, columns = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n
-    sm_count = config.cluster_m * config.cluster_n
+    sm_count = config.cluster_m * config.cluster_n * config.split_k
     out_dtype = torch.float32 if "1 x 2" in name or "1 CTA" in name else torch.bfloat16
+    # With a split, slices of two and of three stages.
+    k = 72 if config.split_k == 1 else 128 * config.split_k + 8
     case = make_gemm_case(
-        m=rows + 17, n=columns + 25, k=72, out_dtype=out_dtype, config=config, sm_count=sm_count, seed=1
+        m=rows + 17, n=columns + 25, k=k, out_dtype=out_dtype, config=config, sm_count=sm_count, seed=1
     )
     assert case.plan.tiles == 4 and case.plan.clusters == 1
     check(case, Options(completion="lazy"))
@@ -75,7 +84,32 @@ def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -
     check(make_gemm_case(seed=seed, **facts), Options(seed=seed, completion=completion, interleave=interleave))
 
 
-@pytest.mark.parametrize("config", [TOGETHER, IN_TURN], ids=["cooperative", "pingpong"])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 300),
+    n=st.integers(1, 150),
+    k=st.integers(9, 50).map(lambda i: 8 * i),
+    bias=st.booleans(),
+    out_dtype=st.sampled_from(OUT_DTYPES),
+    sm_count=st.sampled_from([2, 4, 132]),
+    completion=st.sampled_from(POLICIES),
+    seed=st.integers(0, 2**20),
+)
+def test_any_problem_split_along_k(completion, seed, **facts) -> None:
+    """Sums of the slices in the order of the contract; random data, of which no other order gives the same bits."""
+    check(make_gemm_case(seed=seed, config=SPLIT, **facts), Options(seed, completion, "random"))
+
+
+def test_a_split_changes_the_order_of_the_additions() -> None:
+    """The reference that the split is compared with is not that of a kernel without one."""
+    facts = {"m": 128, "n": 64, "k": 512, "out_dtype": torch.float32, "seed": 4}
+    expected = [
+        make_gemm_case(config=dataclasses.replace(SPLIT, split_k=slices), **facts).expected for slices in (1, 2, 4, 8)
+    ]
+    assert all(not torch.equal(x, y) for x, y in itertools.combinations(expected, 2))
+
+
+@pytest.mark.parametrize("config", [TOGETHER, IN_TURN, SPLIT], ids=["cooperative", "pingpong", "split"])
 def test_result_does_not_depend_on_the_schedule(config: Sm90GemmConfig) -> None:
     case = make_gemm_case(m=2 * config.tile_m, n=128, k=264, config=config, sm_count=2, seed=7)
     for seed, completion in enumerate(POLICIES):
@@ -93,7 +127,7 @@ def test_warpgroups_without_a_tile_or_with_one_more(tiles: int) -> None:
 
 def test_counts() -> None:
     """One wgmma per 64 rows, 64 columns and 16 elements of K, however they are shared out."""
-    for config in (TOGETHER, IN_TURN, dataclasses.replace(IN_TURN, tile_m=128)):
+    for config in (TOGETHER, IN_TURN, dataclasses.replace(IN_TURN, tile_m=128), SPLIT):
         case = make_gemm_case(m=256, n=128, k=128, config=config, sm_count=2, seed=2)
         report = emulate(case.plan, case.tensors)
         assert report.mma_instructions == (256 // 64) * (128 // 64) * (128 // 16)
@@ -149,3 +183,27 @@ def test_stages_that_are_never_released_hang() -> None:
     with pytest.raises(Hang) as error:
         emulate(case.plan, case.tensors, artifact=_edited(case, r"mbarrier\.arrive\.shared::cluster\.b64.*;"))
     assert "2 of 2 arrivals pending" in error.value.report
+
+
+_WAIT = r"mbarrier\.try_wait\.parity\.shared\.b64 (\w+), [^;]*;"
+_BEFORE_SENDING = r"(?=(?:(?!try_wait)[\s\S])*?st\.async)"
+_ALWAYS = r"setp.eq.u32 \1, 0, 0;"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "error", "message"),
+    [
+        (r"try_wait\.parity\.acquire\.cluster", "try_wait.parity.relaxed.cluster", SharedMemoryRace, "st.async"),
+        (r"mbarrier\.try_wait\.parity\.acquire\.cluster.*? (\w+), .*;", _ALWAYS, IllegalAccess, "uninitialised"),
+        (_WAIT + _BEFORE_SENDING, _ALWAYS, SharedMemoryRace, "st.async"),
+        (r"st\.async.*;", "", Hang, r"partials_full\[\d\].* 4096 transaction bytes pending"),
+        (r"mbarrier\.arrive\.shared::cluster\.b64.*;", "", Hang, r"partials_empty\[\d\]"),
+    ],
+    ids=["not acquired", "not received", "sent too early", "not sent", "not released"],
+)
+def test_partial_sums_out_of_order(pattern: str, replacement: str, error: type[Exception], message: str) -> None:
+    """Two tiles of one cluster, so that each buffer of sums is used twice."""
+    case = make_gemm_case(m=256, n=64, k=256, config=SPLIT, sm_count=2, seed=11)
+    with pytest.raises(error) as raised:
+        emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=_edited(case, pattern, replacement))
+    assert re.search(message, getattr(raised.value, "report", str(raised.value)))

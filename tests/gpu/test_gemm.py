@@ -38,6 +38,8 @@ SM90 = [
     Sm90GemmConfig(64, 64, 8, 1, 1, pingpong=True, store_stages=1, group_m=3),
     Sm90GemmConfig(192, 128, 4, 2, 1, pingpong=True),
     Sm90GemmConfig(64, 192, 5, 1, 2, pingpong=True, store_stages=3),
+    Sm90GemmConfig(64, 128, 7, 4, 1, pingpong=True),
+    Sm90GemmConfig(128, 64, 8, 2, 4, store_stages=1),
 ]
 SM100 = [
     *sm100_gemm.CANDIDATES,

@@ -36,7 +36,7 @@ def make_call(seed=0, shape=(5,), n=7, k=40, dtype=BF16, spread=0):
     return draw(*shape, k), draw(n, k), torch.randn(n, generator=generator)
 
 
-def exact_gemm(a, b, bias, out_dtype):
+def exact_gemm(a, b, bias, out_dtype, split_k=1):
     """[rows][N] fractions by the contract, element by element."""
     rows, columns = fractions(a.reshape(-1, a.shape[-1])), fractions(b)
     addends = [Fraction(0)] * len(columns) if bias is None else fractions(bias.float())
@@ -44,9 +44,15 @@ def exact_gemm(a, b, bias, out_dtype):
     for row in rows:
         line = []
         for column, addend in zip(columns, addends, strict=True):
-            acc = Fraction(0)
-            for k in range(0, len(row), 16):
-                acc = fp32(acc + sum(x * y for x, y in zip(row[k : k + 16], column[k : k + 16], strict=True)))
+            blocks, sums = -(-len(row) // 64), []
+            for i in range(split_k):
+                acc = Fraction(0)
+                for k in range(64 * (i * blocks // split_k), min(64 * ((i + 1) * blocks // split_k), len(row)), 16):
+                    acc = fp32(acc + sum(x * y for x, y in zip(row[k : k + 16], column[k : k + 16], strict=True)))
+                sums.append(acc)
+            while len(sums) > 1:
+                sums = [fp32(left + right) for left, right in zip(sums[::2], sums[1::2], strict=True)]
+            (acc,) = sums
             line.append(nearest(fp32(acc + addend), *PRECISION[out_dtype]))
         out.append(line)
     return out
@@ -67,6 +73,23 @@ def test_reference_is_the_contract(seed, batched, k, dtype, out_dtype, spread, w
     out = gemm(a, b, bias=bias, out_dtype=out_dtype)
     assert out.shape == (*a.shape[:-1], 5) and out.dtype == out_dtype and out.is_contiguous()
     assert fractions(out.reshape(-1, 5)) == exact_gemm(a, b, bias, out_dtype)
+
+
+@pytest.mark.parametrize(("split_k", "k"), [(2, 72), (2, 200), (4, 392), (8, 520)])
+def test_reference_adds_slices_of_k_as_a_tree(split_k, k):
+    """Slices of unequal numbers of blocks, a last block that is not whole; by the config as well."""
+    a, b, bias = make_call(k, (3,), 4, k, spread=2)
+    out = reference.gemm(a, b, bias, FP32, split_k)
+    assert fractions(out) == exact_gemm(a, b, bias, FP32, split_k)
+    config = Sm90GemmConfig(128, 64, 2, 1, store_stages=1, split_k=split_k)
+    assert torch.equal(gemm(a, b, bias=bias, out_dtype=FP32, config=config, backend="reference"), out)
+
+
+def test_reference_refuses_a_split_that_leaves_a_slice_empty():
+    for split_k, k in ((3, 512), (0, 64), (2, 64)):
+        a, b, _ = make_call(k=k)
+        with pytest.raises(ValueError, match=f"split_k = {split_k}, allowed: .*, at most the {k // 64} blocks"):
+            reference.gemm(a, b, split_k=split_k)
 
 
 def test_reference_rounds_sums_once_that_float64_would_round():
@@ -129,7 +152,7 @@ def test_opcheck(shape):
     a, b, bias = make_call(shape=shape, n=8)
     names = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, bias, FP32, "auto"), test_utils=names)
-    config = ("Sm90GemmConfig", [128, 256, 4, 2, 1, 0, 2, 8])
+    config = ("Sm90GemmConfig", [128, 256, 4, 2, 1, 0, 2, 8, 1])
     torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, None, None, "reference", *config), test_utils=names)
 
 
@@ -161,7 +184,9 @@ def test_backward_is_refused():
         gemm(a.requires_grad_(), b).sum().backward()
 
 
-@pytest.mark.parametrize("config", [Sm100GemmConfig(256, 128, 4, idle_clocks=3), Sm90GemmConfig(pingpong=True)])
+@pytest.mark.parametrize(
+    "config", [Sm100GemmConfig(256, 128, 4, idle_clocks=3), Sm90GemmConfig(pingpong=True), Sm90GemmConfig(split_k=2)]
+)
 def test_configs_survive_the_operator(config):
     from cute_kernels.gemm_op import _decode_config, _encode_config
 

@@ -126,6 +126,26 @@ def test_waves_are_handed_over_one_by_one() -> None:
     assert graph.slots == 2 * (4 + 2 * 2) == len(graph.barrier_names())
 
 
+def test_a_split_of_k_shares_operands_within_a_slice_and_sums_between_slices() -> None:
+    plan = make_plan(GemmProblem(200, 100, 1000), Sm90GemmConfig(128, 64, 4, 2, store_stages=1, split_k=4))
+    assert (plan.ctas, plan.sharing_ctas, plan.tiles, plan.clusters) == (8, 2, 2, 2)
+    graph = sm90_gemm_graph(plan)
+    arrivals = {barrier.name: barrier.arrivals for barrier in graph.barriers()}
+    assert arrivals == {"operands_full": 1, "operands_empty": 4, "partials_full": 1, "partials_empty": 1}
+    # A warp's 16 rows of 64 columns in FP32 from each of three CTAs; two warps finish theirs in each CTA.
+    assert graph.edges[1].tx_bytes == 3 * 4_096 and plan.smem[-1].nbytes == 2 * 3 * 4_096
+    assert plan.smem_bytes == 1_024 + 4 * 24_576 + 16_384 + 24_576
+    assert "4 slices of K" in dict(plan.describe())["cluster"]
+
+
+def test_clusters_of_more_than_two_do_not_count_on_whole_gpcs() -> None:
+    """132 multiprocessors in GPCs of 16 or 18: 66 pairs, but 32 clusters of four and 16 of eight."""
+    for cluster, count in (((2, 1), 66), ((2, 2), 32), ((4, 1), 32), ((4, 2), 16)):
+        config = Sm90GemmConfig(128, 64, 4, *cluster, store_stages=1)
+        assert make_plan(square(8192), config, sm_count=132).clusters == count
+    assert make_plan(square(8192), Sm90GemmConfig(128, 64, 4, 2, 2, store_stages=1), sm_count=4).clusters == 1
+
+
 def test_sm90_shared_memory_of_the_named_schedules() -> None:
     plan = make_plan(square(4096), Sm90GemmConfig())
     assert plan.stage_bytes == 49_152 and plan.smem_bytes == 230_400
@@ -177,6 +197,13 @@ def test_the_sm90_chooser_fills_the_device() -> None:
         (square(512), Sm90GemmConfig(256, 256, stages=2), "256 registers of accumulators.*nearest legal value: 192"),
         (square(512), Sm90GemmConfig(stages=5), "stages = 5 .*nearest legal value: 4"),
         (square(512), Sm90GemmConfig(cluster_m=3), "cluster_m = 3"),
+        (square(512), Sm90GemmConfig(128, 64, cluster_m=4, cluster_n=4), "cluster_n = 4 .*8 of a.*legal value: 2"),
+        (square(512), Sm90GemmConfig(128, 64, cluster_m=2, split_k=8), "split_k = 8 .*8 of a cluster.*legal value: 4"),
+        (square(512), Sm90GemmConfig(128, 64, split_k=3), "split_k = 3"),
+        (square(192), Sm90GemmConfig(128, 64, split_k=4), "split_k = 4 .*k = 192 has 3; nearest legal value: 2"),
+        (square(512), Sm90GemmConfig(128, 64, pingpong=True, split_k=2), "split_k = 2 .*take turns.*legal value: 1"),
+        (square(512), Sm90GemmConfig(128, 256, 2, 1, store_stages=1, split_k=4), "split_k = 4 .*spill.*value: 2"),
+        (square(512), Sm90GemmConfig(128, 256, 4, 1, split_k=2), "stages = 4 .*nearest legal value: 2"),
     ],
 )
 def test_limits_name_the_value_and_the_nearest_legal_one(problem, config, message: str) -> None:

@@ -19,6 +19,7 @@ from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.dense_mma import DenseMma
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
+from cute_kernels.kernels.sm90.split_k import PartialSums
 from cute_kernels.kernels.staging import staging_layout, warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan import Sm90GemmPlan
@@ -114,12 +115,21 @@ class DenseGemm:
         plan, config = self.plan, self.plan.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
+        first_cta, first_block, k_blocks = 0, 0, args.k_blocks
+        if cutlass.const_expr(config.split_k > 1):
+            # The CTAs of one slice of K share operands; slices follow each other.
+            slice_ = rank // plan.sharing_ctas
+            rank = rank % plan.sharing_ctas
+            first_cta = slice_ * plan.sharing_ctas
+            first_block = slice_ * k_blocks // config.split_k
+            k_blocks = (slice_ + 1) * k_blocks // config.split_k - first_block
         rank_m, rank_n = rank % config.cluster_m, rank // config.cluster_m
 
         storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
         barriers = cute.recast_ptr(storage, dtype=Int64)
-        a_stages, b_stages, staging = (storage + region.offset for region in plan.smem[1:])
-        pipe = make_pipes(self.graph, barriers, Sm90Pipe)["operands"]
+        a_stages, b_stages, staging, *more = (storage + region.offset for region in plan.smem[1:])
+        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        pipe = pipes["operands"]
 
         begin(self.graph, warp == plan.load_warp, barriers, (args.a_atom, args.b_atom, args.out_atom))
 
@@ -134,13 +144,14 @@ class DenseGemm:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == plan.load_warp:
                 along_m, along_n = (config.cluster_m, rank_m), (config.cluster_n, rank_n)
-                # CTA rank_m + cluster_m * rank_n: a row of CTAs shares a, a column of CTAs shares b.
-                row_of_ctas = Int32(sum(1 << config.cluster_m * i for i in range(config.cluster_n))) << rank_m
-                column_of_ctas = Int32((1 << config.cluster_m) - 1) << (rank_n * config.cluster_m)
+                # A row of CTAs shares a, a column of CTAs shares b.
+                row_of_ctas = Int32(sum(1 << config.cluster_m * i for i in range(config.cluster_n)))
+                row_of_ctas = row_of_ctas << (rank_m + first_cta)
+                column_of_ctas = Int32((1 << config.cluster_m) - 1) << (rank_n * config.cluster_m + first_cta)
                 Load(
                     self._operand((args.a_atom, args.a), a_tensor, config.tile_m, along_m, along_n, row_of_ctas),
                     self._operand((args.b_atom, args.b), b_tensor, config.tile_n, along_n, along_m, column_of_ctas),
-                    pipe, order, args.k_blocks,
+                    pipe, order, k_blocks, first_block=first_block,
                 ).run()  # fmt: skip
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
@@ -153,10 +164,13 @@ class DenseGemm:
                 staging, warp * config.store_stages, plan.store_rows, config.store_stages, args.out_atom, args.out,
                 ELEMENT_TYPES[plan.problem.out_dtype],
             )  # fmt: skip
+            partials = None
+            if cutlass.const_expr(config.split_k > 1):
+                partials = PartialSums(plan, pipes["partials"], more[0], slice_, rank, warp)
             DenseMma(
                 plan, args.tiled_mma, args.tiled_mma.make_fragment_A(mma.partition_A(mine)),
-                args.tiled_mma.make_fragment_B(mma.partition_B(b_tensor)), pipe, ring, args.bias, order, args.k_blocks,
-                group, thread, rank_m, rank_n, self.graph.named_barriers[0].identifier,
+                args.tiled_mma.make_fragment_B(mma.partition_B(b_tensor)), pipe, ring, args.bias, order, k_blocks,
+                group, thread, rank_m, rank_n, first_cta, partials, self.graph.named_barriers[0].identifier,
             ).run()  # fmt: skip
 
     def _stages(self, pointer: cute.Pointer, rows: int) -> cute.Tensor:

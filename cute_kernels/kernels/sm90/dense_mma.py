@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import warp, warpgroup
 from cute_kernels.kernels.dense import ELEMENT_TYPES, add_round
 from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
+from cute_kernels.kernels.sm90.split_k import PartialSums
 from cute_kernels.kernels.staging import WarpStaging
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan import Sm90GemmPlan
@@ -35,7 +36,9 @@ class DenseMma:
         staging: store buffers of this warp, 16 rows x 128 bytes each.
         bias: FP32 values by column, or None.
         warpgroup, thread: index of the warpgroup, and of the thread in it.
-        rank_m, rank_n: this CTA in its cluster.
+        rank_m, rank_n: this CTA among those of its cluster that share operands.
+        first_cta: the first of them.
+        partials: what this warp and those of other CTAs do with slices of K; None without a split.
         turn: first of the named barriers by which warpgroups hand the tensor cores to each other.
     """
 
@@ -52,6 +55,8 @@ class DenseMma:
     thread: Int32
     rank_m: Int32
     rank_n: Int32
+    first_cta: Int32 | int
+    partials: PartialSums | None
     turn: int
 
     @cute.jit
@@ -67,6 +72,7 @@ class DenseMma:
                 state.advance(self.k_blocks)
             first += self.warpgroup * step
             step *= 2
+        phase = Int32(0)
         for tile in cutlass.range(first, self.order.tiles, step, unroll=1):
             self._await_turn(tile)
             released = state.clone()
@@ -77,15 +83,26 @@ class DenseMma:
                 state.advance()
                 # At most the newest group outstanding: the one that read the stage before is complete.
                 warpgroup.wait_group(1)
-                self.operands.arrive_empty(released, self.thread, plan.ctas)
+                self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
                 released.advance()
             self._hand_over(tile)
             if cutlass.const_expr(plan.config.pingpong):
                 state.advance(self.k_blocks)
             warpgroup.wait_group(0)
-            self.operands.arrive_empty(released, self.thread, plan.ctas)
-            self._store(accumulator, tile)
+            self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
+            if cutlass.const_expr(self.partials is None):
+                self._store(accumulator, tile)
+            else:
+                if self.partials.slice == self.partials.finisher:
+                    self.partials.receive(phase)
+                    self._store(accumulator, tile)
+                    self.partials.release()
+                else:
+                    self.partials.send(accumulator, phase)
+                phase ^= 1
         self.staging.finish()
+        if cutlass.const_expr(self.partials is not None):
+            self.partials.drain(phase)
 
     @cute.jit
     def _stage(self, accumulator: cute.Tensor, accumulate: cutlass.Constexpr[bool], state: PipelineState) -> None:
@@ -135,6 +152,8 @@ class DenseMma:
                 for j in cutlass.range_constexpr(8):
                     # Accumulators of a wave: pair, row half, 8 columns.
                     values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
+                if cutlass.const_expr(self.partials is not None):
+                    self.partials.add(values, (wave * config.tile_n + column) // 8)
                 rounded = add_round(values, biases[group], ELEMENT_TYPES[plan.problem.out_dtype])
                 self._stage_group(rounded, buffer, group)
             row_block = row // plan.store_rows + wave * (64 // plan.store_rows)

@@ -11,16 +11,19 @@ from cute_kernels.kernels.pipes import Pipe, PipelineState
 
 class Sm90Pipe(Pipe):
     @cute.jit
-    def arrive_empty(self, state: PipelineState, thread: Int32, ctas: cutlass.Constexpr[int]) -> None:
-        """Consumer warpgroup: releases the stage to every CTA of the cluster, since each one multicasts into it.
+    def arrive_empty(
+        self, state: PipelineState, thread: Int32, ctas: cutlass.Constexpr[int], first: int | Int32 = 0
+    ) -> None:
+        """Consumer warpgroup: releases the stage to every CTA that multicasts into it.
 
         Args:
             state: the stage.
-            thread: index in the warpgroup; thread i signals CTA i.
-            ctas: CTAs in the cluster.
+            thread: index in the warpgroup; thread i signals CTA ``first + i``.
+            ctas: CTAs that share the stage.
+            first: the first of them.
         """
         if thread < ctas:
             if cutlass.const_expr(ctas == 1):
                 cute.arch.mbarrier_arrive(self.empty + state.index)
             else:
-                cute.arch.mbarrier_arrive(self.empty + state.index, thread)
+                cute.arch.mbarrier_arrive(self.empty + state.index, thread + first)
