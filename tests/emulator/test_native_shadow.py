@@ -64,7 +64,10 @@ class History:
             operation = self.tracker.tensor.operation(f"mma {warp}")
             self.tracker.tensor.access(self.warps[warp].agent.rank, place, operation, True)
             return
-        (self.tracker.tensor.load if what == "ld" else self.tracker.tensor.store)(self.warps[warp], place)
+        if what == "ld":
+            self.tracker.tensor.load(self.warps[warp], place, 0)
+        else:
+            self.tracker.tensor.store(self.warps[warp], place)
 
     def tensor_done(self, warp: int) -> None:
         for kind in list(self.warps[warp].agent.tensor_clocks):
