@@ -307,6 +307,7 @@ def emulate(
     progress: Callable[[int, int], None] | None = None,
     *,
     artifact: Artifact | None = None,
+    repeat: int = 1,
 ) -> Report:
     """Executes the launch on the CPU from the PTX that CuTe DSL generated, and returns when it is complete.
 
@@ -317,14 +318,22 @@ def emulate(
         progress: called with (clusters done, clusters).
         artifact: another kernel for the same launch, e.g. one with an instruction taken out; compiled from the plan
             when None.
+        repeat: launches, each behind the one before it; from the second on, accesses that griddepcontrol.wait does not
+            order race with that one.
+
+    Returns:
+        The report of the last launch.
 
     Raises:
+        ValueError: ``repeat`` below 1.
         cute_kernels.emulator.errors.EmulatorError: a hang, an illegal access, a missing fence, or PTX that the emulator
             does not know.
     """
     from cute_kernels import emulator
     from cute_kernels.kernels.graph import graph_of
 
+    if repeat < 1:
+        raise ValueError(f"repeat {repeat}; at least one launch is needed")
     artifact = artifact or compile_plan(plan, emulated=True)
     captured = emulator.host.record(artifact.function, *host_arguments(plan, **tensors.addresses(), stream=0))
     memory = emulator.GlobalMemory()
@@ -335,15 +344,18 @@ def emulate(
     first = emulator.DYNAMIC_SHARED_BASE + plan.smem[0].offset
     barriers = tuple((first + 8 * slot, name) for slot, name in enumerate(names))
     options = dataclasses.replace(options or emulator.Options(), roles=plan.roles, barriers=barriers)
-    return emulator.run(
-        artifact.ptx,
-        artifact.kernel_name,
-        grid=captured.grid,
-        block=captured.block,
-        cluster=captured.cluster,
-        dynamic_smem=captured.dynamic_smem,
-        params=captured.params,
-        memory=memory,
-        options=options,
-        progress=progress,
-    )
+    for _ in range(repeat):
+        report = emulator.run(
+            artifact.ptx,
+            artifact.kernel_name,
+            grid=captured.grid,
+            block=captured.block,
+            cluster=captured.cluster,
+            dynamic_smem=captured.dynamic_smem,
+            params=captured.params,
+            memory=memory,
+            options=options,
+            progress=progress,
+            programmatic=captured.programmatic,
+        )
+    return report

@@ -42,6 +42,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--no-detectors", action="store_true", help="do not look for hazards that change no result")
     parser.add_argument(
+        "--strict", action="store_true", help="ask for synchronisation that the PTX ISA shows and NVIDIA's kernels omit"
+    )
+    parser.add_argument(
         "--max-warp-instructions", type=int, metavar="N", help="per cluster; a kernel that executes more has hung"
     )
     parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
@@ -67,6 +70,7 @@ def emulate(options: argparse.Namespace) -> int:
         interleave=options.interleave,
         spurious_try_wait_failures=options.spurious_timeouts,
         detectors=not options.no_detectors,
+        strict=options.strict,
         max_warp_instructions=options.max_warp_instructions,
         counters=options.counters,
         trace=options.trace,

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.launch_shadow import LaunchShadow
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _WINDOW_ALIGNMENT = 32  # the widest vector access, so that every window can be seen as an array of any access size
@@ -48,10 +51,15 @@ class _Region:
 
 
 class GlobalMemory:
-    """The regions that a launch may touch."""
+    """The regions that a launch may touch.
+
+    Attributes:
+        accesses: what the race detector knows of the launch that ran last with this memory, or None.
+    """
 
     def __init__(self) -> None:
         self._regions: list[_Region] = []
+        self.accesses: LaunchShadow | None = None
 
     def register(self, address: int, nbytes: int, name: str = "", writable: bool = True, *, owner: Any = None) -> None:
         """Makes host memory ``[address, address + nbytes)`` accessible.

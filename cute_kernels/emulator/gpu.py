@@ -24,7 +24,7 @@ from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.decode import Instruction, Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.sanitizer import LaunchShadow
+from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.sm import Cluster, LaunchFacts
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.trace import Timeline, recording
@@ -54,6 +54,9 @@ class Options:
             nothing else can and no asynchronous work is pending. That shows signals which come in time by luck alone.
         spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed.
         detectors: report races, uninitialised reads, missing fences and waits, leaks, registers used too early.
+        strict: accept only patterns of synchronisation that the PTX ISA shows, where NVIDIA's kernels rely on more:
+            tcgen05.fence is asked for beside release and acquire too, and before a CTA exits, each signal to one of its
+            mbarriers must have been waited for, or be ordered before what the CTA waited for.
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         barriers: (offset in shared memory, name) of mbarriers, for reports.
@@ -69,6 +72,7 @@ class Options:
     interleave: Literal["round_robin", "random", "starve"] = "round_robin"
     spurious_try_wait_failures: bool = False
     detectors: bool = True
+    strict: bool = False
     clusters: tuple[int, ...] | None = None
     roles: tuple[str, ...] = ()
     barriers: tuple[tuple[int, str], ...] = ()
@@ -83,7 +87,7 @@ class Options:
         ):  # fmt: skip
             if getattr(self, name) not in legal:
                 raise ValueError(f"{name} {getattr(self, name)!r}; legal are {', '.join(map(repr, legal))}")
-        for name in ("spurious_try_wait_failures", "detectors", "counters"):
+        for name in ("spurious_try_wait_failures", "detectors", "strict", "counters"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
         if self.native is not None and not isinstance(self.native, bool):
@@ -135,6 +139,7 @@ def run(
     memory: GlobalMemory | None = None,
     options: Options | None = None,
     progress: Callable[[int, int], None] | None = None,
+    programmatic: bool = False,
 ) -> Report:
     """Executes a launch.
 
@@ -150,6 +155,8 @@ def run(
         memory: what global memory the launch may touch, besides tensors and arrays in ``args``.
         options: schedule and detectors.
         progress: called with (clusters done, clusters to run), first with 0.
+        programmatic: launched with programmatic stream serialisation, behind the launch that ran last with the same
+            ``memory``: what is not ordered after griddepcontrol.wait races with what that launch did.
 
     Returns:
         Counts and timings.
@@ -167,6 +174,9 @@ def run(
             raise ValueError("params and args are both given; args are made into params")
         params = pack_arguments(execution.kernel, args, memory)
     launch = _Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options)
+    if launch.races is not None and programmatic and memory.accesses is not None:
+        launch.races = memory.accesses.successor()
+    memory.accesses = launch.races
     launch.place_variables(ptx)
     indices = launch.cluster_indices()
     launch.waiting.extend(indices)

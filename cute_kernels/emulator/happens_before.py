@@ -7,15 +7,17 @@ of one warpgroup. A warp knows an event when the clock it has for the column is 
 
 PTX has more than one kind of order, so a warp keeps one row of clocks per kind (`Row`):
 
-* ``ORDER``: the event is over. Every synchronisation passes it on, a relaxed one too. It is enough between asynchronous
-  operations, and between a read and an asynchronous write.
+* ``ORDER``: the event is over. Every synchronisation passes it on, a relaxed one too.
+* ``ACQUIRED``: passed on by release and acquire whatever their scopes. It is enough between asynchronous operations,
+  and between a read and an asynchronous write: kernels release stages to other CTAs at the default scope, the CTA's.
 * ``VISIBLE``: causality order of the memory model: passed on by release and acquire whose scopes include both sides. A
   fence turns relaxed operations after or before it into releases or acquires.
 * ``PROXY``: written through the generic proxy, and since fenced (fence.proxy.async) by the writer or by a thread that
   the write is visible to.
 * ``TENSOR``: tcgen05 operations that are complete (tcgen05.wait, tcgen05.commit) and passed on. Relaxed synchronisation
-  passes on what comes before tcgen05.fence::before_thread_sync, and what it obtains counts from
-  tcgen05.fence::after_thread_sync on; release and acquire do without these fences, as NVIDIA's own kernels do.
+  passes on what comes before tcgen05.fence::before_thread_sync, to threads in its scope, and what it obtains counts
+  from tcgen05.fence::after_thread_sync on. Release and acquire do without these fences and at any scope, as NVIDIA's
+  own kernels do, unless the agent is `Agent.strict`.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ class Row(enum.IntEnum):
     """Kinds of order: the rows of a matrix of clocks."""
 
     ORDER = 0
-    VISIBLE = 1
-    PROXY = 2
-    TENSOR = 3
+    ACQUIRED = 1
+    VISIBLE = 2
+    PROXY = 3
+    TENSOR = 4
 
 
 class Offset(enum.IntEnum):
@@ -51,6 +54,8 @@ class Offset(enum.IntEnum):
 
 WARP_COLUMNS = 36
 _ROWS = len(Row)
+_SCOPED = (Row.VISIBLE, Row.TENSOR)  # rows that relaxed synchronisation at the scope of a CTA does not take to another
+_PENDING = (Row.ACQUIRED, Row.VISIBLE, Row.PROXY)  # rows that a fence takes over from relaxed waits before it
 
 
 class Order(enum.IntFlag):
@@ -114,14 +119,14 @@ class SyncPoint:
     Attributes:
         gathered, available: int32 [rows, columns]. The visible row holds what was released at cluster scope.
         completed: phases so far; the clock of the point's own column, if it has one.
-        column: of the asynchronous copies that signal it, or None.
+        column: counts the phases; of the asynchronous copies that signal it. None for a barrier without phases.
         streams: columns of asynchronous operations that arrived: they are visible at every scope.
     """
 
     def __init__(self, columns: Columns, ranks: int) -> None:
         self.gathered = columns.matrix(self)
         self.available = np.zeros_like(self.gathered)
-        #: Per CTA what was released at any scope; one CTA needs no distinction.
+        #: Per CTA what its threads passed on at any scope (`_SCOPED` rows); one CTA needs no distinction.
         self.inside: list[np.ndarray | None] = [None] * ranks
         self.inside_available: list[np.ndarray | None] = [None] * ranks
         self.completed = 0
@@ -152,24 +157,28 @@ class SyncPoint:
         if single or order & Order.WIDE:
             join(gathered, clocks)
         else:
-            for row in (Row.ORDER, Row.PROXY, Row.TENSOR):
+            for row in (Row.ORDER, Row.ACQUIRED, Row.PROXY):
                 join(gathered[row], clocks[row])
+            if order & Order.SYNC:
+                join(gathered[Row.TENSOR], clocks[Row.TENSOR])
         if not single:
             if self.inside[rank] is None:
-                self.inside[rank] = np.zeros(gathered.shape[1], np.int32)
-            join(self.inside[rank], clocks[Row.VISIBLE])
+                self.inside[rank] = np.zeros((len(_SCOPED), gathered.shape[1]), np.int32)
+            for row, kind in zip(self.inside[rank], _SCOPED):
+                join(row, clocks[kind])
 
-    def visible(self, rank: int, order: Order) -> np.ndarray:
-        """The visible row that an acquire by a thread of a CTA obtains."""
+    def scoped(self, kind: Row, rank: int, order: Order) -> np.ndarray:
+        """The row of a kind in `_SCOPED` that a wait by a thread of a CTA obtains at the scope of the wait."""
         if len(self.inside) == 1:
-            return self.available[Row.VISIBLE]
+            return self.available[kind]
         inside = self.inside_available[rank]
+        inside = None if inside is None else inside[_SCOPED.index(kind)]
         if order & Order.WIDE:
-            wide = self.available[Row.VISIBLE]
+            wide = self.available[kind]
             return wide if inside is None else np.maximum(wide, inside)
         row = np.zeros(self.available.shape[1], np.int32) if inside is None else inside.copy()
         streams = [*self.streams, *([] if self.column is None else [self.column])]
-        row[streams] = self.available[Row.VISIBLE][streams]
+        row[streams] = self.available[kind][streams]
         return row
 
 
@@ -182,11 +191,14 @@ class Agent:
         clock: of its accesses now; it advances whenever something is passed on, so that later accesses are told apart.
         clocks: int32 [rows, columns]. In the columns of its own lanes: what every lane knows of the others.
         address: host address of ``clocks``.
+        private: by column, a lane and the clock that this lane alone knows, until the lanes synchronise.
         label: for reports.
+        strict: tcgen05.fence is asked for beside release and acquire too.
     """
 
-    def __init__(self, columns: Columns, rank: int, live: int, label: str) -> None:
-        self.rank, self.live, self.label = rank, live, label
+    def __init__(self, columns: Columns, rank: int, live: int, label: str, strict: bool = False) -> None:
+        self.rank, self.live, self.label, self.strict = rank, live, label, strict
+        self.private: dict[int, tuple[int, int]] = {}
         self.base = columns.take(WARP_COLUMNS)
         self.clocks = columns.matrix(self)
         self.address = self.clocks.ctypes.data
@@ -217,7 +229,14 @@ class Agent:
         """What lanes ``mask`` pass on now: all that the warp knows, and their own accesses."""
         clocks = self.clocks.copy()
         self._cover(clocks[: Row.PROXY], mask)
+        self._share(clocks[: Row.TENSOR], mask)
         return clocks
+
+    def _share(self, rows: np.ndarray, mask: int) -> None:
+        """Adds what single lanes of ``mask`` know to clocks that are passed on."""
+        for column, (lane, clock) in self.private.items():
+            if mask >> lane & 1:
+                rows[..., column] = np.maximum(rows[..., column], clock)
 
     def _cover(self, rows: np.ndarray, mask: int) -> None:
         base = self.base
@@ -232,22 +251,35 @@ class Agent:
     def release(self, point: SyncPoint, mask: int, order: Order) -> None:
         """Lanes ``mask`` arrive: passes on what the order allows."""
         if order & Order.SYNC:
-            point.gather(self.snapshot(mask), self.rank, order)
+            clocks = self.snapshot(mask)
+            if self.strict:
+                clocks[Row.TENSOR] = self.before
+            point.gather(clocks, self.rank, order)
         else:
             clocks = np.zeros_like(self.clocks)
             clocks[Row.ORDER] = self.clocks[Row.ORDER]
             self._cover(clocks[Row.ORDER], mask)
+            self._share(clocks[Row.ORDER], mask)
             clocks[Row.TENSOR] = self.before
-            scope = order
-            if self.fenced is not None:
-                earlier, scope = self.fenced
-                join(clocks[Row.VISIBLE], earlier[Row.VISIBLE])
-                join(clocks[Row.PROXY], earlier[Row.PROXY])
-            point.gather(clocks, self.rank, order & scope)
+            if self.fenced is None or self.fenced[1] & Order.WIDE or not order & Order.WIDE:
+                self._add_fenced(clocks)
+                point.gather(clocks, self.rank, order)
+            else:
+                # The fence reaches the CTA only, what tcgen05.fence orders as far as the arrival does.
+                point.gather(clocks, self.rank, order)
+                clocks = np.zeros_like(clocks)
+                self._add_fenced(clocks)
+                point.gather(clocks, self.rank, order & self.fenced[1])
             # fence.mbarrier_init.release.cluster makes initialised mbarriers visible through a relaxed arrival.
             column = self.base + Offset.INIT
             point.gathered[Row.VISIBLE, column] = max(point.gathered[Row.VISIBLE, column], self.fenced_inits)
         self.advance()
+
+    def _add_fenced(self, clocks: np.ndarray) -> None:
+        """Relaxed operations after a fence pass on what was known before it."""
+        if self.fenced is not None:
+            for row in _PENDING:
+                join(clocks[row], self.fenced[0][row])
 
     def acquire(self, point: SyncPoint, order: Order) -> None:
         """A wait on the completed phase: takes over what the order allows."""
@@ -256,20 +288,23 @@ class Agent:
             return
         self.seen[key] = point.completed
         clocks, available = self.clocks, point.available
-        if order & Order.SYNC and (len(point.inside) == 1):
+        if order & Order.SYNC and len(point.inside) == 1 and not self.strict:
             join(clocks, available)
+            return
+        join(clocks[Row.ORDER], available[Row.ORDER])
+        if order & Order.SYNC:
+            join(clocks[Row.ACQUIRED], available[Row.ACQUIRED])
+            join(clocks[Row.VISIBLE], point.scoped(Row.VISIBLE, self.rank, order))
+            join(clocks[Row.PROXY], available[Row.PROXY])
+            # Release and acquire pass tensor memory on at any scope: as `scoped` for the widest.
+            join(self.incoming if self.strict else clocks[Row.TENSOR], point.scoped(Row.TENSOR, self.rank, Order.WIDE))
         else:
-            join(clocks[Row.ORDER], available[Row.ORDER])
-            if order & Order.SYNC:
-                join(clocks[Row.VISIBLE], point.visible(self.rank, order))
-                join(clocks[Row.PROXY], available[Row.PROXY])
-                join(clocks[Row.TENSOR], available[Row.TENSOR])
-            else:
-                join(self.incoming, available[Row.TENSOR])
-                if self.pending is None:
-                    self.pending = np.zeros((2, clocks.shape[1]), np.int32)
-                join(self.pending[0], point.visible(self.rank, order))
-                join(self.pending[1], available[Row.PROXY])
+            join(self.incoming, point.scoped(Row.TENSOR, self.rank, order))
+            if self.pending is None:
+                self.pending = np.zeros((len(_PENDING), clocks.shape[1]), np.int32)
+            join(self.pending[0], available[Row.ACQUIRED])
+            join(self.pending[1], point.scoped(Row.VISIBLE, self.rank, order))
+            join(self.pending[2], available[Row.PROXY])
 
     # --- fences and synchronisation inside the warp -------------------------------------------------------------------
 
@@ -281,13 +316,16 @@ class Agent:
             self.clocks[: Row.PROXY, columns] = self.clock
         else:
             self._cover(self.clocks[: Row.PROXY], mask)
+        if self.private:
+            self._share(self.clocks[: Row.TENSOR], mask)
+            self.private = {column: own for column, own in self.private.items() if not mask >> own[0] & 1}
         self.advance()
 
     def fence(self, mask: int, order: Order) -> None:
         """fence.acq_rel or stronger."""
         if self.pending is not None:
-            join(self.clocks[Row.VISIBLE], self.pending[0])
-            join(self.clocks[Row.PROXY], self.pending[1])
+            for row, obtained in zip(_PENDING, self.pending):
+                join(self.clocks[row], obtained)
             self.pending = None
         self.fenced = self.snapshot(mask), order
         self.advance()
@@ -331,6 +369,13 @@ class Agent:
         """The warp waited for operations of a stream of its own: known in the rows before ``end``."""
         part = self.clocks[:end, column]
         np.maximum(part, clock, out=part)
+
+    def complete_in_lane(self, lane: int, column: int, clock: int) -> None:
+        """One lane waited for operations of a stream of its own: the others know when they synchronise with it."""
+        if self.live == 1 << lane:
+            self.complete(column, clock)
+        else:
+            self.private[column] = lane, clock
 
     def fence_before(self) -> None:
         """tcgen05.fence::before_thread_sync."""

@@ -46,6 +46,7 @@ class CapturedLaunch:
         dynamic_smem: bytes.
         params: one byte string per kernel parameter, of the sizes that the PTX declares.
         ptx: text of the module.
+        programmatic: programmatic stream serialisation: it may begin before the launch before it is over.
     """
 
     kernel_name: str
@@ -55,6 +56,7 @@ class CapturedLaunch:
     dynamic_smem: int
     params: tuple[bytes, ...]
     ptx: str = field(repr=False)
+    programmatic: bool = False
 
 
 @contextlib.contextmanager
@@ -161,9 +163,8 @@ class _LaunchAttribute(ctypes.Structure):
 
 # cudaLaunchAttributeID
 _IGNORE, _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION, _PREFERRED_CLUSTER_DIMENSION = 0, 2, 4, 6, 11
-# May start early behind the previous kernel: launches are executed one after another here, which is one legal order.
 # May use larger clusters where there is room: none is one legal choice.
-_WITHOUT_EFFECT = (_IGNORE, _PROGRAMMATIC_SERIALISATION, _PREFERRED_CLUSTER_DIMENSION)
+_WITHOUT_EFFECT = (_IGNORE, _PREFERRED_CLUSTER_DIMENSION)
 
 _INT, _UINT, _POINTER, _TEXT = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 _INT_OUT, _POINTER_OUT = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_void_p)
@@ -318,7 +319,7 @@ class _Recorder:
             raise EmulatorError("the function was compiled without --keep-ptx, which recording needs")
         config = config.contents
         name = kernel.decode()
-        cluster = _cluster_of(config)
+        cluster, programmatic = _attributes_of(config)
         grid, block = tuple(config.grid), tuple(config.block)
         if any(size % step for size, step in zip(grid, cluster, strict=True)):
             raise EmulatorError(f"launch of {name}: grid {grid} is no multiple of the cluster {cluster}")
@@ -329,19 +330,23 @@ class _Recorder:
             )
         sizes = parameter_sizes(self.ptx, name)
         params = tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes))
-        take(CapturedLaunch(name, grid, block, cluster, config.dynamic_smem, params, self.ptx))
+        take(CapturedLaunch(name, grid, block, cluster, config.dynamic_smem, params, self.ptx, programmatic))
 
 
-def _cluster_of(config: _LaunchConfig) -> Dim3:
+def _attributes_of(config: _LaunchConfig) -> tuple[Dim3, bool]:
+    """Shape of the cluster, and whether the launch has programmatic stream serialisation."""
     cluster: Dim3 = (1, 1, 1)
+    programmatic = False
     attributes = (_LaunchAttribute * config.attribute_count).from_address(config.attributes or 0)
     for attribute in attributes if config.attribute_count else ():
         value = attribute.value
         if attribute.id == _CLUSTER_DIMENSION:
             cluster = (value[0], value[1], value[2])
+        elif attribute.id == _PROGRAMMATIC_SERIALISATION:
+            programmatic = value[0] != 0
         elif attribute.id not in _WITHOUT_EFFECT and not (attribute.id == _COOPERATIVE and value[0] == 0):
             raise UnsupportedPTX(f"launch attribute {attribute.id} with value {list(value)}")
-    return cluster
+    return cluster, programmatic
 
 
 _HOOK_LOCK = threading.Lock()

@@ -384,10 +384,18 @@ def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(pause, blocking=True)
 
 
+def wait_for_grid(warp: Any, mask: int) -> None:
+    """griddepcontrol.wait: for the race detector."""
+    if warp.agent is not None:
+        warp.cluster.tracker.predecessor_done(warp.agent)
+
+
 @family("griddepcontrol", destinations=0)
 def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
-    """griddepcontrol.wait / launch_dependents: one launch at a time, its predecessors are complete."""
-    qualifiers(instruction, "wait", "launch_dependents")
+    """griddepcontrol.wait / launch_dependents: one launch runs at a time; the detector is told of the wait."""
+    parts = qualifiers(instruction, "wait", "launch_dependents")
+    if "wait" in parts:
+        block.call(wait_for_grid)
 
 
 @family("setmaxnreg", destinations=0)

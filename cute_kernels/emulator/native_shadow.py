@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.shadow import Epochs, Plane, Shadow
     from cute_kernels.emulator.tensor_races import Operation
 
-_ORDER, _VISIBLE, _PROXY, _TENSOR = (int(row) for row in Row)
+_ACQUIRED, _VISIBLE, _PROXY, _TENSOR = map(int, (Row.ACQUIRED, Row.VISIBLE, Row.PROXY, Row.TENSOR))
 _READ = int(Offset.READ)
 
 
@@ -74,7 +74,7 @@ class ShadowUnit:
             return False
         own = operation.own
         exempt = own + _READ if own >= 0 else -1
-        known, width = operation.address + 4 * operation.clocks.shape[1] * _ORDER, operation.clocks.shape[1]
+        known, width = operation.address + 4 * operation.clocks.shape[1] * _ACQUIRED, operation.clocks.shape[1]
         view = (known, width, own, 0, operation.lane, exempt, floor)
         record = (operation.identity, 0, 0, 0, 0)
         plane = (*shadow.coarse.addresses, shadow.split_address)

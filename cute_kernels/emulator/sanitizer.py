@@ -8,8 +8,8 @@ earlier access        later access                                what is needed
 ====================  ==========================================  =====================================================
 write                 generic read or write                       causality order (release and acquire, scopes)
 generic read          generic write                               causality order
-asynchronous read     any write                                   the operation is complete
-any                   asynchronous write (TMA load)               the earlier access is over
+asynchronous read     generic write                               the operation is complete, causality order
+any                   asynchronous write (TMA load)               the earlier access is over; release and acquire
 generic write         asynchronous read (TMA store, MMA operand)  causality order and fence.proxy.async
 asynchronous write    asynchronous read                           causality order (the mbarrier was waited on)
 ====================  ==========================================  =====================================================
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,11 +32,11 @@ import numpy as np
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     GlobalMemoryRace,
-    IllegalAccess,
     ProxyFenceMissing,
     Race,
     SharedMemoryRace,
 )
+from cute_kernels.emulator.exits import ExitChecks
 from cute_kernels.emulator.happens_before import (
     FULL,
     NEVER,
@@ -50,33 +50,13 @@ from cute_kernels.emulator.happens_before import (
     join,
     widened,
 )
+from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit_if_worth_it
-from cute_kernels.emulator.shadow import LANE_BITS, Epochs, Part, Shadow, View, unordered
+from cute_kernels.emulator.shadow import GENERIC, LANE_BITS, STRONG, Part, Shadow, View, unordered
 from cute_kernels.emulator.tensor_races import Operation, TensorRaces
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.gmem import GlobalMemory
     from cute_kernels.emulator.warp import Warp
-
-_GENERIC, _STRONG = 1, 2
-
-
-@dataclass
-class LaunchShadow:
-    """What outlives a cluster: accesses to global memory, and what was released there.
-
-    Attributes:
-        regions: shadow per registered region of global memory.
-        floors: first epoch of each cluster, in the order in which they ran.
-        released: per address and cluster, the visible row that was released there at a scope of the GPU.
-    """
-
-    memory: GlobalMemory
-    epochs: Epochs = field(default_factory=Epochs)
-    regions: dict[int, Shadow] = field(default_factory=dict)
-    floors: list[int] = field(default_factory=list)
-    released: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
-
 
 @dataclass
 class JointOperation:
@@ -99,12 +79,18 @@ class RaceTracker:
         launch: what is shared with the other clusters of the launch.
         warps: number of warps of the cluster (a hint of how many columns will be needed).
         native: whether accesses in order are found by machine code (None: once that is worth its compilation).
+        strict: see `Options.strict`.
     """
 
     def __init__(
-        self, sizes: list[int], launch: LaunchShadow, warps: int = 1, native: bool | None = False
+        self,
+        sizes: list[int],
+        launch: LaunchShadow,
+        warps: int = 1,
+        native: bool | None = False,
+        strict: bool = False,
     ) -> None:
-        self.native = native
+        self.native, self.strict = native, strict
         self.launch, self.epochs = launch, launch.epochs
         self.ranks = len(sizes)
         self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
@@ -116,8 +102,8 @@ class RaceTracker:
         self.floor = len(self.epochs)
         launch.floors.append(self.floor)
         self._serials: dict[int, int] = {}
-        self._touched: dict[tuple[int, int], tuple[int, str]] = {}
-        self._exits: list[np.ndarray | None] = [None] * self.ranks
+        self.exits = ExitChecks(self.columns, self.ranks, strict)
+        self._predecessor = self.columns.named("the launch before")
         self.agent: Agent | None = None
         self.lane = 0
 
@@ -129,41 +115,15 @@ class RaceTracker:
 
     def make_agent(self, rank: int, live: int, label: str) -> Agent:
         """The agent of a warp."""
-        return Agent(self.columns, rank, live, label)
+        return Agent(self.columns, rank, live, label, self.strict)
 
     def enter(self, warp: Warp, lane: int = 0) -> None:
         """The operations that follow are issued by this lane."""
         self.agent, self.lane = warp.agent, lane
 
-    def exit(self, agent: Agent) -> None:
-        """A warp exits: its CTA ends with the last one."""
-        clocks = agent.snapshot(FULL)[Row.ORDER]
-        if self._exits[agent.rank] is None:
-            self._exits[agent.rank] = np.zeros(self.columns.width, np.int32)
-        elif len(self._exits[agent.rank]) < len(clocks):
-            self._exits[agent.rank] = np.concatenate(
-                [self._exits[agent.rank], np.zeros(len(clocks) - len(self._exits[agent.rank]), np.int32)]
-            )
-        join(self._exits[agent.rank], clocks)
-
-    def touch(self, rank: int, column: int, clock: int, what: str) -> None:
-        """An event that needs the shared memory of a CTA: the CTA must not exit before it."""
-        if self._touched.get((rank, column), (0, ""))[0] < clock:
-            self._touched[rank, column] = clock, what
-
-    def check_exits(self) -> None:
-        """At the end of the cluster.
-
-        Raises:
-            IllegalAccess: a CTA may exit while something still accesses its shared memory.
-        """
-        for (rank, column), (clock, what) in self._touched.items():
-            known = self._exits[rank]
-            if known is None or column >= len(known) or known[column] < clock:
-                raise IllegalAccess(
-                    f"CTA {rank} may exit before {what} is over, which accesses its shared memory: none of its warps "
-                    "waits for that"
-                )
+    def predecessor_done(self, agent: Agent) -> None:
+        """griddepcontrol.wait: the launch before is over, and what it wrote is visible."""
+        agent.complete(self._predecessor, 1)
 
     # --- generic accesses ---------------------------------------------------------------------------------------------
 
@@ -237,7 +197,7 @@ class RaceTracker:
         if rank >= 0 and rank != agent.rank:
             columns = [own_reads] if not write else {agent.base + max(n, 0) for n in np.atleast_1d(lanes).tolist()}
             for column in columns:
-                self.touch(rank, column, agent.clock, f"an access by {agent.label}")
+                self.exits.access(rank, column, agent.clock, f"an access by {agent.label}")
 
     def _identity(self, agent: Agent, write: bool, strong: bool, whole: bool) -> int:
         key = (write, strong, whole)
@@ -245,7 +205,7 @@ class RaceTracker:
         if identity is None:
             column = agent.base if write and not whole else agent.base + Offset.READ
             label = f"{'store' if write else 'load'} of {agent.label}"
-            kind = _STRONG if strong else _GENERIC
+            kind = STRONG if strong else GENERIC
             identity = agent.ids[key] = self.epochs.new(column, agent.clock, label, kind)
         return identity
 
@@ -264,13 +224,8 @@ class RaceTracker:
         return found
 
     def _region(self, index: int, addresses: np.ndarray, chosen: Any) -> list[tuple[Shadow, np.ndarray, Any]]:
-        origin, nbytes, writable = self.launch.memory.region_bounds(index)
-        if not writable:
-            return []
-        shadow = self.launch.regions.get(index)
-        if shadow is None:
-            shadow = self.launch.regions[index] = Shadow(nbytes)
-        return [(shadow, addresses - origin, chosen)]
+        found = self.launch.shadow(index)
+        return [] if found is None else [(found[0], addresses - found[1], chosen)]
 
     # --- asynchronous accesses ----------------------------------------------------------------------------------------
 
@@ -279,9 +234,11 @@ class RaceTracker:
 
         Reductions do not race with each other: each of their updates is one relaxed operation.
         """
-        agent, kind = self.agent, _STRONG if reduces else 0
+        agent, kind = self.agent, STRONG if reduces else 0
         identity = self.epochs.new(column, clock, text, kind)
-        return Operation(identity, column, agent.clocks, agent.base, self.lane, reduces, address=agent.address)
+        return Operation(
+            identity, column, agent.clocks, agent.base, self.lane, reduces, address=agent.address, private=agent.private
+        )
 
     def async_read(self, rank: int, offsets: Any, nbytes: int, operation: Operation) -> None:
         """The operation reads shared memory: one range (int offset), or ``nbytes`` at each of an array of offsets.
@@ -293,7 +250,7 @@ class RaceTracker:
         self._async_read(self.shared[rank], offsets, nbytes, operation, rank)
         if self.agent is not None and rank != self.agent.rank:
             clock = int(self.epochs.clocks[operation.identity >> LANE_BITS])
-            self.touch(rank, operation.column, clock, self.epochs.label(operation.identity))
+            self.exits.operation(rank, operation.column, clock, self.epochs.label(operation.identity))
 
     def async_write(self, rank: int, offsets: Any, nbytes: int, operation: Operation) -> None:
         """The operation writes shared memory.
@@ -320,12 +277,12 @@ class RaceTracker:
         if unit is not None and unit.async_read(self.epochs, shadow, offsets, nbytes, operation, floor):
             return
         view = View(operation.clocks[Row.VISIBLE], operation.own, operation.lane, floor=floor)
-        fenced = View(operation.clocks[Row.PROXY], floor=floor)
+        fenced = View(operation.clocks[Row.PROXY], lanes=operation.lane, floor=floor)
         for part in shadow.parts(offsets, nbytes):
             before = part.plane.writes[part.where]
             self._check(part, before, view, rank, operation, "reads", "wrote")
-            late = unordered(self.epochs, before, fenced)
-            if late is not None and not (floor and self._known_abroad(before, late)):
+            late = self._late(before, fenced, operation)
+            if late is not None:
                 self._missing_fence(part, before, late, rank, operation)
             part.plane.add_read(part.where, operation.identity, self.epochs, None, operation.column)
 
@@ -333,7 +290,7 @@ class RaceTracker:
         floor, unit = self.floor if rank < 0 else 0, self.unit()
         if unit is not None and unit.async_write(self.epochs, shadow, offsets, nbytes, operation, floor):
             return
-        view = View(operation.clocks[Row.ORDER], operation.own, operation.lane, -1, floor, operation.reduces)
+        view = View(operation.clocks[Row.ACQUIRED], operation.own, operation.lane, -1, floor, operation.reduces)
         if operation.own >= 0:
             view.exempt = operation.own + Offset.READ
         for part in shadow.parts(offsets, nbytes):
@@ -348,11 +305,7 @@ class RaceTracker:
     def copy(self, signal: int, text: str, reduces: bool = False) -> Operation:
         """A copy whose completion the mbarrier at ``signal`` tells; it is complete at `complete_copy`."""
         self.check_initialised(signal, text)
-        point = self.points.get(signal)
-        column = self.columns.named(("copies", signal))
-        if point is not None:
-            point.column = column
-        operation = self.operation(column, NEVER, text, reduces)
+        operation = self.operation(self._phases_of(signal), NEVER, text, reduces)
         operation.order = self.agent.snapshot(1 << self.lane)[Row.ORDER]
         self.agent.advance()
         return operation
@@ -365,7 +318,7 @@ class RaceTracker:
         number = operation.identity >> LANE_BITS
         self.epochs.clocks[number] = point.completed + 1
         join(point.gathered[Row.ORDER], operation.order)
-        self.touch(rank, operation.column, point.completed + 1, self.epochs.labels[number])
+        self.exits.operation(rank, operation.column, point.completed + 1, self.epochs.labels[number])
 
     # --- synchronisation ----------------------------------------------------------------------------------------------
 
@@ -378,8 +331,13 @@ class RaceTracker:
         point = self.points.get(address)
         if point is None:
             point = self.points[address] = self.point()
+            point.column = self._phases_of(address)
         point.initialised = warp.agent.initialise()
         point.waiters.clear()
+
+    def _phases_of(self, address: int) -> int:
+        """The column that counts the phases of an mbarrier."""
+        return self.columns.named(("phases", address))
 
     def check_initialised(self, address: int, what: str) -> None:
         """Raises BarrierMisuse when mbarrier.init is not ordered before what the entered warp does to the barrier."""
@@ -403,7 +361,8 @@ class RaceTracker:
                 continue
             self.check_initialised(address, f"an arrival of {agent.label}")
             if address >> 24 != agent.rank:
-                self.touch(address >> 24, agent.base + Offset.READ, agent.clock, f"an arrival by {agent.label}")
+                column, signal = agent.base + Offset.READ, (self._phases_of(address), point.completed + 1)
+                self.exits.access(address >> 24, column, agent.clock, f"an arrival by {agent.label}", signal)
             agent.release(point, mask, order)
 
     def wait(self, warp: Warp, address: int, order: Order, phase: int) -> None:
@@ -465,10 +424,14 @@ class RaceTracker:
             if floor != self.floor:
                 self.foreign[floor] = np.maximum(self.foreign.get(floor, 0), row)
 
-    def _known_abroad(self, before: np.ndarray, late: np.ndarray) -> bool:
-        """Takes out of ``late`` the accesses of other clusters that were released to this one. True if none is left."""
-        if not self.foreign:
-            return False
+    def _known_abroad(self, before: np.ndarray, late: np.ndarray, known: np.ndarray) -> bool:
+        """Takes out of ``late`` the accesses of the launch before, if it is known to be over, and those of other
+        clusters that were released to this one. True if none is left.
+        """
+        if known[self._predecessor]:
+            late &= before >> LANE_BITS >= self.launch.first
+        if not self.foreign or not late.any():
+            return not late.any()
         for index in np.argwhere(late):
             identity = int(before[tuple(index)])
             number = identity >> LANE_BITS
@@ -491,7 +454,7 @@ class RaceTracker:
     def copies_by_lanes(self, warp: Warp, lanes: np.ndarray, targets: np.ndarray, nbytes: int, serial: int) -> None:
         """cp.async, the ``serial``-th of a warp: writes through the generic proxy, until it is waited for."""
         agent = warp.agent
-        identity = self.epochs.new(self._copy_column(agent), serial, f"cp.async of {agent.label}", _GENERIC)
+        identity = self.epochs.new(self._copy_column(agent), serial, f"cp.async of {agent.label}", GENERIC)
         offsets = targets & 0xFFFFFF
         self._generic(agent, lanes, self.shared[agent.rank], offsets, nbytes, True, False, agent.rank, identity)
 
@@ -520,7 +483,7 @@ class RaceTracker:
     def bulk_waited(self, agent: Agent, lane: int, groups: int, read: bool) -> None:
         """A lane waited until its first ``groups`` bulk groups are complete, or (``read``) have read their sources."""
         for what in ("bulk reads",) if read else ("bulk reads", "bulk writes"):
-            agent.complete(self.columns.named((what, agent.base, lane)), groups)
+            agent.complete_in_lane(lane, self.columns.named((what, agent.base, lane)), groups)
 
     def joint(self, key: Hashable, text: str) -> JointOperation:
         """The next operation of a pipe that several warps issue together."""
@@ -542,8 +505,8 @@ class RaceTracker:
     def _check(
         self, part: Part, before: np.ndarray, view: View, rank: int, who: Agent | Operation, verb: str, earlier: str
     ) -> None:
-        late = unordered(self.epochs, before, view)
-        if late is None or (view.floor and self._known_abroad(before, late)):
+        late = self._late(before, view, who)
+        if late is None:
             return
         index = int(np.argmax(late))
         identity = int(before[index])
@@ -551,7 +514,9 @@ class RaceTracker:
         name = who.label if isinstance(who, Agent) else self.epochs.label(who.identity)
         column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
         hint = "it belongs to another cluster"
-        if number >= view.floor:
+        if number < self.launch.first:
+            hint = "no griddepcontrol.wait is executed before, so that the launches may overlap"
+        elif number >= view.floor:
             hint = self._hint(who.clocks, column, int(self.epochs.clocks[number]))
         if isinstance(who, Agent):
             name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
@@ -560,6 +525,19 @@ class RaceTracker:
             f"{name} {verb} {self._where(part, index, rank)}, which the {self.epochs.label(identity)} {earlier} before"
             f", and nothing orders the two: {hint}"
         )
+
+    def _late(self, before: np.ndarray, view: View, who: Agent | Operation) -> np.ndarray | None:
+        """Which of the accesses ``before`` are not ordered before one of ``who``: boolean array, None when all are."""
+        late = unordered(self.epochs, before, view)
+        if late is None or (view.floor and self._known_abroad(before, late, view.known)):
+            return None
+        if who.private:
+            # What the looking lane itself has waited for.
+            numbers = before >> LANE_BITS
+            for column, (lane, clock) in who.private.items():
+                known = (self.epochs.columns[numbers] == column) & (self.epochs.clocks[numbers] <= clock)
+                late &= ~(known & (view.lanes == lane))
+        return late if late.any() else None
 
     def _missing_fence(
         self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation

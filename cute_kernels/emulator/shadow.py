@@ -15,6 +15,7 @@ import numpy as np
 
 GRANULE = 16
 LANE_BITS = 5
+GENERIC, STRONG = 1, 2  # kinds of accesses, see `Epochs.generic`
 _LANE_MASK = (1 << LANE_BITS) - 1
 
 
@@ -24,7 +25,7 @@ class Epochs:
     Attributes:
         columns, clocks: int32, indexed by epoch; an access of lane ``n`` belongs to column ``columns + n``.
         labels: who and what, for reports.
-        generic: uint8: 1 where the access went through the generic proxy, 2 where it was a strong operation.
+        generic: uint8: `GENERIC` where the access went through the generic proxy, `STRONG` for a strong operation.
         addresses: host addresses of the three arrays, in the order above.
     """
 
@@ -96,7 +97,7 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
                 return None
             if view.own >= 0 and np.all(column - view.own == view.lanes):
                 return None
-        if view.strong and epochs.generic[number] == 2:
+        if view.strong and epochs.generic[number] == STRONG:
             return None
         if view.own < 0 or number < view.floor:
             return np.ones(identities.shape, bool)
@@ -121,7 +122,7 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
         same = columns - view.own == view.lanes
         late &= ~same if foreign is None else ~same | foreign
     if view.strong:
-        late &= epochs.generic[numbers] != 2
+        late &= epochs.generic[numbers] != STRONG
     return late if late.any() else None
 
 

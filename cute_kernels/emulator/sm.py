@@ -14,8 +14,9 @@ from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.happens_before import Order
+from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.mbarrier import MBarriers
-from cute_kernels.emulator.sanitizer import LaunchShadow, RaceTracker
+from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tma import TmaUnit
@@ -248,7 +249,9 @@ class Cluster:
         threads = block[0] * block[1] * block[2]
         self.tracker = None
         if launch.races is not None:
-            self.tracker = RaceTracker([smem] * ranks, launch.races, -(-threads // 32) * ranks, options.native)
+            self.tracker = RaceTracker(
+                [smem] * ranks, launch.races, -(-threads // 32) * ranks, options.native, options.strict
+            )
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
         self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)
         self.engine = AsyncEngine(options.completion, random.Random(self.rng.random()))
@@ -285,7 +288,7 @@ class Cluster:
         """A warp finished."""
         del self.running[warp]
         if self.tracker is not None:
-            self.tracker.exit(warp.agent)
+            self.tracker.exits.exit(warp.agent)
         warp.cta.thread_exited()
         if self.running and not warp.cta.live_threads():
             warp.cta.shared.close()
@@ -309,6 +312,6 @@ class Cluster:
                     f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
                     f"{thread[2]} never waited for it)"
                 )
-            self.tracker.check_exits()
+            self.tracker.exits.check()
             self.barriers.check_finished()
 

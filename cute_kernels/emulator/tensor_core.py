@@ -378,12 +378,12 @@ class TensorCore:
             ]
         who = f"tcgen05.commit issued {describe or f'by CTA {rank}'}"
 
-        clocks = self.tracker.tensor.commit(targets) if self.tracker is not None else None
+        commit = self.tracker.tensor.commit(targets) if self.tracker is not None else None
 
         def run() -> None:
             for target in targets:
-                if clocks is not None:
-                    self.tracker.tensor.committed(target, clocks, rank)
+                if commit is not None:
+                    self.tracker.tensor.committed(commit, target, rank)
                 self.barriers.arrive(target, 1, who)
 
         self.engine.submit(AsyncOp(("tcgen05", rank), run, who, name="commit"))

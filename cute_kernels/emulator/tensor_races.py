@@ -7,7 +7,7 @@ tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +36,7 @@ class Operation:
         reduces: it combines what it writes with what is there.
         order: of a copy: what is known to be over when it is complete, int32 [columns].
         address: host address of ``clocks``.
+        private: what the issuing lane alone knows, as `Agent.private`.
     """
 
     identity: int
@@ -46,9 +47,26 @@ class Operation:
     reduces: bool = False
     order: np.ndarray | None = None
     address: int = 0
+    private: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.address = self.address or self.clocks.ctypes.data
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A tcgen05.commit on its way.
+
+    Attributes:
+        clocks: what its arrival passes on, int32 [rows, columns].
+        column, clock: the stream that it ends, and how many commits that has by then.
+        label: for reports.
+    """
+
+    clocks: np.ndarray
+    column: int
+    clock: int
+    label: str
 
 
 @dataclass
@@ -83,7 +101,7 @@ class TensorRaces:
         lane = self.tracker.lane
         return Operation(stream.identity, stream.column, agent.clocks, agent.base, lane, address=agent.address)
 
-    def commit(self, targets: list[int]) -> np.ndarray:
+    def commit(self, targets: list[int]) -> Commit:
         """tcgen05.commit of the entered lane: what its completion passes on, for `committed`."""
         agent, stream = self.tracker.agent, self._stream()
         for target in targets:
@@ -94,17 +112,18 @@ class TensorRaces:
         clocks[:, stream.column] = stream.commits
         agent.advance()
         for target in targets:
-            self.tracker.touch(target >> 24, stream.column, stream.commits, f"tcgen05.commit by {agent.label}")
             point = self.tracker.points.get(target)
             if point is not None:
                 point.streams.add(stream.column)
-        return clocks
+        return Commit(clocks, stream.column, stream.commits, f"tcgen05.commit by {agent.label}")
 
-    def committed(self, target: int, clocks: np.ndarray, rank: int) -> None:
+    def committed(self, commit: Commit, target: int, rank: int) -> None:
         """A commit arrives at an mbarrier."""
         point = self.tracker.points.get(target)
         if point is not None:
-            point.gather(clocks, rank, Order.SYNC | Order.WIDE)
+            point.gather(commit.clocks, rank, Order.SYNC | Order.WIDE)
+            signal = (point.column, point.completed + 1)
+            self.tracker.exits.operation(target >> 24, commit.column, commit.clock, commit.label, signal)
 
     def load(self, warp: Warp, place: Place, index: int) -> None:
         """tcgen05.ld, the instruction of this index. Raises TensorMemoryRace when what it reads may not be written."""

@@ -8,7 +8,8 @@ import numpy as np
 
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.happens_before import FULL
-from cute_kernels.emulator.sanitizer import LaunchShadow, RaceTracker
+from cute_kernels.emulator.launch_shadow import LaunchShadow
+from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory
 
 

@@ -37,6 +37,7 @@ class Run:
     interleave: str = "round_robin"
     spurious_timeouts: bool = False
     detectors: bool = True
+    strict: bool = False
     mutant: str = ""
 
     def command(self) -> str:
@@ -75,6 +76,7 @@ class Run:
             interleave=self.interleave,
             spurious_try_wait_failures=self.spurious_timeouts,
             detectors=self.detectors,
+            strict=self.strict,
             max_warp_instructions=20_000_000,
         )
         try:
@@ -94,6 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--completion", choices=COMPLETIONS, default="eager")
     parser.add_argument("--interleave", choices=INTERLEAVES, default="round_robin")
     parser.add_argument("--spurious-timeouts", action="store_true")
+    parser.add_argument("--strict", action="store_true", help="as mutants are judged")
     parser.add_argument("--no-detectors", dest="detectors", action="store_false")
     parser.add_argument("--mutant", default="", metavar="KEY")
     given = vars(parser.parse_args(arguments))

@@ -16,6 +16,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     EmulatorError,
+    GlobalMemoryRace,
     Hang,
     IllegalAccess,
     ProxyFenceMissing,
@@ -46,9 +47,10 @@ def _changed(case, pattern: str, **kwargs):
     return dataclasses.replace(artifact, ptx=_without(artifact.ptx, pattern, **kwargs))
 
 
-def test_the_whole_kernel_is_clean() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_whole_kernel_is_clean(strict: bool) -> None:
     case = _case()
-    emulate(case.plan, case.tensors)
+    emulate(case.plan, case.tensors, Options(strict=strict), repeat=2)
     assert not case.mismatches().any()
 
 
@@ -99,6 +101,26 @@ def test_missing_arrive_is_reported_as_a_hang() -> None:
     assert "PTX line" in mma and "mbarrier.try_wait" in mma and ".py:" in mma
     waiting = {role for role in ("load", "mma", "epilogue") if f"({role}) waits for parity" in report}
     assert waiting == {"load", "mma", "epilogue"}
+
+
+@pytest.mark.parametrize("instruction", ["mbarrier.arrive", "mbarrier.try_wait.parity"])
+def test_accumulators_handed_to_the_other_cta_at_the_scope_of_one(instruction: str) -> None:
+    """Epilogue warps of both CTAs release an accumulator to the leader: relaxed, tcgen05.fence around it."""
+    case = make_case(batch=4, positions=196, n=256, k=128, sm_count=2, seed=12)
+    artifact = compile_plan(case.plan, emulated=True)
+    narrow = artifact.ptx.replace(f"{instruction}.relaxed.cluster", f"{instruction}.relaxed.cta")
+    assert narrow != artifact.ptx
+    with pytest.raises(TensorMemoryRace, match="mma.* writes TMEM column .* which the tcgen05.ld of CTA 1 .* read"):
+        emulate(case.plan, case.tensors, artifact=dataclasses.replace(artifact, ptx=narrow))
+
+
+def test_a_launch_that_does_not_wait_for_the_one_before() -> None:
+    """Both write the output; the first launch alone has nothing to wait for."""
+    case = _case()
+    artifact = _changed(case, r"griddepcontrol\.wait")
+    emulate(case.plan, case.tensors, artifact=artifact)
+    with pytest.raises(GlobalMemoryRace, match="which the launch before this one wrote before"):
+        emulate(case.plan, case.tensors, artifact=artifact, repeat=2)
 
 
 def barrier_offset(plan, name: str) -> int:

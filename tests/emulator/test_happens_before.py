@@ -22,7 +22,7 @@ ORDER = st.sampled_from([0, SYNC, WIDE, SYNC | WIDE])
 MASK = st.sampled_from([FULL, 1, 2, 5])
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["read", "write", "async read"]), WARP, LANE, CELL),
+        st.tuples(st.sampled_from(["read", "write", "async read", "async write"]), WARP, LANE, CELL),
         st.tuples(st.just("release"), WARP, st.integers(0, 1), MASK, ORDER),
         st.tuples(st.just("acquire"), WARP, st.integers(0, 1), ORDER),
         st.tuples(st.just("fence"), WARP, MASK, st.sampled_from([SYNC, SYNC | WIDE])),
@@ -37,12 +37,13 @@ class Warp:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.acquired: set[int] = set()
         self.visible: set[int] = set()
         self.proxy: set[int] = set()
         self.lanes: dict[int, set[int]] = defaultdict(set)
         self.reads: set[int] = set()
-        self.fenced: tuple[set[int], set[int], int] | None = None
-        self.pending: tuple[set[int], set[int]] = (set(), set())
+        self.fenced: tuple[set[int], set[int], set[int], int] | None = None
+        self.pending: tuple[set[int], set[int], set[int]] = (set(), set(), set())
 
     def of(self, mask: int) -> set[int]:
         """Own events of the lanes of a mask; loads of any lane."""
@@ -54,17 +55,21 @@ class Model:
 
     def __init__(self) -> None:
         self.warps = [Warp(rank) for rank in RANKS]
-        self.points = [{"visible": [], "proxy": []} for _ in range(2)]  # visible: (rank, wide, events)
+        #: visible: (rank, wide, events)
+        self.points = [{"acquired": set(), "visible": [], "proxy": []} for _ in range(2)]
         self.history: dict[int, list[tuple[int, bool]]] = defaultdict(list)
         self.count = 0
 
     def access(self, warp: int, lane: int, cell: int, kind: str) -> str:
         """'race', 'fence' (missing) or ''."""
         me = self.warps[warp]
-        known = me.visible | me.lanes[lane] | me.reads
+        known = (me.acquired if kind == "async write" else me.visible) | me.lanes[lane] | me.reads
         earlier = self.history[cell]
-        if any(event not in known for event, wrote in earlier if wrote or kind == "write"):
+        if any(event not in known for event, wrote in earlier if wrote or kind.endswith("write")):
             return "race"
+        if kind == "async write":
+            earlier.clear()  # by an operation that all warps know to be complete
+            return ""
         if kind == "async read":
             last = [event for event, wrote in earlier if wrote][-1:]
             return "fence" if any(event not in me.proxy for event in last) else ""
@@ -76,10 +81,12 @@ class Model:
     def release(self, warp: int, point: int, mask: int, order: int) -> None:
         me, here = self.warps[warp], self.points[point]
         if order & SYNC:
+            here["acquired"] |= me.acquired | me.of(mask)
             here["visible"].append((me.rank, bool(order & WIDE), me.visible | me.of(mask)))
             here["proxy"].append(set(me.proxy))
         elif me.fenced is not None:
-            visible, proxy, scope = me.fenced
+            acquired, visible, proxy, scope = me.fenced
+            here["acquired"] |= acquired
             here["visible"].append((me.rank, bool(order & scope & WIDE), visible))
             here["proxy"].append(proxy)
 
@@ -90,21 +97,28 @@ class Model:
             if rank == me.rank or (wide and order & WIDE):
                 visible |= events
         proxy = set().union(*here["proxy"])
+        obtained = set(here["acquired"]), visible, proxy
         if order & SYNC:
-            me.visible |= visible
-            me.proxy |= proxy
+            self._learn(me, obtained)
         else:
-            me.pending = me.pending[0] | visible, me.pending[1] | proxy
+            me.pending = tuple(old | new for old, new in zip(me.pending, obtained))
+
+    @staticmethod
+    def _learn(me: Warp, obtained: tuple[set[int], set[int], set[int]]) -> None:
+        me.acquired |= obtained[0]
+        me.visible |= obtained[1]
+        me.proxy |= obtained[2]
 
     def fence(self, warp: int, mask: int, order: int) -> None:
         me = self.warps[warp]
-        me.visible |= me.pending[0]
-        me.proxy |= me.pending[1]
-        me.pending = set(), set()
-        me.fenced = me.visible | me.of(mask), set(me.proxy), order
+        self._learn(me, me.pending)
+        me.pending = set(), set(), set()
+        me.fenced = me.acquired | me.of(mask), me.visible | me.of(mask), set(me.proxy), order
 
     def converge(self, warp: int, mask: int) -> None:
-        self.warps[warp].visible |= self.warps[warp].of(mask)
+        me = self.warps[warp]
+        me.visible |= me.of(mask)
+        me.acquired |= me.of(mask)
 
     def fence_proxy(self, warp: int, mask: int) -> None:
         me = self.warps[warp]
@@ -116,21 +130,24 @@ class Model:
           ("async read", 1, 0, 0)])  # fmt: skip
 @example([("write", 0, 1, 0), ("release", 0, 0, 1, SYNC), ("acquire", 1, 0, SYNC), ("read", 1, 0, 0)])
 @example([("write", 0, 0, 0), ("release", 0, 0, FULL, SYNC), ("acquire", 2, 0, SYNC | WIDE), ("write", 2, 0, 0)])
+@example([("read", 0, 0, 0), ("release", 0, 0, FULL, SYNC), ("acquire", 2, 0, SYNC), ("async write", 2, 0, 0)])
+@example([("read", 0, 0, 0), ("release", 0, 0, FULL, WIDE), ("acquire", 2, 0, SYNC), ("async write", 2, 0, 0)])
 def test_reports_exactly_what_the_definition_says(events: list[tuple]):
     crew, model = Crew([4096, 4096], list(RANKS)), Model()
     tracker = crew.tracker
     points = [tracker.point() for _ in range(2)]
     for kind, warp, *rest in events:
         agent = crew[warp].agent
-        if kind in ("read", "write", "async read"):
+        if kind in ("read", "write", "async read", "async write"):
             lane, cell = rest
             expected = model.access(warp, lane, cell, kind)
             got = ""
             try:
-                if kind == "async read":
+                if kind.startswith("async"):
                     tracker.enter(crew[warp], lane)
-                    operation = tracker.operation(tracker.columns.named("reader"), 0, "reader")
-                    tracker.async_read(0, CELLS[cell], 4, operation)
+                    operation = tracker.operation(tracker.columns.named(kind), 0, kind)
+                    access = tracker.async_read if kind == "async read" else tracker.async_write
+                    access(0, CELLS[cell], 4, operation)
                 else:
                     address = np.array([CELLS[cell]])
                     tracker.generic(crew[warp], np.array([lane]), "shared", address, 4, kind == "write")

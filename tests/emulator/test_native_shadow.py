@@ -13,9 +13,10 @@ import pytest
 from cute_kernels.emulator import GlobalMemory, native_shadow
 from cute_kernels.emulator.errors import EmulatorError, SharedMemoryRace
 from cute_kernels.emulator.happens_before import FULL, Order
+from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_memory import LOG, LOG_ENTRY
 from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit, shadow_unit_if_worth_it
-from cute_kernels.emulator.sanitizer import LaunchShadow, RaceTracker
+from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.shadow import Plane
 
 BYTES, WARPS = 1024, 3

@@ -237,6 +237,39 @@ TWINS |= {
         "store of CTA 0 warp 0 writes .* which the bulk store of 128 bytes .* read",
         list(range(32)),
     ),
+    "bulk store: one lane has waited for it": Twin(
+        f"""{WORDS} st.shared.b32 [%r5], %r1; fence.proxy.async.shared::cta; bar.warp.sync -1; @%p9 bra AGAIN;
+        {COPY_OUT} cp.async.bulk.wait_group.read 0; st.shared.b32 [%r5], %r9;
+        AGAIN: <<bar.warp.sync -1;>> st.shared.b32 [%r5], %r1; @%p9 bra LAST; cp.async.bulk.wait_group 0; LAST: ret;""",
+        SharedMemoryRace,
+        "store of CTA 0 warp 0 writes .* which the bulk store of 128 bytes .* read",
+        list(range(32)),
+    ),
+    "bulk copy over what a bulk store read": Twin(
+        f"""{BARRIERS} @%p1 bra CONSUMER; @%p9 bra LAST; {COPY_IN} FIRST: {WAIT} @!%p3 bra FIRST;
+        EMPTY: mbarrier.try_wait.parity.<<acquire|relaxed>>.cta.shared.b64 %p3, [dynamic+8], 0; @!%p3 bra EMPTY;
+        {COPY_IN} FULL: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 1; @!%p3 bra FULL; bra LAST;
+        CONSUMER: {WAIT} @!%p3 bra CONSUMER; setp.ne.u32 %p5, %r1, 32; @%p5 bra LAST;
+        cp.async.bulk.global.shared::cta.bulk_group [%d0+128], [dynamic+64], 128; cp.async.bulk.commit_group;
+        cp.async.bulk.wait_group.read 0; mbarrier.arrive.<<release|relaxed>>.cta.shared.b64 %d3, [dynamic+8];
+        LAST: ret;""",
+        SharedMemoryRace,
+        r"bulk copy .* writes .* which the bulk store .* read before, .* is relaxed",
+        list(range(7, 39)) * 2,
+        TWO_WARPS,
+    ),
+    "bulk copy over what a thread read": Twin(
+        f"""{BARRIERS} @%p1 bra CONSUMER; @%p9 bra LAST; {COPY_IN} FIRST: {WAIT} @!%p3 bra FIRST;
+        EMPTY: mbarrier.try_wait.parity.<<acquire|relaxed>>.cta.shared.b64 %p3, [dynamic+8], 0; @!%p3 bra EMPTY;
+        {COPY_IN} FULL: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 1; @!%p3 bra FULL; bra LAST;
+        CONSUMER: {WAIT} @!%p3 bra CONSUMER; ld.shared.b32 %r9, [%r5-128]; st.global.b32 [%d1], %r9; bar.warp.sync -1;
+        setp.ne.u32 %p5, %r1, 32; @%p5 bra LAST;
+        mbarrier.arrive.<<release|relaxed>>.cta.shared.b64 %d3, [dynamic+8]; LAST: ret;""",
+        SharedMemoryRace,
+        r"bulk copy .* writes .* which the load of CTA 0 warp 1 read before, .* is relaxed",
+        list(range(7, 39)) * 2,
+        TWO_WARPS,
+    ),
     "bulk store: destination read through the generic proxy": Twin(
         f"""{WORDS} st.shared.b32 [%r5], %r1; fence.proxy.async.shared::cta; bar.warp.sync -1; @%p9 bra READ; {COPY_OUT}
         cp.async.bulk.wait_group.read 0; <<cp.async.bulk.wait_group 0;>> READ: bar.warp.sync -1;

@@ -1,0 +1,57 @@
+"""What the race detector keeps of a launch beyond its clusters: accesses to global memory, by region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.shadow import LANE_BITS, STRONG, Epochs, Shadow
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.gmem import GlobalMemory
+
+Region = tuple[int, int]
+"""First address and bytes."""
+
+
+@dataclass
+class LaunchShadow:
+    """What outlives a cluster: accesses to global memory, and what was released there.
+
+    Attributes:
+        regions: shadow per registered region of global memory.
+        floors: first epoch of each cluster, in the order in which they ran.
+        released: per address and cluster, the visible row that was released there at a scope of the GPU.
+        first: first epoch of this launch; those before it belong to a launch that may not be over yet.
+    """
+
+    memory: GlobalMemory
+    epochs: Epochs = field(default_factory=Epochs)
+    regions: dict[Region, Shadow] = field(default_factory=dict)
+    floors: list[int] = field(default_factory=list)
+    released: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
+    first: int = 1
+
+    def shadow(self, index: int) -> tuple[Shadow, int] | None:
+        """The shadow of a region of the memory and its first address; None for memory that is only read."""
+        origin, nbytes, writable = self.memory.region_bounds(index)
+        if not writable:
+            return None
+        key = (origin, nbytes)
+        if key not in self.regions:
+            self.regions[key] = Shadow(nbytes)
+        return self.regions[key], origin
+
+    def successor(self) -> LaunchShadow:
+        """For a launch that may begin before this one is over: who accessed what becomes "the launch before"."""
+        epochs = Epochs()
+        weak, strong = (epochs.new(0, 1, "launch before this one", kind) for kind in (0, STRONG))
+        for shadow in self.regions.values():
+            for plane in (shadow.coarse, shadow.fine):
+                if plane is not None:
+                    for layer in (plane.writes, *plane.reads):
+                        is_strong = self.epochs.generic[layer >> LANE_BITS] == STRONG
+                        layer[:] = np.where(layer == 0, 0, np.where(is_strong, strong, weak))
+        return LaunchShadow(self.memory, epochs, self.regions, first=len(epochs))
