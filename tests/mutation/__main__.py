@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.mutation.mutants import mutants
@@ -29,13 +30,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write FILE.md and FILE.json")
     parser.add_argument("--match", default="", help="only mutants whose key or place contains this")
+    parser.add_argument(
+        "--again", nargs="+", type=Path, metavar="FILE.json", help="only those that survived in what --output wrote"
+    )
     options = parser.parse_args()
     names = options.target or [name for name, target in TARGETS.items() if target.quick or not options.quick]
+    again = None if options.again is None else survivors(options.again)
+    if again is not None:
+        names = [name for name in names if name in {target for target, _ in again}]
     work = [
         (name, number)
         for name in names
         for number, mutant in enumerate(mutants(TARGETS[name].ptx))
-        if options.match in f"{mutant.key} {mutant.line}" and not (options.quick and number % 3)
+        if options.match in f"{mutant.key} {mutant.line}"
+        and not (options.quick and number % 3)
+        and (again is None or (name, mutant.key) in again)
     ]
     start = time.perf_counter()
     verdicts = judge_all(work, options.jobs)
@@ -46,11 +55,17 @@ def main() -> int:
     if options.output is not None:
         options.output.with_suffix(".md").write_text(report)
         options.output.with_suffix(".json").write_text(json.dumps(as_json(summary, verdicts), indent=1) + "\n")
-    complete = names == list(TARGETS) and not (options.quick or options.match)
+    complete = names == list(TARGETS) and not (options.quick or options.match or options.again)
     complaints = summary.complaints(least=LEAST_SCORE if complete else 0.0, complete=complete)
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0
+
+
+def survivors(files: Iterable[Path]) -> set[tuple[str, str]]:
+    """Target and key of the mutants that survived in the JSON of earlier runs."""
+    entries = [entry for file in files for entry in json.loads(file.read_text())["mutants"]]
+    return {(entry["target"], entry["key"]) for entry in entries if not entry["killer"]}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tests.mutation.targets import Target
 
 #: A mutant that executes this many times the instructions of the original, plus a constant, counts as a hang.
 _LIMIT_FACTOR, _LIMIT_CONSTANT = 6, 200_000
+_LAUNCHES = 2  # where the order between launches is at stake; elsewhere a second one would show nothing more
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def instruction_limits(target: Target, schedules: dict[str, Options]) -> dict[st
     """
     limits = {}
     for name, options in schedules.items():
-        outcome = target.run(target.ptx, options)
+        outcome = target.run(target.ptx, options, _LAUNCHES)
         assert not outcome.difference, f"the unchanged kernel under {name}: {outcome.difference}"
         limits[name] = _LIMIT_FACTOR * outcome.warp_instructions + _LIMIT_CONSTANT
     return limits
@@ -79,7 +80,8 @@ def judge(name: str, target: Target, mutant: Mutant, schedules: dict[str, Option
     for schedule, options in schedules.items():
         limited = dataclasses.replace(options, max_warp_instructions=limits[schedule])
         try:
-            message = target.run(mutant.ptx, limited).difference
+            repeat = _LAUNCHES if mutant.opcode.startswith("griddepcontrol") else 1
+            message = target.run(mutant.ptx, limited, repeat).difference
             killer = "wrong result" if message else ""
         except EmulatorError as error:
             internal = type(error) is EmulatorError and "internal error" in str(error)

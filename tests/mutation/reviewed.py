@@ -45,22 +45,20 @@ class Review:
 _RELEASES_ANYWAY = (
     "barrier.cluster.arrive without .relaxed is itself a release at cluster scope, which orders mbarrier.init"
 )
-_ONE_LAUNCH = (
-    "the emulator runs one launch at a time, so that nothing of the kernel before can come too late; would need two "
-    "launches that overlap"
+_NOTHING_BEFORE = (
+    "the fence orders asynchronous tcgen05 operations of its thread that precede it (PTX ISA, tcgen05.fence), and here "
+    "are none: tcgen05.alloc and .relinquish_alloc_permit are synchronous (PTX ISA, tcgen05 asynchronous operations)"
 )
-_TENSOR_ORDER = (
-    "the PTX ISA's pattern has a tcgen05.fence on both sides of a synchronisation between threads; the emulator "
-    "accepts release and acquire without, because NVIDIA's own kernels omit it there"
+_LATER_FENCE = (
+    "the fence orders asynchronous tcgen05 operations of its thread that follow it, and each of those here follows a "
+    "later mbarrier wait with a fence of its own: for an empty accumulator in the MMA warp, for a full one elsewhere"
 )
-_ONLY_ASYNCHRONOUS = (
-    "the waiting thread touches no memory itself but issues asynchronous work, and the phase that it waits for is over "
-    "when the wait answers: the emulator takes that as order; the memory model gives none without an acquire"
+_FENCED_BEFORE = (
+    "the fence orders asynchronous tcgen05 operations of its thread that precede it: an epilogue warp's loads precede "
+    "the fence of release_accumulator, the MMAs precede a commit, which implies the fence (PTX ISA, canonical patterns)"
 )
-_DRAIN = (
-    "waits of the drain whose signals come from the threads of a later signal that the CTA does wait for (the drain's "
-    "last; on SM100 the commit of the last accumulator): the emulator takes the later one as proof of those before, "
-    "the PTX ISA promises no such order of commits, nor of arrivals at .cta scope from another CTA"
+_ONLY_SYNCHRONOUS = (
+    "the fence orders asynchronous tcgen05 operations that follow it, and only tcgen05.dealloc does, a synchronous one"
 )
 _NOTHING_FOLLOWS = (
     "waits of the drain: the thread has seen the arrivals at this mbarrier with either semantics, and neither accesses "
@@ -75,8 +73,8 @@ _WGMMA_FENCE = (
     "accumulators of equal shape need no fence between wgmmas"
 )
 _COLLECTIVE = (
-    "the warp-wide instruction that follows ({}) makes the lanes wait for each other as well, and what is ordered is a "
-    "read before a write, which needs time order and no visibility"
+    "the lanes only read tensor memory before, by tcgen05.ld and tcgen05.wait::ld, which a warp executes as one: when "
+    "the elected lane has passed the wait, the load of all lanes is complete, and its own tcgen05.fence orders it"
 )
 
 REVIEWS: tuple[Review, ...] = (
@@ -88,7 +86,6 @@ REVIEWS: tuple[Review, ...] = (
         True,
         "only tells the multiprocessor that this CTA allocates no more; it holds all columns, or runs alone",
     ),
-    Review("drop", "griddepcontrol.wait", "*", False, _ONE_LAUNCH),
     Review(
         "drop",
         "griddepcontrol.launch_dependents",
@@ -96,7 +93,10 @@ REVIEWS: tuple[Review, ...] = (
         True,
         "the end of the kernel implies it: without it dependents start later",
     ),
-    Review("drop", "tcgen05.fence::*", "*", False, _TENSOR_ORDER),
+    Review("drop", "tcgen05.fence::before_thread_sync", "sm100/frame.py* (begin)*", True, _NOTHING_BEFORE),
+    Review("drop", "tcgen05.fence::after_thread_sync", "sm100/frame.py* (begin)*", True, _LATER_FENCE),
+    Review("drop", "tcgen05.fence::before_thread_sync", "sm100/frame.py* (end)*", True, _FENCED_BEFORE),
+    Review("drop", "tcgen05.fence::after_thread_sync", "sm100/frame.py* (end)*", True, _ONLY_SYNCHRONOUS),
     Review("drop", "tcgen05.wait::ld*", "sm100/epilogue.py* (_drain)*", True, _LATER_WAIT),
     Review("drop", "tcgen05.wait::ld*", "sm100/dense_epilogue.py* (run)*", True, _LATER_WAIT),
     Review(
@@ -107,7 +107,6 @@ REVIEWS: tuple[Review, ...] = (
         "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
     ),
     Review("relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py* (run)", True, _NOTHING_FOLLOWS),
-    Review("relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *", False, _ONLY_ASYNCHRONOUS),
     Review(
         "drop",
         "mbarrier.try_wait*",
@@ -122,23 +121,6 @@ REVIEWS: tuple[Review, ...] = (
         "*",
         True,
         "the arriving thread has written nothing that others read; the bytes are released by TMA's complete_tx",
-    ),
-    Review("drop", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py*", False, _DRAIN),
-    Review(
-        "relaxed",
-        "mbarrier.arrive.shared*",
-        "sm90/pipes.py* (arrive_empty)*",
-        False,
-        "only wgmma's reads of a stage are handed on, and TMA's writes follow: the emulator takes any arrival as order "
-        "between asynchronous operations. Between CTAs the original arrives at .cta scope, as CUTLASS does",
-    ),
-    Review(
-        "cluster->cta",
-        "mbarrier.*",
-        "*",
-        False,
-        "relaxed synchronisation passes time order on, whatever its scope; with a scope that leaves the other CTA out "
-        "the barrier itself is raced for, which should be reported",
     ),
     Review(
         "relaxed",
@@ -157,29 +139,8 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "wgmma.fence*", "*sm90/*mma.py* (run)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_stage)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_pass_turn)", True, _WGMMA_FENCE),
-    Review(
-        "drop",
-        "bar.warp.sync",
-        "staging.py* (acquire)*",
-        True,
-        _COLLECTIVE.format("tcgen05.ld.sync, stmatrix.sync where elements have 16 bits"),
-    ),
-    Review(
-        "drop",
-        "bar.warp.sync",
-        "staging.py* (store)*",
-        False,
-        "elect.sync, which follows, makes the lanes wait for each other, but the PTX ISA does not say that it orders "
-        "memory as bar.warp.sync does; the emulator takes any warp-wide wait as order",
-    ),
-    Review("drop", "bar.warp.sync", "sm100/pipes.py* (release_accumulator)*", True, _COLLECTIVE.format("elect.sync")),
-    Review(
-        "relaxed",
-        "barrier.cluster.arrive*",
-        "sm100/frame.py* (end)*",
-        True,
-        "only tensor memory is given up, which the tcgen05.fence before it orders",
-    ),
+    Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_hand_over)", True, _WGMMA_FENCE),
+    Review("drop", "bar.warp.sync", "sm100/pipes.py* (release_accumulator)*", True, _COLLECTIVE),
 )
 
 

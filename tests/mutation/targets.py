@@ -35,8 +35,8 @@ class Target(Protocol):
     def ptx(self) -> str:
         """The text that is mutated."""
 
-    def run(self, ptx: str, options: Options) -> Outcome:
-        """Executes a mutant of the text on fresh memory.
+    def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
+        """Executes a mutant of the text on fresh memory, ``repeat`` launches of it that may overlap.
 
         Raises:
             EmulatorError: whatever the emulator reports.
@@ -72,9 +72,10 @@ class KernelTarget:
     def ptx(self) -> str:
         return self.artifact.ptx
 
-    def run(self, ptx: str, options: Options) -> Outcome:
+    def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
         case = self.case()
-        report = emulate(case.plan, case.tensors, options, artifact=dataclasses.replace(self.artifact, ptx=ptx))
+        artifact = dataclasses.replace(self.artifact, ptx=ptx)
+        report = emulate(case.plan, case.tensors, options, artifact=artifact, repeat=repeat)
         wrong = case.mismatches()
         difference = f"{int(wrong.sum())} of {wrong.numel()} elements differ" if wrong.any() else ""
         return Outcome(report.warp_instructions, difference)
@@ -123,11 +124,13 @@ TARGETS: dict[str, KernelTarget] = {
 }
 
 SCHEDULES = {
-    "eager": Options(),
-    "lazy": Options(completion="lazy"),
-    "lazy, random warps": Options(seed=1, completion="lazy", interleave="random"),
-    "random": Options(seed=2, completion="random", interleave="random", spurious_try_wait_failures=True),
-    "starve": Options(seed=4, interleave="starve"),
-    "lazy, starve": Options(seed=5, completion="lazy", interleave="starve"),
+    "eager": Options(strict=True),
+    "lazy": Options(strict=True, completion="lazy"),
+    "lazy, random warps": Options(strict=True, seed=1, completion="lazy", interleave="random"),
+    "random": Options(
+        strict=True, seed=2, completion="random", interleave="random", spurious_try_wait_failures=True
+    ),
+    "starve": Options(strict=True, seed=4, interleave="starve"),
+    "lazy, starve": Options(strict=True, seed=5, completion="lazy", interleave="starve"),
 }
 """In the order in which they are tried: what a cheap one finds needs no other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 
 from cute_kernels.emulator import Options
 from tests.emulator.ptx import launch, module
+from tests.mutation.__main__ import survivors
 from tests.mutation.judge import Verdict, instruction_limits, judge, place_of
 from tests.mutation.mutants import mutants
 from tests.mutation.reviewed import Review
 from tests.mutation.summary import as_json, markdown, summarise
-from tests.mutation.targets import Outcome
+from tests.mutation.targets import SCHEDULES, TARGETS, Outcome
 
 # Warp 0 writes a word of shared memory that warp 1 copies to global memory: one mbarrier says when. The second barrier
 # of the CTA and the fence order nothing that is not ordered already.
@@ -39,13 +41,13 @@ st.global.b32 [%d1], %r2;
 END:
 fence.acq_rel.cta;
 ret;"""
-SCHEDULES = {"eager": Options(), "random": Options(seed=1, interleave="random")}
+SMALL_SCHEDULES = {"eager": Options(), "random": Options(seed=1, interleave="random")}
 
 
 class Small:
     ptx = module(BODY)
 
-    def run(self, ptx: str, options: Options) -> Outcome:
+    def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
         out = np.zeros(4, np.uint32)
         report = launch(ptx, out, 0, block=(64, 1, 1), options=options)
         return Outcome(report.warp_instructions, "" if out[0] == 1234 else f"{out[0]} instead of 1234")
@@ -54,8 +56,8 @@ class Small:
 @pytest.fixture(scope="module")
 def verdicts() -> list[Verdict]:
     small = Small()
-    limits = instruction_limits(small, SCHEDULES)
-    return [judge("small", small, mutant, SCHEDULES, limits) for mutant in mutants(small.ptx)]
+    limits = instruction_limits(small, SMALL_SCHEDULES)
+    return [judge("small", small, mutant, SMALL_SCHEDULES, limits) for mutant in mutants(small.ptx)]
 
 
 def test_every_synchronisation_instruction_is_changed_and_nothing_else() -> None:
@@ -174,6 +176,19 @@ def test_the_score_leaves_out_equivalent_mutants_and_complains_of_the_rest(verdi
     statuses = {entry["key"]: entry["status"] for entry in as_json(summary, verdicts)["mutants"]}
     assert statuses["drop fence.acq_rel.cta #0"] == "equivalent"
     assert statuses["drop mbarrier.arrive.shared.b64 #0"] == "killed"
+
+
+def test_survivors_of_an_earlier_run_can_be_judged_again(verdicts: list[Verdict], tmp_path: Path) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, part in zip(paths, (verdicts[:3], verdicts[3:])):
+        path.write_text(json.dumps(as_json(summarise(part, []), part)))
+    assert survivors(paths) == {("small", verdict.key) for verdict in verdicts if verdict.survived}
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.quick])
+def test_the_unchanged_kernel_is_clean(name: str) -> None:
+    """As the mutants are judged: strictly, and twice in a row."""
+    instruction_limits(TARGETS[name], {"eager": SCHEDULES["eager"]})
 
 
 def test_the_place_names_helper_and_role(tmp_path: Path) -> None:
