@@ -55,8 +55,9 @@ class Options:
         spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed.
         detectors: report races, uninitialised reads, missing fences and waits, leaks, registers used too early.
         strict: accept only patterns of synchronisation that the PTX ISA shows, where NVIDIA's kernels rely on more:
-            tcgen05.fence is asked for beside release and acquire too, and before a CTA exits, each signal to one of its
-            mbarriers must have been waited for, or be ordered before what the CTA waited for.
+            tcgen05.fence is asked for beside release and acquire too, tcgen05.wait::ld before columns are written again
+            whose values have been used, and before a CTA exits, each signal to one of its mbarriers must have been
+            waited for, or be ordered before what the CTA waited for.
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         barriers: (offset in shared memory, name) of mbarriers, for reports.

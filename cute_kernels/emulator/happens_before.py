@@ -193,7 +193,8 @@ class Agent:
         address: host address of ``clocks``.
         private: by column, a lane and the clock that this lane alone knows, until the lanes synchronise.
         label: for reports.
-        strict: tcgen05.fence is asked for beside release and acquire too.
+        strict: tcgen05.fence is asked for beside release and acquire too, and tcgen05.wait::ld of loads whose values
+            have been used.
     """
 
     def __init__(self, columns: Columns, rank: int, live: int, label: str, strict: bool = False) -> None:
@@ -361,7 +362,12 @@ class Agent:
         self.loads[index] = self.tensor_clocks[Offset.TENSOR_LOAD]
 
     def loads_used(self, indices: Iterable[int]) -> None:
-        """The values of these tcgen05.ld are used: the latest of each, and what came before, is complete."""
+        """The values of these tcgen05.ld are used: the latest of each, and what came before, is complete.
+
+        Strictly, tcgen05.wait::ld alone completes a load.
+        """
+        if self.strict:
+            return
         clock = max((self.loads.get(index, 0) for index in indices), default=0)
         self.complete(self.base + Offset.TENSOR_LOAD, clock, len(Row))
 

@@ -31,7 +31,7 @@ SCHEDULES = [
     Options(seed=2, completion="random", interleave="starve"),
     Options(native=True),
 ]
-_MARK = re.compile(r"<<(.*?)(?:\|(.*?))?>>", re.S)
+MARK = re.compile(r"<<(.*?)(?:\|(.*?))?>>", re.S)
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Twin:
 
     def variants(self) -> list[str]:
         """The sound kernel, and one for each mark broken."""
-        count = len(_MARK.findall(self.body))
+        count = len(MARK.findall(self.body))
         return [self._resolve(broken) for broken in (None, *range(count))]
 
     def _resolve(self, broken: int | None) -> str:
         number = iter(range(100))
-        return _MARK.sub(lambda m: (m[2] or "") if next(number) == broken else m[1], self.body)
+        return MARK.sub(lambda m: (m[2] or "") if next(number) == broken else m[1], self.body)
 
 
 #: %r5 = address of this thread's word in shared memory (from dynamic + 64 on), %r2 = warp; all words are 0 or p0's.
@@ -346,7 +346,7 @@ TWINS |= {
         FIVE_WARPS,
     ),
     "tensor memory freed before it was read": Twin(
-        _MARK.sub(lambda m: m[1], TENSOR)
+        MARK.sub(lambda m: m[1], TENSOR)
         .replace("RELEASED: tcgen05.wait::ld.sync.aligned;", "RELEASED:")
         .replace("tcgen05.wait::ld.sync.aligned;", "<<tcgen05.wait::ld.sync.aligned;>>")
         .replace("tcgen05.st.sync.aligned.32x32b.x1.b32 [%r20], {%r2}; tcgen05.wait::st.sync.aligned;", "")
@@ -355,14 +355,14 @@ TWINS |= {
     ),
     # What is used has been read; a copy is no use.
     "tensor memory handed back when what was read there has been used": Twin(
-        _MARK.sub(lambda m: m[1], TENSOR)
+        MARK.sub(lambda m: m[1], TENSOR)
         .replace("{%r9}, [%r20]; tcgen05.wait::ld.sync.aligned;", "{%r9}, [%r20]; mov.b32 %r8, %r9; "
                  "<<add.s32 %r10, %r8, 0;|mov.b32 %r10, %r8;>>")
         .replace("RELEASED: tcgen05.wait::ld.sync.aligned;", "RELEASED:"),
         TensorMemoryRace, r"tcgen05\.st of .* TMEM column 0.* not known to be complete", list(range(32)), FIVE_WARPS,
     ),
     "a later load is not over when an earlier one is": Twin(
-        _MARK.sub(lambda m: m[1], TENSOR)
+        MARK.sub(lambda m: m[1], TENSOR)
         .replace("{%r9}, [%r20]; tcgen05.wait::ld.sync.aligned;", "{%r9}, [%r20]; "
                  "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r8}, [%r20]; add.s32 %r10, %r9, <<%r8|1>>;")
         .replace("RELEASED: tcgen05.wait::ld.sync.aligned;", "RELEASED:"),

@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 
 from cute_kernels.emulator.errors import IllegalAccess, TensorMemoryRace
-from tests.emulator.test_races import BARRIERS, FIVE_WARPS, SCHEDULES, TENSOR, TWO_WARPS, Twin, run
+from tests.emulator.test_races import BARRIERS, FIVE_WARPS, MARK, SCHEDULES, TENSOR, TWO_WARPS, Twin, run
 
 PAIR = {"grid": (2, 1, 1), "cluster": (2, 1, 1)}
 STRICT = [dataclasses.replace(options, strict=True) for options in SCHEDULES]
@@ -30,6 +30,16 @@ RELIANT = {
         .replace("<<tcgen05.wait::ld.sync.aligned;>>", "tcgen05.wait::ld.sync.aligned;"),
         TensorMemoryRace,
         r"tcgen05\.(ld|st) of .* TMEM column 0.* not known to be complete",
+        list(range(32)),
+        FIVE_WARPS,
+    ),
+    "tensor memory handed back when what was read there has been used": Twin(
+        MARK.sub(lambda mark: mark[1], TENSOR).replace(
+            "{%r9}, [%r20]; tcgen05.wait::ld.sync.aligned;",
+            "{%r9}, [%r20]; <<tcgen05.wait::ld.sync.aligned;>> add.s32 %r10, %r9, 0;",
+        ),
+        TensorMemoryRace,
+        r"tcgen05\.st of .* TMEM column 0.* which the tcgen05\.ld of CTA 0 warp 4 read: it is not known to be complete",
         list(range(32)),
         FIVE_WARPS,
     ),
