@@ -183,9 +183,11 @@ def test_most_accesses_need_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     for index in range(20):
         history.copy(0, 0, 0, 0, 64, write=True)
         history.copies_done(0, 0, read=False)
+        history.converge(0)
         history.fence(0)
         history.copy(0, 0, 0, np.arange(0, 64, 16), 16, write=False)
         history.copies_done(0, 0, read=True)
+        history.converge(0)
         history.tensor(0, (slice(0, 4), slice(0, 8)), "st")
         history.tensor_done(0)
         history.tensor(0, (slice(index % 4, 4), slice(0, 2)), "ld")
