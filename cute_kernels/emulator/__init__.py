@@ -22,7 +22,7 @@ from cute_kernels.emulator.errors import (
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Options, Report, run
 from cute_kernels.emulator.smem import SYSTEM_BYTES as DYNAMIC_SHARED_BASE
-from cute_kernels.emulator.tensor_map import TensorMap
+from cute_kernels.emulator.tensor_map import Im2colMap, TensorMap
 
 __all__ = [
     "DYNAMIC_SHARED_BASE",
@@ -32,6 +32,7 @@ __all__ = [
     "GlobalMemoryRace",
     "Hang",
     "IllegalAccess",
+    "Im2colMap",
     "Options",
     "ProxyFenceMissing",
     "Race",

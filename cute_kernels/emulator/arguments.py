@@ -11,7 +11,7 @@ import numpy as np
 
 from cute_kernels.emulator.decode import Kernel
 from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.tensor_map import NBYTES, TensorMap, encode
+from cute_kernels.emulator.tensor_map import NBYTES, Im2colMap, TensorMap, encode
 
 _FLOATS = {2: "<e", 4: "<f", 8: "<d"}
 _POINTER_BYTES = 8
@@ -44,7 +44,8 @@ def pack_arguments(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) ->
         kernel: the declarations.
         args: for each parameter an int or bool (any integer parameter), a float (2, 4 or 8 bytes), a CPU torch tensor
             or NumPy array (its address; the memory becomes accessible, read-only for a read-only array), a NumPy
-            scalar, a `TensorMap`, or bytes as they are. The tensor behind a tensor map is not registered.
+            scalar, a `TensorMap` or `Im2colMap`, or bytes as they are. The tensor behind a tensor map is not
+            registered.
         memory: where tensors and arrays are registered.
 
     Raises:
@@ -66,7 +67,7 @@ def pack_arguments(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) ->
 def _bytes_of(argument: Any, nbytes: int, name: str, memory: GlobalMemory) -> bytes:
     if isinstance(argument, (bytes, bytearray, memoryview)):
         return bytes(argument)
-    if isinstance(argument, TensorMap):
+    if isinstance(argument, (TensorMap, Im2colMap)):
         return encode(argument)
     if isinstance(argument, np.generic):
         return argument.tobytes()
@@ -91,5 +92,5 @@ def _bytes_of(argument: Any, nbytes: int, name: str, memory: GlobalMemory) -> by
         return address.to_bytes(_POINTER_BYTES, "little")
     raise TypeError(
         f"{name} is a {type(argument).__name__}; allowed are int, float, torch tensors and NumPy arrays on the CPU, "
-        f"NumPy scalars, tensor maps (TensorMap or {NBYTES} bytes) and bytes"
+        f"NumPy scalars, tensor maps (TensorMap, Im2colMap or {NBYTES} bytes) and bytes"
     )

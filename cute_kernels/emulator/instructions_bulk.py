@@ -41,12 +41,14 @@ def tma_load(
     barrier: Any,
     cta_group: int | None,
     multicast: Any,
+    offsets: tuple[Any, ...] | None,
 ) -> None:
-    """cp.async.bulk.tensor to shared memory, once per executing lane."""
+    """cp.async.bulk.tensor to shared memory, once per executing lane; ``offsets`` of .im2col."""
     warp.cluster.progress += 1
     count = len(coords)
     use_mask = multicast is not None
-    values = each_lane(mask, destination, descriptor, barrier, *coords, *([multicast] if use_mask else []))
+    more = (*([multicast] if use_mask else []), *(offsets or ()))
+    values = each_lane(mask, destination, descriptor, barrier, *coords, *more)
     for number, lane in zip(lane_numbers(mask), values):
         if warp.agent is not None:
             warp.cluster.tracker.enter(warp, number)
@@ -58,11 +60,14 @@ def tma_load(
             rank=warp.cta.rank,
             cta_group=cta_group,
             multicast=lane[3 + count] & 0xFFFF if use_mask else None,
+            offsets=None if offsets is None else [offset & 0xFFFF for offset in lane[3 + count + use_mask :]],
             describe=f"by {warp.label}",
         )
 
 
-def tma_store(warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], source: Any) -> None:
+def tma_store(
+    warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], source: Any, im2col: bool = False
+) -> None:
     """cp.async.bulk.tensor to global memory.
 
     Lanes with equal operands write the same bytes to the same place: one of them (the lowest) does it for all. CuTe
@@ -87,6 +92,7 @@ def tma_store(warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], so
                 where,
                 thread=thread,
                 describe=f"by {warp.label}",
+                im2col=im2col,
             )
         if all(isinstance(x, int) for x in (descriptor, source, *coords)):
             return
@@ -109,7 +115,8 @@ def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
 
 
-_MODES = ("tensor", "global", "tile", "async", "bulk", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
+_PARTS = ("tensor", "global", "async", "bulk", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
+_MODES = ("tile", "im2col", "im2col_no_offs")
 
 
 def tensor_operand(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, list[Any]]:
@@ -132,14 +139,15 @@ def rank_of(instruction: Instruction) -> int:
 
 @family("cp.async.bulk.tensor", destinations=0)
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
-    """cp.async.bulk.tensor, tiled mode: global to shared (multicast, cta_group) and shared to global."""
+    """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled and im2col mode."""
     rank = rank_of(instruction)
     parts = qualifiers(
         instruction,
-        *_MODES,
+        *(*_PARTS, *_MODES),
         *("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2", f"{rank}d"),
     )
     spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
+    mode = mode_of(instruction, parts, "im2col_no_offs" if spaces[0] == "global" else "im2col", rank)
     operands = list(instruction.operands)
     if "L2::cache_hint" in parts:
         operands.pop()  # an eviction priority
@@ -147,21 +155,40 @@ def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
         if "bulk_group" not in parts or len(operands) != 2:
             raise instruction.refuse("this form of a tensor store is not implemented")
         descriptor, coords = tensor_operand(block, instruction, operands[0], rank)
-        whole_call(block, tma_store, [descriptor], coords, [address_value(block, operands[1])])
+        whole_call(block, tma_store, [descriptor], coords, [address_value(block, operands[1]), mode != "tile"])
         return
     multicast = block.value(operands.pop(), 16) if "multicast::cluster" in parts else None
-    if "mbarrier::complete_tx::bytes" not in parts or len(operands) != 3:
+    offsets = _offsets(block, instruction, operands.pop(3), rank) if mode == "im2col" and len(operands) == 4 else None
+    if "mbarrier::complete_tx::bytes" not in parts or len(operands) != 3 or (offsets is None) != (mode == "tile"):
         raise instruction.refuse("this form of a tensor load is not implemented")
     descriptor, coords = tensor_operand(block, instruction, operands[1], rank)
     group = 2 if "cta_group::2" in parts else 1 if "cta_group::1" in parts else None
     destination, barrier = address_value(block, operands[0]), address_value(block, operands[2])
-    whole_call(block, tma_load, [destination, descriptor], coords, [barrier, group, multicast])
+    whole_call(block, tma_load, [destination, descriptor], coords, [barrier, group, multicast, offsets])
+
+
+def mode_of(instruction: Instruction, parts: list[str], im2col: str, rank: int) -> str:
+    """``tile``, or the im2col mode of this kind of copy."""
+    modes = [part for part in parts if part in _MODES] or ["tile"]
+    if len(modes) != 1 or modes[0] not in ("tile", im2col):
+        raise instruction.refuse(f"the mode of this copy is .tile or .{im2col}")
+    if modes[0] != "tile" and rank < 3:
+        raise instruction.refuse(f".{modes[0]} needs 3 to 5 dimensions")
+    return modes[0]
+
+
+def _offsets(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, ...]:
+    """The values of ``{offset of W, ...}``."""
+    if not isinstance(operand, Vector) or len(operand.items) != rank - 2:
+        raise instruction.refuse(f"{rank - 2} im2col offsets are expected for a {rank}-dimensional copy")
+    return tuple(block.whole(block.value(item, 16)) for item in operand.items)
 
 
 def whole_call(block: BlockBuilder, function: Any, before: list[Any], coords: list[Any], after: list[Any]) -> None:
     """A call with the coordinates as one tuple argument."""
     coords = [block.whole(value) for value in coords]
-    values = [v for v in (*before, *coords, *after) if hasattr(v, "uniform")]
+    flat = [item for value in after for item in (value if isinstance(value, tuple) else (value,))]
+    values = [v for v in (*before, *coords, *flat) if hasattr(v, "uniform")]
     block.anchor(Call(function, [*before, tuple(coords), *after]), [], values)
 
 
@@ -169,7 +196,8 @@ def whole_call(block: BlockBuilder, function: Any, before: list[Any], coords: li
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
     rank = rank_of(instruction)
-    qualifiers(instruction, *_MODES, "prefetch", "L2", f"{rank}d")
+    parts = qualifiers(instruction, *_PARTS, *_MODES, "prefetch", "L2", f"{rank}d")
+    mode_of(instruction, parts, "im2col", rank)
     descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
     block.call(prefetch_descriptor, descriptor)
 

@@ -6,7 +6,14 @@ from typing import Any
 
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction
-from cute_kernels.emulator.instructions_bulk import rank_of, signed32, tensor_descriptor, tensor_operand, whole_call
+from cute_kernels.emulator.instructions_bulk import (
+    mode_of,
+    rank_of,
+    signed32,
+    tensor_descriptor,
+    tensor_operand,
+    whole_call,
+)
 from cute_kernels.emulator.instructions_memory import address_value, view_bytes
 from cute_kernels.emulator.instructions_registry import family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
@@ -117,7 +124,7 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def tensor_reduce(
-    warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], source: Any, operation: str
+    warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], source: Any, operation: str, im2col: bool
 ) -> None:
     """cp.reduce.async.bulk.tensor by each executing lane."""
     warp.cluster.progress += 1
@@ -132,16 +139,18 @@ def tensor_reduce(
             thread=(warp.cta.rank, warp.index, lane),
             describe=f"by {warp.label}",
             reduction=operation,
+            im2col=im2col,
         )
 
 
 @family("cp.reduce.async.bulk.tensor", destinations=0)
 def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
-    """cp.reduce.async.bulk.tensor, tiled mode: shared to global, on the element type of the tensor map."""
+    """cp.reduce.async.bulk.tensor: shared to global, tiled and im2col mode, on the tensor map's element type."""
     rank = rank_of(instruction)
     parts = qualifiers(
         instruction,
-        *("async", "bulk", "tensor", f"{rank}d", "global", "shared::cta", "tile", "bulk_group", "L2::cache_hint"),
+        *("async", "bulk", "tensor", f"{rank}d", "global", "shared::cta", "bulk_group", "L2::cache_hint"),
+        *("tile", "im2col_no_offs"),
         *_OPERATIONS,
         skip=2,
     )
@@ -151,5 +160,7 @@ def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     names = [part for part in parts if part in _OPERATIONS]
     if len(names) != 1 or len(operands) != 2 or "bulk_group" not in parts:
         raise instruction.refuse("this form of a tensor reduction is not implemented")
+    mode = mode_of(instruction, parts, "im2col_no_offs", rank)
     descriptor, coords = tensor_operand(block, instruction, operands[0], rank)
-    whole_call(block, tensor_reduce, [descriptor], coords, [address_value(block, operands[1]), names[0]])
+    after = [address_value(block, operands[1]), names[0], mode != "tile"]
+    whole_call(block, tensor_reduce, [descriptor], coords, after)

@@ -1,8 +1,9 @@
 """Tensor maps: the descriptors of tensors in global memory that the TMA unit copies boxes of.
 
-A tensor map is 128 bytes, of which the first 64 carry the tiled modes. `decode` reads it; modes that are not
-implemented raise. Dimension 0 is the innermost one throughout, as in the tensor map. The encoding and what is legal
-were taken from the CUDA driver's own encoder (tests/emulator/data) and from what CuTe DSL's host code writes.
+A tensor map is 128 bytes, of which the first 64 carry the tiled mode (`TensorMap`) or the im2col mode (`Im2colMap`).
+`decode` reads it; modes that are not implemented raise. Dimension 0 is the innermost one throughout, as in the tensor
+map. The encoding and what is legal were taken from the CUDA driver's own encoder (tests/emulator/data) and from what
+CuTe DSL's host code writes.
 """
 
 
@@ -69,14 +70,53 @@ SWIZZLES = {
 SWIZZLE_PERIOD = 1024  # of the widest pattern
 _SWIZZLE_NAMES = {(swizzle.code, swizzle.atom): name for name, swizzle in SWIZZLES.items()}
 
-# Header bits. Bits 1 and 21 are set in every map that CuTe DSL encodes and in none that the driver encodes for sm_90,
-# which sm_90 executes alike.
-_HEADER_FIELDS = 0x7 << 4 | 0xF << 7 | 0x3 << 11 | 0x3 << 13 | 1 << 15 | 1 << 16 | 0x3 << 17 | 0x3 << 19
+_IM2COL = 1
+# Header bits; bit 0 is the im2col mode. Bits 1 and 21 are set in every tiled map that CuTe DSL encodes and in none that
+# the driver encodes for sm_90, which sm_90 executes alike.
+_HEADER_FIELDS = _IM2COL | 7 << 4 | 15 << 7 | 3 << 11 | 3 << 13 | 1 << 15 | 1 << 16 | 3 << 17 | 3 << 19
 _HEADER_IGNORED = 1 << 1 | 1 << 21
 
 
+class _Geometry:
+    """What both modes have: a tensor, and rows of consecutive elements that a copy moves."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.extents)
+
+    @property
+    def element_bytes(self) -> int:
+        return _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def shared_pitch(self) -> int:
+        """Bytes between rows in shared memory."""
+        return SWIZZLES[self.swizzle].span or self.row_bytes
+
+    def _check(self, least_rank: int, problems: list[tuple[object, str]]) -> None:
+        """Raises IllegalAccess for ``problems`` and for what is illegal in both modes."""
+        span = SWIZZLES[self.swizzle].span
+        common = [
+            (not least_rank <= self.rank <= 5, f"rank {self.rank}, legal are {least_rank} to 5"),
+            (self.address % 16, f"global address {self.address:#x} is not 16-byte aligned"),
+            (any(not 1 <= extent <= 1 << 32 for extent in self.extents), f"extents {self.extents}, at most 2^32"),
+            (
+                any(stride % 16 or not 0 <= stride < 1 << 40 for stride in self.strides),
+                f"strides {self.strides}, legal are multiples of 16 bytes below 2^40",
+            ),
+            (any(not 1 <= step <= 8 for step in self.element_strides), f"element strides {self.element_strides}"),
+            (self.row_bytes % CHUNK, f"box rows of {self.row_bytes} bytes, legal are multiples of {CHUNK}"),
+            (span and self.row_bytes > span, f"box rows of {self.row_bytes} bytes in a swizzle span of {span}"),
+            (self.box_bytes > MAX_BOX_BYTES, f"a copy of {self.box_bytes} bytes, at most {MAX_BOX_BYTES}"),
+            (self.nan_fill and self.dtype[0] in "us", f"NaN fill of {self.dtype} elements"),
+        ]
+        for wrong, text in (*common[:4], *problems, *common[4:]):
+            if wrong:
+                raise IllegalAccess(f"illegal tensor map: {text}")
+
+
 @dataclass(frozen=True)
-class TensorMap:
+class TensorMap(_Geometry):
     """A decoded tensor map of a tiled tensor.
 
     Attributes:
@@ -105,33 +145,7 @@ class TensorMap:
     l2_promotion: int = 0
 
     def __post_init__(self) -> None:
-        span = SWIZZLES[self.swizzle].span
-        problems = [
-            (not 1 <= self.rank <= 5, f"rank {self.rank}, legal are 1 to 5"),
-            (self.address % 16, f"global address {self.address:#x} is not 16-byte aligned"),
-            (any(not 1 <= extent <= 1 << 32 for extent in self.extents), f"extents {self.extents}, at most 2^32"),
-            (
-                any(stride % 16 or not 0 <= stride < 1 << 40 for stride in self.strides),
-                f"strides {self.strides}, legal are multiples of 16 bytes below 2^40",
-            ),
-            (any(not 1 <= size <= 256 for size in self.box), f"box {self.box}, legal are 1 to 256"),
-            (any(not 1 <= step <= 8 for step in self.element_strides), f"element strides {self.element_strides}"),
-            (self.row_bytes % CHUNK, f"box rows of {self.row_bytes} bytes, legal are multiples of {CHUNK}"),
-            (span and self.row_bytes > span, f"box rows of {self.row_bytes} bytes in a swizzle span of {span}"),
-            (self.box_bytes > MAX_BOX_BYTES, f"a copy of {self.box_bytes} bytes, at most {MAX_BOX_BYTES}"),
-            (self.nan_fill and self.dtype[0] in "us", f"NaN fill of {self.dtype} elements"),
-        ]
-        for wrong, text in problems:
-            if wrong:
-                raise IllegalAccess(f"illegal tensor map: {text}")
-
-    @property
-    def rank(self) -> int:
-        return len(self.extents)
-
-    @property
-    def element_bytes(self) -> int:
-        return _ELEMENT_BYTES[self.dtype]
+        self._check(1, [(any(not 1 <= size <= 256 for size in self.box), f"box {self.box}, legal are 1 to 256")])
 
     @property
     def row_bytes(self) -> int:
@@ -148,14 +162,89 @@ class TensorMap:
         """Bytes of one copy, those out of bounds included: what the mbarrier counts."""
         return math.prod(self.tile) * self.element_bytes
 
+
+#: Rank -> bits of each corner of the box of pixels (PTX ISA, "im2col mode", "Bounding Box").
+_CORNER_BITS = {3: 16, 4: 8, 5: 5}
+
+
+@dataclass(frozen=True)
+class Im2colMap(_Geometry):
+    """A decoded tensor map in im2col mode: of a tensor NWC, NHWC or NDHWC, the pixels of a convolution.
+
+    A copy moves ``channels`` consecutive elements of ``pixels`` pixels. The first pixel is given by the coordinates of
+    the copy. Along W, then H, then D, the next one is an element stride further, up to the last position of the
+    bounding box; then the dimension starts again from the first position of the box, and the next dimension advances;
+    after the last one of the box the next image (N) follows. The offsets of the copy are added to all positions.
+
+    Attributes:
+        address: global address of element 0.
+        dtype: element type, a name of `DATA_TYPES`.
+        extents: elements per dimension: C, W, (H, (D,)) N.
+        strides: bytes between elements of dimensions 1.. (channels are contiguous).
+        lower_corner: first position of the bounding box per dimension W, (H, (D)); negative with padding.
+        upper_corner: its last position, relative to the last element of the dimension.
+        channels: elements per pixel that a copy moves, 1 to 256, whole 16 bytes.
+        pixels: per copy, 1 to 1024.
+        element_strides: steps along W, (H, (D)); those of C and N are 1.
+        swizzle, nan_fill, l2_promotion: as in `TensorMap`.
+
+    Raises:
+        IllegalAccess: a combination that the driver's documentation rules out.
+        UnsupportedPTX: an element stride of C or N.
+    """
+
+    address: int
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    lower_corner: tuple[int, ...]
+    upper_corner: tuple[int, ...]
+    channels: int
+    pixels: int
+    element_strides: tuple[int, ...]
+    swizzle: str = "none"
+    nan_fill: bool = False
+    l2_promotion: int = 0
+
+    def __post_init__(self) -> None:
+        corners = (*self.lower_corner, *self.upper_corner)
+        limit = 1 << (_CORNER_BITS.get(self.rank, 16) - 1)
+        problems = [
+            (len(corners) != 2 * (self.rank - 2), f"{len(corners)} coordinates of corners for rank {self.rank}"),
+            (
+                any(not -limit <= c < limit for c in corners),
+                f"corners {self.lower_corner} and {self.upper_corner}, legal are {-limit} to {limit - 1}",
+            ),
+            (min(self.box, default=1) < 1, f"an empty bounding box: {self.box} positions"),
+            (not 1 <= self.channels <= 256, f"{self.channels} channels per pixel, legal are 1 to 256"),
+            (not 1 <= self.pixels <= 1024, f"{self.pixels} pixels per column, legal are 1 to 1024"),
+        ]
+        self._check(3, problems)
+        if self.element_strides[0] != 1 or self.element_strides[-1] != 1:
+            raise UnsupportedPTX(f"im2col map with element strides {self.element_strides}: those of C and N are 1")
+
     @property
-    def shared_pitch(self) -> int:
-        """Bytes between box rows in shared memory."""
-        return SWIZZLES[self.swizzle].span or self.row_bytes
+    def box(self) -> tuple[int, ...]:
+        """Positions of the bounding box per spatial dimension, steps of 1."""
+        spatial = zip(self.extents[1:-1], self.lower_corner, self.upper_corner)
+        return tuple(extent + upper - lower for extent, lower, upper in spatial)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one pixel."""
+        return self.channels * self.element_bytes
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of one copy, those out of bounds included: what the mbarrier counts."""
+        return self.pixels * self.row_bytes
 
 
-def encode(tensor_map: TensorMap) -> bytes:
-    """The 128 bytes of a tensor map, as the driver encodes them for sm_90."""
+def encode(tensor_map: TensorMap | Im2colMap) -> bytes:
+    """The 128 bytes of a tensor map, as the driver encodes them for sm_90.
+
+    For the im2col mode that is how CuTe DSL's host code encodes it, without the bits that the driver leaves clear.
+    """
     code = _TYPE_CODES[tensor_map.dtype]
     swizzle = SWIZZLES[tensor_map.swizzle]
     rank = tensor_map.rank
@@ -169,6 +258,15 @@ def encode(tensor_map: TensorMap) -> bytes:
     for i in range(rank):
         words[8 + i] = tensor_map.extents[i] - 1
         words[13] |= (tensor_map.element_strides[i] - 1) << (3 * i)
+    if isinstance(tensor_map, Im2colMap):
+        words[2] |= _IM2COL
+        words[13] |= (tensor_map.channels - 1) << 24
+        bits = _CORNER_BITS[rank]
+        for half, corner in enumerate((tensor_map.lower_corner, tensor_map.upper_corner)):
+            for i, c in enumerate(corner):
+                words[14] |= (c & (1 << bits) - 1) << (16 * half + bits * i)
+        words[15] = tensor_map.pixels - 1
+        return struct.pack("<32I", *words)
     box = [size - 1 for size in tensor_map.box] + [0] * (5 - rank)
     words[13] |= box[0] << 24
     words[14] = box[1] | box[2] << 8 | box[3] << 16 | box[4] << 24
@@ -237,11 +335,11 @@ def replace(data: bytes, name: str, ordinal: int, value: int) -> bytes:
     return struct.pack("<32I", *words)
 
 
-def decode(data: bytes) -> TensorMap:
+def decode(data: bytes) -> TensorMap | Im2colMap:
     """Decodes a tensor map of 128 bytes.
 
     Raises:
-        UnsupportedPTX: a data type or mode that is not implemented (im2col, interleaved, sub-byte types).
+        UnsupportedPTX: a data type or mode that is not implemented (interleaved, sub-byte types, im2col::w).
         IllegalAccess: not 128 bytes, or contents that no encoder produces.
     """
     if len(data) != 128:
@@ -250,10 +348,11 @@ def decode(data: bytes) -> TensorMap:
 
 
 @functools.lru_cache(maxsize=256)
-def _decode(data: bytes) -> TensorMap:
+def _decode(data: bytes) -> TensorMap | Im2colMap:
     words = struct.unpack("<16I", data)
     header = words[2]
-    if header & ~(_HEADER_FIELDS | _HEADER_IGNORED) or words[7] >> 16 or words[13] >> 15 & 0x1FF or words[15]:
+    last = words[15] >> 10 if header & _IM2COL else words[15]
+    if header & ~(_HEADER_FIELDS | _HEADER_IGNORED) or words[7] >> 16 or words[13] >> 15 & 0x1FF or last:
         raise UnsupportedPTX(f"tensor map in a mode that is not implemented: {data.hex()}")
     code = (header >> 7 & 15) | (header >> 16 & 1) * _TF32_FLAG
     swizzle = (header >> 13 & 3, header >> 19 & 3)
@@ -266,18 +365,37 @@ def _decode(data: bytes) -> TensorMap:
     rank = (header >> 4 & 7) + 1
     if rank > 5:
         raise UnsupportedPTX(f"tensor map of rank {rank}")
-    boxes = struct.unpack("<5B", data[55:60])
-    return TensorMap(
-        address=words[0] | words[1] << 32,
-        dtype=DATA_TYPES[code][0],
-        extents=tuple(words[8 + i] + 1 for i in range(rank)),
-        strides=tuple((words[3 + i] | (words[7] >> (4 * i) & 15) << 32) << 4 for i in range(rank - 1)),
-        box=tuple(size + 1 for size in boxes[:rank]),
-        element_strides=tuple((words[13] >> (3 * i) & 7) + 1 for i in range(rank)),
-        swizzle=_SWIZZLE_NAMES[swizzle],
-        nan_fill=bool(header >> 15 & 1),
-        l2_promotion=header >> 17 & 3,
+    common = {
+        "address": words[0] | words[1] << 32,
+        "dtype": DATA_TYPES[code][0],
+        "extents": tuple(words[8 + i] + 1 for i in range(rank)),
+        "strides": tuple((words[3 + i] | (words[7] >> (4 * i) & 15) << 32) << 4 for i in range(rank - 1)),
+        "element_strides": tuple((words[13] >> (3 * i) & 7) + 1 for i in range(rank)),
+        "swizzle": _SWIZZLE_NAMES[swizzle],
+        "nan_fill": bool(header >> 15 & 1),
+        "l2_promotion": header >> 17 & 3,
+    }
+    if not header & _IM2COL:
+        return TensorMap(box=tuple(size + 1 for size in data[55 : 55 + rank]), **common)
+    bits = _CORNER_BITS.get(rank)
+    if bits is None:
+        raise UnsupportedPTX(f"im2col tensor map of rank {rank}")
+    corners = [
+        tuple(_signed(words[14] >> (16 * half + bits * i), bits) for i in range(rank - 2)) for half in range(2)
+    ]
+    return Im2colMap(
+        lower_corner=corners[0],
+        upper_corner=corners[1],
+        channels=(words[13] >> 24) + 1,
+        pixels=words[15] + 1,
+        **common,
     )
+
+
+def _signed(field: int, bits: int) -> int:
+    """The low ``bits`` of a field as two's complement."""
+    sign = 1 << (bits - 1)
+    return (field & (2 * sign - 1) ^ sign) - sign
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ copy whose first coordinate is not a multiple of 16 bytes is a fault.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -18,12 +18,21 @@ from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp, BulkGroups,
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.gmem import GlobalMemory
+from cute_kernels.emulator.im2col import check_im2col, pixel_rows
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.reductions import combine
 from cute_kernels.emulator.sanitizer import Operation, RaceTracker
 from cute_kernels.emulator.shared_banks import SECTOR_BYTES
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, shared_address
-from cute_kernels.emulator.tensor_map import CHUNK, SWIZZLE_PERIOD, TensorMap, chunk_order, chunk_places, decode
+from cute_kernels.emulator.tensor_map import (
+    CHUNK,
+    SWIZZLE_PERIOD,
+    Im2colMap,
+    TensorMap,
+    chunk_order,
+    chunk_places,
+    decode,
+)
 
 #: Element type of a tensor map -> reductions (PTX ISA, cp.reduce.async.bulk.tensor).
 _REDUCTIONS = {
@@ -76,8 +85,14 @@ def _clip(
     return start, firsts, counts, byte_strides
 
 
-def tile_sectors(tensor_map: TensorMap, coords: Sequence[int], *, write: bool) -> int:
+def tile_sectors(
+    tensor_map: TensorMap | Im2colMap, coords: Sequence[int], offsets: Sequence[int] = (), *, write: bool
+) -> int:
     """32-byte sectors of global memory that a copy touches, row by row of its box; arguments as `load_tile`."""
+    if isinstance(tensor_map, Im2colMap):
+        _, starts, inside = pixel_rows(tensor_map, coords, offsets)
+        ends = starts + (inside.stop - inside.start)
+        return int(((ends - 1) // SECTOR_BYTES - starts // SECTOR_BYTES + 1).sum())
     start, _, counts, byte_strides = _clip(tensor_map, coords, write=write)
     if min(counts) <= 0:
         return 0
@@ -87,11 +102,15 @@ def tile_sectors(tensor_map: TensorMap, coords: Sequence[int], *, write: bool) -
     return int(((rows + counts[0] - 1) // SECTOR_BYTES - rows // SECTOR_BYTES + 1).sum())
 
 
-def _tile_shape(tensor_map: TensorMap) -> tuple[int, ...]:
+def _tile_shape(tensor_map: TensorMap | Im2colMap) -> tuple[int, ...]:
+    if isinstance(tensor_map, Im2colMap):
+        return tensor_map.pixels, tensor_map.row_bytes
     return (*reversed(tensor_map.tile[1:]), tensor_map.row_bytes)
 
 
-def load_tile(tensor_map: TensorMap, coords: Sequence[int], gmem: GlobalMemory) -> np.ndarray:
+def load_tile(
+    tensor_map: TensorMap | Im2colMap, coords: Sequence[int], gmem: GlobalMemory, offsets: Sequence[int] = ()
+) -> np.ndarray:
     """One box from global memory: uint8 [box bytes] in box order (dimension 0 fastest).
 
     Out-of-bounds elements are zero, or NaN where the tensor map says so; TF32 elements are rounded.
@@ -100,24 +119,46 @@ def load_tile(tensor_map: TensorMap, coords: Sequence[int], gmem: GlobalMemory) 
         tensor_map: the tensor.
         coords: signed element coordinates of the box's first element, innermost first.
         gmem: where the tensor lives.
+        offsets: of the im2col mode.
 
     Raises:
         IllegalAccess: the in-bounds part is not registered memory, or the coordinates are illegal.
     """
-    check_coords(tensor_map, coords)
+    check_coords(tensor_map, coords, offsets)
+    if isinstance(tensor_map, Im2colMap):
+        return _load_pixels(tensor_map, coords, gmem, offsets)
     found = _global_tile(tensor_map, coords, gmem, write=False)
     if found is not None and found[0].size == tensor_map.box_bytes:
         data = np.ascontiguousarray(found[0])
     else:
-        data = np.zeros(_tile_shape(tensor_map), np.uint8)
-        if tensor_map.nan_fill:
-            data.view(np.uint16)[...] = 0x7FF7
+        data = _filled(tensor_map)
         if found is not None:
             data[found[1]] = found[0]
     if found is not None and tensor_map.dtype.startswith("tf32"):
         inside = np.ascontiguousarray(found[0]).view(np.uint32)
         data = data.copy() if np.shares_memory(data, found[0]) else data
         data[found[1]] = _round_tf32(inside).view(np.uint8)
+    return data.reshape(-1)
+
+
+def _filled(tensor_map: TensorMap | Im2colMap) -> np.ndarray:
+    """A box of which all is out of bounds: uint8 in the shape of `_tile_shape`."""
+    data = np.zeros(_tile_shape(tensor_map), np.uint8)
+    if tensor_map.nan_fill:
+        data.view(np.uint16)[...] = 0x7FF7
+    return data
+
+
+def _load_pixels(
+    tensor_map: Im2colMap, coords: Sequence[int], gmem: GlobalMemory, offsets: Sequence[int]
+) -> np.ndarray:
+    data = _filled(tensor_map)
+    numbers, starts, inside = pixel_rows(tensor_map, coords, offsets)
+    for number, start in zip(numbers.tolist(), starts.tolist()):
+        data[number, inside] = gmem.view(start, inside.stop - inside.start, write=False)
+    if tensor_map.dtype.startswith("tf32"):
+        found = np.ascontiguousarray(data[numbers, inside])
+        data[numbers, inside] = _round_tf32(found.view(np.uint32)).view(np.uint8)
     return data.reshape(-1)
 
 
@@ -128,7 +169,11 @@ def _round_tf32(bits: np.ndarray) -> np.ndarray:
 
 
 def store_tile(
-    tensor_map: TensorMap, coords: Sequence[int], gmem: GlobalMemory, data: np.ndarray, reduction: str | None = None
+    tensor_map: TensorMap | Im2colMap,
+    coords: Sequence[int],
+    gmem: GlobalMemory,
+    data: np.ndarray,
+    reduction: str | None = None,
 ) -> None:
     """Writes uint8 [box bytes] in box order to global memory; elements out of bounds are dropped.
 
@@ -138,21 +183,41 @@ def store_tile(
         IllegalAccess: as `load_tile`, or a negative coordinate.
     """
     check_coords(tensor_map, coords, store=True)
+    tile = data.reshape(_tile_shape(tensor_map))
+    if isinstance(tensor_map, Im2colMap):
+        numbers, starts, inside = pixel_rows(tensor_map, coords, ())
+        for number, start in zip(numbers.tolist(), starts.tolist()):
+            part = gmem.view(start, inside.stop - inside.start, write=True)
+            _put(part, tile[number, inside], tensor_map, reduction)
+        return
     found = _global_tile(tensor_map, coords, gmem, write=True)
     if found is not None:
-        part, place = found
-        tile = data.reshape(_tile_shape(tensor_map))[place]
-        if reduction is None:
-            part[...] = tile
-        else:
-            kind = tensor_map.dtype.removesuffix("_ftz")
-            part[...] = combine(reduction, kind, np.ascontiguousarray(part), tile, flush=True)
+        _put(found[0], tile[found[1]], tensor_map, reduction)
+
+
+def _put(part: np.ndarray, tile: np.ndarray, tensor_map: TensorMap | Im2colMap, reduction: str | None) -> None:
+    """Writes or combines bytes of global memory."""
+    if reduction is None:
+        part[...] = tile
+    else:
+        kind = tensor_map.dtype.removesuffix("_ftz")
+        part[...] = combine(reduction, kind, np.ascontiguousarray(part), np.ascontiguousarray(tile), flush=True)
 
 
 def global_rows(
-    tensor_map: TensorMap, coords: Sequence[int], gmem: GlobalMemory, *, write: bool
+    tensor_map: TensorMap | Im2colMap,
+    coords: Sequence[int],
+    gmem: GlobalMemory,
+    offsets: Sequence[int] = (),
+    *,
+    write: bool,
 ) -> tuple[np.ndarray | None, int]:
     """Global addresses of the in-bounds rows of a box, int64 [rows] (None: there are none), and the bytes of each."""
+    if isinstance(tensor_map, Im2colMap):
+        _, starts, inside = pixel_rows(tensor_map, coords, offsets)
+        for start in starts.tolist():
+            gmem.view(start, inside.stop - inside.start, write=write)
+        return (starts if len(starts) else None), inside.stop - inside.start
     found = _global_tile(tensor_map, coords, gmem, write=write)
     if found is None:
         return None, 0
@@ -163,14 +228,19 @@ def global_rows(
     return rows.reshape(-1), part.shape[-1]
 
 
-def check_coords(tensor_map: TensorMap, coords: Sequence[int], *, store: bool = False) -> None:
-    """Checks the coordinates of a copy.
+def check_coords(
+    tensor_map: TensorMap | Im2colMap, coords: Sequence[int], offsets: Sequence[int] = (), *, store: bool = False
+) -> None:
+    """Checks the coordinates of a copy, and the offsets of the im2col mode.
 
     Raises:
         IllegalAccess: their number differs from the rank; the first is not a multiple of 16 bytes; one is negative
-            (stores).
+            (stores); what `check_im2col` says.
+        UnsupportedPTX: what `check_im2col` says.
     """
-    if len(coords) != tensor_map.rank:
+    if isinstance(tensor_map, Im2colMap):
+        check_im2col(tensor_map, coords, offsets, store=store)
+    elif len(coords) != tensor_map.rank:
         raise IllegalAccess(f"{len(coords)} coordinates for a tensor map of rank {tensor_map.rank}")
     if coords[0] * tensor_map.element_bytes % CHUNK:
         raise IllegalAccess(
@@ -222,9 +292,10 @@ class TmaUnit:
         rank: int,
         cta_group: int | None = None,
         multicast: int | None = None,
+        offsets: Sequence[int] | None = None,
         describe: str = "",
     ) -> None:
-        """cp.async.bulk.tensor.Nd.shared.global.tile.mbarrier::complete_tx::bytes.
+        """cp.async.bulk.tensor.Nd.shared.global.{tile, im2col}.mbarrier::complete_tx::bytes.
 
         Args:
             descriptor: the 128 bytes of the tensor map.
@@ -234,20 +305,21 @@ class TmaUnit:
             rank: cluster rank of the issuing CTA.
             cta_group: the qualifier, None when absent. 2 allows the mbarrier to be in the other CTA of the pair.
             multicast: CTA mask, or None without ``.multicast::cluster``.
+            offsets: of ``.im2col``, None in tiled mode.
             describe: who issues, for reports.
 
         Raises:
-            IllegalAccess: alignment, bounds, or a barrier in a CTA where it may not be.
+            IllegalAccess: alignment, bounds, a barrier in a CTA where it may not be, a tensor map of the other mode.
             UnsupportedPTX: a tensor map mode that is not implemented.
         """
-        tensor_map = decode(descriptor)
-        coords = tuple(coords)
-        check_coords(tensor_map, coords)
+        tensor_map = _decode_for(descriptor, im2col=offsets is not None)
+        coords, offsets = tuple(coords), tuple(offsets or ())
+        check_coords(tensor_map, coords, offsets)
         _check_shared(destination)
         nbytes = tensor_map.box_bytes
         targets = self._targets(destination, barrier, cta_group, multicast)
         if self.meter is not None:
-            touched = tile_sectors(tensor_map, coords, write=False)
+            touched = tile_sectors(tensor_map, coords, offsets, write=False)
             self.meter.bulk("tma.load", nbytes, touched, len(targets))
         watched = None
         for target, signal in targets:
@@ -260,8 +332,10 @@ class TmaUnit:
             if self.tracker is not None:
                 first, watched = watched is None, self._watch_load(tensor_map, target, signal, text)
                 if first:
-                    self.tracker.global_rows(*global_rows(tensor_map, coords, self.gmem, write=False), watched, False)
-            run = functools.partial(self._run_load, tensor_map, coords, target, signal, watched)
+                    rows = global_rows(tensor_map, coords, self.gmem, offsets, write=False)
+                    self.tracker.global_rows(*rows, watched, False)
+            fetch = functools.partial(load_tile, tensor_map, coords, self.gmem, offsets)
+            run = functools.partial(self._run_load, tensor_map, fetch, target, signal, watched)
             self.engine.submit(AsyncOp(self._new_queue(), run, text, name=f"load {nbytes} B"))
 
     def store(
@@ -273,8 +347,9 @@ class TmaUnit:
         thread: Hashable,
         describe: str = "",
         reduction: str | None = None,
+        im2col: bool = False,
     ) -> None:
-        """cp.async.bulk.tensor.Nd.global.shared::cta.tile.bulk_group: joins the open bulk group of ``thread``.
+        """cp.async.bulk.tensor.Nd.global.shared::cta.{tile,im2col_no_offs}.bulk_group, in a bulk group of ``thread``.
 
         Args:
             descriptor: the 128 bytes of the tensor map.
@@ -283,12 +358,13 @@ class TmaUnit:
             thread: identity of the issuing thread, as in `BulkGroups`.
             describe: who issues, for reports.
             reduction: operation of cp.reduce.async.bulk.tensor.
+            im2col: ``.im2col_no_offs`` instead of ``.tile``.
 
         Raises:
             IllegalAccess, UnsupportedPTX: as for `load`, and for a negative coordinate.
             ProxyFenceMissing: the source was written through the generic proxy and not fenced since.
         """
-        tensor_map = decode(descriptor)
+        tensor_map = _decode_for(descriptor, im2col=im2col)
         coords = tuple(coords)
         check_coords(tensor_map, coords, store=True)
         _check_shared(source)
@@ -337,7 +413,7 @@ class TmaUnit:
         self._serial += 1
         return ("tma", self._serial)
 
-    def _watch_load(self, tensor_map: TensorMap, target: int, signal: int, text: str) -> Operation:
+    def _watch_load(self, tensor_map: TensorMap | Im2colMap, target: int, signal: int, text: str) -> Operation:
         rank, offset = self.shared.resolve(target)
         operation = self.tracker.copy(signal, text)
         self.shared.ctas[rank].check_bounds(offset, tensor_map.box_bytes)
@@ -345,13 +421,18 @@ class TmaUnit:
         return operation
 
     def _run_load(
-        self, tensor_map: TensorMap, coords: Sequence[int], target: int, signal: int, watched: Operation | None
+        self,
+        tensor_map: TensorMap | Im2colMap,
+        fetch: Callable[[], np.ndarray],
+        target: int,
+        signal: int,
+        watched: Operation | None,
     ) -> None:
         rank, offset = self.shared.resolve(target)
         cta = self.shared.ctas[rank]
         nbytes = tensor_map.box_bytes
         starts, _ = self._pieces(tensor_map, offset)
-        data = load_tile(tensor_map, coords, self.gmem)
+        data = fetch()
         if isinstance(starts, int):
             cta.check_range(offset, nbytes, write=True)
             destination = cta.data[offset : offset + nbytes]
@@ -367,7 +448,7 @@ class TmaUnit:
             self.tracker.complete_copy(watched, signal, rank)
         self.barriers.complete_tx(signal, nbytes)
 
-    def _read_box(self, tensor_map: TensorMap, source: int) -> np.ndarray:
+    def _read_box(self, tensor_map: TensorMap | Im2colMap, source: int) -> np.ndarray:
         """uint8 [box bytes] in box order (a copy) from its swizzled places in shared memory."""
         rank, offset = self.shared.resolve(source)
         cta = self.shared.ctas[rank]
@@ -384,7 +465,7 @@ class TmaUnit:
         return cta.words[CHUNK][starts // CHUNK].view(np.uint8).reshape(-1)
 
     @staticmethod
-    def _pieces(tensor_map: TensorMap, offset: int) -> tuple[int | np.ndarray, int]:
+    def _pieces(tensor_map: TensorMap | Im2colMap, offset: int) -> tuple[int | np.ndarray, int]:
         """The shared bytes of a box at ``offset``: one range, or (rows shorter than their pitch) its chunks."""
         if tensor_map.shared_pitch == tensor_map.row_bytes:
             return offset, tensor_map.box_bytes
@@ -415,6 +496,15 @@ class TmaUnit:
                 signal = (target & ~1) | (signal_rank & 1) if cta_group == 2 else target
                 targets.append((shared_address(target, offset), shared_address(signal, signal_offset)))
         return targets
+
+
+def _decode_for(descriptor: bytes, *, im2col: bool) -> TensorMap | Im2colMap:
+    """The tensor map of a copy. Raises IllegalAccess if its mode is not that of the instruction."""
+    tensor_map = decode(descriptor)
+    if isinstance(tensor_map, Im2colMap) != im2col:
+        modes = ("im2col", "tiled") if im2col else ("tiled", "im2col")
+        raise IllegalAccess("a tensor copy in {} mode through a tensor map in {} mode".format(*modes))
+    return tensor_map
 
 
 def _check_shared(address: int) -> None:

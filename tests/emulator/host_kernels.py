@@ -84,6 +84,39 @@ class TensorMapHost:
         read_through(atom, view).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
 
 
+class Im2colMapHost:
+    """Encodes one tensor map in im2col mode, of a tensor with extents C, W, (H, (D,)) N.
+
+    Args:
+        pixels, channels: of one copy; channels of 2 bytes fill the swizzle span.
+        lower_corner, upper_corner, steps: per dimension W, (H, (D)).
+        swizzle: a name of `cute_kernels.emulator.tensor_map.SWIZZLES`.
+    """
+
+    def __init__(
+        self, pixels: int, channels: int, lower_corner: tuple[int, ...], upper_corner: tuple[int, ...],
+        steps: tuple[int, ...], swizzle: str,
+    ) -> None:  # fmt: skip
+        self.tile = pixels, channels
+        self.corners, self.steps, self.swizzle = (lower_corner, upper_corner), steps, swizzle
+
+    @cute.jit
+    def __call__(self, pointer: cute.Pointer, shape: cute.Shape, strides: cute.Stride, stream: cuda.CUstream):
+        """``strides`` are those of dimensions 1.., in elements."""
+        layout = cute.make_layout((shape[1:], shape[0]), stride=(strides, 1))
+        tensor = cute.make_tensor(pointer, layout)
+        pixels, channels = self.tile
+        shared = cute.make_layout((pixels, channels), stride=(channels, 1))
+        shared = cute.make_composed_layout(cute.make_swizzle(*TensorMapHost.SWIZZLES[self.swizzle]), 0, shared)
+        zeros, ones = (0,) * len(self.steps), (1,) * len(self.steps)
+        lower, upper = self.corners
+        atom, view = cpasync.make_im2col_tma_atom(
+            cpasync.CopyBulkTensorIm2ColG2SOp(), tensor, shared, self.tile, lower, upper, lower, upper, self.steps,
+            zeros, ones,
+        )  # fmt: skip
+        read_through(atom, view).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+
 def tensor_map_arguments(pointer: cute.Pointer, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple:
     """Run-time arguments of a `TensorMapHost`."""
     return pointer, tuple(map(Int32, shape)), tuple(map(Int64, strides)), cuda.CUstream(0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cute_kernels.emulator import GlobalMemory, Options, Report, run
-from cute_kernels.emulator.tensor_map import TensorMap, encode
+from cute_kernels.emulator.tensor_map import Im2colMap, TensorMap, encode
 from tests.emulator import hardware as real
 
 REGISTERS = """
@@ -30,9 +30,12 @@ def module(body: str, *, parameters: int = 2, head: str = "", registers: str = R
     )
 
 
+_MAPS = (TensorMap, Im2colMap)
+
+
 def launch(
     text: str,
-    *arguments: np.ndarray | TensorMap | int | bytes,
+    *arguments: np.ndarray | TensorMap | Im2colMap | int | bytes,
     grid: tuple[int, int, int] = (1, 1, 1),
     block: tuple[int, int, int] = (32, 1, 1),
     cluster: tuple[int, int, int] = (1, 1, 1),
@@ -52,7 +55,7 @@ def launch(
     for i, array in enumerate(reachable):
         memory.register_tensor(array, f"reachable array {i}")
     params = []
-    arrays = [aligned(np.frombuffer(encode(x), np.uint8)) if isinstance(x, TensorMap) else x for x in arguments]
+    arrays = [aligned(np.frombuffer(encode(x), np.uint8)) if isinstance(x, _MAPS) else x for x in arguments]
     for i, array in enumerate(arrays):
         if isinstance(array, int):
             params.append(struct.pack("<Q", array % (1 << 64)))
@@ -62,7 +65,7 @@ def launch(
             memory.register_tensor(array, f"array {i}")
             params.append(struct.pack("<Q", array.ctypes.data))
     touched = [array for array in (*arrays, *reachable) if isinstance(array, np.ndarray)]
-    maps = {id(array) for array, given in zip(arrays, arguments) if isinstance(given, TensorMap)}
+    maps = {id(array) for array, given in zip(arrays, arguments) if isinstance(given, _MAPS)}
     buffers = [real.Buffer(x.ctypes.data, x.tobytes(), id(x) in maps) for x in touched] if real.MODE else []
     same = real.Launch(text, grid, block, cluster, dynamic_smem, tuple(params), tuple(buffers))
     with real.compared(same, touched, leave_out=hardware or _not_comparable(text, options)):
