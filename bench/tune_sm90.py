@@ -2,6 +2,8 @@
 
     python -m bench.tune_sm90 measure --output FILE.json   # on an SM90 GPU
     python -m bench.tune_sm90 fit FILE.json                 # anywhere: coefficients and how well they choose
+    python -m bench.tune_sm90 measure --operation gemm --output FILE.json   # the dense GEMM: bench/tune_sm90_gemm.py
+    python -m bench.tune_sm90 fit --operation gemm FILE.json
 
 A time is that of one launch in a CUDA graph of 24, median of 7 replays; every candidate's output is compared with
 FP64 first. The fit is non-negative least squares on relative errors per class (weight, order), where a timing counts
@@ -18,14 +20,15 @@ import multiprocessing
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import nnls
 
+from bench import tune_sm90_gemm
 from cute_kernels.config import Problem, Sm90Config
-from cute_kernels.plan import ARCHS, Sm90Plan
+from cute_kernels.plan import ARCHS, Plan, Sm90Plan
 from cute_kernels.plan import sm90_default as default
 
 SIZES = (
@@ -63,17 +66,17 @@ def candidates(case: Case) -> list[Sm90Plan]:
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _compile(plan: Sm90Plan) -> None:
+def _compile(plan: Plan) -> None:
     from cute_kernels.compile import compile_plan
 
     compile_plan(plan)
 
 
-def compile_all() -> int:
-    """Fills the disk cache with every candidate's kernel, one process per core; returns their number."""
+def compile_all(plans: Iterable[Plan]) -> int:
+    """Fills the disk cache with every plan's kernel, one process per core; returns their number."""
     from cute_kernels.compile import kernel_key
 
-    plans = {kernel_key(plan): plan for case in CASES for plan in candidates(case)}
+    plans = {kernel_key(plan): plan for plan in plans}
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         for _ in pool.imap_unordered(_compile, plans.values(), chunksize=2):
             pass
@@ -90,6 +93,7 @@ def time_case(case: Case) -> list[Timing]:
 
     from cute_kernels.launch import bound_launch
     from cute_kernels.table import build_table
+    from cute_kernels.tune import replay_timer
 
     positions, n, k, images = case
     rows = images * positions
@@ -118,28 +122,10 @@ def time_case(case: Case) -> list[Timing]:
         launch(0, torch.cuda.current_stream().cuda_stream)
         error = (out[0][:checked].double() - expected).norm() / expected.norm()
         assert error < 0.01, f"{plan.config}: relative error {float(error):.3g}"
-        timings.append((_microseconds(launch), plan.config))
+        timer = replay_timer(launch, LAUNCHES)
+        timer()
+        timings.append((1e3 * statistics.median(timer() for _ in range(REPLAYS)), plan.config))
     return sorted(timings, key=lambda timing: timing[0])
-
-
-def _microseconds(launch) -> float:
-    import torch
-
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
-        for i in range(LAUNCHES):
-            launch(i, stream.cuda_stream)
-    graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(1e3 * start.elapsed_time(stop) / LAUNCHES)
-    return statistics.median(times)
 
 
 # --- fitting ---------------------------------------------------------------------------------------------------------
@@ -202,13 +188,22 @@ def write(path: Path, measured: dict[Case, list[Timing]], environment: dict[str,
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("measure").add_argument("--output", type=Path, required=True)
-    commands.add_parser("fit").add_argument("file", type=Path)
+    measuring, fitting = commands.add_parser("measure"), commands.add_parser("fit")
+    measuring.add_argument("--output", type=Path, required=True)
+    fitting.add_argument("file", type=Path)
+    for command in (measuring, fitting):
+        command.add_argument("--operation", choices=("patch-embed", "gemm"), default="patch-embed")
     arguments = parser.parse_args(argv)
+    if arguments.operation == "gemm":
+        if arguments.command == "measure":
+            tune_sm90_gemm.measure(arguments.output)
+        else:
+            tune_sm90_gemm.report(tune_sm90_gemm.read(arguments.file))
+        return 0
     if arguments.command == "measure":
         import torch
 
-        print(f"{compile_all()} kernels", file=sys.stderr)
+        print(f"{compile_all(plan for case in CASES for plan in candidates(case))} kernels", file=sys.stderr)
         measured = {}
         for case in CASES:
             measured[case] = time_case(case)

@@ -13,6 +13,7 @@ from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig
 from cute_kernels.derived import clear_cache, frozen_constants
 from cute_kernels.gemm_op import gemm
 from cute_kernels.ops import patch_embed
+from cute_kernels.tune import tune_gemm
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "frozen_constants",
     "gemm",
     "patch_embed",
+    "tune_gemm",
 ]

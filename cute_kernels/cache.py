@@ -106,7 +106,7 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> Compile
         return build()
     with contextlib.ExitStack() as held:
         try:
-            _make_private(root)
+            make_private(root)
             path = entry_path(root, key)
             held.enter_context(filelock.FileLock(path.with_suffix(".lock"), timeout=LOCK_SECONDS))
             if os.path.lexists(path):
@@ -118,7 +118,7 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> Compile
             return build()
         kernel = build()
         try:
-            _write(path, encode(key, kernel))
+            write_whole(path, encode(key, kernel))
         except OSError as reason:
             _warn(f"kernels are not cached in {root}: {reason}")
         return kernel
@@ -222,10 +222,10 @@ def read_entry(path: Path, key: Hashable) -> CompiledKernel:
     Raises:
         InvalidEntry: it must not be used.
     """
-    return decode(_read_private(path), key)
+    return decode(read_private(path), key)
 
 
-def _read_private(path: Path) -> bytes:
+def read_private(path: Path) -> bytes:
     """The content of a regular file that only this user can write.
 
     A link is not followed, and a pipe not waited for.
@@ -249,7 +249,12 @@ def _check_private(status: os.stat_result) -> None:
         raise InvalidEntry(f"others may write it (mode {stat.S_IMODE(status.st_mode):o}; use chmod go-w)")
 
 
-def _make_private(root: Path) -> None:
+def make_private(root: Path) -> None:
+    """Creates the directory, or checks that nobody else can write it.
+
+    Raises:
+        PermissionError: somebody else can.
+    """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         _check_private(root.stat())
@@ -257,7 +262,7 @@ def _make_private(root: Path) -> None:
         raise PermissionError(str(reason)) from None
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Under a name of its own first: a reader sees the whole entry or none."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     try:
@@ -305,7 +310,7 @@ def list_entries(root: Path) -> list[EntryReport]:
                 raise InvalidEntry("made by other sources or versions")
 
         try:
-            _sections(_read_private(path), check)
+            _sections(read_private(path), check)
             problem = ""
         except InvalidEntry as reason:
             problem = str(reason)

@@ -371,7 +371,7 @@ def _add_cache(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "cache",
         help="list or clear the compiled kernels on disk",
-        description="Lists the compiled kernels on disk and verifies each, or deletes them all. "
+        description="Lists the compiled kernels on disk and verifies each, or deletes them all and what was tuned. "
         "CUTE_KERNELS_CACHE_DIR chooses the directory, an absolute path; off keeps kernels in memory only.",
     )
     parser.add_argument("--clear", action="store_true", help="delete every entry and lock, nothing else")
@@ -383,14 +383,16 @@ def _cache(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from cute_kernels import cache
+    from cute_kernels import cache, tuned
 
     root = cache.directory()
     if root is None:
         print("the cache is off (CUTE_KERNELS_CACHE_DIR=off)")
         return 0
     if options.clear:
-        print(f"{cache.clear(root)} kernels deleted from {root}; other files stay")
+        forgotten = tuned.clear()
+        deleted = cache.clear(root)
+        print(f"{deleted} kernels deleted from {root}; {forgotten} tuned configurations too; other files stay")
         return 0
     entries = cache.list_entries(root)
     if entries:
@@ -398,7 +400,8 @@ def _cache(options: argparse.Namespace) -> int:
         for entry in entries:
             table.add_row(entry.path.name[:12], f"{entry.nbytes:,}", entry.key, entry.problem or "yes")
         Console().print(table)
-    print(f"{len(entries)} kernels, {sum(entry.nbytes for entry in entries):,} bytes in {root}")
+    nbytes = sum(entry.nbytes for entry in entries)
+    print(f"{len(entries)} kernels, {nbytes:,} bytes, and {len(tuned.files())} tuned configurations in {root}")
     return 0
 
 

@@ -44,8 +44,9 @@ def gemm(
         b: ``[N, K]`` of the same type, for all of a batch, or ``[B, N, K]``.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None.
         out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
-        config: tunables of the kernel, `Sm100GemmConfig` or `Sm90GemmConfig`; None chooses by size. The emulator runs
-            the kernel of the config's architecture, SM100's without a config.
+        config: tunables of the kernel, `Sm100GemmConfig` or `Sm90GemmConfig`; None takes what
+            `cute_kernels.tune_gemm` found for this problem, or chooses by size. The emulator runs the kernel of the
+            config's architecture, SM100's without a config.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
 
@@ -179,7 +180,11 @@ def prepare_gemm(
 
 
 def _plan(a, b, bias, out_dtype, config, device: torch.device | None) -> GemmPlan:
-    """For a CUDA device that has a kernel; otherwise for the architecture of the config, SM100 without one."""
+    """For a CUDA device that has a kernel; otherwise for the architecture of the config, SM100 without one.
+
+    Without a config: what `cute_kernels.tune_gemm` found on this kind of device, or else the plan's choice.
+    """
+    from cute_kernels import tuned
     from cute_kernels.plan import make_plan
 
     n, k = b.shape[-2:]
@@ -187,7 +192,11 @@ def _plan(a, b, bias, out_dtype, config, device: torch.device | None) -> GemmPla
     dtypes = (str(dtype).removeprefix("torch.") for dtype in (a.dtype, out_dtype or a.dtype))
     problem = GemmProblem(a.numel() // (batches * k), n, k, batches, *dtypes, bias is not None)
     on_gpu = device is not None and device.type == "cuda"
-    arch, sm_count = device_facts(a.get_device()) if on_gpu else (None, None)
+    if not on_gpu:
+        return make_plan(problem, config)
+    arch, sm_count = device_facts(a.get_device())
+    if config is None:
+        config = tuned.lookup(problem, tuned.Device(torch.cuda.get_device_name(a.get_device()), arch, sm_count))
     return make_plan(problem, config, arch, sm_count=sm_count)
 
 
@@ -242,6 +251,11 @@ def _warm(a, b, bias, out_dtype, config) -> torch.Tensor:
     address = None if padded is None else padded.data_ptr()
     call.launch(a.data_ptr(), b.data_ptr(), address, out.data_ptr(), torch._C._cuda_getCurrentRawStream(device))
     return out
+
+
+def forget_calls() -> None:
+    """Every call is planned anew: another configuration may have become the default."""
+    _WARM.clear()
 
 
 def _long_way(key: tuple, a, b, bias, out_dtype, config) -> torch.Tensor:

@@ -17,6 +17,7 @@ from cute_kernels.config import (
     Sm100GemmConfig,
     TileConfig,
 )
+from cute_kernels.plan import sm90_gemm, sm100_gemm
 from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, check_problem, reject
 from cute_kernels.plan.gemm import GemmPlan, check_gemm_problem
 from cute_kernels.plan.sm90 import Sm90Plan, plan_sm90
@@ -38,6 +39,7 @@ __all__ = [
     "Sm100GemmPlan",
     "Sm100Plan",
     "SmemRegion",
+    "gemm_candidates",
     "make_plan",
 ]
 
@@ -51,6 +53,24 @@ _PLANNERS = {
 
 CONFIG_TYPES: dict[str, type[Config]] = {arch: kind for arch, (kind, _) in _PLANNERS[Problem][1].items()}
 """The class of each architecture's tunables of the patch embed."""
+
+
+def gemm_candidates(problem: GemmProblem, arch: str, *, sm_count: int | None = None) -> list[GemmPlan]:
+    """Plans of a dense GEMM that are worth timing on a device, the most promising first.
+
+    Args:
+        problem: what to compute.
+        arch: a key of `ARCHS`.
+        sm_count: as for `make_plan`.
+
+    Raises:
+        ValueError: as `make_plan`.
+    """
+    check_gemm_problem(problem)
+    if arch not in ARCHS:
+        reject("arch", arch, f"supported architectures are {', '.join(ARCHS)}", next(iter(ARCHS)))
+    search = {"sm_90a": sm90_gemm.search_space, "sm_100a": sm100_gemm.search_space}[arch]
+    return search(problem, ARCHS[arch], ARCHS[arch].sm_count if sm_count is None else sm_count)
 
 
 def make_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
@@ -146,6 +147,16 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm100Gemm
     return min(CANDIDATES, key=cost)
 
 
+def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm100GemmPlan]:
+    """Legal plans that are worth timing on a device: the candidates of the chooser, its choice first."""
+    chosen = default_config(problem, arch, sm_count)
+    plans = []
+    for config in (chosen, *(config for config in CANDIDATES if config != chosen)):
+        with contextlib.suppress(ValueError):
+            plans.append(plan_sm100_gemm(problem, config, arch, sm_count))
+    return plans
+
+
 __all__ = [
     "CANDIDATES",
     "LEVEL_7",
@@ -155,4 +166,5 @@ __all__ = [
     "Sm100GemmPlan",
     "default_config",
     "plan_sm100_gemm",
+    "search_space",
 ]

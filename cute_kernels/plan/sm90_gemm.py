@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
@@ -194,7 +195,23 @@ CANDIDATES = (
     Sm90GemmConfig(64, 128, stages=7, pingpong=True),
     Sm90GemmConfig(128, 64, stages=8, pingpong=False, store_stages=1),
 )
-"""What the chooser chooses from: every schedule and tile that pays at some size."""
+"""What the chooser chooses from without a split: every schedule and tile that pays at some size."""
+
+SPLIT_CANDIDATES = tuple(
+    Sm90GemmConfig(128, tile_n, stages=stages, cluster_m=1, store_stages=1, split_k=split_k)
+    for tile_n, stages in ((64, 7), (128, 4))
+    for split_k in (2, 4, 8)
+)
+"""What it chooses from where tiles are too few for the device."""
+
+TILES = (
+    (128, 256, False), (256, 128, False), (256, 192, False), (128, 192, True), (192, 128, True), (128, 128, True),
+    (128, 128, False), (64, 256, True), (64, 192, True), (64, 128, True), (64, 64, True), (128, 64, False),
+)  # fmt: skip
+"""Rows, columns and pingpong of the tiles that a tuner tries."""
+
+CLUSTERS = ((2, 1), (1, 2), (1, 1), (2, 2), (4, 1), (1, 4))
+"""Clusters that a tuner tries."""
 
 MACS_PER_CLOCK = 2048
 """Multiply-adds of 16-bit operands per SM and clock: a wgmma of 64 x 256 x 16 takes 128 clocks."""
@@ -208,31 +225,76 @@ OPERAND_TRAFFIC = 24.0
 TILE_CLOCKS = 400
 """Clocks that a tile costs besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
 
+SPLIT_CLOCKS = 3000
+"""Clocks that an exchange of partial sums may cost besides its bytes. Not measured: a bound, some times the latency of
+distributed shared memory, so that K is split only where it pays by far."""
+
+SPLIT_BYTES_PER_CLOCK = 32
+"""Distributed shared memory that a CTA receives per clock."""
+
 
 def tile_clocks(plan: Sm90GemmPlan) -> float:
     """Modelled clocks between one tile of a CTA and the next."""
     c = plan.config
     traffic = 1 + OPERAND_TRAFFIC * (1 / c.tile_m + 1 / c.tile_n)
-    mainloop = plan.k_blocks * plan.tile_k * c.tile_m * c.tile_n / MACS_PER_CLOCK * traffic + TILE_CLOCKS
+    k = -(-plan.k_blocks // c.split_k) * plan.tile_k
+    mainloop = k * c.tile_m * c.tile_n / MACS_PER_CLOCK * traffic + TILE_CLOCKS
     epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
+    if c.split_k > 1:
+        epilogue += SPLIT_CLOCKS + plan.finished_warps * plan.received_bytes / SPLIT_BYTES_PER_CLOCK
     # In turn, a warpgroup has the other one's mainloop to store in; together, nothing runs meanwhile.
     return max(mainloop, (mainloop + epilogue) / 2) if c.pingpong else mainloop + epilogue
 
 
+def modelled_clocks(plan: Sm90GemmPlan) -> float:
+    """Turns of the busiest cluster times clocks per tile."""
+    return -(-plan.tiles // plan.clusters) * tile_clocks(plan)
+
+
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
-    """The candidate with the least modelled time: turns of the busiest cluster times clocks per tile.
+    """The candidate with the least modelled time.
 
     With these constants the choice is within 6% of the fastest candidate in every case of
-    bench/results/h200-gemm-2026-11-21.json, and the fastest in 15 of 18 (both modes).
+    bench/results/h200-gemm-2026-11-21.json, and the fastest in 15 of 18 (both modes). A split of K was not measured.
     """
     cluster_m = 2 if sm_count >= 2 else 1
     costs = []
-    for index, candidate in enumerate(CANDIDATES):
-        # A cluster whose second CTA has no rows computes nothing with it.
-        config = dataclasses.replace(candidate, cluster_m=cluster_m if problem.m > candidate.tile_m else 1)
+    for index, candidate in enumerate((*CANDIDATES, *SPLIT_CANDIDATES)):
+        config = candidate
+        if config.split_k == 1:
+            # A cluster whose second CTA has no rows computes nothing with it.
+            config = dataclasses.replace(config, cluster_m=cluster_m if problem.m > config.tile_m else 1)
         if problem.out_dtype == "float32" and config.tile_n * 4 // 128 % config.store_stages:
             config = dataclasses.replace(config, store_stages=2)
         plan = Sm90GemmPlan(problem, config, arch, sm_count)
-        turns = -(-plan.tiles // max(1, sm_count // plan.ctas))
-        costs.append((turns * tile_clocks(plan), index, config))
+        if config.split_k > 1 and (plan.ctas > sm_count or plan.k_blocks < config.split_k):
+            continue
+        costs.append((modelled_clocks(plan), index, config))
     return min(costs)[2]
+
+
+def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90GemmPlan]:
+    """Legal plans that are worth timing, the one with the least modelled time first."""
+    plans = []
+    for (tile_m, tile_n, pingpong), (cluster_m, cluster_n) in itertools.product(TILES, CLUSTERS):
+        if (cluster_m - 1) * tile_m >= problem.m or (cluster_n - 1) * tile_n >= problem.n:
+            continue  # a CTA of every cluster would have nothing to do
+        config = Sm90GemmConfig(tile_m, tile_n, 2, cluster_m, cluster_n, pingpong, 1)
+        idle = Sm90GemmPlan(problem, config, arch, sm_count).tiles * config.cluster_m * config.cluster_n * 2 <= sm_count
+        for split_k in (1, 2, 4, 8) if idle and not pingpong else (1,):
+            plan = _filled(problem, dataclasses.replace(config, split_k=split_k), arch, sm_count)
+            if plan is not None:
+                plans.append(plan)
+    return sorted(plans, key=modelled_clocks)
+
+
+def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan | None:
+    """With as many stages as fit beside two or three store buffers, or one; None if that is illegal."""
+    regions = Sm90GemmPlan(problem, config, arch, sm_count).regions_per_tile
+    config = dataclasses.replace(config, store_stages=next(count for count in (2, 3, 1) if regions % count == 0))
+    least = Sm90GemmPlan(problem, config, arch, sm_count)
+    stages = config.stages + (arch.smem_bytes - least.smem_bytes) // least.stage_bytes
+    try:
+        return plan_sm90_gemm(problem, dataclasses.replace(config, stages=min(stages, 8)), arch, sm_count)
+    except ValueError:
+        return None

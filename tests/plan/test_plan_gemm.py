@@ -8,7 +8,7 @@ import pytest
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, TileConfig
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
-from cute_kernels.plan import ARCHS, make_plan
+from cute_kernels.plan import ARCHS, gemm_candidates, make_plan
 from cute_kernels.plan.sm90_gemm import CANDIDATES
 from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 
@@ -163,6 +163,29 @@ def test_every_candidate_is_legal_at_every_size() -> None:
                 assert make_plan(problem, chosen.config) == chosen
     for candidate in CANDIDATES:
         assert make_plan(square(4096), candidate).smem_bytes <= 232_448
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("size", [(1024, 1024, 1024), (196, 768, 3072), (1, 1, 8), (70_000, 4304, 1152)])
+def test_what_a_tuner_times_is_legal_and_different(arch: str, size: tuple[int, int, int]) -> None:
+    for facts in ({}, {"out_dtype": "float32", "batches": 3}):
+        problem = GemmProblem(*size, **facts)
+        plans = gemm_candidates(problem, arch)
+        assert plans == [make_plan(problem, plan.config, arch) for plan in plans] and len(set(plans)) == len(plans) >= 2
+    with pytest.raises(ValueError, match="k = 12"):
+        gemm_candidates(GemmProblem(8, 8, 12), arch)
+    with pytest.raises(ValueError, match="arch = 'sm_80'"):
+        gemm_candidates(problem, "sm_80")
+
+
+def test_k_is_split_where_tiles_are_few_and_k_is_long() -> None:
+    assert make_plan(GemmProblem(196, 768, 3072), arch="sm_90a").config.split_k > 1
+    assert make_plan(GemmProblem(196, 768, 768), arch="sm_90a").config.split_k == 1
+    assert make_plan(GemmProblem(196, 768, 3072), arch="sm_90a", sm_count=2).config.split_k == 1
+    for size in (1024, 2048, 8192):
+        assert make_plan(square(size), arch="sm_90a").config.split_k == 1
+        assert all(plan.config.split_k == 1 for plan in gemm_candidates(square(2 * size), "sm_90a"))
+    assert {plan.config.split_k for plan in gemm_candidates(GemmProblem(196, 768, 3072), "sm_90a")} == {1, 2, 4, 8}
 
 
 def test_the_sm90_chooser_fills_the_device() -> None:

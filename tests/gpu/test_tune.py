@@ -1,0 +1,41 @@
+"""`tune_gemm` on a GPU: the winner is used, is right, and later processes find it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import cute_kernels
+from cute_kernels import tuned
+from cute_kernels.gemm_op import prepare_gemm
+
+
+@pytest.mark.parametrize(("shape", "bias"), [((196, 768, 1024), True), ((2048, 1024, 512), False)])
+def test_the_winner_is_used(shape, bias, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tuned, "_KNOWN", {})
+    m, n, k = shape
+    config = cute_kernels.tune_gemm(m, n, k, bias=bias, candidates=6, rounds=3)
+    assert len(tuned.files()) == 1
+    monkeypatch.setattr(tuned, "_KNOWN", {})
+    a, b = (torch.randint(-8, 9, size, device="cuda").bfloat16() for size in ((m, k), (n, k)))
+    addend = torch.randn(n, device="cuda") if bias else None
+    assert prepare_gemm(a, b, addend).plan.config == config
+    product = (a.double() @ b.double().T).float()
+    expected = (product if addend is None else product + addend).bfloat16()
+    for _ in range(2):
+        assert torch.equal(cute_kernels.gemm(a, b, bias=addend), expected)
+
+
+def test_a_shorter_kernel_is_timed_as_shorter(tmp_path, monkeypatch):
+    from cute_kernels.config import GemmProblem
+    from cute_kernels.plan import gemm_candidates
+    from cute_kernels.tune import gemm_timers, interleaved
+
+    times = {}
+    for k in (512, 4096):
+        problem = GemmProblem(4096, 4096, k)
+        arch = f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}a"
+        (plan,) = gemm_candidates(problem, arch)[:1]
+        times[k] = interleaved(gemm_timers(problem, [plan]), 3)[plan]
+    assert 4 < times[4096] / times[512] < 12

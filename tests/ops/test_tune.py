@@ -1,0 +1,211 @@
+"""`tune_gemm` with a clock of the test's own: what is timed, what wins, and where the winner is used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+
+import pytest
+import torch
+
+import cute_kernels
+from cute_kernels import Sm90GemmConfig, gemm_op, ops, tune, tune_gemm, tuned
+from cute_kernels.cli import main
+from cute_kernels.config import GemmProblem
+from cute_kernels.plan import gemm_candidates, make_plan
+
+H200 = tuned.Device("NVIDIA H200", "sm_90a", 132)
+PROBLEM = GemmProblem(100, 200, 640)
+CONFIG = Sm90GemmConfig(128, 64, 3, 1, store_stages=1, split_k=2)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuned, "_KNOWN", {})
+    return tmp_path / "cache"
+
+
+def forget(monkeypatch) -> None:
+    """As in another process."""
+    monkeypatch.setattr(tuned, "_KNOWN", {})
+
+
+# --- what is remembered ----------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_is_found_by_later_processes(root, monkeypatch):
+    assert tuned.lookup(PROBLEM, H200) is None
+    path = tuned.store(PROBLEM, H200, CONFIG, 12.5)
+    assert tuned.lookup(PROBLEM, H200) == CONFIG
+    forget(monkeypatch)
+    assert tuned.lookup(PROBLEM, H200) == CONFIG and tuned.files() == [path]
+    assert json.loads(path.read_text())["microseconds"] == 12.5
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("problem", "device"),
+    [
+        (GemmProblem(101, 200, 640), H200),
+        (GemmProblem(100, 200, 640, bias=True), H200),
+        (PROBLEM, tuned.Device("NVIDIA H100", "sm_90a", 132)),
+        (PROBLEM, tuned.Device("NVIDIA H200", "sm_90a", 114)),
+    ],
+)
+def test_other_problems_and_devices_have_their_own(root, monkeypatch, problem, device):
+    path = tuned.store(PROBLEM, H200, CONFIG, 1.0)
+    forget(monkeypatch)
+    assert tuned.lookup(problem, device) is None
+    # Nor under another one's name.
+    path.rename(tuned._path(root, problem, device))
+    forget(monkeypatch)
+    assert tuned.lookup(problem, device) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": "cute-kernels/tuned/0"},
+        {"kind": "TileConfig"},
+        {"config": {"tile_m": 100}},
+        {"config": {"tile_m": "128"}},
+        {"config": {"tile_k": 64}},
+        {"config": None},
+    ],
+)
+def test_a_file_that_does_not_hold_a_legal_configuration_is_as_good_as_none(root, monkeypatch, change):
+    path = tuned.store(PROBLEM, H200, CONFIG, 1.0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    forget(monkeypatch)
+    assert tuned.lookup(PROBLEM, H200) is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "\x00"])
+def test_neither_is_a_damaged_file(root, monkeypatch, content):
+    tuned.store(PROBLEM, H200, CONFIG, 1.0).write_text(content)
+    forget(monkeypatch)
+    assert tuned.lookup(PROBLEM, H200) is None
+
+
+def test_a_file_that_others_may_write_is_not_read(root, monkeypatch):
+    tuned.store(PROBLEM, H200, CONFIG, 1.0).chmod(0o666)
+    forget(monkeypatch)
+    assert tuned.lookup(PROBLEM, H200) is None
+
+
+def test_without_a_disk_cache_this_process_remembers(monkeypatch):
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", "off")
+    forget(monkeypatch)
+    assert tuned.store(PROBLEM, H200, CONFIG, 1.0) is None and tuned.files() == []
+    assert tuned.lookup(PROBLEM, H200) == CONFIG
+    forget(monkeypatch)
+    assert tuned.lookup(PROBLEM, H200) is None
+
+
+def test_the_cache_command_counts_and_forgets(root, capsys):
+    path = tuned.store(PROBLEM, H200, CONFIG, 1.0)
+    assert main(["cache"]) == 0
+    assert "and 1 tuned configurations in" in capsys.readouterr().out
+    assert main(["cache", "--clear"]) == 0
+    assert "1 tuned configurations too" in capsys.readouterr().out
+    assert not path.exists() and tuned.lookup(PROBLEM, H200) is None
+
+
+# --- what is timed ---------------------------------------------------------------------------------------------------
+
+
+def test_candidates_are_timed_in_turns_and_the_median_counts():
+    order, times = [], {"a": [9.0, 1.0, 1.1], "b": [1.0, 2.0, 9.0], "c": [0.5, 3.0, 3.1]}
+
+    def timer(name):
+        def run():
+            order.append(name)
+            return times[name].pop(0)
+
+        return run
+
+    assert tune.interleaved({name: timer(name) for name in times}, 3) == {"a": 1.1, "b": 2.0, "c": 3.0}
+    rounds = [order[i : i + 3] for i in (0, 3, 6)]
+    assert all(sorted(names) == ["a", "b", "c"] for names in rounds) and len({tuple(names) for names in rounds}) > 1
+
+
+@pytest.fixture
+def device(root, monkeypatch):
+    """An H200 whose times are those of the dictionary that this gives, by configuration; 2 to 3 ms elsewhere."""
+    times: dict[Sm90GemmConfig, float] = {}
+    noise = random.Random(0)
+
+    def timers(problem, plans):
+        return {plan: lambda plan=plan: times.get(plan.config, 2.0 + noise.random()) for plan in plans}
+
+    monkeypatch.setattr(tune, "gemm_timers", timers)
+    monkeypatch.setattr(ops, "choose_backend", lambda place, backend: "kernel")
+    monkeypatch.setattr(ops, "device_facts", lambda index: (H200.arch, H200.sm_count))
+    monkeypatch.setattr(gemm_op, "device_facts", lambda index: (H200.arch, H200.sm_count))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: H200.name)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    return times
+
+
+def planned(m: int, n: int, k: int) -> object:
+    """The configuration of a call of `gemm` on the device."""
+    a, b = (torch.empty(rows, k, dtype=torch.bfloat16, device="meta") for rows in (m, n))
+    return gemm_op._plan(a, b, None, None, None, torch.device("cuda", 0)).config
+
+
+def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
+    problem = GemmProblem(3000, 500, 640)
+    default = make_plan(problem, arch="sm_90a").config
+    assert planned(3000, 500, 640) == default
+    candidates = [plan.config for plan in gemm_candidates(problem, "sm_90a")]
+    fastest = candidates[7]
+    assert fastest != default
+    device[fastest] = 1.5
+    monkeypatch.setattr(gemm_op, "_WARM", {"a call": "with the old configuration"})
+    assert tune_gemm(3000, 500, 640) == fastest
+    assert planned(3000, 500, 640) == fastest and not gemm_op._WARM
+    forget(monkeypatch)
+    assert planned(3000, 500, 640) == fastest
+    assert planned(3000, 508, 640) == make_plan(GemmProblem(3000, 508, 640), arch="sm_90a").config
+    assert tune_gemm(3000, 500, 640, candidates=5) in candidates[:5] + [
+        plan.config for first in gemm_candidates(problem, "sm_90a")[:5] for plan in tune.variants(first)
+    ]
+
+
+def test_other_orders_of_the_fastest_tiles_are_tried(device):
+    first = gemm_candidates(GemmProblem(8192, 4096, 640), "sm_90a")[0]
+    orders = [plan.config for plan in tune.variants(first)]
+    assert [config.group_m for config in orders] == [4, 16]
+    device[first.config], device[orders[1]] = 1.0, 0.9
+    assert tune_gemm(8192, 4096, 640) == orders[1]
+    assert tune.variants(make_plan(GemmProblem(128, 64, 64), arch="sm_90a")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"m": 0}, ValueError, "m = 0"),
+        ({"k": 12}, ValueError, "k = 12"),
+        ({"m": 1.5}, TypeError, "m = 1.5"),
+        ({"dtype": torch.float32}, ValueError, "in_dtype = 'float32'"),
+        ({"dtype": "bfloat16"}, TypeError, "dtype is str"),
+        ({"out_dtype": 3}, TypeError, "out_dtype is int"),
+        ({"candidates": 0}, ValueError, "candidates = 0, allowed: at least 1"),
+        ({"rounds": 2.5}, TypeError, "rounds is float"),
+        ({"device": "cpu"}, ValueError, "device = 'cpu', allowed: a CUDA device"),
+    ],
+)
+def test_refusals_come_before_anything_is_timed(device, monkeypatch, arguments, error, message):
+    monkeypatch.setattr(tune, "gemm_timers", lambda *_: pytest.fail("timed"))
+    with pytest.raises(error, match=message):
+        tune_gemm(**({"m": 64, "n": 64, "k": 64} | arguments))
+
+
+def test_without_a_gpu_there_is_nothing_to_time(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(NotImplementedError, match="there is none"):
+        cute_kernels.tune_gemm(64, 64, 64)
