@@ -40,7 +40,8 @@ SIZES = (
 
 CASES = (
     *((*size, images) for size in SIZES for images in (1, 8, 64)),
-    (196, 768, 768, 3), (196, 768, 768, 24), (196, 768, 768, 512), (256, 1152, 592, 512),
+    (196, 768, 768, 3), (196, 768, 768, 24), (196, 768, 768, 512), (256, 1152, 592, 512), (196, 768, 768, 16),
+    (256, 1152, 768, 16), (576, 1024, 768, 16), (1024, 768, 768, 32),
 )  # fmt: skip
 """(positions, N, K, images)."""
 
@@ -138,7 +139,7 @@ def fit(measured: dict[Case, list[Timing]]) -> dict[tuple[str, str], tuple[float
         fastest = timings[0][0]
         for time, config in timings:
             if time <= FAST_ENOUGH * fastest:
-                importance = (fastest / time) ** 2 / time
+                importance = (fastest / time) ** 3 / time
                 facts = np.array(default.facts(Sm90Plan(problem(case), config, ARCH, ARCH.sm_count)))
                 rows.setdefault((config.weight, config.order), []).append((facts * importance, time * importance))
     return {

@@ -130,9 +130,11 @@ class Sm90Config:
         cluster: 1 or 2 CTAs that share every tile of ``x`` by multicast and differ in their features.
         weight: ``"registers"``: each warpgroup keeps its 64 features for the whole launch (K is compiled in);
             ``"streamed"``: weight tiles come through shared memory with ``x``, for any K.
-        order: ``"position"``: a tile is ``tile_rows`` images at one position, so that bias + position is one vector per
-            tile; ``"flat"``: consecutive rows, with the table read per element; ``"auto"``: position order for whole
-            images that fill half a tile or more.
+        order: ``"position"``: a tile is ``tile_rows / tile_positions`` images at ``tile_positions`` positions, so that
+            bias + position is one vector for each of these; ``"flat"``: consecutive rows, with the table read per
+            element; ``"auto"``: position order for whole images that fill half a tile or more.
+        tile_positions: neighbouring positions of a tile in position order: few images then fill a tile of many rows.
+            The images of a tile are a multiple of 8, the columns of a WGMMA core matrix.
         pingpong: warpgroups take turns on the tensor cores, so that one's epilogue runs under another's WGMMAs.
         epilogue: as in `TileConfig`.
 
@@ -150,6 +152,7 @@ class Sm90Config:
     order: RowOrder = "auto"
     pingpong: bool = True
     epilogue: EpilogueArithmetic = "f32"
+    tile_positions: int = 1
 
     def __post_init__(self) -> None:
         _check_types(self)

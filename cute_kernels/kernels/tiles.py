@@ -12,6 +12,8 @@ from cutlass import Int32
 class PositionOrder:
     """Row blocks by position: ``tile -> (row block, position)``, dealt round-robin to the clusters of a group.
 
+    A position stands for a block of neighbouring ones where a tile has several.
+
     Positions run fastest: the clusters that work at the same time read neighbouring rows of the same images. Flat order
     is the case of one position.
 

@@ -66,13 +66,22 @@ class Sm90Plan(Plan):
         return self.problem.m // self.positions
 
     @property
+    def tile_images(self) -> int:
+        """Rows of a tile at each of its positions: images in position order, all rows in flat order."""
+        return self.config.tile_rows // self.config.tile_positions
+
+    @property
     def row_tiles(self) -> int:
-        return -(-self.rows_per_position // self.config.tile_rows)
+        return -(-self.rows_per_position // self.tile_images)
+
+    @property
+    def position_tiles(self) -> int:
+        return -(-self.positions // self.config.tile_positions)
 
     @property
     def tiles(self) -> int:
         """Tiles of ``x``; each is taken once by every group."""
-        return self.row_tiles * self.positions
+        return self.row_tiles * self.position_tiles
 
     @property
     def tile_k(self) -> int:
@@ -204,18 +213,24 @@ class Sm90Plan(Plan):
         return self.problem.table_rows >= self.config.tile_rows
 
     @property
+    def table_registers(self) -> int:
+        """Table values per thread of a tile: two features for every position, in flat order for every pair of rows."""
+        return 2 * self.config.tile_positions if self.config.order == "position" else self.accumulator_registers
+
+    @property
     def prefetches_table(self) -> bool:
-        """Flat order: a thread fetches its table values of a whole tile before its WGMMAs, if registers allow."""
-        needed = self.needed_registers + self.accumulator_registers
-        return self.config.order == "flat" and needed <= self.consumer_registers
+        """A thread fetches its table values of a whole tile before its WGMMAs, if registers allow."""
+        one_pair = self.config.order == "position" and self.config.tile_positions == 1
+        return one_pair or self.needed_registers + self.table_registers <= self.consumer_registers
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         registers = self.weight_registers + self.accumulator_registers
         return [
             ("tile", f"{c.tile_rows} rows x {self.features} features, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("rows of a tile", f"{self.tile_images} images x {c.tile_positions} positions"),
             ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
-            ("tiles", f"{self.tiles} = {self.row_tiles} x {self.positions} positions, {c.order} order"),
+            ("tiles", f"{self.tiles} = {self.row_tiles} x {self.position_tiles} of positions, {c.order} order"),
             ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
             ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
             ("registers", f"{registers} + addressing, of {self.consumer_registers} per consumer thread"),
@@ -237,6 +252,8 @@ def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count:
     require("weight", config.weight, ("registers", "streamed"), "where the weight operand comes from")
     require("order", config.order, ("auto", "position", "flat"), "which rows make a tile")
     require("pingpong", config.pingpong, (True, False), "warpgroups take turns or not")
+    divisors = tuple(i for i in range(1, config.tile_rows // 8 + 1) if config.tile_rows % (8 * i) == 0)
+    require("tile_positions", config.tile_positions, divisors, "the images of a tile are a multiple of 8")
     if config.stages < 2 and config.stages != 0:
         reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
     check_epilogue(config.epilogue)
@@ -249,7 +266,13 @@ def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count:
     if problem.m % plan.positions:
         rule = f"position order needs whole images of {plan.positions} positions, m = {problem.m}"
         reject("order", config.order, rule, "flat")
-    if config.cluster > 1 and config.tile_rows // config.cluster % 8:
+    if config.tile_positions > plan.positions:
+        rule = f"{config.order} order has {plan.positions} positions"
+        reject("tile_positions", config.tile_positions, rule, 1)
+    if config.tile_positions > 1 and config.tile_positions % config.cluster:
+        rule = f"each of {config.cluster} CTAs of a cluster loads its share of the positions of a tile"
+        reject("tile_positions", config.tile_positions, rule, 1)
+    if config.tile_positions == 1 and config.tile_rows // config.cluster % 8:
         rule = "each CTA of a cluster loads its share of a tile in swizzle atoms of 8 rows"
         reject("tile_rows", config.tile_rows, rule, round_up(config.tile_rows, 8 * config.cluster))
     check_registers(plan)
@@ -284,9 +307,10 @@ def check_registers(plan: Sm90Plan) -> None:
 def resolve(problem: Problem, config: Sm90Config, arch: Arch) -> Sm90Config:
     """The configuration with what it leaves open filled in: order of the rows, number of stages."""
     if config.order == "auto":
-        positions = max(problem.table_rows, 1)
-        whole = problem.m % positions == 0 and problem.m // positions >= config.tile_rows // 2
-        by_position = (positions == 1 or whole) and not problem.table_index
+        positions, images = max(problem.table_rows, 1), config.tile_rows // config.tile_positions
+        whole = problem.m % positions == 0
+        filled = config.tile_positions > 1 or problem.m // positions >= images // 2
+        by_position = (positions == 1 or (whole and filled)) and not problem.table_index
         config = dataclasses.replace(config, order="position" if by_position else "flat")
     if config.stages == 0:
         least = Sm90Plan(problem, dataclasses.replace(config, stages=2), arch, arch.sm_count)

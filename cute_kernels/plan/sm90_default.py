@@ -23,16 +23,24 @@ POWER_LIMITED = Sm90Config()
 FACTS = (
     "launch", "tiles of a CTA", "elements of a CTA", "products of a CTA", "shared memory filled by a CTA",
     "L2 traffic", "resident weight", "resident weight of all CTAs", "first tile", "cluster", "stages of a CTA",
-    "refills of the ring",
-    "L2 traffic of rows that begin inside a line",
+    "refills of the ring", "L2 traffic of rows that begin inside a line", "positions of a CTA",
+    "table values of a CTA fetched late",
 )  # fmt: skip
 """What a coefficient belongs to, in the order of `facts`."""
 
 MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
-    ("streamed", "flat"): (1.616, 0.0, 0.823, 0.0, 0.074, 0.046, 0.0, 0.0, 0.654, 0.241, 2.147, 0.295, 0.058),
-    ("registers", "flat"): (0.0, 0.346, 0.0, 1.653, 0.0, 0.0, 2.03, 1.122, 2.401, 0.0, 0.0, 0.134, 0.034),
-    ("streamed", "position"): (0.0, 0.0, 0.0, 0.431, 0.069, 0.027, 0.0, 0.0, 0.993, 1.226, 1.169, 0.937, 0.057),
-    ("registers", "position"): (0.0, 0.6, 0.0, 0.909, 0.0, 0.0, 0.0, 3.041, 0.0, 0.0, 0.0, 0.0, 0.025),
+    ("streamed", "flat"): (
+        1.515, 0.018, 0.808, 0.0, 0.027, 0.051, 0.0, 0.0, 0.725, 0.23, 2.339, 0.223, 0.062, 0.0, 0.0,
+    ),
+    ("registers", "flat"): (
+        0.139, 0.372, 0.0, 1.415, 0.112, 0.007, 1.93, 1.112, 2.249, 0.0, 0.0, 0.167, 0.025, 0.0, 0.204,
+    ),
+    ("streamed", "position"): (
+        1.477, 0.0, 0.0, 0.622, 0.469, 0.0, 0.0, 0.0, 0.762, 0.174, 0.0, 0.669, 0.052, 0.001, 0.0,
+    ),
+    ("registers", "position"): (
+        0.0, 0.505, 0.0, 1.065, 0.0, 0.0, 1.422, 1.413, 2.113, 0.0, 0.0, 0.0, 0.021, 0.741, 0.314,
+    ),
 }
 """Coefficients of `facts` by where the weight is and the order of the rows."""
 
@@ -65,6 +73,8 @@ def facts(plan: Sm90Plan) -> tuple[float, ...]:
         tiles * plan.tile_stages / 1e2,
         refills,
         ctas * tiles * l2_kib / 1e3 if plan.problem.k % 128 else 0.0,
+        tiles * config.tile_positions / 1e2,
+        0.0 if plan.prefetches_table else tiles * plan.table_registers * config.warpgroups / 1e2,
     )
 
 
@@ -83,23 +93,39 @@ def candidates(problem: Problem, arch: Arch, sm_count: int) -> Iterator[Sm90Plan
         orders.append("position")
     choices = itertools.product(orders, ("streamed", "registers"), (1, 2, 3), (128, 96, 64, 32, 16), (1, 2), (1, 2, 3))
     for order, weight, warpgroups, tile_rows, cluster, blocks in choices:
-        images = problem.m // max(problem.table_rows, 1)
-        if order == "position" and problem.table_rows > 1 and images < tile_rows // 2:
-            continue  # more than half of every tile would be empty
         if weight == "registers" and (blocks != 2 or warpgroups == 1):
             continue  # never best where it was measured
         if warpgroups == 1 and tile_rows > 64:
             continue  # not measured: large tiles have work for more
         if cluster > sm_count:
             continue
-        config = Sm90Config(tile_rows, warpgroups, 0, blocks, cluster, weight, order, pingpong=warpgroups > 1)
-        plan = Sm90Plan(problem, resolve(problem, config, arch), arch, sm_count)
-        try:
-            check_registers(plan)
-            check_capacity(plan)
-        except ValueError:
-            continue
-        yield plan
+        for positions in _tile_positions(problem, order, tile_rows, cluster):
+            config = Sm90Config(
+                tile_rows, warpgroups, 0, blocks, cluster, weight, order,
+                pingpong=warpgroups > 1, tile_positions=positions,
+            )  # fmt: skip
+            plan = Sm90Plan(problem, resolve(problem, config, arch), arch, sm_count)
+            try:
+                check_registers(plan)
+                check_capacity(plan)
+            except ValueError:
+                continue
+            yield plan
+
+
+def _tile_positions(problem: Problem, order: str, tile_rows: int, cluster: int) -> list[int]:
+    """Positions of a tile worth comparing: the fewest and the most with which its images are well filled."""
+    if order == "flat" or problem.table_rows <= 1:
+        return [1]
+    images = problem.m // problem.table_rows
+    possible = []
+    for positions in range(1, tile_rows // 8 + 1):
+        tile_images, rest = divmod(tile_rows, positions)
+        shared = positions == 1 or positions % cluster == 0
+        legal = rest == 0 and tile_images % 8 == 0 and shared and positions <= problem.table_rows
+        if legal and 2 * -(-images // tile_images) * tile_images <= 3 * images:
+            possible.append(positions)
+    return sorted({possible[0], possible[-1]}) if possible else []
 
 
 @functools.lru_cache(maxsize=4096)

@@ -61,6 +61,52 @@ def test_every_config_is_bit_exact(name: str) -> None:
     check(case, Options(completion="lazy"))
 
 
+SEVERAL_POSITIONS = {
+    "8 images x 8": dataclasses.replace(BASE, tile_positions=8),
+    "8 images x 8, streamed, together": dataclasses.replace(BASE, tile_positions=8, weight="streamed", pingpong=False),
+    "32 images x 2, streamed, bf16x2": dataclasses.replace(
+        BASE, tile_positions=2, weight="streamed", epilogue="bf16x2"
+    ),
+    "16 images x 3, 1 CTA": dataclasses.replace(BASE, tile_rows=48, tile_positions=3, cluster=1),
+    "8 images x 16": Sm90Config(tile_positions=16, stages=3, weight="streamed"),
+}
+
+
+@pytest.mark.parametrize("images", [3, 40])
+@pytest.mark.parametrize("name", SEVERAL_POSITIONS)
+def test_tiles_of_several_positions(name: str, images: int) -> None:
+    """Images and positions end inside a tile, several tiles per cluster."""
+    config = SEVERAL_POSITIONS[name]
+    positions = config.tile_positions * 2 + 1
+    case = make_case(batch=images, positions=positions, n=200, k=272, config=config, sm_count=config.cluster, seed=4)
+    assert case.plan.tiles >= 3 and case.plan.prefetches_table
+    check(case, Options(completion="lazy"))
+
+
+def test_tiles_of_several_positions_whose_table_values_find_no_registers() -> None:
+    config = Sm90Config(tile_rows=64, warpgroups=3, stages=4, tile_positions=8)
+    case = make_case(batch=9, positions=17, n=264, k=768, config=config, sm_count=4, seed=5)
+    assert not case.plan.prefetches_table
+    check(case, Options(completion="random"))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    batch=st.integers(1, 70),
+    positions=st.integers(16, 40),
+    n=st.integers(1, 32).map(lambda i: 8 * i),
+    k=st.sampled_from([16, 128, 272]),
+    bias=st.booleans(),
+    config=st.sampled_from(list(SEVERAL_POSITIONS.values())),
+    sm_count=st.sampled_from([2, 4, 132]),
+    completion=st.sampled_from(POLICIES),
+    interleave=st.sampled_from(["round_robin", "random"]),
+    seed=st.integers(0, 2**20),
+)
+def test_several_positions_under_any_schedule(completion, interleave, seed, **facts) -> None:
+    check(make_case(seed=seed, **facts), Options(seed=seed, completion=completion, interleave=interleave))
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 150),

@@ -21,6 +21,7 @@ CONFIGS = (
     Sm90Config(tile_rows=128, stages=2, weight="streamed", epilogue="bf16x2"),
     Sm90Config(tile_rows=48, stages=2, warpgroups=1, cluster=1, weight="streamed", order="flat"),
     Sm90Config(tile_rows=32, stages=4, pingpong=False),
+    Sm90Config(tile_rows=32, stages=4, tile_positions=4),
 )
 
 

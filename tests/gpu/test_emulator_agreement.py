@@ -14,6 +14,7 @@ CONFIGS = {
     "registers, position": Sm90Config(tile_rows=64),
     "registers, flat": Sm90Config(tile_rows=96, order="flat"),
     "streamed, position": Sm90Config(tile_rows=32, weight="streamed", order="position"),
+    "streamed, 8 images x 2 positions": Sm90Config(tile_rows=16, weight="streamed", tile_positions=2),
     "streamed, flat, 3 warpgroups": Sm90Config(tile_rows=96, warpgroups=3, weight="streamed", order="flat"),
     "1 warpgroup, 1 CTA, bf16x2": Sm90Config(
         tile_rows=32, warpgroups=1, cluster=1, weight="streamed", order="flat", pingpong=False, epilogue="bf16x2"

@@ -103,6 +103,21 @@ def test_tile_rows(tile_rows, order, record_property):
         check(config, (rows, 3, 136, 384), record_property, seed=rows)
 
 
+@pytest.mark.parametrize("weight", ["registers", "streamed"])
+@pytest.mark.parametrize(
+    ("tile_rows", "tile_positions", "cluster"),
+    [(128, 16, 1), (128, 16, 2), (128, 4, 2), (96, 12, 2), (96, 3, 1), (64, 2, 2), (48, 6, 1), (16, 2, 2)],
+)
+def test_tiles_of_several_positions(tile_rows, tile_positions, cluster, weight, record_property):
+    """Images and positions that end inside a tile and at its edge, with two and three warpgroups."""
+    for warpgroups in (2, 3) if tile_rows <= 64 or weight == "streamed" else (2,):
+        config = Sm90Config(
+            tile_rows, warpgroups, 0, 1, cluster, weight, "position", tile_positions=tile_positions
+        )  # fmt: skip
+        for shape in ((8, 32, 768, 768), (13, 37, 264, 768), (70, 17, 200, 592)):
+            check(config, shape, record_property, seed=tile_positions)
+
+
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize(
     ("stages", "stage_blocks"),
@@ -172,6 +187,7 @@ def test_results_do_not_depend_on_the_schedule():
         Sm90Config(48, 3, 9, 1, 1, "registers", "flat"),
         Sm90Config(64, 1, 3, 3, 2, "registers", "flat", False),
         Sm90Config(96, 2, 3, 1, 2, "streamed", "position"),
+        Sm90Config(128, 2, 3, 1, 2, "streamed", "position", tile_positions=16),
         Sm90Config(256, 1, 2, 1, 1, "streamed", "flat", False),
     ):
         for sm_count in (None, 2, 7, 66):

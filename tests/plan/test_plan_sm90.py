@@ -97,6 +97,7 @@ def test_configs_fit_or_name_what_does_not(rows, warpgroups, stages, stage_block
         Sm90Config,
         *[st.integers(-3, 400), st.integers(-1, 6), st.integers(-1, 40), st.integers(-1, 8), st.integers(-1, 9)],
         *[st.sampled_from(values) for values in (["registers", "streamed"], ["position", "flat", "snake"])],
+        tile_positions=st.integers(-1, 40),
     ),
 )
 def test_nearest_values_are_legal(m, n, k, rows, config) -> None:
@@ -134,6 +135,8 @@ def test_the_table_is_indexed_with_32_bits() -> None:
         ("weight", "tmem", "weight operand", "'registers'"),
         ("order", "snake", "rows make a tile", "'auto'"),
         ("epilogue", "fp16", "'f32' and 'bf16x2'", "'f32'"),
+        ("tile_positions", 32, "multiple of 8", 16),
+        ("tile_positions", 0, "multiple of 8", 1),
     ],
 )
 def test_illegal_config_names_limit_value_and_nearest(field, value, limit, nearest) -> None:
@@ -142,6 +145,26 @@ def test_illegal_config_names_limit_value_and_nearest(field, value, limit, neare
     message = str(error.value)
     assert message.startswith(f"{field} = {value!r}") and limit in message
     assert message.endswith(f"nearest legal value: {nearest}")
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        (Sm90Config(tile_rows=96, tile_positions=3), "each of 2 CTAs"),
+        (Sm90Config(tile_positions=2, order="flat"), "flat order has 1 positions"),
+        (Sm90Config(256, weight="streamed", stage_blocks=1, tile_positions=32), "position order has 20 positions"),
+    ],
+)
+def test_positions_of_a_tile_are_shared_by_the_cluster_and_belong_to_position_order(config, rule) -> None:
+    with pytest.raises(ValueError, match=rf"^tile_positions = {config.tile_positions} .*{rule}.*legal value: 1$"):
+        make_plan(Problem(20 * 4736, 768, 768, 20), config)
+
+
+def test_tiles_of_several_positions_cover_all_rows() -> None:
+    """37 images of 196 positions in tiles of 8 by 16: 5 x 13."""
+    plan = make_plan(Problem(37 * 196, 768, 768, 196), Sm90Config(tile_positions=16))
+    assert (plan.config.order, plan.tile_images) == ("position", 8)
+    assert (plan.row_tiles, plan.position_tiles, plan.tiles) == (5, 13, 65)
 
 
 def test_large_k_streams_the_weight() -> None:

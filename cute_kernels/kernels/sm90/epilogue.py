@@ -27,7 +27,7 @@ class Epilogue:
     Attributes:
         staging: this warpgroup's staging buffer, tile_rows rows of 64 features, SWIZZLE_128B.
         store_atom, store_source, store_target: TMA store of the buffer to ``[box, row block, 64-feature block,
-            position]``; TMA clips rows and features beyond the output.
+            position block]``; TMA clips rows, features and positions beyond the output.
         table: ``[2, 8, padded features / 16, rows]`` view of the bias + position table, or None: a thread's pair of
             features, its place in a block of 16, the block.
         table_rows: which row of the table a row of the output gets.
@@ -49,17 +49,17 @@ class Epilogue:
 
     @cute.jit
     def prefetch(self, row_block: Int32, position: Int32) -> cute.Tensor | None:
-        """Table values that are fetched before the WGMMAs of a tile: position order needs two, flat order all."""
+        """Table values that are fetched before the WGMMAs of a tile: two for each position, in flat order all."""
         plan = self.plan
-        if cutlass.const_expr(self.table is None):
+        if cutlass.const_expr(self.table is None or not plan.prefetches_table):
             return None
+        values = cute.make_rmem_tensor(cute.make_layout(plan.table_registers), self.table.element_type)
         if cutlass.const_expr(plan.config.order == "position"):
-            values = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
-            self._load_pair(values, position)
+            pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+            for i in cutlass.range_constexpr(plan.config.tile_positions):
+                self._load_pair(pair, self._position(position, i))
+                values[2 * i], values[2 * i + 1] = pair[0], pair[1]
             return values
-        if cutlass.const_expr(not plan.prefetches_table):
-            return None
-        values = cute.make_rmem_tensor(cute.make_layout(plan.config.tile_rows // 2), self.table.element_type)
         first_table_row = self._first_table_row(row_block)
         for i in cutlass.range_constexpr(plan.config.tile_rows // ROWS_PER_STORE):
             self._load_block(values, i * 8, row_block, first_table_row, i)
@@ -88,7 +88,7 @@ class Epilogue:
             registers = cute.make_rmem_tensor(cute.make_layout(8), Float32)
             for j in cutlass.range_constexpr(8):
                 registers[j] = accumulator[i * 8 + j]
-            addends = self._addends(fetched, row_block, first_table_row, i)
+            addends = self._addends(fetched, row_block, position, first_table_row, i)
             values = scale_add_round(registers, addends, self.scale, plan.config.epilogue, packed_f32=False)
             rows_16 = cute.make_tensor(target + i * (ROWS_PER_STORE * 64), cute.make_layout((8, 1)))
             cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), rows_16)
@@ -111,18 +111,30 @@ class Epilogue:
 
     @cute.jit
     def _addends(
-        self, fetched: cute.Tensor | None, row_block: Int32, first_table_row: Int32, block: cutlass.Constexpr[int]
-    ) -> cute.Tensor | None:
+        self, fetched: cute.Tensor | None, row_block: Int32, position: Int32, first_table_row: Int32,
+        block: cutlass.Constexpr[int],
+    ) -> cute.Tensor | None:  # fmt: skip
         """Table values of one stmatrix by register: feature 0 of rows 0-1, feature 8 of rows 0-1, the same for 8-9."""
         if cutlass.const_expr(self.table is None):
             return None
+        plan = self.plan
         values = cute.make_rmem_tensor(cute.make_layout(8), self.table.element_type)
-        if cutlass.const_expr(fetched is None):
+        if cutlass.const_expr(plan.config.order == "flat" and fetched is None):
             self._load_block(values, 0, row_block, first_table_row, block)
-        else:
-            position_order = self.plan.config.order == "position"
+        elif cutlass.const_expr(plan.config.order == "flat"):
             for j in cutlass.range_constexpr(8):
-                values[j] = fetched[j // 2 % 2] if position_order else fetched[block * 8 + j]
+                values[j] = fetched[block * 8 + j]
+        else:
+            pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+            for half in cutlass.range_constexpr(2):
+                # 8 rows are one position's, since the images of a tile are a multiple of 8.
+                i = (block * ROWS_PER_STORE + half * 8) // plan.tile_images
+                if cutlass.const_expr(fetched is None):
+                    self._load_pair(pair, self._position(position, i))
+                else:
+                    pair[0], pair[1] = fetched[2 * i], fetched[2 * i + 1]
+                for j in cutlass.range_constexpr(4):
+                    values[half * 4 + j] = pair[j // 2]
         return values
 
     @cute.jit
@@ -137,6 +149,13 @@ class Epilogue:
                 row = block * ROWS_PER_STORE + half * 8 + self.thread % 4 * 2 + odd
                 self._load_pair(pair, self._table_row(row_block, first_table_row, row))
                 values[offset + half * 4 + odd], values[offset + half * 4 + 2 + odd] = pair[0], pair[1]
+
+    @cute.jit
+    def _position(self, block: Int32, i: cutlass.Constexpr[int]) -> Int32:
+        """Position ``i`` of a tile. Beyond the last one, whose rows TMA clips, the last: the table ends there."""
+        if cutlass.const_expr(self.plan.config.tile_positions == 1):
+            return block
+        return min(block * self.plan.config.tile_positions + i, self.table_rows.positions - 1)
 
     @property
     def _wraps_once(self) -> bool:

@@ -45,7 +45,7 @@ class DeviceArguments:
     scale: Float32 | cute.Tensor
     rows: Int32
     row_tiles: Int32
-    positions: Int32
+    position_tiles: Int32
     groups: Int32
     tile_stages: Int32
 
@@ -91,9 +91,8 @@ class PatchEmbedGemm:
         )  # fmt: skip
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
         x_atom, x_view = cpasync.make_tiled_tma_atom(
-            load, x, self._block_layout(config.tile_rows, 1), (config.tile_rows, plan.tile_k),
-            num_multicast=config.cluster,
-        )  # fmt: skip
+            load, x, self._box_layout(1), self._box(plan.tile_k), num_multicast=config.cluster
+        )
         weight_atom, weight_view = None, weight
         if cutlass.const_expr(self.streamed):
             weight_atom, weight_view = cpasync.make_tiled_tma_atom(
@@ -101,7 +100,7 @@ class PatchEmbedGemm:
                 (plan.features, plan.tile_k),
             )  # fmt: skip
         out_atom, out_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), (config.tile_rows, 64)
+            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._box(64)
         )
         scale = scale_argument
         if cutlass.const_expr(plan.problem.scale_source == "pointer"):
@@ -117,8 +116,9 @@ class PatchEmbedGemm:
             )
         arguments = DeviceArguments(
             tiled_mma, x_atom, x_view, weight_atom, weight_view, out_atom, out_view, table,
-            index_view(index_pointer, m), table_rows, scale, m, cute.ceil_div(images, config.tile_rows), positions,
-            groups, cute.ceil_div(k, plan.tile_k * config.stage_blocks),
+            index_view(index_pointer, m), table_rows, scale, m, cute.ceil_div(images, plan.tile_images),
+            cute.ceil_div(positions, config.tile_positions), groups,
+            cute.ceil_div(k, plan.tile_k * config.stage_blocks),
         )  # fmt: skip
         self.kernel(arguments).launch(
             grid=(clusters * config.cluster, 1, 1),
@@ -136,9 +136,19 @@ class PatchEmbedGemm:
         layout = cute.tile_to_shape(atom, (rows, self.plan.tile_k, blocks), order=(0, 1, 2))
         return layout if blocks > 1 else cute.slice_(layout, (None, None, 0))
 
+    def _box(self, columns: int) -> tuple[int, int, int]:
+        """``[images, columns, positions]`` of a tile: TMA puts its rows one after another, images fastest."""
+        return (self.plan.tile_images, columns, self.plan.config.tile_positions)
+
+    def _box_layout(self, blocks: int) -> cute.ComposedLayout:
+        """The bytes of `_block_layout` as TMA fills them: ``[images, 128 bytes of K, positions, blocks]``."""
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Float8E4M3FN)
+        layout = cute.tile_to_shape(atom, (*self._box(self.plan.tile_k), blocks), order=(0, 1, 2, 3))
+        return layout if blocks > 1 else cute.slice_(layout, (None, None, None, 0))
+
     def _staging_layout(self) -> cute.ComposedLayout:
-        """``[tile_rows, 64]`` BF16, SWIZZLE_128B."""
-        outer = cute.make_layout((self.plan.config.tile_rows, 64), stride=(64, 1))
+        """``[images, 64, positions]`` BF16 of a tile, SWIZZLE_128B."""
+        outer = cute.make_layout(self._box(64), stride=(64, 1, 64 * self.plan.tile_images))
         return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
 
     @cute.kernel
@@ -157,9 +167,8 @@ class PatchEmbedGemm:
         cluster = cute.arch.block_idx()[0] // config.cluster
         clusters = cute.arch.grid_dim()[0] // config.cluster
         slab = cluster % args.groups * config.cluster + cta_rank
-        order = PositionOrder(args.row_tiles, args.positions, cluster // args.groups, clusters // args.groups)
+        order = PositionOrder(args.row_tiles, args.position_tiles, cluster // args.groups, clusters // args.groups)
         blocks = config.stages * config.stage_blocks
-        x_tensor = _blocks(x_stages, self._block_layout(config.tile_rows, blocks))
         weight_tensor = None
         if cutlass.const_expr(self.streamed):
             weight_tensor = _blocks(weight_stages, self._block_layout(plan.features, blocks))
@@ -167,17 +176,19 @@ class PatchEmbedGemm:
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == plan.load_warp:
-                self._load(args, x_tensor, weight_tensor, pipe, order, slab, cta_rank).run()
+                self._load(args, x_stages, weight_tensor, pipe, order, slab, cta_rank).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
+            x_tensor = _blocks(x_stages, self._block_layout(config.tile_rows, blocks))
             self._mma(args, x_tensor, weight_tensor, staging, pipe, order, slab, warp // 4).run()
 
-    def _load(self, args, x_tensor, weight_tensor, pipe, order, slab, cta_rank) -> Load:
+    def _load(self, args, x_stages, weight_tensor, pipe, order, slab, cta_rank) -> Load:
         plan, config = self.plan, self.plan.config
-        rows = cute.local_tile(args.x, (config.tile_rows, plan.tile_k), (None, None, None))
+        rows = cute.local_tile(args.x, self._box(plan.tile_k), (None, None, None))
+        x_boxes = _blocks(x_stages, self._box_layout(config.stages * config.stage_blocks))
         x_blocks, x_source = cpasync.tma_partition(
             args.x_atom, cta_rank, cute.make_layout(config.cluster),
-            cute.group_modes(x_tensor, 0, 2), cute.group_modes(rows, 0, 2),
+            cute.group_modes(x_boxes, 0, 3), cute.group_modes(rows, 0, 3),
         )  # fmt: skip
         weight = None
         if cutlass.const_expr(self.streamed):
@@ -205,9 +216,9 @@ class PatchEmbedGemm:
         buffer = staging + cute.assume(warpgroup_index * plan.staging_bytes, divby=plan.swizzle_period)
         layout = self._staging_layout()
         staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=BFloat16), layout.outer)
-        boxes = cute.local_tile(args.out, (config.tile_rows, 64), (None, None, None))
+        boxes = cute.local_tile(args.out, self._box(64), (None, None, None))
         source, target = cpasync.tma_partition(
-            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 2), cute.group_modes(boxes, 0, 2)
+            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 3), cute.group_modes(boxes, 0, 3)
         )
         scale = args.scale
         if cutlass.const_expr(plan.problem.scale_source == "pointer"):

@@ -21,7 +21,7 @@ class Load:
     filled only when the warpgroups of every CTA have released it; each CTA's full barrier expects the whole stage.
 
     Attributes:
-        x_atom, x_source, x_blocks: TMA view ``[box, row block, k_block, position]`` and buffers ``[box, block]``,
+        x_atom, x_source, x_blocks: TMA view ``[box, row block, k_block, position block]`` and buffers ``[box, block]``,
             ``stage_blocks`` consecutive blocks of 128 bytes of K in a stage.
         weight: the same three for a streamed weight, ``[box, slab, k_block]``, or None if it is resident.
     """
