@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import os
-import struct
 import sys
 import typing
 from collections.abc import Sequence
@@ -15,15 +14,27 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels import __version__, files, siglip
-from cute_kernels.config import Config, Problem
+from cute_kernels.config import GemmProblem, Problem
 from cute_kernels.emulator import command
-from cute_kernels.plan import CONFIG_TYPES, Plan, Sm100Plan, make_plan
+from cute_kernels.plan import CONFIG_TYPES, GEMM_CONFIG_TYPES, Plan, make_plan
 
-# Legal integers that --help shows, by architecture; the plan judges what is given.
+# Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
 CHOICES = {
-    "sm_100a": {"tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64)},
-    "sm_90a": {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
-}
+    "patch-embed": {
+        "sm_100a": {"tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64)},
+        "sm_90a": {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
+    },
+    "gemm": {
+        "sm_100a": {"block_m": (128, 256), "tile_n": (64, 128, 256)},
+        "sm_90a": {
+            "tile_m": (64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "cluster_m": (1, 2, 4),
+            "cluster_n": (1, 2, 4), "split_k": (1, 2, 4, 8),
+        },
+    },
+}  # fmt: skip
+
+KINDS = {"patch-embed": CONFIG_TYPES, "gemm": GEMM_CONFIG_TYPES}
+"""Of each kernel, the class of its tunables by architecture."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,12 +102,13 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    """``--arch`` and ``--set``; the plan judges the values."""
+def _add_config(parser: argparse.ArgumentParser, *kernels: str) -> None:
+    """``--arch`` and ``--set`` for these kernels; the plan judges the values."""
     lines = []
-    for arch, kind in CONFIG_TYPES.items():
-        tunables = ", ".join(_describe(arch, field) for field in dataclasses.fields(kind))
-        lines.append(f"{arch} ({kind.__name__}): {tunables}.")
+    for kernel in kernels:
+        for arch, kind in KINDS[kernel].items():
+            tunables = ", ".join(_describe(kind, field, CHOICES[kernel][arch]) for field in dataclasses.fields(kind))
+            lines.append(f"{kernel}, {arch} ({kind.__name__}): {tunables}.")
     group = parser.add_argument_group("the kernel", " ".join(lines))
     group.add_argument(
         "--arch", choices=tuple(CONFIG_TYPES), default="sm_100a", help="target architecture (default: %(default)s)"
@@ -112,9 +124,9 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _describe(arch: str, field: dataclasses.Field) -> str:
-    kind = typing.get_type_hints(CONFIG_TYPES[arch])[field.name]
-    choices = CHOICES[arch].get(field.name, (True, False) if kind is bool else typing.get_args(kind))
+def _describe(config: type, field: dataclasses.Field, legal: dict[str, tuple[int, ...]]) -> str:
+    kind = typing.get_type_hints(config)[field.name]
+    choices = legal.get(field.name, (True, False) if kind is bool else typing.get_args(kind))
     default = f"{field.name}={_spelled(field.default)}"
     return f"{default} of {{{', '.join(map(_spelled, choices))}}}" if choices else default
 
@@ -123,13 +135,13 @@ def _spelled(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _config(options: argparse.Namespace) -> Config | None:
+def _config(options: argparse.Namespace, kernel: str) -> Any:
     """The configuration of ``--arch`` and ``--set``; None, for the plan's choice, without ``--set``.
 
     Raises:
         ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
     """
-    kind = CONFIG_TYPES[options.arch]
+    kind = KINDS[kernel][options.arch]
     kinds = {field.name: type(field.default) for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for setting in options.settings:
@@ -155,7 +167,7 @@ def _parsed(setting: str, text: str, kind: type) -> Any:
 
 
 def _add_problem(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the problem")
+    group = parser.add_argument_group("the problem of patch-embed")
     group.add_argument("--batch", type=_count, default=1, help="images (default: %(default)s)")
     group.add_argument("--positions", type=_count, default=196, help="patches per image (default: %(default)s)")
     group.add_argument("--features", type=_count, default=768, help="N (default: %(default)s)")
@@ -172,9 +184,27 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
         default="value",
         help="scale as a launch parameter or read from device memory (default: %(default)s)",
     )
+    of_patch_embed = [action.dest for action in group._group_actions]
+    group = parser.add_argument_group("the problem of gemm")
+    for name, meaning in (("m", "rows of a"), ("n", "rows of b"), ("k", "elements of a row")):
+        group.add_argument(f"--{name}", type=_count, default=4096, help=f"{meaning} (default: %(default)s)")
+    group.add_argument("--batches", type=_count, default=1, help="products (default: %(default)s)")
+    for name, dtypes in (("in", ("bfloat16", "float16")), ("out", ("bfloat16", "float16", "float32"))):
+        group.add_argument(f"--{name}-dtype", choices=dtypes, default="bfloat16", help="default: %(default)s")
+    group.add_argument("--bias", action="store_true", help="add a bias")
+    of_gemm = [action.dest for action in group._group_actions]
+    parser.set_defaults(foreign={"patch-embed": of_gemm, "gemm": of_patch_embed}, parser=parser)
 
 
 def _plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
+    for name in options.foreign[options.kernel]:
+        if getattr(options, name) != options.parser.get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} is no option of {options.kernel}")
+    config = _config(options, options.kernel)
+    if options.kernel == "gemm":
+        sizes = (options.m, options.n, options.k, options.batches)
+        product = GemmProblem(*sizes, options.in_dtype, options.out_dtype, options.bias)
+        return make_plan(product, config, options.arch, sm_count=sm_count)
     problem = Problem(
         m=options.batch * options.positions,
         n=options.features,
@@ -182,7 +212,7 @@ def _plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
         table_rows={"positions": options.positions, "bias": 1, "none": 0}[options.table],
         scale_source=options.scale,
     )
-    return make_plan(problem, _config(options), options.arch, sm_count=sm_count)
+    return make_plan(problem, config, options.arch, sm_count=sm_count)
 
 
 # --- demo ------------------------------------------------------------------------------------------------------------
@@ -217,7 +247,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write a timeline of the emulated launch for https://ui.perfetto.dev"
     )
-    _add_config(parser)
+    _add_config(parser, "patch-embed")
     parser.set_defaults(run=_demo)
 
 
@@ -236,7 +266,7 @@ def _demo(options: argparse.Namespace) -> int:
         seed=options.seed,
         backend=options.backend,
         arch=options.arch,
-        config=_config(options),
+        config=_config(options, "patch-embed"),
         output=options.output,
         trace=options.trace,
     )
@@ -257,9 +287,10 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
         description="Plans a launch and prints tiles, warp roles and the shared- and tensor-memory budget. Compiles "
         "nothing and needs no GPU.",
     )
+    parser.add_argument("kernel", nargs="?", choices=tuple(KINDS), default="patch-embed", help="default: %(default)s")
     _add_problem(parser)
     parser.add_argument("--sm-count", type=_count, help="multiprocessors (default: those of a B200 or H200)")
-    _add_config(parser)
+    _add_config(parser, *KINDS)
     parser.set_defaults(run=_plan)
 
 
@@ -283,85 +314,30 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
         description="Compiles a kernel (no GPU needed) and writes its PTX, and beside it a JSON file with the facts of "
         "a launch: entry, parameters, grid, cluster, block, shared memory, registers.",
     )
-    parser.add_argument("kernel", choices=("patch-embed",))
+    parser.add_argument("kernel", choices=tuple(KINDS))
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("patch_embed.ptx"), metavar="FILE",
-        help="PTX file; facts go to FILE.json (default: %(default)s)",
+        "-o", "--output", type=Path, metavar="FILE",
+        help="PTX file; facts go to FILE.json (default: patch_embed.ptx or gemm.ptx)",
     )  # fmt: skip
     _add_problem(parser)
-    _add_config(parser)
+    _add_config(parser, *KINDS)
     parser.set_defaults(run=_ptx)
 
 
 def _ptx(options: argparse.Namespace) -> int:
     from cute_kernels.compile import compile_plan
+    from cute_kernels.launch_facts import launch_facts
 
-    files.check_output(options.output)
-    facts_path = options.output.with_name(options.output.name + ".json")
+    output = options.output or Path(options.kernel.replace("-", "_") + ".ptx")
+    files.check_output(output)
+    facts_path = output.with_name(output.name + ".json")
     files.check_output(facts_path)
     plan = _plan_of(options)
     artifact = compile_plan(plan)
-    facts = {
-        "kernel": artifact.kernel_name,
-        "arch": plan.arch.name,
-        "problem": dataclasses.asdict(plan.problem),
-        "config": dataclasses.asdict(plan.config),
-        "grid": plan.grid,
-        "cluster": plan.cluster,
-        "block": (plan.threads, 1, 1),
-        "dynamic_smem_bytes": plan.smem_bytes,
-        **_launch_parameters(plan),
-        "tmem_columns": plan.tmem_columns if isinstance(plan, Sm100Plan) else 0,
-        "table_shape": plan.table_shape,
-        "warp_roles": plan.roles,
-        "resources": dataclasses.asdict(artifact.resources),
-    }
-    files.write_text(options.output, artifact.ptx)
-    files.write_text(facts_path, json.dumps(facts, indent=2) + "\n")
-    print(f"{options.output}\n{facts_path}")
+    files.write_text(output, artifact.ptx)
+    files.write_text(facts_path, json.dumps(launch_facts(plan, artifact), indent=2) + "\n")
+    print(f"{output}\n{facts_path}")
     return 0
-
-
-def _launch_parameters(plan: Plan) -> dict[str, Any]:
-    """What the generated host code passes to the kernel, read from a launch that is recorded instead of executed.
-
-    Every tensor gets an address, and a scale by value a number, that occurs nowhere else, so that each is recognised in
-    the parameters by its bytes.
-    """
-    from cute_kernels.compile import compile_plan, host_arguments
-    from cute_kernels.emulator import host, tensor_map
-
-    by_value = plan.problem.scale_source == "value"
-    names = ["x", "weight", "out"] + ["table"] * (plan.problem.table_rows > 0) + ["scale"] * (not by_value)
-    addresses = {name: 0x5EED_0000_0000 + (index + 1) * 0x1357_9000 for index, name in enumerate(names)}
-    scale = struct.unpack("<f", b"\x35\x79\x1b\x3f")[0]
-    patterns = {name: struct.pack("<Q", address) for name, address in addresses.items()}
-    patterns |= {"scale": struct.pack("<f", scale)} if by_value else {}
-    artifact = compile_plan(plan, emulated=True)
-    arguments = {"table": None, "index": None, "scale": scale} | addresses
-    launch = host.record(artifact.function, *host_arguments(plan, **arguments, stream=0))
-
-    parameters = []
-    for index, data in enumerate(launch.params):
-        parameter: dict[str, Any] = {"index": index, "bytes": len(data)}
-        if len(data) == 128:
-            facts = dataclasses.asdict(tensor_map.decode(data))
-            address = facts.pop("address")
-            (tensor,) = (name for name, value in addresses.items() if value == address)
-            parameter |= {"holds": "tensor map", "tensor": tensor, **facts}
-        else:
-            found = {name: data.find(pattern) for name, pattern in patterns.items()}
-            contents = {name: offset for name, offset in found.items() if offset >= 0}
-            parameter |= {"holds": "bytes", "offsets": contents, "hex": data.hex()}
-        parameters.append(parameter)
-    return {
-        "parameters": parameters,
-        "parameters_note": "Recorded from the generated host code for this problem; other problems have other values. "
-        "Encode each tensor map with your tensor's address (dimension 0 is innermost, strides in bytes; u8 stands for "
-        "float8_e4m3fn). In 'hex', replace what 'offsets' names, 8-byte addresses or the FP32 scale; they hold "
-        "placeholders. What the other bytes mean is not decoded here, and padding among them may hold anything.",
-        "placeholders": {name: pattern.hex() for name, pattern in patterns.items()},
-    }
 
 
 # --- cache -----------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from cute_kernels.plan.sm100_gemm import Sm100GemmPlan, plan_sm100_gemm
 __all__ = [
     "ARCHS",
     "CONFIG_TYPES",
+    "GEMM_CONFIG_TYPES",
     "ITEMSIZE",
     "LANES",
     "VECTOR_BYTES",
@@ -53,6 +54,9 @@ _PLANNERS = {
 
 CONFIG_TYPES: dict[str, type[Config]] = {arch: kind for arch, (kind, _) in _PLANNERS[Problem][1].items()}
 """The class of each architecture's tunables of the patch embed."""
+
+GEMM_CONFIG_TYPES: dict[str, type[GemmConfig]] = {arch: kind for arch, (kind, _) in _PLANNERS[GemmProblem][1].items()}
+"""The class of each architecture's tunables of the dense GEMM."""
 
 
 def gemm_candidates(problem: GemmProblem, arch: str, *, sm_count: int | None = None) -> list[GemmPlan]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import struct
@@ -12,10 +14,11 @@ import sys
 import pytest
 
 from cute_kernels import __version__
-from cute_kernels.cli import CHOICES, main
-from cute_kernels.compile import compile_plan
-from cute_kernels.config import Problem, Sm90Config, TileConfig
-from cute_kernels.plan import CONFIG_TYPES, make_plan
+from cute_kernels.cli import CHOICES, KINDS, main
+from cute_kernels.compile import compile_plan, host_arguments
+from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, TileConfig
+from cute_kernels.emulator import host
+from cute_kernels.plan import make_plan
 
 
 def test_ptx_and_facts(tmp_path, capsys):
@@ -64,6 +67,13 @@ def test_ptx_variants(tmp_path, table, scale, rows):
     [
         (["ptx", "patch-embed", "-o", "x", "--set", "stages=9"], "nearest legal value: 5"),
         (["ptx", "patch-embed", "-o", "x", "--set", "epilogue=fp64"], "nearest legal value: 'f32'"),
+        (["plan", "gemm", "--set", "tile_rows=64"], "fields for sm_100a: block_m, tile_n, stages"),
+        (["plan", "gemm", "--arch", "sm_90a", "--set", "tile_m=100"], "nearest legal value: 128"),
+        (["plan", "gemm", "--k", "12"], "nearest legal value: 16"),
+        (["plan", "gemm", "--positions", "256"], "--positions is no option of gemm"),
+        (["ptx", "gemm", "--table", "none"], "--table is no option of gemm"),
+        (["plan", "patch-embed", "--bias"], "--bias is no option of patch-embed"),
+        (["plan", "--in-dtype", "float16"], "--in-dtype is no option of patch-embed"),
         (["plan", "--set", "warpgroups=3"], "fields for sm_100a: tile_n, stages, epilogue_warps"),
         (["plan", "--arch", "sm_90a", "--set", "tile_n=128"], "fields for sm_90a: tile_rows, warpgroups, stages"),
         (["plan", "--set", "stages"], "--set stages: expected FIELD=VALUE"),
@@ -114,31 +124,41 @@ def test_seeds_are_not_negative(capsys):
     assert "argument --seed: '-1' is not" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["demo"], ["plan"], ["ptx", "patch-embed"]])
+@pytest.mark.parametrize("command", [["demo"], ["plan"], ["plan", "gemm"], ["ptx", "patch-embed"]])
 def test_help_shows_tunables_and_choices(command, capsys):
     with pytest.raises(SystemExit):
         main([*command, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for arch, choices in CHOICES.items():
-        defaults = CONFIG_TYPES[arch]()
-        for name, values in choices.items():
-            assert f"{name}={getattr(defaults, name)} of {{{', '.join(map(str, values))}}}" in shown
+    for kernel in ("patch-embed",) if command == ["demo"] else CHOICES:
+        for arch, choices in CHOICES[kernel].items():
+            defaults = KINDS[kernel][arch]()
+            for name, values in choices.items():
+                assert f"{name}={getattr(defaults, name)} of {{{', '.join(map(str, values))}}}" in shown
     assert "pingpong=true of {true, false}" in shown
     assert "epilogue=f32 of {f32, bf16x2}" in shown
 
 
 def test_choices_are_what_the_plan_allows():
-    problem = Problem(196, 768, 256)
-    for arch, choices in CHOICES.items():
-        for name, values in choices.items():
-            legal = []
-            for value in range(1, 513):
-                try:
-                    make_plan(problem, dataclasses.replace(CONFIG_TYPES[arch](), stages=2, **{name: value}))
-                except ValueError:
-                    continue
-                legal.append(value)
-            assert tuple(legal) == values, (arch, name)
+    """Each value for itself: with pingpong or without, and with the other fields at their least."""
+    least = {
+        ("patch-embed", "sm_100a"): [{}],
+        ("patch-embed", "sm_90a"): [{}],
+        ("gemm", "sm_100a"): [{"tile_n": 64, "store_stages": 1}],
+        ("gemm", "sm_90a"): [
+            {"tile_n": 64, "store_stages": 1, "cluster_m": 1, "tile_m": 64 if turns else 128, "pingpong": turns}
+            for turns in (False, True)
+        ],
+    }
+    for (kernel, arch), others in least.items():
+        problem = Problem(196, 768, 256) if kernel == "patch-embed" else GemmProblem(512, 512, 512)
+        for name, values in CHOICES[kernel][arch].items():
+            legal = set()
+            for settings, value in itertools.product(others, range(1, 513)):
+                config = dataclasses.replace(KINDS[kernel][arch](), stages=2, **(settings | {name: value}))
+                with contextlib.suppress(ValueError):
+                    make_plan(problem, config)
+                    legal.add(value)
+            assert tuple(sorted(legal)) == values, (kernel, arch, name)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +171,19 @@ def test_choices_are_what_the_plan_allows():
             ["--arch=sm_90a", "--set=warpgroups=3", "--set=tile_rows=64", "--set=pingpong=false", "--set=order=flat"],
             Problem(196, 768, 768, 196),
             Sm90Config(warpgroups=3, tile_rows=64, pingpong=False, order="flat"),
+            "sm_90a",
+        ),
+        (["gemm"], GemmProblem(4096, 4096, 4096), None, "sm_100a"),
+        (
+            ["gemm", "--arch=sm_90a", "--m=196", "--n=768", "--k=3072", "--batches=2", "--bias", "--out-dtype=float32"],
+            GemmProblem(196, 768, 3072, 2, out_dtype="float32", bias=True),
+            None,
+            "sm_90a",
+        ),
+        (
+            ["gemm", "--arch=sm_90a", "--in-dtype=float16", "--set=pingpong=true", "--set=tile_n=128"],
+            GemmProblem(4096, 4096, 4096, in_dtype="float16"),
+            Sm90GemmConfig(pingpong=True, tile_n=128),
             "sm_90a",
         ),
     ],
@@ -183,6 +216,35 @@ def test_ptx_of_the_sm90_kernel(tmp_path):
     assert sorted(maps) == ["out", "x"]
     located = [name for p in facts["parameters"] if p["holds"] == "bytes" for name in p["offsets"]]
     assert sorted(located) == ["scale", "table", "weight"]
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
+def test_ptx_of_the_dense_gemm(arch, tmp_path, monkeypatch):
+    """The recorded launch, with its placeholders exchanged for other addresses, is the launch of those tensors."""
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--m", "300", "--n", "100", "--k", "200", "--batches", "2"]
+    assert main(["ptx", "gemm", "--arch", arch, *sizes, "--bias", "--out-dtype", "float32"]) == 0
+    facts = json.loads((tmp_path / "gemm.ptx.json").read_text())
+    plan = make_plan(GemmProblem(300, 100, 200, 2, out_dtype="float32", bias=True), arch=arch)
+    assert (tmp_path / "gemm.ptx").read_text() == compile_plan(plan).ptx
+    assert f".target {arch}" in compile_plan(plan).ptx
+    assert facts["config"] == dataclasses.asdict(plan.config) and facts["grid"] == list(plan.grid)
+    assert (facts["out_pitch"], facts["bias_elements"]) == (100, plan.padded_n)
+    assert facts["tmem_columns"] == (plan.tmem_columns if arch == "sm_100a" else 0)
+    maps = {p["tensor"]: p for p in facts["parameters"] if p["holds"] == "tensor map"}
+    assert {name: (p["dtype"], p["extents"]) for name, p in maps.items()} == {
+        "a": ("bf16", [200, 300, 2]), "b": ("bf16", [200, 100, 2]), "out": ("f32", [100, 300, 2])
+    }  # fmt: skip
+    located = [name for p in facts["parameters"] if p["holds"] == "bytes" for name in p["offsets"]]
+    assert located == ["bias"]
+
+    addresses = {"a": 0x11110000, "b": 0x22220000, "bias": 0x33330000, "out": 0x44440000}
+    launch = host.record(compile_plan(plan, emulated=True).function, *host_arguments(plan, **addresses, stream=0))
+    own = [bytes.fromhex(p["hex"]) for p in facts["parameters"] if p["holds"] == "bytes"]
+    placeholder = bytes.fromhex(facts["placeholders"]["bias"])
+    own = [data.replace(placeholder, struct.pack("<Q", addresses["bias"])) for data in own]
+    # Of 16 bytes of a pointer and an extent, the padding may hold anything.
+    assert [data[:8] for data in own] == [data[:8] for data in launch.params if len(data) != 128]
 
 
 # --- what goes wrong outside of the program --------------------------------------------------------------------------
