@@ -19,7 +19,7 @@ from cute_kernels.emulator.errors import BarrierMisuse
 Policy = Literal["eager", "lazy", "random"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class AsyncOp:
     """One asynchronous operation: ``run`` performs all of its effects, ``describe`` names it in reports.
 
@@ -111,7 +111,7 @@ class AsyncEngine:
         return [op.describe for key in self._keys for op in self._queues[key]]
 
 
-@dataclass
+@dataclass(slots=True)
 class BulkOp:
     """One bulk asynchronous store: first its source is read, then its destination written.
 

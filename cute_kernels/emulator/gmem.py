@@ -55,11 +55,13 @@ class GlobalMemory:
 
     Attributes:
         accesses: what the race detector knows of the launch that ran last with this memory, or None.
+        last_tile: (tensor map, coordinates, whether to write, what `tma` found there) of the last tensor copy, or None.
     """
 
     def __init__(self) -> None:
         self._regions: list[_Region] = []
         self.accesses: LaunchShadow | None = None
+        self.last_tile: tuple[Any, Any, bool, Any] | None = None
 
     def register(self, address: int, nbytes: int, name: str = "", writable: bool = True, *, owner: Any = None) -> None:
         """Makes host memory ``[address, address + nbytes)`` accessible.
@@ -76,6 +78,7 @@ class GlobalMemory:
         """
         if address <= 0 or nbytes < 0:
             raise ValueError(f"cannot register {nbytes} bytes at {address:#x} as {name!r}")
+        self.last_tile = None
         if nbytes:
             self._regions.append(_Region(address, address + nbytes, name, writable, owner))
 

@@ -76,7 +76,7 @@ class E4m3Unit:
         self._a, self._b, self._short_a, self._short_b = (x.ctypes.data for x in self._scratch)
         self._operand_a, self._operand_b = _Operand(), _Operand()
 
-    def load_a(self, data: int, states: int | None, places: np.ndarray) -> bool:
+    def load_a(self, data: int, states: int | None, places: int) -> bool:
         """Reads the 128 rows of A.
 
         The arrays must stay as they are until the product has been computed.
@@ -84,29 +84,27 @@ class E4m3Unit:
         Args:
             data: address of the shared memory of a CTA.
             states: address of its states, bytes that are 1 where it holds data; None not to check.
-            places: int64 [128, 2], indices of the 16-byte chunks of each row (`tensor_core.operand_places`).
+            places: address of int64 [128, 2], indices of the 16-byte chunks of each row (`tensor_core.operand_places`).
 
         Returns:
             False when a byte is uninitialised or NaN.
         """
         self._operand_a = _Operand()
-        return self._load(self._operand_a, data, states, places, 0, (self._short_a, 2, 2 * LANES))
+        return self._load(self._operand_a, (data, places, LANES, 0), states, (self._short_a, 2, 2 * LANES))
 
-    def load_b(self, data: int, states: int | None, places: np.ndarray, first: int) -> bool:
-        """Reads rows of B from ``first`` on (0 begins a new matrix); arguments and result as for `load_a`."""
+    def load_b(self, data: int, states: int | None, places: int, rows: int, first: int) -> bool:
+        """Reads ``rows`` rows of B from ``first`` on (0 begins a new matrix); the rest as for `load_a`."""
         if not first:
             self._operand_b = _Operand()
-        return self._load(self._operand_b, data, states, places, first, (self._short_b + 2 * K * first, K, 2))
+        return self._load(self._operand_b, (data, places, rows, first), states, (self._short_b + 2 * K * first, K, 2))
 
     def _load(
-        self, operand: _Operand, data: int, states: int | None, places: np.ndarray, first: int,
-        short: tuple[int, int, int],
-    ) -> bool:  # fmt: skip
-        address, rows = places.ctypes.data, len(places)
-        largest = self._scan(data, states, address, rows, *short)
+        self, operand: _Operand, part: tuple[int, int, int, int], states: int | None, short: tuple[int, int, int]
+    ) -> bool:
+        largest = self._scan(part[0], states, part[1], part[2], *short)
         if largest < 0:
             return False
-        operand.parts.append((data, address, rows, first))
+        operand.parts.append(part)
         operand.largest = max(operand.largest, largest)
         return True
 

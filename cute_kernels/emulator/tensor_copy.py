@@ -7,7 +7,7 @@ import numpy as np
 from cute_kernels.emulator.async_engine import AsyncOp
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.smem import SharedMemory
-from cute_kernels.emulator.tensor_core import E4M3, TensorCore, check_operand, decode_matrix, operand_places
+from cute_kernels.emulator.tensor_core import Places, TensorCore, check_operand, decode_matrix, operand_places
 from cute_kernels.emulator.tensor_map import CHUNK
 from cute_kernels.emulator.tmem import TensorMemory, split_address
 
@@ -55,13 +55,14 @@ def copy_to_tensor_memory(
     text = f"tcgen05.cp.{shape} issued {describe or f'by CTA {rank}'}"
     if lane:
         raise UnsupportedPTX(f"{text}: to lane {lane}")
-    places = operand_places(decode_matrix(matrix), rows, 1, False)[:, :chunks]
+    operand = Places.of(operand_places(decode_matrix(matrix), rows, 1, False)[:, :chunks], 1, False)
+    places = operand.places
     watched = core.tracker.tensor.operation(text) if core.tracker is not None else None
     for each in [rank] if cta_group == 1 else [rank, rank ^ 1]:
         cta, memory = core.shared.ctas[each], core.tensor_memories[each]
-        starts = check_operand(cta, places, E4M3, False, text)
+        check_operand(cta, operand, text)
         if watched is not None:
-            core.tracker.async_read(each, starts, CHUNK, watched)
+            core.tracker.async_read(each, operand.starts, CHUNK, watched)
             place = slice(column, column + 4 * chunks), slice(None)
             core.tracker.tensor.access(each, place, watched, write=True)
 

@@ -248,22 +248,45 @@ def decode_values(raw: np.ndarray, element: ElementType) -> np.ndarray:
     return np.take(_values_of_bits(element.name), codes, mode="clip").view(np.float64).reshape(rows, -1)
 
 
-def check_operand(
-    cta: SharedMemory, places: np.ndarray, element: ElementType, mn_major: bool, who: str
-) -> np.ndarray:
-    """Offsets of the 16-byte chunks of an operand, given its `operand_places`.
+@dataclass(frozen=True)
+class Places:
+    """Where an operand lies in shared memory.
 
-    Raises:
-        IllegalAccess: part of it lies outside of the shared memory of its CTA.
+    Attributes:
+        places: see `operand_places`; ``address`` is the array's.
+        starts: int64, offsets of its 16-byte chunks.
+        low, high: offsets of its first byte and behind its last.
     """
-    unit = element.nbytes if mn_major else CHUNK
-    low, high = int(places.min()) * unit, (int(places.max()) + 1) * unit
-    if high > cta.size:
+
+    places: np.ndarray
+    starts: np.ndarray
+    low: int
+    high: int
+    address: int
+
+    @classmethod
+    def of(cls, places: np.ndarray, element_bytes: int, mn_major: bool) -> Places:
+        """From the indices that `operand_places` returns."""
+        unit = element_bytes if mn_major else CHUNK
+        low, high = int(places.min()) * unit, (int(places.max()) + 1) * unit
+        chunks = places if not mn_major else np.unique(places * element_bytes // CHUNK)
+        places = np.ascontiguousarray(places)
+        return cls(places, chunks.reshape(-1) * CHUNK, low, high, places.ctypes.data)
+
+
+@functools.lru_cache(maxsize=512)
+def find_operand(matrix: Matrix, rows: int, element_bytes: int, mn_major: bool) -> Places:
+    """`operand_places` of an operand, and what else there is to know of them."""
+    return Places.of(operand_places(matrix, rows, element_bytes, mn_major), element_bytes, mn_major)
+
+
+def check_operand(cta: SharedMemory, operand: Places, who: str) -> None:
+    """Raises IllegalAccess when part of an operand lies outside of the shared memory of its CTA."""
+    if operand.high > cta.size:
         raise IllegalAccess(
-            f"{who}: operand at shared offsets {low} to {high} of CTA {cta.cta_rank}, which has {cta.size} bytes"
+            f"{who}: operand at shared offsets {operand.low} to {operand.high} of CTA {cta.cta_rank}, which has "
+            f"{cta.size} bytes"
         )
-    chunks = places if not mn_major else np.unique(places * element.nbytes // CHUNK)
-    return chunks.reshape(-1) * CHUNK
 
 
 def load_operand(cta: SharedMemory, places: np.ndarray, element: ElementType, mn_major: bool) -> np.ndarray:
@@ -415,26 +438,24 @@ class _Mma:
         self.a_places = None if a_in_tmem else self._places(a, self.rows, fields.a_type, fields.a_mn_major)
         self.b_places = self._places(b, self.columns, fields.b_type, fields.b_mn_major)
 
-    def _places(self, descriptor: int, rows: int, element: ElementType, mn_major: bool) -> np.ndarray:
+    def _places(self, descriptor: int, rows: int, element: ElementType, mn_major: bool) -> Places:
         matrix = decode_matrix(descriptor)
         if mn_major and element.nbytes == 4 and matrix.swizzle != "128B_atom32B":
             raise UnsupportedPTX(f"{self.text}: MN-major {element.name} operand with swizzle {matrix.swizzle}")
         if not mn_major and matrix.swizzle == "128B_atom32B":
             raise UnsupportedPTX(f"{self.text}: K-major operand with swizzle {matrix.swizzle}")
-        return operand_places(matrix, rows, element.nbytes, mn_major)
+        return find_operand(matrix, rows, element.nbytes, mn_major)
 
     def issue(self) -> None:
         """Checks at issue, by the race detector too."""
-        core, fields = self.core, self.fields
+        core = self.core
         watched = core.tracker.tensor.operation(self.text) if core.tracker is not None else None
-        operands = [(self.b_places, fields.b_type, fields.b_mn_major)]
-        if self.a_places is not None:
-            operands.append((self.a_places, fields.a_type, fields.a_mn_major))
+        operands = [self.b_places] if self.a_places is None else [self.b_places, self.a_places]
         for rank in self.ranks:
-            for places, element, mn_major in operands:
-                starts = check_operand(core.shared.ctas[rank], places, element, mn_major, self.text)
+            for operand in operands:
+                check_operand(core.shared.ctas[rank], operand, self.text)
                 if watched is not None:
-                    core.tracker.async_read(rank, starts, CHUNK, watched)
+                    core.tracker.async_read(rank, operand.starts, CHUNK, watched)
             if watched is not None:
                 if self.a_tmem is not None:
                     column = split_address(self.a_tmem)[1]
@@ -493,7 +514,7 @@ class _Mma:
         if unit is not None:
             for index, rank in enumerate(self.ranks):
                 cta = self.core.shared.ctas[rank]
-                if not unit.load_b(*cta.addresses(), self.b_places, index * self.columns):
+                if not unit.load_b(*cta.addresses(), self.b_places.address, self.columns, index * self.columns):
                     return None
         return unit
 
@@ -501,17 +522,18 @@ class _Mma:
         """One CTA's product; False, and nothing done, where a byte is NaN or uninitialised or a sum may be inexact."""
         cta = self.core.shared.ctas[rank]
         sums, earlier = self._exact_so_far(memory)
-        if earlier is None or not unit.load_a(*cta.addresses(), self.a_places):
+        if earlier is None or not unit.load_a(*cta.addresses(), self.a_places.address):
             return False
-        unit.multiply(self.fields.n, self._cells(memory).ctypes.data, self.accumulate)
+        self._cells(memory)
+        unit.multiply(self.fields.n, memory.address_of_column(split_address(self.d)[1]), self.accumulate)
         sums[...] = earlier + 1
         return True
 
     def _load(
-        self, rank: int, places: np.ndarray, element: ElementType, mn_major: bool, negate: bool
+        self, rank: int, places: Places, element: ElementType, mn_major: bool, negate: bool
     ) -> np.ndarray:
         """float64 [rows, K] of one CTA's part of an operand."""
-        values = load_operand(self.core.shared.ctas[rank], places, element, mn_major)
+        values = load_operand(self.core.shared.ctas[rank], places.places, element, mn_major)
         return -values if negate else values
 
     def _load_tmem(self, rank: int) -> np.ndarray:

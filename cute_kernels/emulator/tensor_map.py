@@ -80,15 +80,15 @@ _HEADER_IGNORED = 1 << 1 | 1 << 21
 class _Geometry:
     """What both modes have: a tensor, and rows of consecutive elements that a copy moves."""
 
-    @property
+    @functools.cached_property
     def rank(self) -> int:
         return len(self.extents)
 
-    @property
+    @functools.cached_property
     def element_bytes(self) -> int:
         return _ELEMENT_BYTES[self.dtype]
 
-    @property
+    @functools.cached_property
     def shared_pitch(self) -> int:
         """Bytes between rows in shared memory."""
         return SWIZZLES[self.swizzle].span or self.row_bytes
@@ -147,7 +147,7 @@ class TensorMap(_Geometry):
     def __post_init__(self) -> None:
         self._check(1, [(any(not 1 <= size <= 256 for size in self.box), f"box {self.box}, legal are 1 to 256")])
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of one box row (dimension 0)."""
         return self.box[0] * self.element_bytes
@@ -223,18 +223,18 @@ class Im2colMap(_Geometry):
         if self.element_strides[0] != 1 or self.element_strides[-1] != 1:
             raise UnsupportedPTX(f"im2col map with element strides {self.element_strides}: those of C and N are 1")
 
-    @property
+    @functools.cached_property
     def box(self) -> tuple[int, ...]:
         """Positions of the bounding box per spatial dimension, steps of 1."""
         spatial = zip(self.extents[1:-1], self.lower_corner, self.upper_corner)
         return tuple(extent + upper - lower for extent, lower, upper in spatial)
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of one pixel."""
         return self.channels * self.element_bytes
 
-    @property
+    @functools.cached_property
     def box_bytes(self) -> int:
         """Bytes of one copy, those out of bounds included: what the mbarrier counts."""
         return self.pixels * self.row_bytes

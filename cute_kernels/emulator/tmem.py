@@ -44,6 +44,7 @@ class TensorMemory:
     def __init__(self, *, detect: bool = True) -> None:
         self.cells = np.zeros((COLUMNS, LANES), np.uint32)
         self.floats = self.cells.view(np.float32)
+        self._address = self.cells.ctypes.data
         self.allocations: dict[int, int] = {}
         self.detect = detect
         self.e4m3_sums = np.zeros(COLUMNS, np.int32)
@@ -51,6 +52,11 @@ class TensorMemory:
         self.columns_used = 0
         self._allocated = np.zeros(COLUMNS, bool)
         self._written = np.zeros((COLUMNS, LANES), bool)
+        self._full = np.zeros(COLUMNS, bool)  # columns that were written in all lanes by one access
+
+    def address_of_column(self, column: int) -> int:
+        """Host address of the cells of a column."""
+        return self._address + self.cells.strides[0] * column
 
     def alloc(self, ncols: int) -> int | None:
         """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
@@ -65,7 +71,7 @@ class TensorMemory:
         for base in range(0, COLUMNS - ncols + 1, 32):
             if not self._allocated[base : base + ncols].any():
                 self._allocated[base : base + ncols] = True
-                self._written[base : base + ncols] = False
+                self._written[base : base + ncols] = self._full[base : base + ncols] = False
                 self.allocations[base] = ncols
                 self.columns_used = max(self.columns_used, int(self._allocated.sum()))
                 return base
@@ -149,11 +155,13 @@ class TensorMemory:
             raise IllegalAccess(
                 f"TMEM access to columns {column}..{column + ncols - 1}, of which column {free} is not allocated"
             )
-        if not self.detect:
+        if not self.detect or self._full[column : column + ncols].all():
             return
         written = self._written[column : column + ncols, lane : lane + nlanes]
         if write:
             written[...] = True
+            if nlanes == LANES:
+                self._full[column : column + ncols] = True
         elif not written.all():
             bad_column, bad_lane = np.argwhere(~written)[0]
             raise IllegalAccess(

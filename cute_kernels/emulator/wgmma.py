@@ -30,10 +30,11 @@ from cute_kernels.emulator.tensor_core import (
     K_BYTES,
     ElementType,
     Matrix,
+    Places,
     check_operand,
     decode_values,
+    find_operand,
     load_operand,
-    operand_places,
 )
 from cute_kernels.emulator.tensor_map import CHUNK
 
@@ -151,10 +152,9 @@ Accumulators = np.ndarray | Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class _Operand:
-    """A matrix in shared memory: its `operand_places`, the offsets of its 16-byte chunks, and how to read it."""
+    """A matrix in shared memory: where it is, and how to read it."""
 
-    places: np.ndarray
-    starts: np.ndarray
+    where: Places
     element: ElementType
     mn_major: bool
 
@@ -330,9 +330,9 @@ class WgmmaUnit:
         if operation.a is not None:
             matrices.append((operation.a, ROWS, form.a_type, form.a_mn_major))
         for descriptor, rows, element, mn_major in matrices:
-            places = operand_places(decode_descriptor(descriptor), rows, element.nbytes, mn_major)
-            starts = check_operand(cta, places, element, mn_major, form.text)
-            operation.operands.append(_Operand(places, starts, element, mn_major))
+            where = find_operand(decode_descriptor(descriptor), rows, element.nbytes, mn_major)
+            check_operand(cta, where, form.text)
+            operation.operands.append(_Operand(where, element, mn_major))
 
     def _start(self, operation: Operation, queue: tuple[str, int, int]) -> None:
         """The last warp has issued the operation."""
@@ -341,7 +341,7 @@ class WgmmaUnit:
             self.meter.mma((form.n + (0 if operation.a is None else ROWS)) * K_BYTES)
         if self.tracker is not None:
             for operand in operation.operands:
-                self.tracker.async_read(operation.rank, operand.starts, CHUNK, operation.watched.operation)
+                self.tracker.async_read(operation.rank, operand.where.starts, CHUNK, operation.watched.operation)
         run, name = functools.partial(self._run, operation), f"wgmma 64x{operation.form.n}"
         self.engine.submit(AsyncOp(queue, run, operation.describe(), yields=True, name=name, signals=queue))
 
@@ -349,7 +349,7 @@ class WgmmaUnit:
         form = operation.form
         parts = [operation.parts[warp] for warp in range(WARPS)]
         cta = self.shared.ctas[operation.rank]
-        matrices = [load_operand(cta, x.places, x.element, x.mn_major) for x in operation.operands]
+        matrices = [load_operand(cta, x.where.places, x.element, x.mn_major) for x in operation.operands]
         b = matrices[0]
         if operation.a is not None:
             a = matrices[1]

@@ -44,11 +44,9 @@ def operands(seed: int, rows: int, largest: int) -> tuple[np.ndarray, np.ndarray
 
 def load(unit: E4m3Unit, a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> None:
     half = len(b[1]) // 2
-    parts = [b[1][:half].copy(), b[1][half:].copy()]
-    assert unit.load_a(a[0].ctypes.data, None, a[1])
-    assert unit.load_b(b[0].ctypes.data, None, parts[0], 0)
-    assert unit.load_b(b[0].ctypes.data, None, parts[1], half)
-    unit.kept = parts  # `load_b` keeps addresses
+    assert unit.load_a(a[0].ctypes.data, None, a[1].ctypes.data)
+    assert unit.load_b(b[0].ctypes.data, None, b[1].ctypes.data, half, 0)
+    assert unit.load_b(b[0].ctypes.data, None, b[1][half:].ctypes.data, len(b[1]) - half, half)
 
 
 # 0x67 is 60, the largest value of 16 bits; 0x54 and 0x58 are 12 and 16: 32 x 16 x 16 x 2^18 is 2^31.
@@ -99,15 +97,15 @@ def test_nan_and_uninitialised_bytes_are_refused(unit: E4m3Unit) -> None:
     data, places, _ = operands(4, LANES, 0x7E)
     states = np.ones(len(data), np.uint8)
     where = 16 * int(places[77, 1]) + 5
-    address, checked = data.ctypes.data, states.ctypes.data
-    assert unit.load_a(address, checked, places)
+    address, checked, rows = data.ctypes.data, states.ctypes.data, places.ctypes.data
+    assert unit.load_a(address, checked, rows)
     for state in (0, 2):  # never written, part of an mbarrier
         states[where] = state
-        assert not unit.load_a(address, checked, places)
-    assert unit.load_a(address, None, places)
+        assert not unit.load_a(address, checked, rows)
+    assert unit.load_a(address, None, rows)
     for pattern in (0x7F, 0xFF):
         data[where] = pattern
-        assert not unit.load_a(address, None, places)
+        assert not unit.load_a(address, None, rows)
 
 
 @pytest.mark.parametrize("nan", [False, True])

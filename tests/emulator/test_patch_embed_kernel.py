@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import TileConfig
-from cute_kernels.emulator import Options, tma
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.tensor_map import decode
+from cute_kernels.emulator.tma import TmaUnit
 from cute_kernels.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 
@@ -88,13 +90,13 @@ def test_every_row_may_choose_its_position(config: TileConfig) -> None:
 def test_tiles_are_walked_in_a_snake(monkeypatch) -> None:
     """3 x 3 tiles of one cluster, as TMA loads them: a row turns round at its end and takes the last weight again."""
     loaded: dict[tuple[int, ...], list[int]] = {}
-    load = tma.load_tile
+    load = TmaUnit.load
 
-    def record(tensor_map, coords, gmem):
-        loaded.setdefault(tuple(tensor_map.extents), []).append(coords[1])
-        return load(tensor_map, coords, gmem)
+    def record(self, descriptor, coords, *args, **kwargs):
+        loaded.setdefault(decode(descriptor).extents, []).append(coords[1])
+        return load(self, descriptor, coords, *args, **kwargs)
 
-    monkeypatch.setattr(tma, "load_tile", record)
+    monkeypatch.setattr(TmaUnit, "load", record)
     case = make_case(batch=6, positions=100, n=520, k=16, sm_count=2, seed=3)
     check(case)
     # Each CTA of the pair loads 128 rows of x and of the weight of every tile, the second one 128 rows further.
