@@ -183,13 +183,13 @@ def _gemm_arguments(plan: GemmPlan, *, a: int, b: int, bias: int | None, out: in
     import cuda.bindings.driver as driver
     from cutlass import Float32, Int32
 
-    from cute_kernels.kernels.dense import ELEMENT_TYPES
+    from cute_kernels.kernels.dense import ELEMENT_TYPES, OPERAND_TYPES
 
     problem = plan.problem
     sizes = (problem.m, problem.n, problem.k, problem.batches, plan.clusters)
     return (
-        _pointer(ELEMENT_TYPES[problem.in_dtype], a),
-        _pointer(ELEMENT_TYPES[problem.in_dtype], b),
+        _pointer(OPERAND_TYPES[problem.in_dtype], a),
+        _pointer(OPERAND_TYPES[problem.in_dtype], b),
         _pointer(Float32, bias) if problem.bias else None,
         _pointer(ELEMENT_TYPES[problem.out_dtype], out),
         *(Int32(size) for size in sizes),

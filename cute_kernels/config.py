@@ -165,7 +165,8 @@ class GemmProblem:
     Attributes:
         m, n, k: rows of ``a``, rows of ``b`` and the elements they have in common.
         batches: independent products; ``a``, ``b`` and the output then have a leading dimension.
-        in_dtype: element type of ``a`` and ``b``, as torch names it: bfloat16 or float16.
+        in_dtype: element type of ``a`` and ``b``, as torch names it: bfloat16, float16, or float32, which is rounded to
+            TF32 on its way to the tensor core.
         out_dtype: element type of the output: bfloat16, float16 or float32.
         bias: whether an FP32 vector of N values is added before the one rounding to ``out_dtype``.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cute_kernels.launch import BoundGemm, GemmTensors
     from cute_kernels.plan import GemmPlan
 
-_IN_DTYPES = (torch.bfloat16, torch.float16)
+_IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _CONFIG_TYPES = {kind.__name__: kind for kind in (Sm100GemmConfig, Sm90GemmConfig)}
 _ALIGNMENT = 16  # bytes, of a TMA address and of a row
@@ -31,16 +31,20 @@ def gemm(
     out_dtype: torch.dtype | None = None,
     config: GemmConfig | None = None,
     backend: Backend = "auto",
+    allow_tf32: bool = False,
 ) -> torch.Tensor:
     """Dense product ``a @ b.T + bias``, in the layout of `torch.nn.functional.linear`, accumulated in FP32.
 
-    The accumulator is rounded once per tensor-core instruction of 16 elements of K; FP32 ``bias`` is added with one
-    rounding and the sum is rounded once to ``out_dtype``: `cute_kernels.reference.gemm` says the same in plain torch,
-    and what the ``split_k`` of a config changes in the order of the additions.
+    The accumulator is rounded once per tensor-core instruction of 16 elements of K (8 of TF32); FP32 ``bias`` is added
+    with one rounding and the sum is rounded once to ``out_dtype``: `cute_kernels.reference.gemm` says the same in plain
+    torch, and what the ``split_k`` of a config changes in the order of the additions. Of float32 operands the tensor
+    core multiplies TF32, which has FP32's range and 11 significant bits: every element is rounded to the nearest one
+    first, ties to even.
 
     Args:
-        a: ``[M, K]`` or ``[B, M, K]`` bfloat16 or float16, contiguous; every extent at least 1, K a multiple of 8 (TMA
-            reads rows of whole 16 bytes). A slice whose memory does not start on 16 bytes is copied.
+        a: ``[M, K]`` or ``[B, M, K]`` bfloat16, float16 or, with ``allow_tf32``, float32, contiguous; every extent at
+            least 1, K a multiple of 8, or of 4 in float32 (TMA reads rows of whole 16 bytes). A slice whose memory does
+            not start on 16 bytes is copied.
         b: ``[N, K]`` of the same type, for all of a batch, or ``[B, N, K]``.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None.
         out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
@@ -49,13 +53,14 @@ def gemm(
             config's architecture, SM100's without a config.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
+        allow_tf32: accepts float32 operands although 13 of their 24 significant bits are lost; of no effect on others.
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy.
         There is no backward: differentiating the result raises NotImplementedError.
 
     Raises:
-        TypeError: an argument of the wrong type or element type.
+        TypeError: an argument of the wrong type or element type, float32 without ``allow_tf32`` among them.
         ValueError: a wrong shape, stride, device, backend or config value.
         NotImplementedError: a device without a kernel.
     """
@@ -64,12 +69,14 @@ def gemm(
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected torch.dtype or None")
+    if not isinstance(allow_tf32, bool):
+        raise TypeError(f"allow_tf32 is {type(allow_tf32).__name__}, expected bool")
     if backend == "auto" and a.is_cuda and not dispatch_is_intercepted():
         # The dispatcher would do nothing but call `_gemm`, unless the result needed a gradient.
         gradients = torch.is_grad_enabled()
         if all(tensor is None or is_plain(tensor, gradients) for tensor in (a, b, bias)):
-            return _warm(a, b, bias, out_dtype, config)
-    return torch.ops.cute_kernels.gemm(a, b, bias, out_dtype, backend, *_encode_config(config))
+            return _warm(a, b, bias, out_dtype, config, allow_tf32)
+    return torch.ops.cute_kernels.gemm(a, b, bias, out_dtype, backend, *_encode_config(config), allow_tf32)
 
 
 def _encode_config(config: GemmConfig | None) -> tuple[str | None, list[int]]:
@@ -97,7 +104,7 @@ def _decode_config(name: str | None, numbers: Sequence[int]) -> GemmConfig | Non
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check(a, b, bias, out_dtype) -> None:
+def _check(a, b, bias, out_dtype, allow_tf32) -> None:
     """Everything that can be told from metadata; also runs on fake tensors."""
     for name, tensor in (("a", a), ("b", b), ("bias", bias)):
         if tensor is not None and tensor.layout is not torch.strided:
@@ -105,6 +112,11 @@ def _check(a, b, bias, out_dtype) -> None:
     for name, tensor in (("a", a), ("b", b)):
         if tensor.dtype not in _IN_DTYPES:
             raise TypeError(f"{name} has dtype {tensor.dtype}, allowed: {', '.join(map(str, _IN_DTYPES))}")
+    if a.dtype is torch.float32 and not allow_tf32:
+        raise TypeError(
+            "a has dtype torch.float32, of which the tensor core would multiply 11 of 24 significant bits (TF32), "
+            "allowed: torch.bfloat16, torch.float16, or torch.float32 with allow_tf32=True"
+        )
     if a.dtype != b.dtype:
         raise TypeError(f"a has dtype {a.dtype} and b has dtype {b.dtype}: they must be equal")
     if out_dtype is not None and out_dtype not in _OUT_DTYPES:
@@ -127,10 +139,11 @@ def _check(a, b, bias, out_dtype) -> None:
     n, k = b.shape[-2:]
     if a.shape[-1] != k:
         raise ValueError(f"a has K = {a.shape[-1]} and b has K = {k}: they must be equal")
-    if k % 8:
-        nearest = " or ".join(str(value) for value in (k - k % 8, k + 8 - k % 8) if value)
+    step = _ALIGNMENT // a.itemsize
+    if k % step:
+        nearest = " or ".join(str(value) for value in (k - k % step, k + step - k % step) if value)
         raise ValueError(
-            f"a has K = {k}, allowed: multiples of 8, since TMA reads rows of whole 16 bytes; nearest {nearest}"
+            f"a has K = {k}, allowed: multiples of {step}, since TMA reads rows of whole 16 bytes; nearest {nearest}"
         )
     if bias is not None:
         if bias.dtype not in _OUT_DTYPES:
@@ -163,11 +176,12 @@ def prepare_gemm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     config: GemmConfig | None = None,
+    allow_tf32: bool = False,
 ) -> PreparedGemm:
     """Plans a call and lays out its operands; arguments and errors as `gemm`, and ValueError for an illegal config."""
     from cute_kernels.launch import GemmTensors
 
-    _check(a, b, bias, out_dtype)
+    _check(a, b, bias, out_dtype, allow_tf32)
     plan = _plan(a, b, bias, out_dtype, config, a.device)
     problem = plan.problem
     batches, n, k = problem.batches, problem.n, problem.k
@@ -233,11 +247,11 @@ _WARM: dict[tuple, _WarmCall] = {}
 _WARM_CAPACITY = 1024
 
 
-def _warm(a, b, bias, out_dtype, config) -> torch.Tensor:
+def _warm(a, b, bias, out_dtype, config, allow_tf32) -> torch.Tensor:
     """A call on CUDA tensors without the dispatcher; the second one of a shape without checks and planning."""
     device = a.get_device()
     like_bias = None if bias is None else (bias.shape, bias.dtype, bias.get_device())
-    key = (a.shape, b.shape, a.dtype, b.dtype, like_bias, out_dtype, config, device, b.get_device())
+    key = (a.shape, b.shape, a.dtype, b.dtype, like_bias, out_dtype, config, allow_tf32, device, b.get_device())
     call = _WARM.get(key)
     if (
         call is None
@@ -245,7 +259,7 @@ def _warm(a, b, bias, out_dtype, config) -> torch.Tensor:
         or not (a.is_contiguous() and b.is_contiguous())
         or torch.cuda.current_device() != device
     ):
-        return _long_way(key, a, b, bias, out_dtype, config)
+        return _long_way(key, a, b, bias, out_dtype, config, allow_tf32)
     padded = None if bias is None else _prepared_bias(bias, call.padded_n)
     out = torch.empty_like(call.like_output, memory_format=torch.contiguous_format)
     address = None if padded is None else padded.data_ptr()
@@ -258,13 +272,13 @@ def forget_calls() -> None:
     _WARM.clear()
 
 
-def _long_way(key: tuple, a, b, bias, out_dtype, config) -> torch.Tensor:
+def _long_way(key: tuple, a, b, bias, out_dtype, config, allow_tf32) -> torch.Tensor:
     """As `_gemm` on CUDA tensors; remembers the call if its output needs no padding."""
     from cute_kernels import launch
 
     _encode_config(config)
     choose_backend(a.device, "auto")
-    prepared = prepare_gemm(a, b, bias, out_dtype, config)
+    prepared = prepare_gemm(a, b, bias, out_dtype, config, allow_tf32)
     launch.launch(prepared.plan, prepared.tensors)
     out = prepared.result(_output_shape(a, b))
     # Memory of a graph's own pool must not outlive the graph.
@@ -276,8 +290,8 @@ def _long_way(key: tuple, a, b, bias, out_dtype, config) -> torch.Tensor:
     return out
 
 
-def _gemm(a, b, bias, out_dtype, backend, config_type=None, config_numbers=()):
-    _check(a, b, bias, out_dtype)
+def _gemm(a, b, bias, out_dtype, backend, config_type=None, config_numbers=(), allow_tf32=False):
+    _check(a, b, bias, out_dtype, allow_tf32)
     config = _decode_config(config_type, config_numbers)
     executor = choose_backend(a.device, backend)
     if executor == "reference":
@@ -288,14 +302,14 @@ def _gemm(a, b, bias, out_dtype, backend, config_type=None, config_numbers=()):
 
     from cute_kernels import launch
 
-    prepared = prepare_gemm(a, b, bias, out_dtype, config)
+    prepared = prepare_gemm(a, b, bias, out_dtype, config, allow_tf32)
     run = launch.emulate if executor == "emulator" else launch.launch
     run(prepared.plan, prepared.tensors)
     return prepared.result(_output_shape(a, b))
 
 
-def _gemm_fake(a, b, bias, out_dtype, backend, config_type=None, config_numbers=()):
-    _check(a, b, bias, out_dtype)
+def _gemm_fake(a, b, bias, out_dtype, backend, config_type=None, config_numbers=(), allow_tf32=False):
+    _check(a, b, bias, out_dtype, allow_tf32)
     return a.new_empty(_output_shape(a, b), dtype=out_dtype or a.dtype)
 
 
@@ -306,7 +320,7 @@ def _no_backward(ctx, grad):
 _library = torch.library.Library("cute_kernels", "FRAGMENT")
 _library.define(
     "gemm(Tensor a, Tensor b, Tensor? bias, ScalarType? out_dtype, str backend, str? config_type=None, "
-    "int[] config_numbers=[]) -> Tensor",
+    "int[] config_numbers=[], bool allow_tf32=False) -> Tensor",
     # The kernel reads rows through TMA: a compiler must not hand it other strides than the program had.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )

@@ -11,6 +11,9 @@ from cute_kernels.plan.base import ITEMSIZE
 
 ELEMENT_TYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
 
+OPERAND_TYPES = ELEMENT_TYPES | {"float32": cutlass.TFloat32}
+"""What the tensor core multiplies. A tensor map of TF32 makes TMA round FP32 on its way to shared memory."""
+
 
 def matrices(
     pointer: cute.Pointer, rows: Int32, columns: Int32, pitch: Int32, batches: Int32, dtype: str

@@ -12,6 +12,10 @@ SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
 
 
+MMA_K_BYTES = 32
+"""K of one `tcgen05.mma` or `wgmma.mma_async` (PTX ISA: 16 elements of 16 bits, 8 of TF32)."""
+
+
 @dataclass(frozen=True)
 class GemmPlan(Plan):
     """A persistent GEMM over a grid of output tiles.
@@ -31,6 +35,11 @@ class GemmPlan(Plan):
     def tile_k(self) -> int:
         """Elements of K in one stage."""
         return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
+
+    @property
+    def mma_k(self) -> int:
+        """Elements of K of one tensor-core instruction: 32 bytes, of every element type and architecture."""
+        return MMA_K_BYTES // ITEMSIZE[self.problem.in_dtype]
 
     @property
     def m_tiles(self) -> int:
@@ -100,7 +109,7 @@ class GemmPlan(Plan):
 
 def check_gemm_problem(p: GemmProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
-    require("in_dtype", p.in_dtype, ("bfloat16", "float16"), "16-bit operands of the tensor core")
+    require("in_dtype", p.in_dtype, ("bfloat16", "float16", "float32"), "operands of the tensor core, float32 as TF32")
     require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "what the epilogue rounds to")
     require("bias", p.bias, (True, False), "present or not")
     # TMA coordinates are 32-bit and a tile may begin before the end of the tensor and reach beyond it.

@@ -216,6 +216,9 @@ CLUSTERS = ((2, 1), (1, 2), (1, 1), (2, 2), (4, 1), (1, 4))
 MACS_PER_CLOCK = 2048
 """Multiply-adds of 16-bit operands per SM and clock: a wgmma of 64 x 256 x 16 takes 128 clocks."""
 
+BLOCK_MACS = 64
+"""Multiply-adds of 16-bit operands per output that take the time of one K block, of any element type: 128 bytes."""
+
 EPILOGUE_CLOCKS_PER_KELEMENT = 80
 """Clocks of a warpgroup to convert, stage and store 1024 output elements of a tile."""
 
@@ -237,7 +240,7 @@ def tile_clocks(plan: Sm90GemmPlan) -> float:
     """Modelled clocks between one tile of a CTA and the next."""
     c = plan.config
     traffic = 1 + OPERAND_TRAFFIC * (1 / c.tile_m + 1 / c.tile_n)
-    k = -(-plan.k_blocks // c.split_k) * plan.tile_k
+    k = -(-plan.k_blocks // c.split_k) * BLOCK_MACS
     mainloop = k * c.tile_m * c.tile_n / MACS_PER_CLOCK * traffic + TILE_CLOCKS
     epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
     if c.split_k > 1:

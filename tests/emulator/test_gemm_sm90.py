@@ -71,7 +71,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     n=st.integers(1, 200),
     k=st.integers(1, 30).map(lambda i: 8 * i),
     batches=st.integers(1, 2),
-    in_dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    in_dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
     out_dtype=st.sampled_from(OUT_DTYPES),
     bias=st.booleans(),
     config=st.sampled_from([TOGETHER, IN_TURN]),

@@ -72,7 +72,7 @@ def draw(m, n, k, batches=0, *, dtype=BF16, seed=0, small_integers=False, bias=T
 
 def run_guarded(a, b, bias, out_dtype, config, *, sm_count: int | None = None) -> torch.Tensor:
     """One launch into poison between guards; fails if it writes outside of the output or leaves poison in it."""
-    prepared = prepare_gemm(a, b, bias, out_dtype, config)
+    prepared = prepare_gemm(a, b, bias, out_dtype, config, allow_tf32=True)
     plan = prepared.plan if sm_count is None else dataclasses.replace(prepared.plan, sm_count=sm_count)
     tensors = prepared.tensors
     count = tensors.out.numel()
@@ -120,6 +120,24 @@ def test_variant(config, record_property):
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 def test_types(dtype, out_dtype, bias, config, record_property):
     check((515, 393, 200), config, record_property, dtype=dtype, out_dtype=out_dtype, bias=bias)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_tf32(config, record_property):
+    """Rounding by TMA, seen through the identity; random data against FP64 of the rounded operands; exact integers."""
+    a, b, _ = draw(515, 128, 128, dtype=FP32, seed=1, bias=False)
+    rounded = reference.round_tf32(a)
+    identity = torch.eye(128, device="cuda")
+    assert torch.equal(run_guarded(a, identity, None, None, config), rounded)
+    out = run_guarded(a, b, None, None, config).double()
+    wide = rounded.double(), reference.round_tf32(b).double().mT
+    error = float(((out - wide[0] @ wide[1]).abs() / (wide[0].abs() @ wide[1].abs())).max())
+    record_property("TF32 GEMM accumulation error / sum |a| |b|", error)
+    assert error <= ACCUMULATION_ERROR, f"accumulation error {error:.3g} of sum |a| |b|"
+    for shape, batches in (((1000, 776, 260), 0), ((130, 97, 1036), 3), ((1, 1, 4), 0)):
+        a, b, bias = draw(*shape, batches, dtype=FP32, small_integers=True)
+        out = run_guarded(a, b, bias, None, config)
+        assert torch.equal(out, ((a.double() @ b.double().mT).float() + bias))
 
 
 @pytest.mark.parametrize("k", [8, 56, 64, 72, 128, 192, 264, 1152, 4304])
@@ -222,6 +240,12 @@ def test_repeated_calls_take_the_short_way_and_see_what_changed(record_property)
     check_call(out_dtype=FP32)
     with pytest.raises(ValueError, match="contiguous"):
         cute_kernels.gemm(a.T.contiguous().T, b, bias=bias)
+    wide = a.float(), b.float()
+    expected = reference.gemm(wide[0].cpu(), wide[1].cpu(), bias.cpu())
+    for _ in range(2):
+        assert torch.equal(cute_kernels.gemm(*wide, bias=bias, allow_tf32=True).cpu(), expected)
+        with pytest.raises(TypeError, match="allow_tf32=True"):  # also when the shape is known
+            cute_kernels.gemm(*wide, bias=bias)
     with pytest.raises(NotImplementedError, match="no backward"):
         cute_kernels.gemm(a.clone().requires_grad_(), b).float().sum().backward()
     start = time.perf_counter()

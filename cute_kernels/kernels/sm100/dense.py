@@ -15,7 +15,7 @@ import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
-from cute_kernels.kernels.dense import ELEMENT_TYPES, bias_view, matrices, out_pitch
+from cute_kernels.kernels.dense import ELEMENT_TYPES, OPERAND_TYPES, bias_view, matrices, out_pitch
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.load import Load
 from cute_kernels.kernels.pipes import make_pipes
@@ -73,7 +73,7 @@ class DenseGemm:
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
         plan, problem = self.plan, self.plan.problem
-        dtype = ELEMENT_TYPES[problem.in_dtype]
+        dtype = OPERAND_TYPES[problem.in_dtype]
         a = matrices(a_pointer, m, k, k, batches, problem.in_dtype)
         b = matrices(b_pointer, n, k, k, batches, problem.in_dtype)
         out = matrices(out_pointer, m, n, out_pitch(plan, n), batches, problem.out_dtype)
@@ -128,7 +128,7 @@ class DenseGemm:
             args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cute.arch.cluster_idx()[0],
             clusters_of_grid(plan),
         )  # fmt: skip
-        dtype = ELEMENT_TYPES[plan.problem.in_dtype]
+        dtype = OPERAND_TYPES[plan.problem.in_dtype]
         a_tensor = stage_tensor(a_stages, args.a_layout, dtype)
         b_tensor = stage_tensor(b_stages, args.b_layout, dtype)
         count = plan.accumulators * plan.waves

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, Int64
+from cutlass import Float32, Int16, Int32, Int64, TFloat32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from cute_kernels.kernels.dense import ELEMENT_TYPES, bias_view, matrices, out_pitch
+from cute_kernels.kernels.dense import ELEMENT_TYPES, OPERAND_TYPES, bias_view, matrices, out_pitch
 from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.load import Load, Operand
 from cute_kernels.kernels.pipes import make_pipes
@@ -20,6 +20,7 @@ from cute_kernels.kernels.sm90.dense_mma import DenseMma
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.sm90.split_k import PartialSums
+from cute_kernels.kernels.sm90.tf32 import MmaTf32Op
 from cute_kernels.kernels.staging import staging_layout, warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan import Sm90GemmPlan
@@ -49,7 +50,7 @@ class DenseGemm:
     def __init__(self, plan: Sm90GemmPlan) -> None:
         self.plan = plan
         self.graph = sm90_gemm_graph(plan)
-        self.dtype = ELEMENT_TYPES[plan.problem.in_dtype]
+        self.dtype = OPERAND_TYPES[plan.problem.in_dtype]
 
     @cute.jit
     def __call__(
@@ -71,9 +72,10 @@ class DenseGemm:
         b = matrices(b_pointer, n, k, k, batches, problem.in_dtype)
         out = matrices(out_pointer, m, n, out_pitch(plan, n), batches, problem.out_dtype)
 
+        operation = MmaTf32Op if self.dtype is TFloat32 else warpgroup.MmaF16BF16Op
         tiled_mma = cute.make_tiled_mma(
-            warpgroup.MmaF16BF16Op(
-                self.dtype, Float32, (64, config.tile_n, 16), warpgroup.OperandSource.SMEM,
+            operation(
+                self.dtype, Float32, (64, config.tile_n, plan.mma_k), warpgroup.OperandSource.SMEM,
                 OperandMajorMode.K, OperandMajorMode.K,
             )
         )  # fmt: skip
