@@ -55,7 +55,7 @@ def tune_gemm(
 
     Args:
         m, n, k, batches: sizes, as of `GemmProblem`: ``a`` is ``[m, k]`` or ``[batches, m, k]``.
-        dtype: bfloat16 or float16, of ``a`` and ``b``.
+        dtype: bfloat16, float16 or, multiplied as TF32, float32, of ``a`` and ``b``.
         out_dtype: bfloat16, float16 or float32; ``dtype`` when None.
         bias: whether there is one.
         device: CUDA device; the current one when None.
@@ -164,8 +164,9 @@ def replay_timer(launch: Callable[[int, int], None], count: int) -> Timer:
 def gemm_inputs(problem: GemmProblem) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None]:
     """Random ``a`` of every input set, ``b`` and the bias, on the current device."""
     dtype = getattr(torch, problem.in_dtype)
-    size = torch.empty((), dtype=getattr(torch, problem.out_dtype)).element_size()
-    nbytes = problem.batches * (2 * (problem.m + problem.n) * problem.k + size * problem.m * problem.n)
+    itemsize, out_itemsize = (getattr(torch, name).itemsize for name in (problem.in_dtype, problem.out_dtype))
+    operands, outputs = (problem.m + problem.n) * problem.k, problem.m * problem.n
+    nbytes = problem.batches * (itemsize * operands + out_itemsize * outputs)
     shape = (problem.batches, problem.m, problem.k)
     inputs = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(max(1, -(-ROTATED_BYTES // nbytes)))]
     weight = torch.randn(problem.batches, problem.n, problem.k, device="cuda", dtype=dtype)

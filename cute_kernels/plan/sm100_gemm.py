@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
@@ -147,11 +148,22 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm100Gemm
     return min(CANDIDATES, key=cost)
 
 
+TUNED = (
+    dataclasses.replace(WIDE, cluster_m=4),
+    dataclasses.replace(WIDE, cluster_n=2),
+    dataclasses.replace(WIDE, cluster_m=4, cluster_n=2),
+    ONE_ACCUMULATOR,
+    dataclasses.replace(LEVEL_8, cluster_m=4),
+    dataclasses.replace(LEVEL_8, tile_n=64, stages=9, store_stages=1),
+)
+"""What a tuner tries besides: less traffic at a cost that no count shows, and tiles for small problems."""
+
+
 def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm100GemmPlan]:
-    """Legal plans that are worth timing on a device: the candidates of the chooser, its choice first."""
+    """Legal plans that are worth timing on a device: the chooser's choice, its candidates, and the others."""
     chosen = default_config(problem, arch, sm_count)
     plans = []
-    for config in (chosen, *(config for config in CANDIDATES if config != chosen)):
+    for config in dict.fromkeys((chosen, *CANDIDATES, *TUNED)):
         with contextlib.suppress(ValueError):
             plans.append(plan_sm100_gemm(problem, config, arch, sm_count))
     return plans
@@ -162,6 +174,7 @@ __all__ = [
     "LEVEL_7",
     "LEVEL_8",
     "ONE_ACCUMULATOR",
+    "TUNED",
     "WIDE",
     "Sm100GemmPlan",
     "default_config",

@@ -151,9 +151,9 @@ def device(root, monkeypatch):
     return times
 
 
-def planned(m: int, n: int, k: int) -> object:
+def planned(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> object:
     """The configuration of a call of `gemm` on the device."""
-    a, b = (torch.empty(rows, k, dtype=torch.bfloat16, device="meta") for rows in (m, n))
+    a, b = (torch.empty(rows, k, dtype=dtype, device="meta") for rows in (m, n))
     return gemm_op._plan(a, b, None, None, None, torch.device("cuda", 0)).config
 
 
@@ -176,6 +176,16 @@ def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
     ]
 
 
+def test_tf32_is_tuned_by_itself(device):
+    default = planned(3000, 500, 640)
+    problem = GemmProblem(3000, 500, 640, in_dtype="float32", out_dtype="float32")
+    fastest = gemm_candidates(problem, "sm_90a")[5].config
+    assert fastest not in (default, planned(3000, 500, 640, torch.float32))
+    device[fastest] = 1.5
+    assert tune_gemm(3000, 500, 640, dtype=torch.float32) == fastest
+    assert planned(3000, 500, 640, torch.float32) == fastest and planned(3000, 500, 640) == default
+
+
 def test_other_orders_of_the_fastest_tiles_are_tried(device):
     first = gemm_candidates(GemmProblem(8192, 4096, 640), "sm_90a")[0]
     orders = [plan.config for plan in tune.variants(first)]
@@ -191,7 +201,7 @@ def test_other_orders_of_the_fastest_tiles_are_tried(device):
         ({"m": 0}, ValueError, "m = 0"),
         ({"k": 12}, ValueError, "k = 12"),
         ({"m": 1.5}, TypeError, "m = 1.5"),
-        ({"dtype": torch.float32}, ValueError, "in_dtype = 'float32'"),
+        ({"dtype": torch.float64}, ValueError, "in_dtype = 'float64'"),
         ({"dtype": "bfloat16"}, TypeError, "dtype is str"),
         ({"out_dtype": 3}, TypeError, "out_dtype is int"),
         ({"candidates": 0}, ValueError, "candidates = 0, allowed: at least 1"),

@@ -10,7 +10,8 @@ from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Ti
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
 from cute_kernels.plan import ARCHS, gemm_candidates, make_plan
 from cute_kernels.plan.sm90_gemm import CANDIDATES
-from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
+from cute_kernels.plan.sm100_gemm import CANDIDATES as CANDIDATES_100
+from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, TUNED, WIDE
 
 
 def square(size: int, **facts) -> GemmProblem:
@@ -65,6 +66,15 @@ def test_the_chooser_follows_the_table_of_the_original(size: int, level: Sm100Ge
     assert make_plan(square(size)).config == level
     level_7 = make_plan(square(size), LEVEL_7)
     assert make_plan(square(size), WIDE).tiles == level_7.tiles
+
+
+def test_a_tuner_tries_every_kind_of_sm100_tile_and_cluster() -> None:
+    """Those that fit: one cluster of eight multiprocessors at least, and a tile's stores in whole turns of the ring."""
+    plans = gemm_candidates(square(8192), "sm_100a")
+    assert [plan.config for plan in plans] == list(dict.fromkeys([plans[0].config, *CANDIDATES_100, *TUNED]))
+    assert plans[0] == make_plan(square(8192)) and len(plans) == len(CANDIDATES_100) + len(TUNED)
+    few = gemm_candidates(square(8192), "sm_100a", sm_count=4)
+    assert {plan.ctas for plan in few} == {2, 4} and len(few) == len(plans) - 1
 
 
 def test_the_chooser_takes_the_shape_that_fits() -> None:
