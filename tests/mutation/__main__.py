@@ -7,12 +7,14 @@ reviewed (tests/mutation/reviewed.py), a review is out of date, or the score is 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.mutation.judge import Verdict
 from tests.mutation.mutants import mutants
 from tests.mutation.summary import as_json, markdown, summarise
 from tests.mutation.targets import TARGETS
@@ -33,9 +35,16 @@ def main() -> int:
     parser.add_argument(
         "--again", nargs="+", type=Path, metavar="FILE.json", help="only those that survived in what --output wrote"
     )
+    parser.add_argument(
+        "--recorded", nargs="+", type=Path, metavar="FILE.json",
+        help="run nothing: judge what --output wrote by the reviews as they are now",
+    )  # fmt: skip
     options = parser.parse_args()
+    if options.recorded is not None:
+        verdicts = recorded(options.recorded)
+        return report(verdicts, options.output, complete=keys(verdicts) == every_key())
     names = options.target or [name for name, target in TARGETS.items() if target.quick or not options.quick]
-    again = None if options.again is None else survivors(options.again)
+    again = None if options.again is None else keys(v for v in recorded(options.again) if v.survived)
     if again is not None:
         names = [name for name in names if name in {target for target, _ in again}]
     work = [
@@ -48,24 +57,40 @@ def main() -> int:
     ]
     start = time.perf_counter()
     verdicts = judge_all(work, options.jobs)
-    summary = summarise(verdicts)
-    report = markdown(summary, verdicts)
-    print(report)
     print(f"{len(work)} mutants in {time.perf_counter() - start:.0f} s with {options.jobs} processes")
-    if options.output is not None:
-        options.output.with_suffix(".md").write_text(report)
-        options.output.with_suffix(".json").write_text(json.dumps(as_json(summary, verdicts), indent=1) + "\n")
     complete = names == list(TARGETS) and not (options.quick or options.match or options.again)
+    return report(verdicts, options.output, complete=complete)
+
+
+def report(verdicts: list[Verdict], output: Path | None, *, complete: bool) -> int:
+    """Prints (and writes) score and survivors; the exit status. ``complete``: on all mutants of all targets."""
+    summary = summarise(verdicts)
+    text = markdown(summary, verdicts)
+    print(text)
+    if output is not None:
+        output.with_suffix(".md").write_text(text)
+        output.with_suffix(".json").write_text(json.dumps(as_json(summary, verdicts), indent=1) + "\n")
     complaints = summary.complaints(least=LEAST_SCORE if complete else 0.0, complete=complete)
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0
 
 
-def survivors(files: Iterable[Path]) -> set[tuple[str, str]]:
-    """Target and key of the mutants that survived in the JSON of earlier runs."""
+def recorded(files: Iterable[Path]) -> list[Verdict]:
+    """The verdicts in the JSON of earlier runs."""
+    names = [field.name for field in dataclasses.fields(Verdict)]
     entries = [entry for file in files for entry in json.loads(file.read_text())["mutants"]]
-    return {(entry["target"], entry["key"]) for entry in entries if not entry["killer"]}
+    return [Verdict(**{name: entry[name] for name in names}) for entry in entries]
+
+
+def keys(verdicts: Iterable[Verdict]) -> set[tuple[str, str]]:
+    """Target and key of each."""
+    return {(verdict.target, verdict.key) for verdict in verdicts}
+
+
+def every_key() -> set[tuple[str, str]]:
+    """Target and key of all mutants of the kernels as they are now."""
+    return {(name, mutant.key) for name, target in TARGETS.items() for mutant in mutants(target.ptx)}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ class Verdict:
         killer: name of the error that the emulator raised, ``"wrong result"``, or "" if it survived every schedule.
         schedule: under which it was killed.
         message: first line of the error.
+        following: opcode of the next instruction that synchronises.
         place: DSL source of the mutated instruction, see `place_of`.
         seconds: of emulation and translation.
     """
@@ -37,6 +38,7 @@ class Verdict:
     mutation: str
     opcode: str
     line: int
+    following: str
     original: str
     place: str
     killer: str = ""
@@ -75,7 +77,9 @@ def instruction_limits(target: Target, schedules: dict[str, Options]) -> dict[st
 def judge(name: str, target: Target, mutant: Mutant, schedules: dict[str, Options], limits: dict[str, int]) -> Verdict:
     """Runs the mutant under each schedule in turn and stops at the first that notices it."""
     place = place_of(target.ptx, mutant.line)
-    verdict = Verdict(name, mutant.key, mutant.mutation, mutant.opcode, mutant.line, mutant.original, place)
+    verdict = Verdict(
+        name, mutant.key, mutant.mutation, mutant.opcode, mutant.line, mutant.following, mutant.original, place
+    )
     start = time.perf_counter()
     for schedule, options in schedules.items():
         limited = dataclasses.replace(options, max_warp_instructions=limits[schedule])

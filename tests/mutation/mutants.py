@@ -34,6 +34,7 @@ class Mutant:
         opcode: of the instruction it was done to.
         ordinal: counts equal (mutation, opcode) pairs of the text from 0, so that the three name a mutant.
         line: 1-based line in the PTX text; mutants have the same line numbers as the original.
+        following: opcode of the next instruction of the text that synchronises, "" behind the last.
         original: the instruction as written.
         ptx: the changed text.
     """
@@ -42,6 +43,7 @@ class Mutant:
     opcode: str
     ordinal: int
     line: int
+    following: str
     original: str
     ptx: str
 
@@ -54,12 +56,15 @@ def mutants(ptx: str) -> Iterator[Mutant]:
     """All mutants of a PTX text, in the order of its lines."""
     code = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), ptx)
     seen: Counter[tuple[str, str]] = Counter()
-    for match in _STATEMENT.finditer(code):
+    found = [(match, list(_edits(match["opcode"], _split(match["operands"] or "")))) for match in
+             _STATEMENT.finditer(code)]  # fmt: skip
+    found = [(match, edits) for match, edits in found if edits]
+    next_opcodes = [*(match["opcode"] for match, _ in found[1:]), ""]
+    for (match, edits), following in zip(found, next_opcodes):
         opcode = match["opcode"]
-        operands = _split(match["operands"] or "")
         texts = [
             (mutation, ptx[: match.start()] + _guarded(match["guard"] or "", replacement) + ptx[match.end() :])
-            for mutation, replacement in _edits(opcode, operands)
+            for mutation, replacement in edits
         ]
         if opcode.startswith("barrier.cluster.arrive") and (wait := _CLUSTER_WAIT.search(code, match.end())):
             both = ptx[: match.start()] + ptx[match.end() : wait.start()] + ptx[wait.end() :]
@@ -70,6 +75,7 @@ def mutants(ptx: str) -> Iterator[Mutant]:
                 opcode=opcode,
                 ordinal=seen[mutation, opcode],
                 line=ptx.count("\n", 0, match.start()) + 1,
+                following=following,
                 original=" ".join(match.group().split()),
                 ptx=text,
             )

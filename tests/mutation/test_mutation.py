@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from cute_kernels.emulator import Options
 from tests.emulator.ptx import launch, module
-from tests.mutation.__main__ import survivors
+from tests.mutation import __main__ as command
+from tests.mutation.__main__ import recorded
 from tests.mutation.judge import Verdict, instruction_limits, judge, place_of
 from tests.mutation.mutants import mutants
 from tests.mutation.reviewed import Review
@@ -69,6 +71,13 @@ def test_every_synchronisation_instruction_is_changed_and_nothing_else() -> None
         different = [i + 1 for i, (old, new) in enumerate(zip(original, changed)) if old != new]
         assert different == [mutant.line], mutant.key
         assert mutant.original in original[mutant.line - 1]
+    assert list(dict.fromkeys((mutant.opcode, mutant.following) for mutant in found)) == [
+        ("mbarrier.init.shared.b64", "bar.sync"),
+        ("bar.sync", "mbarrier.arrive.shared.b64"),
+        ("mbarrier.arrive.shared.b64", "mbarrier.try_wait.parity.shared.b64"),
+        ("mbarrier.try_wait.parity.shared.b64", "fence.acq_rel.cta"),
+        ("fence.acq_rel.cta", ""),
+    ]
     assert sorted({mutant.key for mutant in found}) == [
         "count+1 mbarrier.init.shared.b64 #0",
         "count-1 mbarrier.init.shared.b64 #0",
@@ -178,11 +187,30 @@ def test_the_score_leaves_out_equivalent_mutants_and_complains_of_the_rest(verdi
     assert statuses["drop mbarrier.arrive.shared.b64 #0"] == "killed"
 
 
-def test_survivors_of_an_earlier_run_can_be_judged_again(verdicts: list[Verdict], tmp_path: Path) -> None:
+def test_verdicts_of_earlier_runs_are_read_back(verdicts: list[Verdict], tmp_path: Path) -> None:
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path, part in zip(paths, (verdicts[:3], verdicts[3:])):
         path.write_text(json.dumps(as_json(summarise(part, []), part)))
-    assert survivors(paths) == {("small", verdict.key) for verdict in verdicts if verdict.survived}
+    assert recorded(paths) == verdicts
+
+
+def test_recorded_verdicts_of_a_part_are_judged_without_running(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    """An unreviewed survivor fails; that a part is no complete run is known from the mutants of all targets."""
+    monkeypatch.setattr(command, "TARGETS", {"small": Small()})
+    found = [Verdict("small", mutant.key, mutant.mutation, mutant.opcode, 1, "", "", "", killer="Hang")
+             for mutant in mutants(Small.ptx)]  # fmt: skip
+    file = tmp_path / "run.json"
+    for verdicts, complaint in (
+        (found, "matches no survivor any more"),
+        ([*found[:-1], dataclasses.replace(found[-1], killer="")], "not reviewed: small"),
+        (found[:-1], ""),
+    ):
+        file.write_text(json.dumps(as_json(summarise(verdicts), verdicts)))
+        monkeypatch.setattr("sys.argv", ["mutation", "--recorded", str(file)])
+        assert command.main() == int(bool(complaint))
+        assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.quick])
