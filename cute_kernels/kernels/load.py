@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int16, Int32
+from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
@@ -43,6 +44,30 @@ class Operand:
                 cute.copy(self.atom, source, target, tma_bar_ptr=barrier)
             else:
                 cute.copy(self.atom, source, target, tma_bar_ptr=barrier, mcast_mask=self.multicast)
+
+
+def tma_operand(
+    tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Tensor, box_modes: int, boxes: int = 1,
+    tile: tuple[int, int | Int32] = (1, 0), share: tuple[int, int | Int32] = (1, 0), mask: Int32 | None = None,
+) -> Operand:  # fmt: skip
+    """One operand of this CTA.
+
+    Args:
+        tma: atom, and this CTA's part of the TMA view, by boxes.
+        stages: its buffers in shared memory.
+        box_modes: modes of a box, in both.
+        boxes: row boxes of one stage.
+        tile: tiles of a cluster along this operand, and which one this CTA multiplies.
+        share: CTAs that share that tile, and which of its parts this CTA loads.
+        mask: the CTAs that share it.
+    """
+    atom, source = tma
+    stages, source = cpasync.tma_partition(
+        atom, share[1], cute.make_layout(share[0]), cute.group_modes(stages, 0, box_modes),
+        cute.group_modes(source, 0, box_modes),
+    )  # fmt: skip
+    multicast = Int16(mask) if share[0] > 1 else None
+    return Operand(atom, source, stages, boxes, boxes * tile[0], boxes * tile[1], multicast)
 
 
 @dataclass(frozen=True)

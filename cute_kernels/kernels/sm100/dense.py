@@ -7,7 +7,6 @@ of row blocks, and the epilogue stores through a short ring of buffers.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -15,100 +14,47 @@ import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
-from cute_kernels.kernels.dense import ELEMENT_TYPES, OPERAND_TYPES, bias_view, matrices, out_pitch
+from cute_kernels.kernels.dense import ELEMENT_TYPES, DenseHost, DeviceArguments, Tma
 from cute_kernels.kernels.graph import sm100_graph
-from cute_kernels.kernels.load import Load
+from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.dense_epilogue import DenseEpilogue
-from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory, tma_operand
+from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory
 from cute_kernels.kernels.sm100.mma import Mma
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
-from cute_kernels.kernels.staging import staging_layout, warp_staging
+from cute_kernels.kernels.staging import warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan import Sm100GemmPlan
 
 
-@dataclass(frozen=True)
-class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, layouts, bias and sizes in tiles."""
+class DenseGemm(DenseHost):
+    """Host entry and kernel for one plan."""
 
-    tiled_mma: cute.TiledMma
-    a_atom: cute.CopyAtom
-    a: cute.Tensor
-    a_layout: cute.ComposedLayout
-    b_atom: cute.CopyAtom
-    b: cute.Tensor
-    b_layout: cute.ComposedLayout
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
-    bias: cute.Tensor | None
-    m_tiles: Int32
-    n_tiles: Int32
-    batches: Int32
-    k_blocks: Int32
-
-
-class DenseGemm:
-    """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
+    plan: Sm100GemmPlan
 
     def __init__(self, plan: Sm100GemmPlan) -> None:
-        self.plan = plan
-        self.graph = sm100_graph(plan)
+        super().__init__(plan, sm100_graph(plan))
         self.tile_mnk = (plan.mma_m, plan.config.tile_n, plan.tile_k)
 
-    @cute.jit
-    def __call__(
-        self,
-        a_pointer: cute.Pointer,
-        b_pointer: cute.Pointer,
-        bias_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batches: Int32,
-        clusters: Int32,
-        stream,
-    ) -> None:
-        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, problem = self.plan, self.plan.problem
-        dtype = OPERAND_TYPES[problem.in_dtype]
-        a = matrices(a_pointer, m, k, k, batches, problem.in_dtype)
-        b = matrices(b_pointer, n, k, k, batches, problem.in_dtype)
-        out = matrices(out_pointer, m, n, out_pitch(plan, n), batches, problem.out_dtype)
-
+    def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
+        plan = self.plan
         tiled_mma = sm100_utils.make_trivial_tiled_mma(
-            dtype, dtype, OperandMajorMode.K, OperandMajorMode.K, Float32, tcgen05.CtaGroup.TWO, self.tile_mnk[:2]
-        )
-        a_layout = sm100_utils.make_smem_layout_a(tiled_mma, self.tile_mnk, dtype, plan.config.stages * plan.waves)
-        b_layout = sm100_utils.make_smem_layout_b(tiled_mma, self.tile_mnk, dtype, plan.config.stages)
-        cluster_vmnk = (plan.cta_group, *plan.pairs, 1)
-        stage = (None, None, None, 0)
-        a_tma = cute.nvgpu.make_tiled_tma_atom_A(
-            _load(plan.pairs[1]), a, cute.slice_(a_layout, stage), self.tile_mnk, tiled_mma, cluster_vmnk
-        )
-        b_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            _load(plan.pairs[0]), b, cute.slice_(b_layout, stage), self.tile_mnk, tiled_mma, cluster_vmnk
-        )
-        box = (plan.store_rows, plan.store_columns)
-        out_atom, out_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box
-        )
-        arguments = DeviceArguments(
-            tiled_mma, a_tma.atom, a_tma.tma_tensor, a_layout, b_tma.atom, b_tma.tma_tensor, b_layout,
-            out_atom, out_view, bias_view(bias_pointer, plan, n),
-            cute.ceil_div(m, plan.cluster_rows), cute.ceil_div(n, plan.cluster_columns), batches,
-            cute.ceil_div(k, plan.tile_k),
+            self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.K, Float32, tcgen05.CtaGroup.TWO,
+            self.tile_mnk[:2],
         )  # fmt: skip
-        self.kernel(arguments).launch(
-            grid=(clusters * plan.ctas, 1, 1),
-            block=(plan.threads, 1, 1),
-            cluster=plan.cluster,
-            smem=plan.smem_bytes,
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
+        a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
+        rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
+        a_tma = cute.nvgpu.make_tiled_tma_atom_A(_load(plan.pairs[1]), a, a_layout, *rest)
+        b_tma = cute.nvgpu.make_tiled_tma_atom_B(_load(plan.pairs[0]), b, b_layout, *rest)
+        return tiled_mma, (a_tma.atom, a_tma.tma_tensor), (b_tma.atom, b_tma.tma_tensor)
+
+    def _stage_layouts(self, tiled_mma: cute.TiledMma) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
+        """Buffers of ``a`` by stage and wave, and of ``b`` by stage."""
+        stages = self.plan.config.stages
+        return (
+            sm100_utils.make_smem_layout_a(tiled_mma, self.tile_mnk, self.dtype, stages * self.plan.waves),
+            sm100_utils.make_smem_layout_b(tiled_mma, self.tile_mnk, self.dtype, stages),
         )
 
     @cute.kernel
@@ -128,9 +74,9 @@ class DenseGemm:
             args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cute.arch.cluster_idx()[0],
             clusters_of_grid(plan),
         )  # fmt: skip
-        dtype = OPERAND_TYPES[plan.problem.in_dtype]
-        a_tensor = stage_tensor(a_stages, args.a_layout, dtype)
-        b_tensor = stage_tensor(b_stages, args.b_layout, dtype)
+        a_layout, b_layout = self._stage_layouts(args.tiled_mma)
+        a_tensor = stage_tensor(a_stages, a_layout, self.dtype)
+        b_tensor = stage_tensor(b_stages, b_layout, self.dtype)
         count = plan.accumulators * plan.waves
         accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address)
 
@@ -140,8 +86,8 @@ class DenseGemm:
             a = cute.local_tile(args.a, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
             b = cute.local_tile(args.b, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
             Load(
-                tma_operand((args.a_atom, mma.partition_A(a)), a_tensor, plan.waves, along_m, along_n, place.a_mask),
-                tma_operand((args.b_atom, mma.partition_B(b)), b_tensor, 1, along_n, along_m, place.b_mask),
+                tma_operand((args.a_atom, mma.partition_A(a)), a_tensor, 3, plan.waves, along_m, along_n, place.a_mask),
+                tma_operand((args.b_atom, mma.partition_B(b)), b_tensor, 3, 1, along_n, along_m, place.b_mask),
                 pipes["operands"], order, args.k_blocks, place.leads,
             ).run()  # fmt: skip
         elif warp == plan.mma_warp:

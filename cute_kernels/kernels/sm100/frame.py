@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
-from cute_kernels.kernels.load import Operand
 from cute_kernels.kernels.pipes import init_barriers
 from cute_kernels.plan import Sm100GemmPlan, Sm100Plan
 
@@ -67,25 +66,3 @@ def tensor_memory(tiled_mma: cute.TiledMma, tile_mn: tuple[int, int], count: int
 def stage_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: type) -> cute.Tensor:
     """Operand stages in shared memory."""
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=dtype), layout.outer)
-
-
-def tma_operand(
-    tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Tensor, boxes: int = 1, tile: tuple[int, int | Int32] = (1, 0),
-    share: tuple[int, int | Int32] = (1, 0), mask: Int32 | None = None,
-) -> Operand:  # fmt: skip
-    """One operand of this CTA.
-
-    Args:
-        tma: atom and this CTA's part of the TMA view.
-        stages: its buffers in shared memory.
-        boxes: row boxes of one stage.
-        tile: tiles of a cluster along this operand, and which one is this pair's.
-        share: CTAs that share what this CTA multiplies, and which of its parts this CTA loads.
-        mask: the CTAs that share it.
-    """
-    atom, source = tma
-    stages, source = cpasync.tma_partition(
-        atom, share[1], cute.make_layout(share[0]), cute.group_modes(stages, 0, 3), cute.group_modes(source, 0, 3)
-    )
-    multicast = Int16(mask) if share[0] > 1 else None
-    return Operand(atom, source, stages, boxes, boxes * tile[0], boxes * tile[1], multicast)

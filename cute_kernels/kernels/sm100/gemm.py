@@ -16,11 +16,11 @@ from cutlass import Float8E4M3FN, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from cute_kernels.kernels.graph import sm100_graph
-from cute_kernels.kernels.load import Load
+from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.epilogue import Epilogue
-from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory, tma_operand
+from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory
 from cute_kernels.kernels.sm100.mma import Mma
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.staging import staging_layout
@@ -161,8 +161,8 @@ class PatchEmbedGemm:
             x = cute.local_tile(args.x, cute.slice_(tile_mnk, (None, 0, None)), (None, None))
             weight = cute.local_tile(args.weight, cute.slice_(tile_mnk, (0, None, None)), (None, None))
             Load(
-                tma_operand((args.x_atom, mma.partition_A(x)), x_tensor),
-                tma_operand((args.weight_atom, mma.partition_B(weight)), weight_tensor),
+                tma_operand((args.x_atom, mma.partition_A(x)), x_tensor, 3),
+                tma_operand((args.weight_atom, mma.partition_B(weight)), weight_tensor, 3),
                 pipes["operands"], order, args.k_blocks, place.leads,
             ).run()  # fmt: skip
         elif warp == plan.mma_warp:

@@ -5,73 +5,35 @@ One warp loads, two consumer warpgroups multiply and store: together, half of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, Int64, TFloat32
+from cutlass import Float32, Int32, Int64, TFloat32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from cute_kernels.kernels.dense import ELEMENT_TYPES, OPERAND_TYPES, bias_view, matrices, out_pitch
+from cute_kernels.kernels.dense import ELEMENT_TYPES, DenseHost, DeviceArguments, Tma
 from cute_kernels.kernels.graph import sm90_gemm_graph
-from cute_kernels.kernels.load import Load, Operand
+from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.dense_mma import DenseMma
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.sm90.split_k import PartialSums
 from cute_kernels.kernels.sm90.tf32 import MmaTf32Op
-from cute_kernels.kernels.staging import staging_layout, warp_staging
+from cute_kernels.kernels.staging import warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan import Sm90GemmPlan
 
 
-@dataclass(frozen=True)
-class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, bias and sizes in tiles."""
+class DenseGemm(DenseHost):
+    """Host entry and kernel for one plan."""
 
-    tiled_mma: cute.TiledMma
-    a_atom: cute.CopyAtom
-    a: cute.Tensor
-    b_atom: cute.CopyAtom
-    b: cute.Tensor
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
-    bias: cute.Tensor | None
-    m_tiles: Int32
-    n_tiles: Int32
-    batches: Int32
-    k_blocks: Int32
-
-
-class DenseGemm:
-    """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
+    plan: Sm90GemmPlan
 
     def __init__(self, plan: Sm90GemmPlan) -> None:
-        self.plan = plan
-        self.graph = sm90_gemm_graph(plan)
-        self.dtype = OPERAND_TYPES[plan.problem.in_dtype]
+        super().__init__(plan, sm90_gemm_graph(plan))
 
-    @cute.jit
-    def __call__(
-        self,
-        a_pointer: cute.Pointer,
-        b_pointer: cute.Pointer,
-        bias_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batches: Int32,
-        clusters: Int32,
-        stream,
-    ) -> None:
-        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, config, problem = self.plan, self.plan.config, self.plan.problem
-        a = matrices(a_pointer, m, k, k, batches, problem.in_dtype)
-        b = matrices(b_pointer, n, k, k, batches, problem.in_dtype)
-        out = matrices(out_pointer, m, n, out_pitch(plan, n), batches, problem.out_dtype)
-
+    def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
+        plan, config = self.plan, self.plan.config
         operation = MmaTf32Op if self.dtype is TFloat32 else warpgroup.MmaF16BF16Op
         tiled_mma = cute.make_tiled_mma(
             operation(
@@ -79,28 +41,10 @@ class DenseGemm:
                 OperandMajorMode.K, OperandMajorMode.K,
             )
         )  # fmt: skip
-        a_atom, a_view = self._load_atom(a, config.tile_m, config.cluster_n)
-        b_atom, b_view = self._load_atom(b, config.tile_n, config.cluster_m)
-        box = (plan.store_rows, plan.store_columns)
-        out_atom, out_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box
-        )
-        arguments = DeviceArguments(
-            tiled_mma, a_atom, a_view, b_atom, b_view, out_atom, out_view, bias_view(bias_pointer, plan, n),
-            cute.ceil_div(m, plan.cluster_rows), cute.ceil_div(n, plan.cluster_columns), batches,
-            cute.ceil_div(k, plan.tile_k),
-        )  # fmt: skip
-        self.kernel(arguments).launch(
-            grid=(clusters * plan.ctas, 1, 1),
-            block=(plan.threads, 1, 1),
-            cluster=plan.cluster,
-            smem=plan.smem_bytes,
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
-        )
+        a_tma = self._load_atom(a, config.tile_m, config.cluster_n)
+        return tiled_mma, a_tma, self._load_atom(b, config.tile_n, config.cluster_m)
 
-    def _load_atom(self, tensor: cute.Tensor, rows: int, sharers: int) -> tuple[cute.CopyAtom, cute.Tensor]:
+    def _load_atom(self, tensor: cute.Tensor, rows: int, sharers: int) -> Tma:
         """TMA load of ``rows`` rows of one K block, of which each of the ``sharers`` CTAs loads its part for all."""
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp()
         layout = self._stage_layout(rows)
@@ -150,9 +94,10 @@ class DenseGemm:
                 row_of_ctas = Int32(sum(1 << config.cluster_m * i for i in range(config.cluster_n)))
                 row_of_ctas = row_of_ctas << (rank_m + first_cta)
                 column_of_ctas = Int32((1 << config.cluster_m) - 1) << (rank_n * config.cluster_m + first_cta)
+                a, b = self._tiles(args.a, config.tile_m), self._tiles(args.b, config.tile_n)
                 Load(
-                    self._operand((args.a_atom, args.a), a_tensor, config.tile_m, along_m, along_n, row_of_ctas),
-                    self._operand((args.b_atom, args.b), b_tensor, config.tile_n, along_n, along_m, column_of_ctas),
+                    tma_operand((args.a_atom, a), a_tensor, 2, 1, along_m, along_n, row_of_ctas),
+                    tma_operand((args.b_atom, b), b_tensor, 2, 1, along_n, along_m, column_of_ctas),
                     pipe, order, k_blocks, first_block=first_block,
                 ).run()  # fmt: skip
         else:
@@ -179,27 +124,9 @@ class DenseGemm:
         layout = self._stage_layout(rows, self.plan.config.stages)
         return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=self.dtype), layout.outer)
 
-    def _operand(
-        self, tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Tensor, rows: int, tile: tuple[int, Int32],
-        share: tuple[int, Int32], mask: Int32,
-    ) -> Operand:  # fmt: skip
-        """One operand of this CTA.
-
-        Args:
-            tma: atom and TMA view ``[rows, K, batch]``.
-            stages: ``[rows, K, stage]`` in shared memory.
-            rows: rows of a tile of one CTA.
-            tile: tiles of a cluster along this operand, and which one is this CTA's.
-            share: CTAs that share this CTA's tile, and which of its parts this CTA loads.
-            mask: the CTAs that share it.
-        """
-        atom, source = tma
-        blocks = cute.local_tile(source, (rows, self.plan.tile_k), (None, None, None))
-        stages, source = cpasync.tma_partition(
-            atom, share[1], cute.make_layout(share[0]), cute.group_modes(stages, 0, 2), cute.group_modes(blocks, 0, 2)
-        )
-        multicast = Int16(mask) if share[0] > 1 else None
-        return Operand(atom, source, stages, step=tile[0], first=tile[1], multicast=multicast)
+    def _tiles(self, view: cute.Tensor, rows: int) -> cute.Tensor:
+        """TMA view ``[rows, K, batch]`` by boxes of one K block."""
+        return cute.local_tile(view, (rows, self.plan.tile_k), (None, None, None))
 
 
 DenseGemm.kernel.set_name_prefix("gemm_sm90a", remove_cutlass_symbol=True, keep_mangled_name=False)
