@@ -92,6 +92,8 @@ class Execution:
         """
         if not self._may_change or self._native is not None:
             return
+        if cluster.wgmma.busy:  # its results will go to where Python keeps them
+            return
         self._calls += 1
         if soon or self._calls % _CHECK == 0:
             self._change_if_hot([warp for cta in cluster.ctas for warp in cta.warps])

@@ -88,7 +88,12 @@ def parse_form(instruction: Instruction) -> Form:
     )
 
 
-def mma_async(warp: Any, mask: int, form: Form, accumulators: Any, a: Any, b: Any, accumulate: Any) -> np.ndarray:
+def mma_async_in_place(warp: Any, mask: int, form: Form, places: Any, a: Any, b: Any, accumulate: Any) -> None:
+    """wgmma.mma_async by one warp in machine code, whose accumulators are at these offsets of its state."""
+    mma_async(warp, mask, form, warp.code.registers(places), a, b, accumulate)
+
+
+def mma_async(warp: Any, mask: int, form: Form, accumulators: Any, a: Any, b: Any, accumulate: Any) -> Any:
     """wgmma.mma_async by one warp: uint32 [registers, 32], filled when the operation completes."""
     require_whole_warp(warp, mask, "wgmma.mma_async")
     warp.cluster.progress += 1

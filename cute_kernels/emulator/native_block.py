@@ -18,6 +18,7 @@ from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.instructions_memory import Load, Store, load_lanes, load_uniform, store_lanes
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, elect_leader
+from cute_kernels.emulator.instructions_wgmma import MmaAsync, mma_async_in_place
 from cute_kernels.emulator.native_memory import PARAMS, ROW, function_name
 from cute_kernels.emulator.native_ops import LANES, Code, Emitter, emitter_of
 from cute_kernels.emulator.values import (
@@ -38,6 +39,13 @@ from cute_kernels.emulator.values import (
 
 class NotNative(Exception):
     """A kernel that the native back end cannot run, and why: registers that are filled behind the warp's back."""
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """An argument of a site that is a name already."""
+
+    name: str
 
 
 @dataclass
@@ -116,6 +124,7 @@ class BlockEmitter:
         self.code = program.code
         self.head: list[str] = []
         self._names: dict[Any, str] = {}
+        self._in_place: dict[Value, str] = {}  # accumulators of wgmmas of this block: the variable that they are in
         self._live: dict[tuple[str, int], str] = {}
         self.emitters = {lanes: Emitter(self.code, lanes) for lanes in (False, True)}
 
@@ -153,6 +162,8 @@ class BlockEmitter:
         """A value as an operand over all lanes or (uniform values only) as a scalar."""
         if isinstance(value, Constant):
             return self.emitters[lanes].const(value.value, value.bits)
+        if value in self._in_place:
+            raise NotNative(f"an accumulator in flight is used (PTX line {self.builder.instruction.line})")
         name = self.live(value) if isinstance(value, LiveIn) else self._names[value]
         if value.uniform and lanes:
             return self.splat(name, value.bits)
@@ -236,6 +247,9 @@ class BlockEmitter:
         self.read_row(0, result)
 
     def _anchor(self, node: Node) -> None:
+        if isinstance(node.anchor, MmaAsync):
+            self._wgmma(node)
+            return
         memory = isinstance(node.anchor, (Load, Store))
         call = None if memory else node.anchor.as_call()
         if call is None and not memory:
@@ -260,6 +274,26 @@ class BlockEmitter:
         for index, result in enumerate(node.results):
             if result not in self._names:
                 self.read_row(index, result)
+
+    def _wgmma(self, node: Node) -> None:
+        """wgmma.mma_async on registers in place: their slots are read and written when the operation completes."""
+        anchor, builder, layout = node.anchor, self.builder, self.program.layout
+        offsets = []
+        for item, value, result in zip(node.instruction.operands[0].items, anchor.accumulators, node.results):
+            variable = builder.variables[item.name]
+            if item.name not in builder.varying or builder.bits_of(item.name) != 32:
+                raise NotNative(f"accumulator {item.name} (PTX line {node.instruction.line})")
+            offsets.append(layout.slot(variable, 32, False))
+            if self._in_place.get(value) != variable and not (
+                isinstance(value, LiveIn) and value.variable == variable
+            ):
+                pointer = self.code.let(f"getelementptr i8, ptr %s, i64 {offsets[-1]}")
+                self.code.put(f"store <{LANES} x i32> {self.operand(value, True)}, ptr {pointer}, align 64")
+            self._in_place[result] = variable
+        places = self.program.space.bind(np.array(offsets) // 4, "PLACES")
+        form = self.program.space.bind(anchor.form, "FORM")
+        a = tuple(anchor.a) if anchor.form.a_in_registers else anchor.a[0]
+        self._python_call(node, mma_async_in_place, [_Bound(form), _Bound(places), a, anchor.b, anchor.accumulate])
 
     def _enter_guard(self, guard: Value) -> tuple[str, str]:
         """Branches around a node that no lane executes. Its operands are computed inside: later code shares none."""
@@ -290,6 +324,12 @@ class BlockEmitter:
 
     def _python(self, node: Node, mask: str) -> None:
         called, given = node.anchor.as_call()
+        self._python_call(node, called, given, mask, node.results)
+
+    def _python_call(
+        self, node: Node, called: Callable[..., Any], given: Sequence[Any], mask: str = "%M",
+        results: Sequence[Result] = (),
+    ) -> None:  # fmt: skip
         blocking = isinstance(node.anchor, Call) and node.anchor.blocking
         rows: list[tuple[Value, int]] = []
         arguments = [self._argument(arg, rows) for arg in given]
@@ -299,14 +339,16 @@ class BlockEmitter:
         source = [f"r = {function}({', '.join(['W', 'mask', *arguments])})"]
         if blocking:
             source.append("if r is None: return 1")
-        source += _store_results(node.results)
-        self.program.reserve(len(node.results))
+        source += _store_results(results)
+        self.program.reserve(len(results))
         if blocking:
             self.code.put(f"store i32 {self.number}, ptr %pc.p")
         site = self.program.site(node.instruction, source, self.number)
         self._call(node, site, mask, blocking=blocking)
 
     def _argument(self, arg: Any, rows: list[tuple[Value, int]]) -> str:
+        if isinstance(arg, _Bound):
+            return arg.name
         if isinstance(arg, Constant):
             return repr(bool(arg.value)) if arg.bits == 1 else repr(arg.value)
         if isinstance(arg, Value):
@@ -396,6 +438,8 @@ class BlockEmitter:
     def _finals(self, finals: Sequence[tuple[str, Value]]) -> None:
         builder, layout = self.builder, self.program.layout
         for register, value in finals:
+            if self._in_place.get(value) == builder.variables[register]:
+                continue
             uniform = register not in builder.varying
             bits = builder.bits_of(register)
             offset = layout.slot(builder.variables[register], bits, uniform)

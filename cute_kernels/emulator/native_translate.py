@@ -36,8 +36,10 @@ from cute_kernels.emulator.native_memory import (
     access,
     exchange_area,
 )
+from cute_kernels.emulator.register_hazards import touched_in_flight
 from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, PythonWarp, lower
 from cute_kernels.emulator.values import FULL
+from cute_kernels.emulator.wgmma import RegisterFile
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
@@ -89,6 +91,9 @@ def translate_native(
     lowering = lower(ptx, kernel, block_shape, check)
     if lowering.context.local_bytes:
         raise NotNative("local memory")
+    touched = touched_in_flight(lowering.flow)
+    if touched is not None:
+        raise NotNative(f"a register of a wgmma in flight is touched (PTX line {touched.line})")
     return _Translator(lowering).run()
 
 
@@ -382,6 +387,10 @@ class NativeWarp:
         else:
             lanes = self.state[offset : offset + 4 * bits].view(f"u{bits // 8}")
             lanes[:] = np.asarray(value).view(lanes.dtype)
+
+    def registers(self, places: np.ndarray) -> RegisterFile:
+        """Registers by the indices of their 32-bit words in the state."""
+        return RegisterFile(self.state.view(np.uint32), places)
 
     def send(self, budget: int) -> None:
         """Runs until the warp waits or has executed ``budget`` blocks.

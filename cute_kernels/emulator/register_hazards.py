@@ -14,6 +14,7 @@ registers and constants are no accesses themselves, because virtual registers of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cute_kernels.emulator.decode import Instruction, Register, Vector
@@ -83,6 +84,32 @@ def check_registers(flow: Flow) -> None:
     }
     if not any(_is(instruction, "mma_async") for instruction in instructions):
         return
+    for state, instruction, block in _walk(flow):
+        _step(state, instruction, block, relevant)
+
+
+def touched_in_flight(flow: Flow) -> Instruction | None:
+    """An instruction that reads or overwrites an accumulator in flight, other than a wgmma that goes on with it.
+
+    `check_registers` lets copies of registers pass: virtual registers of PTX are not yet allocated. Where each register
+    has a place in memory, which the wgmma fills in when it completes, there may be none.
+    """
+    for state, instruction, _ in _walk(flow):
+        names = {*read(instruction), *written(instruction)}
+        if _is(instruction, "mma_async"):
+            accumulators = set(registers_of(instruction.operands[0]))
+            names -= accumulators
+            state.accumulators.update(dict.fromkeys(accumulators, _Use(instruction, 0)))
+        elif instruction.parts[0] == "wgmma":
+            _group(state, instruction)
+        if any(name in state.accumulators for name in names):
+            return instruction
+    return None
+
+
+def _walk(flow: Flow) -> Iterator[tuple[_State, Instruction, Block]]:
+    """Every instruction with what holds before it, which the caller changes; again where more turns out to hold."""
+    instructions = flow.kernel.instructions
     before: dict[int, _State] = {0: _State(unfenced=True)}
     work = [0]
     while work:
@@ -90,7 +117,7 @@ def check_registers(flow: Flow) -> None:
         block = flow.blocks[index]
         state = before[index].copy()
         for instruction in instructions[block.start : block.end]:
-            _step(state, instruction, block, relevant)
+            yield state, instruction, block
         for successor in block.successors:
             if successor == flow.exit:
                 continue
@@ -109,7 +136,17 @@ def _step(state: _State, instruction: Instruction, block: Block, relevant: set[s
     if _is(instruction, "fence"):
         state.touched.clear()
         state.unfenced = False
-    elif _is(instruction, "commit_group"):
+    elif _is(instruction, "mma_async"):
+        _mma(state, instruction)
+    elif instruction.parts[0] == "wgmma":
+        _group(state, instruction)
+    elif instruction.parts[0] not in CONTROL:
+        _other(state, instruction, block, relevant)
+
+
+def _group(state: _State, instruction: Instruction) -> None:
+    """wgmma.commit_group and wgmma.wait_group."""
+    if _is(instruction, "commit_group"):
         for uses in (state.accumulators, state.fragments):
             for name, use in uses.items():
                 uses[name] = _Use(use.wgmma, min(use.age + 1, _OLDEST))
@@ -118,10 +155,6 @@ def _step(state: _State, instruction: Instruction, block: Block, relevant: set[s
         for uses in (state.accumulators, state.fragments):
             for name in [name for name, use in uses.items() if use.age > newest]:
                 del uses[name]
-    elif _is(instruction, "mma_async"):
-        _mma(state, instruction)
-    elif instruction.parts[0] not in CONTROL:
-        _other(state, instruction, block, relevant)
 
 
 def _mma(state: _State, instruction: Instruction) -> None:

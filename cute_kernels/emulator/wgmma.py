@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -159,13 +160,40 @@ class _Operand:
     mn_major: bool
 
 
+class RegisterFile:
+    """Accumulators where machine code keeps them: the operation reads and writes the warp's registers themselves.
+
+    Nothing else touches them while it is in flight (`register_hazards.touched_in_flight`).
+
+    Args:
+        words: uint32, the warp's state.
+        places: indices of the registers' first lanes in it.
+    """
+
+    def __init__(self, words: np.ndarray, places: np.ndarray) -> None:
+        first, count = int(places[0]), len(places)
+        if (np.diff(places) == 32).all():
+            self._rows = words[first : first + 32 * count].reshape(count, 32)
+            self._index: Any = slice(None)
+        else:
+            self._rows, self._index = words, places[:, None] + np.arange(32)
+
+    def read(self) -> np.ndarray:
+        """uint32 [registers, 32]."""
+        return self._rows[self._index]
+
+    def write(self, rows: np.ndarray) -> None:
+        """Puts float32 [registers, 32]."""
+        self._rows[self._index] = rows.view(np.uint32)
+
+
 @dataclass
 class _Part:
-    """One warp's share of an operation."""
+    """One warp's share of an operation; ``result`` is filled when it completes."""
 
-    accumulators: Accumulators
+    accumulators: Accumulators | RegisterFile
     a: np.ndarray | int
-    result: np.ndarray
+    result: np.ndarray | RegisterFile
 
 
 @dataclass(eq=False)
@@ -233,11 +261,11 @@ class WgmmaUnit:
         rank: int,
         warp: int,
         form: Form,
-        accumulators: Accumulators,
+        accumulators: Accumulators | RegisterFile,
         a: np.ndarray | int,
         b: int,
         accumulate: bool,
-    ) -> np.ndarray:
+    ) -> np.ndarray | RegisterFile:
         """wgmma.mma_async by one warp.
 
         Args:
@@ -250,7 +278,7 @@ class WgmmaUnit:
             accumulate: the scale-d predicate.
 
         Returns:
-            uint32 [registers, 32], filled when the operation completes.
+            uint32 [registers, 32], filled when the operation completes; ``accumulators``, if they are a `RegisterFile`.
 
         Raises:
             BarrierMisuse: the warps of the warpgroup issue different operations.
@@ -272,7 +300,9 @@ class WgmmaUnit:
                 f"warp {warp} of CTA {rank} issues {_text(form, descriptor, b, accumulate)} where the other warps "
                 f"of its warpgroup issued {_text(operation.form, operation.a, operation.b, operation.accumulate)}"
             )
-        result = np.full((form.registers, 32), _PENDING, np.uint32)
+        result = accumulators
+        if not isinstance(accumulators, RegisterFile):
+            result = np.full((form.registers, 32), _PENDING, np.uint32)
         operation.parts[member] = _Part(accumulators, a, result)
         if operation.watched is not None:
             self.tracker.join_in(operation.watched)
@@ -303,6 +333,12 @@ class WgmmaUnit:
                 if operation.watched is not None:
                     operation.watched.observe(agent)
         del groups.committed[:older]
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is in flight: not issued by all of its warps, or not complete."""
+        groups = (group for warp in self._warps.values() for group in (*warp.committed, warp.open))
+        return any(self._partial.values()) or any(not operation.done for group in groups for operation in group)
 
     def check_finished(self) -> None:
         """At the end of the kernel.
@@ -360,14 +396,19 @@ class WgmmaUnit:
             old = np.concatenate([rows_of_accumulators(_stacked(part.accumulators)) for part in parts])
         result = multiply_add(-a if form.negate_a else a, -b if form.negate_b else b, old, form)
         for part, registers in zip(parts, accumulators_of_rows(result)):
-            part.result.view(np.float32)[...] = registers
+            if isinstance(part.result, RegisterFile):
+                part.result.write(registers)
+            else:
+                part.result.view(np.float32)[...] = registers
             part.accumulators = ()  # a chain of operations must not keep all of its intermediate results alive
         operation.done = True
         self.instructions += 1
 
 
-def _stacked(accumulators: Accumulators) -> np.ndarray:
+def _stacked(accumulators: Accumulators | RegisterFile) -> np.ndarray:
     """float32 [registers, 32]."""
+    if isinstance(accumulators, RegisterFile):
+        return accumulators.read().view(np.float32)
     if isinstance(accumulators, np.ndarray):
         return accumulators.view(np.float32)
     return np.stack([np.broadcast_to(row, (32,)) for row in accumulators]).view(np.float32)

@@ -14,13 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import Sm90Config, TileConfig
+from cute_kernels.config import TileConfig
 from cute_kernels.emulator import GlobalMemory, Options, Report, back_end, run
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
 from cute_kernels.emulator.mbarrier import MBarriers
-from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_ops import emitter_of
-from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.launch import emulate
 from tests.emulator.instruction_cases import check
 from tests.emulator.kernel_inputs import make_case
@@ -282,12 +280,6 @@ def test_stores_are_reported_to_the_detectors() -> None:
             emulate(case.plan, case.tensors, Options(native=native), artifact=replace(artifact, ptx=text))
         reports.append(str(caught.value))
     assert reports[0] == reports[1]
-
-
-def test_wgmma_stays_with_python() -> None:
-    case = make_case(config=Sm90Config())
-    with pytest.raises(NotNative, match="wgmma"):
-        translate_native(compile_plan(case.plan).ptx, None, (384, 1, 1))
 
 
 def test_any_exception_leaves_native_code_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,127 @@
+"""wgmma in machine code: accumulators in the registers' own memory, filled in when an operation completes.
+
+The Python back end, which keeps them in arrays that moves of registers carry along, is the reference.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from cute_kernels.compile import compile_plan
+from cute_kernels.config import GemmProblem, Sm90Config, Sm90GemmConfig
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.native_block import NotNative
+from cute_kernels.emulator.native_translate import translate_native
+from cute_kernels.launch import emulate
+from cute_kernels.plan import make_plan
+from tests.emulator.kernel_inputs import make_case
+from tests.emulator.matrix_cases import Wgmma, wgmma_cases
+from tests.emulator.test_native import change_after
+from tests.emulator.test_wgmma import COMMIT, FENCE, WAIT, changed, run
+
+POLICIES = ("eager", "lazy", "random")
+BLOCK = (128, 1, 1)
+CASES = [case for case in wgmma_cases() if case.n <= 64]
+
+
+@pytest.mark.parametrize("case", CASES[:: max(1, len(CASES) // 40)], ids=repr)
+def test_every_kind_of_operand(case: Wgmma) -> None:
+    translate_native(case.ptx(), None, BLOCK)  # nothing of it is left to Python
+    out = run(case, options=Options(native=True))
+    assert np.array_equal(out, case.fragments(case.expected()))
+
+
+@pytest.mark.parametrize("weight", ["registers", "streamed"])
+@pytest.mark.parametrize("completion", POLICIES)
+def test_kernel_is_the_same_in_both_back_ends(weight: str, completion: str) -> None:
+    """Outputs and counts; the schedule as well, because each back end draws from the same seed."""
+    config = Sm90Config(tile_rows=64, stages=3, stage_blocks=1, weight=weight)
+    reports, results = [], []
+    for native in (True, False):
+        case = make_case(batch=3, positions=100, n=136, k=272, sm_count=2, seed=5, config=config)
+        options = Options(seed=11, completion=completion, interleave="random", native=native)
+        reports.append(emulate(case.plan, case.tensors, options))
+        assert not case.mismatches().any()
+        results.append(case.tensors.out)
+    assert torch.equal(*results)
+    assert reports[0].by_opcode == reports[1].by_opcode and reports[0].by_role == reports[1].by_role
+
+
+def test_our_kernels_run_natively() -> None:
+    for plan in (
+        make_case(config=Sm90Config()).plan,
+        make_case(config=Sm90Config(tile_rows=64, weight="streamed")).plan,
+        make_plan(GemmProblem(256, 256, 256), Sm90GemmConfig(), sm_count=2),
+    ):
+        translate_native(compile_plan(plan).ptx, None, (plan.threads, 1, 1))
+
+
+@pytest.mark.parametrize("completion", POLICIES)
+@pytest.mark.parametrize("after", [100, 1000, 2000])
+def test_change_waits_for_operations_in_flight(
+    completion: str, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = change_after(monkeypatch, after)
+    config = Sm90Config(tile_rows=64, stages=3, stage_blocks=1)
+    case = make_case(batch=3, positions=100, n=136, k=272, sm_count=2, seed=5, config=config)
+    emulate(case.plan, case.tensors, Options(seed=after, completion=completion, interleave="random"))
+    assert changes and not case.mismatches().any()
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0, 3), (3, 2, 1, 0), (0, 2, 1, 3)])
+def test_accumulators_in_any_order(order: tuple[int, ...]) -> None:
+    """Registers lie in memory by their names, which need not be the order of the operands."""
+    case = Wgmma(n=8, steps=2)
+    text = re.sub(r"%d([0-3])\b", lambda match: f"%d{order[int(match[1])]}", case.ptx())
+    assert text != case.ptx()
+    translate_native(text, None, BLOCK)
+    assert np.array_equal(run(case, text, Options(native=True)), case.fragments(case.expected()))
+
+
+def test_computed_accumulators_reach_the_operation() -> None:
+    """The old D is not what memory holds when the block begins, but computed in it."""
+    case = Wgmma(n=8)
+    text = changed(case, (FENCE, f"add.f32 %d0, %d0, 0f3F800000; mov.b32 %d2, %d0; {FENCE}"))
+    outs = [run(case, text, Options(native=native)) for native in (True, False)]
+    assert np.array_equal(*outs)
+    assert not np.array_equal(outs[0], case.fragments(case.expected()))
+
+
+@pytest.mark.parametrize("completion", POLICIES)
+@pytest.mark.parametrize("label", ["", "bra.uni NEXT;\nNEXT:\n"], ids=["same block", "next block"])
+@pytest.mark.parametrize("moved", ["copied", "overwritten"])
+def test_moved_accumulators_stay_with_python(moved: str, label: str, completion: str) -> None:
+    """Plain moves of registers in flight are legal, but no place in memory follows them."""
+    case = Wgmma(n=8)
+    move = "mov.b32 %e, %d1;" if moved == "copied" else "mov.b32 %d1, 0;"
+    back = "mov.b32 %d1, %e;" if moved == "copied" else ""
+    text = changed(case, (f"{COMMIT}\n{WAIT}", f"{COMMIT}\n{label}{move}\n{WAIT}\n{back}"))
+    text = text.replace(".reg .pred %p;", ".reg .pred %p; .reg .b32 %e;")
+    detectors = moved == "copied"
+    with pytest.raises(NotNative, match="in flight"):
+        translate_native(text, None, BLOCK, detectors)
+    outs = [
+        run(case, text, Options(native=native, completion=completion, detectors=detectors)) for native in (True, False)
+    ]
+    assert np.array_equal(*outs)
+    if moved == "copied":
+        assert np.array_equal(outs[0], case.fragments(case.expected()))
+
+
+@pytest.mark.parametrize(
+    "edit", [(WAIT, ""), (FENCE, ""), (COMMIT, ""), (WAIT, "wgmma.wait_group.sync.aligned 1;")],
+    ids=["no wait", "no fence", "no commit", "wait for an older group"],
+)  # fmt: skip
+def test_hazards_are_found_as_in_python(edit: tuple[str, str]) -> None:
+    case = Wgmma(n=8)
+    words = []
+    for native in (True, False):
+        with pytest.raises(IllegalAccess) as caught:
+            run(case, changed(case, edit), Options(native=native))
+        words.append(str(caught.value))
+    assert words[0] == words[1]
