@@ -17,6 +17,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
+from cute_kernels.emulator.wgmma import WgmmaUnit
 from cute_kernels.launch import emulate
 from cute_kernels.plan import make_plan
 from tests.emulator.kernel_inputs import make_case
@@ -71,6 +72,22 @@ def test_change_waits_for_operations_in_flight(
     case = make_case(batch=3, positions=100, n=136, k=272, sm_count=2, seed=5, config=config)
     emulate(case.plan, case.tensors, Options(seed=after, completion=completion, interleave="random"))
     assert changes and not case.mismatches().any()
+
+
+def test_change_in_the_middle_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While all warps wait for their group nothing may change; behind it the accumulators are carried over."""
+    postponed = []
+    busy = WgmmaUnit.busy.fget
+    monkeypatch.setattr(WgmmaUnit, "busy", property(lambda self: postponed.append(busy(self)) or postponed[-1]))
+    case = Wgmma(n=8, steps=2)
+    changed_back_end = 0
+    for after in range(20, 220, 20):
+        with pytest.MonkeyPatch.context() as patch:
+            changes = change_after(patch, after)
+            out = run(case, options=Options(seed=after, completion="lazy", interleave="random"))
+        assert np.array_equal(out, case.fragments(case.expected())), after
+        changed_back_end += bool(changes)
+    assert any(postponed) and changed_back_end > 3
 
 
 @pytest.mark.parametrize("order", [(2, 1, 0, 3), (3, 2, 1, 0), (0, 2, 1, 3)])
