@@ -65,7 +65,8 @@ class Options:
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
         native: whether warps run as machine code or as Python, which changes nothing but the time; None: as Python
-            until compilation is worth it. Kernels with wgmma, and launches with counters or trace, stay with Python.
+            until compilation is worth it. Launches with counters or trace, kernels with local memory, and those that
+            move registers of a wgmma in flight stay with Python.
     """
 
     seed: int = 0
