@@ -120,6 +120,9 @@ TARGETS: dict[str, KernelTarget] = {
         dataclasses.replace(_SM90, warpgroups=3, tile_rows=32, stages=8), 64, 4, 384, k=640
     ),
     "gemm-sm100-level-7": GemmTarget(Sm100GemmConfig(256, stages=2), 8, 128, 256, k=320),
+    "gemm-sm100-two-pairs": GemmTarget(
+        Sm100GemmConfig(256, 64, stages=2, store_stages=1, cluster_m=4, accumulators=1), 8, 128, 256, k=320
+    ),
     "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
 }
 
