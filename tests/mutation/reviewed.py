@@ -119,6 +119,31 @@ REVIEWS: tuple[Review, ...] = (
         target="sm90-one-cta",
     ),
     Review(
+        "drop",
+        "mbarrier.try_wait*",
+        "pipes.py* (_wait) in *load.py*",
+        True,
+        "no other CTA shares this one's operands: only its own warps arrive, and shared memory outlives them",
+        target="gemm-sm90-split",
+    ),
+    Review(
+        "cluster->cta",
+        "mbarrier.try_wait.parity.acquire*",
+        "*",
+        False,
+        "st.async of another CTA releases its bytes at cluster scope; of what scope the acquire is, is not asked for, "
+        "as with TMA, which kernels in the field acquire at CTA scope whichever CTA issued it",
+        target="gemm-sm90-split",
+    ),
+    Review("cluster->cta", "mbarrier.try_wait*", "sm90/split_k.py* (drain)*", True, _NOTHING_FOLLOWS),
+    Review(
+        "drop",
+        "bar.warp.sync",
+        "sm90/split_k.py* (release)*",
+        True,
+        "the store of the tile's last buffer, after the last sums were read, has synchronised the warp already",
+    ),
+    Review(
         "relaxed",
         "mbarrier.arrive.expect_tx*",
         "*",

@@ -104,7 +104,9 @@ class GemmTarget(KernelTarget):
 
 @functools.lru_cache(maxsize=16)
 def _gemm_inputs(target: GemmTarget) -> GemmCase:
-    rows, sm_count = target.batch * target.positions, getattr(target.config, "cluster_m", 2)
+    config = target.config
+    sm_count = config.cluster_m * config.cluster_n * getattr(config, "split_k", 1)
+    rows = target.batch * target.positions
     return make_gemm_case(m=rows, n=target.n, k=target.k, config=target.config, sm_count=sm_count, seed=5)
 
 
@@ -124,6 +126,7 @@ TARGETS: dict[str, KernelTarget] = {
         Sm100GemmConfig(256, 64, stages=2, store_stages=1, cluster_m=4, accumulators=1), 8, 128, 256, k=320
     ),
     "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
+    "gemm-sm90-split": GemmTarget(Sm90GemmConfig(128, 64, 3, 1, 1, store_stages=1, split_k=2), 2, 128, 64, k=320),
 }
 
 SCHEDULES = {

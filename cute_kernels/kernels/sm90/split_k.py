@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from cute_kernels.kernels import ptx
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.plan import Sm90GemmPlan
 
@@ -129,4 +130,4 @@ class PartialSums:
             phase: as for the next tile, if there were one.
         """
         if self.slice != self.finisher:
-            self.sums.wait_empty_phase(self.sums.empty + self.warp, phase ^ 1)
+            ptx.mbarrier_try_wait_relaxed_cluster(self.sums.empty + self.warp, phase ^ 1)
