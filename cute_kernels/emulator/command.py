@@ -44,8 +44,21 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="ask for synchronisation that the PTX ISA shows and NVIDIA's kernels omit"
     )
+    defaults = Options()
     parser.add_argument(
-        "--max-warp-instructions", type=int, metavar="N", help="per cluster; a kernel that executes more has hung"
+        "--max-warp-instructions",
+        type=int,
+        metavar="N",
+        default=defaults.max_warp_instructions,
+        help="per cluster; a kernel that executes more has hung; 0: no limit (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-idle-blocks",
+        type=int,
+        metavar="N",
+        default=defaults.max_idle_blocks,
+        help="basic blocks per running warp without any effect (250 for a strong load) after which a kernel has hung; "
+        "0: no limit (default: %(default)s)",
     )
     parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
     parser.add_argument(
@@ -71,7 +84,8 @@ def emulate(options: argparse.Namespace) -> int:
         spurious_try_wait_failures=options.spurious_timeouts,
         detectors=not options.no_detectors,
         strict=options.strict,
-        max_warp_instructions=options.max_warp_instructions,
+        max_warp_instructions=options.max_warp_instructions or None,
+        max_idle_blocks=options.max_idle_blocks or None,
         counters=options.counters,
         trace=options.trace,
     )

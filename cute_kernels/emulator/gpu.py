@@ -40,6 +40,9 @@ _SLEEPING_PATIENCE = 10_000  # the same while a warp sleeps: how often it does b
 _FRUITLESS = 64  # rounds without any effect after which starved warps run
 _SUSPICIOUS = 200_000  # basic blocks without any effect after which a repetition is looked for
 _LONGEST_LOOP = 20_000  # basic blocks of the longest endless loop that is recognised
+_LONGEST_POLLING = 500  # strong loads in it
+_POLL = 250  # blocks that a strong load counts as: a kernel that does nothing but look waits for something
+_LIMIT_CHECK = 256  # rounds of short slices between two looks at the number of instructions
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,12 @@ class Options:
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         barriers: (offset in shared memory, name) of mbarriers, for reports.
-        max_warp_instructions: per cluster; None for no limit.
+        max_warp_instructions: per cluster; a kernel that executes more is reported as a hang. None for no limit. The
+            928,256 x 768 x 768 problem takes 79 million in all its clusters together.
+        max_idle_blocks: basic blocks that each running warp of a cluster may execute while nothing happens (no store,
+            no barrier, no asynchronous work) before that is reported as a hang: loops that count while they wait for
+            what nobody does. (Loops that return to the same registers are recognised sooner.) A strong load (volatile,
+            relaxed or acquire), or an atomic that changes nothing, counts as 250 blocks. None for no limit.
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
         native: whether warps run as machine code or as Python, which changes nothing but the time; None: as Python
@@ -78,7 +86,8 @@ class Options:
     clusters: tuple[int, ...] | None = None
     roles: tuple[str, ...] = ()
     barriers: tuple[tuple[int, str], ...] = ()
-    max_warp_instructions: int | None = None
+    max_warp_instructions: int | None = 1_000_000_000
+    max_idle_blocks: int | None = 5_000_000
     counters: bool = False
     trace: str | Path | None = None
     native: bool | None = None
@@ -94,6 +103,14 @@ class Options:
                 raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
         if self.native is not None and not isinstance(self.native, bool):
             raise TypeError(f"native {self.native!r}: a bool or None is needed")
+        for name in ("max_warp_instructions", "max_idle_blocks"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} {value!r}: an int or None is needed")
+            if value < 1:
+                raise ValueError(f"{name} {value}: at least 1 is needed")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed {self.seed!r}: an int is needed")
         if self.clusters is not None and len(set(self.clusters)) != len(self.clusters):
@@ -353,7 +370,9 @@ class _Scheduler:
         self.random = options.interleave != "round_robin"
         self.starved = self._draw_starved() if options.interleave == "starve" else frozenset()
         self.fruitless_rounds = 0
-        self.idle_blocks = 0
+        self.idle_blocks = 0  # since livelocks were looked for
+        self.idle_since = 0  # all, since anything happened
+        self.rounds = 0
         self.long_slice = False
         self.suspicious = _SUSPICIOUS
         trace = timeline.attach(cluster, execution.python) if timeline is not None else None
@@ -369,8 +388,8 @@ class _Scheduler:
             ran = self._round()
             self._check_limit()
             if cluster.changes() != before:
-                idle_rounds = self.idle_blocks = 0
-            elif self.idle_blocks > self.suspicious:
+                idle_rounds = self.idle_blocks = self.idle_since = cluster.polls = 0
+            elif self.idle_blocks > self.suspicious or (cluster.polls and self._idle_for_too_long()):
                 self._look_for_livelock()
             self.execution.consider(cluster, self.long_slice)
             if ran or not cluster.running or cluster.engine.step():
@@ -448,18 +467,38 @@ class _Scheduler:
 
         A warp is deterministic, so it then goes round for ever; a long computation never repeats its registers.
         """
-        self.suspicious *= 2
+        self.idle_since += self.idle_blocks
         self.idle_blocks = 0
+        if self.cluster.engine.step():  # what is polled for may be what completes at last
+            self.idle_since = self.cluster.polls = 0
+            return
+        self.suspicious *= 2
         spinning = [warp for warp in self.cluster.warps if warp.wait is None]
-        if spinning and not len(self.cluster.engine) and all(self._repeats(warp) for warp in spinning):
+        if spinning and all(self._repeats(warp) for warp in spinning):
             self._hang("livelock: warps go round in loops that have no effect")
+        if self._idle_for_too_long():
+            self._hang(
+                f"{self.idle_since} basic blocks with {self.cluster.polls} strong loads have run without effect, "
+                f"more than max_idle_blocks = {self.options.max_idle_blocks} allows. A kernel that computes for "
+                "so long needs a larger limit"
+            )
+
+    def _idle_for_too_long(self) -> bool:
+        limit = self.options.max_idle_blocks
+        if limit is None:
+            return False
+        spinning = sum(warp.wait is None for warp in self.cluster.warps)
+        return self.idle_since + self.idle_blocks + _POLL * self.cluster.polls > limit * max(spinning, 1)
 
     def _repeats(self, warp: Warp) -> bool:
         before = self.cluster.changes()
         state = warp.code.snapshot()
+        polls = self.cluster.polls
         for _ in range(_LONGEST_LOOP):
             self._resume(warp, 1)
             if warp.wait is not None or warp not in self.cluster.running or self.cluster.changes() != before:
+                return False
+            if self.cluster.polls > polls + _LONGEST_POLLING:
                 return False
             if warp.code.same(state, warp.code.snapshot()):
                 return True
@@ -474,12 +513,16 @@ class _Scheduler:
 
     def _check_limit(self) -> None:
         limit = self.options.max_warp_instructions
-        if limit is None:
+        self.rounds += 1
+        if limit is None or not (self.long_slice or self.rounds % _LIMIT_CHECK == 0):
             return
         counters = Counters(self.execution.flow)
         counters.add(warp for cta in self.cluster.ctas for warp in cta.warps)
         if counters.total > limit:
-            self._hang(f"more than max_warp_instructions = {limit} instructions in cluster {self.cluster.index}")
+            self._hang(
+                f"more than max_warp_instructions = {limit} instructions in cluster {self.cluster.index}. A kernel "
+                "that needs more needs a larger limit"
+            )
 
     # --- reports --------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ def atomic(
         address: of each lane.
         values: the vector to combine with, or for cas the value to compare with and the new one.
     """
-    warp.cluster.progress += 1
     size = TYPE_BITS[type_] // 8
     count = 1 if name == "cas" else len(values)
     dtype = np.dtype(f"u{size}")
@@ -47,6 +46,7 @@ def atomic(
     addresses = np.broadcast_to(np.asarray(address, np.int64), 32)
     if warp.cluster.meter is not None:
         _count(warp, mask, space, addresses, size * count)
+    changed = False
     for lane in range(32):
         if not mask >> lane & 1:
             continue
@@ -54,14 +54,21 @@ def atomic(
         if where % (size * count):
             raise IllegalAccess(f"misaligned atomic of {size * count} bytes at {where:#x}")
         given = np.array([operand[lane] for operand in operands], dtype)
-        old[:, lane] = _update(warp, *space_of(warp, space, where), name, type_, given)
+        old[:, lane], different = _update(warp, *space_of(warp, space, where), name, type_, given)
+        changed |= different
+    if changed:
+        warp.cluster.progress += 1
+    else:
+        warp.cluster.polls += 1
     if warp.cluster.tracker is not None:
         _watch(warp, mask, space, addresses, size * count, strength)
     return old if count > 1 else old[0]
 
 
-def _update(warp: Any, space: str, where: int, name: str, type_: str, given: np.ndarray) -> np.ndarray:
-    """One read-modify-write; returns what was there."""
+def _update(
+    warp: Any, space: str, where: int, name: str, type_: str, given: np.ndarray
+) -> tuple[np.ndarray, bool]:
+    """One read-modify-write; returns what was there, and whether that is different now."""
     count = 1 if name == "cas" else len(given)
     nbytes = count * given.itemsize
     if space == "shared":
@@ -78,7 +85,7 @@ def _update(warp: Any, space: str, where: int, name: str, type_: str, given: np.
         warp.cluster.memory.store(np.array([where]), raw.reshape(1, nbytes))
     else:
         cells[:] = raw
-    return before
+    return before, raw.tobytes() != before.tobytes()
 
 
 def _watch(warp: Any, mask: int, space: str, addresses: np.ndarray, nbytes: int, strength: Strength) -> None:

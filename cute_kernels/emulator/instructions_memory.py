@@ -120,6 +120,7 @@ def load_uniform(
     if address % (size * count):
         raise IllegalAccess(f"misaligned {space} load of {size * count} bytes at {address:#x}")
     raw = bytes(view_bytes(warp, space, address, size * count))
+    warp.cluster.polls += strength is not None
     if warp.cluster.meter is not None:
         warp.cluster.meter.uniform("ld", *space_of(warp, space, address), size * count, mask)
     if warp.cluster.tracker is not None:
@@ -141,6 +142,7 @@ def load_lanes(
 ) -> np.ndarray:
     """n loads of ``count`` elements by each lane: addresses int64 [n, 32] -> [n * count, 32]."""
     n = len(addresses)
+    warp.cluster.polls += strength is not None
     if space == "generic":
         space, shift = _generic_lanes(warp, mask, addresses)
         addresses = addresses - shift

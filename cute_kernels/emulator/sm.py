@@ -222,6 +222,7 @@ class Cluster:
     Attributes:
         index: linear cluster index; ``coordinates``: %clusterid.
         progress: counts effects, so that polling warps know whether looking again is worth it.
+        polls: counts strong loads, and atomics that change nothing.
         clock: what %clock and its kin read last.
         running: warps that have not exited.
         meter: counts the work of the units, or None (`Options.counters`).
@@ -236,7 +237,7 @@ class Cluster:
         self.grid, self.block, self.shape = launch.grid, block, shape
         self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
         self.rng = random.Random(options.seed * 1_000_003 + index)
-        self.progress = self.clock = 0
+        self.progress = self.polls = self.clock = 0
         self.async_stores = 0
         self.dynamic_smem = smem - launch.static_smem
         self.running: dict[Warp, None] = {}

@@ -13,7 +13,7 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang
 from cute_kernels.emulator.tensor_map import TensorMap
-from tests.emulator.ptx import launch, module
+from tests.emulator.ptx import aligned, launch, module
 
 ROLES = ("producer", "consumer")
 SCHEDULES = [
@@ -188,6 +188,71 @@ def test_a_limit_on_instructions():
     launch(module(counting.replace("N", "20000")), 0, 0, options=options)
     error = hang(module(counting.replace("N", "2000000000")), 0, 0, options=options)
     assert "max_warp_instructions = 100000" in str(error)
+
+
+ENDLESS = {
+    "a flag that nobody sets": "ld.relaxed.gpu.global.b32 %r2, [%d0]; setp.eq.u32 %p2, %r2, 0;",
+    "a flag in shared memory": "ld.volatile.shared.b32 %r2, [dynamic]; setp.eq.u32 %p2, %r2, 0;",
+    "a lock that is never released": "atom.global.cas.b32 %r2, [%d0+4], 0, 1; setp.ne.u32 %p2, %r2, 0;",
+    "a clock that does not stand still": "mov.u64 %d3, %globaltimer; setp.ne.u64 %p2, %d3, 0;",
+}
+
+
+def endless(loop: str) -> str:
+    """A loop that waits and counts, so that its registers never repeat."""
+    return module(
+        f"""ld.param.u64 %d0, [p0]; mov.u32 %r3, 0; st.shared.b32 [dynamic], %r3;
+        L: add.u32 %r3, %r3, 1; {loop} @%p2 bra L; ret;"""
+    )
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_endless_loop_that_counts(name: str, native: bool):
+    flags = np.array([0, 1], np.uint32)
+    limit = 200_000 if name.startswith("a clock") else 5_000_000
+    options = Options(detectors=False, native=native, max_idle_blocks=limit)
+    error = hang(endless(ENDLESS[name]), flags, 0, options=options)
+    assert f"more than max_idle_blocks = {limit} allows" in str(error) and "can run at PTX line" in error.report
+
+
+def test_the_limit_on_idle_blocks_is_no_limit_on_effects_or_on_arithmetic():
+    """Each store starts the count anew, and by default a warp may compute for long."""
+    storing = """ld.param.u64 %d0, [p0]; mov.u32 %r3, 0; L: ld.relaxed.gpu.global.b32 %r2, [%d0]; add.u32 %r3, %r3, 1;
+    and.b32 %r4, %r3, 4095; setp.eq.u32 %p3, %r4, 0; @%p3 st.global.b32 [%d0], %r3; setp.lt.u32 %p2, %r3, 400000;
+    @%p2 bra L; ret;"""
+    flag = np.zeros(1, np.uint32)
+    launch(module(storing), flag, 0, options=Options(detectors=False, native=True, max_idle_blocks=3_000_000))
+    assert flag[0] == 4096 * (400000 // 4096)
+    computing = """ld.param.u64 %d0, [p0]; mov.u32 %r3, 0; mov.u32 %r4, 7; L: mad.lo.u32 %r4, %r4, %r4, %r3;
+    add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 3000000; @%p2 bra L; st.global.b32 [%d0], %r4; ret;"""
+    launch(module(computing), flag, 0, options=Options(native=True))
+
+
+def test_a_warp_that_polls_for_what_completes_last():
+    """Lazy completion: the copy lands only when the polling has lasted long enough."""
+    body = """ld.param.u64 %d0, [p0]; mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra END;
+    mbarrier.init.shared.b64 [dynamic], 1; mov.b32 %r2, 0; st.shared.b32 [dynamic+128], %r2; fence.proxy.async;
+    mbarrier.arrive.expect_tx.shared.b64 %d3, [dynamic], 16;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [dynamic+128], [%d0], 16, [dynamic];
+    L: ld.volatile.shared.b32 %r2, [dynamic+128]; setp.eq.u32 %p2, %r2, 0; @%p2 bra L;
+    W: mbarrier.try_wait.parity.shared.b64 %p4, [dynamic], 0; @!%p4 bra W; END: ret;"""
+    data = aligned(np.array([5, 6, 7, 8], np.uint32))
+    launch(module(body), data, 0, options=Options(completion="lazy", detectors=False))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"max_idle_blocks": 0}, ValueError, "max_idle_blocks 0: at least 1"),
+        ({"max_warp_instructions": -1}, ValueError, "max_warp_instructions -1: at least 1"),
+        ({"max_idle_blocks": 1.5}, TypeError, "max_idle_blocks 1.5: an int or None"),
+        ({"max_warp_instructions": True}, TypeError, "max_warp_instructions True: an int or None"),
+    ],
+)
+def test_limits_that_are_none(options: dict, error: type, text: str):
+    with pytest.raises(error, match=text):
+        Options(**options)
 
 
 def test_asynchronous_work_in_flight_is_listed():
