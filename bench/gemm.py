@@ -3,6 +3,7 @@
     python -m bench.gemm                                  # squares of 1024 to 12288
     python -m bench.gemm --suite siglip2                  # the linear layers of SigLIP2
     python -m bench.gemm --suite all --configs candidates # also every configuration that the chooser may take
+    python -m bench.gemm --dtype tf32                     # FP32 tensors, multiplied as TF32 by every peer
     python -m bench.gemm --limit 500                      # ends after about 500 s, with fewer rounds where it must
 
 Peers are checked element by element against FP64 before they are timed by the protocol of bench/timing.py. Writes
@@ -77,6 +78,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--suite", choices=("squares", "siglip2", "all"), default="squares")
     parser.add_argument("--sizes", type=int, nargs="+", help="only these squares")
     parser.add_argument("--batches", type=int, nargs="+", help=f"images, default {gemm_cases.BATCHES}")
+    parser.add_argument("--dtype", choices=tuple(gemm_cases.DTYPES), default="bf16", help="default: %(default)s")
     parser.add_argument("--peers", nargs="+", help=f"of {', '.join(peer.name for peer in PEERS)}, default all")
     parser.add_argument("--configs", nargs="+", default=[], metavar="FIELD=N,...", help="more of ours, or 'candidates'")
     parser.add_argument("--rounds", type=int, default=7)
@@ -89,7 +91,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("bench/results"))
-    parser.add_argument("--name", help="of the files, default gemm-SUITE-DATE")
+    parser.add_argument("--name", help="of the files, default gemm[-tf32]-SUITE-DATE")
     arguments = parser.parse_args(argv)
     unknown = set(arguments.peers or ()) - {peer.name for peer in PEERS}
     if unknown:
@@ -108,6 +110,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         arguments.cases += gemm_cases.squares(tuple(arguments.sizes or gemm_cases.SQUARES))
     if arguments.suite != "squares":
         arguments.cases += gemm_cases.siglip2(tuple(arguments.batches or gemm_cases.BATCHES))
+    arguments.cases = [dataclasses.replace(case, dtype=arguments.dtype) for case in arguments.cases]
     return arguments
 
 
@@ -201,7 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for config in (None, *configs.values()):
         for case in arguments.cases:
             peers_module.compile_ahead(case, config, device)
-    name = arguments.name or f"gemm-{arguments.suite}-{today:%Y-%m-%d}"
+    kind = "" if arguments.dtype == "bf16" else f"-{arguments.dtype}"
+    name = arguments.name or f"gemm{kind}-{arguments.suite}-{today:%Y-%m-%d}"
     for index, case in enumerate(arguments.cases):
         print(case.title, file=sys.stderr, flush=True)
         now = time.perf_counter()

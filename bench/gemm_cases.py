@@ -18,22 +18,30 @@ LAYERS: dict[str, tuple[int, int, int]] = {
 }
 BATCHES = (64, 4736)
 
+DTYPES = {"bf16": torch.bfloat16, "tf32": torch.float32}
+"""What is multiplied, and the torch type that holds it and the result."""
+
 _CHECK_ELEMENTS = 1 << 26
 
 
 @dataclass(frozen=True)
 class GemmCase:
-    """``[m, k] x [n, k]^T`` of BF16 values, BF16 output."""
+    """``[m, k] x [n, k]^T`` of BF16 values, BF16 output; or of FP32 values, multiplied as TF32, FP32 output.
+
+    ``dtype`` is a key of `DTYPES`.
+    """
 
     name: str
     m: int
     n: int
     k: int
+    dtype: str = "bf16"
 
     @property
     def title(self) -> str:
         """One line that says what was measured."""
-        return f"{self.name}: [{self.m}, {self.k}] x [{self.n}, {self.k}]^T, BF16, {self.slots} input sets"
+        shapes = f"[{self.m}, {self.k}] x [{self.n}, {self.k}]^T"
+        return f"{self.name}: {shapes}, {self.dtype.upper()}, {self.slots} input sets"
 
     @property
     def reduced(self) -> bool:
@@ -43,7 +51,7 @@ class GemmCase:
     @property
     def bytes(self) -> int:
         """Fewest bytes through device memory: every input read once, every output written once."""
-        return 2 * (self.m * self.k + self.n * self.k + self.m * self.n)
+        return DTYPES[self.dtype].itemsize * (self.m * self.k + self.n * self.k + self.m * self.n)
 
     @property
     def flops(self) -> int:
@@ -73,17 +81,18 @@ class GemmData:
     """Random normal inputs of a case on one device.
 
     Attributes:
-        a: one ``[m, k]`` BF16 tensor per slot. b: ``[n, k]`` BF16.
-        out: one ``[m, n]`` BF16 tensor per slot, for the peers that write into a given output.
+        a: one ``[m, k]`` tensor of the case's type per slot. b: ``[n, k]``.
+        out: one ``[m, n]`` tensor per slot, for the peers that write into a given output.
     """
 
     def __init__(self, case: GemmCase, device: torch.device, seed: int = 0) -> None:
         self.case, self.device = case, device
         generator = torch.Generator(device).manual_seed(seed)
-        normal = functools.partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
+        dtype = DTYPES[case.dtype]
+        normal = functools.partial(torch.randn, generator=generator, device=device, dtype=dtype)
         self.a = [normal(case.m, case.k) for _ in range(case.slots)]
         self.b = normal(case.n, case.k)
-        self.out = [torch.empty(case.m, case.n, dtype=torch.bfloat16, device=device) for _ in range(case.slots)]
+        self.out = [torch.empty(case.m, case.n, dtype=dtype, device=device) for _ in range(case.slots)]
 
     def poison(self) -> None:
         """NaN into the output of slot 0 and into the block that the allocator hands out next for an output."""
@@ -96,8 +105,9 @@ class GemmData:
         Raises:
             ValueError: wrong shape or element type.
         """
-        if out.dtype != torch.bfloat16 or tuple(out.shape) != (self.case.m, self.case.n):
-            raise ValueError(f"output {out.dtype} {list(out.shape)}, expected BF16 [{self.case.m}, {self.case.n}]")
+        dtype, shape = DTYPES[self.case.dtype], (self.case.m, self.case.n)
+        if out.dtype != dtype or tuple(out.shape) != shape:
+            raise ValueError(f"output {out.dtype} {list(out.shape)}, expected {dtype} {list(shape)}")
         b = self.b.double().T
         worst, total, norm, unwritten = (torch.zeros((), dtype=torch.float64, device=self.device) for _ in range(4))
         step = max(1, _CHECK_ELEMENTS // max(self.case.n, self.case.k))

@@ -25,7 +25,10 @@ CHOICES = {
         "sm_90a": {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
     },
     "gemm": {
-        "sm_100a": {"block_m": (128, 256), "tile_n": (64, 128, 256)},
+        "sm_100a": {
+            "block_m": (128, 256), "tile_n": (64, 128, 256), "cluster_m": (2, 4), "cluster_n": (1, 2),
+            "accumulators": (1, 2),
+        },
         "sm_90a": {
             "tile_m": (64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "cluster_m": (1, 2, 4),
             "cluster_n": (1, 2, 4), "split_k": (1, 2, 4, 8),
@@ -189,8 +192,9 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
     for name, meaning in (("m", "rows of a"), ("n", "rows of b"), ("k", "elements of a row")):
         group.add_argument(f"--{name}", type=_count, default=4096, help=f"{meaning} (default: %(default)s)")
     group.add_argument("--batches", type=_count, default=1, help="products (default: %(default)s)")
-    for name, dtypes in (("in", ("bfloat16", "float16")), ("out", ("bfloat16", "float16", "float32"))):
-        group.add_argument(f"--{name}-dtype", choices=dtypes, default="bfloat16", help="default: %(default)s")
+    dtypes = ("bfloat16", "float16", "float32")
+    for name, remark in (("in", "; float32 is multiplied as TF32"), ("out", "")):
+        group.add_argument(f"--{name}-dtype", choices=dtypes, default="bfloat16", help=f"default: %(default)s{remark}")
     group.add_argument("--bias", action="store_true", help="add a bias")
     of_gemm = [action.dest for action in group._group_actions]
     parser.set_defaults(foreign={"patch-embed": of_gemm, "gemm": of_patch_embed}, parser=parser)

@@ -1,4 +1,4 @@
-"""The part of cuBLASLt that the peers call, through ctypes: strided-batched FP8 or BF16 matmul with bias or C.
+"""The part of cuBLASLt that the peers call, through ctypes: strided-batched FP8, BF16 or TF32 matmul with bias or C.
 
 Enumeration values and structure sizes are those of cublasLt.h, the same in CUDA 12 and 13.
 """
@@ -14,7 +14,13 @@ import torch
 WORKSPACE_BYTES = 256 << 20
 
 _R_32F, _R_16BF, _R_8F_E4M3 = 0, 14, 28
-_COMPUTE_32F = 68
+_COMPUTE_32F, _COMPUTE_32F_FAST_TF32 = 68, 77
+_TYPES = {
+    "fp8": (_R_8F_E4M3, _R_16BF, _COMPUTE_32F),
+    "bf16": (_R_16BF, _R_16BF, _COMPUTE_32F),
+    "tf32": (_R_32F, _R_32F, _COMPUTE_32F_FAST_TF32),
+}
+"""Of each kind: types of A and B, type of C and D, type of the computation."""
 _OP_T = 1
 _EPILOGUE_BIAS = 4
 _DESC = {"transa": 3, "epilogue": 7, "bias_pointer": 8, "bias_batch_stride": 10, "fast_accum": 25, "bias_type": 26}
@@ -106,7 +112,7 @@ def _layout(dtype: int, operand: Operand, batch: int) -> ctypes.c_void_p:
 
 
 class Matmul:
-    """``D[b] = alpha * A[b]^T @ B[b] + beta * C[b] + bias[b]``: E4M3 (with fast accumulation) or BF16 in, BF16 out.
+    """``D[b] = alpha * A[b]^T @ B[b] + beta * C[b] + bias[b]``.
 
     The descriptors live as long as the process: a benchmark makes few.
 
@@ -116,31 +122,29 @@ class Matmul:
         alpha: scale of the product.
         bias: ``[batch, rows of D]`` BF16, contiguous, or None: a vector per batch, the same for all columns.
         device: CUDA device index.
-        fp8: element type of A and B.
+        kind: ``"fp8"``: E4M3 in, with fast accumulation, BF16 out; ``"bf16"`` in and out; ``"tf32"``: FP32 in and out.
     """
 
     def __init__(
         self, a: Operand, b: Operand, d: Operand, batch: int, alpha: float, device: int,
-        c: Operand | None = None, bias: torch.Tensor | None = None, fp8: bool = True,
+        c: Operand | None = None, bias: torch.Tensor | None = None, kind: str = "fp8",
     ) -> None:  # fmt: skip
         self.device, self._bias = device, bias
         self._alpha, self._beta = ctypes.c_float(alpha), ctypes.c_float(0.0 if c is None else 1.0)
         self._desc = ctypes.c_void_p()
-        _call(
-            "cublasLtMatmulDescCreate", ctypes.byref(self._desc), ctypes.c_int(_COMPUTE_32F), ctypes.c_int(_R_32F)
-        )
+        in_type, out_type, compute = _TYPES[kind]
+        _call("cublasLtMatmulDescCreate", ctypes.byref(self._desc), ctypes.c_int(compute), ctypes.c_int(_R_32F))
         self._set("transa", ctypes.c_int32(_OP_T))
-        if fp8:
+        if kind == "fp8":
             self._set("fast_accum", ctypes.c_int8(1))
         if bias is not None:
             self._set("epilogue", ctypes.c_uint32(_EPILOGUE_BIAS))
             self._set("bias_pointer", ctypes.c_void_p(bias.data_ptr()))
             self._set("bias_batch_stride", ctypes.c_int64(d.rows))
             self._set("bias_type", ctypes.c_int32(_R_16BF))
-        in_type = _R_8F_E4M3 if fp8 else _R_16BF
         self._a, self._b = _layout(in_type, a, batch), _layout(in_type, b, batch)
-        self._d = _layout(_R_16BF, d, batch)
-        self._c = self._d if c is None else _layout(_R_16BF, c, batch)
+        self._d = _layout(out_type, d, batch)
+        self._c = self._d if c is None else _layout(out_type, c, batch)
 
     def _set(self, name: str, value) -> None:
         _call(

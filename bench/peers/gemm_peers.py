@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 import cute_kernels
-from bench.gemm_cases import GemmCase, GemmData
+from bench.gemm_cases import DTYPES, GemmCase, GemmData
 from bench.peers import Candidate, PeerUnavailable
 from bench.timing import elapsed_ms, fastest
 from cute_kernels.compile import compile_plan
@@ -32,8 +32,10 @@ def compile_ahead(case: GemmCase, config: GemmConfig | None, device: torch.devic
     """Compiles the kernel of a case into the in-memory cache; a configuration that the plan refuses is left out."""
     major, minor = torch.cuda.get_device_capability(device)
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+    dtype = str(DTYPES[case.dtype]).removeprefix("torch.")
+    problem = GemmProblem(case.m, case.n, case.k, in_dtype=dtype, out_dtype=dtype)
     with contextlib.suppress(ValueError):
-        compile_plan(make_plan(GemmProblem(case.m, case.n, case.k), config, f"sm_{major}{minor}a", sm_count=sm_count))
+        compile_plan(make_plan(problem, config, f"sm_{major}{minor}a", sm_count=sm_count))
 
 
 def build_ours(data: GemmData, config: GemmConfig | None = None) -> Candidate:
@@ -42,12 +44,13 @@ def build_ours(data: GemmData, config: GemmConfig | None = None) -> Candidate:
     if config is None:
         from cute_kernels.gemm_op import prepare_gemm
 
-        detail = repr(prepare_gemm(data.a[0], data.b).plan.config)
-    return Candidate(lambda slot: cute_kernels.gemm(data.a[slot], data.b, config=config), detail)
+        detail = repr(prepare_gemm(data.a[0], data.b, allow_tf32=True).plan.config)
+    return Candidate(lambda slot: cute_kernels.gemm(data.a[slot], data.b, config=config, allow_tf32=True), detail)
 
 
 def build_torch(data: GemmData) -> Candidate:
     """cuBLAS as `torch.nn.functional.linear` calls it."""
+    torch.backends.cuda.matmul.allow_tf32 = True
     return Candidate(lambda slot: torch.nn.functional.linear(data.a[slot], data.b))
 
 
@@ -57,6 +60,7 @@ def build_compiled(data: GemmData) -> Candidate:
     Without CUDA graphs: they would hide this peer's launches from the host and copy its inputs, which rotate, to fixed
     addresses; all peers are launched one by one.
     """
+    torch.backends.cuda.matmul.allow_tf32 = True
     torch._dynamo.reset()
     compiled = torch.compile(
         torch.nn.functional.linear, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs"
@@ -72,7 +76,7 @@ def build_cublaslt(data: GemmData) -> Candidate:
     index = torch.cuda.current_device() if data.device.index is None else data.device.index
     matmul = Matmul(
         a=Operand(case.k, case.n, case.k, 0), b=Operand(case.k, case.m, case.k, 0),
-        d=Operand(case.n, case.m, case.n, 0), batch=1, alpha=1.0, device=index, fp8=False,
+        d=Operand(case.n, case.m, case.n, 0), batch=1, alpha=1.0, device=index, kind=case.dtype,
     )  # fmt: skip
     try:
         algorithms = matmul.algorithms(16)
@@ -93,6 +97,8 @@ def build_cublaslt(data: GemmData) -> Candidate:
 
 def build_quack(data: GemmData) -> Candidate:
     """The fastest of quack's SM90 tiles, clusters and schedules."""
+    if data.case.dtype != "bf16":
+        raise PeerUnavailable("set up here for 16-bit operands only")
     if torch.cuda.get_device_capability(data.device) != (9, 0):
         raise PeerUnavailable("set up here for compute capability 9.0 only")
     import quack.gemm

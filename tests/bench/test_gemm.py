@@ -10,7 +10,8 @@ import torch
 from bench import gemm as program
 from bench import results as r
 from bench.gemm_cases import GemmCase, GemmData
-from bench.peers import OURS, Candidate
+from bench.peers import OURS, Candidate, PeerUnavailable
+from bench.peers.gemm_peers import build_ours, build_quack
 from bench.timing import Protocol, Run
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.plan.sm90_gemm import CANDIDATES
@@ -54,10 +55,25 @@ def test_check_notices_one_wrong_row_one_unwritten_element_and_a_wrong_shape() -
     holed = good.clone()
     holed[39, 23] = float("nan")
     assert data.check(holed).unwritten == 1 and not data.check(holed).passed
-    with pytest.raises(ValueError, match="expected BF16"):
+    with pytest.raises(ValueError, match="expected torch.bfloat16"):
         data.check(good.float())
-    with pytest.raises(ValueError, match="expected BF16"):
+    with pytest.raises(ValueError, match="expected torch.bfloat16"):
         data.check(good.T)
+
+
+def test_tf32_cases() -> None:
+    """FP32 tensors, four bytes each; a result of TF32 products passes, one of BF16 products does not."""
+    arguments = program.parse_arguments(["--suite", "all", "--dtype", "tf32"])
+    assert {case.dtype for case in arguments.cases} == {"tf32"} and len(arguments.cases) == 7 + 12
+    case = GemmCase("small", 40, 24, 64, "tf32")
+    assert case.bytes == 2 * GemmCase("small", 40, 24, 64).bytes and "TF32" in case.title
+    data = GemmData(case, torch.device("cpu"))
+    assert data.a[0].dtype == data.b.dtype == data.out[0].dtype == torch.float32
+    assert data.check(build_ours(data).launch(0)).passed
+    coarse = data.check((data.a[0].bfloat16().double() @ data.b.bfloat16().double().T).float())
+    assert data.check(build_ours(data).launch(0)).error < coarse.error / 4
+    with pytest.raises(PeerUnavailable, match="16-bit"):
+        build_quack(data)
 
 
 def test_ratios_and_round_trip_of_results() -> None:

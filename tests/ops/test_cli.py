@@ -16,7 +16,7 @@ import pytest
 from cute_kernels import __version__
 from cute_kernels.cli import CHOICES, KINDS, main
 from cute_kernels.compile import compile_plan, host_arguments
-from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, TileConfig
+from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
 from cute_kernels.emulator import host
 from cute_kernels.plan import make_plan
 
@@ -185,6 +185,12 @@ def test_choices_are_what_the_plan_allows():
             GemmProblem(4096, 4096, 4096, in_dtype="float16"),
             Sm90GemmConfig(pingpong=True, tile_n=128),
             "sm_90a",
+        ),
+        (
+            ["gemm", "--in-dtype=float32", "--out-dtype=float32", "--set=stages=4", "--set=cluster_m=4"],
+            GemmProblem(4096, 4096, 4096, in_dtype="float32", out_dtype="float32"),
+            Sm100GemmConfig(stages=4, cluster_m=4),
+            "sm_100a",
         ),
     ],
 )
