@@ -20,6 +20,7 @@ from cute_kernels.emulator.shared_banks import (
     WAVEFRONT_BYTES,
     atomic_wavefronts,
     pieces,
+    reduction_sectors,
     shared_cost,
 )
 from cute_kernels.emulator.warp import Warp
@@ -237,7 +238,7 @@ class UnitCounters:
             f"{name}.global.{nbytes}B",
             requests=len(addresses),
             bytes=addresses.size * nbytes,
-            sectors=sectors,
+            sectors=reduction_sectors(addresses, SECTOR_BYTES) if name == "atom" else sectors,
             lines=pieces(addresses, LINE_BYTES),
             l2_bytes_read=0 if name == "st" else sectors * SECTOR_BYTES,
             l2_bytes_written=0 if name in ("ld", "cp.async") else sectors * SECTOR_BYTES,

@@ -78,6 +78,23 @@ def pieces(addresses: np.ndarray, size: int) -> int:
     return int(_distinct(addresses // size).sum()) if addresses.size else 0
 
 
+def reduction_sectors(addresses: np.ndarray, size: int) -> int:
+    """Sectors of atomics on global memory: lanes with one address go one after the other, each pass counts its own.
+
+    As Nsight Compute counts them on an H200: 32 lanes at one address are 32 sectors (docs/emulator.md, "Counters").
+
+    Args:
+        addresses: int64 [requests, active lanes].
+        size: bytes of a sector.
+    """
+    total = 0
+    for request in addresses:
+        _, first, repeats = np.unique(request, return_index=True, return_counts=True)
+        sectors = request[first] // size
+        total += sum(len(np.unique(sectors[repeats > before])) for before in range(repeats.max(initial=0)))
+    return total
+
+
 def atomic_wavefronts(addresses: np.ndarray) -> int:
     """Wavefronts of one atomic on shared memory: lanes that share a bank go one after the other, equal address or not.
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cute_kernels.config import Sm90Config, TileConfig
 from cute_kernels.emulator import Options, Report
 from cute_kernels.emulator.counters import instruction_class
-from cute_kernels.emulator.shared_banks import pieces, shared_cost
+from cute_kernels.emulator.shared_banks import pieces, reduction_sectors, shared_cost
 from cute_kernels.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, launch, module
@@ -130,6 +130,30 @@ def test_atomics_serialise_by_bank() -> None:
     units = run(body).units
     assert units.total("sectors", "atom.global") == 4
     assert units.total("l2_bytes_read") == units.total("l2_bytes_written") == 128
+
+
+@pytest.mark.parametrize(
+    ("lanes", "sectors"),
+    [("mov.u32 %r3, %r1", 4), ("mul.lo.u32 %r3, %r1, 32", 32), ("mov.u32 %r3, 0", 32), ("and.b32 %r3, %r1, 28", 16)],
+)
+def test_global_atomics_of_one_address_go_one_after_the_other(lanes: str, sectors: int) -> None:
+    """What Nsight Compute reads on an H200: next to each other, a line apart, all at one address, fours at one."""
+    body = f"{lanes}; mul.wide.u32 %d2, %r3, 4; add.s64 %d2, %d1, %d2;\nred.global.add.u32 [%d2], %r1;"
+    assert run(body).units.total("sectors", "atom.global") == sectors
+
+
+@given(addresses=st.lists(st.lists(st.integers(0, 60), min_size=5, max_size=5), max_size=3))
+def test_sectors_of_any_reduction(addresses: list[list[int]]) -> None:
+    """Against passes played through lane by lane: each takes the first lane left at every address."""
+    expected = 0
+    for request in addresses:
+        left = list(request)
+        while left:
+            now = set(left)
+            expected += len({address // 32 for address in now})
+            for address in now:
+                left.remove(address)
+    assert reduction_sectors(np.array(addresses, np.int64).reshape(-1, 5), 32) == expected
 
 
 def test_cp_async() -> None:
