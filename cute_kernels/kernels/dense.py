@@ -10,6 +10,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.staging import staging_layout
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
@@ -86,15 +87,7 @@ class DenseHost:
             bias_view(bias_pointer, plan, n), cute.ceil_div(m, plan.cluster_rows),
             cute.ceil_div(n, plan.cluster_columns), batches, cute.ceil_div(k, plan.tile_k),
         )  # fmt: skip
-        self.kernel(arguments).launch(
-            grid=(clusters * plan.ctas, 1, 1),
-            block=(plan.threads, 1, 1),
-            cluster=plan.cluster,
-            smem=plan.smem_bytes,
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
-        )
+        launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
 
 def matrices(

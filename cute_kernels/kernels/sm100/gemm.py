@@ -16,6 +16,7 @@ from cutlass import Float8E4M3FN, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from cute_kernels.kernels.graph import sm100_graph
+from cute_kernels.kernels.host import launch_clusters, scale_of
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm100.cluster import cluster_place
@@ -101,24 +102,14 @@ class PatchEmbedGemm:
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(32, plan.store_columns), (32, plan.store_columns)
         )
-        scale = scale_argument
-        if cutlass.const_expr(plan.problem.scale_source == "pointer"):
-            scale = cute.make_tensor(scale_argument, cute.make_layout(1))
+        scale = scale_of(plan, scale_argument)
         arguments = DeviceArguments(
             tiled_mma, x_tma.atom, x_tma.tma_tensor, x_layout, weight_tma.atom, weight_tma.tma_tensor, weight_layout,
             out_atom, out_view, self._table_view(table_pointer, table_rows, n),
             index_view(index_pointer, m), table_rows, m, scale,
             cute.ceil_div(m, plan.tile_m), cute.ceil_div(n, plan.tile_n), cute.ceil_div(k, plan.tile_k),
         )  # fmt: skip
-        self.kernel(arguments).launch(
-            grid=(clusters * plan.cta_group, 1, 1),
-            block=(plan.threads, 1, 1),
-            cluster=plan.cluster,
-            smem=plan.smem_bytes,
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
-        )
+        launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
     def _table_view(self, pointer: cute.Pointer | None, rows: Int32, n: Int32) -> cute.Tensor | None:
         """``[(32, row blocks), (V, column chunks)]`` over the table of `Plan.table_shape`."""

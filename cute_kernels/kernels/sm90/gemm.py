@@ -14,6 +14,7 @@ from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from cute_kernels.kernels.graph import sm90_graph
+from cute_kernels.kernels.host import launch_clusters, scale_of
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.epilogue import Epilogue
 from cute_kernels.kernels.sm90.frame import begin
@@ -102,9 +103,7 @@ class PatchEmbedGemm:
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._box(64)
         )
-        scale = scale_argument
-        if cutlass.const_expr(plan.problem.scale_source == "pointer"):
-            scale = cute.make_tensor(scale_argument, cute.make_layout(1))
+        scale = scale_of(plan, scale_argument)
         groups = cute.ceil_div(cute.ceil_div(n, plan.features), config.cluster)
         table = None
         if cutlass.const_expr(table_pointer is not None):
@@ -120,15 +119,7 @@ class PatchEmbedGemm:
             cute.ceil_div(positions, config.tile_positions), groups,
             cute.ceil_div(k, plan.tile_k * config.stage_blocks),
         )  # fmt: skip
-        self.kernel(arguments).launch(
-            grid=(clusters * config.cluster, 1, 1),
-            block=(plan.threads, 1, 1),
-            cluster=plan.cluster,
-            smem=plan.smem_bytes,
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
-        )
+        launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
     def _block_layout(self, rows: int, blocks: int) -> cute.ComposedLayout:
         """``[rows, 128 bytes of K, blocks]``, K-major, SWIZZLE_128B; without the last mode for a single block."""

@@ -1,0 +1,38 @@
+"""What the host functions of all kernels have in common: how they launch, and the scale of the patch embeds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from cute_kernels.plan import Plan
+
+
+def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> None:
+    """Launches persistent clusters, one CTA per multiprocessor, with programmatic dependent launch.
+
+    Args:
+        kernel: device function with its arguments.
+        plan: gives threads, cluster and shared memory.
+        clusters: how many.
+        stream: where.
+    """
+    kernel.launch(
+        grid=(clusters * math.prod(plan.cluster), 1, 1),
+        block=(plan.threads, 1, 1),
+        cluster=plan.cluster,
+        smem=plan.smem_bytes,
+        min_blocks_per_mp=1,
+        stream=stream,
+        use_pdl=True,
+    )
+
+
+def scale_of(plan: Plan, argument: Float32 | cute.Pointer) -> Float32 | cute.Tensor:
+    """The dequantisation multiplier: its value, or the one number that the kernel reads when it starts."""
+    if plan.problem.scale_source == "pointer":
+        return cute.make_tensor(argument, cute.make_layout(1))
+    return argument
