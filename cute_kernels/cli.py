@@ -276,6 +276,8 @@ def _demo(options: argparse.Namespace) -> int:
     )
     console = Console()
     mismatches = run_demo(demo, console)
+    if options.trace is not None and options.trace.exists():
+        console.print(f"timeline: {options.trace.resolve()}; open it with https://ui.perfetto.dev", soft_wrap=True)
     if mismatches:
         console.print(f"[bold red]FAILED: {mismatches:,} elements differ from the torch reference[/]")
     return 1 if mismatches else 0

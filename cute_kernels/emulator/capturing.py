@@ -25,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 from cute_kernels.emulator import host
-from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Options, Report, run
 
@@ -70,6 +70,7 @@ class Session:
 
     Attributes:
         launches: those that are complete, in order.
+        traces: files of timelines, of a launch that failed too.
     """
 
     def __init__(self, arch: str, options: Options, report: Callable[[EmulatedLaunch], None] | None) -> None:
@@ -79,6 +80,7 @@ class Session:
         self.arch, self.options = arch, options
         self.facts = DeviceFacts(capability, name, multiprocessors, l2_bytes)
         self.launches: list[EmulatedLaunch] = []
+        self.traces: list[Path] = []
         self._report = report
         self._graph: Graph | None = None
         self._tensors = CudaOnHost(self.facts, self._refuse_in_graph)
@@ -94,17 +96,25 @@ class Session:
             memory.register(address, nbytes, "a tensor on the device")
         for address, cells in self._allocations.items():
             memory.register(address, cells.nbytes, "an allocation")
-        report = run(
-            launch.ptx,
-            launch.kernel_name,
-            grid=launch.grid,
-            block=launch.block,
-            cluster=launch.cluster,
-            dynamic_smem=launch.dynamic_smem,
-            params=launch.params,
-            memory=memory,
-            options=dataclasses.replace(self.options, trace=self._trace_file()),
-        )
+        trace = self._trace_file()
+        if trace is not None:
+            self.traces.append(Path(trace))
+        try:
+            report = run(
+                launch.ptx,
+                launch.kernel_name,
+                grid=launch.grid,
+                block=launch.block,
+                cluster=launch.cluster,
+                dynamic_smem=launch.dynamic_smem,
+                params=launch.params,
+                memory=memory,
+                options=dataclasses.replace(self.options, trace=trace),
+            )
+        except EmulatorError as error:
+            error.launch = f"launch {len(self.launches) + 1}, kernel {launch.kernel_name}"
+            error.message += self._tensors.owner_on_the_host(error.address)
+            raise
         done = EmulatedLaunch(launch, report)
         self.launches.append(done)
         if self._report is not None:

@@ -21,7 +21,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="run a CuTe DSL program without a GPU, its kernels in the emulator",
         description="Runs a Python program that launches CuTe DSL kernels: kernels execute in the emulator, host code, "
         "torch tensors on 'cuda' and the program's own checks run as they are, in host memory. Prints a line per "
-        "launch. Exits as the program does, or with 1 if it raises. Options go before SCRIPT.",
+        "launch, and what is wrong with a kernel (a race, a hang, ...) with its place in PTX and source. Exits as the "
+        "program does, or with 1 if it raises. Options go before SCRIPT.",
     )
     parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule (default: %(default)s)")
@@ -68,6 +69,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="write a timeline of the first launch for https://ui.perfetto.dev; FILE-2, FILE-3, ... hold the next ones",
     )
     parser.add_argument("--quiet", action="store_true", help="no line per launch")
+    parser.add_argument(
+        "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
+    )
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
     parser.set_defaults(run=emulate)
@@ -97,12 +101,16 @@ def emulate(options: argparse.Namespace) -> int:
             try:
                 runpy.run_path(options.script, run_name="__main__")
             finally:
+                for trace in session.traces:
+                    if trace.exists():
+                        print(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev", flush=True)
                 if not options.quiet:
                     total = sum(launch.report.seconds for launch in session.launches)
                     print(f"emulated: {len(session.launches)} launches in {total:.1f} s", flush=True)
     except EmulatorError as error:
-        traceback.print_exc()
-        print(f"cute-kernels: {type(error).__name__}: {error}", file=sys.stderr)
+        if options.traceback:
+            traceback.print_exc()
+        print(f"cute-kernels: {error.describe()}", file=sys.stderr)
         return 1
     except Exception:
         traceback.print_exc()

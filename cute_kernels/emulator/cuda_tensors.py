@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -78,6 +79,28 @@ class CudaOnHost(TorchFunctionMode):
             yield address, nbytes
 
     # --- operations ---------------------------------------------------------------------------------------------------
+
+    def owner_on_the_host(self, address: int | None) -> str:
+        """For reports: what of the host lies at an address that a kernel used, or nothing."""
+        if address is None:
+            return ""
+        with torch._C.DisableTorchFunction():
+            for item in gc.get_objects():
+                kind = type(item)  # isinstance would ask the object, and some do things then
+                if issubclass(kind, torch.Tensor) and not issubclass(kind, CudaTensor) and item.device.type == "cpu":
+                    storage = item.untyped_storage()
+                    name, start, nbytes = "CPU tensor", storage.data_ptr(), storage.nbytes()
+                elif issubclass(kind, np.ndarray):
+                    name, start, nbytes = "NumPy array", item.ctypes.data, item.nbytes
+                else:
+                    continue
+                if start <= address < start + nbytes:
+                    shape, dtype = tuple(item.shape), str(item.dtype).removeprefix("torch.")
+                    return (
+                        f". This address is in a {name} {dtype} {shape}, which a GPU cannot access: give the kernel "
+                        "a 'cuda' tensor, e.g. tensor.cuda()"
+                    )
+        return ""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -16,7 +16,12 @@ class EmulatorError(RuntimeError):
         instruction: text of the PTX instruction, or None.
         source: ``"file:line"`` of the DSL source (from ``.loc``), or None.
         warp: the warp that executed it, e.g. ``"CTA 1 warp 3 (epilogue)"``, or None.
+        launch: the launch of a program (`cute_kernels.emulator.capture`), e.g. ``"launch 2, kernel k"``, or None.
+        address: the global address that is not accessible, or None.
     """
+
+    launch: str | None = None
+    address: int | None = None
 
     def __init__(
         self,
@@ -48,6 +53,17 @@ class EmulatorError(RuntimeError):
         self.source = self.source or source
         self.warp = self.warp or warp
         return self
+
+    def describe(self) -> str:
+        """Several lines for people: what happened, and below it where."""
+        places = [
+            ("PTX line", self.ptx_line and f"{self.ptx_line}: {(self.instruction or '').strip()}"),
+            ("source", self.source),
+            ("executed by", self.warp),
+            ("in", self.launch),
+        ]
+        text = f"{type(self).__name__}: {self.message}"
+        return "\n".join([text, *(f"  {name} {place}" for name, place in places if place)])
 
     def __str__(self) -> str:
         place = ""

@@ -201,7 +201,10 @@ class GlobalMemory:
         what = f"global {'store' if write else 'load'} of {nbytes} bytes at {address:#x}"
         if read_only is not None:
             raise IllegalAccess(f"{what} hits the read-only region {read_only.describe()}")
-        raise IllegalAccess(f"{what} is outside every registered region; nearest: {self._nearest(address, nbytes)}")
+        nearest = self._nearest(address, nbytes)
+        error = IllegalAccess(f"{what} is outside every registered region; nearest: {nearest}")
+        error.address = address
+        raise error
 
     def _nearest(self, address: int, nbytes: int) -> str:
         if not self._regions:

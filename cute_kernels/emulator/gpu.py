@@ -7,6 +7,7 @@ there is none, suspended try_waits time out; when that changes nothing either, t
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections import deque
@@ -149,9 +150,9 @@ def run(
     ptx: str,
     kernel: str | None = None,
     *,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    cluster: tuple[int, int, int] = (1, 1, 1),
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    cluster: int | Sequence[int] = 1,
     dynamic_smem: int = 0,
     params: bytes | Sequence[bytes] = b"",
     args: Sequence[Any] | None = None,
@@ -165,7 +166,8 @@ def run(
     Args:
         ptx: PTX text.
         kernel: entry name; None when there is only one.
-        grid: CTAs (x, y, z), a multiple of ``cluster`` in each dimension.
+        grid: CTAs (x, y, z), a multiple of ``cluster`` in each dimension. Here as for the next two, what is left out is
+            1, and an integer is x.
         block: threads per CTA.
         cluster: CTAs per cluster.
         dynamic_smem: bytes of dynamic shared memory.
@@ -224,7 +226,7 @@ def run(
                 progress(len(indices) - len(launch.waiting), len(indices))
     units = None
     if meter is not None:
-        ctas = clusters * cluster[0] * cluster[1] * cluster[2]
+        ctas = clusters * math.prod(launch.cluster)
         units = meter.result(ctas, counters.by_role_and_class())
     return Report(
         warp_instructions=counters.total,
@@ -241,14 +243,16 @@ def run(
     )
 
 
-def _extents(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Raises ValueError unless ``shape`` is three positive integers."""
+def _extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:
+    """(x, y, z). Raises ValueError unless ``shape`` is a positive integer or one to three of them."""
     try:
-        x, y, z = (operator.index(n) for n in shape)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} {shape!r}: three positive integers are needed") from None
-    if min(x, y, z) < 1:
-        raise ValueError(f"{name} {shape!r}: three positive integers are needed")
+        numbers = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+        numbers = tuple(operator.index(n) for n in numbers)
+    except TypeError:
+        numbers = ()
+    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
+        raise ValueError(f"{name} {shape!r}: a positive integer or one to three of them (x, y, z) are needed")
+    x, y, z = (*numbers, 1, 1)[:3]
     return x, y, z
 
 
@@ -258,9 +262,9 @@ class _Launch:
     def __init__(
         self,
         execution: Execution,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        cluster: tuple[int, int, int],
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        cluster: int | Sequence[int],
         dynamic_smem: int,
         params: bytes | Sequence[bytes],
         memory: GlobalMemory,

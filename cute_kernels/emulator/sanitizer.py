@@ -522,8 +522,8 @@ class RaceTracker:
             name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
         kind: type[Race] = GlobalMemoryRace if rank < 0 else SharedMemoryRace
         raise kind(
-            f"{name} {verb} {self._where(part, index, rank)}, which the {self.epochs.label(identity)} {earlier} before"
-            f", and nothing orders the two: {hint}"
+            f"{name} {verb} {self._where(part, late & (before == identity), rank)}, which the "
+            f"{self.epochs.label(identity)} {earlier} before, and nothing orders the two: {hint}"
         )
 
     def _late(self, before: np.ndarray, view: View, who: Agent | Operation) -> np.ndarray | None:
@@ -542,19 +542,22 @@ class RaceTracker:
     def _missing_fence(
         self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation
     ) -> None:
-        index = int(np.argmax(late))
+        identity = int(before[int(np.argmax(late))])
         raise ProxyFenceMissing(
-            f"{self.epochs.label(operation.identity)} reads {self._where(part, index, rank)}, which the "
-            f"{self.epochs.label(int(before[index]))} wrote through the generic proxy, with no fence.proxy.async since"
+            f"{self.epochs.label(operation.identity)} reads {self._where(part, late & (before == identity), rank)}, "
+            f"which the {self.epochs.label(identity)} wrote through the generic proxy, with no fence.proxy.async since"
         )
 
     @staticmethod
-    def _where(part: Part, index: int, rank: int) -> str:
-        place = part.where.start + index if isinstance(part.where, slice) else int(part.where[index])
-        where = f"the {part.unit} byte{'s' if part.unit > 1 else ''} at"
-        if rank < 0:
-            return f"{where} byte {place * part.unit} of a global array"
-        return f"{where} shared offset {place * part.unit} of CTA {rank}"
+    def _where(part: Part, chosen: np.ndarray, rank: int) -> str:
+        """The first range of bytes among the chosen places of a part."""
+        numbers = np.flatnonzero(chosen)
+        places = numbers + part.where.start if isinstance(part.where, slice) else np.unique(part.where[numbers])
+        gaps = np.flatnonzero(np.diff(places) != 1)
+        count = int(gaps[0]) + 1 if len(gaps) else len(places)
+        start, nbytes = int(places[0]) * part.unit, count * part.unit
+        where = f"the {nbytes} byte{'s' if nbytes > 1 else ''} at"
+        return f"{where} byte {start} of a global array" if rank < 0 else f"{where} shared offset {start} of CTA {rank}"
 
     def _hint(self, clocks: np.ndarray, column: int, clock: int) -> str:
         """Why an event is not known well enough."""

@@ -35,12 +35,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--overrun", type=int, default=0)
     parser.add_argument("--wrong", action="store_true")
+    parser.add_argument("--on-cpu", action="store_true")
     options = parser.parse_args()
     assert torch.cuda.is_available()
     torch.manual_seed(0)
     x = torch.randn(options.count, device="cuda")
-    y = torch.zeros_like(x)
-    assert y.device.type == "cuda" and y.is_cuda
+    y = torch.zeros(options.count, device="cpu" if options.on_cpu else "cuda")
+    assert y.is_cuda != options.on_cpu
     stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
     tensors = [from_dlpack(t).mark_layout_dynamic() for t in (x, y)]
     compiled = cute.compile(host, *tensors, cutlass.Float32(2), cutlass.Int32(options.count), stream)

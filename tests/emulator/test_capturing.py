@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from pathlib import Path
 
 import cuda.bindings.driver as cuda
@@ -53,12 +54,28 @@ def test_command_reports_what_the_program_finds(capsys) -> None:
     assert "not close" in capsys.readouterr().err
     assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "64", "--overrun", "64"]) == 1
     captured = capsys.readouterr()
-    assert "IllegalAccess: global" in captured.err and "scale_program.py" in captured.err
-    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert lines[0].startswith("cute-kernels: IllegalAccess: global") and "CPU tensor" not in lines[0]
+    assert re.fullmatch(r"  PTX line \d+: (ld|st)\.global.*", lines[1])
+    assert re.fullmatch(r"  source scale_program\.py:\d+", lines[2])
+    assert re.fullmatch(r"  executed by .*CTA \d warp \d", lines[3])
+    assert re.fullmatch(r"  in launch 1, kernel \w*scale\w*", lines[4])
+    assert len(lines) == 5 and captured.out == ""
+    assert cli.main(["emulate", "--quiet", "--traceback", PROGRAM, "--count", "64", "--overrun", "64"]) == 1
+    error = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in error and "in main" in error
+    assert "cute-kernels: IllegalAccess" in error
     assert cli.main(["emulate", "no such file.py"]) == 2
     with pytest.raises(SystemExit) as status:
         cli.main(["emulate", PROGRAM, "--unknown"])
     assert status.value.code == 2
+
+
+def test_command_knows_tensors_that_no_gpu_could_access(capsys) -> None:
+    assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "100", "--on-cpu"]) == 1
+    error = capsys.readouterr().err
+    assert "This address is in a CPU tensor float32 (100,), which a GPU cannot access" in error
+    assert "e.g. tensor.cuda()" in error
 
 
 def test_launches_run_at_once_with_the_session_s_options() -> None:

@@ -84,7 +84,10 @@ def test_only_the_chosen_clusters_run_and_progress_counts_them():
         ({"grid": (0, 1, 1)}, "positive"),
         ({"block": (2048, 1, 1)}, "at most 1024"),
         ({"block": (1, 1, 128)}, r"block \(1, 1, 128\); at most"),
-        ({"block": (32.5, 1, 1)}, "three positive integers"),
+        ({"block": (32.5, 1, 1)}, r"block \(32.5, 1, 1\): a positive integer or one to three of them"),
+        ({"grid": 0}, "grid 0: a positive integer"),
+        ({"grid": (1, 1, 1, 1)}, "one to three of them"),
+        ({"cluster": "2"}, "cluster '2': a positive integer"),
         ({"grid": (1, 70_000, 1)}, r"grid .*; at most"),
         ({"grid": (2**31, 1, 1)}, r"grid .*; at most"),
         ({"grid": (32, 1, 1), "cluster": (32, 1, 1)}, "32 CTAs; at most 16"),
@@ -96,6 +99,18 @@ def test_only_the_chosen_clusters_run_and_progress_counts_them():
 def test_launches_that_no_gpu_would_take(wrong: dict, message: str):
     with pytest.raises(ValueError, match=message):
         launch(module("ret;", entry=".reqntid 32"), 0, 0, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "cluster"), [(4, 64, 2), ((4,), (64,), (2, 1)), ((4, 1), [64, 1], np.int64(2))]
+)
+def test_shapes_may_be_integers_or_short(grid, block, cluster):
+    body = """ld.param.u64 %d0, [p0]; mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mul.lo.u32 %r1, %r1, %r2;
+    mov.u32 %r3, %tid.x; add.u32 %r1, %r1, %r3; mul.wide.u32 %d1, %r1, 4; add.u64 %d1, %d1, %d0;
+    mov.u32 %r4, %cluster_nctarank; st.global.b32 [%d1], %r4; ret;"""
+    out = np.zeros(256, np.uint32)
+    report = run(module(body, parameters=1), grid=grid, block=block, cluster=cluster, args=[out])
+    assert (out == 2).all() and report.clusters == 2
 
 
 def test_more_threads_than_the_kernel_was_compiled_for():

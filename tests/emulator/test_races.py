@@ -70,8 +70,8 @@ TWINS = {
         f"""{WORDS} bar.sync 0; @%p1 bra READ; st.shared.b32 [%r5+128], %r1; bar.arrive 1, 64; bra END;
         READ: <<bar.sync 1, 64;>> ld.shared.b32 %r9, [%r5]; {END}""",
         SharedMemoryRace,
-        r"load of CTA 0 warp 1 reads .* which the store of CTA 0 warp 0 wrote .* no synchronisation leads|"
-        r"store of CTA 0 warp 0 writes .* which the load of CTA 0 warp 1 read",
+        r"load of CTA 0 warp 1 reads the 128 bytes at shared offset 1216 .* store of CTA 0 warp 0 wrote .* no synchro|"
+        r"store of CTA 0 warp 0 writes the 128 bytes at shared offset 1216 .* which the load of CTA 0 warp 1 read",
         SECOND_READS,
         TWO_WARPS,
     ),

@@ -12,13 +12,14 @@ from cute_kernels import cli
 from tests.emulator.test_trace import check_well_formed, read
 
 
-def test_demo_writes_a_trace(tmp_path: Path) -> None:
+def test_demo_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photo = tmp_path / "photo.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)).save(photo)
     trace = tmp_path / "trace.json"
     arguments = ["--backend", "emulator", "--images", photo, "--image-size", "48", "--output", tmp_path / "out.png"]
     assert cli.main(["demo", *map(str, arguments), "--trace", str(trace)]) == 0
     check_well_formed(read(trace))
+    assert f"timeline: {trace}; open it with https://ui.perfetto.dev" in capsys.readouterr().out
 
 
 def test_each_launch_of_a_program_has_its_own_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,3 +32,4 @@ def test_each_launch_of_a_program_has_its_own_trace(tmp_path: Path, capsys: pyte
     assert out.count("warp 0: ld.global.4B: 1 requests, 128 bytes, 4 sectors") == 2
     for file in (path, tmp_path / "trace-2.json"):
         check_well_formed(read(file))
+        assert f"timeline: {file}; open it with https://ui.perfetto.dev" in out
