@@ -122,17 +122,17 @@ def f32_op(name: str, ftz: bool = False, saturate: bool = False) -> PureOp:
 
 def _f64_op(name: str) -> PureOp:
     table = {
-        "add": (2, np.add),
-        "sub": (2, np.subtract),
-        "mul": (2, np.multiply),
-        "div": (2, np.divide),
+        "add": (2, numerics.with_nan_f64(np.add)),
+        "sub": (2, numerics.with_nan_f64(np.subtract)),
+        "mul": (2, numerics.with_nan_f64(np.multiply)),
+        "div": (2, numerics.with_nan_f64(np.divide)),
         "abs": (1, np.abs),
         "neg": (1, np.negative),
-        "sqrt": (1, np.sqrt),
-        "min": (2, numerics.lowest_f64),
-        "max": (2, numerics.highest_f64),
-        "rcp": (1, lambda x: 1.0 / x),
-        "fma": (3, numerics.fma_f64),
+        "sqrt": (1, numerics.with_nan_f64(np.sqrt)),
+        "min": (2, numerics.with_nan_f64(numerics.lowest_f64)),
+        "max": (2, numerics.with_nan_f64(numerics.highest_f64)),
+        "rcp": (1, numerics.with_nan_f64(lambda x: 1.0 / x)),
+        "fma": (3, numerics.with_nan_f64(numerics.fma_f64)),
     }
     count, function = table[name]
     return PureOp(f"{name}_f64", ("f64",) * count, "f64", _quiet(function))

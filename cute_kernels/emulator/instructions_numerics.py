@@ -7,10 +7,12 @@ with at least two bits less gives what rounding once would have given.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 
+_QUIET_F64, _INVALID_F64 = np.uint64(1 << 51), np.uint64(0xFFF8 << 48)
 NAN_F32 = np.uint32(0x7FFFFFFF)  # PTX ISA: the canonical NaN of f32 results
 NAN_F16 = np.uint16(0x7FFF)  # of f16 and bf16 results
 
@@ -227,6 +229,26 @@ def lowest_nan_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def highest_nan_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """max.NaN.f32: NaN if one operand is; +0 > -0."""
     return np.where((a != a) | (b != b), NAN_F32.view(np.float32), highest_f32(a, b))
+
+
+def with_nan_f64(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """A function of f64 whose NaN results are defined.
+
+    The PTX ISA leaves open which NaN that is, and libraries choose by instruction set and array length. Here it is the
+    first operand that is NaN, quiet, and 0xFFF8000000000000 where none is.
+    """
+
+    def defined(*args: np.ndarray) -> np.ndarray:
+        result = np.asarray(function(*args))
+        nan = result != result
+        if not nan.any():
+            return result
+        bits = np.full(result.shape, _INVALID_F64, np.uint64)
+        for x in reversed(np.broadcast_arrays(*args)):
+            bits = np.where(x != x, np.ascontiguousarray(x).view(np.uint64) | _QUIET_F64, bits)
+        return np.where(nan, bits, np.ascontiguousarray(result).view(np.uint64)).view(np.float64)
+
+    return defined
 
 
 def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
