@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from cute_kernels import reference
+from cute_kernels.compile import Artifact
 from cute_kernels.config import GemmConfig, GemmProblem
-from cute_kernels.launch import GemmTensors
+from cute_kernels.emulator import Options
+from cute_kernels.launch import GemmTensors, emulate
 from cute_kernels.plan import GemmPlan, make_plan
 
 POISON = {torch.bfloat16: 0x7FC1, torch.float16: 0x7E01, torch.float32: 0x7FC00001}
@@ -55,3 +57,10 @@ def make_gemm_case(
     expected = out.clone()
     expected[..., :n] = reference.gemm(a, b, values, out_dtype, getattr(plan.config, "split_k", 1))
     return GemmCase(plan, GemmTensors(a, b, padded, out), expected)
+
+
+def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> None:
+    """Emulates a launch, of another kernel if there is one, and asserts that its result is the reference's."""
+    emulate(case.plan, case.tensors, options, artifact=artifact)
+    wrong = case.mismatches()
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"

@@ -18,7 +18,7 @@ from cute_kernels.kernels.sm100.cluster import ClusterPlace
 from cute_kernels.launch import emulate
 from cute_kernels.plan import Sm100GemmPlan
 from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
-from tests.emulator.gemm_inputs import POISON, GemmCase, make_gemm_case
+from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
 
 POLICIES = ("eager", "lazy", "random")
 CONFIGS = {
@@ -41,12 +41,6 @@ CLUSTERS = [
     Sm100GemmConfig(tile_n=64, stages=2, store_stages=1, cluster_m=4, cluster_n=2),
 ]
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> None:
-    emulate(case.plan, case.tensors, options, artifact=artifact)
-    wrong = case.mismatches()
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
 
 
 @pytest.mark.parametrize("name", CONFIGS)

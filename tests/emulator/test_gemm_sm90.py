@@ -17,7 +17,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
 from cute_kernels.launch import emulate
 from cute_kernels.plan.sm90_gemm import CANDIDATES
-from tests.emulator.gemm_inputs import POISON, GemmCase, make_gemm_case
+from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
 
 POLICIES = ("eager", "lazy", "random")
 TOGETHER = Sm90GemmConfig(128, 64, stages=3, store_stages=1)
@@ -39,12 +39,6 @@ CONFIGS = {
     "split of 8, 1 x 1": dataclasses.replace(SPLIT, split_k=8, stages=2),
 }
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> None:
-    emulate(case.plan, case.tensors, options, artifact=artifact)
-    wrong = case.mismatches()
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
