@@ -255,6 +255,22 @@ def _order(block: BlockBuilder, instruction: Instruction) -> None:
     _elementwise(block, instruction, name)
 
 
+def _copy_sign(sign: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
+    top = sign.dtype.type(1 << (8 * sign.dtype.itemsize - 1))
+    return sign & top | magnitude & ~top
+
+
+@family("copysign")
+def _copysign(block: BlockBuilder, instruction: Instruction) -> None:
+    """copysign: the sign of the first operand, the rest of the second one, NaN as they are."""
+    qualifiers(instruction, "f32", "f64")
+    bits = TYPE_BITS[instruction.parts[-1]]
+    kind = f"u{bits}"
+    sources = [block.value(operand, bits) for operand in instruction.operands[1:]]
+    op = PureOp(f"copysign_{kind}", (kind,) * 2, kind, _copy_sign)
+    block.define(instruction.operands[0], block.pure(op, *sources))
+
+
 @family("div", "rcp", "sqrt")
 def _quotient(block: BlockBuilder, instruction: Instruction) -> None:
     """div, rcp, sqrt: .rn exactly, .approx and .full rounded correctly too."""

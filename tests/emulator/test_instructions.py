@@ -287,6 +287,9 @@ def float_cases() -> dict[str, Case]:
             if type_ != "f32" or name in ("add.rn", "mul.rn", "fma.rn"):
                 both = pairwise(expected, n)
                 add(f"{name}.{type_}x2 {{d}}, {operands};", 2 * n, (2 * n,) * count, both, "p" * count)
+    for type_, fmt in (("f32", F32), ("f64", F64)):
+        n, sign = fmt.bits, fmt.sign_bit
+        add(f"copysign.{type_} {{d}}, {{0}}, {{1}};", n, (n, n), lambda a, b, s=sign: a & s | b & ~s, "ff")
     for narrow, fmt in (("f16", F16), ("bf16", BF16)):
 
         def widened(x: int, fmt: Format = fmt) -> int:
