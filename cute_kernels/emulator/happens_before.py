@@ -348,7 +348,7 @@ class Agent:
         """fence.mbarrier_init."""
         self.fenced_inits = self.inits
 
-    def complete_tensor(self, kind: Offset) -> None:
+    def complete_tensor(self, kind: int) -> None:
         """tcgen05.wait::ld or ::st: the warp's loads or stores of tensor memory so far are complete."""
         self.complete(self.base + kind, self.tensor_clocks[kind])
         self.clocks[Row.TENSOR, self.base + kind] = self.tensor_clocks[kind]

@@ -182,7 +182,7 @@ def wait(warp: Any, mask: int, kind: int) -> None:
     """tcgen05.wait: for the race detector."""
     require_whole_warp(warp, mask, "tcgen05.wait")
     if warp.agent is not None:
-        warp.agent.complete_tensor(Offset(kind))
+        warp.agent.complete_tensor(kind)
 
 
 @family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0)

@@ -102,7 +102,10 @@ def mma_async(warp: Any, mask: int, form: Form, accumulators: Any, a: Any, b: An
             raise BarrierMisuse(f"scale-d of {form.text} differs between the lanes of {warp.label}")
         accumulate = accumulate & mask != 0
     if form.a_in_registers:
-        a = np.stack([np.broadcast_to(register, (32,)) for register in a])
+        fragments = np.empty((len(a), 32), np.uint32)
+        for row, register in zip(fragments, a):
+            row[:] = register
+        a = fragments
     else:
         a = _same_in_all_lanes(warp, form, a)
     b = _same_in_all_lanes(warp, form, b)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _ACQUIRED, _VISIBLE, _PROXY, _TENSOR = map(int, (Row.ACQUIRED, Row.VISIBLE, Row.PROXY, Row.TENSOR))
 _READ = int(Offset.READ)
+_MOST_CONSTANTS = 4096
 
 
 class ShadowUnit:
@@ -34,6 +35,8 @@ class ShadowUnit:
     def __init__(self) -> None:
         self._library = Library(module(), level=2, optimise=True)
         self._request = np.zeros(len(FIELDS), np.int64)
+        #: What is known of arrays that never change, with the array, so that no other one gets its identity.
+        self._constants: dict[int, tuple[tuple[int, int, int], np.ndarray]] = {}
         self._set = functools.partial(struct.Struct(f"{len(FIELDS)}q").pack_into, self._request, 0)
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         request = pointer(self._request.ctypes.data)
@@ -47,8 +50,21 @@ class ShadowUnit:
         if nbytes % GRANULE:
             return None
         if isinstance(offsets, np.ndarray):
-            return (offsets.ctypes.data, offsets.size, 0) if offsets.flags.c_contiguous else None
+            return self._located(offsets)
         return None if offsets % GRANULE else (0, 1, offsets // GRANULE)
+
+    def _located(self, offsets: np.ndarray) -> tuple[int, int, int] | None:
+        found = self._constants.get(id(offsets))
+        if found is not None:
+            return found[0]
+        if not offsets.flags.c_contiguous:
+            return None
+        place = offsets.ctypes.data, offsets.size, 0
+        if not offsets.flags.writeable:  # kept by a cache, of MMA operands: it comes again
+            if len(self._constants) > _MOST_CONSTANTS:
+                self._constants.clear()
+            self._constants[id(offsets)] = place, offsets
+        return place
 
     def async_read(
         self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, floor: int

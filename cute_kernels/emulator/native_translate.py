@@ -362,6 +362,7 @@ class NativeWarp:
         self.header[_MASK], self.header[_MEET] = warp.live, FULL
         self.error: BaseException | None = None
         self.site = 0
+        self._files: dict[int, RegisterFile] = {}
         names = {**translation.names, "W": warp}
         for text, offset, bits, uniform in translation.constants:
             self._set(offset, bits, uniform, eval(text, names))  # noqa: S307 - our own text
@@ -389,8 +390,11 @@ class NativeWarp:
             lanes[:] = np.asarray(value).view(lanes.dtype)
 
     def registers(self, places: np.ndarray) -> RegisterFile:
-        """Registers by the indices of their 32-bit words in the state."""
-        return RegisterFile(self.state.view(np.uint32), places)
+        """Registers by the indices of their 32-bit words in the state, an array of the translation."""
+        found = self._files.get(id(places))
+        if found is None:
+            found = self._files[id(places)] = RegisterFile(self.state.view(np.uint32), places)
+        return found
 
     def send(self, budget: int) -> None:
         """Runs until the warp waits or has executed ``budget`` blocks.

@@ -270,8 +270,9 @@ class Places:
         unit = element_bytes if mn_major else CHUNK
         low, high = int(places.min()) * unit, (int(places.max()) + 1) * unit
         chunks = places if not mn_major else np.unique(places * element_bytes // CHUNK)
-        places = np.ascontiguousarray(places)
-        return cls(places, chunks.reshape(-1) * CHUNK, low, high, places.ctypes.data)
+        places, starts = np.ascontiguousarray(places), chunks.reshape(-1) * CHUNK
+        starts.flags.writeable = False
+        return cls(places, starts, low, high, places.ctypes.data)
 
 
 @functools.lru_cache(maxsize=512)
