@@ -15,7 +15,7 @@ from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.memory_order import enter, watch_uniform
-from cute_kernels.emulator.tensor_copy import copy_to_tensor_memory
+from cute_kernels.emulator.tensor_copy import copy_to_tensor_memory, shift_rows
 from cute_kernels.emulator.tmem import TensorMemory, rectangle
 from cute_kernels.emulator.warp import AllocationWait
 
@@ -301,6 +301,28 @@ def _cp(block: BlockBuilder, instruction: Instruction) -> None:
     descriptor = block.whole(block.value(matrix, 64))
     group = _cta_group(instruction)
     block.call(copy, shape[0], "".join(multicast), group, address_value(block, address), descriptor)
+
+
+def shift(warp: Any, mask: int, cta_group: int, address: Any) -> None:
+    """tcgen05.shift, once per executing lane."""
+    warp.cluster.progress += 1
+    for lane, (where,) in zip(lane_numbers(mask), each_lane(mask, address)):
+        enter(warp, lane)
+        shift_rows(
+            warp.cluster.tensor_core,
+            cta_group=cta_group,
+            rank=warp.cta.rank,
+            address=where,
+            describe=f"by {warp.label}",
+        )
+
+
+@family("tcgen05.shift", destinations=0)
+def _shift(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.shift.down: 31 rows of 32 bytes to the next lane."""
+    if "down" not in qualifiers(instruction, "shift", *_GROUPS, "down"):
+        raise instruction.refuse(".down is expected")
+    block.call(shift, _cta_group(instruction), address_value(block, instruction.operands[0]))
 
 
 def commit(warp: Any, mask: int, cta_group: int, barrier: Any, multicast: Any) -> None:

@@ -1,15 +1,15 @@
-"""tcgen05.cp: shared memory to tensor memory, in the pipe of the tensor core."""
+"""tcgen05.cp and tcgen05.shift: what fills and moves tensor memory in the pipe of the tensor core."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from cute_kernels.emulator.async_engine import AsyncOp
-from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.smem import SharedMemory
 from cute_kernels.emulator.tensor_core import Places, TensorCore, check_operand, decode_matrix, operand_places
 from cute_kernels.emulator.tensor_map import CHUNK
-from cute_kernels.emulator.tmem import TensorMemory, split_address
+from cute_kernels.emulator.tmem import LANE_GROUP, TensorMemory, split_address
 
 #: (shape, multicast) of tcgen05.cp -> the quarters of the lanes that each 32 rows go to.
 _COPIES = {
@@ -75,5 +75,45 @@ def copy_to_tensor_memory(
                     memory.check(32 * quarter, 32, column, 4 * chunks, write=True)
                     part = words[32 * block : 32 * block + 32].T
                     memory.cells[column : column + 4 * chunks, 32 * quarter : 32 * quarter + 32] = part
+
+        core.engine.submit(AsyncOp(("tcgen05", rank), run, text))
+
+
+_SHIFT_LANES, _SHIFT_COLUMNS = 32, 8  # of the matrix; PTX ISA, "Data Movement Shape": .31x256b, without the last row
+
+
+def shift_rows(core: TensorCore, *, cta_group: int, rank: int, address: int, describe: str = "") -> None:
+    """tcgen05.shift.down: rows of 32 bytes in the 32 lanes of one warp move to the next lane, in order with the MMAs.
+
+    The last row is overwritten, the first one stays where it is, too.
+
+    Args:
+        core: the tensor cores of the cluster.
+        cta_group: 2 shifts in both CTAs of the pair.
+        rank: cluster rank of the issuing CTA.
+        address: tensor-memory address; its lane is a multiple of 32.
+        describe: who issues.
+
+    Raises:
+        IllegalAccess: another lane; outside of the allocated columns; rows that nobody has written.
+    """
+    lane, column = split_address(address)
+    text = f"tcgen05.shift issued {describe or f'by CTA {rank}'}"
+    if lane % _SHIFT_LANES:
+        raise IllegalAccess(f"{text}: lane {lane}, which is no multiple of {_SHIFT_LANES}")
+    columns = slice(column, column + _SHIFT_COLUMNS)
+    watched = core.tracker.tensor.operation(text) if core.tracker is not None else None
+    for each in [rank] if cta_group == 1 else [rank, rank ^ 1]:
+        memory = core.tensor_memories[each]
+        if watched is not None:
+            groups = slice(lane // LANE_GROUP, (lane + _SHIFT_LANES) // LANE_GROUP)
+            core.tracker.tensor.access(each, (columns, groups), watched, write=True)
+
+        def run(memory: TensorMemory = memory) -> None:
+            memory.check(lane, _SHIFT_LANES - 1, column, _SHIFT_COLUMNS, write=False)
+            memory.check(lane + 1, _SHIFT_LANES - 1, column, _SHIFT_COLUMNS, write=True)
+            memory.e4m3_sums[columns] = 0
+            rows = memory.cells[columns, lane : lane + _SHIFT_LANES]
+            rows[:, 1:] = rows[:, :-1].copy()
 
         core.engine.submit(AsyncOp(("tcgen05", rank), run, text))
