@@ -39,6 +39,9 @@ DATA_TYPES = {
     7 | _TF32_FLAG: ("tf32", 4),
     8 | _TF32_FLAG: ("tf32_ftz", 4),
 }
+#: Type codes that are refused by name: 16 packed elements of 4 or 6 bits (CUtensorMapDataType).
+_PACKED = {11: "16U4_ALIGN8B", 12: "16U4_ALIGN16B", 13: "16U6_ALIGN16B"}
+_INTERLEAVES = {1: "16B", 2: "32B", 3: "reserved"}
 _ELEMENT_BYTES = dict(DATA_TYPES.values())
 _TYPE_CODES = {name: code for code, (name, _) in DATA_TYPES.items()}
 
@@ -312,7 +315,8 @@ def replace(data: bytes, name: str, ordinal: int, value: int) -> bytes:
         put(2, 4, 3, value)
     elif name == "elemtype":
         if value >= len(_ELEMENT_NAMES):
-            raise UnsupportedPTX(f"tensormap.replace.elemtype {value}: a sub-byte type")
+            packed = {13: ".b4x16", 14: ".b4x16_p64", 15: ".b6x16_p32 or .b6p2x16"}.get(value, "unknown")
+            raise UnsupportedPTX(f"tensormap.replace.elemtype {value} ({packed}): packed elements")
         code = _TYPE_CODES[_ELEMENT_NAMES[value]]
         put(2, 7, 4, code & 15)
         put(2, 16, 1, code >> 4)
@@ -357,9 +361,11 @@ def _decode(data: bytes) -> TensorMap | Im2colMap:
     code = (header >> 7 & 15) | (header >> 16 & 1) * _TF32_FLAG
     swizzle = (header >> 13 & 3, header >> 19 & 3)
     if code not in DATA_TYPES:
-        raise UnsupportedPTX(f"tensor map with data type code {code}")
+        name = f" ({_PACKED[code]}, packed elements)" if code in _PACKED else ""
+        raise UnsupportedPTX(f"tensor map with data type code {code}{name}")
     if header >> 11 & 3:
-        raise UnsupportedPTX(f"tensor map with interleaved layout {header >> 11 & 3}")
+        layout = header >> 11 & 3
+        raise UnsupportedPTX(f"tensor map with interleaved layout {layout} ({_INTERLEAVES[layout]})")
     if swizzle not in _SWIZZLE_NAMES:
         raise UnsupportedPTX(f"tensor map with swizzle {swizzle[0]}, atom {swizzle[1]}")
     rank = (header >> 4 & 7) + 1

@@ -15,8 +15,8 @@ REGISTERS = ", ".join(f"%r{40 + i}" for i in range(16))
 def kernel(shift: str, group: int = 1, wait: str = "W", stores: str = "x16") -> str:
     """128 threads write 16 columns of tensor memory (10000 * rank + 16 * lane + column), shift and read them back.
 
-    The leading CTA's thread 0 executes ``shift`` with ``%r20`` = the first column; its commit arrives at the mbarrier of
-    every CTA of the group.
+    The leading CTA's thread 0 executes ``shift`` with ``%r20`` = the first column; its commit arrives at the mbarrier
+    of every CTA of the group.
     """
     count = int(stores[1:])
     values = " ".join(f"add.u32 %r{40 + i}, %r5, {i};" for i in range(16))
