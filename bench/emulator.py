@@ -135,7 +135,7 @@ def growth(tile_counts: list[int], milliseconds: list[float]) -> str:
     return f"{slope:.2f} ms per tile + {start:.1f} ms per launch; largest residual {100 * residual:.1f}% of the longest"
 
 
-def arithmetic_rate(native: bool, rounds: int) -> float:
+def arithmetic_rate(native: bool, rounds: int, detectors: bool) -> float:
     """Million warp instructions per second of a loop of integer and FP32 arithmetic with a load and a store."""
     out = np.zeros(32, np.uint32)
     memory = GlobalMemory()
@@ -145,7 +145,8 @@ def arithmetic_rate(native: bool, rounds: int) -> float:
     for _ in range(3):
         start = time.process_time()
         report = run(
-            ARITHMETIC, grid=(1, 1, 1), block=(32, 1, 1), params=params, memory=memory, options=Options(native=native)
+            ARITHMETIC, grid=(1, 1, 1), block=(32, 1, 1), params=params, memory=memory,
+            options=Options(native=native, detectors=detectors),
         )
         best = max(best, report.warp_instructions / (time.process_time() - start) / 1e6)
     return best
@@ -256,8 +257,12 @@ def main() -> None:
         headline(arguments.images, arguments.processes, not arguments.no_detectors, console)
         return
     console.print(tile_table(arguments.tiles, arguments.repeats))
-    for name, native, rounds in (("native", True, 1_000_000), ("Python", False, 20_000)):
-        console.print(f"arithmetic loop, {name}: {arithmetic_rate(native, rounds):.2f} M warp instructions/s")
+    for name, native, rounds, detectors in (
+        ("native", True, 1_000_000, False), ("native, with detectors", True, 5_000, True),
+        ("Python", False, 5_000, False), ("Python, with detectors", False, 5_000, True),
+    ):  # fmt: skip
+        rate = arithmetic_rate(native, rounds, detectors)
+        console.print(f"arithmetic loop, {name}: {rate:.2f} M warp instructions/s")
     seconds = gemm_seconds(arguments.gemm, arguments.repeats)
     console.print(
         f"{arguments.gemm}^3 FP8 GEMM: {seconds[False]:.2f} s, with detectors {seconds[True]:.2f} s "

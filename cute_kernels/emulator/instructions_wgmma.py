@@ -17,7 +17,13 @@ from cute_kernels.emulator.decode import Instruction, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.instructions_registry import always_varies, as_integer, family, qualifiers
 from cute_kernels.emulator.instructions_sync import require_whole_warp
-from cute_kernels.emulator.tensor_core import BF16, E4M3, E5M2, F16, TF32
+from cute_kernels.emulator.matrix_operands import (
+    BF16,
+    E4M3,
+    E5M2,
+    F16,
+    TF32,
+)
 from cute_kernels.emulator.values import Anchor, Node, Result, Value
 from cute_kernels.emulator.warp import Wait
 from cute_kernels.emulator.wgmma import WARPS, Form

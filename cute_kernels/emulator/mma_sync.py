@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_kernels.emulator import exact
-from cute_kernels.emulator.tensor_core import BF16, E4M3, E5M2, F16, S8, TF32, U8, ElementType, decode_values
+from cute_kernels.emulator.matrix_operands import (
+    BF16,
+    E4M3,
+    E5M2,
+    F16,
+    S8,
+    TF32,
+    U8,
+    ElementType,
+    decode_values,
+)
 
 TYPES = {element.name: element for element in (F16, BF16, TF32, E4M3, E5M2, S8, U8)}
 #: Shape -> element types that exist for it (PTX ISA, mma: matrix shapes).

@@ -84,7 +84,8 @@ class E4m3Unit:
         Args:
             data: address of the shared memory of a CTA.
             states: address of its states, bytes that are 1 where it holds data; None not to check.
-            places: address of int64 [128, 2], indices of the 16-byte chunks of each row (`tensor_core.operand_places`).
+            places: address of int64 [128, 2], indices of the 16-byte chunks of each row
+                (`matrix_operands.operand_places`).
 
         Returns:
             False when a byte is uninitialised or NaN.

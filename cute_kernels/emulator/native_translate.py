@@ -423,15 +423,23 @@ class NativeWarp:
             self._observe(self.tables.take_log())
 
     def _observe(self, log: np.ndarray) -> None:
-        tracker, start = self.warp.cluster.tracker, 0
-        while (start := tracker.observe(self.warp, log, start)) < len(log):
-            start = self._observe_run(log, start)
-
-    def _observe_run(self, log: np.ndarray, start: int) -> int:
-        """Reports the access at ``start`` and those after it that are alike, together; returns where they end."""
-        fields = log[start:, :16].view(np.int32)
+        fields = log[:, :16].view(np.int32)
         kinds = fields[:, (0, 2)]
-        end = start + int(np.argmax(np.append((kinds != kinds[0]).any(axis=1), True)))
+        ends = np.append(np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1)) + 1, len(log))
+        start, tracker = 0, self.warp.cluster.tracker
+        while start < len(log):
+            if _KINDS[int(fields[start, 0])][0] == "shared":
+                ready = tracker.observe(self.warp, log, start)
+                if ready > start:
+                    start = ready
+                    continue
+            end = int(ends[np.searchsorted(ends, start, side="right")])
+            self._observe_run(log, start, end)
+            start = end
+
+    def _observe_run(self, log: np.ndarray, start: int, end: int) -> None:
+        """Reports accesses that are alike, together."""
+        fields = log[start:, :16].view(np.int32)
         masks = np.unpackbits(np.ascontiguousarray(log[start:end, 4:8]), axis=1, bitorder="little").astype(bool)
         self.site = int(fields[0, 3])
         space, write = _KINDS[int(fields[0, 0])]
@@ -439,7 +447,6 @@ class NativeWarp:
         active = log[start:end, 16:].view(np.int64)[rows, lanes]
         tracker = self.warp.cluster.tracker
         tracker.generic(self.warp, lanes.astype(np.int32), space, active, int(fields[0, 2]), write)
-        return end
 
     def block(self) -> int:
         """The instruction of the current site has to wait: the warp leaves native code or runs another path of it."""

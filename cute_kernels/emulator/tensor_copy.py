@@ -6,8 +6,14 @@ import numpy as np
 
 from cute_kernels.emulator.async_engine import AsyncOp
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.matrix_operands import (
+    Places,
+    check_operand,
+    decode_matrix,
+    operand_places,
+)
 from cute_kernels.emulator.smem import SharedMemory
-from cute_kernels.emulator.tensor_core import Places, TensorCore, check_operand, decode_matrix, operand_places
+from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tensor_map import CHUNK
 from cute_kernels.emulator.tmem import LANE_GROUP, TensorMemory, split_address
 

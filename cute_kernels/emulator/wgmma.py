@@ -24,9 +24,7 @@ from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.happens_before import Agent
-from cute_kernels.emulator.sanitizer import JointOperation, RaceTracker
-from cute_kernels.emulator.smem import ClusterMemory
-from cute_kernels.emulator.tensor_core import (
+from cute_kernels.emulator.matrix_operands import (
     E4M3,
     K_BYTES,
     ElementType,
@@ -37,6 +35,8 @@ from cute_kernels.emulator.tensor_core import (
     find_operand,
     load_operand,
 )
+from cute_kernels.emulator.sanitizer import JointOperation, RaceTracker
+from cute_kernels.emulator.smem import ClusterMemory
 from cute_kernels.emulator.tensor_map import CHUNK
 
 WARPS = 4  # of a warpgroup

@@ -22,10 +22,14 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.emulator.happens_before import FULL, Order
 from cute_kernels.emulator.instructions_tcgen05 import load_packed
+from cute_kernels.emulator.matrix_operands import (
+    decode_instruction,
+    decode_matrix,
+)
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory, shared_address
 from cute_kernels.emulator.tensor_copy import copy_to_tensor_memory
-from cute_kernels.emulator.tensor_core import TensorCore, decode_instruction, decode_matrix
+from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tmem import TensorMemory, rectangle, tensor_address
 from tests.emulator.crew import Crew
 from tests.emulator.test_exact import rational_dot
