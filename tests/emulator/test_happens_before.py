@@ -132,6 +132,8 @@ class Model:
 @example([("write", 0, 0, 0), ("release", 0, 0, FULL, SYNC), ("acquire", 2, 0, SYNC | WIDE), ("write", 2, 0, 0)])
 @example([("read", 0, 0, 0), ("release", 0, 0, FULL, SYNC), ("acquire", 2, 0, SYNC), ("async write", 2, 0, 0)])
 @example([("read", 0, 0, 0), ("release", 0, 0, FULL, WIDE), ("acquire", 2, 0, SYNC), ("async write", 2, 0, 0)])
+@example([("read", 0, 0, 0), ("release", 0, 0, FULL, SYNC), ("acquire", 1, 0, WIDE), ("fence", 1, FULL, SYNC),
+          ("async write", 1, 0, 0)])  # fmt: skip
 def test_reports_exactly_what_the_definition_says(events: list[tuple]):
     crew, model = Crew([4096, 4096], list(RANKS)), Model()
     tracker = crew.tracker

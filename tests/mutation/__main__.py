@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write FILE.md and FILE.json")
     parser.add_argument("--match", default="", help="only mutants whose key or place contains this")
+    parser.add_argument("--lenient", action="store_true", help="without Options.strict")
     parser.add_argument(
         "--again", nargs="+", type=Path, metavar="FILE.json", help="only those that survived in what --output wrote"
     )
@@ -56,9 +57,9 @@ def main() -> int:
         and (again is None or (name, mutant.key) in again)
     ]
     start = time.perf_counter()
-    verdicts = judge_all(work, options.jobs)
+    verdicts = judge_all(work, options.jobs, strict=not options.lenient)
     print(f"{len(work)} mutants in {time.perf_counter() - start:.0f} s with {options.jobs} processes")
-    complete = names == list(TARGETS) and not (options.quick or options.match or options.again)
+    complete = names == list(TARGETS) and not (options.quick or options.match or options.again or options.lenient)
     return report(verdicts, options.output, complete=complete)
 
 

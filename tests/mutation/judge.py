@@ -28,7 +28,7 @@ class Verdict:
         killer: name of the error that the emulator raised, ``"wrong result"``, or "" if it survived every schedule.
         schedule: under which it was killed.
         message: first line of the error.
-        following: opcode of the next instruction that synchronises.
+        following: opcodes of the next two instructions that synchronise.
         place: DSL source of the mutated instruction, see `place_of`.
         seconds: of emulation and translation.
     """

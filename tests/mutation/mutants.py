@@ -34,7 +34,7 @@ class Mutant:
         opcode: of the instruction it was done to.
         ordinal: counts equal (mutation, opcode) pairs of the text from 0, so that the three name a mutant.
         line: 1-based line in the PTX text; mutants have the same line numbers as the original.
-        following: opcode of the next instruction of the text that synchronises, "" behind the last.
+        following: opcodes of the next two instructions of the text that synchronise, fewer at its end.
         original: the instruction as written.
         ptx: the changed text.
     """
@@ -59,8 +59,8 @@ def mutants(ptx: str) -> Iterator[Mutant]:
     found = [(match, list(_edits(match["opcode"], _split(match["operands"] or "")))) for match in
              _STATEMENT.finditer(code)]  # fmt: skip
     found = [(match, edits) for match, edits in found if edits]
-    next_opcodes = [*(match["opcode"] for match, _ in found[1:]), ""]
-    for (match, edits), following in zip(found, next_opcodes):
+    opcodes = [match["opcode"] for match, _ in found]
+    for number, (match, edits) in enumerate(found, start=1):
         opcode = match["opcode"]
         texts = [
             (mutation, ptx[: match.start()] + _guarded(match["guard"] or "", replacement) + ptx[match.end() :])
@@ -75,7 +75,7 @@ def mutants(ptx: str) -> Iterator[Mutant]:
                 opcode=opcode,
                 ordinal=seen[mutation, opcode],
                 line=ptx.count("\n", 0, match.start()) + 1,
-                following=following,
+                following=" ".join(opcodes[number : number + 2]),
                 original=" ".join(match.group().split()),
                 ptx=text,
             )

@@ -23,7 +23,7 @@ class Review:
         equivalent: no execution differs; otherwise a known gap.
         reason: why, or what is missing.
         target: name of the target.
-        following: opcode of the next instruction that synchronises, where the place alone does not tell.
+        following: opcodes of the next two instructions that synchronise, where the place alone does not tell.
     """
 
     mutation: str
@@ -46,7 +46,8 @@ class Review:
 
 
 _RELEASES_ANYWAY = (
-    "barrier.cluster.arrive without .relaxed is itself a release at cluster scope, which orders mbarrier.init"
+    "the barrier behind it orders mbarrier.init too: barrier.cluster.arrive without .relaxed is itself a release at "
+    "cluster scope, and bar.sync orders memory in a CTA without a cluster"
 )
 _NOTHING_BEFORE = (
     "the fence orders asynchronous tcgen05 operations of its thread that precede it (PTX ISA, tcgen05.fence), and here "
@@ -169,6 +170,15 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_pass_turn)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_hand_over)", True, _WGMMA_FENCE),
     Review("drop", "bar.warp.sync", "sm100/pipes.py* (release_accumulator)*", True, _COLLECTIVE),
+    Review(
+        "drop",
+        "bar.warp.sync",
+        "staging.py* (acquire)*",
+        True,
+        "the warp writes to the buffer after release_accumulator, whose bar.warp.sync lies in between too: one load of "
+        "tensor memory fills the buffer, and it is the last of its accumulator",
+        following="tcgen05.wait::ld* tcgen05.fence::before_thread_sync",
+    ),
 )
 
 

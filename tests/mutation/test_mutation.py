@@ -72,9 +72,9 @@ def test_every_synchronisation_instruction_is_changed_and_nothing_else() -> None
         assert different == [mutant.line], mutant.key
         assert mutant.original in original[mutant.line - 1]
     assert list(dict.fromkeys((mutant.opcode, mutant.following) for mutant in found)) == [
-        ("mbarrier.init.shared.b64", "bar.sync"),
-        ("bar.sync", "mbarrier.arrive.shared.b64"),
-        ("mbarrier.arrive.shared.b64", "mbarrier.try_wait.parity.shared.b64"),
+        ("mbarrier.init.shared.b64", "bar.sync mbarrier.arrive.shared.b64"),
+        ("bar.sync", "mbarrier.arrive.shared.b64 mbarrier.try_wait.parity.shared.b64"),
+        ("mbarrier.arrive.shared.b64", "mbarrier.try_wait.parity.shared.b64 fence.acq_rel.cta"),
         ("mbarrier.try_wait.parity.shared.b64", "fence.acq_rel.cta"),
         ("fence.acq_rel.cta", ""),
     ]
