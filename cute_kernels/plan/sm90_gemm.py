@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan.base import Arch, reject, require
+from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require
 from cute_kernels.plan.gemm import GemmPlan, check_gemm_smem, check_tile_order
 
 WARPGROUP_ROWS = 64
@@ -222,8 +222,18 @@ BLOCK_MACS = 64
 EPILOGUE_CLOCKS_PER_KELEMENT = 80
 """Clocks of a warpgroup to convert, stage and store 1024 output elements of a tile."""
 
-OPERAND_TRAFFIC = 24.0
-"""Share of WGMMA time that fetching operands adds, times rows or columns of a tile: large tiles fetch less."""
+OPERAND_TRAFFIC = 12.0
+"""Share of WGMMA time that reading operands from shared memory adds, times rows or columns of a tile."""
+
+CLUSTER_TRAFFIC = 12.0
+"""The same for fetching them, times rows or columns of a cluster, whose CTAs fetch what they share once. Tiles of
+256 x 128 in clusters of 2 x 1 fetch a quarter more than those of 128 x 256, and were 3 to 10% slower on squares."""
+
+NEAR_L2_BYTES = 16 << 20
+"""Rows of ``a`` that clusters work on at the same time: if more than this, they are not found in L2 by a later turn."""
+
+RESIDENT_B_BYTES = 12 << 20
+"""``b`` up to this stays in L2 through a launch, whatever the order of the tiles."""
 
 TILE_CLOCKS = 400
 """Clocks that a tile costs besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
@@ -240,6 +250,7 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     """Modelled time of a launch: the turns of the busiest cluster, and what is left to do after its last WGMMA."""
     c = plan.config
     traffic = 1 + OPERAND_TRAFFIC * (1 / c.tile_m + 1 / c.tile_n)
+    traffic += CLUSTER_TRAFFIC * (1 / plan.cluster_rows + 1 / plan.cluster_columns)
     k = -(-plan.k_blocks // c.split_k) * BLOCK_MACS
     mainloop = k * c.tile_m * c.tile_n / MACS_PER_CLOCK * traffic + TILE_CLOCKS
     epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
@@ -272,7 +283,22 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
         if config.split_k > 1 and (plan.ctas > sm_count or plan.k_blocks < config.split_k):
             continue
         costs.append((modelled_clocks(plan), index, config))
-    return min(costs)[2]
+    config = min(costs)[2]
+    return dataclasses.replace(config, group_m=tile_group(Sm90GemmPlan(problem, config, arch, sm_count)))
+
+
+def tile_group(plan: Sm90GemmPlan) -> int:
+    """Row blocks down which the tiles run before the next column: 8, or 1 where that reads ``a`` from DRAM once.
+
+    A group of rows that a turn of the clusters cuts in two is read twice, if the rows in flight do not stay in L2 that
+    long. With groups of one row block at most one block is cut; ``b``, which is then read anew for every row block,
+    has to stay in L2 (`python -m bench.tile_order` models both).
+    """
+    columns = -(-plan.problem.n // plan.cluster_columns)
+    k_bytes = plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
+    in_flight = plan.clusters / columns * plan.cluster_rows * k_bytes
+    tall = columns < plan.clusters and in_flight > NEAR_L2_BYTES
+    return 1 if tall and plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
 
 
 def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90GemmPlan]:

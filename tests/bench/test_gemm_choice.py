@@ -6,7 +6,8 @@ import dataclasses
 import statistics
 from pathlib import Path
 
-from bench import results
+from bench import results, tile_order
+from bench.gemm_cases import siglip2, squares
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan, sm90_gemm
 
@@ -20,7 +21,8 @@ def regrets() -> dict[str, tuple[float, ...]]:
     names = {",".join(map(str, map(int, dataclasses.astuple(c)[:8]))): c for c in sm90_gemm.CANDIDATES}
     found = {}
     for case in RECORDED.cases:
-        chosen = make_plan(GemmProblem(case.case.m, case.case.n, case.case.k), arch="sm_90a").config
+        plan = make_plan(GemmProblem(case.case.m, case.case.n, case.case.k), arch="sm_90a")
+        chosen = dataclasses.replace(plan.config, group_m=8)  # the only order that was recorded
         times = {
             names[text]: [statistics.median(run.ms for run in peer.runs if run.mode == mode) for mode in MODES]
             for peer in case.peers
@@ -39,3 +41,42 @@ def test_the_choice_is_near_the_fastest_candidate() -> None:
     bursts, sustained = zip(*found.values(), strict=True)
     assert max(bursts) == 1.0
     assert max(sustained) <= 1.062 and sum(regret == 1.0 for regret in sustained) == 16
+
+
+def test_the_order_of_tiles_reads_no_more_than_the_usual_one() -> None:
+    """By the model of L2; where a single row block is a group, operands that no longer fit are read once."""
+    changed = {}
+    for case in siglip2():
+        plan = tile_order.plan_of(case)
+        if plan.config.group_m != 8:
+            rows, columns = plan.cluster_rows, plan.cluster_columns
+            usual = tile_order.dram_ratio(plan, rows, columns, 8)
+            changed[case.name] = (tile_order.dram_ratio(plan, rows, columns, plan.config.group_m), usual)
+    assert len(changed) == 4 and all(chosen <= usual and chosen < 1.15 for chosen, usual in changed.values()), changed
+    assert sum(usual > 1.25 for _, usual in changed.values()) == 3
+    for case in squares():
+        assert tile_order.plan_of(case).config.group_m == 8
+
+
+def test_the_model_of_l2_reads_everything_once_where_all_fits() -> None:
+    """And, where nothing is kept, what every tile needs: (rows + columns) of K, besides the output."""
+    plan = make_plan(GemmProblem(4096, 1536, 1024), arch="sm_90a")
+    rows, columns = plan.cluster_rows, plan.cluster_columns
+    assert tile_order.dram_ratio(plan, rows, columns, 8, l2_bytes=1 << 40) == 1.0
+    tiles = (4096 // rows) * (1536 // columns)
+    every_tile = tiles * (rows + columns) * 1024 + 4096 * 1536
+    once = 4096 * (1024 + 1536) + 1536 * 1024
+    # One cluster at a time shares nothing with its neighbours.
+    alone = make_plan(GemmProblem(4096, 1536, 1024), plan.config, arch="sm_90a", sm_count=plan.ctas)
+    assert alone.clusters == 1
+    ratio = tile_order.dram_ratio(alone, rows, columns, 8, l2_bytes=0)
+    turns = min(40, tiles)
+    share = turns / tiles
+    expected = (turns * (rows + columns) * 1024 + share * 4096 * 1536) / (share * 4096 * (1024 + 1536) + 1536 * 1024)
+    assert ratio == expected and every_tile > once
+
+
+def test_tiles_follow_the_order_of_the_kernel() -> None:
+    """Down a group of row blocks, then the next column; the last group is smaller."""
+    order = [tile_order.coordinates(tile, 5, 2, 3) for tile in range(10)]
+    assert order == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 0), (4, 0), (3, 1), (4, 1)]
