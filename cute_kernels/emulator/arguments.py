@@ -42,26 +42,40 @@ def pack_arguments(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) ->
 
     Args:
         kernel: the declarations.
-        args: for each parameter an int or bool (any integer parameter), a float (2, 4 or 8 bytes), a CPU torch tensor
-            or NumPy array (its address; the memory becomes accessible, read-only for a read-only array), a NumPy
-            scalar, a `TensorMap` or `Im2colMap`, or bytes as they are. The tensor behind a tensor map is not
-            registered.
+        args: for each parameter an int or bool (its value; the number itself for a parameter of type ``.f16``, ``.f32``
+            or ``.f64``), a float (2, 4 or 8 bytes of type ``.f`` or ``.b``), a CPU torch tensor or NumPy array (its
+            address; the memory becomes accessible, read-only for a read-only array), a NumPy scalar, a `TensorMap` or
+            `Im2colMap`, or bytes, the last three as they are. The tensor behind a tensor map is not registered.
         memory: where tensors and arrays are registered.
 
     Raises:
         ValueError: another number of arguments, or one that does not fit its parameter.
-        TypeError: a kind of argument that is not listed.
+        TypeError: a kind of argument that is not listed, or a float for a parameter of type ``.u`` or ``.s``.
     """
     if len(args) != len(kernel.parameters):
         names = ", ".join(parameter.name for parameter in kernel.parameters)
         raise ValueError(f"{len(args)} arguments for the {len(kernel.parameters)} parameters of {kernel.name}: {names}")
     result = []
     for argument, parameter in zip(args, kernel.parameters, strict=True):
-        raw = _bytes_of(argument, parameter.nbytes, f"argument {parameter.name}", memory)
+        name = f"argument {parameter.name}"
+        # What the bits of a Python number are follows from the declaration: 2 for .f32 is 2.0, not a denormal.
+        if isinstance(argument, int) and parameter.element in ("f16", "f32", "f64"):
+            argument = _as_float(argument, name)
+        if type(argument) is float and parameter.element[0] in "us":  # np.float64 is a float too, taken as it is
+            declared = f"the kernel declares .{parameter.element}; allowed are ints"
+            raise TypeError(f"{name} is the float {argument}, {declared}")
+        raw = _bytes_of(argument, parameter.nbytes, name, memory)
         if len(raw) != parameter.nbytes:
             raise ValueError(f"argument {parameter.name} has {len(raw)} bytes, the kernel declares {parameter.nbytes}")
         result.append(raw)
     return result
+
+
+def _as_float(argument: int, name: str) -> float:
+    try:
+        return float(argument)
+    except OverflowError:
+        raise ValueError(f"{name}: an int of {argument.bit_length()} bits is too large for a float") from None
 
 
 def _bytes_of(argument: Any, nbytes: int, name: str, memory: GlobalMemory) -> bytes:

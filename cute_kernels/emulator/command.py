@@ -12,6 +12,7 @@ from pathlib import Path
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, capture
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.gpu import Options
+from cute_kernels.files import check_output
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -73,7 +74,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
     )
     parser.add_argument("script", metavar="SCRIPT")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
+    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
+    own.required = False  # else argparse asks for them where SCRIPT is missing
     parser.set_defaults(run=emulate)
 
 
@@ -81,6 +83,8 @@ def emulate(options: argparse.Namespace) -> int:
     """Runs the program; returns the exit status."""
     if not os.path.isfile(options.script):
         raise FileNotFoundError(f"no file {options.script}")
+    if options.trace is not None:
+        check_output(options.trace)
     how = Options(
         seed=options.seed,
         completion=options.completion,

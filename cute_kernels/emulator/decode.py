@@ -148,4 +148,4 @@ def _parameter(reader: Reader, before: list[Parameter]) -> Parameter:
         size *= reader.take_number()
         reader.take("]")
     end = before[-1].offset + before[-1].nbytes if before else 0
-    return Parameter(name, align, size, -(-end // align) * align)
+    return Parameter(name, align, size, -(-end // align) * align, element)

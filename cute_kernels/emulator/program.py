@@ -122,12 +122,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A kernel parameter; ``offset`` is where it starts in the parameter block."""
+    """A kernel parameter: where it starts in the parameter block, and its declared type, e.g. "f32", that of an element
+    for an array."""
 
     name: str
     align: int
     nbytes: int
     offset: int
+    element: str
 
 
 @dataclass(frozen=True)

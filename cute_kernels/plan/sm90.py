@@ -226,11 +226,16 @@ class Sm90Plan(Plan):
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         registers = self.weight_registers + self.accumulator_registers
+        if c.order == "flat":
+            rows, tiles = "consecutive, image after image", f"{self.tiles}, flat order"
+        else:
+            rows = f"{self.tile_images} images x {c.tile_positions} positions"
+            tiles = f"{self.tiles} = {self.row_tiles} x {self.position_tiles} of positions, {c.order} order"
         return [
             ("tile", f"{c.tile_rows} rows x {self.features} features, {self.k_blocks} K blocks of {self.tile_k}"),
-            ("rows of a tile", f"{self.tile_images} images x {c.tile_positions} positions"),
+            ("rows of a tile", rows),
             ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
-            ("tiles", f"{self.tiles} = {self.row_tiles} x {self.position_tiles} of positions, {c.order} order"),
+            ("tiles", tiles),
             ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
             ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
             ("registers", f"{registers} + addressing, of {self.consumer_registers} per consumer thread"),
@@ -268,6 +273,8 @@ def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count:
         reject("order", config.order, rule, "flat")
     if config.tile_positions > plan.positions:
         rule = f"{config.order} order has {plan.positions} positions"
+        if config.order == "flat":
+            rule = "in flat order the rows of a tile are consecutive ones"
         reject("tile_positions", config.tile_positions, rule, 1)
     if config.tile_positions > 1 and config.tile_positions % config.cluster:
         rule = f"each of {config.cluster} CTAs of a cluster loads its share of the positions of a tile"

@@ -60,12 +60,26 @@ def test_numpy_scalars_and_bytes_are_taken_as_they_are() -> None:
     assert raw[:4].view(np.uint32) == 1 << 31 and raw[4:8].view(np.float32) == np.float32(0.1) and raw[8] == 255
 
 
+@pytest.mark.parametrize("number", [2, True, -3, (1 << 24) + 1, 1 << 31, 1 << 200])
+def test_ints_for_parameters_of_a_float_type_keep_their_value(number: int) -> None:
+    result = out()
+    double = min(number, 1 << 100)
+    run(PTX, args=[result, 0, number, 0, double, MAP, np.zeros(2, np.int32)], **SHAPE)
+    raw = result.numpy()
+    with np.errstate(over="ignore"):
+        assert raw[4:8].view(np.float32) == np.float32(float(number))
+    assert raw[16:24].view(np.float64) == double
+
+
 @pytest.mark.parametrize(
     "index, value, error, message",
     [
         (1, 1 << 32, ValueError, "argument a: 4294967296 does not fit into 4 bytes"),
         (1, -(1 << 31) - 1, ValueError, "does not fit into 4 bytes"),
-        (3, 1.0, ValueError, "argument c: a float for a parameter of 1 bytes"),
+        (1, 1.5, TypeError, r"argument a is the float 1.5, the kernel declares .s32; allowed are ints"),
+        (3, 1.0, TypeError, "argument c is the float 1.0, the kernel declares .u8"),
+        (4, 1 << 2000, ValueError, "argument d: an int of 2001 bits is too large for a float"),
+        (5, 1.0, ValueError, "argument map: a float for a parameter of 128 bytes"),
         (2, np.float64(1), ValueError, "argument b has 8 bytes, the kernel declares 4"),
         (5, bytes(64), ValueError, "argument map has 64 bytes, the kernel declares 128"),
         (6, "text", TypeError, "argument in is a str; allowed are int"),

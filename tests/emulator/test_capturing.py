@@ -49,6 +49,12 @@ def test_command_runs_a_program(capsys, arch: str, name: str) -> None:
     assert not torch.cuda.is_available() or torch.cuda.get_device_name() != f"{name} (emulated)"
 
 
+def test_command_asks_for_a_script_and_not_for_its_arguments(capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["emulate"])
+    assert "the following arguments are required: SCRIPT\n" in capsys.readouterr().err
+
+
 def test_command_reports_what_the_program_finds(capsys) -> None:
     assert cli.main(["emulate", PROGRAM, "--wrong"]) == 1
     assert "not close" in capsys.readouterr().err

@@ -33,3 +33,17 @@ def test_each_launch_of_a_program_has_its_own_trace(tmp_path: Path, capsys: pyte
     for file in (path, tmp_path / "trace-2.json"):
         check_well_formed(read(file))
         assert f"timeline: {file}; open it with https://ui.perfetto.dev" in out
+
+
+@pytest.mark.parametrize("arguments", [[], ["argument"]])
+def test_a_trace_that_cannot_be_written_is_said_before_the_program_runs(
+    tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = tmp_path / "ran"
+    program = tmp_path / "program.py"
+    program.write_text(f"open({str(ran)!r}, 'w')\n")
+    trace = tmp_path / "absent" / "trace.json"
+    assert cli.main(["emulate", "--trace", str(trace), str(program), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert f"no folder {trace.parent} to write {trace} into" in err and "Traceback" not in err
+    assert not out and not ran.exists()

@@ -151,7 +151,7 @@ def test_illegal_config_names_limit_value_and_nearest(field, value, limit, neare
     ("config", "rule"),
     [
         (Sm90Config(tile_rows=96, tile_positions=3), "each of 2 CTAs"),
-        (Sm90Config(tile_positions=2, order="flat"), "flat order has 1 positions"),
+        (Sm90Config(tile_positions=2, order="flat"), "in flat order the rows of a tile are consecutive ones"),
         (Sm90Config(256, weight="streamed", stage_blocks=1, tile_positions=32), "position order has 20 positions"),
     ],
 )
@@ -165,6 +165,16 @@ def test_tiles_of_several_positions_cover_all_rows() -> None:
     plan = make_plan(Problem(37 * 196, 768, 768, 196), Sm90Config(tile_positions=16))
     assert (plan.config.order, plan.tile_images) == ("position", 8)
     assert (plan.row_tiles, plan.position_tiles, plan.tiles) == (5, 13, 65)
+    described = dict(plan.describe())
+    assert described["rows of a tile"] == "8 images x 16 positions"
+    assert described["tiles"] == "65 = 5 x 13 of positions, position order"
+
+
+def test_flat_order_is_described_as_consecutive_rows() -> None:
+    """8 images of 196 positions are 24.5 times 64 rows; no tile holds 64 images."""
+    described = dict(make_plan(Problem(8 * 196, 768, 768, 196), Sm90Config(tile_rows=64, order="flat")).describe())
+    assert described["rows of a tile"] == "consecutive, image after image"
+    assert described["tiles"] == "25, flat order"
 
 
 def test_large_k_streams_the_weight() -> None:
