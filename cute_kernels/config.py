@@ -125,7 +125,7 @@ class Sm90Config:
     Attributes:
         tile_rows: rows of ``x`` in a tile, the N of a WGMMA: a multiple of 16 up to 256.
         warpgroups: consumer warpgroups of a CTA, 1 to 3, each with 64 output features.
-        stages: operand buffers between TMA and WGMMA; 0: two tiles' worth, or what shared memory holds.
+        stages: operand buffers between TMA and WGMMA, at most 64; 0: two tiles' worth, or what shared memory holds.
         stage_blocks: K blocks of 128 bytes in one stage, 1 to 4: with 2 a warpgroup waits and signals half as often.
         cluster: 1 or 2 CTAs that share every tile of ``x`` by multicast and differ in their features.
         weight: ``"registers"``: each warpgroup keeps its 64 features for the whole launch (K is compiled in);

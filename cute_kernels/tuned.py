@@ -97,7 +97,8 @@ def _path(root: Path, problem: GemmProblem, device: Device) -> Path:
 
 
 def _read(problem: GemmProblem, device: Device) -> GemmConfig | None:
-    with contextlib.suppress(cache.InvalidEntry, ValueError, TypeError, KeyError, OSError):
+    # RecursionError: JSON that is nested deeper than the parser goes.
+    with contextlib.suppress(cache.InvalidEntry, ValueError, TypeError, KeyError, OSError, RecursionError):
         root = cache.directory()
         if root is not None:
             document: dict[str, Any] = json.loads(cache.read_private(_path(root, problem, device)))

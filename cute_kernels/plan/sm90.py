@@ -32,6 +32,9 @@ CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
 PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
 """per producer thread: setmaxnreg hands the register file of 65,536 to those who need it, in multiples of 8."""
 
+STAGE_BARRIER_BYTES = 16
+"""Two mbarriers of a stage: full and empty."""
+
 ADDRESSING_REGISTERS = 32
 """What a consumer needs besides weight fragments and accumulators, as the assembler reports it without spills."""
 
@@ -283,8 +286,19 @@ def plan_sm90(problem: Problem, config: Sm90Config | None, arch: Arch, sm_count:
         rule = "each CTA of a cluster loads its share of a tile in swizzle atoms of 8 rows"
         reject("tile_rows", config.tile_rows, rule, round_up(config.tile_rows, 8 * config.cluster))
     check_registers(plan)
+    check_barriers(plan)
     check_capacity(plan)
     return plan
+
+
+def check_barriers(plan: Sm90Plan) -> None:
+    """The region of the barriers has a full and an empty one for each stage; operands begin right behind it."""
+    most = plan.barrier_bytes // STAGE_BARRIER_BYTES
+    if plan.config.stages > most:
+        rule = f"the {plan.barrier_bytes:,} B of barriers hold those of {most} stages"
+        others = plan.smem_bytes - plan.config.stages * plan.stage_bytes
+        room = (plan.arch.smem_bytes - others) // plan.stage_bytes
+        reject("stages", plan.config.stages, rule, max(2, min(most, room)))
 
 
 def check_registers(plan: Sm90Plan) -> None:

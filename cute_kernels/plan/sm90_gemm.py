@@ -148,6 +148,8 @@ class Sm90GemmPlan(GemmPlan):
 
 def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Arch, sm_count: int) -> Sm90GemmPlan:
     """The plan, or ValueError; `default_config` when ``config`` is None."""
+    if sm_count < 1:
+        reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
     config = default_config(problem, arch, sm_count) if config is None else config
     require("pingpong", config.pingpong, (True, False), "warpgroups take turns or share a tile")
     rows = (64, 128, 192) if config.pingpong else (128, 256)

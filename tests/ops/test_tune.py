@@ -82,7 +82,7 @@ def test_a_file_that_does_not_hold_a_legal_configuration_is_as_good_as_none(root
     assert tuned.lookup(PROBLEM, H200) is None
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", "\x00"])
+@pytest.mark.parametrize("content", ["", "[]", "{", "\x00", "[" * 100_000])
 def test_neither_is_a_damaged_file(root, monkeypatch, content):
     tuned.store(PROBLEM, H200, CONFIG, 1.0).write_text(content)
     forget(monkeypatch)

@@ -259,6 +259,8 @@ def test_configs_of_other_kernels_and_architectures_are_refused() -> None:
         make_plan(square(512), TileConfig())
     with pytest.raises(TypeError, match="Sm90GemmConfig, sm_100a takes Sm100GemmConfig"):
         make_plan(square(512), Sm90GemmConfig(), "sm_100a")
+    with pytest.raises(ValueError, match="sm_count = 0 .*nearest legal value: 1"):
+        make_plan(square(512), arch="sm_90a", sm_count=0)
     with pytest.raises(ValueError, match="sm_count = 1"):
         make_plan(square(512), Sm90GemmConfig(), sm_count=1)
     with pytest.raises(ValueError, match="sm_count = 6 .*a cluster needs 8 multiprocessors"):

@@ -112,6 +112,16 @@ def test_a_stage_of_which_two_do_not_fit_is_made_smaller() -> None:
     assert make_plan(HEADLINE, dataclasses.replace(config, stage_blocks=1)).smem_bytes == 66_560 + 2 * 49_152
 
 
+@pytest.mark.parametrize(("rows", "wanted", "nearest"), [(16, 65, 64), (16, 10**9, 64), (128, 100, 13)])
+def test_barriers_of_all_stages_fit_their_region(rows, wanted, nearest) -> None:
+    """Two barriers of 8 B a stage in 1,024 B; of 128 rows, 13 stages of 16,384 B fit beside 17,408 B."""
+    config = Sm90Config(tile_rows=rows, warpgroups=1, stage_blocks=1, cluster=1)
+    with pytest.raises(ValueError, match=rf"^stages = {wanted} .*hold those of 64 stages; nearest .*: {nearest}$"):
+        make_plan(HEADLINE, dataclasses.replace(config, stages=wanted))
+    plan = make_plan(HEADLINE, dataclasses.replace(config, stages=nearest))
+    assert sum(8 * barrier.stages for barrier in sm90_graph(plan).barriers()) <= plan.smem[1].offset
+
+
 def test_the_table_is_indexed_with_32_bits() -> None:
     """Rows of 768 features, to 2**31 elements: 2,796,202 of them."""
     rows = 2_796_202
