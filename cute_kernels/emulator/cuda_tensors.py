@@ -88,8 +88,11 @@ class CudaOnHost(TorchFunctionMode):
             for item in gc.get_objects():
                 kind = type(item)  # isinstance would ask the object, and some do things then
                 if issubclass(kind, torch.Tensor) and not issubclass(kind, CudaTensor) and item.device.type == "cpu":
-                    storage = item.untyped_storage()
-                    name, start, nbytes = "CPU tensor", storage.data_ptr(), storage.nbytes()
+                    try:
+                        storage = item.untyped_storage()
+                        name, start, nbytes = "CPU tensor", storage.data_ptr(), storage.nbytes()
+                    except RuntimeError:  # sparse and MKL-DNN tensors have no storage
+                        continue
                 elif issubclass(kind, np.ndarray):
                     name, start, nbytes = "NumPy array", item.ctypes.data, item.nbytes
                 else:

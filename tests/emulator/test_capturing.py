@@ -84,6 +84,19 @@ def test_command_knows_tensors_that_no_gpu_could_access(capsys) -> None:
     assert "e.g. tensor.cuda()" in error
 
 
+@pytest.mark.parametrize("kind", ["sparse", "mkldnn"])
+def test_tensors_without_an_address_do_not_hide_what_is_wrong_with_a_kernel(kind: str) -> None:
+    bystander = getattr(torch.ones(4, 4), f"to_{kind}")()
+    with pytest.raises(RuntimeError):
+        bystander.untyped_storage()
+    with capture("sm_90a"):
+        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+        with pytest.raises(IllegalAccess, match="outside every registered region"):
+            launch(x, y, 1.0, 65)
+        with pytest.raises(IllegalAccess, match=r"This address is in a CPU tensor float32 \(64,\)"):
+            launch(x.cpu(), y, 1.0, 64)
+
+
 def test_launches_run_at_once_with_the_session_s_options() -> None:
     with capture("sm_90a", Options(seed=3)) as session:
         x = torch.arange(96, device="cuda", dtype=torch.float32)
