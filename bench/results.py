@@ -227,6 +227,16 @@ def report(results: Results, ours: str) -> str:
 # --- plot ------------------------------------------------------------------------------------------------------------
 
 _COLORS = {"complete": "#4c72b0", "GEMM only": "#bbbbbb", "copy": "#dddddd"}
+_OURS, _VARIANT = "#c44e52", "#e6b1b3"
+
+
+def _label_and_color(peer: PeerResult, ours: str) -> tuple[str, str]:
+    """What the legend calls a bar; other configurations of our kernel are named ``ours`` and the fields."""
+    if peer.name == ours:
+        return ours, _OURS
+    if peer.name.startswith(f"{ours} "):
+        return f"{ours}, another configuration", _VARIANT
+    return peer.scope, _COLORS[peer.scope]
 
 
 def plot(results: Results, ours: str, path: Path) -> None:
@@ -241,23 +251,27 @@ def plot(results: Results, ours: str, path: Path) -> None:
     if not cases:
         return
     figure, axes = pyplot.subplots(len(cases), 1, figsize=(9, 0.8 + 3.4 * len(cases)), squeeze=False)
+    shown: dict[str, str] = {}
     for axis, result in zip(axes[:, 0], cases, strict=True):
         peers = [p for p in result.peers if p.summary("sustained")]
         peers.sort(key=lambda p: p.summary("sustained").median, reverse=True)
         for y, peer in enumerate(peers):
             sustained, burst = peer.summary("sustained"), peer.summary("burst")
-            color = "#c44e52" if peer.name == ours else _COLORS[peer.scope]
+            label, color = _label_and_color(peer, ours)
+            shown[label] = color
             spread = [[sustained.median - sustained.low], [sustained.high - sustained.median]]
             axis.barh(y, sustained.median, color=color, xerr=spread, ecolor="black", capsize=2)
-            axis.text(sustained.high, y, f"  {sustained.median:.3g}", va="center", fontsize=8)
+            right = max(sustained.high, 0 if burst is None else burst.median)
+            axis.text(right, y, f"  {sustained.median:.3g}", va="center", fontsize=8)
             if burst is not None:
                 axis.plot(burst.median, y, marker="|", color="black", markersize=14)
         axis.set_yticks(range(len(peers)), [p.name for p in peers], fontsize=8)
         axis.set_title(result.case.title, fontsize=9)
         axis.set_xlabel("ms per launch: bar = sustained, tick = burst", fontsize=8)
         axis.margins(x=0.12)
-    legend = [Patch(color=color, label=scope) for scope, color in _COLORS.items()]
-    axes[0, 0].legend(handles=[Patch(color="#c44e52", label=ours), *legend], fontsize=7, loc="upper right")
+    order = sorted(shown, key=lambda label: [_OURS, _VARIANT, *_COLORS.values()].index(shown[label]))
+    handles = [Patch(color=shown[label], label=label) for label in order]
+    axes[0, 0].legend(handles=handles, fontsize=7, loc="upper right")
     figure.text(0.01, 0.005, f"{results.environment.get('gpu', '')}, {results.date}", fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=130)

@@ -125,3 +125,28 @@ def test_plot_is_a_picture(results: r.Results, tmp_path: Path) -> None:
     assert red[:, :].any() and blue.any()
     longest = [max(row.sum() for row in mask) for mask in (red, blue)]
     assert longest[0] / longest[1] == pytest.approx(0.4, abs=0.03)
+
+
+def test_plot_names_what_it_shows_and_no_number_lies_under_a_tick(
+    results: r.Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib import pyplot
+
+    variant = r.PeerResult(f"{OURS} tile_n=64", "complete", runs=runs(3.0, 3.0, 3.0, burst=4.0))
+    results.cases[0].peers.append(variant)
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    r.plot(results, OURS, tmp_path / "plot.png")
+    (axis,) = pyplot.gcf().axes
+    monkeypatch.undo()
+    pyplot.close("all")
+    legend = axis.get_legend()
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == [OURS, f"{OURS}, another configuration", "complete", "copy"]  # "GEMM only" did not run
+    handles = {text: patch.get_facecolor() for text, patch in zip(texts, legend.get_patches(), strict=True)}
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    bars = dict(zip(names, (patch.get_facecolor() for patch in axis.patches), strict=True))
+    assert names == ["slow", variant.name, OURS, "copy"]
+    assert [bars[name] for name in names] == [handles[text] for text in ("complete", texts[1], OURS, "copy")]
+    assert len(set(bars.values())) == 4
+    # The quartiles' upper end, or the burst median where that is further right.
+    assert [text.get_position()[0] for text in axis.texts] == [5.5, 4.0, 2.25, 1.0]
