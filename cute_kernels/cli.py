@@ -361,10 +361,6 @@ def _add_cache(commands: argparse._SubParsersAction) -> None:
 
 
 def _cache(options: argparse.Namespace) -> int:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from cute_kernels import cache, tuned
 
     root = cache.directory()
@@ -378,10 +374,12 @@ def _cache(options: argparse.Namespace) -> int:
         return 0
     entries = cache.list_entries(root)
     if entries:
-        table = Table("entry", "bytes", "kernel", "usable", box=box.SIMPLE)
-        for entry in entries:
-            table.add_row(entry.path.name[:12], f"{entry.nbytes:,}", entry.key, entry.problem or "yes")
-        Console().print(table)
+        # A line each, however long: a key broken over the lines of a narrow column can be neither read nor searched.
+        width = max(len(entry.problem or "yes") for entry in entries)
+        print(f"{'entry':12}  {'bytes':>10}  {'usable':{width}}  kernel")
+        for entry in sorted(entries, key=lambda entry: entry.problem or ""):
+            usable = entry.problem or "yes"
+            print(f"{entry.path.name[:12]:12}  {entry.nbytes:10,}  {usable:{width}}  {entry.key}")
     nbytes = sum(entry.nbytes for entry in entries)
     print(f"{len(entries)} kernels, {nbytes:,} bytes, and {len(tuned.files())} tuned configurations in {root}")
     return 0

@@ -213,6 +213,9 @@ def test_command_lists_and_clears(root, capsys):
     assert main(["cache"]) == 0
     out = capsys.readouterr().out
     assert "2 kernels" in out
+    for entry in cache.list_entries(root):
+        (line,) = [line for line in out.splitlines() if line.startswith(entry.path.name[:12])]
+        assert entry.key in line and f" {entry.problem or 'yes'} " in line
     assert "checksum" in out
     assert str(root) in out
     assert main(["cache", "--clear"]) == 0
