@@ -13,7 +13,8 @@ PTX has more than one kind of order, so a warp keeps one row of clocks per kind 
 * ``VISIBLE``: causality order of the memory model: passed on by release and acquire whose scopes include both sides. A
   fence turns relaxed operations after or before it into releases or acquires.
 * ``PROXY``: written through the generic proxy, and since fenced (fence.proxy.async) by the writer or by a thread that
-  the write is visible to.
+  the write is visible to. Such a fence may be limited to a state space: this row is about shared memory,
+* ``PROXY_GLOBAL`` about global memory.
 * ``TENSOR``: tcgen05 operations that are complete (tcgen05.wait, tcgen05.commit) and passed on. Relaxed synchronisation
   passes on what comes before tcgen05.fence::before_thread_sync, to threads in its scope, and what it obtains counts
   from tcgen05.fence::after_thread_sync on. Release and acquire do without these fences and at any scope, as NVIDIA's
@@ -40,7 +41,8 @@ class Row(enum.IntEnum):
     ACQUIRED = 1
     VISIBLE = 2
     PROXY = 3
-    TENSOR = 4
+    PROXY_GLOBAL = 4
+    TENSOR = 5
 
 
 class Offset(enum.IntEnum):
@@ -55,7 +57,8 @@ class Offset(enum.IntEnum):
 WARP_COLUMNS = 36
 _ROWS = len(Row)
 _SCOPED = (Row.VISIBLE, Row.TENSOR)  # rows that relaxed synchronisation at the scope of a CTA does not take to another
-_PENDING = (Row.ACQUIRED, Row.VISIBLE, Row.PROXY)  # rows that a fence takes over from relaxed waits before it
+_PROXIES = (Row.PROXY, Row.PROXY_GLOBAL)
+_PENDING = (Row.ACQUIRED, Row.VISIBLE, *_PROXIES)  # rows that a fence takes over from relaxed waits before it
 
 
 class Order(enum.IntFlag):
@@ -157,7 +160,7 @@ class SyncPoint:
         if single or order & Order.WIDE:
             join(gathered, clocks)
         else:
-            for row in (Row.ORDER, Row.ACQUIRED, Row.PROXY):
+            for row in (Row.ORDER, Row.ACQUIRED, *_PROXIES):
                 join(gathered[row], clocks[row])
             if order & Order.SYNC:
                 join(gathered[Row.TENSOR], clocks[Row.TENSOR])
@@ -296,7 +299,8 @@ class Agent:
         if order & Order.SYNC:
             join(clocks[Row.ACQUIRED], available[Row.ACQUIRED])
             join(clocks[Row.VISIBLE], point.scoped(Row.VISIBLE, self.rank, order))
-            join(clocks[Row.PROXY], available[Row.PROXY])
+            for row in _PROXIES:
+                join(clocks[row], available[row])
             # Release and acquire pass tensor memory on at any scope: as `scoped` for the widest.
             join(self.incoming if self.strict else clocks[Row.TENSOR], point.scoped(Row.TENSOR, self.rank, Order.WIDE))
         else:
@@ -305,7 +309,8 @@ class Agent:
                 self.pending = np.zeros((len(_PENDING), clocks.shape[1]), np.int32)
             join(self.pending[0], available[Row.ACQUIRED])
             join(self.pending[1], point.scoped(Row.VISIBLE, self.rank, order))
-            join(self.pending[2], available[Row.PROXY])
+            for obtained, row in zip(self.pending[2:], _PROXIES):
+                join(obtained, available[row])
 
     # --- fences and synchronisation inside the warp -------------------------------------------------------------------
 
@@ -331,10 +336,11 @@ class Agent:
         self.fenced = self.snapshot(mask), order
         self.advance()
 
-    def fence_proxy(self, mask: int) -> None:
-        """fence.proxy.async: covers what lanes ``mask`` wrote, and what is visible to them."""
-        join(self.clocks[Row.PROXY], self.clocks[Row.VISIBLE])
-        self._cover(self.clocks[Row.PROXY], mask)
+    def fence_proxy(self, mask: int, rows: Iterable[Row] = _PROXIES) -> None:
+        """fence.proxy.async: covers what lanes ``mask`` wrote, and what is visible to them, in the rows' memories."""
+        for row in rows:
+            join(self.clocks[row], self.clocks[Row.VISIBLE])
+            self._cover(self.clocks[row], mask)
         self.advance()
 
     def initialise(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import numpy as np
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.happens_before import Row
 from cute_kernels.emulator.instructions_convert import extend
 from cute_kernels.emulator.instructions_integer import binary
 from cute_kernels.emulator.instructions_move import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, block_lanes
@@ -395,21 +396,23 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """Cache hints: there are no caches here."""
 
 
-def fence_proxy_async(warp: Any, mask: int) -> None:
-    """fence.proxy.async: for the race detector."""
+def fence_proxy_async(warp: Any, mask: int, of_shared: bool, of_global: bool) -> None:
+    """fence.proxy.async of shared memory, global memory or both: for the race detector."""
     if warp.agent is not None:
-        warp.agent.fence_proxy(mask)
+        rows = ((Row.PROXY, of_shared), (Row.PROXY_GLOBAL, of_global))
+        warp.agent.fence_proxy(mask, [row for row, fenced in rows if fenced])
 
 
 @family("fence.proxy.async", "fence.proxy.async::generic", destinations=0)
 def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.async: orders generic and asynchronous accesses; memory is coherent here, the detector is told."""
-    qualifiers(
+    parts = qualifiers(
         instruction,
         *("proxy", "async", "global", "shared::cta", "shared::cluster", "async::generic", "acquire", "release"),
         *("sync_restrict::shared::cta", "sync_restrict::shared::cluster", "cluster"),
     )
-    block.call(fence_proxy_async)
+    of_global, of_shared = "global" in parts, any("shared::" in part for part in parts)
+    block.call(fence_proxy_async, of_shared or not of_global, of_global or not of_shared)
 
 
 def fence_memory(warp: Any, mask: int, order: int) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.shadow import Epochs, Plane, Shadow
     from cute_kernels.emulator.tensor_races import Operation
 
-_ACQUIRED, _VISIBLE, _PROXY, _TENSOR = map(int, (Row.ACQUIRED, Row.VISIBLE, Row.PROXY, Row.TENSOR))
+_ACQUIRED, _VISIBLE, _TENSOR = map(int, (Row.ACQUIRED, Row.VISIBLE, Row.TENSOR))
 _READ = int(Offset.READ)
 _MOST_CONSTANTS = 4096
 
@@ -67,14 +67,17 @@ class ShadowUnit:
         return place
 
     def async_read(
-        self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, floor: int
+        self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row, floor: int
     ) -> bool:
-        """`RaceTracker.async_read` of an access that is in order. False: nothing is recorded, NumPy has to decide."""
+        """`RaceTracker.async_read` of an access that is in order. False: nothing is recorded, NumPy has to decide.
+
+        Args: as there, and ``fence``, the row of fences that cover its memory; ``floor``, the first number of a `View`.
+        """
         places = self._places(shadow, offsets, nbytes)
         if places is None:
             return False
         width, address = operation.clocks.shape[1], operation.address
-        visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * _PROXY
+        visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * int(fence)
         view = (visible, width, operation.own, 0, operation.lane, -1, floor)
         record = (operation.identity, 0, fenced, 0, operation.column)
         plane = (*shadow.coarse.addresses, shadow.split_address)

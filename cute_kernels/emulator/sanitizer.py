@@ -274,10 +274,11 @@ class RaceTracker:
 
     def _async_read(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
         floor, unit = self.floor if rank < 0 else 0, self.unit()
-        if unit is not None and unit.async_read(self.epochs, shadow, offsets, nbytes, operation, floor):
+        fence = Row.PROXY_GLOBAL if rank < 0 else Row.PROXY
+        if unit is not None and unit.async_read(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
             return
         view = View(operation.clocks[Row.VISIBLE], operation.own, operation.lane, floor=floor)
-        fenced = View(operation.clocks[Row.PROXY], lanes=operation.lane, floor=floor)
+        fenced = View(operation.clocks[fence], lanes=operation.lane, floor=floor)
         for part in shadow.parts(offsets, nbytes):
             before = part.plane.writes[part.where]
             self._check(part, before, view, rank, operation, "reads", "wrote")

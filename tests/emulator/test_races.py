@@ -220,6 +220,20 @@ TWINS |= {
         "fence.proxy.async",
         list(range(32)),
     ),
+    "bulk store: a fence of another state space": Twin(
+        f"""{WORDS} st.shared.b32 [%r5], %r1; fence.proxy.async<<|.global>>; bar.warp.sync -1; @%p9 bra LAST; {COPY_OUT}
+        cp.async.bulk.wait_group 0; LAST: ret;""",
+        ProxyFenceMissing,
+        "bulk store .* reads .* at shared offset .* which the store of CTA 0 warp 0 wrote",
+        list(range(32)),
+    ),
+    "bulk copy: a fence of another state space": Twin(
+        f"""{BARRIERS} st.global.b32 [%d1], %r1; fence.proxy.async.<<global|shared::cta>>; bar.warp.sync -1; @%p9 bra W;
+        {COPY_IN} W: {WAIT} @!%p3 bra W; ld.shared.b32 %r9, [%r5]; add.s32 %r9, %r9, 1; {END}""",
+        ProxyFenceMissing,
+        "bulk copy .* reads .* at byte 0 of a global array, which the store of CTA 0 warp 0 wrote",
+        list(range(1, 33)),
+    ),
     "bulk store: issued before the lanes agree": Twin(
         f"""{WORDS} st.shared.b32 [%r5], %r1; fence.proxy.async.shared::cta; <<bar.warp.sync -1;>> @%p9 bra LAST;
         {COPY_OUT}
