@@ -27,6 +27,8 @@ _SHORT_ROWS = 8  # the same for integers of 32 bits
 _NAN, _UNINITIALISED = -1, -2
 _PAIR_WIDTHS = (("avx512bw", 16, "avx512.pmaddw.d.512"), ("avx2", 8, "avx2.pmadd.wd"), ("sse2", 4, "sse2.pmadd.wd"))
 _MAX_SUM = (1 << 31) - 1
+_FLOAT_LIMIT = 1 << 24  # integers from -2^24 to 2^24 - 1 are FP32 numbers
+_UNIT = "0x3ED0000000000000"  # 2^-18 in LLVM's words
 _INTEGERS = [(c & 7 | 8) << (c >> 3) - 1 if c >> 3 else c for c in range(128)]  # magnitude code -> value * 2^9
 
 
@@ -263,10 +265,16 @@ done:
 """
 
 
+def _cell(row: int, half: int, width: int, prefix: str) -> str:
+    """The place of ``width`` accumulators of `_multiply_short`."""
+    return f"  %{prefix}c.{row}.{half} = getelementptr float, ptr %d.row, i64 {row * LANES + half * width}"
+
+
 def _multiply_short(width: int, intrinsic: str) -> str:
     """``void @multiply_short(b, n, a, cells, accumulate)`` on int16: ``_SHORT_ROWS`` rows of B by 2 x ``width`` of A.
 
-    ``a`` is [pairs of elements, rows, 2], so that a pair of each of ``width`` rows is one register.
+    ``a`` is [pairs of elements, rows, 2], so that a pair of each of ``width`` rows is one register. Sums that FP32
+    holds are added to the accumulator in FP32, which rounds once; where one of a block is larger, all in float64.
     """
     sums, shorts = f"<{width} x i32>", f"<{2 * width} x i16>"
     wide, floats = f"<{width} x double>", f"<{width} x float>"
@@ -286,11 +294,17 @@ def _multiply_short(width: int, intrinsic: str) -> str:
         for h in range(2):
             lines.append(f"  %d.{j}.{h} = call {sums} @llvm.x86.{intrinsic}({shorts} %a.{h}, {shorts} %b.s.{j})")
             lines.append(f"  %next.{j}.{h} = add {sums} %acc.{j}.{h}, %d.{j}.{h}")
-    stores = "".join(
+    ranges = "".join(
         f"""
-  %c.{j}.{h} = getelementptr float, ptr %d.row, i64 {j * LANES + h * width}
+  %u.{j}.{h} = add {sums} %next.{j}.{h}, splat (i32 {_FLOAT_LIMIT})
+  %any.{j}.{h} = or {sums} %u.{j}.{h}, {f"%any.{each[i - 1][0]}.{each[i - 1][1]}" if i else "zeroinitializer"}"""
+        for i, (j, h) in enumerate(each)
+    )
+    stores_double = "".join(
+        f"""
+{_cell(j, h, width, "")}
   %w.{j}.{h} = sitofp {sums} %next.{j}.{h} to {wide}
-  %x.{j}.{h} = fmul {wide} %w.{j}.{h}, splat (double 0x3ED0000000000000)
+  %x.{j}.{h} = fmul {wide} %w.{j}.{h}, splat (double {_UNIT})
   %old.f.{j}.{h} = load {floats}, ptr %c.{j}.{h}, align 4
   %old.{j}.{h} = fpext {floats} %old.f.{j}.{h} to {wide}
   %sum.{j}.{h} = fadd {wide} %x.{j}.{h}, %old.{j}.{h}
@@ -299,9 +313,21 @@ def _multiply_short(width: int, intrinsic: str) -> str:
   store {floats} %rounded.{j}.{h}, ptr %c.{j}.{h}, align 4"""
         for j, h in each
     )
+    stores_float = "".join(
+        f"""
+{_cell(j, h, width, "f.")}
+  %f.w.{j}.{h} = sitofp {sums} %next.{j}.{h} to {floats}
+  %f.x.{j}.{h} = fmul {floats} %f.w.{j}.{h}, splat (float {_UNIT})
+  %f.old.{j}.{h} = load {floats}, ptr %f.c.{j}.{h}, align 4
+  %f.sum.{j}.{h} = fadd {floats} %f.x.{j}.{h}, %f.old.{j}.{h}
+  %f.result.{j}.{h} = select i1 %add, {floats} %f.sum.{j}.{h}, {floats} %f.x.{j}.{h}
+  store {floats} %f.result.{j}.{h}, ptr %f.c.{j}.{h}, align 4"""
+        for j, h in each
+    )
     phis = "\n".join(f"  %acc.{j}.{h} = phi {sums} [zeroinitializer, %rows], [%next.{j}.{h}, %depth]" for j, h in each)
     return f"""
 declare {sums} @llvm.x86.{intrinsic}({shorts}, {shorts})
+declare i32 @llvm.vector.reduce.or.v{width}i32({sums})
 define void @multiply_short(ptr noalias %b, i64 %n, ptr noalias %a, ptr noalias %d, i64 %accumulate) {{
 entry:
   %add = icmp ne i64 %accumulate, 0
@@ -312,7 +338,7 @@ columns:
   %d.column = getelementptr float, ptr %d, i64 %m
   br label %rows
 rows:
-  %j = phi i64 [0, %columns], [%j.next, %rows.end]
+  %j = phi i64 [0, %columns], [%j.next, %stored]
   %b.o = mul i64 %j, {K}
   %b.row = getelementptr i16, ptr %b, i64 %b.o
   br label %depth
@@ -329,7 +355,18 @@ depth:
 rows.end:
   %d.o = mul i64 %j, {LANES}
   %d.row = getelementptr float, ptr %d.column, i64 %d.o
-{stores}
+{ranges}
+  %high = lshr {sums} %any.{_SHORT_ROWS - 1}.1, splat (i32 {(2 * _FLOAT_LIMIT).bit_length() - 1})
+  %large = call i32 @llvm.vector.reduce.or.v{width}i32({sums} %high)
+  %small = icmp eq i32 %large, 0
+  br i1 %small, label %floats, label %doubles
+floats:
+{stores_float}
+  br label %stored
+doubles:
+{stores_double}
+  br label %stored
+stored:
   %j.next = add i64 %j, {_SHORT_ROWS}
   %lower = icmp ult i64 %j.next, %n
   br i1 %lower, label %rows, label %columns.end

@@ -83,6 +83,25 @@ def test_largest_sums(unit: E4m3Unit, codes: tuple[int, int], sign: int) -> None
     assert (cells == np.float32(sign * K * values[0] * values[1])).all()
 
 
+@pytest.mark.parametrize(("row", "lane"), [(0, 0), (7, 127), (8, 16), (13, 47), (18, 80), (23, 100)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_that_fp32_does_not_hold_are_rounded_once(unit: E4m3Unit, row: int, lane: int, sign: int) -> None:
+    """2^24 + 1 and 1 in units of 2^-18: rounding the former to FP32 before the addition would lose both units."""
+    a, b = np.zeros(32 * LANES, np.uint8), np.zeros(32 * 24, np.uint8)
+    a[32 * lane : 32 * lane + 2] = 0x50, 0x01  # 8 and 2^-9
+    b[32 * row : 32 * row + 2] = 0x50, 0x01
+    if sign < 0:
+        b[32 * row : 32 * row + 2] |= 128
+    places = np.arange(2 * LANES).reshape(LANES, 2)
+    load(unit, (a, places), (b, places[:24]))
+    cells = np.zeros((24, LANES), np.float32)
+    cells[row, lane] = sign * 2.0**-18
+    unit.multiply(24, cells.ctypes.data, True)
+    assert cells[row, lane] == sign * (64 + 2.0**-17)
+    cells[row, lane] = 0
+    assert not cells.any()
+
+
 def test_a_new_operand_replaces_the_old_one(unit: E4m3Unit) -> None:
     """The two ways have scratch memory of their own: neither may use what the other left."""
     for seed, code in enumerate((0x7E, 0x40, 0x7E, 0x40)):
