@@ -17,8 +17,9 @@ from cute_kernels.emulator import native_floats  # noqa: F401 - registers its op
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.instructions_memory import Load, Store, load_lanes, load_uniform, store_lanes
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW, elect_leader
+from cute_kernels.emulator.instructions_move import PARAM_WINDOW
 from cute_kernels.emulator.instructions_wgmma import MmaAsync, mma_async_in_place
+from cute_kernels.emulator.native_inline import INLINE, SILENT
 from cute_kernels.emulator.native_memory import PARAMS, ROW, function_name
 from cute_kernels.emulator.native_ops import LANES, Code, Emitter, emitter_of
 from cute_kernels.emulator.values import (
@@ -31,9 +32,6 @@ from cute_kernels.emulator.values import (
     PureOp,
     Result,
     Value,
-    agreed_lanes,
-    first_bit,
-    first_lane,
 )
 
 
@@ -86,9 +84,13 @@ class Layout:
 
 
 class Program:
-    """What the blocks of a kernel share: code, sites, state layout, helper functions."""
+    """What the blocks of a kernel share: code, sites, state layout, helper functions.
 
-    def __init__(self, space: Namespace, registers: set[str], header: int) -> None:
+    ``detectors``: whether instructions have to be reported to them.
+    """
+
+    def __init__(self, space: Namespace, registers: set[str], header: int, detectors: bool) -> None:
+        self.detectors = detectors
         self.code = Code()
         self.space = space
         self.registers = registers
@@ -123,7 +125,7 @@ class BlockEmitter:
         self.program, self.builder, self.number = program, builder, number
         self.code = program.code
         self.head: list[str] = []
-        self._names: dict[Any, str] = {}
+        self.names: dict[Any, str] = {}
         self._in_place: dict[Value, str] = {}  # accumulators of wgmmas of this block: the variable that they are in
         self._live: dict[tuple[str, int], str] = {}
         self.emitters = {lanes: Emitter(self.code, lanes) for lanes in (False, True)}
@@ -164,7 +166,7 @@ class BlockEmitter:
             return self.emitters[lanes].const(value.value, value.bits)
         if value in self._in_place:
             raise NotNative(f"an accumulator in flight is used (PTX line {self.builder.instruction.line})")
-        name = self.live(value) if isinstance(value, LiveIn) else self._names[value]
+        name = self.live(value) if isinstance(value, LiveIn) else self.names[value]
         if value.uniform and lanes:
             return self.splat(name, value.bits)
         if not value.uniform and not lanes:
@@ -209,13 +211,13 @@ class BlockEmitter:
         bits = result.bits
         if bits == 1:
             if result.uniform:
-                self._names[result] = self.code.let(f"trunc i64 {self.code.let(f'load i64, ptr {pointer}')} to i1")
+                self.names[result] = self.code.let(f"trunc i64 {self.code.let(f'load i64, ptr {pointer}')} to i1")
             else:
                 word = self.code.let(f"load i32, ptr {pointer}")
-                self._names[result] = self.code.let(f"bitcast i32 {word} to <{LANES} x i1>")
+                self.names[result] = self.code.let(f"bitcast i32 {word} to <{LANES} x i1>")
             return
         type_ = f"i{bits}" if result.uniform else f"<{LANES} x i{bits}>"
-        self._names[result] = self.code.let(f"load {type_}, ptr {pointer}, align 64")
+        self.names[result] = self.code.let(f"load {type_}, ptr {pointer}, align 64")
 
     # --- emission ---------------------------------------------------------------------------------------------------
 
@@ -238,7 +240,7 @@ class BlockEmitter:
         lanes = not result.uniform
         emit = emitter_of(op.name)
         if emit is not None:
-            self._names[result] = emit(self.emitters[lanes], *(self.operand(arg, lanes) for arg in node.args))
+            self.names[result] = emit(self.emitters[lanes], *(self.operand(arg, lanes) for arg in node.args))
             return
         for index, arg in enumerate(node.args):
             self.write_row(index, arg, lanes)
@@ -255,7 +257,9 @@ class BlockEmitter:
         if call is None and not memory:
             raise NotNative(f"{node.instruction.opcode} (PTX line {node.instruction.line})")
         function = None if memory else call[0]
-        inline = _INLINE.get(function)
+        if not self.program.detectors and function in SILENT:
+            return
+        inline = INLINE.get(function)
         if inline is not None and node.guard is None and inline(self, node):
             return
         joined = None
@@ -267,12 +271,12 @@ class BlockEmitter:
         elif function is load_uniform:
             self._uniform_load(node, mask)
         else:
-            self._python(node, mask)
+            self.python(node, mask)
         if joined is not None:
             self.code.put(f"br label %{joined}")
             self.code.put(f"{joined}:")
         for index, result in enumerate(node.results):
-            if result not in self._names:
+            if result not in self.names:
                 self.read_row(index, result)
 
     def _wgmma(self, node: Node) -> None:
@@ -322,7 +326,7 @@ class BlockEmitter:
         self.code.put(f"ret i32 {status}")
         self.code.put(f"{go}:")
 
-    def _python(self, node: Node, mask: str) -> None:
+    def python(self, node: Node, mask: str) -> None:
         called, given = node.anchor.as_call()
         self._python_call(node, called, given, mask, node.results)
 
@@ -399,7 +403,7 @@ class BlockEmitter:
                 self._parameter(node, place, size)
                 return
         # Which lanes load decides what the race detector says, and a log entry of one address could not tell.
-        self._python(node, mask)
+        self.python(node, mask)
 
     def _parameter(self, node: Node, place: int, size: int) -> None:
         base = self.code.let(f"getelementptr i8, ptr %t, i64 {PARAMS}")
@@ -408,7 +412,7 @@ class BlockEmitter:
             pointer = self.code.let(f"getelementptr i8, ptr {params}, i64 {place + index * size}")
             loaded = self.code.let(f"load i{8 * size}, ptr {pointer}, align 1")
             if node.guard is None:
-                self._names[result] = loaded
+                self.names[result] = loaded
             else:  # read back where both ways have joined
                 self.code.put(f"store i{8 * size} {loaded}, ptr {self.row(index)}")
 
@@ -505,58 +509,3 @@ def _pure_source(op: PureOp, result: Result, space: Namespace) -> list[str]:
         return [f"Q[0] = bool({call}[0])" if result.uniform else f"Q[0] = mask_of({call})"]
     target = f"X{result.bits}[0{', ' + stop if stop else ''}]"
     return [f"{target} = {call}.view(u{result.bits})"]
-
-
-# --- functions of the Python back end that are a few instructions ---------------------------------------------------
-
-
-def _inline_first_lane(emitter: BlockEmitter, node: Node) -> bool:
-    (value,) = node.args
-    text = emitter.operand(value, True)
-    emitter._names[node.results[0]] = emitter.code.let(f"extractelement <{LANES} x i{value.bits}> {text}, i32 0")
-    return True
-
-
-def _inline_agreed(emitter: BlockEmitter, node: Node) -> bool:
-    """The first executing lane's value; Python is called to name the others when they differ."""
-    (value,) = node.args
-    code, bits = emitter.code, value.bits
-    text = emitter.operand(value, True)
-    lane = code.let("call i32 @llvm.cttz.i32(i32 %M, i1 false)")
-    inside = code.let(f"and i32 {lane}, 31")
-    chosen = code.let(f"extractelement <{LANES} x i{bits}> {text}, i32 {inside}")
-    differs = emitter.emitters[True].cmp("ne", bits, text, emitter.splat(chosen, bits))
-    lanes = code.let(f"and i32 %M, {code.let(f'bitcast <{LANES} x i1> {differs} to i32')}")
-    test = code.let(f"icmp eq i32 {lanes}, 0")
-    good, bad = code.fresh("f")[1:], code.fresh("s")[1:]
-    code.put(f"br i1 {test}, label %{good}, label %{bad}")
-    code.put(f"{bad}:")
-    emitter._python(node, "%M")
-    code.put(f"br label %{good}")
-    code.put(f"{good}:")
-    emitter._names[node.results[0]] = chosen
-    return True
-
-
-def _inline_elect(emitter: BlockEmitter, node: Node) -> bool:
-    """The lowest executing lane; Python checks a member mask that is not the executing lanes."""
-    members = node.anchor.args[0]
-    code = emitter.code
-    test = code.let(f"icmp eq i32 {emitter.operand(members, False)}, %M")
-    good, bad = code.fresh("f")[1:], code.fresh("s")[1:]
-    code.put(f"br i1 {test}, label %{good}, label %{bad}")
-    code.put(f"{bad}:")
-    emitter._python(node, "%M")
-    code.put(f"br label %{good}")
-    code.put(f"{good}:")
-    lowest = code.let(f"and i32 %M, {code.let('sub i32 0, %M')}")
-    emitter._names[node.results[0]] = code.let(f"bitcast i32 {lowest} to <{LANES} x i1>")
-    return True
-
-
-_INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
-    first_lane: _inline_first_lane,
-    first_bit: _inline_first_lane,
-    agreed_lanes: _inline_agreed,
-    elect_leader: _inline_elect,
-}

@@ -39,14 +39,17 @@ from cute_kernels.emulator.native_memory import (
 from cute_kernels.emulator.register_hazards import touched_in_flight
 from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, PythonWarp, lower
 from cute_kernels.emulator.values import FULL
+from cute_kernels.emulator.warp import Frame
 from cute_kernels.emulator.wgmma import RegisterFile
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
     from cute_kernels.emulator.warp import Warp
 
-# The header of a warp's state, in 32-bit words. Where no path has diverged, the meeting block is all ones.
-_PC, _MASK, _MEET, _BUDGET, _ENTERED = range(5)
+# The header of a warp's state, in 32-bit words. Where no path has diverged, the meeting block is all ones. _OPEN is 1
+# while the only branch that lanes have diverged at is known to machine code alone: the lanes _ARRIVED are at its
+# meeting block already, the others run. `Warp.stack` is empty then.
+_PC, _MASK, _MEET, _OPEN, _ARRIVED, _BUDGET, _ENTERED = range(7)
 _HEADER = 64
 _ARRIVE, _DIVERGE = 0, 1  # sites of control flow; _DIVERGE finds target, following, meet in exchange rows
 _EXIT = 4  # what the native function returns when the warp has finished, beside WAIT and ERROR
@@ -94,16 +97,16 @@ def translate_native(
     touched = touched_in_flight(lowering.flow)
     if touched is not None:
         raise NotNative(f"a register of a wgmma in flight is touched (PTX line {touched.line})")
-    return _Translator(lowering).run()
+    return _Translator(lowering, check).run()
 
 
 class _Translator:
-    def __init__(self, lowering: Lowering) -> None:
+    def __init__(self, lowering: Lowering, detectors: bool) -> None:
         self.lowering = lowering
         self.flow: Flow = lowering.flow
         header = _HEADER + 8 * (len(self.flow.blocks) + 1)
         self.start = -(-header // 64) * 64
-        self.program = Program(lowering.space, set(lowering.variables.values()), self.start)
+        self.program = Program(lowering.space, set(lowering.variables.values()), self.start, detectors)
         self.program.site(None, [])
         self.program.site(None, [])
         self.code = self.program.code
@@ -191,6 +194,8 @@ class _Translator:
         put(f"br i1 {let(f'icmp eq i32 {lanes}, 0')}, label %{none}, label %{split}")
         put(f"{split}:")
         meet = self.flow.reconvergence[block.index]
+        if meet in (taken, following) and taken != following and meet != self.flow.exit:
+            self._open(block, lanes, taken, following)
         for row, value in enumerate((taken, following, meet)):
             put(f"store i64 {value}, ptr {emitter.row(row)}")
         status = let(f"call i32 %cb(i32 {_DIVERGE}, i32 {lanes})")
@@ -199,6 +204,21 @@ class _Translator:
         self._go(block, taken)
         put(f"{none}:")
         self._go(block, following)
+
+    def _open(self, block: Block, lanes: str, taken: int, following: int) -> None:
+        """The first branch at which lanes diverge, if some of them are where they all meet: no call of Python."""
+        put, let = self.code.put, self.code.let
+        others = let(f"xor i32 {lanes}, %M")
+        meet = self.flow.reconvergence[block.index]
+        running, arrived, start = (others, lanes, following) if taken == meet else (lanes, others, taken)
+        outermost = let(f"icmp eq i32 {let('load i32, ptr %meet.p')}, -1")
+        first, nested = self.code.fresh("t")[1:], self.code.fresh("t")[1:]
+        put(f"br i1 {outermost}, label %{first}, label %{nested}")
+        put(f"{first}:")
+        for name, value in (("mask", running), ("arrived", arrived), ("meet", meet), ("open", 1)):
+            put(f"store i32 {value}, ptr %{name}.p")
+        put(f"br label %b{start}")
+        put(f"{nested}:")
 
     def _go(self, block: Block, target: int) -> None:
         put, let = self.code.put, self.code.let
@@ -230,6 +250,8 @@ entry:
   %pc.p = getelementptr i32, ptr %s, i32 {_PC}
   %mask.p = getelementptr i32, ptr %s, i32 {_MASK}
   %meet.p = getelementptr i32, ptr %s, i32 {_MEET}
+  %open.p = getelementptr i32, ptr %s, i32 {_OPEN}
+  %arrived.p = getelementptr i32, ptr %s, i32 {_ARRIVED}
   %budget.p = getelementptr i32, ptr %s, i32 {_BUDGET}
   %entered.p = getelementptr i32, ptr %s, i32 {_ENTERED}
   %entered = load i32, ptr %entered.p
@@ -248,6 +270,20 @@ meet:
   %met = icmp eq i32 %pc.m, %meet.m
   br i1 %met, label %arrive, label %dispatch
 arrive:
+  %open = load i32, ptr %open.p
+  %closes = icmp ne i32 %open, 0
+  br i1 %closes, label %close, label %pop
+close:
+  %mask.c = load i32, ptr %mask.p
+  %arrived.c = load i32, ptr %arrived.p
+  %together = or i32 %mask.c, %arrived.c
+  %meet.c = load i32, ptr %meet.p
+  store i32 %together, ptr %mask.p
+  store i32 %meet.c, ptr %pc.p
+  store i32 -1, ptr %meet.p
+  store i32 0, ptr %open.p
+  br label %dispatch
+pop:
   %arrived = call i32 %cb(i32 {_ARRIVE}, i32 0)
   %fine = icmp eq i32 %arrived, 0
   br i1 %fine, label %dispatch, label %failed
@@ -330,6 +366,9 @@ class NativeLaunch:
 
     def _diverge(self, warp: Warp, mask: int) -> int:
         header = self.current.header
+        if header[_OPEN]:
+            header[_OPEN] = 0
+            warp.stack.append(Frame(header[_MEET], header[_ARRIVED], []))
         taken, following, meet = (self.words[row * ROW // 8] for row in range(3))
         header[_PC], header[_MASK], meet = warp.diverge(mask, header[_MASK], taken, following, meet)
         header[_MEET] = meet & FULL
@@ -471,7 +510,7 @@ class NativeWarp:
 
     def snapshot(self) -> tuple[bytes, ...]:
         """Everything that decides what the warp does next."""
-        return self.state[:12].tobytes(), self.state[self.launch.translation.registers].tobytes()
+        return self.state[: 4 * _BUDGET].tobytes(), self.state[self.launch.translation.registers].tobytes()
 
     @staticmethod
     def same(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> bool:

@@ -38,6 +38,8 @@ class TensorMemory:
     Attributes:
         cells: uint32 [512 columns, 128 lanes].
         allocations: column base -> columns, of what is allocated now.
+        changes: number of allocations and deallocations so far.
+        allocated_address: host address of a byte per column, 1 where it is allocated.
         e4m3_sums: int32 [512]: how many E4M3 MMAs the cells of a column are the sum of; 0 when they are anything else.
     """
 
@@ -46,11 +48,13 @@ class TensorMemory:
         self.floats = self.cells.view(np.float32)
         self._address = self.cells.ctypes.data
         self.allocations: dict[int, int] = {}
+        self.changes = 0
         self.detect = detect
         self.e4m3_sums = np.zeros(COLUMNS, np.int32)
         self.relinquished = False
         self.columns_used = 0
         self._allocated = np.zeros(COLUMNS, bool)
+        self.allocated_address = self._allocated.ctypes.data
         self._written = np.zeros((COLUMNS, LANES), bool)
         self._full = np.zeros(COLUMNS, bool)  # columns that were written in all lanes by one access
 
@@ -73,6 +77,7 @@ class TensorMemory:
                 self._allocated[base : base + ncols] = True
                 self._written[base : base + ncols] = self._full[base : base + ncols] = False
                 self.allocations[base] = ncols
+                self.changes += 1
                 self.columns_used = max(self.columns_used, int(self._allocated.sum()))
                 return base
         return None
@@ -88,6 +93,7 @@ class TensorMemory:
             have = ", ".join(f"{n} columns at {base}" for base, n in self.allocations.items()) or "nothing"
             raise IllegalAccess(f"tcgen05.dealloc of {ncols} columns at address {address:#x}; allocated: {have}")
         del self.allocations[column]
+        self.changes += 1
         self._allocated[column : column + ncols] = False
 
     def relinquish(self) -> None:

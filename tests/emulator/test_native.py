@@ -19,6 +19,7 @@ from cute_kernels.emulator import GlobalMemory, Options, Report, back_end, run
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.native_ops import emitter_of
+from cute_kernels.emulator.native_translate import NativeLaunch
 from cute_kernels.launch import emulate
 from tests.emulator.instruction_cases import check
 from tests.emulator.kernel_inputs import make_case
@@ -237,6 +238,105 @@ def test_faults_are_reported_in_the_same_words(name: str) -> None:
         reports.append((type(caught.value), str(caught.value)))
     assert reports[0] == reports[1]
     assert "PTX line" in reports[0][1]
+
+
+TENSOR = """
+    mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; ld.param.u64 %d0, [p0]; mad.wide.u32 %d1, %r1, 4, %d0;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32; bar.warp.sync 0xFFFFFFFF;
+    ld.shared.u32 %r3, [%r2];
+    add.u32 %r4, %r1, 100; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r1};
+    add.u32 %r5, %r3, 1; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r5], {%r4}; tcgen05.wait::st.sync.aligned;
+"""
+TENSOR_END = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 32; ret;"
+TENSOR_FAULTS = {
+    "foreign lanes": "add.u32 %r3, %r3, 0x200000; tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r6, %r7}, [%r3];",
+    "free columns": "add.u32 %r3, %r3, 31; tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r6, %r7}, [%r3];",
+    "beyond the last column": "add.u32 %r3, %r3, 511; tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r6, %r7}, [%r3];",
+    "load by some lanes": "setp.lt.u32 %p1, %r1, 9; @%p1 bra A; bra B; A: add.u32 %r1, %r1, 1; "
+    "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r6, %r7}, [%r3]; B:",
+    "wait by some lanes": "setp.lt.u32 %p1, %r1, 9; @%p1 bra A; bra B; A: tcgen05.wait::ld.sync.aligned; B:",
+    "members": "bar.warp.sync 15;",
+    "members elsewhere": "setp.lt.u32 %p1, %r1, 9; @%p1 bra A; bra B; A: bar.warp.sync 0xFFFFFFFF; B:",
+}
+
+
+@pytest.mark.parametrize("name", TENSOR_FAULTS)
+def test_faults_are_reported_in_the_same_words_without_detectors(name: str) -> None:
+    """What machine code does by itself when nobody listens, and leaves to Python where a check stops it."""
+    text = module(TENSOR + TENSOR_FAULTS[name] + TENSOR_END, parameters=1)
+    reports = []
+    for native in (False, True):
+        with pytest.raises(EmulatorError) as caught:
+            launch(text, _OUT, options=Options(native=native, detectors=False))
+        reports.append((type(caught.value), str(caught.value)))
+    assert reports[0] == reports[1]
+    assert "PTX line" in reports[0][1]
+
+
+def calls_of_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Gets a list to which machine code adds what it calls Python for."""
+    called: list[str] = []
+    call = NativeLaunch._call
+
+    def counted(self: NativeLaunch, site: int, mask: int) -> int:
+        instruction = self.translation.sites[site].instruction
+        called.append("branch" if instruction is None else instruction.opcode)
+        return call(self, site, mask)
+
+    monkeypatch.setattr(NativeLaunch, "_call", counted)
+    return called
+
+
+def test_what_only_detectors_hear_of_stays_in_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+        tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r6, %r7}, [%r3]; tcgen05.wait::ld.sync.aligned;
+        tcgen05.fence::after_thread_sync; fence.proxy.async.shared::cta; bar.warp.sync 0xFFFFFFFF;
+        setp.lt.u32 %p1, %r1, 9; @!%p1 bra B; add.u32 %r6, %r6, %r7; B: mad.lo.u32 %r6, %r7, 1000, %r6;
+        st.global.u32 [%d1], %r6;
+    """
+    called = calls_of_python(monkeypatch)
+    names = {}
+    for detectors in (False, True):
+        out = np.zeros(32, np.uint32)
+        called.clear()
+        launch(module(TENSOR + body + TENSOR_END, parameters=1), out, options=Options(native=True, detectors=detectors))
+        lanes = np.arange(32)
+        assert (out == 1000 * (lanes + 100) + lanes + np.where(lanes < 9, lanes + 100, 0)).all()
+        names[detectors] = {name.split(".sync")[0] for name in called}
+    setup = {"tcgen05.alloc.cta_group::1", "tcgen05.st", "tcgen05.dealloc.cta_group::1", "ld.shared.u32"}
+    assert names[False] == setup
+    assert names[True] > names[False] | {"tcgen05.ld", "tcgen05.wait::ld", "tcgen05.fence::after_thread_sync"}
+
+
+NESTED = THREAD_OUTPUT + """
+    mov.u32 %r2, 0; mov.u32 %r3, 0; and.b32 %r4, %r1, 1; setp.eq.u32 %p1, %r4, 0; setp.lt.u32 %p2, %r1, LIMIT;
+NEXT:
+    @%p1 bra JOIN;
+    add.u32 %r3, %r3, 1; @%p2 bra INNER;
+    add.u32 %r3, %r3, 10; bra MEET;
+INNER:
+    add.u32 %r3, %r3, 100;
+MEET:
+    add.u32 %r3, %r3, 1000;
+JOIN:
+    add.u32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, 50;
+    @%p3 bra NEXT;
+    st.global.u32 [%d1], %r3; ret;
+"""
+
+
+@pytest.mark.parametrize(("limit", "calls"), [(0, 0), (12, 200), (32, 0)])
+def test_branches_inside_branches(limit: int, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outer branch is machine code's alone until lanes of it diverge again, which Python has to know of both."""
+    called = calls_of_python(monkeypatch)
+    text = module(NESTED.replace("LIMIT", str(limit)), parameters=1)
+    out = np.zeros(32, np.uint32)
+    report = launch(text, out, options=NATIVE)
+    lanes = np.arange(32)
+    assert (out == np.where(lanes % 2, 50 * (1001 + np.where(lanes < limit, 100, 10)), 0)).all()
+    assert called.count("branch") == calls
+    reference = launch(text, out, options=PYTHON)
+    assert report.by_opcode == reference.by_opcode
 
 
 _OUT, _FIXED = aligned(np.zeros(32, np.uint32)), aligned(np.zeros(32, np.uint32))
