@@ -75,9 +75,8 @@ def tma_store(
     """
     warp.cluster.progress += 1
     done: set[tuple[Any, ...]] = set()
-    for lane in range(32):
-        if not mask >> lane & 1:
-            continue
+    uniform = all(isinstance(x, int) for x in (descriptor, source, *coords))
+    for lane in lane_numbers(mask & -mask if uniform else mask):
         (operands,) = each_lane(1 << lane, descriptor, source, *coords)
         if operands not in done:
             done.add(operands)
@@ -94,8 +93,6 @@ def tma_store(
                 describe=f"by {warp.label}",
                 im2col=im2col,
             )
-        if all(isinstance(x, int) for x in (descriptor, source, *coords)):
-            return
 
 
 def signed32(value: int) -> int:

@@ -25,7 +25,7 @@ _SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is co
 
 def lanes_in(mask: int) -> int:
     """Number of lanes of a mask."""
-    return bin(mask).count("1")
+    return mask.bit_count()
 
 
 def lane_numbers(mask: int) -> Iterator[int]:
@@ -178,6 +178,9 @@ def each_address(mask: int, address: Any) -> list[tuple[int, int]]:
 
 def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
     """Tuples of per-lane Python values of the executing lanes."""
+    if mask and not mask & (mask - 1):  # one lane: nearly always
+        lane = mask.bit_length() - 1
+        return [tuple([v if isinstance(v, int) else int(v[lane]) for v in values])]
     if all(isinstance(v, int) for v in values):
         return [values] * lanes_in(mask)
     return [tuple(v if isinstance(v, int) else int(v[lane]) for v in values) for lane in lane_numbers(mask)]

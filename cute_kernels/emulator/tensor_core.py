@@ -34,6 +34,7 @@ from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, shared_addres
 from cute_kernels.emulator.tensor_map import CHUNK
 from cute_kernels.emulator.tmem import LANE_GROUP, TensorMemory, split_address
 
+_MOST_KNOWN = 4096  # MMAs that are kept; a kernel repeats those of its pipeline's stages
 _E4M3_SUMS_LIMIT = 1 << 11  # instructions; each adds less than 2^23 to an accumulator on a grid of 2^-18
 
 
@@ -65,6 +66,7 @@ class TensorCore:
         self.tracker = tracker
         self.instructions = 0
         self._scratch: dict[tuple[int, int], np.ndarray] = {}
+        self._known: dict[tuple[object, ...], _Mma] = {}
 
     def mma(
         self,
@@ -102,17 +104,25 @@ class TensorCore:
             IllegalAccess: operands or accumulator outside their memories.
             ProxyFenceMissing: an operand was written through the generic proxy and not fenced since.
         """
-        if cta_group not in (1, 2):
-            raise UnsupportedPTX(f"tcgen05.mma.cta_group::{cta_group}")
-        if cta_group == 2 and rank % 2:
-            raise UnsupportedPTX(f"tcgen05.mma.cta_group::2 issued by CTA {rank}, the odd one of its pair")
-        fields = decode_instruction(kind, cta_group, instruction)
-        text = f"tcgen05.mma.cta_group::{cta_group}.kind::{kind} issued {describe or f'by CTA {rank}'}"
-        work = _Mma(self, fields, cta_group, rank, d, a, b, accumulate, a_in_tmem, text)
-        work.issue()
+        key = (kind, cta_group, rank, d, a, b, instruction, accumulate, a_in_tmem, describe)
+        work = self._known.get(key)
+        if work is None:
+            if cta_group not in (1, 2):
+                raise UnsupportedPTX(f"tcgen05.mma.cta_group::{cta_group}")
+            if cta_group == 2 and rank % 2:
+                raise UnsupportedPTX(f"tcgen05.mma.cta_group::2 issued by CTA {rank}, the odd one of its pair")
+            fields = decode_instruction(kind, cta_group, instruction)
+            text = f"tcgen05.mma.cta_group::{cta_group}.kind::{kind} issued {describe or f'by CTA {rank}'}"
+            work = _Mma(self, fields, cta_group, rank, d, a, b, accumulate, a_in_tmem, text)
+            work.issue()
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = work
+        elif self.tracker is not None:  # else its checks would say the same again
+            work.issue()
         if self.meter is not None:
             work.count(self.meter)
-        self.engine.submit(AsyncOp(("tcgen05", rank), work.run, text, name=f"mma {fields.m}x{fields.n}"))
+        self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
 
     def commit(
         self, *, cta_group: int, rank: int, barrier: int, multicast: int | None = None, describe: str = ""
@@ -159,14 +169,16 @@ class TensorCore:
 
 
 class _Mma:
-    """One MMA between issue and completion."""
+    """One MMA between issue and completion. Equal ones may share it: it keeps nothing of an execution."""
 
     def __init__(
         self, core: TensorCore, fields: Instruction, cta_group: int, rank: int, d: int, a: int, b: int,
         accumulate: bool, a_in_tmem: bool, text: str,
     ) -> None:  # fmt: skip
         self.core, self.fields, self.accumulate, self.text = core, fields, accumulate, text
+        self.name = f"mma {fields.m}x{fields.n}"
         self.cta_group = cta_group
+        self._checked: dict[int, int] = {}  # rank: changes of its tensor memory when the accumulator was checked
         self.ranks = [rank] if cta_group == 1 else [rank, rank + 1]
         if max(self.ranks) >= len(core.tensor_memories):
             raise IllegalAccess(f"{text}: the cluster has no CTA {max(self.ranks)}")
@@ -264,7 +276,9 @@ class _Mma:
         sums, earlier = self._exact_so_far(memory)
         if earlier is None or not unit.load_a(*cta.addresses(), self.a_places.address):
             return False
-        self._cells(memory)
+        if self._checked.get(rank) != memory.changes:  # from then on all its columns count as written
+            self._cells(memory)
+            self._checked[rank] = memory.changes
         unit.multiply(self.fields.n, memory.address_of_column(split_address(self.d)[1]), self.accumulate)
         sums[...] = earlier + 1
         return True
@@ -313,9 +327,9 @@ class _Mma:
         fields = self.fields
         _, column = split_address(self.d)
         sums = memory.e4m3_sums[column : column + self._width()]
-        earlier = int(sums.max()) if self.accumulate else 0
+        earlier = int(np.maximum.reduce(sums)) if self.accumulate else 0
         # The count is kept per column: it says nothing when two accumulators share columns, each in half of the lanes.
-        tagged = (self.rows == 128 or self.cta_group == 2) and (not self.accumulate or int(sums.min()) > 0)
+        tagged = (self.rows == 128 or self.cta_group == 2) and (not self.accumulate or int(np.minimum.reduce(sums)) > 0)
         exact_types = fields.a_type is E4M3 and fields.b_type is E4M3 and fields.d_type == "f32"
         return sums, earlier if exact_types and tagged and earlier < _E4M3_SUMS_LIMIT else None
 

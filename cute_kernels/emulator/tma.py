@@ -129,6 +129,13 @@ def load_tile(
         IllegalAccess: the in-bounds part is not registered memory, or the coordinates are illegal.
     """
     check_coords(tensor_map, coords, offsets)
+    return _load_tile(tensor_map, coords, gmem, offsets)
+
+
+def _load_tile(
+    tensor_map: TensorMap | Im2colMap, coords: Sequence[int], gmem: GlobalMemory, offsets: Sequence[int]
+) -> np.ndarray:
+    """`load_tile` at coordinates that have been checked."""
     if isinstance(tensor_map, Im2colMap):
         return _load_pixels(tensor_map, coords, gmem, offsets)
     found = _global_tile(tensor_map, coords, gmem, write=False)
@@ -172,21 +179,21 @@ def _round_tf32(bits: np.ndarray) -> np.ndarray:
     return np.where((bits & 0x7FFFFFFF) > 0x7F800000, np.uint32(0x7FFFE000), rounded).astype(np.uint32)
 
 
-def store_tile(
+def _store_tile(
     tensor_map: TensorMap | Im2colMap,
     coords: Sequence[int],
     gmem: GlobalMemory,
     data: np.ndarray,
-    reduction: str | None = None,
+    reduction: str | None,
 ) -> None:
-    """Writes uint8 [box bytes] in box order to global memory; elements out of bounds are dropped.
+    """Writes uint8 [box bytes] in box order to global memory, at coordinates that `check_coords` has passed.
 
-    With a ``reduction`` (a name of `reductions.combine`) the elements are combined with what is there.
+    Elements out of bounds are dropped. With a ``reduction`` (a name of `reductions.combine`) the elements are combined
+    with what is there.
 
     Raises:
-        IllegalAccess: as `load_tile`, or a negative coordinate.
+        IllegalAccess: the in-bounds part is not registered memory that may be written.
     """
-    check_coords(tensor_map, coords, store=True)
     tile = data.reshape(_tile_shape(tensor_map))
     if isinstance(tensor_map, Im2colMap):
         numbers, starts, inside = pixel_rows(tensor_map, coords, ())
@@ -338,7 +345,7 @@ class TmaUnit:
                 if first:
                     rows = global_rows(tensor_map, coords, self.gmem, offsets, write=False)
                     self.tracker.global_rows(*rows, watched, False)
-            fetch = functools.partial(load_tile, tensor_map, coords, self.gmem, offsets)
+            fetch = functools.partial(_load_tile, tensor_map, coords, self.gmem, offsets)
             run = functools.partial(self._run_load, tensor_map, fetch, target, signal, watched)
             self.engine.submit(AsyncOp(self._new_queue(), run, text, name=f"load {nbytes} B"))
 
@@ -399,7 +406,7 @@ class TmaUnit:
             bulk.read_done = True
 
         def write() -> None:
-            store_tile(tensor_map, coords, self.gmem, box.pop(), reduction)
+            _store_tile(tensor_map, coords, self.gmem, box.pop(), reduction)
             bulk.write_done = True
 
         signals = ("bulk_group", thread)

@@ -417,6 +417,33 @@ def test_illegal_operands_and_accumulators():
         one_mma(Machine(2), cta_group=2, rank=1)
 
 
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("detectors", [False, True])
+def test_an_mma_that_is_repeated_is_checked_again(native: bool, detectors: bool) -> None:
+    """What is known of an MMA from before says nothing of the columns that are allocated and written now."""
+    machine = Machine(1, detectors=detectors)
+    machine.core.native = native
+    one_mma(machine)
+    one_mma(machine, accumulate=True)
+    one_mma(machine, accumulate=True)
+    assert (machine.tmem[0].floats[:16] == 96).all()
+    machine.tmem[0].dealloc(0, 512)
+    with pytest.raises(IllegalAccess, match="column 0 is not allocated"):
+        one_mma(machine, accumulate=True)
+    machine.tmem[0].alloc(32)
+    if detectors:
+        with pytest.raises(IllegalAccess, match="uninitialised TMEM"):
+            one_mma(machine, accumulate=True)
+    one_mma(machine)
+    machine.write(0, A, np.full(32, 0x40, np.uint8))  # 2 in the first row
+    layout = Layout("128B", False, 1, 0)
+    machine.core.mma(
+        kind="f8f6f4", cta_group=1, rank=0, d=0, a=layout.descriptor(A), b=layout.descriptor(B),
+        instruction=idesc("e4m3", "e4m3", 128, 16), accumulate=True,
+    )  # fmt: skip
+    assert (machine.tmem[0].floats[:16] == np.where(np.arange(128) == 0, 96, 64)).all()
+
+
 def test_unfenced_operand_is_reported():
     machine = Machine(1)
     machine.barriers.init(BARRIER, 1)
