@@ -236,6 +236,13 @@ class Agent:
         self._share(clocks[: Row.TENSOR], mask)
         return clocks
 
+    def order(self, mask: int) -> np.ndarray:
+        """The order row of a `snapshot`, int32 [columns]."""
+        clocks = self.clocks[Row.ORDER].copy()
+        self._cover(clocks, mask)
+        self._share(clocks, mask)
+        return clocks
+
     def _share(self, rows: np.ndarray, mask: int) -> None:
         """Adds what single lanes of ``mask`` know to clocks that are passed on."""
         for column, (lane, clock) in self.private.items():

@@ -17,7 +17,7 @@ import numpy as np
 from cute_kernels.emulator.happens_before import Offset, Row
 from cute_kernels.emulator.native import Library
 from cute_kernels.emulator.native_shadow_code import FIELDS, module
-from cute_kernels.emulator.shadow import GRANULE
+from cute_kernels.emulator.shadow import GRANULE, Rows
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.happens_before import Agent
@@ -36,7 +36,7 @@ class ShadowUnit:
         self._library = Library(module(), level=2, optimise=True)
         self._request = np.zeros(len(FIELDS), np.int64)
         #: What is known of arrays that never change, with the array, so that no other one gets its identity.
-        self._constants: dict[int, tuple[tuple[int, int, int], np.ndarray]] = {}
+        self._constants: dict[int, tuple[tuple[int, int, int, int], np.ndarray]] = {}
         self._set = functools.partial(struct.Struct(f"{len(FIELDS)}q").pack_into, self._request, 0)
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         request = pointer(self._request.ctypes.data)
@@ -45,21 +45,24 @@ class ShadowUnit:
         observe = ctypes.CFUNCTYPE(integer, pointer, pointer, *[integer] * 5)(self._library.address("observe"))
         self._observe = functools.partial(observe, request)
 
-    def _places(self, shadow: Shadow, offsets: Any, nbytes: int) -> tuple[int, int, int] | None:
-        """OFFSETS, ROWS and BASE of one range (int offset) or of items at int64 offsets; None if they are not whole."""
+    def _places(self, offsets: Any, nbytes: int) -> tuple[int, int, int, int] | None:
+        """OFFSETS, ROWS, BASE and STRIDE of what `Shadow.parts` is given; None if it is not of whole granules."""
         if nbytes % GRANULE:
             return None
         if isinstance(offsets, np.ndarray):
             return self._located(offsets)
-        return None if offsets % GRANULE else (0, 1, offsets // GRANULE)
+        if isinstance(offsets, Rows):
+            whole = (offsets.start | offsets.pitch) % GRANULE == 0
+            return (0, offsets.count, offsets.start // GRANULE, offsets.pitch // GRANULE) if whole else None
+        return None if offsets % GRANULE else (0, 1, offsets // GRANULE, 0)
 
-    def _located(self, offsets: np.ndarray) -> tuple[int, int, int] | None:
+    def _located(self, offsets: np.ndarray) -> tuple[int, int, int, int] | None:
         found = self._constants.get(id(offsets))
         if found is not None:
             return found[0]
         if not offsets.flags.c_contiguous:
             return None
-        place = offsets.ctypes.data, offsets.size, 0
+        place = offsets.ctypes.data, offsets.size, 0, 0
         if not offsets.flags.writeable:  # kept by a cache, of MMA operands: it comes again
             if len(self._constants) > _MOST_CONSTANTS:
                 self._constants.clear()
@@ -73,7 +76,7 @@ class ShadowUnit:
 
         Args: as there, and ``fence``, the row of fences that cover its memory; ``floor``, the first number of a `View`.
         """
-        places = self._places(shadow, offsets, nbytes)
+        places = self._places(offsets, nbytes)
         if places is None:
             return False
         width, address = operation.clocks.shape[1], operation.address
@@ -81,14 +84,14 @@ class ShadowUnit:
         view = (visible, width, operation.own, 0, operation.lane, -1, floor)
         record = (operation.identity, 0, fenced, 0, operation.column)
         plane = (*shadow.coarse.addresses, shadow.split_address)
-        self._set(0, 0, *plane, *places, 0, nbytes // GRANULE, *view, *epochs.addresses, *record)
+        self._set(0, 0, *plane, *places, nbytes // GRANULE, *view, *epochs.addresses, *record)
         return self._access() != 0
 
     def async_write(
         self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, floor: int
     ) -> bool:
         """`RaceTracker.async_write`; result as for `async_read`."""
-        places = self._places(shadow, offsets, nbytes)
+        places = self._places(offsets, nbytes)
         if places is None:
             return False
         own = operation.own
@@ -98,7 +101,7 @@ class ShadowUnit:
         record = (operation.identity, 0, 0, 0, 0)
         plane = (*shadow.coarse.addresses, shadow.split_address)
         strong = int(operation.reduces)
-        self._set(1, strong, *plane, *places, 0, nbytes // GRANULE, *view, *epochs.addresses, *record)
+        self._set(1, strong, *plane, *places, nbytes // GRANULE, *view, *epochs.addresses, *record)
         return self._access() != 0
 
     def tensor(

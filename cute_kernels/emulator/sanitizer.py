@@ -52,7 +52,7 @@ from cute_kernels.emulator.happens_before import (
 )
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit_if_worth_it
-from cute_kernels.emulator.shadow import GENERIC, LANE_BITS, STRONG, Part, Shadow, View, unordered
+from cute_kernels.emulator.shadow import GENERIC, LANE_BITS, STRONG, Part, Rows, Shadow, View, unordered
 from cute_kernels.emulator.tensor_races import Operation, TensorRaces
 
 if TYPE_CHECKING:
@@ -260,7 +260,9 @@ class RaceTracker:
         """
         self._async_write(self.shared[rank], offsets, nbytes, operation, rank)
 
-    def global_rows(self, rows: np.ndarray | None, nbytes: int, operation: Operation, write: bool) -> None:
+    def global_rows(
+        self, rows: np.ndarray | Rows | None, nbytes: int, operation: Operation, write: bool
+    ) -> None:
         """The operation reads or writes ``nbytes`` at each global address of ``rows`` (None: nothing).
 
         Raises:
@@ -269,6 +271,15 @@ class RaceTracker:
         if rows is None:
             return
         access = self._async_write if write else self._async_read
+        if isinstance(rows, Rows):
+            index = self.launch.memory.region_index(rows.start, (rows.count - 1) * rows.pitch + nbytes)
+            if index is not None:
+                found = self.launch.shadow(index)
+                if found is not None:
+                    shadow, origin = found
+                    access(shadow, Rows(rows.start - origin, rows.pitch, rows.count), nbytes, operation, -1)
+                return
+            rows = rows.offsets()
         for shadow, offsets, _ in self._regions(rows.reshape(-1), nbytes, write):
             access(shadow, offsets, nbytes, operation, -1)
 
@@ -307,7 +318,7 @@ class RaceTracker:
         """A copy whose completion the mbarrier at ``signal`` tells; it is complete at `complete_copy`."""
         self.check_initialised(signal, text)
         operation = self.operation(self._phases_of(signal), NEVER, text, reduces)
-        operation.order = self.agent.snapshot(1 << self.lane)[Row.ORDER]
+        operation.order = self.agent.order(1 << self.lane)
         self.agent.advance()
         return operation
 

@@ -8,6 +8,8 @@ each other.
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,34 @@ GRANULE = 16
 LANE_BITS = 5
 GENERIC, STRONG = 1, 2  # kinds of accesses, see `Epochs.generic`
 _LANE_MASK = (1 << LANE_BITS) - 1
+
+
+_MAPPED_BYTES = 1 << 16
+
+
+def zeros(shape: int | tuple[int, ...], dtype: type[np.generic] = np.int32) -> np.ndarray:
+    """As `numpy.zeros`. Large arrays are pages of the system's own, which cost nothing before they are touched.
+
+    The C library's allocator clears what it has had before: a shadow of which a few places are ever used would cost as
+    much as one in full use.
+    """
+    nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
+    if nbytes < _MAPPED_BYTES:
+        return np.zeros(shape, dtype)
+    return np.frombuffer(mmap.mmap(-1, nbytes), dtype).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where ``count`` items of an access begin: ``pitch`` bytes apart, from ``start`` on."""
+
+    start: int
+    pitch: int
+    count: int
+
+    def offsets(self) -> np.ndarray:
+        """int64 [count]."""
+        return self.start + self.pitch * np.arange(self.count)
 
 
 class Epochs:
@@ -136,7 +166,7 @@ class Plane:
 
     def __init__(self, shape: int | tuple[int, ...]) -> None:
         self.shape = shape
-        self.writes = np.zeros(shape, np.int32)
+        self.writes = zeros(shape)
         self.reads: list[np.ndarray] = []
         self._locate()
 
@@ -146,7 +176,7 @@ class Plane:
 
     def add_layer(self) -> np.ndarray:
         """A new layer of readers."""
-        self.reads.append(np.zeros(self.shape, np.int32))
+        self.reads.append(zeros(self.shape))
         self._locate()
         return self.reads[-1]
 
@@ -224,7 +254,9 @@ class Shadow:
         self.split_address = 0
 
     def parts(self, offsets: Any, nbytes: int) -> list[Part]:
-        """The places of one range (int offset) or of one item of ``nbytes`` at each offset of an int array."""
+        """The places of one range (int offset), or of one item of ``nbytes`` at each offset (int array or `Rows`)."""
+        if isinstance(offsets, Rows):
+            offsets = offsets.offsets()
         if isinstance(offsets, (int, np.integer)):
             offsets = int(offsets)
             if offsets % GRANULE == 0 and nbytes % GRANULE == 0:

@@ -22,6 +22,7 @@ from cute_kernels.emulator.im2col import check_im2col, pixel_rows
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.reductions import combine
 from cute_kernels.emulator.sanitizer import Operation, RaceTracker
+from cute_kernels.emulator.shadow import Rows
 from cute_kernels.emulator.shared_banks import SECTOR_BYTES
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, shared_address
 from cute_kernels.emulator.tensor_map import (
@@ -222,8 +223,8 @@ def global_rows(
     offsets: Sequence[int] = (),
     *,
     write: bool,
-) -> tuple[np.ndarray | None, int]:
-    """Global addresses of the in-bounds rows of a box, int64 [rows] (None: there are none), and the bytes of each."""
+) -> tuple[np.ndarray | Rows | None, int]:
+    """Global addresses of the in-bounds rows of a box (int64 [rows] or `Rows`; None: there are none), bytes of each."""
     if isinstance(tensor_map, Im2colMap):
         _, starts, inside = pixel_rows(tensor_map, coords, offsets)
         for start in starts.tolist():
@@ -233,8 +234,13 @@ def global_rows(
     if found is None:
         return None, 0
     part, _ = found
-    rows = np.array(part.__array_interface__["data"][0], np.int64)
-    for count, stride in zip(part.shape[:-1], part.strides[:-1]):
+    start = part.__array_interface__["data"][0]
+    outer = [(count, stride) for count, stride in zip(part.shape[:-1], part.strides[:-1]) if count > 1]
+    if len(outer) < 2:
+        count, stride = outer[0] if outer else (1, 0)
+        return Rows(start, stride, count), part.shape[-1]
+    rows = np.array(start, np.int64)
+    for count, stride in outer:
         rows = np.add.outer(rows, np.arange(count) * stride)
     return rows.reshape(-1), part.shape[-1]
 

@@ -17,7 +17,7 @@ from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_memory import LOG, LOG_ENTRY
 from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit, shadow_unit_if_worth_it
 from cute_kernels.emulator.sanitizer import RaceTracker
-from cute_kernels.emulator.shadow import Plane
+from cute_kernels.emulator.shadow import Plane, Rows, Shadow, zeros
 
 BYTES, WARPS = 1024, 3
 
@@ -45,7 +45,9 @@ class History:
         if self.tracker.observe(self.warps[warp], log, 0) == 0:
             self.tracker.generic(self.warps[warp], np.array(lanes, np.int32), "shared", addresses[lanes], nbytes, write)
 
-    def copy(self, warp: int, lane: int, rank: int, offsets: int | np.ndarray, nbytes: int, write: bool) -> None:
+    def copy(
+        self, warp: int, lane: int, rank: int, offsets: int | np.ndarray | Rows, nbytes: int, write: bool
+    ) -> None:
         """A read or write of a bulk operation by a lane."""
         self.tracker.enter(self.warps[warp], lane)
         self.groups += 1
@@ -115,7 +117,8 @@ def random_call(rng: random.Random) -> Callable[[History], None]:
         lane, rank, write = rng.randrange(2), rng.randrange(2), rng.random() < 0.4
         where = 16 * rng.randrange(6)
         many = np.array([16 * rng.randrange(8) for _ in range(3)])
-        places, length = (where, 16 * rng.randrange(1, 4)) if rng.random() < 0.5 else (many, 16)
+        rows = Rows(where, rng.choice((0, 8, 16, 48)), rng.randrange(1, 4))
+        places, length = rng.choice(((where, 16 * rng.randrange(1, 4)), (many, 16), (rows, rng.choice((8, 16, 32)))))
         return lambda h: h.copy(warp, lane, rank, places, length, write)
     if kind == 6:
         first, group = rng.randrange(4), rng.randrange(6)
@@ -213,3 +216,23 @@ def test_each_lane_looks_for_itself(native: bool) -> None:
     history.generic(0, [0], [0], 16, write=True)
     with pytest.raises(SharedMemoryRace):
         history.generic(0, [0, 1], [0, 16], 16, write=True)
+
+
+def test_rows_are_the_offsets_that_they_stand_for() -> None:
+    for rows, nbytes in ((Rows(32, 48, 3), 16), (Rows(4, 24, 2), 8), (Rows(64, 0, 1), 32)):
+        ours, theirs = Shadow(BYTES), Shadow(BYTES)
+        offsets = np.array([rows.start + i * rows.pitch for i in range(rows.count)])
+        for shadow, where in ((ours, rows), (theirs, offsets)):
+            for part in shadow.parts(where, nbytes):
+                part.plane.set_write(part.where, 32)
+        assert (ours.coarse.writes == theirs.coarse.writes).all()
+        assert (ours.fine is None) == (theirs.fine is None)
+        assert ours.fine is None or (ours.fine.writes == theirs.fine.writes).all()
+
+
+@pytest.mark.parametrize("shape", [7, (3, 5), 1 << 20, (1 << 10, 1 << 9)])
+def test_memory_of_shadows_is_zero_and_writable(shape: int | tuple[int, ...]) -> None:
+    array = zeros(shape)
+    assert array.dtype == np.int32 and array.shape == np.zeros(shape).shape and not array.any()
+    array[...] = 3
+    assert (array == 3).all() and not zeros(shape).any()
