@@ -319,6 +319,11 @@ class _Region:
         return seen
 
 
+def region_of(flow: Flow, branch: int) -> set[int]:
+    """Blocks between the branch at the end of a block and where its lanes meet."""
+    return _Region(flow, branch).blocks
+
+
 def uniform_function_of_tid(flow: Flow, instruction: Instruction) -> bool:
     """Whether the result depends only on the warp index part of %tid.x: ``tid >> 5``, ``tid / 32``, ``tid < 64``, ...
 

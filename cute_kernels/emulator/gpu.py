@@ -197,6 +197,8 @@ def run(
     launch = _Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options)
     if launch.races is not None and programmatic and memory.accesses is not None:
         launch.races = memory.accesses.successor()
+    if launch.races is not None:
+        launch.races.flow = execution.flow
     memory.accesses = launch.races
     launch.place_variables(ptx)
     indices = launch.cluster_indices()

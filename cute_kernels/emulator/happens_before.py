@@ -25,9 +25,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.warp import Warp
 
 LANES = 32
 FULL = (1 << LANES) - 1
@@ -196,12 +199,14 @@ class Agent:
         address: host address of ``clocks``.
         private: by column, a lane and the clock that this lane alone knows, until the lanes synchronise.
         label: for reports.
+        warp: the warp, None where there are clocks alone.
         strict: tcgen05.fence is asked for beside release and acquire too, and tcgen05.wait::ld of loads whose values
             have been used.
     """
 
     def __init__(self, columns: Columns, rank: int, live: int, label: str, strict: bool = False) -> None:
         self.rank, self.live, self.label, self.strict = rank, live, label, strict
+        self.warp: Warp | None = None
         self.private: dict[int, tuple[int, int]] = {}
         self.base = columns.take(WARP_COLUMNS)
         self.clocks = columns.matrix(self)
@@ -223,6 +228,10 @@ class Agent:
         self.incoming = widened(self.incoming, width)
         if self.pending is not None:
             self.pending = widened(self.pending, width)
+
+    def executing(self) -> int:
+        """Index of the instruction that the warp is executing; -1: not known."""
+        return -1 if self.warp is None or self.warp.code is None else self.warp.code.executing
 
     def advance(self) -> None:
         """What is accessed from now on is not covered by what was passed on so far."""

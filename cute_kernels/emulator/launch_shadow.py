@@ -10,6 +10,7 @@ import numpy as np
 from cute_kernels.emulator.shadow import LANE_BITS, STRONG, Epochs, Shadow
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.flow import Flow
     from cute_kernels.emulator.gmem import GlobalMemory
 
 Region = tuple[int, int]
@@ -25,6 +26,7 @@ class LaunchShadow:
         floors: first epoch of each cluster, in the order in which they ran.
         released: per address and cluster, the visible row that was released there at a scope of the GPU.
         first: first epoch of this launch; those before it belong to a launch that may not be over yet.
+        flow: of the kernel, to name the instructions of earlier accesses; None: they are not named.
     """
 
     memory: GlobalMemory
@@ -33,6 +35,7 @@ class LaunchShadow:
     floors: list[int] = field(default_factory=list)
     released: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
     first: int = 1
+    flow: Flow | None = None
 
     def shadow(self, index: int) -> tuple[Shadow, int] | None:
         """The shadow of a region of the memory and its first address; None for memory that is only read."""

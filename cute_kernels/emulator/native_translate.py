@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator.decode import Instruction, Kernel
+from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.flow import Block, Flow
 from cute_kernels.emulator.native import Library
 from cute_kernels.emulator.native_block import AGAIN, ERROR, GO, WAIT, BlockEmitter, NotNative, Program, Site
@@ -401,6 +402,7 @@ class NativeWarp:
         self.header[_MASK], self.header[_MEET] = warp.live, FULL
         self.error: BaseException | None = None
         self.site = 0
+        self._runs: tuple[np.ndarray, np.ndarray] = np.zeros((0, 4), np.int32), np.zeros(0, int)
         self._files: dict[int, RegisterFile] = {}
         names = {**translation.names, "W": warp}
         for text, offset, bits, uniform in translation.constants:
@@ -465,6 +467,7 @@ class NativeWarp:
         fields = log[:, :16].view(np.int32)
         kinds = fields[:, (0, 2)]
         ends = np.append(np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1)) + 1, len(log))
+        self._runs = fields, ends
         start, tracker = 0, self.warp.cluster.tracker
         while start < len(log):
             if _KINDS[int(fields[start, 0])][0] == "shared":
@@ -485,7 +488,13 @@ class NativeWarp:
         rows, lanes = np.nonzero(masks)
         active = log[start:end, 16:].view(np.int64)[rows, lanes]
         tracker = self.warp.cluster.tracker
-        tracker.generic(self.warp, lanes.astype(np.int32), space, active, int(fields[0, 2]), write)
+        try:
+            tracker.generic(self.warp, lanes.astype(np.int32), space, active, int(fields[0, 2]), write)
+        except EmulatorError:
+            if end - start > 1:  # which of them it was
+                for entry in range(start, end):
+                    self._observe_run(log, entry, entry + 1)
+            raise
 
     def block(self) -> int:
         """The instruction of the current site has to wait: the warp leaves native code or runs another path of it."""
@@ -502,6 +511,22 @@ class NativeWarp:
     def failed_at(self, error: BaseException) -> Instruction | None:
         """The instruction that raised."""
         return self.launch.translation.sites[self.site].instruction
+
+    @property
+    def executing(self) -> int:
+        """Index of the instruction that has called Python last, or whose logged access is looked at; -1: none."""
+        instruction = self.launch.translation.sites[self.site].instruction
+        return -1 if instruction is None else instruction.index
+
+    def logged(self, first: int, write: bool) -> int:
+        """Index of the instruction of the first load (store) in the log that `_observe` goes through, from entry
+        ``first`` on; -1: there is none."""
+        fields, ends = self._runs
+        while first < len(fields):
+            if _KINDS[int(fields[first, 0])][1] == write:
+                return self.launch.translation.sites[int(fields[first, 3])].instruction.index
+            first = next(end for end in ends.tolist() if end > first)
+        return -1
 
     @property
     def standing(self) -> int:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_kernels.emulator.earlier_accesses import Access, describe, instructions_of
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     GlobalMemoryRace,
@@ -166,7 +167,11 @@ class RaceTracker:
         unit, agent = self.unit(), warp.agent
         if unit is None:
             return first
-        identities = self._identity(agent, False, False, False), self._identity(agent, True, False, False)
+        identities = self._identity(agent, False, False, False, -1), self._identity(agent, True, False, False, -1)
+        for write, identity in enumerate(identities):
+            number = identity >> LANE_BITS
+            if self.epochs.places[number] < 0 and agent.warp is not None:
+                self.epochs.places[number] = agent.warp.code.logged(first, bool(write))
         return unit.observe(self.epochs, self.shared[agent.rank], agent, log, first, identities)
 
     def _generic(
@@ -199,14 +204,15 @@ class RaceTracker:
             for column in columns:
                 self.exits.access(rank, column, agent.clock, f"an access by {agent.label}")
 
-    def _identity(self, agent: Agent, write: bool, strong: bool, whole: bool) -> int:
+    def _identity(self, agent: Agent, write: bool, strong: bool, whole: bool, place: int | None = None) -> int:
         key = (write, strong, whole)
         identity = agent.ids.get(key)
         if identity is None:
             column = agent.base if write and not whole else agent.base + Offset.READ
             label = f"{'store' if write else 'load'} of {agent.label}"
             kind = STRONG if strong else GENERIC
-            identity = agent.ids[key] = self.epochs.new(column, agent.clock, label, kind)
+            place = agent.executing() if place is None else place
+            identity = agent.ids[key] = self.epochs.new(column, agent.clock, label, kind, place)
         return identity
 
     def _regions(self, addresses: np.ndarray, nbytes: int, write: bool) -> list[tuple[Shadow, np.ndarray, Any]]:
@@ -235,7 +241,7 @@ class RaceTracker:
         Reductions do not race with each other: each of their updates is one relaxed operation.
         """
         agent, kind = self.agent, STRONG if reduces else 0
-        identity = self.epochs.new(column, clock, text, kind)
+        identity = self.epochs.new(column, clock, text, kind, agent.executing())
         return Operation(
             identity, column, agent.clocks, agent.base, self.lane, reduces, address=agent.address, private=agent.private
         )
@@ -466,7 +472,8 @@ class RaceTracker:
     def copies_by_lanes(self, warp: Warp, lanes: np.ndarray, targets: np.ndarray, nbytes: int, serial: int) -> None:
         """cp.async, the ``serial``-th of a warp: writes through the generic proxy, until it is waited for."""
         agent = warp.agent
-        identity = self.epochs.new(self._copy_column(agent), serial, f"cp.async of {agent.label}", GENERIC)
+        label, place = f"cp.async of {agent.label}", agent.executing()
+        identity = self.epochs.new(self._copy_column(agent), serial, label, GENERIC, place)
         offsets = targets & 0xFFFFFF
         self._generic(agent, lanes, self.shared[agent.rank], offsets, nbytes, True, False, agent.rank, identity)
 
@@ -502,7 +509,8 @@ class RaceTracker:
         column = self.columns.named(key)
         serial = self._serials[column] = self._serials.get(column, 0) + 1
         clocks = np.zeros((len(Row), self.columns.width), np.int32)
-        return JointOperation(Operation(self.epochs.new(column, serial, text), column, clocks, -1, -1), serial)
+        identity = self.epochs.new(column, serial, text, 0, self.agent.executing())
+        return JointOperation(Operation(identity, column, clocks, -1, -1), serial)
 
     def join_in(self, joint: JointOperation) -> None:
         """The entered warp issues it."""
@@ -535,8 +543,26 @@ class RaceTracker:
         kind: type[Race] = GlobalMemoryRace if rank < 0 else SharedMemoryRace
         raise kind(
             f"{name} {verb} {self._where(part, late & (before == identity), rank)}, which the "
-            f"{self.epochs.label(identity)} {earlier} before, and nothing orders the two: {hint}"
+            f"{self.epochs.label(identity)} {earlier} before{self.place(identity, earlier, rank, part.unit)}, and "
+            f"nothing orders the two: {hint}"
         )
+
+    def place(self, identity: int, verb: str, rank: int | None = None, unit: int = 1) -> str:
+        """Where in the program an earlier access was made, for a report: " (PTX line 7 `st ...`)", or "".
+
+        Args:
+            identity: of the access.
+            verb: "wrote" or "read".
+            rank: the CTA whose shared memory it accessed; -1: global memory; None: tensor memory.
+            unit: bytes of the places that are kept of it.
+        """
+        number = identity >> LANE_BITS
+        place, flow = self.epochs.places[number], self.launch.flow
+        if place < 0 or flow is None:
+            return ""
+        space = "tensor" if rank is None else "global" if rank < 0 else "shared"
+        access = Access(space, verb == "wrote", self.epochs.generic[number] == STRONG, unit)
+        return f" ({describe(instructions_of(flow, place, access))})"
 
     def _late(self, before: np.ndarray, view: View, who: Agent | Operation) -> np.ndarray | None:
         """Which of the accesses ``before`` are not ordered before one of ``who``: boolean array, None when all are."""
@@ -557,7 +583,8 @@ class RaceTracker:
         identity = int(before[int(np.argmax(late))])
         raise ProxyFenceMissing(
             f"{self.epochs.label(operation.identity)} reads {self._where(part, late & (before == identity), rank)}, "
-            f"which the {self.epochs.label(identity)} wrote through the generic proxy, with no fence.proxy.async since"
+            f"which the {self.epochs.label(identity)} wrote through the generic proxy"
+            f"{self.place(identity, 'wrote', rank, part.unit)}, with no fence.proxy.async since"
         )
 
     @staticmethod

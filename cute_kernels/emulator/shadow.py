@@ -55,6 +55,7 @@ class Epochs:
     Attributes:
         columns, clocks: int32, indexed by epoch; an access of lane ``n`` belongs to column ``columns + n``.
         labels: who and what, for reports.
+        places: index of the instruction that made the first of its accesses; -1: not known.
         generic: uint8: `GENERIC` where the access went through the generic proxy, `STRONG` for a strong operation.
         addresses: host addresses of the three arrays, in the order above.
     """
@@ -64,6 +65,7 @@ class Epochs:
         self.clocks = np.zeros(1024, np.int32)
         self.generic = np.zeros(1024, np.uint8)
         self.labels: list[str] = [""]
+        self.places: list[int] = [-1]
         self._locate()
 
     def _locate(self) -> None:
@@ -72,7 +74,7 @@ class Epochs:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def new(self, column: int, clock: int, label: str, generic: int = 0) -> int:
+    def new(self, column: int, clock: int, label: str, generic: int = 0, place: int = -1) -> int:
         """The identity (of lane 0) of a new epoch."""
         number = len(self.labels)
         if number == len(self.columns):
@@ -82,6 +84,7 @@ class Epochs:
             self._locate()
         self.columns[number], self.clocks[number], self.generic[number] = column, clock, generic
         self.labels.append(label)
+        self.places.append(place)
         return number << LANE_BITS
 
     def label(self, identity: int) -> str:

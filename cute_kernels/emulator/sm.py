@@ -274,6 +274,7 @@ class Cluster:
                 cta.warps.append(warp)
                 if self.tracker is not None:
                     warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
+                    warp.agent.warp = warp
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
 
     @property

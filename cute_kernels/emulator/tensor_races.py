@@ -96,7 +96,8 @@ class TensorRaces:
         """A tcgen05.mma, cp or shift of the entered lane."""
         stream = self._stream()
         if not stream.identity:
-            stream.identity = self.epochs.new(stream.column, stream.commits + 1, text)
+            place = self.tracker.agent.executing()
+            stream.identity = self.epochs.new(stream.column, stream.commits + 1, text, 0, place)
         agent = self.tracker.agent
         lane = self.tracker.lane
         return Operation(stream.identity, stream.column, agent.clocks, agent.base, lane, address=agent.address)
@@ -139,7 +140,8 @@ class TensorRaces:
         identity = agent.ids.get(kind)
         if identity is None:
             label = f"tcgen05.{'st' if write else 'ld'} of {agent.label}"
-            identity = agent.ids[kind] = self.epochs.new(agent.base + kind, agent.tensor_clocks[kind], label)
+            column, clock = agent.base + kind, agent.tensor_clocks[kind]
+            identity = agent.ids[kind] = self.epochs.new(column, clock, label, 0, agent.executing())
         operation = Operation(identity, agent.base + kind, agent.clocks, agent.base, -1, address=agent.address)
         self._access(agent.rank, place, operation, write, -1)
 
@@ -188,6 +190,7 @@ class TensorRaces:
         what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
         raise TensorMemoryRace(
             f"{what} {verb} TMEM column {column}, lanes from {LANE_GROUP * group} on, of CTA {rank}, which the "
-            f"{self.epochs.label(identity)} {earlier}: it is not known to be complete. What is missing may be "
+            f"{self.epochs.label(identity)} {earlier}{self.tracker.place(identity, earlier)}: it is not known to be "
+            "complete. What is missing may be "
             "tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed one"
         )

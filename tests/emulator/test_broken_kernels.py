@@ -225,19 +225,19 @@ def _never_wait(complete: str, scope: str) -> tuple[str, str]:
         pytest.param(
             lambda case: _dropped(case, r"tcgen05\.fence::before_thread_sync", before=r"bar\.warp\.sync"),
             TensorMemoryRace,
-            r"tcgen05\.mma.* writes TMEM column .* tcgen05\.ld of .* read: it is not known to be complete",
+            r"tcgen05\.mma.* writes TMEM column .* tcgen05\.ld of .* read .*: it is not known to be complete",
             id="accumulator released without tcgen05.fence",
         ),
         pytest.param(
             lambda case: _dropped(case, r"tcgen05\.fence::after_thread_sync", after=r"\}"),
             TensorMemoryRace,
-            r"tcgen05\.mma.* writes TMEM column .* tcgen05\.ld of .* read: it is not known to be complete",
+            r"tcgen05\.mma.* writes TMEM column .* tcgen05\.ld of .* read .*: it is not known to be complete",
             id="accumulator taken without tcgen05.fence",
         ),
         pytest.param(
             lambda case: _dropped(case, r"tcgen05\.wait::ld"),
             TensorMemoryRace,
-            r"tcgen05\.mma.* writes TMEM column .* tcgen05\.ld of .* read: it is not known to be complete",
+            r"tcgen05\.mma.* writes TMEM column .* tcgen05\.ld of .* read .*: it is not known to be complete",
             id="accumulator released without tcgen05.wait::ld",
         ),
         pytest.param(

@@ -105,7 +105,7 @@ TWINS = {
         READ: mbarrier.try_wait.parity.<<acquire|relaxed>>.cta.shared.b64 %p3, [dynamic], 0; @!%p3 bra READ;
         ld.shared.b32 %r9, [%r5]; {END}""",
         SharedMemoryRace,
-        "wrote before, and nothing orders the two: the synchronisation between them is relaxed",
+        "wrote before .*, and nothing orders the two: the synchronisation between them is relaxed",
         SECOND_READS,
         TWO_WARPS,
     ),
@@ -130,7 +130,7 @@ TWINS = {
         ld.shared.b32 %r9, [%r5]; st.global.b32 [%d1], %r9;
         DONE: barrier.cluster.arrive; barrier.cluster.wait; ret;""",
         SharedMemoryRace,
-        "store of CTA 1 warp 0 wrote before, .* or its scope does not include both",
+        "store of CTA 1 warp 0 wrote before .* or its scope does not include both",
         list(range(32)),
         {"grid": (2, 1, 1), "cluster": (2, 1, 1)},
     ),
@@ -201,7 +201,7 @@ TWINS |= {
         f"""{WORDS} st.shared.b32 [%r5], %r1; <<fence.proxy.async.shared::cta;>> bar.sync 0; @%p9 bra LAST; {COPY_OUT}
         cp.async.bulk.wait_group 0; LAST: ret;""",
         ProxyFenceMissing,
-        r"bulk store .* reads .* which the store of CTA 0 warp 0 wrote through the generic proxy, with no fence\.proxy",
+        r"bulk store .* which the store of CTA 0 warp 0 wrote through the generic proxy .*, with no fence\.proxy",
         list(range(32)),
     ),
     "bulk store: fence.proxy.async by the issuing thread": Twin(
@@ -268,7 +268,7 @@ TWINS |= {
         cp.async.bulk.wait_group.read 0; mbarrier.arrive.<<release|relaxed>>.cta.shared.b64 %d3, [dynamic+8];
         LAST: ret;""",
         SharedMemoryRace,
-        r"bulk copy .* writes .* which the bulk store .* read before, .* is relaxed",
+        r"bulk copy .* writes .* which the bulk store .* read before .* is relaxed",
         list(range(7, 39)) * 2,
         TWO_WARPS,
     ),
@@ -280,7 +280,7 @@ TWINS |= {
         setp.ne.u32 %p5, %r1, 32; @%p5 bra LAST;
         mbarrier.arrive.<<release|relaxed>>.cta.shared.b64 %d3, [dynamic+8]; LAST: ret;""",
         SharedMemoryRace,
-        r"bulk copy .* writes .* which the load of CTA 0 warp 1 read before, .* is relaxed",
+        r"bulk copy .* writes .* which the load of CTA 0 warp 1 read before .* is relaxed",
         list(range(7, 39)) * 2,
         TWO_WARPS,
     ),

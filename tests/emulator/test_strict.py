@@ -39,7 +39,7 @@ RELIANT = {
             "{%r9}, [%r20]; <<tcgen05.wait::ld.sync.aligned;>> add.s32 %r10, %r9, 0;",
         ),
         TensorMemoryRace,
-        r"tcgen05\.st of .* TMEM column 0.* which the tcgen05\.ld of CTA 0 warp 4 read: it is not known to be complete",
+        r"tcgen05\.st of .* TMEM column 0.* which the tcgen05\.ld of CTA 0 warp 4 read .*: it is not known to be",
         list(range(32)),
         FIVE_WARPS,
     ),
