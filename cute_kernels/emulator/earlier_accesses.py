@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction
 from cute_kernels.emulator.flow import Flow, region_of
 from cute_kernels.emulator.memory_order import access_strength
+from cute_kernels.emulator.shadow import LANE_BITS, STRONG, Epochs
 
 _MOST_NAMED = 3
 _PIPELINED = ("mma", "cp", "shift")  # tcgen05 operations that one commit completes
@@ -35,6 +36,23 @@ class Access:
     write: bool
     strong: bool = False
     unit: int = 1
+
+
+def place(epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: str, unit: int) -> str:
+    """Where in the program an access was made, for a report: " (PTX line 7 `st ...`)", "" if that is not known.
+
+    Args:
+        epochs: what accesses are known by.
+        flow: of the kernel, None: nothing is known.
+        identity: of the access.
+        write, space, unit: as in `Access`.
+    """
+    number = identity >> LANE_BITS
+    first = epochs.places[number]
+    if first < 0 or flow is None:
+        return ""
+    access = Access(space, write, epochs.generic[number] == STRONG, unit)
+    return f" ({describe(instructions_of(flow, first, access))})"
 
 
 def instructions_of(flow: Flow, first: int, access: Access) -> list[Instruction]:

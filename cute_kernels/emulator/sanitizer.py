@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator.earlier_accesses import Access, describe, instructions_of
+from cute_kernels.emulator.earlier_accesses import place
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     GlobalMemoryRace,
@@ -541,28 +541,16 @@ class RaceTracker:
         if isinstance(who, Agent):
             name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
         kind: type[Race] = GlobalMemoryRace if rank < 0 else SharedMemoryRace
+        space = "global" if rank < 0 else "shared"
         raise kind(
             f"{name} {verb} {self._where(part, late & (before == identity), rank)}, which the "
-            f"{self.epochs.label(identity)} {earlier} before{self.place(identity, earlier, rank, part.unit)}, and "
+            f"{self.epochs.label(identity)} {earlier} before{self.place(identity, earlier, space, part.unit)}, and "
             f"nothing orders the two: {hint}"
         )
 
-    def place(self, identity: int, verb: str, rank: int | None = None, unit: int = 1) -> str:
-        """Where in the program an earlier access was made, for a report: " (PTX line 7 `st ...`)", or "".
-
-        Args:
-            identity: of the access.
-            verb: "wrote" or "read".
-            rank: the CTA whose shared memory it accessed; -1: global memory; None: tensor memory.
-            unit: bytes of the places that are kept of it.
-        """
-        number = identity >> LANE_BITS
-        place, flow = self.epochs.places[number], self.launch.flow
-        if place < 0 or flow is None:
-            return ""
-        space = "tensor" if rank is None else "global" if rank < 0 else "shared"
-        access = Access(space, verb == "wrote", self.epochs.generic[number] == STRONG, unit)
-        return f" ({describe(instructions_of(flow, place, access))})"
+    def place(self, identity: int, verb: str, space: str, unit: int = 1) -> str:
+        """Where in the program an earlier access was made: see `earlier_accesses.place`."""
+        return place(self.epochs, self.launch.flow, identity, verb == "wrote", space, unit)
 
     def _late(self, before: np.ndarray, view: View, who: Agent | Operation) -> np.ndarray | None:
         """Which of the accesses ``before`` are not ordered before one of ``who``: boolean array, None when all are."""
@@ -581,10 +569,11 @@ class RaceTracker:
         self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation
     ) -> None:
         identity = int(before[int(np.argmax(late))])
+        place = self.place(identity, "wrote", "global" if rank < 0 else "shared", part.unit)
         raise ProxyFenceMissing(
             f"{self.epochs.label(operation.identity)} reads {self._where(part, late & (before == identity), rank)}, "
-            f"which the {self.epochs.label(identity)} wrote through the generic proxy"
-            f"{self.place(identity, 'wrote', rank, part.unit)}, with no fence.proxy.async since"
+            f"which the {self.epochs.label(identity)} wrote through the generic proxy{place}, with "
+            "no fence.proxy.async since"
         )
 
     @staticmethod

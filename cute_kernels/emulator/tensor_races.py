@@ -188,9 +188,9 @@ class TensorRaces:
         column += place[0].start
         group = (place[1].start or 0) + group * (place[1].step or 1)
         what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
+        place = self.tracker.place(identity, earlier, "tensor")
         raise TensorMemoryRace(
             f"{what} {verb} TMEM column {column}, lanes from {LANE_GROUP * group} on, of CTA {rank}, which the "
-            f"{self.epochs.label(identity)} {earlier}{self.tracker.place(identity, earlier)}: it is not known to be "
-            "complete. What is missing may be "
+            f"{self.epochs.label(identity)} {earlier}{place}: it is not known to be complete. What is missing may be "
             "tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed one"
         )

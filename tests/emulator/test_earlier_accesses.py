@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from cute_kernels.emulator import Options
-from cute_kernels.emulator import sanitizer as sanitizer_file
+from cute_kernels.emulator import Options, earlier_accesses
 from cute_kernels.emulator.decode import parse
 from cute_kernels.emulator.earlier_accesses import Access, describe, instructions_of
 from cute_kernels.emulator.errors import EmulatorError, SharedMemoryRace
@@ -106,7 +105,7 @@ def test_the_instruction_is_among_those_named(name: str, broken: int, monkeypatc
     monkeypatch.setattr(Agent, "__init__", forgetful)
     monkeypatch.setattr(TensorRaces, "operation", operation)
     monkeypatch.setattr(
-        sanitizer_file, "instructions_of", lambda flow, first, access: [flow.kernel.instructions[first]]
+        earlier_accesses, "instructions_of", lambda flow, first, access: [flow.kernel.instructions[first]]
     )
     exact = EARLIER.search(report(name, broken, Options(native=False)))
     found = EARLIER.search(named)
@@ -145,7 +144,8 @@ def found(body: str, first: str, access: Access) -> list[str]:
 
 
 STORES = """st.shared.b32 [%r1], %r2; ld.shared.b32 %r3, [%r1]; st.global.b32 [%d1], %r2;
-    st.shared.v4.b32 [%r1], {%r2, %r2, %r2, %r2}; st.volatile.shared.b32 [%r1], %r4; st.b32 [%d2], %r5; @%p1 bar.warp.sync -1; st.shared.b32 [%r1], %r6;
+    st.shared.v4.b32 [%r1], {%r2, %r2, %r2, %r2}; st.volatile.shared.b32 [%r1], %r4; st.b32 [%d2], %r5;
+    @%p1 bar.warp.sync -1; st.shared.b32 [%r1], %r6;
     fence.proxy.async.shared::cta; st.shared.b32 [%r1], %r7; ret;"""
 
 
