@@ -52,8 +52,9 @@ def tma_load(
     for number, lane in zip(lane_numbers(mask), values):
         if warp.agent is not None:
             warp.cluster.tracker.enter(warp, number)
+        content = tensor_descriptor(warp, lane[1])
         warp.cluster.tma.load(
-            tensor_descriptor(warp, lane[1]),
+            content,
             [signed32(c) for c in lane[3 : 3 + count]],
             lane[0],
             lane[2],
@@ -63,6 +64,8 @@ def tma_load(
             offsets=None if offsets is None else [offset & 0xFFFF for offset in lane[3 + count + use_mask :]],
             describe=f"by {warp.label}",
         )
+        if warp.cluster.units is not None:
+            warp.cluster.units.learn(lane[1], content)
 
 
 def tma_store(
@@ -85,14 +88,17 @@ def tma_store(
             warp.storing_lanes |= 1 << lane
             if warp.agent is not None:
                 warp.cluster.tracker.enter(warp, lane)
+            content = tensor_descriptor(warp, address)
             warp.cluster.tma.store(
-                tensor_descriptor(warp, address),
+                content,
                 [signed32(c) for c in place],
                 where,
                 thread=thread,
                 describe=f"by {warp.label}",
                 im2col=im2col,
             )
+            if warp.cluster.units is not None:
+                warp.cluster.units.learn(address, content)
 
 
 def signed32(value: int) -> int:

@@ -55,7 +55,8 @@ def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], source)  # param: symbols already have window addresses
 
 
-def _mapa(warp: Any, mask: int, address: Any, rank: Any) -> Any:
+def map_address(warp: Any, mask: int, address: Any, rank: Any) -> Any:
+    """mapa: an int of uniform operands, else uint32 [32 lanes]."""
     # A rank outside the cluster is no error here: lanes that never use their result may compute it.
     offset = address & 0xFFFFFF
     if isinstance(address, int) and isinstance(rank, int):
@@ -68,7 +69,7 @@ def _lower_mapa(block: BlockBuilder, instruction: Instruction) -> None:
     """mapa: the same shared offset in another CTA of the cluster."""
     address, rank = (block.value(operand, 32) for operand in instruction.operands[1:])
     uniform = address.uniform and rank.uniform
-    (result,) = block.call(_mapa, address, rank, results=[("u32", uniform)], effects=False)
+    (result,) = block.call(map_address, address, rank, results=[("u32", uniform)], effects=False)
     block.define(instruction.operands[0], result)
 
 

@@ -6,9 +6,10 @@ integer, so that a parity wait that aliases two phases can be told apart in repo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
+
+import numpy as np
 
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
 from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory
@@ -16,27 +17,73 @@ from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory
 MAX_COUNT = (1 << 20) - 1  # PTX ISA: valid range of expected, pending and transaction counts
 
 
-@dataclass
-class MBarrier:
-    """State of one barrier.
+# Words of a barrier's row, which machine code reads and writes as well (`native_units`).
+PHASE, EXPECTED, PENDING, TX, ARRIVER = range(5)
+ROW_WORDS = 8  # a cache line
+ROWS = 1024  # barriers of a cluster that machine code can reach; others work too
 
-    Attributes:
+
+class MBarrier:
+    """State of one barrier: a row of int64.
+
+    Args:
         address: shared address.
-        phase: number of completed phases.
-        expected: arrivals that each phase needs.
-        pending: arrivals that the current phase still needs.
-        tx: bytes that the current phase still waits for; transiently negative when bytes came before expect_tx.
         initialiser: who executed mbarrier.init.
-        last_arrival: who arrived last, for reports.
+        row: where the numbers are.
+        labels: names of the warps by number.
     """
 
-    address: int
-    phase: int
-    expected: int
-    pending: int
-    tx: int
-    initialiser: str
-    last_arrival: str = ""
+    __slots__ = ("address", "initialiser", "_labels", "_row", "_who")
+
+    def __init__(self, address: int, initialiser: str, row: memoryview, labels: Sequence[str]) -> None:
+        self.address, self.initialiser = address, initialiser
+        self._row, self._labels, self._who = row, labels, ""
+
+    @property
+    def phase(self) -> int:
+        """Number of completed phases."""
+        return self._row[PHASE]
+
+    @phase.setter
+    def phase(self, value: int) -> None:
+        self._row[PHASE] = value
+
+    @property
+    def expected(self) -> int:
+        """Arrivals that each phase needs."""
+        return self._row[EXPECTED]
+
+    @expected.setter
+    def expected(self, value: int) -> None:
+        self._row[EXPECTED] = value
+
+    @property
+    def pending(self) -> int:
+        """Arrivals that the current phase still needs."""
+        return self._row[PENDING]
+
+    @pending.setter
+    def pending(self, value: int) -> None:
+        self._row[PENDING] = value
+
+    @property
+    def tx(self) -> int:
+        """Bytes that the current phase still waits for; transiently negative when bytes came before expect_tx."""
+        return self._row[TX]
+
+    @tx.setter
+    def tx(self, value: int) -> None:
+        self._row[TX] = value
+
+    @property
+    def last_arrival(self) -> str:
+        """Who arrived last, for reports."""
+        number = self._row[ARRIVER]  # of a warp that arrived in machine code, plus one
+        return self._labels[number - 1] if number else self._who
+
+    @last_arrival.setter
+    def last_arrival(self, who: str) -> None:
+        self._row[ARRIVER], self._who = 0, who
 
 
 class PhaseObserver(Protocol):
@@ -55,6 +102,9 @@ class MBarriers:
     Attributes:
         completions: number of phases completed so far by any barrier; a waiting warp has to look again only when it
             changed.
+        labels: names of the cluster's warps by number, for reports of arrivals in machine code.
+        rows: int64 [ROWS, ROW_WORDS]: the barriers' numbers.
+        slots: int16 [size / 8] per CTA: of a live barrier its row's number plus one, else 0; none without ``memory``.
     """
 
     def __init__(
@@ -68,6 +118,11 @@ class MBarriers:
         self._observer = observer
         self._barriers: dict[int, MBarrier] = {}
         self.completions = 0
+        self.labels: list[str] = []
+        self.rows = np.zeros((ROWS, ROW_WORDS), np.int64)
+        self._words = memoryview(self.rows).cast("B").cast("q")
+        self._free = list(range(ROWS - 1, -1, -1))
+        self.slots = [np.zeros(-(-cta.size // 8), np.int16) for cta in memory.ctas] if memory is not None else []
 
     def __iter__(self) -> Iterator[MBarrier]:
         return iter(self._barriers.values())
@@ -92,7 +147,9 @@ class MBarriers:
             rank, offset = self._memory.resolve(address)
             self._memory.ctas[rank].check_range(offset, 8, write=True)
             self._memory.ctas[rank].protect(offset)
-        self._barriers[address] = MBarrier(address, 0, count, count, 0, who)
+        row = self._take_row(address)
+        row[PHASE], row[EXPECTED], row[PENDING], row[TX], row[ARRIVER] = 0, count, count, 0, 0
+        self._barriers[address] = MBarrier(address, who, row, self.labels)
 
     def inval(self, address: int) -> None:
         """mbarrier.inval: the location may be used for anything again.
@@ -104,7 +161,20 @@ class MBarriers:
         del self._barriers[address]
         if self._memory is not None:
             rank, offset = self._memory.resolve(address)
+            slot = int(self.slots[rank][offset // 8])
+            if slot:
+                self.slots[rank][offset // 8] = 0
+                self._free.append(slot - 1)
             self._memory.ctas[rank].unprotect(offset)
+
+    def _take_row(self, address: int) -> memoryview:
+        """A free row, entered in the slots of its CTA; one of its own when all are taken."""
+        if self._memory is None or not self._free:
+            return memoryview(np.zeros(ROW_WORDS, np.int64))
+        number = self._free.pop()
+        rank, offset = self._memory.resolve(address)
+        self.slots[rank][offset // 8] = number + 1
+        return self._words[ROW_WORDS * number : ROW_WORDS * (number + 1)]
 
     def arrive(self, address: int, count: int = 1, who: str = "") -> int:
         """Arrive-on with ``count`` arrivals. Returns the phase arrived on, the state token for `test_phase`.

@@ -8,19 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cute_kernels.emulator import instructions_bulk as bulk
+from cute_kernels.emulator import instructions_sync as sync
 from cute_kernels.emulator import instructions_tcgen05 as tcgen05
 from cute_kernels.emulator.instructions_memory import fence_proxy_async
-from cute_kernels.emulator.instructions_move import elect_leader
-from cute_kernels.emulator.instructions_sync import converged, warp_sync
+from cute_kernels.emulator.instructions_move import elect_leader, map_address
+from cute_kernels.emulator.native_memory import FUNCTIONS, UNIT_FLAGS
 from cute_kernels.emulator.native_ops import LANES
+from cute_kernels.emulator.native_units import COORDINATES, EAGER, RANKS
 from cute_kernels.emulator.tmem import COLUMNS
 from cute_kernels.emulator.tmem import LANES as TENSOR_LANES
-from cute_kernels.emulator.values import FULL, LiveIn, Node, agreed_lanes, first_bit, first_lane
+from cute_kernels.emulator.values import FULL, LiveIn, Node, Value, agreed_lanes, first_bit, first_lane
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.native_block import BlockEmitter
 
 _COLUMN_BYTES = 4 * TENSOR_LANES
+TIMED_OUT = 7  # word of a warp's state, behind those of `native_translate`: its next try_wait gives up
 
 
 def _inline_first_lane(emitter: BlockEmitter, node: Node) -> bool:
@@ -126,8 +130,166 @@ def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
+# --- units: only without detectors, by functions of `native_units` --------------------------------------------------
+
+
+def _word(emitter: BlockEmitter, value: Value) -> str:
+    """A value of the one lane that executes, or of all, as an i64."""
+    code = emitter.code
+    if value.uniform:
+        return emitter.emitters[False].resize(emitter.operand(value, False), value.bits, 64)
+    text = emitter.operand(value, True)
+    lane = code.let(f"and i32 {code.let('call i32 @llvm.cttz.i32(i32 %M, i1 false)')}, 31")
+    one = code.let(f"extractelement <{LANES} x i{value.bits}> {text}, i32 {lane}")
+    return emitter.emitters[False].resize(one, value.bits, 64)
+
+
+def _one_lane(emitter: BlockEmitter) -> str:
+    """An i1: a single lane executes."""
+    code = emitter.code
+    others = code.let(f"and i32 %M, {code.let('sub i32 %M, 1')}")
+    return code.let(f"icmp eq i32 {others}, 0")
+
+
+def _function(emitter: BlockEmitter, name: str) -> str:
+    place = emitter.code.let(f"getelementptr i8, ptr %t, i64 {FUNCTIONS[name]}")
+    return emitter.code.let(f"load ptr, ptr {place}")
+
+
+def _if(emitter: BlockEmitter, test: str | None) -> str:
+    """Goes on where an i1 holds (always, if None); returns the label to go to where it does not."""
+    code = emitter.code
+    slow = code.fresh("s")[1:]
+    if test is not None:
+        good = code.fresh("f")[1:]
+        code.put(f"br i1 {test}, label %{good}, label %{slow}")
+        code.put(f"{good}:")
+    return slow
+
+
+def _else_python(emitter: BlockEmitter, node: Node, done: str, slow: str) -> None:
+    """Calls Python where the i1 ``done`` does not hold, and where code went to ``slow``; then reads the results."""
+    code = emitter.code
+    joined = code.fresh("w")[1:]
+    code.put(f"br i1 {done}, label %{joined}, label %{slow}")
+    code.put(f"{slow}:")
+    emitter.python(node, "%M")
+    code.put(f"br label %{joined}")
+    code.put(f"{joined}:")
+    for index, result in enumerate(node.results):
+        emitter.read_row(index, result)
+
+
+def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
+    """mbarrier.try_wait.parity that succeeds. Python has to see the first one after a time-out, whatever it says."""
+    address, state, parity, waits, _ = node.anchor.args
+    if emitter.program.detectors or not (parity and waits and address.uniform and state.uniform):
+        return False
+    code = emitter.code
+    late_p = code.let(f"getelementptr i32, ptr %s, i32 {TIMED_OUT}")
+    on_time = code.let(f"icmp eq i32 {code.let(f'load i32, ptr {late_p}')}, 0")
+    code.put(f"store i32 0, ptr {late_p}")
+    slow = _if(emitter, on_time)
+    where, what = _word(emitter, address), emitter.operand(state, False)
+    function = _function(emitter, "mbarrier_passed")
+    passed = code.let(f"call i32 {function}(ptr %t, i64 {where}, i32 {what})")
+    code.put(f"store i64 1, ptr {emitter.row(0)}")
+    _else_python(emitter, node, code.let(f"icmp ne i32 {passed}, 0"), slow)
+    return True
+
+
+def _arrive(emitter: BlockEmitter, node: Node, count: str, nbytes: str, slow: str) -> bool:
+    code = emitter.code
+    where = _word(emitter, node.anchor.args[0])
+    who = emitter.live(LiveIn("(W.number + 1)", 64, True))
+    function = _function(emitter, "mbarrier_arrive")
+    phase = code.let(f"call i64 {function}(ptr %t, i64 {where}, i64 {count}, i64 {nbytes}, i64 {who})")
+    code.put(f"store i64 {phase}, ptr {emitter.row(0)}")
+    _else_python(emitter, node, code.let(f"icmp sge i64 {phase}, 0"), slow)
+    return True
+
+
+def _inline_arrive(emitter: BlockEmitter, node: Node) -> bool:
+    """mbarrier.arrive by one lane, or by any number at one address."""
+    address, count, _ = node.anchor.args
+    if emitter.program.detectors or not count.uniform:
+        return False
+    code = emitter.code
+    slow = _if(emitter, None if address.uniform else _one_lane(emitter))
+    lanes = emitter.emitters[False].intrinsic("ctpop", "i32", "%M")
+    each = _word(emitter, count)
+    total = code.let(f"mul i64 {each}, {code.let(f'zext i32 {lanes} to i64')}")
+    return _arrive(emitter, node, total, "0", slow)
+
+
+def _inline_arrive_expect(emitter: BlockEmitter, node: Node) -> bool:
+    """mbarrier.arrive.expect_tx by one lane."""
+    if emitter.program.detectors:
+        return False
+    slow = _if(emitter, _one_lane(emitter))
+    return _arrive(emitter, node, "1", _word(emitter, node.anchor.args[1]), slow)
+
+
+def _tensor_copy(emitter: BlockEmitter, node: Node, name: str, words: list[Value | None], more: str, slow: str) -> bool:
+    """Puts the arguments where the functions of `native_units` look for them, and calls one."""
+    code = emitter.code
+    for index in range(COORDINATES + RANKS):
+        value = words[index] if index < len(words) else None
+        text = "0" if value is None else _word(emitter, value)
+        place = code.let(f"getelementptr i64, ptr %x, i32 {index}")
+        code.put(f"store i64 {text}, ptr {place}")
+    emitter.program.reserve(1)
+    function = _function(emitter, name)
+    done = code.let(f"call i32 {function}(ptr %t, ptr %x, i32 {len(words) - COORDINATES}{more})")
+    _else_python(emitter, node, code.let(f"icmp ne i32 {done}, 0"), slow)
+    return True
+
+
+def _inline_tensor_copy_in(emitter: BlockEmitter, node: Node) -> bool:
+    """cp.async.bulk.tensor to one CTA's shared memory, by one lane."""
+    destination, descriptor, coords, barrier, group, multicast, offsets = node.anchor.args
+    if emitter.program.detectors or multicast is not None or offsets is not None:
+        return False
+    slow = _if(emitter, _one_lane(emitter))
+    pair = f", i32 {int(group == 2)}"
+    return _tensor_copy(emitter, node, "tensor_load", [descriptor, destination, barrier, *coords], pair, slow)
+
+
+def _inline_tensor_copy_out(emitter: BlockEmitter, node: Node) -> bool:
+    """cp.async.bulk.tensor to global memory by one lane, or by lanes with the same operands, which act as one."""
+    descriptor, coords, source, im2col = node.anchor.args
+    if emitter.program.detectors or im2col:
+        return False
+    words = [descriptor, source, None, *coords]
+    uniform = all(value is None or value.uniform for value in words)
+    slow = _if(emitter, None if uniform else _one_lane(emitter))
+    return _tensor_copy(emitter, node, "tensor_store", words, "", slow)
+
+
+def _inline_bulk_group(emitter: BlockEmitter, node: Node) -> bool:
+    """Bulk groups: where copies are done when they are issued, there is nothing to keep or to wait for."""
+    if emitter.program.detectors or any(isinstance(arg, int) and arg < 0 for arg in node.anchor.args):
+        return False
+    code = emitter.code
+    flags = code.let(f"load i64, ptr {code.let(f'getelementptr i8, ptr %t, i64 {UNIT_FLAGS}')}")
+    eager = code.let(f"icmp ne i64 {code.let(f'and i64 {flags}, {EAGER}')}, 0")
+    _unless(emitter, node, eager)
+    return True
+
+
+def _inline_map_address(emitter: BlockEmitter, node: Node) -> bool:
+    """mapa."""
+    lanes = not node.results[0].uniform
+    code = emitter.emitters[lanes]
+    address, rank = (emitter.operand(value, lanes) for value in node.anchor.args)
+    window = code.bin("shl", 32, rank, code.const(24, 32))
+    offset = code.bin("and", 32, address, code.const(0xFFFFFF, 32))
+    emitter.names[node.results[0]] = code.bin("or", 32, window, offset)
+    return True
+
+
 #: What only tells the detectors something: without them it does nothing.
-SILENT = frozenset({converged, fence_proxy_async, tcgen05.fence})
+SILENT = frozenset({sync.converged, fence_proxy_async, tcgen05.fence})
 
 #: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
 INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
@@ -135,7 +297,15 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     first_bit: _inline_first_lane,
     agreed_lanes: _inline_agreed,
     elect_leader: _inline_elect,
-    warp_sync: _inline_warp_sync,
+    sync.warp_sync: _inline_warp_sync,
     tcgen05.wait: _inline_tensor_wait,
     tcgen05.load: _inline_tensor_load,
+    map_address: _inline_map_address,
+    sync.try_wait: _inline_try_wait,
+    sync.mbarrier_arrive: _inline_arrive,
+    sync.mbarrier_arrive_expect: _inline_arrive_expect,
+    bulk.tma_load: _inline_tensor_copy_in,
+    bulk.tma_store: _inline_tensor_copy_out,
+    bulk.commit_group: _inline_bulk_group,
+    bulk.wait_group: _inline_bulk_group,
 }

@@ -27,9 +27,15 @@ STATES, CALL = 1, 2
 LOG = {("shared", False): 16, ("shared", True): 32, ("global", False): 64, ("global", True): 128}
 LOG_ENTRY = 16 + 256  # kind (bits of LOG), mask, bytes, instruction: int32; then 32 addresses
 _LOG_ENTRIES = 4096
-_HEADER, _CTA, _REGION = 128, 24, 24
+CTA_TABLE, CTA_ENTRY, _REGION = 192, 32, 24
+CTA_SIZE, CTA_SLOTS = 16, 24  # in the entry of a CTA, behind the addresses of data and states
 # Offsets in the tables.
 _RANKS, _FLAGS, PROGRESS, _REGIONS, _REGION_TABLE, PARAMS, _LOG_BASE, LOG_USED, _LOG_SIZE = range(0, 72, 8)
+# What `native_units` keeps there: flags, rows of mbarriers, counts, tensor maps, functions.
+UNIT_FLAGS, UNIT_BARRIERS, UNIT_COMPLETIONS, UNIT_LOADED, UNIT_STORED, UNIT_PLANS = range(72, 120, 8)
+FUNCTIONS = {
+    name: 120 + 8 * i for i, name in enumerate(("mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store"))
+}
 
 
 class MemoryTables:
@@ -42,7 +48,7 @@ class MemoryTables:
 
     def __init__(self, cluster: Cluster, flags: int) -> None:
         ctas = [cta.shared for cta in cluster.ctas]
-        self._bytes = np.zeros(_HEADER + _CTA * len(ctas), np.uint8)
+        self._bytes = np.zeros(CTA_TABLE + CTA_ENTRY * len(ctas), np.uint8)
         self.words = memoryview(self._bytes).cast("B").cast("q")
         self.address = self._bytes.ctypes.data
         regions = cluster.gmem.regions()
@@ -61,7 +67,7 @@ class MemoryTables:
         for offset, value in header.items():
             self.words[offset // 8] = value
         for rank, cta in enumerate(ctas):
-            at = (_HEADER + _CTA * rank) // 8
+            at = (CTA_TABLE + CTA_ENTRY * rank) // 8
             self.words[at] = cta.words[1].ctypes.data
             self.words[at + 1] = cta.states[1].ctypes.data
             self.words[at + 2] = cta.size
@@ -149,13 +155,13 @@ check:
   %inside = icmp ult i64 %rank, %ranks
   br i1 %inside, label %cta, label %fail
 cta:
-  %cta.o = mul i64 %rank, {_CTA}
-  %cta.h = add i64 %cta.o, {_HEADER}
+  %cta.o = mul i64 %rank, {CTA_ENTRY}
+  %cta.h = add i64 %cta.o, {CTA_TABLE}
   %cta.p = getelementptr i8, ptr %t, i64 %cta.h
   %data = load ptr, ptr %cta.p
   %state.p = getelementptr i8, ptr %cta.p, i64 8
   %state = load ptr, ptr %state.p
-  %size.p = getelementptr i8, ptr %cta.p, i64 16
+  %size.p = getelementptr i8, ptr %cta.p, i64 {CTA_SIZE}
   %size = load i64, ptr %size.p
   %offset = and i64 %a, 16777215
   %end = add i64 %offset, {nbytes}
@@ -293,8 +299,8 @@ def _move(write: bool, size: int, count: int, states: bool) -> str:
             "  %d.p = getelementptr i64, ptr %x, i32 %k.lane",
             "  %d.a = load i64, ptr %d.p",
             "  %d.rank = lshr i64 %d.a, 24",
-            f"  %d.o = mul i64 %d.rank, {_CTA}",
-            f"  %d.h = add i64 %d.o, {_HEADER + 8}",
+            f"  %d.o = mul i64 %d.rank, {CTA_ENTRY}",
+            f"  %d.h = add i64 %d.o, {CTA_TABLE + 8}",
             "  %d.cta = getelementptr i8, ptr %t, i64 %d.h",
             "  %d.state = load ptr, ptr %d.cta",
             "  %d.offset = and i64 %d.a, 16777215",

@@ -25,6 +25,7 @@ from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.flow import Block, Flow
 from cute_kernels.emulator.native import Library
 from cute_kernels.emulator.native_block import AGAIN, ERROR, GO, WAIT, BlockEmitter, NotNative, Program, Site
+from cute_kernels.emulator.native_inline import TIMED_OUT
 from cute_kernels.emulator.native_memory import (
     CALL,
     CALLBACK,
@@ -37,6 +38,7 @@ from cute_kernels.emulator.native_memory import (
     access,
     exchange_area,
 )
+from cute_kernels.emulator.native_units import Units
 from cute_kernels.emulator.register_hazards import touched_in_flight
 from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, PythonWarp, lower
 from cute_kernels.emulator.values import FULL
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 # The header of a warp's state, in 32-bit words. Where no path has diverged, the meeting block is all ones. _OPEN is 1
 # while the only branch that lanes have diverged at is known to machine code alone: the lanes _ARRIVED are at its
-# meeting block already, the others run. `Warp.stack` is empty then.
+# meeting block already, the others run. `Warp.stack` is empty then. The word behind these is `native_inline.TIMED_OUT`.
 _PC, _MASK, _MEET, _OPEN, _ARRIVED, _BUDGET, _ENTERED = range(7)
 _HEADER = 64
 _ARRIVE, _DIVERGE = 0, 1  # sites of control flow; _DIVERGE finds target, following, meet in exchange rows
@@ -344,7 +346,10 @@ class NativeLaunch:
         """The execution of one warp, before its first instruction."""
         cluster = warp.cluster
         if cluster not in self.tables:
-            self.tables = {cluster: MemoryTables(cluster, _flags(cluster))}  # one cluster runs at a time
+            tables = MemoryTables(cluster, _flags(cluster))
+            self.tables = {cluster: tables}  # one cluster runs at a time
+            if not cluster.options.detectors:
+                cluster.units = Units(cluster, tables)
         return NativeWarp(self, warp, self.tables[cluster])
 
     def _call(self, site: int, mask: int) -> int:
@@ -446,6 +451,7 @@ class NativeWarp:
         launch = self.launch
         launch.current = self
         self.header[_BUDGET] = budget
+        self.header[TIMED_OUT] = self.warp.timed_out
         status = launch.run(self.address, launch.exchange, self.tables.address, launch.callback_address)
         if status == ERROR:
             error, self.error = self.error, None
@@ -460,6 +466,8 @@ class NativeWarp:
         if words[PROGRESS // 8]:
             cluster.progress += words[PROGRESS // 8]
             words[PROGRESS // 8] = 0
+            if cluster.units is not None:
+                cluster.units.publish()
         if words[LOG_USED // 8]:
             self._observe(self.tables.take_log())
 

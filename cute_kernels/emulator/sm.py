@@ -26,6 +26,7 @@ from cute_kernels.emulator.wgmma import WgmmaUnit
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.gpu import Options
+    from cute_kernels.emulator.native_units import Units
 
 NAMED_BARRIERS = 16  # per CTA (PTX ISA, bar)
 
@@ -228,6 +229,7 @@ class Cluster:
         meter: counts the work of the units, or None (`Options.counters`).
         tracker: the race detector, or None.
         take_cluster: see `LaunchFacts`.
+        units: what machine code does of the units' work, or None.
     """
 
     def __init__(self, index: int, coordinates: tuple[int, int, int], launch: LaunchFacts) -> None:
@@ -265,12 +267,15 @@ class Cluster:
             options.native,
         )
         self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter)
+        self.units: Units | None = None
         self.barrier = ClusterBarrier(self)
         for cta in self.ctas:
             for first in range(0, threads, 32):
                 count = min(32, threads - first)
                 role = options.roles[first // 32] if first // 32 < len(options.roles) else ""
                 warp = Warp(cta, first // 32, (1 << count) - 1, role, launch.blocks)
+                warp.number = len(self.barriers.labels)
+                self.barriers.labels.append(warp.label)
                 cta.warps.append(warp)
                 if self.tracker is not None:
                     warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)

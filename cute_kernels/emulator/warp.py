@@ -197,6 +197,7 @@ class Warp:
 
     Attributes:
         index: warp index in its CTA (what selects its tensor-memory lanes).
+        number: warp index in its cluster.
         label: for reports, e.g. ``"cluster 5, CTA 1 warp 3 (epilogue)"``.
         track: its role, or ``"warp 3"`` without one: what counts are kept by.
         live: lanes that exist (the last warp of a block may be partial) and have not exited.
@@ -213,6 +214,7 @@ class Warp:
         self.cta: Cta = cta
         self.cluster: Cluster = cta.cluster
         self.index, self.live, self.role = index, live, role
+        self.number = 0
         several = cta.cluster.grid != cta.cluster.shape  # a CTA's number counts in its cluster
         cluster = f"cluster {cta.cluster.index}, " if several else ""
         self.label = f"{cluster}CTA {cta.rank} warp {index}" + (f" ({role})" if role else "")
