@@ -499,10 +499,12 @@ class _Scheduler:
     def _repeats(self, warp: Warp) -> bool:
         before = self.cluster.changes()
         state = warp.code.snapshot()
-        polls = self.cluster.polls
+        polls, clock = self.cluster.polls, self.cluster.clock
         for _ in range(_LONGEST_LOOP):
             self._resume(warp, 1)
             if warp.wait is not None or warp not in self.cluster.running or self.cluster.changes() != before:
+                return False
+            if self.cluster.clock != clock:  # it looks at the clock, which goes on: it may wait for a time
                 return False
             if self.cluster.polls > polls + _LONGEST_POLLING:
                 return False

@@ -216,6 +216,34 @@ def test_an_endless_loop_that_counts(name: str, native: bool):
     assert f"more than max_idle_blocks = {limit} allows" in str(error) and "can run at PTX line" in error.report
 
 
+#: Loops whose registers at the border of a block repeat, and those that read the clock in between.
+LOOPS = {
+    "nothing": ("L: bra L;", "livelock: warps go round"),
+    "a register that repeats": ("mov.b32 %r1, 0; L: xor.b32 %r1, %r1, 1; bra L;", "livelock: warps go round"),
+    "a counter": ("mov.b32 %r1, 0; L: add.u32 %r1, %r1, 1; bra L;", "200000 allows"),
+    "the clock": ("L: mov.u32 %r1, %clock; setp.eq.u32 %p1, %r1, 3; @!%p1 bra L; ret;", "200000 allows"),
+    "the clock, unused": ("L: mov.u64 %d1, %globaltimer; bra L;", "200000 allows"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_both_back_ends_call_an_endless_loop_the_same(name: str):
+    body, message = LOOPS[name]
+    errors = [hang(module(body), 0, 0, options=Options(native=n, max_idle_blocks=200_000)) for n in (False, True)]
+    assert message in str(errors[0])
+    assert str(errors[0]) == str(errors[1])
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_loop_that_waits_for_a_time_is_not_endless(native: bool):
+    body = """ld.param.u64 %d0, [p0]; mov.u32 %r1, %clock; L: mov.u32 %r2, %clock; sub.u32 %r3, %r2, %r1;
+    setp.lt.u32 %p1, %r3, 8000000; @%p1 bra L;
+    mov.u32 %r4, %clock; sub.u32 %r4, %r4, %r1; st.global.b32 [%d0], %r4; ret;"""
+    out = np.zeros(1, np.uint32)
+    launch(module(body), out, 0, options=Options(native=native))
+    assert out[0] >= 8_000_000
+
+
 def test_the_limit_on_idle_blocks_is_no_limit_on_effects_or_on_arithmetic():
     """Each store starts the count anew, and by default a warp may compute for long."""
     storing = """ld.param.u64 %d0, [p0]; mov.u32 %r3, 0; L: ld.relaxed.gpu.global.b32 %r2, [%d0]; add.u32 %r3, %r3, 1;
