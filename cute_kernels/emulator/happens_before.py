@@ -58,6 +58,19 @@ class Offset(enum.IntEnum):
 
 
 WARP_COLUMNS = 36
+#: `Agent.words`, int64: host address and columns of its clocks; what it is; its clocks now; identities of its accesses
+#: at these clocks (`shadow.Epochs`), 0 for none yet; the first of four texts of its epochs (generic loads and stores,
+#: tcgen05.ld and st); host addresses of what single lanes know (`Private`), of the loads' clocks, of two clock rows.
+AGENT_WORDS = (
+    "CLOCKS", "WIDTH", "BASE", "LIVE", "RANK", "CLOCK", "LOAD_CLOCK", "STORE_CLOCK",
+    "READ_IDENTITY", "WRITE_IDENTITY", "LOAD_IDENTITY", "STORE_IDENTITY", "TEXT",
+    "PRIVATE", "LOADS", "LOAD_COUNT", "BEFORE", "INCOMING",
+)  # fmt: skip
+_CLOCKS, _WIDTH, _, _, _, _CLOCK, _LOAD_CLOCK, *_ = range(len(AGENT_WORDS))
+_IDENTITIES = slice(AGENT_WORDS.index("READ_IDENTITY"), AGENT_WORDS.index("TEXT"))
+_TENSOR_IDENTITIES = slice(AGENT_WORDS.index("LOAD_IDENTITY"), AGENT_WORDS.index("TEXT"))
+_NO_IDENTITIES = memoryview(bytes(32)).cast("q")
+PRIVATE_COLUMNS = 2 * LANES  # a lane has two streams of its own: reads and writes of its bulk groups
 _ROWS = len(Row)
 _SCOPED = (Row.VISIBLE, Row.TENSOR)  # rows that relaxed synchronisation at the scope of a CTA does not take to another
 _PROXIES = (Row.PROXY, Row.PROXY_GLOBAL)
@@ -188,6 +201,46 @@ class SyncPoint:
         return row
 
 
+class Private:
+    """By column, a lane and the clock that this lane alone knows, in memory that machine code reads and writes too.
+
+    Attributes:
+        address: host address of int64 [1 + 3 * PRIVATE_COLUMNS]: the number of entries, then column, lane and clock of
+            each.
+    """
+
+    def __init__(self) -> None:
+        block = np.zeros(1 + 3 * PRIVATE_COLUMNS, np.int64)
+        self._words = memoryview(block).cast("B").cast("q")
+        self.address = block.ctypes.data
+
+    def __len__(self) -> int:
+        return self._words[0]
+
+    def items(self) -> list[tuple[int, tuple[int, int]]]:
+        """(column, (lane, clock)) of every entry."""
+        words = self._words
+        return [(words[i], (words[i + 1], words[i + 2])) for i in range(1, 1 + 3 * words[0], 3)]
+
+    def learn(self, column: int, lane: int, clock: int) -> None:
+        """The lane, the only one that has this column, knows this clock from now on."""
+        words = self._words
+        for i in range(1, 1 + 3 * words[0], 3):
+            if words[i] == column:
+                break
+        else:
+            i = 1 + 3 * words[0]
+            words[0] += 1
+        words[i], words[i + 1], words[i + 2] = column, lane, clock
+
+    def forget(self, mask: int) -> None:
+        """Takes out what lanes ``mask`` know."""
+        kept = [entry for entry in self.items() if not mask >> entry[1][0] & 1]
+        self._words[0] = 0
+        for column, (lane, clock) in kept:
+            self.learn(column, lane, clock)
+
+
 class Agent:
     """What one warp knows, and its own clock.
 
@@ -197,37 +250,64 @@ class Agent:
         clock: of its accesses now; it advances whenever something is passed on, so that later accesses are told apart.
         clocks: int32 [rows, columns]. In the columns of its own lanes: what every lane knows of the others.
         address: host address of ``clocks``.
-        private: by column, a lane and the clock that this lane alone knows, until the lanes synchronise.
+        words: `AGENT_WORDS`, which machine code reads and writes too, int64 at host address ``block_address``.
+        private: what single lanes know, until the lanes synchronise.
         label: for reports.
         warp: the warp, None where there are clocks alone.
         strict: tcgen05.fence is asked for beside release and acquire too, and tcgen05.wait::ld of loads whose values
             have been used.
     """
 
-    def __init__(self, columns: Columns, rank: int, live: int, label: str, strict: bool = False) -> None:
+    def __init__(
+        self, columns: Columns, rank: int, live: int, label: str, strict: bool = False, text: int = 0
+    ) -> None:
         self.rank, self.live, self.label, self.strict = rank, live, label, strict
         self.warp: Warp | None = None
-        self.private: dict[int, tuple[int, int]] = {}
+        self.private = Private()
         self.base = columns.take(WARP_COLUMNS)
         self.clocks = columns.matrix(self)
-        self.address = self.clocks.ctypes.data
-        self.clock = 1
-        self.tensor_clocks = {Offset.TENSOR_LOAD: 1, Offset.TENSOR_STORE: 1}
-        self.loads: dict[int, int] = {}  # tcgen05.ld by its index in the kernel: clock of the latest
+        self.loads = np.zeros(64, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
+        block = np.zeros(len(AGENT_WORDS), np.int64)
+        self.words, self.block_address = memoryview(block).cast("B").cast("q"), block.ctypes.data
+        values = {
+            "BASE": self.base, "LIVE": live, "RANK": rank, "CLOCK": 1, "LOAD_CLOCK": 1, "STORE_CLOCK": 1, "TEXT": text,
+            "PRIVATE": self.private.address,
+        }  # fmt: skip
+        for name, value in values.items():
+            self.words[AGENT_WORDS.index(name)] = value
         self.before = np.zeros(columns.width, np.int32)  # the tensor row at the last tcgen05.fence::before_thread_sync
         self.incoming = np.zeros(columns.width, np.int32)  # obtained by relaxed waits, no after_thread_sync yet
         self.fenced: tuple[np.ndarray, Order] | None = None  # clocks at the last fence, and its scope
         self.pending: np.ndarray | None = None  # obtained by relaxed waits, for a fence to acquire
         self.inits, self.fenced_inits = 0, 0
         self.seen: dict[tuple[SyncPoint, Order], int] = {}
-        self.ids: dict[Any, int] = {}
+        #: Of the accesses that have no word of their own: clock and identity.
+        self.identities: dict[Hashable, tuple[int, int]] = {}
+        self._locate()
+
+    def _locate(self) -> None:
+        self.address = self.clocks.ctypes.data
+        values = {
+            "CLOCKS": self.address, "WIDTH": self.clocks.shape[1], "LOADS": self.loads.ctypes.data,
+            "LOAD_COUNT": len(self.loads), "BEFORE": self.before.ctypes.data, "INCOMING": self.incoming.ctypes.data,
+        }  # fmt: skip
+        for name, value in values.items():
+            self.words[AGENT_WORDS.index(name)] = value
 
     def widen(self, width: int) -> None:
         self.clocks, self.before = widened(self.clocks, width), widened(self.before, width)
-        self.address = self.clocks.ctypes.data
         self.incoming = widened(self.incoming, width)
         if self.pending is not None:
             self.pending = widened(self.pending, width)
+        self._locate()
+
+    @property
+    def clock(self) -> int:
+        return self.words[_CLOCK]
+
+    def tensor_clock(self, kind: int) -> int:
+        """The clock of its loads (`Offset.TENSOR_LOAD`) or stores of tensor memory now."""
+        return self.words[_LOAD_CLOCK + kind - Offset.TENSOR_LOAD]
 
     def executing(self) -> int:
         """Index of the instruction that the warp is executing; -1: not known."""
@@ -235,8 +315,8 @@ class Agent:
 
     def advance(self) -> None:
         """What is accessed from now on is not covered by what was passed on so far."""
-        self.clock += 1
-        self.ids.clear()
+        self.words[_CLOCK] += 1
+        self.words[_IDENTITIES] = _NO_IDENTITIES
 
     def snapshot(self, mask: int) -> np.ndarray:
         """What lanes ``mask`` pass on now: all that the warp knows, and their own accesses."""
@@ -340,7 +420,7 @@ class Agent:
             self._cover(self.clocks[: Row.PROXY], mask)
         if self.private:
             self._share(self.clocks[: Row.TENSOR], mask)
-            self.private = {column: own for column, own in self.private.items() if not mask >> own[0] & 1}
+            self.private.forget(mask)
         self.advance()
 
     def fence(self, mask: int, order: Order) -> None:
@@ -372,16 +452,22 @@ class Agent:
 
     def complete_tensor(self, kind: int) -> None:
         """tcgen05.wait::ld or ::st: the warp's loads or stores of tensor memory so far are complete."""
-        self.complete(self.base + kind, self.tensor_clocks[kind])
-        self.clocks[Row.TENSOR, self.base + kind] = self.tensor_clocks[kind]
-        self.tensor_clocks[kind] += 1
-        self.ids.clear()
+        clock = self.tensor_clock(kind)
+        self.complete(self.base + kind, clock)
+        self.clocks[Row.TENSOR, self.base + kind] = clock
+        self._next_tensor_clock(kind)
 
     def new_load(self, index: int) -> None:
         """A tcgen05.ld, which is told apart from those before."""
-        self.tensor_clocks[Offset.TENSOR_LOAD] += 1
-        self.ids.pop(Offset.TENSOR_LOAD, None)
-        self.loads[index] = self.tensor_clocks[Offset.TENSOR_LOAD]
+        self._next_tensor_clock(Offset.TENSOR_LOAD)
+        if index >= len(self.loads):
+            self.loads = widened(self.loads, 2 * index)
+            self._locate()
+        self.loads[index] = self.tensor_clock(Offset.TENSOR_LOAD)
+
+    def _next_tensor_clock(self, kind: int) -> None:
+        self.words[_LOAD_CLOCK + kind - Offset.TENSOR_LOAD] += 1
+        self.words[_TENSOR_IDENTITIES] = _NO_IDENTITIES[:2]
 
     def loads_used(self, indices: Iterable[int]) -> None:
         """The values of these tcgen05.ld are used: the latest of each, and what came before, is complete.
@@ -390,7 +476,7 @@ class Agent:
         """
         if self.strict:
             return
-        clock = max((self.loads.get(index, 0) for index in indices), default=0)
+        clock = max((int(self.loads[index]) for index in indices if index < len(self.loads)), default=0)
         self.complete(self.base + Offset.TENSOR_LOAD, clock, len(Row))
 
     def complete(self, column: int, clock: int, end: int = Row.TENSOR) -> None:
@@ -403,7 +489,7 @@ class Agent:
         if self.live == 1 << lane:
             self.complete(column, clock)
         else:
-            self.private[column] = lane, clock
+            self.private.learn(column, lane, clock)
 
     def fence_before(self) -> None:
         """tcgen05.fence::before_thread_sync."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 Region = tuple[int, int]
 """First address and bytes."""
 
+#: A row of `LaunchShadow`'s table of regions, int64: its range, whether it may be written, `Shadow.address` (0 while it
+#: has none) and the address that its shadow begins at.
+REGION_WORDS = ("START", "END", "WRITABLE", "TRACKED", "ORIGIN")
+
 
 @dataclass
 class LaunchShadow:
@@ -27,6 +31,7 @@ class LaunchShadow:
         released: per address and cluster, the visible row that was released there at a scope of the GPU.
         first: first epoch of this launch; those before it belong to a launch that may not be over yet.
         flow: of the kernel, to name the instructions of earlier accesses; None: they are not named.
+        block: int64, for machine code: address of the table of regions, and their number.
     """
 
     memory: GlobalMemory
@@ -36,6 +41,10 @@ class LaunchShadow:
     released: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
     first: int = 1
     flow: Flow | None = None
+    block: np.ndarray = field(default_factory=lambda: np.zeros(2, np.int64))
+
+    def __post_init__(self) -> None:
+        self._table = np.zeros((0, len(REGION_WORDS)), np.int64)
 
     def shadow(self, index: int) -> tuple[Shadow, int] | None:
         """The shadow of a region of the memory and its first address; None for memory that is only read."""
@@ -45,7 +54,15 @@ class LaunchShadow:
         key = (origin, nbytes)
         if key not in self.regions:
             self.regions[key] = Shadow(nbytes)
+        self._note(index, self.regions[key], origin)
         return self.regions[key], origin
+
+    def _note(self, index: int, shadow: Shadow, origin: int) -> None:
+        regions = self.memory.regions()
+        if len(self._table) != len(regions):
+            self._table = np.array([(r.start, r.end, r.writable, 0, 0) for r in regions], np.int64)
+            self.block[:] = self._table.ctypes.data, len(regions)
+        self._table[index, REGION_WORDS.index("TRACKED") :] = shadow.address, origin
 
     def successor(self) -> LaunchShadow:
         """For a launch that may begin before this one is over: who accessed what becomes "the launch before"."""

@@ -428,7 +428,7 @@ class BlockEmitter:
     ) -> None:
         name = self.program.helper(space, write, size, count)
         site = self.program.site(node.instruction, source)
-        done = self.code.let(f"call i32 @{name}(ptr %t, ptr %x, i32 {mask}, i32 {site})")
+        done = self.code.let(f"call i32 @{name}(ptr %t, ptr %x, i32 {mask}, i32 {node.instruction.index})")
         test = self.code.let(f"icmp ne i32 {done}, 0")
         fast, slow = self.code.fresh("f")[1:], self.code.fresh("s")[1:]
         self.code.put(f"br i1 {test}, label %{fast}, label %{slow}")

@@ -13,7 +13,7 @@ from cute_kernels.emulator import instructions_sync as sync
 from cute_kernels.emulator import instructions_tcgen05 as tcgen05
 from cute_kernels.emulator.instructions_memory import fence_proxy_async
 from cute_kernels.emulator.instructions_move import elect_leader, map_address
-from cute_kernels.emulator.native_memory import FUNCTIONS, UNIT_FLAGS
+from cute_kernels.emulator.native_memory import EVENT, FUNCTIONS, UNIT_FLAGS
 from cute_kernels.emulator.native_ops import LANES
 from cute_kernels.emulator.native_units import COORDINATES, EAGER, RANKS
 from cute_kernels.emulator.tmem import COLUMNS
@@ -72,28 +72,65 @@ def _unless(emitter: BlockEmitter, node: Node, test: str) -> None:
     code.put(f"{good}:")
 
 
-def _inline_warp_sync(emitter: BlockEmitter, node: Node) -> bool:
-    """Without detectors nothing happens; Python checks a member mask that is not the executing lanes."""
-    if emitter.program.detectors:
-        return False
-    members = emitter.operand(node.anchor.args[0], False)
-    _unless(emitter, node, emitter.code.let(f"icmp eq i32 {members}, %M"))
+def _noted(
+    emitter: BlockEmitter, node: Node, event: str, argument: int = 0, first: str = "0", second: int = 0
+) -> str:
+    """An i1: whether the event is in the log."""
+    values = f"i32 {EVENT[event]}, i32 %M, i32 {argument}, i32 {node.instruction.index}, i64 {first}, i64 {second}"
+    return emitter.code.let(f"icmp ne i32 {emitter.code.let(f'call i32 @note(ptr %t, {values})')}, 0")
+
+
+def _inline_event(emitter: BlockEmitter, node: Node, test: str, event: str, argument: int = 0) -> bool:
+    """Without detectors nothing happens, else there is an entry in the log; Python is called where ``test`` fails."""
+    if not emitter.program.detectors:
+        _unless(emitter, node, test)
+        return True
+    code = emitter.code
+    log, python, joined = (code.fresh("w")[1:] for _ in range(3))
+    code.put(f"br i1 {test}, label %{log}, label %{python}")
+    code.put(f"{log}:")
+    noted = _noted(emitter, node, event, argument)
+    code.put(f"br i1 {noted}, label %{joined}, label %{python}")
+    code.put(f"{python}:")
+    emitter.python(node, "%M")
+    code.put(f"br label %{joined}")
+    code.put(f"{joined}:")
     return True
+
+
+def _inline_converged(emitter: BlockEmitter, node: Node) -> bool:
+    return _inline_event(emitter, node, "true", "converge")
+
+
+def _inline_warp_sync(emitter: BlockEmitter, node: Node) -> bool:
+    """Python checks a member mask that is not the executing lanes."""
+    members = emitter.operand(node.anchor.args[0], False)
+    return _inline_event(emitter, node, emitter.code.let(f"icmp eq i32 {members}, %M"), "converge")
+
+
+def _inline_fence_proxy(emitter: BlockEmitter, node: Node) -> bool:
+    of_shared, of_global = map(int, node.anchor.args)
+    return _inline_event(emitter, node, "true", "fence_proxy", of_shared + 2 * of_global)
+
+
+def _inline_tensor_fence(emitter: BlockEmitter, node: Node) -> bool:
+    return _inline_event(emitter, node, "true", "tensor_fence", int(node.anchor.args[0]))
 
 
 def _inline_tensor_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """Without detectors nothing happens; Python checks whether fewer than 32 lanes are all that the warp has."""
-    if emitter.program.detectors:
-        return False
-    _unless(emitter, node, emitter.code.let("icmp eq i32 %M, -1"))
-    return True
+    """Python checks whether fewer than 32 lanes are all that the warp has."""
+    return _inline_event(emitter, node, emitter.code.let("icmp eq i32 %M, -1"), "tensor_wait", node.anchor.args[0])
 
 
 def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
-    """tcgen05.ld.32x32b without detectors: 32 lanes of allocated columns of its quarter, to the exchange rows."""
-    address, shape, repeat, _, pack = node.anchor.args
-    if emitter.program.detectors or shape != "32x32b" or pack:
+    """tcgen05.ld.32x32b: 32 lanes of allocated columns of its quarter, to the exchange rows.
+
+    With detectors the columns have to have been written whole, which Python looks at more closely.
+    """
+    address, shape, repeat, index, pack = node.anchor.args
+    if shape != "32x32b" or pack:
         return False
+    detectors = emitter.program.detectors
     code = emitter.code
     cells = emitter.live(LiveIn(f"(W.cta.tmem.address_of_column(0) + {4 * 32} * (W.index % 4))", 64, True))
     allocated = emitter.live(LiveIn("W.cta.tmem.allocated_address", 64, True))
@@ -110,9 +147,21 @@ def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
     wide = code.let(f"zext i32 {column} to i64")
     flags_at = code.let(f"inttoptr i64 {code.let(f'add i64 {allocated}, {wide}')} to ptr")
     flags = code.let(f"load <{repeat} x i8>, ptr {flags_at}, align 1")
-    taken = code.let(f"icmp ne <{repeat} x i8> {flags}, zeroinitializer")
+    zeros = "zeroinitializer"
+    taken = code.let(f"icmp ne <{repeat} x i8> {flags}, {zeros}")
+    if detectors:
+        full = emitter.live(LiveIn("W.cta.tmem.full_address", 64, True))
+        full_at = code.let(f"inttoptr i64 {code.let(f'add i64 {full}, {wide}')} to ptr")
+        written = code.let(f"load <{repeat} x i8>, ptr {full_at}, align 1")
+        taken = code.let(f"and <{repeat} x i1> {taken}, {code.let(f'icmp ne <{repeat} x i8> {written}, {zeros}')}")
     bits = code.let(f"bitcast <{repeat} x i1> {taken} to i{repeat}")
-    code.put(f"br i1 {code.let(f'icmp eq i{repeat} {bits}, -1')}, label %{fast}, label %{slow}")
+    every = code.let(f"icmp eq i{repeat} {bits}, -1")
+    if detectors:
+        log = code.fresh("w")[1:]
+        code.put(f"br i1 {every}, label %{log}, label %{slow}")
+        code.put(f"{log}:")
+        every = _noted(emitter, node, "tensor_load", repeat, code.let(f"zext i32 {where} to i64"), index)
+    code.put(f"br i1 {every}, label %{fast}, label %{slow}")
     code.put(f"{slow}:")
     emitter.python(node, "%M")
     code.put(f"br label %{joined}")
@@ -297,7 +346,10 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     first_bit: _inline_first_lane,
     agreed_lanes: _inline_agreed,
     elect_leader: _inline_elect,
+    sync.converged: _inline_converged,
     sync.warp_sync: _inline_warp_sync,
+    fence_proxy_async: _inline_fence_proxy,
+    tcgen05.fence: _inline_tensor_fence,
     tcgen05.wait: _inline_tensor_wait,
     tcgen05.load: _inline_tensor_load,
     map_address: _inline_map_address,

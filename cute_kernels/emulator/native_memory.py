@@ -25,8 +25,13 @@ ROW = 256  # bytes of an exchange row: 32 lanes of 64 bits
 #: Flags of the tables.
 STATES, CALL = 1, 2
 LOG = {("shared", False): 16, ("shared", True): 32, ("global", False): 64, ("global", True): 128}
-LOG_ENTRY = 16 + 256  # kind (bits of LOG), mask, bytes, instruction: int32; then 32 addresses
-_LOG_ENTRIES = 4096
+#: What else is logged for the race detector. The argument (where an access has its bytes) of fence_proxy: 1 for shared,
+#: 2 for global memory; of tensor_load: columns, with the first cell and the index of the instruction for addresses; of
+#: tensor_wait: the `Offset`; of tensor_fence: 1 for ::before_thread_sync.
+EVENT = {"converge": 256, "fence_proxy": 512, "tensor_load": 1024, "tensor_wait": 2048, "tensor_fence": 4096}
+EVENTS = 4096  # flag of the tables: events are logged
+LOG_ENTRY = 16 + 256  # kind, mask, bytes or argument, instruction: int32; then 32 addresses
+_LOG_ENTRIES = 64  # a few: what is worked off soon is still in the cache
 CTA_TABLE, CTA_ENTRY, _REGION = 192, 32, 24
 CTA_SIZE, CTA_SLOTS = 16, 24  # in the entry of a CTA, behind the addresses of data and states
 # Offsets in the tables.
@@ -36,6 +41,9 @@ UNIT_FLAGS, UNIT_BARRIERS, UNIT_COMPLETIONS, UNIT_LOADED, UNIT_STORED, UNIT_PLAN
 FUNCTIONS = {
     name: 120 + 8 * i for i, name in enumerate(("mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store"))
 }
+# OBSERVE is a function that works the log off for the warp of CONTEXT (`native_shadow`), or 0; the entries before
+# LOG_DONE are.
+LOG_DONE, CONTEXT, OBSERVE = range(152, 176, 8)
 
 
 class MemoryTables:
@@ -73,10 +81,10 @@ class MemoryTables:
             self.words[at + 2] = cta.size
 
     def take_log(self) -> np.ndarray:
-        """The logged accesses, uint8 [n, LOG_ENTRY], in order; the log is empty afterwards."""
-        used = self.words[LOG_USED // 8]
-        self.words[LOG_USED // 8] = 0
-        return self._log[:used]
+        """What is logged and not worked off, uint8 [n, LOG_ENTRY], in order; the log is empty afterwards."""
+        done, used = self.words[LOG_DONE // 8], self.words[LOG_USED // 8]
+        self.words[LOG_DONE // 8] = self.words[LOG_USED // 8] = 0
+        return self._log[done:used]
 
 
 def exchange_area(rows: int) -> tuple[np.ndarray, int]:
@@ -108,7 +116,7 @@ def access(space: str, write: bool, size: int, count: int) -> str:
         return _generic(name, write, size, count)
     checks = _shared_checks(write, size * count) if space == "shared" else _global_checks(write, size * count)
     return f"""
-define internal i32 @{name}(ptr %t, ptr %x, i32 %mask, i32 %site) noinline {{
+define internal i32 @{name}(ptr %t, ptr %x, i32 %mask, i32 %instruction) noinline {{
 entry:
   %ptrs = alloca [32 x ptr], align 64
   %tracked = alloca i64
@@ -235,31 +243,87 @@ def _log(space: str, write: bool, nbytes: int) -> str:
   br i1 %log, label %{"tracking" if anything else "logging"}, label %move
 {"tracking:" + anything if anything else ""}
 logging:
+  %e.lanes = call ptr @log_entry(ptr %t, i32 {bit}, i32 %mask, i32 {nbytes}, i32 %instruction)
+  %full = icmp eq ptr %e.lanes, null
+  br i1 %full, label %fail, label %append
+append:
+  %all = load <32 x i64>, ptr %x, align 64
+  store <32 x i64> %all, ptr %e.lanes, align 8
+  br label %move
+move:"""
+
+
+def log_code() -> str:
+    """IR of ``ptr @log_entry``: a new entry of the log, and what comes behind its head (null: none is free), and of
+    ``i32 @note``, an entry of another event than an access; 0 where Python has to be told.
+    """
+    return f"""
+define internal ptr @log_entry(ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction) noinline {{
+entry:
   %used.p = getelementptr i8, ptr %t, i64 {LOG_USED}
   %used = load i64, ptr %used.p
   %room.p = getelementptr i8, ptr %t, i64 {_LOG_SIZE}
   %room = load i64, ptr %room.p
-  %free = icmp ult i64 %used, %room
-  br i1 %free, label %append, label %fail
-append:
   %log.p = getelementptr i8, ptr %t, i64 {_LOG_BASE}
-  %log.base = load ptr, ptr %log.p
-  %log.o = mul i64 %used, {LOG_ENTRY}
-  %entry.p = getelementptr i8, ptr %log.base, i64 %log.o
-  store i32 {bit}, ptr %entry.p
-  %e.mask = getelementptr i8, ptr %entry.p, i64 4
+  %log = load ptr, ptr %log.p
+  %free = icmp ult i64 %used, %room
+  br i1 %free, label %append, label %full
+full:
+  %observe.p = getelementptr i8, ptr %t, i64 {OBSERVE}
+  %observe = load ptr, ptr %observe.p
+  %python = icmp eq ptr %observe, null
+  br i1 %python, label %none, label %work
+work:
+  %context.p = getelementptr i8, ptr %t, i64 {CONTEXT}
+  %context = load ptr, ptr %context.p
+  %done.p = getelementptr i8, ptr %t, i64 {LOG_DONE}
+  %done = load i64, ptr %done.p
+  %ready = call i64 %observe(ptr %context, ptr %log, i64 %done, i64 %used)
+  store i64 %ready, ptr %done.p
+  %all = icmp eq i64 %ready, %used
+  br i1 %all, label %clear, label %none
+clear:
+  store i64 0, ptr %done.p
+  br label %append
+append:
+  %at = phi i64 [%used, %entry], [0, %clear]
+  %o = mul i64 %at, {LOG_ENTRY}
+  %e = getelementptr i8, ptr %log, i64 %o
+  store i32 %kind, ptr %e
+  %e.mask = getelementptr i8, ptr %e, i64 4
   store i32 %mask, ptr %e.mask
-  %e.bytes = getelementptr i8, ptr %entry.p, i64 8
-  store i32 {nbytes}, ptr %e.bytes
-  %e.site = getelementptr i8, ptr %entry.p, i64 12
-  store i32 %site, ptr %e.site
-  %e.lanes = getelementptr i8, ptr %entry.p, i64 16
-  %all = load <32 x i64>, ptr %x, align 64
-  store <32 x i64> %all, ptr %e.lanes, align 8
-  %used.next = add i64 %used, 1
-  store i64 %used.next, ptr %used.p
-  br label %move
-move:"""
+  %e.argument = getelementptr i8, ptr %e, i64 8
+  store i32 %argument, ptr %e.argument
+  %e.where = getelementptr i8, ptr %e, i64 12
+  store i32 %instruction, ptr %e.where
+  %next = add i64 %at, 1
+  store i64 %next, ptr %used.p
+  %rest = getelementptr i8, ptr %e, i64 16
+  ret ptr %rest
+none:
+  ret ptr null
+}}
+define internal i32 @note(
+  ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction, i64 %first, i64 %second
+) noinline {{
+  %flags.p = getelementptr i8, ptr %t, i64 {_FLAGS}
+  %flags = load i64, ptr %flags.p
+  %logged = and i64 %flags, {EVENTS}
+  %python = icmp eq i64 %logged, 0
+  br i1 %python, label %no, label %log
+log:
+  %rest = call ptr @log_entry(ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction)
+  %full = icmp eq ptr %rest, null
+  br i1 %full, label %no, label %store
+store:
+  store i64 %first, ptr %rest, align 8
+  %more = getelementptr i64, ptr %rest, i64 1
+  store i64 %second, ptr %more, align 8
+  ret i32 1
+no:
+  ret i32 0
+}}
+"""
 
 
 def _move(write: bool, size: int, count: int, states: bool) -> str:
@@ -319,7 +383,7 @@ def _generic(name: str, write: bool, size: int, count: int) -> str:
     """Shared memory appears as a window above every host address; lanes that do not agree are left to Python."""
     inner = {space: function_name(space, write, size, count) for space in ("shared", "global")}
     return f"""
-define internal i32 @{name}(ptr %t, ptr %x, i32 %mask, i32 %site) noinline {{
+define internal i32 @{name}(ptr %t, ptr %x, i32 %mask, i32 %instruction) noinline {{
 entry:
   %none = icmp eq i32 %mask, 0
   br i1 %none, label %fail, label %first
@@ -333,14 +397,14 @@ shared:
   %before = load <32 x i64>, ptr %x, align 64
   %after = sub <32 x i64> %before, splat (i64 {SHARED_WINDOW})
   store <32 x i64> %after, ptr %x, align 64
-  %s = call i32 @{inner["shared"]}(ptr %t, ptr %x, i32 %mask, i32 %site)
+  %s = call i32 @{inner["shared"]}(ptr %t, ptr %x, i32 %mask, i32 %instruction)
   %s.ok = icmp ne i32 %s, 0
   br i1 %s.ok, label %good, label %restore
 restore:
   store <32 x i64> %before, ptr %x, align 64
   br label %fail
 global:
-  %g = call i32 @{inner["global"]}(ptr %t, ptr %x, i32 %mask, i32 %site)
+  %g = call i32 @{inner["global"]}(ptr %t, ptr %x, i32 %mask, i32 %instruction)
   ret i32 %g
 good:
   ret i32 1

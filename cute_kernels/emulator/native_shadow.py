@@ -10,19 +10,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cute_kernels.emulator.happens_before import Offset, Row
 from cute_kernels.emulator.native import Library
-from cute_kernels.emulator.native_shadow_code import FIELDS, module
+from cute_kernels.emulator.native_events_code import module
+from cute_kernels.emulator.native_shadow_code import FIELDS
 from cute_kernels.emulator.shadow import GRANULE, Rows
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.happens_before import Agent
+    from cute_kernels.emulator.sanitizer import RaceTracker
     from cute_kernels.emulator.shadow import Epochs, Plane, Shadow
-    from cute_kernels.emulator.tensor_races import Operation
+    from cute_kernels.emulator.tensor_races import Operation, PipelinedAccess
 
 _ACQUIRED, _VISIBLE, _TENSOR = map(int, (Row.ACQUIRED, Row.VISIBLE, Row.TENSOR))
 _READ = int(Offset.READ)
@@ -42,19 +45,17 @@ class ShadowUnit:
         request = pointer(self._request.ctypes.data)
         access = ctypes.CFUNCTYPE(integer, pointer)(self._library.address("access"))
         self._access = functools.partial(access, request)
-        observe = ctypes.CFUNCTYPE(integer, pointer, pointer, *[integer] * 5)(self._library.address("observe"))
-        self._observe = functools.partial(observe, request)
+        pipelined = ctypes.CFUNCTYPE(integer, pointer, pointer, integer, pointer, *[integer] * 3)
+        self._pipelined = functools.partial(pipelined(self._library.address("pipelined")), request)
+        #: Address of ``observe`` (`native_events_code`), for machine code of warps.
+        self.observe_address = self._library.address("observe")
+        self._observe = ctypes.CFUNCTYPE(integer, pointer, pointer, integer, integer)(self.observe_address)
 
-    def _places(self, offsets: Any, nbytes: int) -> tuple[int, int, int, int] | None:
-        """OFFSETS, ROWS, BASE and STRIDE of what `Shadow.parts` is given; None if it is not of whole granules."""
-        if nbytes % GRANULE:
-            return None
+    def _places(self, offsets: Any) -> tuple[int, int, int, int] | None:
+        """OFFSETS, ROWS, BASE and STRIDE of what `Shadow.parts` is given; None if it is no contiguous array."""
         if isinstance(offsets, np.ndarray):
             return self._located(offsets)
-        if isinstance(offsets, Rows):
-            whole = (offsets.start | offsets.pitch) % GRANULE == 0
-            return (0, offsets.count, offsets.start // GRANULE, offsets.pitch // GRANULE) if whole else None
-        return None if offsets % GRANULE else (0, 1, offsets // GRANULE, 0)
+        return (0, offsets.count, offsets.start, offsets.pitch) if isinstance(offsets, Rows) else (0, 1, offsets, 0)
 
     def _located(self, offsets: np.ndarray) -> tuple[int, int, int, int] | None:
         found = self._constants.get(id(offsets))
@@ -76,22 +77,21 @@ class ShadowUnit:
 
         Args: as there, and ``fence``, the row of fences that cover its memory; ``floor``, the first number of a `View`.
         """
-        places = self._places(offsets, nbytes)
+        places = self._places(offsets)
         if places is None:
             return False
         width, address = operation.clocks.shape[1], operation.address
         visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * int(fence)
         view = (visible, width, operation.own, 0, operation.lane, -1, floor)
         record = (operation.identity, 0, fenced, 0, operation.column)
-        plane = (*shadow.coarse.addresses, shadow.split_address)
-        self._set(0, 0, *plane, *places, nbytes // GRANULE, *view, *epochs.addresses, *record)
+        self._set(0, 0, shadow.address, GRANULE, *places, nbytes, 0, *view, epochs.address, *record)
         return self._access() != 0
 
     def async_write(
         self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, floor: int
     ) -> bool:
         """`RaceTracker.async_write`; result as for `async_read`."""
-        places = self._places(offsets, nbytes)
+        places = self._places(offsets)
         if places is None:
             return False
         own = operation.own
@@ -99,49 +99,80 @@ class ShadowUnit:
         known, width = operation.address + 4 * operation.clocks.shape[1] * _ACQUIRED, operation.clocks.shape[1]
         view = (known, width, own, 0, operation.lane, exempt, floor)
         record = (operation.identity, 0, 0, 0, 0)
-        plane = (*shadow.coarse.addresses, shadow.split_address)
         strong = int(operation.reduces)
-        self._set(1, strong, *plane, *places, nbytes // GRANULE, *view, *epochs.addresses, *record)
+        self._set(1, strong, shadow.address, GRANULE, *places, nbytes, 0, *view, epochs.address, *record)
         return self._access() != 0
 
     def tensor(
         self, epochs: Epochs, plane: Plane, place: tuple[slice, slice], operation: Operation, write: bool, exempt: int
     ) -> bool:
         """`TensorRaces.access`; result as for `async_read`."""
-        columns, groups = place
-        stride = plane.shape[1]
-        start, stop, step = groups.indices(stride)
-        if step != 1:
+        places = _rectangle(plane, place)
+        if places is None:
             return False
-        places = (0, columns.stop - columns.start, columns.start * stride + start, stride, stop - start)
         width = operation.clocks.shape[1]
         known = operation.address + 4 * width * _TENSOR
         record = (operation.identity, 0, 0, known, operation.column)
         view = (known, width, -1, 0, -1, exempt, 0)
-        self._set(int(write), 0, *plane.addresses, 0, *places, *view, *epochs.addresses, *record)
+        self._set(int(write), 0, plane.address, 1, 0, *places, 0, *view, epochs.address, *record)
         return self._access() != 0
 
-    def observe(
-        self, epochs: Epochs, shadow: Shadow, agent: Agent, log: np.ndarray, first: int, identities: tuple[int, int]
-    ) -> int:
-        """Loads and stores by a warp, from entry ``first`` of a log (`native_memory`) on, to its own shared memory.
+    def pipelined_list(self, tracker: RaceTracker, accesses: Sequence[PipelinedAccess]) -> np.ndarray | None:
+        """What `pipelined` is given, int64 [accesses, PIPELINED_WORDS]; None where machine code has no such places."""
+        lines = []
+        for access in accesses:
+            if access.starts is not None:
+                shadow, starts = tracker.shared[access.rank], access.starts
+                lines.append((0, shadow.address, GRANULE, starts.ctypes.data, len(starts), 0, 0, access.nbytes))
+                continue
+            plane = tracker.tensor.planes[access.rank]
+            places = _rectangle(plane, access.place)
+            if places is None:
+                return None
+            lines.append((int(access.write), plane.address, 1, 0, *places))
+        return np.array([(*line, tracker.epochs.address) for line in lines], np.int64)
+
+    def pipelined(self, accesses: np.ndarray, agent: Agent, identity: int, lane: int, column: int) -> int:
+        """Accesses of a tcgen05 operation of a lane: how many, from the first on, are in order and recorded.
 
         Args:
-            epochs, shadow: identities; the shadow of the shared memory of the warp's CTA.
-            agent: the warp.
+            accesses: of `pipelined_list`.
+            agent, lane: who issues it.
+            identity, column: of the operation.
+        """
+        return self._pipelined(accesses.ctypes.data, len(accesses), agent.block_address, identity, lane, column)
+
+    def context(self, tracker: RaceTracker, agent: Agent) -> np.ndarray:
+        """The words that ``observe`` knows a warp by (`native_events_code.CONTEXT`), good as long as the tracker."""
+        values = (
+            agent.block_address, tracker.epochs.address, tracker.shared[agent.rank].address,
+            tracker.tensor.planes[agent.rank].address, tracker.launch.block.ctypes.data, tracker.floor,
+            self._request.ctypes.data,
+        )  # fmt: skip
+        return np.array(values, np.int64)
+
+    def observe(self, context: np.ndarray, log: np.ndarray, first: int) -> int:
+        """Works off what a warp has logged (`native_memory`), from an entry on.
+
+        Args:
+            context: of the warp.
             log: uint8 [entries, LOG_ENTRY].
             first: number of an entry.
-            identities: of its loads and of its stores (`RaceTracker.identity`).
 
         Returns:
-            The number of the first entry that NumPy has to decide; the number of entries if there is none.
+            The number of the first entry that Python has to decide; the number of entries if there is none.
         """
-        width, reads = agent.clocks.shape[1], agent.base + _READ
-        known = agent.address + 4 * width * _VISIBLE
-        view, record = (known, width, agent.base, 0, -1, reads, 0), (0, 1, 0, known, reads)
-        plane = (*shadow.coarse.addresses, shadow.split_address)
-        self._set(0, 0, *plane, 0, 0, 0, 0, 0, *view, *epochs.addresses, *record)
-        return self._observe(log.ctypes.data, first, len(log), agent.rank, *identities)
+        return self._observe(context.ctypes.data, log.ctypes.data, first, len(log))
+
+
+def _rectangle(plane: Plane, place: tuple[slice, slice]) -> tuple[int, int, int, int] | None:
+    """ROWS, BASE, STRIDE and COUNT of columns and groups of lanes; None for groups that are not neighbours."""
+    columns, groups = place
+    stride = plane.shape[1]
+    start, stop, step = groups.indices(stride)
+    if step != 1:
+        return None
+    return columns.stop - columns.start, columns.start * stride + start, stride, stop - start
 
 
 _WORTH_IT = 2000  # accesses of this process; LLVM and the compilation cost as much as they save in so many

@@ -2,116 +2,66 @@
 
 from __future__ import annotations
 
-from cute_kernels.emulator.native_memory import LOG, LOG_ENTRY
-from cute_kernels.emulator.shadow import GRANULE, LANE_BITS
+from collections.abc import Sequence
 
-# A request, in words of 64 bits. Places are rows of COUNT places each: row i begins at byte OFFSETS[i] of the memory
-# (which must be a multiple of 16), or without OFFSETS at place BASE + i * STRIDE.
+from cute_kernels.emulator.happens_before import AGENT_WORDS, Row
+from cute_kernels.emulator.shadow import EPOCH_WORDS, GRANULE, LANE_BITS, SHADOW_WORDS
+
+# A request, in words of 64 bits. An access is ROWS rows of COUNT: row i begins at OFFSETS[i] - ORIGIN, or without
+# OFFSETS at BASE + i * STRIDE. With a GRAIN of 16 these are bytes of a `shadow.Shadow`, with 1 places of a plane.
 FIELDS = (
     "WRITE", "STRONG",
-    "WRITES", "LAYERS", "LAYER_COUNT", "PLACES", "SPLIT",  # `Plane.addresses`, `Shadow.split_address`
-    "OFFSETS", "ROWS", "BASE", "STRIDE", "COUNT",  # the places
+    "SHADOW", "GRAIN", "OFFSETS", "ROWS", "BASE", "STRIDE", "COUNT", "ORIGIN",  # the places; SHADOW is `Plane.address`
     "KNOWN", "WIDTH", "OWN", "LANES", "LANE", "EXEMPT", "FLOOR",  # who looks: `shadow.View`; LANES are one per row
-    "COLUMNS", "CLOCKS", "GENERIC",  # `Epochs.addresses`
+    "EPOCHS",  # `Epochs.block`
     "IDENTITY", "ADD_LANES", "FENCED", "READ_KNOWN", "READ_COLUMN",  # what is recorded, and what a read has to know
 )  # fmt: skip
+#: An access of a tcgen05 operation, in words of 64 bits that become fields of a request; GRAIN is 1 in tensor memory.
+PIPELINED_WORDS = ("WRITE", "SHADOW", "GRAIN", "OFFSETS", "ROWS", "FIRST", "STRIDE", "COUNT", "EPOCHS")
+_FINE, _SPLIT = SHADOW_WORDS.index("FINE_WRITES"), SHADOW_WORDS.index("SPLIT")
+_PLANE_WORDS = SHADOW_WORDS[:_FINE]
 
 
-def _load(*names: str) -> str:
-    """Loads fields of the request ``%q`` into registers of their names."""
+def load_words(pointer: str, words: Sequence[str], names: Sequence[str]) -> str:
+    """Loads words of a block at ``pointer`` into registers of their names."""
     return "\n".join(
-        f"  %{name}.p = getelementptr i64, ptr %q, i64 {FIELDS.index(name)}\n  %{name} = load i64, ptr %{name}.p"
+        f"  %{name}.p = getelementptr i64, ptr {pointer}, i64 {words.index(name)}\n  %{name} = load i64, ptr %{name}.p"
         for name in names
     )
 
 
-def _store(**values: str) -> str:
+def load_fields(*names: str) -> str:
+    """Loads fields of the request ``%q``."""
+    return load_words("%q", FIELDS, names)
+
+
+def store_fields(**values: str) -> str:
+    """Sets fields of the request ``%q``."""
     return "\n".join(
-        f"  %{name}.p = getelementptr i64, ptr %q, i64 {FIELDS.index(name)}\n  store i64 {value}, ptr %{name}.p"
+        f"  %set.{name} = getelementptr i64, ptr %q, i64 {FIELDS.index(name)}\n  store i64 {value}, ptr %set.{name}"
         for name, value in values.items()
     )
 
 
-def _each_place(body: str, row: str) -> str:
-    """Loops over all places: ``body`` finds the place in ``%p`` and goes to ``next``, ``row`` ends what begins a row.
+def _epoch_arrays(*names: str) -> str:
+    """Addresses of arrays of `Epochs`, as registers of their names in small letters."""
+    words = load_words("%epochs", EPOCH_WORDS, names)
+    text = f"{load_fields('EPOCHS')}\n  %epochs = inttoptr i64 %EPOCHS to ptr\n{words}"
+    return text + "".join(f"\n  %{name.lower()} = inttoptr i64 %{name} to ptr" for name in names)
 
-    Expects ``%q``, ``%ROWS``, ``%COUNT``; goes on at the label ``end``. ``%start`` and ``%lane`` are the row's first
-    place and its lane.
-    """
-    return f"""
-  br label %rows
-rows:
-  %row = phi i64 [0, %entry], [%row.next, %row.end]
-  %row.more = icmp ult i64 %row, %ROWS
-  br i1 %row.more, label %row.body, label %end
-row.body:
-  %start = call i64 @first(ptr %q, i64 %row)
-  %lane = call i64 @lane(ptr %q, i64 %row)
-{row}
-  br label %row.good
-row.good:
-  br label %places
-places:
-  %c = phi i64 [0, %row.good], [%c.next, %next]
-  %c.more = icmp ult i64 %c, %COUNT
-  br i1 %c.more, label %place, label %row.end
-row.end:
-  %row.next = add i64 %row, 1
-  br label %rows
-place:
-  %p = add i64 %start, %c
-{body}
-next:
-  %c.next = add i64 %c, 1
-  br label %places
-"""
-
-
-_PLACES = f"""
-define internal i64 @first(ptr %q, i64 %row) alwaysinline {{
-{_load("OFFSETS", "BASE", "STRIDE")}
-  %regular = icmp eq i64 %OFFSETS, 0
-  br i1 %regular, label %computed, label %listed
-computed:
-  %far = mul i64 %row, %STRIDE
-  %place = add i64 %BASE, %far
-  ret i64 %place
-listed:
-  %offsets = inttoptr i64 %OFFSETS to ptr
-  %o.p = getelementptr i64, ptr %offsets, i64 %row
-  %o = load i64, ptr %o.p
-  %low = and i64 %o, {GRANULE - 1}
-  %whole = icmp eq i64 %low, 0
-  %granule = ashr i64 %o, 4
-  %result = select i1 %whole, i64 %granule, i64 -1
-  ret i64 %result
-}}
-define internal i64 @lane(ptr %q, i64 %row) alwaysinline {{
-{_load("LANES", "LANE")}
-  %one = icmp eq i64 %LANES, 0
-  br i1 %one, label %same, label %listed
-same:
-  ret i64 %LANE
-listed:
-  %lanes = inttoptr i64 %LANES to ptr
-  %l.p = getelementptr i64, ptr %lanes, i64 %row
-  %l = load i64, ptr %l.p
-  ret i64 %l
-}}
-"""
 
 _ORDERED = f"""
 define internal i1 @ordered(i32 %id, ptr %q, ptr %known, i64 %own, i64 %lane, i64 %exempt, i1 %strong) alwaysinline {{
-{_load("COLUMNS", "CLOCKS", "GENERIC", "WIDTH", "FLOOR")}
   %never = icmp eq i32 %id, 0
   br i1 %never, label %yes, label %some
 some:
+{load_fields("WIDTH", "FLOOR")}
   %id.wide = zext i32 %id to i64
   %number = lshr i64 %id.wide, {LANE_BITS}
   %later = icmp sge i64 %number, %FLOOR
   br i1 %later, label %ours, label %no
 ours:
-  %columns = inttoptr i64 %COLUMNS to ptr
+{_epoch_arrays("COLUMNS", "CLOCKS", "GENERIC")}
   %column.p = getelementptr i32, ptr %columns, i64 %number
   %column.first = load i32, ptr %column.p
   %column.wide = sext i32 %column.first to i64
@@ -120,7 +70,6 @@ ours:
   %inside = icmp ult i64 %column, %WIDTH
   br i1 %inside, label %look, label %no
 look:
-  %clocks = inttoptr i64 %CLOCKS to ptr
   %clock.p = getelementptr i32, ptr %clocks, i64 %number
   %clock = load i32, ptr %clock.p
   %known.p = getelementptr i32, ptr %known, i64 %column
@@ -133,7 +82,6 @@ look:
   %a.lane = icmp sge i64 %lane, 0
   %mine.1 = and i1 %same, %a.warp
   %mine = and i1 %mine.1, %a.lane
-  %generic = inttoptr i64 %GENERIC to ptr
   %kind.p = getelementptr i8, ptr %generic, i64 %number
   %kind = load i8, ptr %kind.p
   %kind.strong = icmp eq i8 %kind, 2
@@ -151,12 +99,12 @@ no:
 
 # A read takes the first layer whose reader it replaces: none, one of its own column, one that is known to be earlier.
 _LAYER = f"""
-define internal i64 @layer(ptr %q, i64 %p) alwaysinline {{
+define internal i64 @layer(ptr %q, ptr %plane, i64 %p) alwaysinline {{
 entry:
-{_load("LAYERS", "LAYER_COUNT", "COLUMNS", "CLOCKS", "WIDTH", "READ_KNOWN", "READ_COLUMN")}
+{load_fields("WIDTH", "READ_KNOWN", "READ_COLUMN")}
+{load_words("%plane", _PLANE_WORDS, ("LAYERS", "LAYER_COUNT"))}
+{_epoch_arrays("COLUMNS", "CLOCKS")}
   %layers = inttoptr i64 %LAYERS to ptr
-  %columns = inttoptr i64 %COLUMNS to ptr
-  %clocks = inttoptr i64 %CLOCKS to ptr
   %known = inttoptr i64 %READ_KNOWN to ptr
   %ordered = icmp ne i64 %READ_KNOWN, 0
   br label %layer
@@ -166,8 +114,8 @@ layer:
   br i1 %more, label %look, label %none
 look:
   %layer.p = getelementptr ptr, ptr %layers, i64 %n
-  %plane = load ptr, ptr %layer.p
-  %id.p = getelementptr i32, ptr %plane, i64 %p
+  %reads = load ptr, ptr %layer.p
+  %id.p = getelementptr i32, ptr %reads, i64 %p
   %id = load i32, ptr %id.p
   %never = icmp eq i32 %id, 0
   br i1 %never, label %free, label %reader
@@ -200,20 +148,56 @@ none:
 }}
 """
 
-# Neighbours mostly have the same history: an identity that was found to be in order is not looked up again, unless the
-# lane that looks is another.
-_VERIFY_PLACES = _each_place(
-    """
-  br i1 %some.split, label %granule, label %whole
-granule:
-  %s.p = getelementptr i8, ptr %split, i64 %p
-  %s = load i8, ptr %s.p
-  %s.whole = icmp eq i8 %s, 0
-  br i1 %s.whole, label %whole, label %no
-whole:
+
+def _each_place(body: str, end: str) -> str:
+    """Loops over the places ``%start`` to ``%start + %count``: ``body`` finds one in ``%p`` and goes to ``next``."""
+    return f"""
+  br label %places
+places:
+  %c = phi i64 [0, %entry], [%c.next, %next]
+  %c.more = icmp ult i64 %c, %count
+  br i1 %c.more, label %place, label %end
+place:
+  %p = add i64 %start, %c
+{body}
+next:
+  %c.next = add i64 %c, 1
+  br label %places
+end:
+  {end}
+"""
+
+
+# Neighbours mostly have the same history: an identity that was found to be in order is not looked up again. ``%good``
+# keeps three of them: of a write, of a read that a write meets, of a reader in the first layer that is replaced.
+_VERIFY = f"""
+define internal i1 @verify_run(ptr %q, ptr %plane, i64 %start, i64 %count, i64 %lane, ptr %good) {{
+entry:
+{load_fields("WRITE", "STRONG", "KNOWN", "OWN", "EXEMPT", "FENCED")}
+{load_words("%plane", _PLANE_WORDS, _PLANE_WORDS)}
+  %writes = inttoptr i64 %WRITES to ptr
+  %layers = inttoptr i64 %LAYERS to ptr
+  %known = inttoptr i64 %KNOWN to ptr
+  %fenced = inttoptr i64 %FENCED to ptr
+  %is.write = icmp ne i64 %WRITE, 0
+  %strong = icmp ne i64 %STRONG, 0
+  %asynchronous = icmp ne i64 %FENCED, 0
+  %no.layer = icmp eq i64 %LAYER_COUNT, 0
+  %good.read = getelementptr i32, ptr %good, i64 1
+  %good.layer = getelementptr i32, ptr %good, i64 2
+  %last = add i64 %start, %count
+  %low = icmp slt i64 %start, 0
+  %high = icmp sgt i64 %last, %PLACES
+  %outside = or i1 %low, %high
+  %unreadable.1 = xor i1 %is.write, 1
+  %unreadable = and i1 %unreadable.1, %no.layer
+  %impossible = or i1 %outside, %unreadable
+  br i1 %impossible, label %no, label %entry.1
+entry.1:
+{_each_place('''
   %w.p = getelementptr i32, ptr %writes, i64 %p
   %w = load i32, ptr %w.p
-  %w.good = load i32, ptr %good.write
+  %w.good = load i32, ptr %good
   %w.again = icmp eq i32 %w, %w.good
   br i1 %w.again, label %written, label %w.ask
 w.ask:
@@ -225,7 +209,7 @@ w.fence:
   %w.fenced = call i1 @ordered(i32 %w, ptr %q, ptr %fenced, i64 -1, i64 -1, i64 -1, i1 0)
   br i1 %w.fenced, label %w.note, label %no
 w.note:
-  store i32 %w, ptr %good.write
+  store i32 %w, ptr %good
   br label %written
 written:
   br i1 %is.write, label %readers, label %reading
@@ -251,8 +235,6 @@ reader.good:
   %n.next = add i64 %n, 1
   br label %readers
 reading:
-  br i1 %no.layer, label %no, label %first.layer
-first.layer:
   %l = load ptr, ptr %layers
   %l.p = getelementptr i32, ptr %l, i64 %p
   %l.id = load i32, ptr %l.p
@@ -260,7 +242,7 @@ first.layer:
   %l.again = icmp eq i32 %l.id, %l.good
   br i1 %l.again, label %next, label %l.ask
 l.ask:
-  %l.n = call i64 @layer(ptr %q, i64 %p)
+  %l.n = call i64 @layer(ptr %q, ptr %plane, i64 %p)
   %l.free = icmp eq i64 %l.n, 0
   br i1 %l.free, label %l.note, label %l.other
 l.note:
@@ -269,52 +251,19 @@ l.note:
 l.other:
   %l.none = icmp slt i64 %l.n, 0
   br i1 %l.none, label %no, label %next
-""",
-    """
-  %last = add i64 %start, %COUNT
-  %low = icmp sge i64 %start, 0
-  %high = icmp sle i64 %last, %PLACES
-  %inside = and i1 %low, %high
-  br i1 %inside, label %row.inside, label %no
-row.inside:
-  br i1 %one.lane, label %row.good, label %forget
-forget:
-  store i32 0, ptr %good.write
-  store i32 0, ptr %good.read""",
-)
-
-_VERIFY = f"""
-define internal i1 @verify(ptr %q) {{
-entry:
-{_load("WRITE", "STRONG", "WRITES", "LAYERS", "LAYER_COUNT", "SPLIT", "PLACES", "ROWS", "COUNT")}
-{_load("KNOWN", "OWN", "LANES", "EXEMPT", "FENCED")}
-  %writes = inttoptr i64 %WRITES to ptr
-  %layers = inttoptr i64 %LAYERS to ptr
-  %split = inttoptr i64 %SPLIT to ptr
-  %known = inttoptr i64 %KNOWN to ptr
-  %fenced = inttoptr i64 %FENCED to ptr
-  %some.split = icmp ne i64 %SPLIT, 0
-  %is.write = icmp ne i64 %WRITE, 0
-  %strong = icmp ne i64 %STRONG, 0
-  %one.lane = icmp eq i64 %LANES, 0
-  %asynchronous = icmp ne i64 %FENCED, 0
-  %no.layer = icmp eq i64 %LAYER_COUNT, 0
-  %good.write = alloca i32
-  %good.read = alloca i32
-  %good.layer = alloca i32
-  store i32 0, ptr %good.write
-  store i32 0, ptr %good.read
-  store i32 0, ptr %good.layer
-{_VERIFY_PLACES}
-end:
-  ret i1 1
+''', "ret i1 1").replace("%entry]", "%entry.1]")}
 no:
   ret i1 0
 }}
 """
 
-_WRITE_PLACES = _each_place(
-    """
+_RECORD = f"""
+define internal void @write_run(ptr %q, ptr %plane, i64 %start, i64 %count, i32 %id) {{
+entry:
+{load_words("%plane", _PLANE_WORDS, ("WRITES", "LAYERS", "LAYER_COUNT"))}
+  %writes = inttoptr i64 %WRITES to ptr
+  %layers = inttoptr i64 %LAYERS to ptr
+{_each_place('''
   %w.p = getelementptr i32, ptr %writes, i64 %p
   store i32 %id, ptr %w.p
   br label %clear
@@ -329,27 +278,25 @@ clear.one:
   store i32 0, ptr %r.p
   %n.next = add i64 %n, 1
   br label %clear
-""",
-    """
-  %lane.some = icmp sge i64 %lane, 0
-  %lane.added = and i1 %add, %lane.some
-  %lane.short = trunc i64 %lane to i32
-  %lane.more = select i1 %lane.added, i32 %lane.short, i32 0
-  %id = add i32 %identity, %lane.more""",
-)
-
-_READ_PLACES = _each_place(
-    """
+''', "ret void")}
+}}
+define internal void @read_run(ptr %q, ptr %plane, i64 %start, i64 %count, i32 %id, ptr %good) {{
+entry:
+{load_words("%plane", _PLANE_WORDS, ("LAYERS",))}
+  %layers = inttoptr i64 %LAYERS to ptr
+  %top = load ptr, ptr %layers
+  %good.layer = getelementptr i32, ptr %good, i64 2
+{_each_place('''
   %t.p = getelementptr i32, ptr %top, i64 %p
   %t = load i32, ptr %t.p
   %t.good = load i32, ptr %good.layer
   %t.again = icmp eq i32 %t, %t.good
   br i1 %t.again, label %here, label %search
 here:
-  store i32 %identity, ptr %t.p
+  store i32 %id, ptr %t.p
   br label %next
 search:
-  %n = call i64 @layer(ptr %q, i64 %p)
+  %n = call i64 @layer(ptr %q, ptr %plane, i64 %p)
   %first = icmp eq i64 %n, 0
   br i1 %first, label %note, label %deeper
 note:
@@ -359,128 +306,265 @@ deeper:
   %layer.p = getelementptr ptr, ptr %layers, i64 %n
   %layer = load ptr, ptr %layer.p
   %r.p = getelementptr i32, ptr %layer, i64 %p
-  store i32 %identity, ptr %r.p
+  store i32 %id, ptr %r.p
   br label %next
-""",
-    "",
-)
-
-_RECORD = f"""
-define internal void @record_write(ptr %q) {{
-entry:
-{_load("WRITES", "LAYERS", "LAYER_COUNT", "ROWS", "COUNT", "IDENTITY", "ADD_LANES")}
-  %writes = inttoptr i64 %WRITES to ptr
-  %layers = inttoptr i64 %LAYERS to ptr
-  %identity = trunc i64 %IDENTITY to i32
-  %add = icmp ne i64 %ADD_LANES, 0
-{_WRITE_PLACES}
-end:
-  ret void
+''', "ret void")}
 }}
-define internal void @record_read(ptr %q) {{
+"""
+
+_CHECK, _WRITE, _READ = range(3)
+
+# One row: which places of which plane it has, and what is done there. A granule of which less than all is accessed is
+# split into bytes, which take over what is known of it, as `shadow.Shadow` does.
+_ROW = f"""
+define internal i1 @run(
+  ptr %q, i64 %do, ptr %plane, i64 %start, i64 %count, i64 %lane, i32 %id, ptr %good
+) alwaysinline {{
+  switch i64 %do, label %check [ i64 {_WRITE}, label %write i64 {_READ}, label %read ]
+check:
+  %fine = call i1 @verify_run(ptr %q, ptr %plane, i64 %start, i64 %count, i64 %lane, ptr %good)
+  ret i1 %fine
+write:
+  call void @write_run(ptr %q, ptr %plane, i64 %start, i64 %count, i32 %id)
+  ret i1 1
+read:
+  call void @read_run(ptr %q, ptr %plane, i64 %start, i64 %count, i32 %id, ptr %good)
+  ret i1 1
+}}
+define internal i1 @divide(ptr %shadow, i64 %g) {{
 entry:
-{_load("LAYERS", "ROWS", "COUNT", "IDENTITY")}
+{load_words("%shadow", SHADOW_WORDS, SHADOW_WORDS)}
+  %few = icmp ult i64 %FINE_LAYER_COUNT, %LAYER_COUNT
+  br i1 %few, label %no, label %planes
+planes:
+  %split = inttoptr i64 %SPLIT to ptr
+  %s.p = getelementptr i8, ptr %split, i64 %g
+  store i8 1, ptr %s.p
   %layers = inttoptr i64 %LAYERS to ptr
+  %fine.layers = inttoptr i64 %FINE_LAYERS to ptr
+  %b = mul i64 %g, {GRANULE}
+  br label %plane
+plane:
+  %n = phi i64 [-1, %planes], [%n.next, %copy]
+  %writes = icmp slt i64 %n, 0
+  br i1 %writes, label %of.writes, label %of.layer
+of.writes:
+  %w.from = inttoptr i64 %WRITES to ptr
+  %w.to = inttoptr i64 %FINE_WRITES to ptr
+  br label %copy
+of.layer:
+  %from.p = getelementptr ptr, ptr %layers, i64 %n
+  %l.from = load ptr, ptr %from.p
+  %to.p = getelementptr ptr, ptr %fine.layers, i64 %n
+  %l.to = load ptr, ptr %to.p
+  br label %copy
+copy:
+  %from = phi ptr [%w.from, %of.writes], [%l.from, %of.layer]
+  %to = phi ptr [%w.to, %of.writes], [%l.to, %of.layer]
+  %v.p = getelementptr i32, ptr %from, i64 %g
+  %v = load i32, ptr %v.p
+  %one = insertelement <{GRANULE} x i32> poison, i32 %v, i32 0
+  %all = shufflevector <{GRANULE} x i32> %one, <{GRANULE} x i32> poison, <{GRANULE} x i32> zeroinitializer
+  %b.p = getelementptr i32, ptr %to, i64 %b
+  store <{GRANULE} x i32> %all, ptr %b.p, align 4
+  %n.next = add i64 %n, 1
+  %more = icmp slt i64 %n.next, %LAYER_COUNT
+  br i1 %more, label %plane, label %yes
+yes:
+  ret i1 1
+no:
+  ret i1 0
+}}
+define internal i1 @row(ptr %q, i64 %do, i64 %start, i64 %count, i64 %lane, i32 %id, ptr %good) {{
+entry:
+{load_fields("SHADOW", "GRAIN")}
+  %shadow = inttoptr i64 %SHADOW to ptr
+  %fine = getelementptr i64, ptr %shadow, i64 {_FINE}
+  %places = icmp eq i64 %GRAIN, 1
+  br i1 %places, label %direct, label %bytes
+direct:
+  %d = call i1 @run(ptr %q, i64 %do, ptr %shadow, i64 %start, i64 %count, i64 %lane, i32 %id, ptr %good)
+  ret i1 %d
+bytes:
+{load_words("%shadow", SHADOW_WORDS, ("PLACES", "FINE_WRITES", "SPLIT"))}
+  %split = inttoptr i64 %SPLIT to ptr
+  %low = icmp slt i64 %start, 0
+  %count.less = sub i64 %count, 1
+  %last = add i64 %start, %count.less
+  %g.first = ashr i64 %start, 4
+  %g.last = ashr i64 %last, 4
+  %high = icmp sge i64 %g.last, %PLACES
+  %outside = or i1 %low, %high
+  br i1 %outside, label %no, label %inside
+inside:
+  %either = or i64 %start, %count
+  %odd = and i64 %either, {GRANULE - 1}
+  %whole = icmp eq i64 %odd, 0
+  br i1 %whole, label %granules, label %pieces
+granules:
+  %none.split = icmp eq i64 %SPLIT, 0
+  %g.count = lshr i64 %count, 4
+  br i1 %none.split, label %all, label %each
+all:
+  %a = call i1 @run(ptr %q, i64 %do, ptr %shadow, i64 %g.first, i64 %g.count, i64 %lane, i32 %id, ptr %good)
+  ret i1 %a
+each:
+  %g = phi i64 [%g.first, %granules], [%g.next, %g.good]
+  %g.more = icmp sle i64 %g, %g.last
+  br i1 %g.more, label %granule, label %yes
+granule:
+  %s.p = getelementptr i8, ptr %split, i64 %g
+  %s = load i8, ptr %s.p
+  %s.whole = icmp eq i8 %s, 0
+  %g.fine = mul i64 %g, {GRANULE}
+  %plane = select i1 %s.whole, ptr %shadow, ptr %fine
+  %g.start = select i1 %s.whole, i64 %g, i64 %g.fine
+  %g.places = select i1 %s.whole, i64 1, i64 {GRANULE}
+  %g.r = call i1 @run(ptr %q, i64 %do, ptr %plane, i64 %g.start, i64 %g.places, i64 %lane, i32 %id, ptr %good)
+  br i1 %g.r, label %g.good, label %no
+g.good:
+  %g.next = add i64 %g, 1
+  br label %each
+pieces:
+  %no.fine = icmp eq i64 %FINE_WRITES, 0
+  br i1 %no.fine, label %no, label %dividing
+dividing:
+  %h = phi i64 [%g.first, %pieces], [%h.next, %divided]
+  %h.more = icmp sle i64 %h, %g.last
+  br i1 %h.more, label %maybe, label %narrow
+maybe:
+  %h.p = getelementptr i8, ptr %split, i64 %h
+  %h.s = load i8, ptr %h.p
+  %h.whole = icmp eq i8 %h.s, 0
+  br i1 %h.whole, label %cut, label %divided
+cut:
+  %h.r = call i1 @divide(ptr %shadow, i64 %h)
+  br i1 %h.r, label %divided, label %no
+divided:
+  %h.next = add i64 %h, 1
+  br label %dividing
+narrow:
+  %f = call i1 @run(ptr %q, i64 %do, ptr %fine, i64 %start, i64 %count, i64 %lane, i32 %id, ptr %good)
+  ret i1 %f
+yes:
+  ret i1 1
+no:
+  ret i1 0
+}}
+"""
+
+_ROWS = f"""
+define internal i1 @rows(ptr %q, i64 %do) {{
+entry:
+  %good = alloca [3 x i32]
+{load_fields("OFFSETS", "ROWS", "BASE", "STRIDE", "COUNT", "ORIGIN", "LANES", "LANE", "IDENTITY", "ADD_LANES")}
+  %offsets = inttoptr i64 %OFFSETS to ptr
+  %lanes = inttoptr i64 %LANES to ptr
+  %regular = icmp eq i64 %OFFSETS, 0
+  %one.lane = icmp eq i64 %LANES, 0
+  %add = icmp ne i64 %ADD_LANES, 0
   %identity = trunc i64 %IDENTITY to i32
-  %top = load ptr, ptr %layers
-  %good.layer = alloca i32
-  store i32 0, ptr %good.layer
-{_READ_PLACES}
-end:
+  store [3 x i32] zeroinitializer, ptr %good
+  br label %rows
+rows:
+  %i = phi i64 [0, %entry], [%i.next, %next]
+  %more = icmp ult i64 %i, %ROWS
+  br i1 %more, label %which, label %yes
+which:
+  br i1 %regular, label %computed, label %listed
+computed:
+  %far = mul i64 %i, %STRIDE
+  %at = add i64 %BASE, %far
+  br label %who
+listed:
+  %o.p = getelementptr i64, ptr %offsets, i64 %i
+  %o = load i64, ptr %o.p
+  %from.origin = sub i64 %o, %ORIGIN
+  br label %who
+who:
+  %start = phi i64 [%at, %computed], [%from.origin, %listed]
+  br i1 %one.lane, label %ready, label %own
+own:
+  ; what is in order for one lane need not be for the next one
+  store i64 0, ptr %good, align 4
+  %l.p = getelementptr i64, ptr %lanes, i64 %i
+  %l = load i64, ptr %l.p
+  br label %ready
+ready:
+  %lane = phi i64 [%LANE, %who], [%l, %own]
+  %lane.some = icmp sge i64 %lane, 0
+  %lane.added = and i1 %add, %lane.some
+  %lane.short = trunc i64 %lane to i32
+  %lane.more = select i1 %lane.added, i32 %lane.short, i32 0
+  %id = add i32 %identity, %lane.more
+  %r = call i1 @row(ptr %q, i64 %do, i64 %start, i64 %COUNT, i64 %lane, i32 %id, ptr %good)
+  br i1 %r, label %next, label %no
+next:
+  %i.next = add i64 %i, 1
+  br label %rows
+yes:
+  ret i1 1
+no:
+  ret i1 0
+}}
+define internal void @record(ptr %q) {{
+{load_fields("WRITE")}
+  %is.write = icmp ne i64 %WRITE, 0
+  %do = select i1 %is.write, i64 {_WRITE}, i64 {_READ}
+  %done = call i1 @rows(ptr %q, i64 %do)
   ret void
 }}
 define i64 @access(ptr %q) {{
-{_load("WRITE")}
-  %good = call i1 @verify(ptr %q)
-  br i1 %good, label %record, label %no
-record:
-  %is.write = icmp ne i64 %WRITE, 0
-  br i1 %is.write, label %write, label %read
-write:
-  call void @record_write(ptr %q)
-  ret i64 1
-read:
-  call void @record_read(ptr %q)
+  %good = call i1 @rows(ptr %q, i64 {_CHECK})
+  br i1 %good, label %yes, label %no
+yes:
+  call void @record(ptr %q)
   ret i64 1
 no:
   ret i64 0
 }}
 """
 
-_SHARED_READ, _SHARED_WRITE = LOG["shared", False], LOG["shared", True]
 
-# Lanes that all store to one place are the warp's own affair (`RaceTracker._generic`): for NumPy.
-_OBSERVE = f"""
-define i64 @observe(ptr %q, ptr %log, i64 %from, i64 %end, i64 %rank, i64 %reads, i64 %writes) {{
+# Accesses of one tcgen05 operation: to shared memory, and to tensor memory, where what its pipe (``column``) did before
+# is in order.
+_PIPELINED = f"""
+define i64 @pipelined(ptr %q, ptr %list, i64 %end, ptr %agent, i64 %identity, i64 %lane, i64 %column) {{
 begin:
-  %offsets = alloca [32 x i64], align 64
-  %lanes = alloca [32 x i64], align 64
-  %offsets.i = ptrtoint ptr %offsets to i64
-  %lanes.i = ptrtoint ptr %lanes to i64
+{load_words("%agent", AGENT_WORDS, ("CLOCKS", "WIDTH", "BASE"))}
+  %pitch = mul i64 %WIDTH, 4
+  %visible.o = mul i64 %pitch, {int(Row.VISIBLE)}
+  %visible = add i64 %CLOCKS, %visible.o
+  %proxy.o = mul i64 %pitch, {int(Row.PROXY)}
+  %proxy = add i64 %CLOCKS, %proxy.o
+  %tensor.o = mul i64 %pitch, {int(Row.TENSOR)}
+  %tensor = add i64 %CLOCKS, %tensor.o
+{store_fields(STRONG=0, ORIGIN=0, WIDTH="%WIDTH", LANES=0, FLOOR=0, IDENTITY="%identity", ADD_LANES=0,
+              READ_COLUMN="%column")}
   br label %entries
 entries:
-  %e = phi i64 [%from, %begin], [%e.next, %done]
-  %more = icmp ult i64 %e, %end
+  %e = phi i64 [0, %begin], [%e.next, %good]
+  %more = icmp slt i64 %e, %end
   br i1 %more, label %entry, label %stop
 entry:
-  %e.o = mul i64 %e, {LOG_ENTRY}
-  %e.p = getelementptr i8, ptr %log, i64 %e.o
-  %kind = load i32, ptr %e.p, align 4
-  %mask.p = getelementptr i8, ptr %e.p, i64 4
-  %mask = load i32, ptr %mask.p, align 4
-  %bytes.p = getelementptr i8, ptr %e.p, i64 8
-  %bytes = load i32, ptr %bytes.p, align 4
-  %lane.p = getelementptr i8, ptr %e.p, i64 16
-  %is.read = icmp eq i32 %kind, {_SHARED_READ}
-  %is.write = icmp eq i32 %kind, {_SHARED_WRITE}
-  %shared = or i1 %is.read, %is.write
-  %odd = and i32 %bytes, {GRANULE - 1}
-  %whole = icmp eq i32 %odd, 0
-  %fast = and i1 %shared, %whole
-  br i1 %fast, label %gather, label %stop
-gather:
-  %m = phi i32 [%mask, %entry], [%m.rest, %mine]
-  %n = phi i64 [0, %entry], [%n.next, %mine]
-  %differ = phi i64 [0, %entry], [%differ.next, %mine]
-  %none = icmp eq i32 %m, 0
-  br i1 %none, label %ask, label %lane
-lane:
-  %lane.n = call i32 @llvm.cttz.i32(i32 %m, i1 true)
-  %lane.w = zext i32 %lane.n to i64
-  %m.less = sub i32 %m, 1
-  %m.rest = and i32 %m, %m.less
-  %a.p = getelementptr i64, ptr %lane.p, i64 %lane.w
-  %a = load i64, ptr %a.p, align 8
-  %a.rank = ashr i64 %a, 24
-  %own = icmp eq i64 %a.rank, %rank
-  br i1 %own, label %mine, label %stop
-mine:
-  %offset = and i64 %a, 16777215
-  %o.p = getelementptr i64, ptr %offsets, i64 %n
-  store i64 %offset, ptr %o.p
-  %l.p = getelementptr i64, ptr %lanes, i64 %n
-  store i64 %lane.w, ptr %l.p
-  %o.first = load i64, ptr %offsets
-  %changed = xor i64 %offset, %o.first
-  %differ.next = or i64 %differ, %changed
-  %n.next = add i64 %n, 1
-  br label %gather
-ask:
-  %several = icmp ugt i64 %n, 1
-  %together = icmp eq i64 %differ, 0
-  %same = and i1 %several, %together
-  %same.store = and i1 %same, %is.write
-  br i1 %same.store, label %stop, label %request
-request:
-  %write = zext i1 %is.write to i64
-  %identity = select i1 %is.write, i64 %writes, i64 %reads
-  %granules = lshr i32 %bytes, 4
-  %count = zext i32 %granules to i64
-{_store(OFFSETS="%offsets.i", LANES="%lanes.i", ROWS="%n", COUNT="%count", WRITE="%write", IDENTITY="%identity")}
-  %good = call i64 @access(ptr %q)
-  %fine = icmp ne i64 %good, 0
-  br i1 %fine, label %done, label %stop
-done:
+  %e.o = mul i64 %e, {len(PIPELINED_WORDS)}
+  %entry.p = getelementptr i64, ptr %list, i64 %e.o
+{load_words("%entry.p", PIPELINED_WORDS, PIPELINED_WORDS)}
+  %in.tensor = icmp eq i64 %GRAIN, 1
+  %known = select i1 %in.tensor, i64 %tensor, i64 %visible
+  %own = select i1 %in.tensor, i64 -1, i64 %BASE
+  %who = select i1 %in.tensor, i64 -1, i64 %lane
+  %exempt = select i1 %in.tensor, i64 %column, i64 -1
+  %fenced = select i1 %in.tensor, i64 0, i64 %proxy
+  %read.known = select i1 %in.tensor, i64 %tensor, i64 0
+{store_fields(
+    WRITE="%WRITE", SHADOW="%SHADOW", GRAIN="%GRAIN", OFFSETS="%OFFSETS", ROWS="%ROWS", BASE="%FIRST",
+    STRIDE="%STRIDE", COUNT="%COUNT", EPOCHS="%EPOCHS", KNOWN="%known", OWN="%own", LANE="%who", EXEMPT="%exempt",
+    FENCED="%fenced", READ_KNOWN="%read.known")}
+  %r = call i64 @access(ptr %q)
+  %fine = icmp ne i64 %r, 0
+  br i1 %fine, label %good, label %stop
+good:
   %e.next = add i64 %e, 1
   br label %entries
 stop:
@@ -489,6 +573,11 @@ stop:
 """
 
 
-def module() -> str:
-    """The module: ``i64 @access(request)`` and `observe`, as `native_shadow.ShadowUnit` calls them."""
-    return "declare i32 @llvm.cttz.i32(i32, i1)" + _PLACES + _ORDERED + _LAYER + _VERIFY + _RECORD + _OBSERVE
+def accesses() -> str:
+    """What the module for accesses is made of.
+
+    * ``i64 @access(request)``: 1 if the access is in order and recorded.
+    * ``i64 @pipelined(request, list, length, agent, identity, lane, column)``: how many accesses of a list
+      (`PIPELINED_WORDS`) are, before the first that is not.
+    """
+    return _ORDERED + _LAYER + _VERIFY + _RECORD + _ROW + _ROWS + _PIPELINED

@@ -21,22 +21,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator.decode import Instruction, Kernel
-from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.flow import Block, Flow
 from cute_kernels.emulator.native import Library
 from cute_kernels.emulator.native_block import AGAIN, ERROR, GO, WAIT, BlockEmitter, NotNative, Program, Site
 from cute_kernels.emulator.native_inline import TIMED_OUT
+from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import (
     CALL,
     CALLBACK,
+    EVENTS,
     LOG,
-    LOG_USED,
     PROGRESS,
     ROW,
     STATES,
     MemoryTables,
     access,
     exchange_area,
+    log_code,
 )
 from cute_kernels.emulator.native_units import Units
 from cute_kernels.emulator.register_hazards import touched_in_flight
@@ -243,7 +244,7 @@ class _Translator:
         cases = " ".join(f"i32 {k}, label %b{k}" for k in blocks)
         bodies = " ".join(f"i32 {k}, label %e{k}" for k in blocks)
         declarations = {"declare i32 @llvm.cttz.i32(i32, i1)", *self.program.code.declarations}
-        helpers = [access(*helper) for helper in sorted(self.program.helpers)]
+        helpers = [log_code(), *(access(*helper) for helper in sorted(self.program.helpers))]
         body = "\n".join(self.program.code.lines)
         return f"""
 {chr(10).join(sorted(declarations))}
@@ -386,11 +387,8 @@ def _flags(cluster: Cluster) -> int:
     if cluster.meter is not None:
         flags |= CALL
     if cluster.tracker is not None:
-        flags |= sum(LOG.values())
+        flags |= sum(LOG.values()) | EVENTS
     return flags
-
-
-_KINDS = {bit: kind for kind, bit in LOG.items()}
 
 
 class NativeWarp:
@@ -399,6 +397,7 @@ class NativeWarp:
     def __init__(self, launch: NativeLaunch, warp: Warp, tables: MemoryTables) -> None:
         translation = launch.translation
         self.launch, self.warp, self.tables = launch, warp, tables
+        self.log = WarpLog(warp, tables)
         self.state, self.address = exchange_area(translation.state_bytes // ROW + 1)
         self.header = memoryview(self.state[:_HEADER]).cast("B").cast("I")
         blocks = len(translation.flow.blocks) + 1
@@ -407,7 +406,6 @@ class NativeWarp:
         self.header[_MASK], self.header[_MEET] = warp.live, FULL
         self.error: BaseException | None = None
         self.site = 0
-        self._runs: tuple[np.ndarray, np.ndarray] = np.zeros((0, 4), np.int32), np.zeros(0, int)
         self._files: dict[int, RegisterFile] = {}
         names = {**translation.names, "W": warp}
         for text, offset, bits, uniform in translation.constants:
@@ -450,6 +448,7 @@ class NativeWarp:
         """
         launch = self.launch
         launch.current = self
+        self.log.enter()
         self.header[_BUDGET] = budget
         self.header[TIMED_OUT] = self.warp.timed_out
         status = launch.run(self.address, launch.exchange, self.tables.address, launch.callback_address)
@@ -468,41 +467,7 @@ class NativeWarp:
             words[PROGRESS // 8] = 0
             if cluster.units is not None:
                 cluster.units.publish()
-        if words[LOG_USED // 8]:
-            self._observe(self.tables.take_log())
-
-    def _observe(self, log: np.ndarray) -> None:
-        fields = log[:, :16].view(np.int32)
-        kinds = fields[:, (0, 2)]
-        ends = np.append(np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1)) + 1, len(log))
-        self._runs = fields, ends
-        start, tracker = 0, self.warp.cluster.tracker
-        while start < len(log):
-            if _KINDS[int(fields[start, 0])][0] == "shared":
-                ready = tracker.observe(self.warp, log, start)
-                if ready > start:
-                    start = ready
-                    continue
-            end = int(ends[np.searchsorted(ends, start, side="right")])
-            self._observe_run(log, start, end)
-            start = end
-
-    def _observe_run(self, log: np.ndarray, start: int, end: int) -> None:
-        """Reports accesses that are alike, together."""
-        fields = log[start:, :16].view(np.int32)
-        masks = np.unpackbits(np.ascontiguousarray(log[start:end, 4:8]), axis=1, bitorder="little").astype(bool)
-        self.site = int(fields[0, 3])
-        space, write = _KINDS[int(fields[0, 0])]
-        rows, lanes = np.nonzero(masks)
-        active = log[start:end, 16:].view(np.int64)[rows, lanes]
-        tracker = self.warp.cluster.tracker
-        try:
-            tracker.generic(self.warp, lanes.astype(np.int32), space, active, int(fields[0, 2]), write)
-        except EmulatorError:
-            if end - start > 1:  # which of them it was
-                for entry in range(start, end):
-                    self._observe_run(log, entry, entry + 1)
-            raise
+        self.log.report()
 
     def block(self) -> int:
         """The instruction of the current site has to wait: the warp leaves native code or runs another path of it."""
@@ -518,23 +483,17 @@ class NativeWarp:
 
     def failed_at(self, error: BaseException) -> Instruction | None:
         """The instruction that raised."""
+        if self.log.instruction >= 0:
+            return self.launch.translation.kernel.instructions[self.log.instruction]
         return self.launch.translation.sites[self.site].instruction
 
     @property
     def executing(self) -> int:
-        """Index of the instruction that has called Python last, or whose logged access is looked at; -1: none."""
+        """Index of the instruction that has called Python last, or whose entry in the log is looked at; -1: none."""
+        if self.log.instruction >= 0:
+            return self.log.instruction
         instruction = self.launch.translation.sites[self.site].instruction
         return -1 if instruction is None else instruction.index
-
-    def logged(self, first: int, write: bool) -> int:
-        """Index of the instruction of the first load (store) in the log that `_observe` goes through, from entry
-        ``first`` on; -1: there is none."""
-        fields, ends = self._runs
-        while first < len(fields):
-            if _KINDS[int(fields[first, 0])][1] == write:
-                return self.launch.translation.sites[int(fields[first, 3])].instruction.index
-            first = next(end for end in ends.tolist() if end > first)
-        return -1
 
     @property
     def standing(self) -> int:

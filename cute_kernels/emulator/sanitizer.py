@@ -39,6 +39,7 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.emulator.exits import ExitChecks
 from cute_kernels.emulator.happens_before import (
+    AGENT_WORDS,
     FULL,
     NEVER,
     WARP_COLUMNS,
@@ -58,6 +59,9 @@ from cute_kernels.emulator.tensor_races import Operation, TensorRaces
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
+
+_TEXT, _READ_IDENTITY = AGENT_WORDS.index("TEXT"), AGENT_WORDS.index("READ_IDENTITY")
+
 
 @dataclass
 class JointOperation:
@@ -116,7 +120,9 @@ class RaceTracker:
 
     def make_agent(self, rank: int, live: int, label: str) -> Agent:
         """The agent of a warp."""
-        return Agent(self.columns, rank, live, label, self.strict)
+        kinds = ("load", "store", "tcgen05.ld", "tcgen05.st")
+        text = self.epochs.text(*(f"{kind} of {label}" for kind in kinds))
+        return Agent(self.columns, rank, live, label, self.strict, text)
 
     def enter(self, warp: Warp, lane: int = 0) -> None:
         """The operations that follow are issued by this lane."""
@@ -162,18 +168,6 @@ class RaceTracker:
             some = lanes if isinstance(lanes, int) else lanes[chosen]
             self._generic(agent, some, self.shared[rank], offsets[chosen], nbytes, write, strong, rank)
 
-    def observe(self, warp: Warp, log: np.ndarray, first: int) -> int:
-        """Logged accesses of a warp, from entry ``first`` on: `native_shadow.ShadowUnit.observe`."""
-        unit, agent = self.unit(), warp.agent
-        if unit is None:
-            return first
-        identities = self._identity(agent, False, False, False, -1), self._identity(agent, True, False, False, -1)
-        for write, identity in enumerate(identities):
-            number = identity >> LANE_BITS
-            if self.epochs.places[number] < 0 and agent.warp is not None:
-                self.epochs.places[number] = agent.warp.code.logged(first, bool(write))
-        return unit.observe(self.epochs, self.shared[agent.rank], agent, log, first, identities)
-
     def _generic(
         self, agent: Agent, lanes: Any, shadow: Shadow, offsets: np.ndarray, nbytes: int, write: bool, strong: bool,
         rank: int, identity: int | None = None,
@@ -204,16 +198,22 @@ class RaceTracker:
             for column in columns:
                 self.exits.access(rank, column, agent.clock, f"an access by {agent.label}")
 
-    def _identity(self, agent: Agent, write: bool, strong: bool, whole: bool, place: int | None = None) -> int:
+    def _identity(self, agent: Agent, write: bool, strong: bool, whole: bool) -> int:
+        column = agent.base if write and not whole else agent.base + Offset.READ
+        text, clock = agent.words[_TEXT] + write, agent.clock
+        if not strong and not whole:
+            identity = agent.words[_READ_IDENTITY + write]
+            if not identity:
+                identity = self.epochs.new(column, clock, text, GENERIC, agent.executing())
+                agent.words[_READ_IDENTITY + write] = identity
+            return identity
         key = (write, strong, whole)
-        identity = agent.ids.get(key)
-        if identity is None:
-            column = agent.base if write and not whole else agent.base + Offset.READ
-            label = f"{'store' if write else 'load'} of {agent.label}"
+        known = agent.identities.get(key)
+        if known is None or known[0] != clock:
             kind = STRONG if strong else GENERIC
-            place = agent.executing() if place is None else place
-            identity = agent.ids[key] = self.epochs.new(column, agent.clock, label, kind, place)
-        return identity
+            place = agent.executing()
+            known = agent.identities[key] = clock, self.epochs.new(column, clock, text, kind, place)
+        return known[1]
 
     def _regions(self, addresses: np.ndarray, nbytes: int, write: bool) -> list[tuple[Shadow, np.ndarray, Any]]:
         """(shadow, offsets, chosen items or None for all) of global addresses; memory that is only read has none."""
@@ -336,7 +336,7 @@ class RaceTracker:
         number = operation.identity >> LANE_BITS
         self.epochs.clocks[number] = point.completed + 1
         join(point.gathered[Row.ORDER], operation.order)
-        self.exits.operation(rank, operation.column, point.completed + 1, self.epochs.labels[number])
+        self.exits.operation(rank, operation.column, point.completed + 1, self.epochs.label(operation.identity))
 
     # --- synchronisation ----------------------------------------------------------------------------------------------
 

@@ -49,46 +49,65 @@ class Rows:
         return self.start + self.pitch * np.arange(self.count)
 
 
+#: `Epochs.block`, int64: host addresses of columns, clocks, kinds, texts and places, how many epochs there are and fit.
+EPOCH_WORDS = ("COLUMNS", "CLOCKS", "GENERIC", "TEXTS", "INSTRUCTIONS", "COUNT", "CAPACITY")
+_COUNT, _CAPACITY = EPOCH_WORDS.index("COUNT"), EPOCH_WORDS.index("CAPACITY")
+
+
 class Epochs:
     """Columns and clocks of all accesses of a launch, by epoch number; epoch 0 is "never accessed".
 
+    Machine code makes epochs as well, so their number and where they are is kept in words that it knows.
+
     Attributes:
         columns, clocks: int32, indexed by epoch; an access of lane ``n`` belongs to column ``columns + n``.
-        labels: who and what, for reports.
-        places: index of the instruction that made the first of its accesses; -1: not known.
+        places: int32: index of the instruction that made the first of its accesses; -1: not known.
         generic: uint8: `GENERIC` where the access went through the generic proxy, `STRONG` for a strong operation.
-        addresses: host addresses of the three arrays, in the order above.
+        block: int64 [EPOCH_WORDS] at host ``address``, for machine code.
     """
 
     def __init__(self) -> None:
-        self.columns = np.zeros(1024, np.int32)
-        self.clocks = np.zeros(1024, np.int32)
+        self.columns, self.clocks = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
         self.generic = np.zeros(1024, np.uint8)
-        self.labels: list[str] = [""]
-        self.places: list[int] = [-1]
+        self.places = np.full(1024, -1, np.int32)
+        self._texts = np.zeros(1024, np.int32)  # index in _labels: who and what, for reports
+        self._labels: list[str] = [""]
+        self.block = np.zeros(len(EPOCH_WORDS), np.int64)
+        self.address = self.block.ctypes.data
+        self._words = memoryview(self.block).cast("B").cast("q")
+        self._words[_COUNT] = 1
         self._locate()
 
     def _locate(self) -> None:
-        self.addresses = self.columns.ctypes.data, self.clocks.ctypes.data, self.generic.ctypes.data
+        arrays = self.columns, self.clocks, self.generic, self._texts, self.places
+        self.block[: len(arrays)] = [array.ctypes.data for array in arrays]
+        self._words[_CAPACITY] = len(self.columns)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return self._words[_COUNT]
 
-    def new(self, column: int, clock: int, label: str, generic: int = 0, place: int = -1) -> int:
-        """The identity (of lane 0) of a new epoch."""
-        number = len(self.labels)
-        if number == len(self.columns):
-            self.columns = np.concatenate([self.columns, np.zeros_like(self.columns)])
-            self.clocks = np.concatenate([self.clocks, np.zeros_like(self.clocks)])
-            self.generic = np.concatenate([self.generic, np.zeros_like(self.generic)])
+    def text(self, *labels: str) -> int:
+        """Keeps labels of epochs that will be made; returns the number of the first."""
+        self._labels += labels
+        return len(self._labels) - len(labels)
+
+    def new(self, column: int, clock: int, label: str | int, generic: int = 0, place: int = -1) -> int:
+        """The identity (of lane 0) of a new epoch; ``label`` is a text or the number of one that is kept."""
+        number = self._words[_COUNT]
+        if number == self._words[_CAPACITY]:
+            self.columns, self.clocks, self.generic, self._texts, self.places = (
+                np.concatenate([array, np.zeros_like(array)])
+                for array in (self.columns, self.clocks, self.generic, self._texts, self.places)
+            )
             self._locate()
         self.columns[number], self.clocks[number], self.generic[number] = column, clock, generic
-        self.labels.append(label)
-        self.places.append(place)
+        self._texts[number] = label if isinstance(label, int) else self.text(label)
+        self.places[number] = place
+        self._words[_COUNT] = number + 1
         return number << LANE_BITS
 
     def label(self, identity: int) -> str:
-        return self.labels[identity >> LANE_BITS]
+        return self._labels[self._texts[identity >> LANE_BITS]]
 
     def lane(self, identity: int) -> int:
         return identity & _LANE_MASK
@@ -159,23 +178,35 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
     return late if late.any() else None
 
 
+#: `Plane.block`: host addresses of the writes and of a table of the layers' addresses, layers, places; the same of the
+#: plane by bytes of a `Shadow`; address of a byte per granule, which says that it is split. 0 where there is none.
+SHADOW_WORDS = (
+    "WRITES", "LAYERS", "LAYER_COUNT", "PLACES",
+    "FINE_WRITES", "FINE_LAYERS", "FINE_LAYER_COUNT", "FINE_PLACES", "SPLIT",
+)  # fmt: skip
+
+
 class Plane:
     """Last write and last reads of an array of places. Readers that are not ordered among each other take layers.
 
     Attributes:
         writes, reads: identities; a layer of readers each.
-        addresses: host addresses of the writes and of a table of the layers' addresses, layers, places.
+        block: int64 [SHADOW_WORDS], for machine code; the words of a plane are its first or (``fine``) its second four.
     """
 
-    def __init__(self, shape: int | tuple[int, ...]) -> None:
+    def __init__(self, shape: int | tuple[int, ...], block: np.ndarray | None = None, *, fine: bool = False) -> None:
         self.shape = shape
         self.writes = zeros(shape)
         self.reads: list[np.ndarray] = []
+        self.block = np.zeros(len(SHADOW_WORDS), np.int64) if block is None else block
+        self.address = self.block.ctypes.data
+        self._first = SHADOW_WORDS.index("FINE_WRITES") if fine else 0
         self._locate()
 
     def _locate(self) -> None:
         self._table = np.array([layer.ctypes.data for layer in self.reads] or [0], np.int64)
-        self.addresses = self.writes.ctypes.data, self._table.ctypes.data, len(self.reads), self.writes.size
+        words = self.writes.ctypes.data, self._table.ctypes.data, len(self.reads), self.writes.size
+        self.block[self._first : self._first + len(words)] = words
 
     def add_layer(self) -> np.ndarray:
         """A new layer of readers."""
@@ -246,7 +277,7 @@ class Shadow:
     Attributes:
         coarse: by granules of 16 bytes.
         fine: by bytes, for granules that are split; None while there is none.
-        split_address: host address of a byte per granule, which says that it is split; 0 while there is none.
+        address: host address of the `Plane.block` that both planes share.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -254,7 +285,7 @@ class Shadow:
         self.coarse = Plane(-(-nbytes // GRANULE) + 2)
         self.fine: Plane | None = None
         self._split: np.ndarray | None = None
-        self.split_address = 0
+        self.address = self.coarse.address
 
     def parts(self, offsets: Any, nbytes: int) -> list[Part]:
         """The places of one range (int offset), or of one item of ``nbytes`` at each offset (int array or `Rows`)."""
@@ -290,13 +321,17 @@ class Shadow:
 
     def _bytes(self, offsets: np.ndarray, nbytes: int, items: np.ndarray | None) -> Part:
         if self.fine is None:
-            self.fine = Plane(self.coarse.shape * GRANULE)
-            self._split = np.zeros(self.coarse.shape, bool)
-            self.split_address = self._split.ctypes.data
+            self.fine = Plane(self.coarse.shape * GRANULE, self.coarse.block, fine=True)
+            self._split = zeros(self.coarse.shape, np.bool_)
+            self.coarse.block[SHADOW_WORDS.index("SPLIT")] = self._split.ctypes.data
         where = (offsets[:, None] + np.arange(nbytes)).reshape(-1)
         self._divide(np.unique(where >> 4))
         items = np.arange(len(offsets)) if items is None else items
         return Part(self.fine, where, np.repeat(items, nbytes), 1)
+
+    def split_granules(self) -> np.ndarray:
+        """Which granules are kept by bytes, bool [granules]."""
+        return np.zeros(self.coarse.shape, bool) if self._split is None else self._split
 
     def _divide(self, granules: np.ndarray) -> None:
         """Splits granules into bytes, which take over what is known of the granule."""

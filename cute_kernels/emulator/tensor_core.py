@@ -8,6 +8,8 @@ low bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from cute_kernels.emulator import exact
@@ -32,6 +34,7 @@ from cute_kernels.emulator.native_matrix import LANES, E4m3Unit, unit_if_worth_i
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, shared_address
 from cute_kernels.emulator.tensor_map import CHUNK
+from cute_kernels.emulator.tensor_races import Pipelined, PipelinedAccess
 from cute_kernels.emulator.tmem import LANE_GROUP, TensorMemory, split_address
 
 _MOST_KNOWN = 4096  # MMAs that are kept; a kernel repeats those of its pipeline's stages
@@ -178,6 +181,7 @@ class _Mma:
         self.core, self.fields, self.accumulate, self.text = core, fields, accumulate, text
         self.name = f"mma {fields.m}x{fields.n}"
         self.cta_group = cta_group
+        self._watched: Pipelined | None = None
         self._checked: dict[int, int] = {}  # rank: changes of its tensor memory when the accumulator was checked
         self.ranks = [rank] if cta_group == 1 else [rank, rank + 1]
         if max(self.ranks) >= len(core.tensor_memories):
@@ -201,19 +205,25 @@ class _Mma:
     def issue(self) -> None:
         """Checks at issue, by the race detector too."""
         core = self.core
-        watched = core.tracker.tensor.operation(self.text) if core.tracker is not None else None
         operands = [self.b_places] if self.a_places is None else [self.b_places, self.a_places]
+        if self._watched is None:
+            for rank in self.ranks:
+                for operand in operands:
+                    check_operand(core.shared.ctas[rank], operand, self.text)
+            self._watched = Pipelined(self.text, self._accesses(operands))
+        if core.tracker is not None:
+            core.tracker.tensor.issue(self._watched)
+
+    def _accesses(self, operands: list[Places]) -> Iterator[PipelinedAccess]:
+        """What the race detector has to know."""
         for rank in self.ranks:
             for operand in operands:
-                check_operand(core.shared.ctas[rank], operand, self.text)
-                if watched is not None:
-                    core.tracker.async_read(rank, operand.starts, CHUNK, watched)
-            if watched is not None:
-                if self.a_tmem is not None:
-                    column = split_address(self.a_tmem)[1]
-                    place = slice(column, column + K_BYTES // 4), slice(0, self.rows // LANE_GROUP)
-                    core.tracker.tensor.access(rank, place, watched, write=False)
-                core.tracker.tensor.access(rank, self._accumulator_place(), watched, write=True)
+                yield PipelinedAccess(rank, operand.starts, CHUNK)
+            if self.a_tmem is not None:
+                column = split_address(self.a_tmem)[1]
+                place = slice(column, column + K_BYTES // 4), slice(0, self.rows // LANE_GROUP)
+                yield PipelinedAccess(rank, place=place)
+            yield PipelinedAccess(rank, place=self._accumulator_place(), write=True)
 
     def _accumulator_place(self) -> tuple[slice, slice]:
         """Columns and lane groups of the accumulator in each CTA."""

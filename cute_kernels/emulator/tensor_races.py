@@ -7,20 +7,23 @@ tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import TensorMemoryRace
-from cute_kernels.emulator.happens_before import Offset, Order, Row
+from cute_kernels.emulator.happens_before import AGENT_WORDS, Offset, Order, Private, Row
 from cute_kernels.emulator.shadow import Plane, View, unordered
 from cute_kernels.emulator.tmem import COLUMNS, LANE_GROUP, LANES
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.native_shadow import ShadowUnit
     from cute_kernels.emulator.sanitizer import RaceTracker
     from cute_kernels.emulator.warp import Warp
 
+_TEXT, _LOAD_IDENTITY = AGENT_WORDS.index("TEXT"), AGENT_WORDS.index("LOAD_IDENTITY")
 Place = tuple[slice, slice]  # columns, groups of LANE_GROUP lanes
 
 
@@ -47,7 +50,7 @@ class Operation:
     reduces: bool = False
     order: np.ndarray | None = None
     address: int = 0
-    private: dict[int, tuple[int, int]] = field(default_factory=dict)
+    private: Private | None = None
 
     def __post_init__(self) -> None:
         self.address = self.address or self.clocks.ctypes.data
@@ -69,6 +72,42 @@ class Commit:
     label: str
 
 
+@dataclass(frozen=True)
+class PipelinedAccess:
+    """What a tcgen05 operation accesses: ``nbytes`` at ``starts`` in shared memory, or ``place`` in tensor memory.
+
+    Attributes:
+        rank: the CTA.
+        starts: int64, contiguous and never changed.
+        write: to tensor memory; shared memory is read only.
+    """
+
+    rank: int
+    starts: np.ndarray | None = None
+    nbytes: int = 0
+    place: Place = (slice(0), slice(0))
+    write: bool = False
+
+
+class Pipelined:
+    """The accesses of a tcgen05 operation, which may be issued many times.
+
+    Attributes:
+        text: for reports.
+    """
+
+    def __init__(self, text: str, accesses: Sequence[PipelinedAccess]) -> None:
+        self.text, self.accesses = text, tuple(accesses)
+        self._list: np.ndarray | None = None
+        self._made = False
+
+    def listed(self, unit: ShadowUnit, tracker: RaceTracker) -> np.ndarray | None:
+        """`ShadowUnit.pipelined_list`, made once."""
+        if not self._made:
+            self._list, self._made = unit.pipelined_list(tracker, self.accesses), True
+        return self._list
+
+
 @dataclass
 class _Stream:
     """tcgen05 operations of one thread since its last commit."""
@@ -76,6 +115,7 @@ class _Stream:
     column: int
     commits: int = 0
     identity: int = 0
+    noted: set[int] = field(default_factory=set)  # CTAs whose exit must come after them
 
 
 class TensorRaces:
@@ -94,13 +134,44 @@ class TensorRaces:
 
     def operation(self, text: str) -> Operation:
         """A tcgen05.mma, cp or shift of the entered lane."""
+        stream = self._begun(text)
+        agent = self.tracker.agent
+        lane = self.tracker.lane
+        return Operation(stream.identity, stream.column, agent.clocks, agent.base, lane, address=agent.address)
+
+    def _begun(self, text: str) -> _Stream:
+        """The stream of the entered lane, in which an operation is issued."""
         stream = self._stream()
         if not stream.identity:
             place = self.tracker.agent.executing()
             stream.identity = self.epochs.new(stream.column, stream.commits + 1, text, 0, place)
-        agent = self.tracker.agent
-        lane = self.tracker.lane
-        return Operation(stream.identity, stream.column, agent.clocks, agent.base, lane, address=agent.address)
+            stream.noted.clear()
+        return stream
+
+    def issue(self, work: Pipelined) -> None:
+        """A tcgen05.mma, cp or shift of the entered lane, with all its accesses.
+
+        Raises:
+            TensorMemoryRace, SharedMemoryRace, ProxyFenceMissing: an earlier access is not ordered before.
+        """
+        tracker, stream = self.tracker, self._begun(work.text)
+        agent, unit, done = tracker.agent, tracker.unit(), 0
+        listed = None if unit is None else work.listed(unit, tracker)
+        if listed is not None:
+            done = unit.pipelined(listed, agent, stream.identity, tracker.lane, stream.column)
+            for access in work.accesses[:done]:
+                if access.starts is not None and access.rank != agent.rank and access.rank not in stream.noted:
+                    stream.noted.add(access.rank)
+                    label = self.epochs.label(stream.identity)
+                    tracker.exits.operation(access.rank, stream.column, stream.commits + 1, label)
+        if done == len(work.accesses):
+            return
+        operation = self.operation(work.text)
+        for access in work.accesses[done:]:
+            if access.starts is not None:
+                tracker.async_read(access.rank, access.starts, access.nbytes, operation)
+            else:
+                self.access(access.rank, access.place, operation, access.write)
 
     def commit(self, targets: list[int]) -> Commit:
         """tcgen05.commit of the entered lane: what its completion passes on, for `committed`."""
@@ -137,11 +208,11 @@ class TensorRaces:
 
     def _by_warp(self, warp: Warp, kind: Offset, place: Place, write: bool) -> None:
         agent = warp.agent
-        identity = agent.ids.get(kind)
-        if identity is None:
-            label = f"tcgen05.{'st' if write else 'ld'} of {agent.label}"
-            column, clock = agent.base + kind, agent.tensor_clocks[kind]
-            identity = agent.ids[kind] = self.epochs.new(column, clock, label, 0, agent.executing())
+        word = _LOAD_IDENTITY + write
+        identity = agent.words[word]
+        if not identity:
+            text, column, clock = agent.words[_TEXT] + 2 + write, agent.base + kind, agent.tensor_clock(kind)
+            identity = agent.words[word] = self.epochs.new(column, clock, text, 0, agent.executing())
         operation = Operation(identity, agent.base + kind, agent.clocks, agent.base, -1, address=agent.address)
         self._access(agent.rank, place, operation, write, -1)
 

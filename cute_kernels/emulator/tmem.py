@@ -40,6 +40,7 @@ class TensorMemory:
         allocations: column base -> columns, of what is allocated now.
         changes: number of allocations and deallocations so far.
         allocated_address: host address of a byte per column, 1 where it is allocated.
+        full_address: of a byte per column, 1 where an access has written all lanes.
         e4m3_sums: int32 [512]: how many E4M3 MMAs the cells of a column are the sum of; 0 when they are anything else.
     """
 
@@ -57,6 +58,7 @@ class TensorMemory:
         self.allocated_address = self._allocated.ctypes.data
         self._written = np.zeros((COLUMNS, LANES), bool)
         self._full = np.zeros(COLUMNS, bool)  # columns that were written in all lanes by one access
+        self.full_address = self._full.ctypes.data
 
     def address_of_column(self, column: int) -> int:
         """Host address of the cells of a column."""

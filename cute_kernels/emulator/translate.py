@@ -115,10 +115,6 @@ class PythonWarp:
         """Index of the instruction whose Python is running, while `send` runs; -1: none."""
         return self._translation.origins[self.generator.gi_frame.f_lineno - 1]
 
-    def logged(self, first: int, write: bool) -> int:
-        """-1: Python keeps no log of accesses."""
-        return -1
-
     @property
     def standing(self) -> int | None:
         """The basic block that the warp is in."""

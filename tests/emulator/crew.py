@@ -7,10 +7,40 @@ from types import SimpleNamespace
 import numpy as np
 
 from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.happens_before import FULL
+from cute_kernels.emulator.happens_before import FULL, Agent
 from cute_kernels.emulator.launch_shadow import LaunchShadow
+from cute_kernels.emulator.native_log import WarpLog
+from cute_kernels.emulator.native_memory import CTA_TABLE, LOG, LOG_ENTRY, LOG_USED
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory
+
+
+class Logger:
+    """Reports to the race detector what machine code of a warp logs, an entry at a time."""
+
+    def __init__(self, tracker: RaceTracker, agent: Agent) -> None:
+        self.agent, self.words = agent, [0] * (CTA_TABLE // 8)
+        self.entry = np.zeros((1, LOG_ENTRY), np.uint8)
+        self._log = WarpLog(SimpleNamespace(agent=agent, cluster=SimpleNamespace(tracker=tracker)), self)
+
+    def take_log(self) -> np.ndarray:
+        self.words[LOG_USED // 8] = 0
+        return self.entry
+
+    def note(self, kind: int, mask: int, argument: int = 0, payload: np.ndarray | tuple[int, ...] = ()) -> None:
+        """One entry: bits of `LOG` or `EVENT`, and the words behind its head."""
+        self.entry[:] = 0
+        self.entry[0, :12].view(np.uint32)[:] = kind, mask, argument
+        self.entry[0, 16:].view(np.int64)[: len(payload)] = payload
+        self.words[LOG_USED // 8] = 1
+        self._log.enter()
+        self._log.report()
+
+    def access(self, space: str, lanes: list[int], addresses: list[int], nbytes: int, write: bool) -> None:
+        """A load or store of ``nbytes`` by each of the lanes."""
+        payload = np.zeros(32, np.int64)
+        payload[lanes] = addresses
+        self.note(LOG[space, write], sum(1 << lane for lane in lanes), nbytes, payload)
 
 
 class Crew:
@@ -20,13 +50,19 @@ class Crew:
         sizes: bytes of shared memory per CTA.
         ranks: CTA of each warp.
         gmem: global memory of the launch.
+        native: whether machine code is asked first; its entries are given to ``crew[i].logger``.
+        strict: as `Options.strict`.
+        launch: what the cluster shares with those before it; by default it is the first.
     """
 
-    def __init__(self, sizes: list[int], ranks: list[int], gmem: GlobalMemory | None = None) -> None:
-        self.tracker = RaceTracker(sizes, LaunchShadow(gmem or GlobalMemory()), len(ranks))
-        self.warps = [
-            SimpleNamespace(agent=self.tracker.make_agent(rank, FULL, f"warp {i}")) for i, rank in enumerate(ranks)
-        ]
+    def __init__(
+        self, sizes: list[int], ranks: list[int], gmem: GlobalMemory | None = None, native: bool = False,
+        strict: bool = False, launch: LaunchShadow | None = None,
+    ) -> None:  # fmt: skip
+        launch = launch or LaunchShadow(gmem or GlobalMemory())
+        self.tracker = RaceTracker(sizes, launch, len(ranks), native, strict)
+        agents = [self.tracker.make_agent(rank, FULL, f"warp {i}") for i, rank in enumerate(ranks)]
+        self.warps = [SimpleNamespace(agent=agent, logger=Logger(self.tracker, agent)) for agent in agents]
         self.tracker.enter(self.warps[0])
 
     def __getitem__(self, index: int) -> SimpleNamespace:
@@ -41,3 +77,7 @@ class Crew:
         """A load or store as the race detector sees it."""
         lanes = np.arange(len(addresses), dtype=np.int32)
         self.tracker.generic(self.warps[index], lanes, "shared", addresses.astype(np.int64), nbytes, write)
+
+    def access(self, index: int, lane: int, address: int, nbytes: int, *, write: bool) -> None:
+        """A load or store of shared memory by one lane, as machine code logs it."""
+        self.warps[index].logger.access("shared", [lane], [address], nbytes, write)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator.errors import ProxyFenceMissing, Race, SharedMemoryRace
 from cute_kernels.emulator.happens_before import FULL, Order
+from cute_kernels.emulator.native_memory import EVENT
 from tests.emulator.crew import Crew
 
 CELLS = (1024, 1028, 1040, 1056)  # two of them in one granule
@@ -125,6 +126,7 @@ class Model:
         me.proxy |= me.visible | me.of(mask)
 
 
+@pytest.mark.parametrize("native", [False, True])
 @given(EVENTS)
 @example([("write", 0, 0, 0), ("proxy", 0, FULL), ("release", 0, 0, 1, SYNC), ("acquire", 1, 0, SYNC),
           ("async read", 1, 0, 0)])  # fmt: skip
@@ -134,8 +136,9 @@ class Model:
 @example([("read", 0, 0, 0), ("release", 0, 0, FULL, WIDE), ("acquire", 2, 0, SYNC), ("async write", 2, 0, 0)])
 @example([("read", 0, 0, 0), ("release", 0, 0, FULL, SYNC), ("acquire", 1, 0, WIDE), ("fence", 1, FULL, SYNC),
           ("async write", 1, 0, 0)])  # fmt: skip
-def test_reports_exactly_what_the_definition_says(events: list[tuple]):
-    crew, model = Crew([4096, 4096], list(RANKS)), Model()
+def test_reports_exactly_what_the_definition_says(native: bool, events: list[tuple]):
+    """``native``: accesses and synchronisation inside a warp as machine code logs and works them off."""
+    crew, model = Crew([4096, 4096], list(RANKS), native=native), Model()
     tracker = crew.tracker
     points = [tracker.point() for _ in range(2)]
     for kind, warp, *rest in events:
@@ -151,8 +154,7 @@ def test_reports_exactly_what_the_definition_says(events: list[tuple]):
                     access = tracker.async_read if kind == "async read" else tracker.async_write
                     access(0, CELLS[cell], 4, operation)
                 else:
-                    address = np.array([CELLS[cell]])
-                    tracker.generic(crew[warp], np.array([lane]), "shared", address, 4, kind == "write")
+                    crew.access(warp, lane, CELLS[cell], 4, write=kind == "write")
             except Race:
                 got = "race"
             except ProxyFenceMissing:
@@ -173,22 +175,23 @@ def test_reports_exactly_what_the_definition_says(events: list[tuple]):
             agent.fence(*rest)
         elif kind == "converge":
             model.converge(warp, *rest)
-            agent.converge(*rest)
+            crew[warp].logger.note(EVENT["converge"], *rest)
         else:
             model.fence_proxy(warp, *rest)
-            agent.fence_proxy(*rest)
+            crew[warp].logger.note(EVENT["fence_proxy"], *rest, 3)
 
 
 BYTES = st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(0, 63))
 
 
+@pytest.mark.parametrize("native", [False, True])
 @given(st.lists(BYTES, max_size=30))
-def test_accesses_conflict_exactly_where_bytes_overlap(accesses: list[tuple[int, bool, int, int]]):
+def test_accesses_conflict_exactly_where_bytes_overlap(native: bool, accesses: list[tuple[int, bool, int, int]]):
     """Warps that never synchronise: two of them race at the first byte that both accessed, one of them by a store.
 
     Sizes are mixed, so that granules are split while some of their history is known.
     """
-    crew = Crew([4096], [0, 0, 0])
+    crew = Crew([4096], [0, 0, 0], native=native)
     readers: dict[int, set[int]] = defaultdict(set)
     writers: dict[int, set[int]] = defaultdict(set)
     for warp, write, nbytes, item in accesses:
@@ -197,11 +200,11 @@ def test_accesses_conflict_exactly_where_bytes_overlap(accesses: list[tuple[int,
         others = [b for b in places if (writers[b] | (readers[b] if write else set())) - {warp}]
         if others:
             with pytest.raises(SharedMemoryRace) as error:
-                crew.tracker.generic(crew[warp], np.array([0]), "shared", np.array([start]), nbytes, write)
-            kind = "store" if writers[others[0]] - {warp} else "load"
-            assert f"of CTA 0, which the {kind} of warp" in str(error.value)
+                crew.access(warp, 0, start, nbytes, write=write)
+            kinds = {"store" if writers[b] - {warp} else "load" for b in others}
+            assert any(f"of CTA 0, which the {kind} of warp" in str(error.value) for kind in kinds)
             return
-        crew.tracker.generic(crew[warp], np.array([0]), "shared", np.array([start]), nbytes, write)
+        crew.access(warp, 0, start, nbytes, write=write)
         for b in places:
             (writers if write else readers)[b].add(warp)
 

@@ -2,85 +2,109 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from cute_kernels.emulator import GlobalMemory, native_shadow
 from cute_kernels.emulator.errors import EmulatorError, SharedMemoryRace
-from cute_kernels.emulator.happens_before import FULL, Order
+from cute_kernels.emulator.happens_before import FULL, Offset, Order
 from cute_kernels.emulator.launch_shadow import LaunchShadow
-from cute_kernels.emulator.native_memory import LOG, LOG_ENTRY
+from cute_kernels.emulator.native_log import WarpLog
+from cute_kernels.emulator.native_memory import EVENT
 from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit, shadow_unit_if_worth_it
 from cute_kernels.emulator.sanitizer import RaceTracker
-from cute_kernels.emulator.shadow import Plane, Rows, Shadow, zeros
+from cute_kernels.emulator.shadow import GRANULE, Plane, Rows, Shadow, zeros
+from tests.emulator.crew import Crew
 
-BYTES, WARPS = 1024, 3
+BYTES, RANKS = 1024, [0, 0, 1]
+GLOBAL = np.zeros(256 + 32, np.uint8)
+ORIGIN = GLOBAL.ctypes.data + -GLOBAL.ctypes.data % 32
 
 
 class History:
-    """One detector with three warps of two CTAs; the same calls on two of them must have the same effects."""
+    """A detector with three warps of two CTAs; the same calls on two of them must have the same effects."""
 
-    def __init__(self, native: bool) -> None:
-        self.tracker = RaceTracker([BYTES, BYTES], LaunchShadow(GlobalMemory()), WARPS, native)
-        self.warps = [
-            SimpleNamespace(agent=self.tracker.make_agent(index // 2, FULL, f"warp {index}")) for index in range(WARPS)
-        ]
+    def __init__(self, native: bool, strict: bool = False) -> None:
+        self.native, self.strict = native, strict
+        self.memory = GlobalMemory()
+        self.memory.register(ORIGIN, 96, "first")
+        self.memory.register(ORIGIN + 96, 64, "constants", writable=False)
+        self.memory.register(ORIGIN + 160, 96, "second")
+        self.launch = LaunchShadow(self.memory)
+        self.enter_cluster()
+
+    def enter_cluster(self) -> None:
+        """The next cluster of the launch."""
+        self.crew = Crew([BYTES, BYTES], RANKS, native=self.native, strict=self.strict, launch=self.launch)
+        self.tracker, self.warps = self.crew.tracker, self.crew.warps
         self.points = [self.tracker.point() for _ in range(2)]
-        self.operations: list[tuple[int, int]] = []
         self.groups = 0
 
-    def generic(self, warp: int, lanes: list[int], offsets: list[int], nbytes: int, write: bool) -> None:
+    def shared(self, warp: int, rank: int, lanes: list[int], offsets: list[int], nbytes: int, write: bool) -> None:
         """A load or store of a warp, as machine code logs it."""
-        log = np.zeros((1, LOG_ENTRY), np.uint8)
-        mask = sum(1 << lane for lane in lanes)
-        rank = self.warps[warp].agent.rank
-        log[0, :16].view(np.uint32)[:3] = LOG["shared", write], mask, nbytes
-        addresses = log[0, 16:].view(np.int64)
-        addresses[lanes] = [rank << 24 | offset for offset in offsets]
-        if self.tracker.observe(self.warps[warp], log, 0) == 0:
-            self.tracker.generic(self.warps[warp], np.array(lanes, np.int32), "shared", addresses[lanes], nbytes, write)
+        addresses = [rank << 24 | offset * nbytes for offset in offsets[: len(lanes)]]
+        self.warps[warp].logger.access("shared", sorted(lanes), addresses, nbytes, write)
 
-    def copy(
-        self, warp: int, lane: int, rank: int, offsets: int | np.ndarray | Rows, nbytes: int, write: bool
-    ) -> None:
-        """A read or write of a bulk operation by a lane."""
+    def globally(self, warp: int, lanes: list[int], offsets: list[int], nbytes: int, write: bool) -> None:
+        addresses = [ORIGIN + offset * nbytes % 256 for offset in offsets[: len(lanes)]]
+        inside = [self.memory.region_index(address, nbytes) for address in addresses]
+        if None not in inside and not (write and 1 in inside):
+            self.warps[warp].logger.access("global", sorted(lanes), addresses, nbytes, write)
+
+    def copy(self, warp: int, lane: int, rank: int, places: Any, nbytes: int, write: bool) -> None:
+        """A read or write of a bulk operation by a lane; ``rank`` 2: of global memory."""
         self.tracker.enter(self.warps[warp], lane)
         self.groups += 1
         read, written = self.tracker.bulk(self.groups, f"copy {self.groups}")
-        if write:
-            self.tracker.async_write(rank, offsets, nbytes, written)
+        places = np.array(places) if isinstance(places, list) else places
+        if rank == 2:
+            shift = Rows(ORIGIN + 160, 16, 2)
+            self.tracker.global_rows(shift, nbytes, written if write else read, write)
+        elif write:
+            self.tracker.async_write(rank, places, nbytes, written)
         else:
-            self.tracker.async_read(rank, offsets, nbytes, read)
+            self.tracker.async_read(rank, places, nbytes, read)
 
     def copies_done(self, warp: int, lane: int, read: bool) -> None:
         self.tracker.bulk_waited(self.warps[warp].agent, lane, self.groups, read)
 
-    def tensor(self, warp: int, place: tuple[slice, slice], what: str) -> None:
-        """tcgen05.ld, st or mma of a warp."""
+    def tensor(self, warp: int, what: str, column: int, columns: int, group: int, step: int) -> None:
+        """tcgen05.ld, st or mma of a warp; ``log``: tcgen05.ld as machine code logs it."""
+        place = slice(column, column + columns), slice(group, group + 2, step)
         if what == "mma":
             self.tracker.enter(self.warps[warp], 0)
             operation = self.tracker.tensor.operation(f"mma {warp}")
             self.tracker.tensor.access(self.warps[warp].agent.rank, place, operation, True)
-            return
-        if what == "ld":
-            self.tracker.tensor.load(self.warps[warp], place, 0)
-        else:
+        elif what == "ld":
+            self.tracker.tensor.load(self.warps[warp], place, column)
+        elif what == "st":
             self.tracker.tensor.store(self.warps[warp], place)
+        else:
+            address = 32 * (group // 2) << 16 | column
+            self.warps[warp].logger.note(EVENT["tensor_load"], FULL, columns, (address, 50 * column))
 
-    def tensor_done(self, warp: int) -> None:
-        for kind in list(self.warps[warp].agent.tensor_clocks):
-            self.warps[warp].agent.complete_tensor(kind)
+    def tensor_wait(self, warp: int, kind: int) -> None:
+        self.warps[warp].logger.note(EVENT["tensor_wait"], FULL, kind)
 
-    def fence(self, warp: int) -> None:
-        self.warps[warp].agent.fence_proxy(FULL)
+    def tensor_fence(self, warp: int, before: int) -> None:
+        self.warps[warp].logger.note(EVENT["tensor_fence"], FULL, before)
 
-    def converge(self, warp: int) -> None:
-        self.warps[warp].agent.converge(FULL)
+    def loads_used(self, warp: int, column: int) -> None:
+        self.warps[warp].agent.loads_used([column, 50 * column])
+
+    def converge(self, warp: int, mask: int) -> None:
+        self.warps[warp].logger.note(EVENT["converge"], mask)
+
+    def fence_proxy(self, warp: int, mask: int, spaces: int) -> None:
+        self.warps[warp].logger.note(EVENT["fence_proxy"], mask, spaces)
+
+    def fence(self, warp: int, mask: int, order: Order) -> None:
+        self.warps[warp].agent.fence(mask, order)
 
     def release(self, warp: int, point: int, mask: int, order: Order) -> None:
         self.warps[warp].agent.release(self.points[point], mask, order)
@@ -89,85 +113,116 @@ class History:
         self.points[point].complete()
         self.warps[warp].agent.acquire(self.points[point], order)
 
-    def planes(self) -> list[Plane]:
-        shadows = [*self.tracker.shared, *self.tracker.launch.regions.values()]
-        fine = [shadow.fine for shadow in shadows if shadow.fine is not None]
-        return [*(shadow.coarse for shadow in shadows), *fine, *self.tracker.tensor.planes]
+    # --- what has come of it ------------------------------------------------------------------------------------------
 
-    def state(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Who accessed every place last, in words: the numbers of epochs may differ."""
+    def _plane(self, plane: Plane) -> list[tuple[str, list[str]]]:
+        """By place: who wrote last, and who has read since, in words: the numbers of epochs may differ."""
         label = self.tracker.epochs.label
+        readers = zip(*(layer.flat for layer in plane.reads)) if plane.reads else [()] * plane.writes.size
         return [
-            ([label(i) + str(i & 31) for i in plane.writes.flat], [[label(i) for i in x.flat] for x in plane.reads])
-            for plane in self.planes()
+            (label(write) + str(write & 31), sorted(label(reader) for reader in reads if reader))
+            for write, reads in zip(plane.writes.flat, readers)
         ]
 
+    def _shadow(self, shadow: Shadow) -> list[tuple[str, list[str]]]:
+        """By byte: machine code may keep granules whole which NumPy splits."""
+        coarse = self._plane(shadow.coarse)
+        result = [place for place in coarse for _ in range(GRANULE)]
+        if shadow.fine is not None:
+            fine = self._plane(shadow.fine)
+            for granule in np.flatnonzero(shadow.split_granules()).tolist():
+                result[GRANULE * granule : GRANULE * (granule + 1)] = fine[GRANULE * granule : GRANULE * (granule + 1)]
+        return result
 
-def random_call(rng: random.Random) -> Callable[[History], None]:
-    """A random access or synchronisation; mostly whole granules of a few places, so that histories meet."""
-    warp, kind = rng.randrange(WARPS), rng.randrange(12)
-    nbytes = rng.choice((16, 16, 32, 4))
-    if kind < 4:
-        lanes = sorted(rng.sample(range(32), rng.choice((1, 2, 4))))
-        offsets = [16 * rng.randrange(8) + (nbytes if nbytes < 16 else 0) for _ in lanes]
-        offsets = offsets if rng.random() < 0.8 else [offsets[0]] * len(lanes)
-        write = rng.random() < 0.5
-        return lambda h: h.generic(warp, lanes, offsets, nbytes, write)
-    if kind < 6:
-        lane, rank, write = rng.randrange(2), rng.randrange(2), rng.random() < 0.4
-        where = 16 * rng.randrange(6)
-        many = np.array([16 * rng.randrange(8) for _ in range(3)])
-        rows = Rows(where, rng.choice((0, 8, 16, 48)), rng.randrange(1, 4))
-        places, length = rng.choice(((where, 16 * rng.randrange(1, 4)), (many, 16), (rows, rng.choice((8, 16, 32)))))
-        return lambda h: h.copy(warp, lane, rank, places, length, write)
-    if kind == 6:
-        first, group = rng.randrange(4), rng.randrange(6)
-        place = slice(first, first + rng.randrange(1, 4)), slice(group, group + 2, rng.choice((1, 1, 2)))
-        what = rng.choice(("ld", "ld", "st", "mma"))
-        return lambda h: h.tensor(warp, place, what)
-    point, mask = rng.randrange(2), rng.choice((FULL, FULL, 3))
-    order = rng.choice((Order.SYNC | Order.WIDE, Order.SYNC | Order.WIDE, Order.SYNC, Order.RELAXED))
-    lane, read = rng.randrange(2), rng.random() < 0.5
-    return (
-        lambda h: h.release(warp, point, mask, order), lambda h: h.acquire(warp, point, order),
-        lambda h: h.fence(warp), lambda h: (h.converge(warp), h.tensor_done(warp)),
-        lambda h: h.copies_done(warp, lane, read),
-    )[kind - 7]  # fmt: skip
+    def state(self) -> list[Any]:
+        """Who accessed every place last, and what every warp knows."""
+        shadows = [*self.tracker.shared, *self.tracker.launch.regions.values()]
+        agents = [warp.agent for warp in self.warps]
+        knowledge = [
+            (a.clocks.tolist(), a.before.tolist(), a.incoming.tolist(), sorted(a.private.items()), a.clock,
+             a.tensor_clock(Offset.TENSOR_LOAD), a.tensor_clock(Offset.TENSOR_STORE), a.loads.tolist())
+            for a in agents
+        ]  # fmt: skip
+        return [*map(self._shadow, shadows), *map(self._plane, self.tracker.tensor.planes), knowledge]
 
 
-def outcome(call: Callable[[History], None], history: History) -> str:
+WARP, LANE, RANK, WRITE = st.integers(0, 2), st.integers(0, 2), st.integers(0, 1), st.booleans()
+MASK = st.sampled_from([FULL, FULL, 1, 7])
+ORDER = st.sampled_from([Order.SYNC | Order.WIDE, Order.SYNC | Order.WIDE, Order.SYNC, Order.WIDE, Order.RELAXED])
+LANES = st.lists(st.sampled_from([0, 1, 2, 31]), min_size=1, max_size=4, unique=True)
+OFFSETS = st.lists(st.integers(0, 5), min_size=4, max_size=4)
+SIZE = st.sampled_from([16, 16, 32, 4, 8, 1])
+COLUMN = st.integers(0, 3)
+PLACES = st.one_of(
+    st.integers(0, 4).map(lambda i: 16 * i),
+    st.lists(st.integers(0, 7).map(lambda i: 16 * i), min_size=1, max_size=3),
+    st.builds(Rows, st.integers(0, 12).map(lambda i: 8 * i), st.sampled_from([0, 8, 16, 48]), st.integers(1, 3)),
+)
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("shared"), WARP, st.just(0), LANES, OFFSETS, SIZE, WRITE),
+        st.tuples(st.just("shared"), st.just(2), st.just(1), LANES, OFFSETS, SIZE, WRITE),
+        st.tuples(st.just("globally"), WARP, LANES, OFFSETS, SIZE, WRITE),
+        st.tuples(st.just("copy"), WARP, LANE, st.integers(0, 2), PLACES, st.sampled_from([16, 16, 32, 8]), WRITE),
+        st.tuples(st.just("copies_done"), WARP, LANE, WRITE),
+        st.tuples(st.just("tensor"), WARP, st.sampled_from(["log", "log", "ld", "st", "mma"]), COLUMN,
+                  st.integers(1, 3), st.sampled_from([0, 0, 2, 3]), st.sampled_from([1, 1, 2])),
+        st.tuples(st.just("tensor_wait"), WARP, st.sampled_from([int(Offset.TENSOR_LOAD), int(Offset.TENSOR_STORE)])),
+        st.tuples(st.just("tensor_fence"), WARP, st.integers(0, 1)),
+        st.tuples(st.just("loads_used"), WARP, COLUMN),
+        st.tuples(st.just("converge"), WARP, MASK),
+        st.tuples(st.just("fence_proxy"), WARP, MASK, st.integers(1, 3)),
+        st.tuples(st.just("fence"), WARP, MASK, ORDER),
+        st.tuples(st.just("release"), WARP, RANK, MASK, ORDER),
+        st.tuples(st.just("acquire"), WARP, RANK, ORDER),
+        st.tuples(st.just("enter_cluster")),
+    ),
+    min_size=15, max_size=50,
+)  # fmt: skip
+
+
+def outcome(history: History, call: tuple[Any, ...]) -> str:
     try:
-        call(history)
+        getattr(history, call[0])(*call[1:])
     except EmulatorError as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_same_reports_and_same_shadow(seed: int) -> None:
-    """A race ends a program; here the next access goes on from what has been recorded."""
-    rng = random.Random(seed)
-    fast, slow = History(native=True), History(native=False)
-    for step in range(120):
-        call = random_call(rng)
-        assert outcome(call, fast) == outcome(call, slow)
-        if step % 6 == 5:
-            assert fast.state() == slow.state()
+@pytest.mark.parametrize("strict", [False, True])
+@given(CALLS)
+@example([("shared", 0, 0, [0], [0, 0, 0, 0], 4, True), ("shared", 0, 0, [1], [0, 0, 0, 0], 4, True)])
+@example([("tensor", 0, "log", 1, 2, 0, 1), ("release", 0, 0, FULL, Order.SYNC), ("acquire", 1, 0, Order.SYNC),
+          ("tensor", 1, "st", 1, 1, 0, 1)])  # fmt: skip
+@example([("copy", 0, 1, 0, 0, 32, False), ("copies_done", 0, 1, True), ("converge", 0, 7),
+          ("shared", 0, 0, [0, 1], [0, 1, 0, 0], 16, True)])  # fmt: skip
+@example([("globally", 0, [0, 1], [0, 1, 0, 0], 4, True), ("enter_cluster",),
+          ("globally", 1, [0], [1, 0, 0, 0], 4, False)])  # fmt: skip
+def test_same_reports_same_shadow_and_same_knowledge(strict: bool, calls: list[tuple[Any, ...]]) -> None:
+    """A race ends a program; here the next call goes on from what has been recorded."""
+    fast, slow = History(True, strict), History(False, strict)
+    for call in calls:
+        assert outcome(fast, call) == outcome(slow, call)
+    assert fast.state() == slow.state()
 
 
 def test_races_are_among_the_histories() -> None:
     """The comparison above means something: the random histories contain every kind of race and much that is sound."""
     found: Counter[str] = Counter()
-    for seed in range(20):
-        rng, history = random.Random(seed), History(native=True)
-        for _ in range(120):
-            found[outcome(random_call(rng), history).split(":")[0]] += 1
-    assert {"", "SharedMemoryRace", "ProxyFenceMissing", "TensorMemoryRace"} <= found.keys()
-    assert found[""] > 1000
+
+    @settings(max_examples=200, derandomize=True, database=None)
+    @given(CALLS)
+    def count(calls: list[tuple[Any, ...]]) -> None:
+        history = History(native=True)
+        found.update(outcome(history, call).split(":")[0] for call in calls)
+
+    count()
+    assert {"", "SharedMemoryRace", "GlobalMemoryRace", "ProxyFenceMissing", "TensorMemoryRace"} <= found.keys()
+    assert found[""] > 300
 
 
 def test_most_accesses_need_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine code decides what it is made for: reads and writes in order, of whole granules."""
+    """Machine code decides what it is made for: reads and writes in order."""
     decided: Counter[tuple[str, bool]] = Counter()
 
     def count(name: str) -> None:
@@ -186,17 +241,48 @@ def test_most_accesses_need_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     for index in range(20):
         history.copy(0, 0, 0, 0, 64, write=True)
         history.copies_done(0, 0, read=False)
-        history.converge(0)
-        history.fence(0)
-        history.copy(0, 0, 0, np.arange(0, 64, 16), 16, write=False)
+        history.converge(0, FULL)
+        history.fence_proxy(0, FULL, 3)
+        history.copy(0, 0, 0, list(range(0, 64, 16)), 16, write=False)
         history.copies_done(0, 0, read=True)
-        history.converge(0)
-        history.tensor(0, (slice(0, 4), slice(0, 8)), "st")
-        history.tensor_done(0)
-        history.tensor(0, (slice(index % 4, 4), slice(0, 2)), "ld")
-        history.tensor_done(0)
+        history.converge(0, FULL)
+        history.tensor(0, "st", 0, 4, 0, 1)
+        history.tensor_wait(0, Offset.TENSOR_STORE)
+        history.tensor(0, "ld", index % 4, 4 - index % 4, 0, 1)
+        history.tensor_wait(0, Offset.TENSOR_LOAD)
     assert decided["async_write", True] == 20 and decided["async_read", True] == 19  # the first makes a layer
     assert decided["tensor", True] >= 39
+
+
+def test_what_a_warp_logs_in_order_needs_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first access of a kind is Python's: it makes the memory that the others are recorded in."""
+    reported: list[int] = []
+    original = WarpLog._report_first
+
+    def counted(log: WarpLog, entries: np.ndarray, start: int) -> int:
+        reported.append(int(entries[start, :4].view(np.int32)[0]))
+        return original(log, entries, start)
+
+    monkeypatch.setattr(WarpLog, "_report_first", counted)
+    history = History(native=True)
+    for repeat in range(20):
+        for nbytes in (4, 16):
+            history.shared(0, 0, [0, 1, 2, 3], [0, 1, 2, 3], nbytes, write=True)
+            history.shared(0, 0, [0, 1, 2, 3], [0, 1, 2, 3], nbytes, write=False)
+            history.globally(0, [0, 1, 2, 3], [0, 1, 2, 3], nbytes, write=True)
+            history.converge(0, FULL)
+            history.globally(0, [0, 1, 2, 3], [0, 1, 2, 3], nbytes, write=False)
+            history.globally(0, [0, 1], [6, 7], 16, write=False)  # read-only memory
+        history.copies_done(0, 3, read=True)  # what one lane knows
+        history.converge(0, FULL)
+        history.fence_proxy(0, FULL, 1)
+        history.tensor(0, "log", 0, 3, 0, 1)
+        history.tensor_wait(0, Offset.TENSOR_LOAD)
+        history.tensor_fence(0, repeat % 2)
+        if repeat == 0:
+            assert reported
+            reported.clear()
+    assert not reported
 
 
 def test_short_launches_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,14 +294,26 @@ def test_short_launches_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_each_lane_looks_for_itself(native: bool) -> None:
+@pytest.mark.parametrize("nbytes", [16, 4])
+def test_each_lane_looks_for_itself(native: bool, nbytes: int) -> None:
     """The same earlier store is in order for the lane that made it, and a race for its neighbour."""
     history = History(native)
-    history.generic(0, [0], [0], 16, write=True)
-    history.generic(0, [0], [16], 16, write=True)
-    history.generic(0, [0], [0], 16, write=True)
+    history.shared(0, 0, [0], [0], nbytes, write=True)
+    history.shared(0, 0, [0], [1], nbytes, write=True)
+    history.shared(0, 0, [0], [0], nbytes, write=True)
     with pytest.raises(SharedMemoryRace):
-        history.generic(0, [0, 1], [0, 16], 16, write=True)
+        history.shared(0, 0, [0, 1], [0, 1], nbytes, write=True)
+
+
+def test_epochs_are_made_beyond_the_first_arrays() -> None:
+    """Arrays of epochs grow while machine code knows their addresses."""
+    histories = [History(native) for native in (True, False)]
+    for history in histories:
+        for _ in range(1500):
+            history.shared(0, 0, [0], [0], 4, write=True)
+            history.converge(0, FULL)
+        assert len(history.tracker.epochs) > 1500
+    assert histories[0].state() == histories[1].state()
 
 
 def test_rows_are_the_offsets_that_they_stand_for() -> None:
@@ -236,3 +334,14 @@ def test_memory_of_shadows_is_zero_and_writable(shape: int | tuple[int, ...]) ->
     assert array.dtype == np.int32 and array.shape == np.zeros(shape).shape and not array.any()
     array[...] = 3
     assert (array == 3).all() and not zeros(shape).any()
+
+
+def test_a_launch_that_follows_knows_no_machine_code() -> None:
+    """Regions are found again where the shadows of one launch are those of the next."""
+    history = History(native=True)
+    history.globally(0, [0], [0], 4, write=True)
+    history.globally(0, [0], [0], 4, write=True)
+    history.launch = history.launch.successor()
+    history.enter_cluster()
+    assert isinstance(history.tracker, RaceTracker)
+    assert outcome(history, ("globally", 0, [0], [0], 4, True)).startswith("GlobalMemoryRace")
