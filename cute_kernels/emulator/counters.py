@@ -44,7 +44,7 @@ class Counters:
         """Adds what these warps executed."""
         for warp in warps:
             earlier = self._blocks.get(warp.track)
-            counts = [int(n) for n in warp.counts[: len(self._sizes)]]
+            counts = np.asarray(warp.counts[: len(self._sizes)]).tolist()
             self._blocks[warp.track] = counts if earlier is None else [a + b for a, b in zip(earlier, counts)]
 
     @property
@@ -75,10 +75,10 @@ class Counters:
 
     def _opcodes(self, counts: list[int]) -> Counter[str]:
         result: Counter[str] = Counter()
-        for block, count in zip(self._flow.blocks, counts):
+        for opcodes, count in zip(self._flow.opcodes, counts):
             if count:
-                for instruction in self._flow.kernel.instructions[block.start : block.end]:
-                    result[instruction.opcode] += count
+                for opcode, times in opcodes:
+                    result[opcode] += times * count
         return result
 
 

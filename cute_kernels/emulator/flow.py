@@ -7,6 +7,8 @@ its immediate post-dominator, and the blocks in between (its *region*) run under
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from dataclasses import dataclass, field
 
 from cute_kernels.emulator.decode import Immediate, Instruction, Kernel, Operand, Register, Special, Symbol
@@ -62,6 +64,13 @@ class Flow:
     @property
     def exit(self) -> int:
         return len(self.blocks)
+
+    @functools.cached_property
+    def opcodes(self) -> list[list[tuple[str, int]]]:
+        """Per block, the opcodes of its instructions and how many there are of each, in order of first use."""
+        instructions = self.kernel.instructions
+        counts = [Counter(i.opcode for i in instructions[block.start : block.end]) for block in self.blocks]
+        return [list(count.items()) for count in counts]
 
 
 def analyse(kernel: Kernel, block_shape: tuple[int, int, int]) -> Flow:

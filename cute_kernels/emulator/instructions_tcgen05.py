@@ -229,7 +229,7 @@ def mma(
         enter(warp, lane)
         if any(off):
             raise UnsupportedPTX(f"tcgen05.mma with a disable-output-lane mask {[hex(x) for x in off]}")
-        warp.cluster.tensor_core.mma(
+        job = warp.cluster.tensor_core.mma(
             kind=kind,
             cta_group=cta_group,
             rank=warp.cta.rank,
@@ -241,6 +241,8 @@ def mma(
             a_in_tmem=a_in_tmem,
             describe=f"by {warp.label}",
         )
+        if warp.cluster.units is not None:
+            warp.cluster.units.learn_mma((cta_group, warp.cta.rank, d1, a1, b1, instruction1, accumulate), job)
 
 
 @family("tcgen05.mma", destinations=0)

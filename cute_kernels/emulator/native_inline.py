@@ -15,7 +15,7 @@ from cute_kernels.emulator.instructions_memory import fence_proxy_async
 from cute_kernels.emulator.instructions_move import elect_leader, map_address
 from cute_kernels.emulator.native_memory import EVENT, FUNCTIONS, UNIT_FLAGS
 from cute_kernels.emulator.native_ops import LANES
-from cute_kernels.emulator.native_units import COORDINATES, EAGER, RANKS
+from cute_kernels.emulator.native_units_code import COORDINATES, EAGER, KEY_WORDS, RANKS
 from cute_kernels.emulator.tmem import COLUMNS
 from cute_kernels.emulator.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.values import FULL, LiveIn, Node, Value, agreed_lanes, first_bit, first_lane
@@ -315,6 +315,27 @@ def _inline_tensor_copy_out(emitter: BlockEmitter, node: Node) -> bool:
     return _tensor_copy(emitter, node, "tensor_store", words, "", slow)
 
 
+def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
+    """tcgen05.mma.kind::f8f6f4 with A in shared memory, by one lane, that has been executed before."""
+    kind, group, d, a, b, instruction, accumulate, a_in_tmem, disabled = node.anchor.args
+    if emitter.program.detectors or kind != "f8f6f4" or a_in_tmem:
+        return False
+    code = emitter.code
+    slow = _if(emitter, _one_lane(emitter))
+    off = "0"
+    for value in disabled:  # lanes of the accumulator that are left out: refused by Python
+        off = code.let(f"or i64 {off}, {_word(emitter, value)}")
+    rank = emitter.live(LiveIn("W.cta.rank", 64, True))
+    key = [str(group), rank, *(_word(emitter, value) for value in (d, a, b, instruction, accumulate)), off]
+    assert len(key) == KEY_WORDS
+    for index, text in enumerate(key):
+        code.put(f"store i64 {text}, ptr {code.let(f'getelementptr i64, ptr %x, i32 {index}')}")
+    emitter.program.reserve(1)
+    done = code.let(f"call i32 {_function(emitter, 'tensor_mma')}(ptr %t, ptr %x)")
+    _else_python(emitter, node, code.let(f"icmp ne i32 {done}, 0"), slow)
+    return True
+
+
 def _inline_bulk_group(emitter: BlockEmitter, node: Node) -> bool:
     """Bulk groups: where copies are done when they are issued, there is nothing to keep or to wait for."""
     if emitter.program.detectors or any(isinstance(arg, int) and arg < 0 for arg in node.anchor.args):
@@ -356,6 +377,7 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     sync.try_wait: _inline_try_wait,
     sync.mbarrier_arrive: _inline_arrive,
     sync.mbarrier_arrive_expect: _inline_arrive_expect,
+    tcgen05.mma: _inline_mma,
     bulk.tma_load: _inline_tensor_copy_in,
     bulk.tma_store: _inline_tensor_copy_out,
     bulk.commit_group: _inline_bulk_group,

@@ -19,17 +19,14 @@ import ml_dtypes
 import numpy as np
 
 from cute_kernels.emulator.native import Library, has_feature
+from cute_kernels.emulator.native_mma import INTEGERS, MAX_SUM, execution
+from cute_kernels.emulator.native_operands import LANES, K, scans
 
-K = 32  # elements of 8 bits per instruction
-LANES = 128  # rows of A in one CTA, and lanes of tensor memory
 _ROWS = 4  # of B per pass over A in float64: 4 x 32 accumulators are half of AVX-512's registers
 _SHORT_ROWS = 8  # the same for integers of 32 bits
-_NAN, _UNINITIALISED = -1, -2
 _PAIR_WIDTHS = (("avx512bw", 16, "avx512.pmaddw.d.512"), ("avx2", 8, "avx2.pmadd.wd"), ("sse2", 4, "sse2.pmadd.wd"))
-_MAX_SUM = (1 << 31) - 1
 _FLOAT_LIMIT = 1 << 24  # integers from -2^24 to 2^24 - 1 are FP32 numbers
 _UNIT = "0x3ED0000000000000"  # 2^-18 in LLVM's words
-_INTEGERS = [(c & 7 | 8) << (c >> 3) - 1 if c >> 3 else c for c in range(128)]  # magnitude code -> value * 2^9
 
 
 @dataclass
@@ -53,22 +50,29 @@ class E4m3Unit:
     Scratch memory is reused: one product at a time.
 
     Attributes:
-        short: whether the host has instructions for products of 16-bit integers.
+        short: whether the host has instructions for products of 16-bit integers, which `execute` needs.
+        execute_address: of the function that it calls, or None.
     """
 
     def __init__(self) -> None:
         lanes = 32 if has_feature("avx512f") else 8
         pairs = next(((n, name) for feature, n, name in _PAIR_WIDTHS if has_feature(feature)), None)
         self.short = pairs is not None
-        text = _decode() + _multiply(lanes, has_feature("fma")) + _scan()
-        self._library = Library(text + (_multiply_short(*pairs) if pairs else ""), level=2)
+        text = _decode() + _multiply(lanes, has_feature("fma"))
+        text += execution() + _multiply_short(*pairs) if pairs else scans()
+        self._library = Library(text, level=2)
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
-        scan = ctypes.CFUNCTYPE(integer, pointer, pointer, pointer, integer, pointer, integer, integer)
+        rows = ctypes.CFUNCTYPE(integer, pointer, pointer, pointer, integer, pointer)
+        lane_rows = ctypes.CFUNCTYPE(integer, pointer, pointer, pointer, pointer)
         decode = ctypes.CFUNCTYPE(None, pointer, pointer, integer, pointer, pointer, integer, integer)
         multiply = ctypes.CFUNCTYPE(None, pointer, integer, pointer, pointer, integer)
-        self._scan, self._decode = scan(self._library.address("scan")), decode(self._library.address("decode"))
+        self._scan_rows = rows(self._library.address("scan_rows"))
+        self._scan_lanes = lane_rows(self._library.address("scan_lanes"))
+        self._decode = decode(self._library.address("decode"))
         self._multiply = multiply(self._library.address("multiply"))
         self._multiply_short = multiply(self._library.address("multiply_short")) if pairs else None
+        self.execute_address = self._library.address("execute") if pairs else None
+        self._execute = ctypes.CFUNCTYPE(ctypes.c_int32, pointer)(self.execute_address) if pairs else None
         codes = np.arange(256, dtype=np.uint8)
         self._values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
         self._scratch = [np.empty((K, LANES)), np.empty((256, K)), np.empty((K // 2, LANES, 2), np.int16)]
@@ -93,28 +97,36 @@ class E4m3Unit:
             False when a byte is uninitialised or NaN.
         """
         self._operand_a = _Operand()
-        return self._load(self._operand_a, (data, places, LANES, 0), states, (self._short_a, 2, 2 * LANES))
+        largest = self._scan_lanes(data, states, places, self._short_a)
+        return self._keep(self._operand_a, (data, places, LANES, 0), largest)
 
     def load_b(self, data: int, states: int | None, places: int, rows: int, first: int) -> bool:
         """Reads ``rows`` rows of B from ``first`` on (0 begins a new matrix); the rest as for `load_a`."""
         if not first:
             self._operand_b = _Operand()
-        return self._load(self._operand_b, (data, places, rows, first), states, (self._short_b + 2 * K * first, K, 2))
+        largest = self._scan_rows(data, states, places, rows, self._short_b + 2 * K * first)
+        return self._keep(self._operand_b, (data, places, rows, first), largest)
 
-    def _load(
-        self, operand: _Operand, part: tuple[int, int, int, int], states: int | None, short: tuple[int, int, int]
-    ) -> bool:
-        largest = self._scan(part[0], states, part[1], part[2], *short)
+    @staticmethod
+    def _keep(operand: _Operand, part: tuple[int, int, int, int], largest: int) -> bool:
         if largest < 0:
             return False
         operand.parts.append(part)
         operand.largest = max(operand.largest, largest)
         return True
 
+    def execute(self, job: int) -> bool:
+        """Executes a whole MMA, given the address of what `native_mma.make_job` made of it.
+
+        Returns:
+            False, and nothing has happened, where `native_mma` says that Python has to do it.
+        """
+        return self._execute(job) != 0
+
     def multiply(self, n: int, cells: int, accumulate: bool) -> None:
         """``cells[:n] = round(b[:n] @ a (+ cells[:n]))``; cells: address of float32 [n, 128], contiguous."""
         a, b = self._operand_a, self._operand_b
-        if self.short and K * _INTEGERS[a.largest] * _INTEGERS[b.largest] <= _MAX_SUM:
+        if self.short and K * INTEGERS[a.largest] * INTEGERS[b.largest] <= MAX_SUM:
             self._multiply_short(self._short_b, n, self._short_a, cells, int(accumulate))
             return
         for operand, out, row, column in ((a, self._a, 1, LANES), (b, self._b, K, 1)):
@@ -142,86 +154,6 @@ def unit_if_worth_it(native: bool | None) -> E4m3Unit | None:
         _seen += 1
         native = _seen > _WORTH_IT
     return e4m3_unit() if native else None
-
-
-def _scan() -> str:
-    """``i64 @scan(data, states or null, places, rows, out, row and pair stride)``: the largest magnitude's code.
-
-    Negative if refused. ``out`` gets the values times 2^9 as int16, which means something where all are below 2^15.
-    """
-    pairs = "\n".join(
-        f"""
-  %p.{i} = extractelement <8 x i32> %pairs, i32 {i}
-  %o.i.{i} = mul i64 %pair, {i}
-  %o.{i} = getelementptr i16, ptr %out.p, i64 %o.i.{i}
-  store i32 %p.{i}, ptr %o.{i}, align 4"""
-        for i in range(8)
-    )
-    return f"""
-declare i8 @llvm.vector.reduce.umax.v16i8(<16 x i8>)
-define i64 @scan(ptr %data, ptr %states, ptr %places, i64 %rows, ptr %out, i64 %row, i64 %pair) {{
-entry:
-  %checked = icmp ne ptr %states, null
-  %chunks = mul i64 %rows, 2
-  br label %loop
-loop:
-  %i = phi i64 [0, %entry], [%i.next, %good]
-  %most = phi <16 x i8> [zeroinitializer, %entry], [%most.next, %good]
-  %place.p = getelementptr i64, ptr %places, i64 %i
-  %place = load i64, ptr %place.p
-  %offset = mul i64 %place, 16
-  br i1 %checked, label %check, label %read
-check:
-  %s.p = getelementptr i8, ptr %states, i64 %offset
-  %s = load <16 x i8>, ptr %s.p, align 1
-  %s.bad = icmp ne <16 x i8> %s, splat (i8 1)
-  %s.i = bitcast <16 x i1> %s.bad to i16
-  %s.any = icmp ne i16 %s.i, 0
-  br i1 %s.any, label %refused, label %read
-refused:
-  %code = phi i64 [{_UNINITIALISED}, %check], [{_NAN}, %read]
-  ret i64 %code
-read:
-  %b.p = getelementptr i8, ptr %data, i64 %offset
-  %bytes = load <16 x i8>, ptr %b.p, align 1
-  %magnitude = and <16 x i8> %bytes, splat (i8 127)
-  %nan = icmp eq <16 x i8> %magnitude, splat (i8 127)
-  %nan.i = bitcast <16 x i1> %nan to i16
-  %nan.any = icmp ne i16 %nan.i, 0
-  br i1 %nan.any, label %refused, label %good
-good:
-  %more.than = icmp ugt <16 x i8> %magnitude, %most
-  %most.next = select <16 x i1> %more.than, <16 x i8> %magnitude, <16 x i8> %most
-  %m = zext <16 x i8> %magnitude to <16 x i16>
-  %e = lshr <16 x i16> %m, splat (i16 3)
-  %f = and <16 x i16> %m, splat (i16 7)
-  %small = icmp eq <16 x i16> %e, zeroinitializer
-  %e.less = sub <16 x i16> %e, splat (i16 1)
-  %shift = and <16 x i16> %e.less, splat (i16 15)
-  %f.one = or <16 x i16> %f, splat (i16 8)
-  %normal = shl <16 x i16> %f.one, %shift
-  %x = select <16 x i1> %small, <16 x i16> %f, <16 x i16> %normal
-  %minus = sub <16 x i16> zeroinitializer, %x
-  %negative = icmp slt <16 x i8> %bytes, zeroinitializer
-  %v = select <16 x i1> %negative, <16 x i16> %minus, <16 x i16> %x
-  %pairs = bitcast <16 x i16> %v to <8 x i32>
-  %r = lshr i64 %i, 1
-  %half = and i64 %i, 1
-  %k = mul i64 %half, 8
-  %row.o = mul i64 %r, %row
-  %k.o = mul i64 %k, %pair
-  %start = add i64 %row.o, %k.o
-  %out.p = getelementptr i16, ptr %out, i64 %start
-{pairs}
-  %i.next = add i64 %i, 1
-  %more = icmp ult i64 %i.next, %chunks
-  br i1 %more, label %loop, label %done
-done:
-  %top = call i8 @llvm.vector.reduce.umax.v16i8(<16 x i8> %most.next)
-  %top.w = zext i8 %top to i64
-  ret i64 %top.w
-}}
-"""
 
 
 def _decode() -> str:

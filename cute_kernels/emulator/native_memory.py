@@ -32,18 +32,18 @@ EVENT = {"converge": 256, "fence_proxy": 512, "tensor_load": 1024, "tensor_wait"
 EVENTS = 4096  # flag of the tables: events are logged
 LOG_ENTRY = 16 + 256  # kind, mask, bytes or argument, instruction: int32; then 32 addresses
 _LOG_ENTRIES = 64  # a few: what is worked off soon is still in the cache
-CTA_TABLE, CTA_ENTRY, _REGION = 192, 32, 24
+CTA_TABLE, CTA_ENTRY, _REGION = 256, 32, 24
 CTA_SIZE, CTA_SLOTS = 16, 24  # in the entry of a CTA, behind the addresses of data and states
 # Offsets in the tables.
 _RANKS, _FLAGS, PROGRESS, _REGIONS, _REGION_TABLE, PARAMS, _LOG_BASE, LOG_USED, _LOG_SIZE = range(0, 72, 8)
-# What `native_units` keeps there: flags, rows of mbarriers, counts, tensor maps, functions.
-UNIT_FLAGS, UNIT_BARRIERS, UNIT_COMPLETIONS, UNIT_LOADED, UNIT_STORED, UNIT_PLANS = range(72, 120, 8)
-FUNCTIONS = {
-    name: 120 + 8 * i for i, name in enumerate(("mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store"))
-}
+# What `native_units` keeps there: flags, rows of mbarriers, counts, tensor maps, MMAs and what executes one, functions.
+UNIT_FLAGS, UNIT_BARRIERS, UNIT_COMPLETIONS, UNIT_LOADED, UNIT_STORED, UNIT_MMAS = range(72, 120, 8)
+UNIT_PLANS, UNIT_JOBS, UNIT_EXECUTE = range(120, 144, 8)
+_FUNCTION_NAMES = ("mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store", "tensor_mma")
+FUNCTIONS = {name: 144 + 8 * i for i, name in enumerate(_FUNCTION_NAMES)}
 # OBSERVE is a function that works the log off for the warp of CONTEXT (`native_shadow`), or 0; the entries before
 # LOG_DONE are.
-LOG_DONE, CONTEXT, OBSERVE = range(152, 176, 8)
+LOG_DONE, CONTEXT, OBSERVE = range(184, 208, 8)
 
 
 class MemoryTables:

@@ -68,7 +68,7 @@ class NativeTranslation:
         sites: places that call Python; ``code`` defines their functions and ``names`` is what it refers to.
         state_bytes: size of a warp's state; ``registers`` is the part with the registers.
         variables: of each register by its name in Python: offset, bits, whether it is uniform.
-        constants: (Python expression, offset, bits, uniform) of what never changes for a warp.
+        constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
         rows: of the exchange area.
     """
 
@@ -82,7 +82,7 @@ class NativeTranslation:
     state_bytes: int
     registers: slice
     variables: dict[str, tuple[int, int, bool]]
-    constants: tuple[tuple[str, int, int, bool], ...]
+    constants: tuple[tuple[CodeType, int, int, bool], ...]
     rows: int
 
 
@@ -132,7 +132,10 @@ class _Translator:
         ir = self._module()
         source = self._sites()
         slots = program.layout.slots
-        constants = tuple((text, slots[text], bits, uniform) for text, bits, uniform in program.layout.expressions)
+        constants = tuple(
+            (compile(text, "<constant of a warp>", "eval"), slots[text], bits, uniform)
+            for text, bits, uniform in program.layout.expressions
+        )
         return NativeTranslation(
             kernel=self.lowering.kernel,
             flow=flow,
@@ -330,9 +333,9 @@ class NativeLaunch:
         self.area, self.exchange = exchange_area(translation.rows)
         words = memoryview(self.area).cast("B").cast("Q")
         lanes = [self.area.view(f"u{size}").reshape(-1, ROW // size)[:, :32] for size in (1, 2, 4, 8)]
-        names = dict(translation.names)
-        exec(translation.code, names)  # noqa: S102 - our own generated source
-        self.sites = names["sites"](words, *lanes)
+        self.names = dict(translation.names)
+        exec(translation.code, self.names)  # noqa: S102 - our own generated source
+        self.sites = self.names["sites"](words, *lanes)
         self.sites[_ARRIVE], self.sites[_DIVERGE] = self._arrive, self._diverge
         self.words = words
         self.current: NativeWarp | None = None
@@ -407,9 +410,9 @@ class NativeWarp:
         self.error: BaseException | None = None
         self.site = 0
         self._files: dict[int, RegisterFile] = {}
-        names = {**translation.names, "W": warp}
-        for text, offset, bits, uniform in translation.constants:
-            self._set(offset, bits, uniform, eval(text, names))  # noqa: S307 - our own text
+        launch.names["W"] = warp
+        for expression, offset, bits, uniform in translation.constants:
+            self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
 
     @classmethod
     def adopt(cls, launch: NativeLaunch, warp: Warp, code: PythonWarp) -> NativeWarp:

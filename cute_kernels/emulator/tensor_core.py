@@ -31,6 +31,7 @@ from cute_kernels.emulator.matrix_operands import (
 )
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.native_matrix import LANES, E4m3Unit, unit_if_worth_it
+from cute_kernels.emulator.native_mma import SUMS_LIMIT, Part, make_job
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import OFFSET_MASK, ClusterMemory, shared_address
 from cute_kernels.emulator.tensor_map import CHUNK
@@ -38,7 +39,6 @@ from cute_kernels.emulator.tensor_races import Pipelined, PipelinedAccess
 from cute_kernels.emulator.tmem import LANE_GROUP, TensorMemory, split_address
 
 _MOST_KNOWN = 4096  # MMAs that are kept; a kernel repeats those of its pipeline's stages
-_E4M3_SUMS_LIMIT = 1 << 11  # instructions; each adds less than 2^23 to an accumulator on a grid of 2^-18
 
 
 class TensorCore:
@@ -84,7 +84,7 @@ class TensorCore:
         accumulate: bool,
         a_in_tmem: bool = False,
         describe: str = "",
-    ) -> None:
+    ) -> np.ndarray | None:
         """tcgen05.mma.cta_group.kind [d], a-desc, b-desc, idesc, enable-input-d.
 
         With cta_group::2 each CTA of the pair holds half of the rows of A, half of the rows of B and the accumulator
@@ -101,6 +101,9 @@ class TensorCore:
             accumulate: the enable-input-d predicate.
             a_in_tmem: A is in tensor memory, K-major, packed: 32 bytes per lane in 8 columns.
             describe: who issues, for reports.
+
+        Returns:
+            The job with which machine code may execute it again (`native_mma`), None where it is one for Python.
 
         Raises:
             UnsupportedPTX: a mode that is not implemented.
@@ -126,6 +129,7 @@ class TensorCore:
         if self.meter is not None:
             work.count(self.meter)
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
+        return work.job
 
     def commit(
         self, *, cta_group: int, rank: int, barrier: int, multicast: int | None = None, describe: str = ""
@@ -180,6 +184,7 @@ class _Mma:
     ) -> None:  # fmt: skip
         self.core, self.fields, self.accumulate, self.text = core, fields, accumulate, text
         self.name = f"mma {fields.m}x{fields.n}"
+        self.job: np.ndarray | None = None
         self.cta_group = cta_group
         self._watched: Pipelined | None = None
         self._checked: dict[int, int] = {}  # rank: changes of its tensor memory when the accumulator was checked
@@ -245,7 +250,37 @@ class _Mma:
 
     def run(self) -> None:
         """Computes the result and writes it to tensor memory."""
-        unit = self._native_unit()
+        unit = self._unit()
+        if unit is None or not self._execute(unit):
+            self._run_by_cta(unit)
+        self.core.instructions += 1
+
+    def _unit(self) -> E4m3Unit | None:
+        """Machine code for the products, or None where this instruction is not one for it."""
+        fields = self.fields
+        plain = fields.a_type is E4M3 and fields.b_type is E4M3 and self.rows == LANES and self.a_tmem is None
+        if not plain or fields.a_mn_major or fields.b_mn_major or fields.negate_a or fields.negate_b:
+            return None
+        return unit_if_worth_it(self.core.native)
+
+    def _execute(self, unit: E4m3Unit) -> bool:
+        """Executes all of it in machine code; False, and nothing done, where that is not for machine code."""
+        if not unit.short or self.fields.d_type != "f32":
+            return False
+        for rank in self.ranks:
+            memory = self.core.tensor_memories[rank]
+            if self._checked.get(rank) != memory.changes:
+                if memory.detect:  # operands are checked first, and may be what is wrong
+                    return False
+                self._cells(memory)
+                self._checked[rank] = memory.changes
+        if self.job is None:
+            self.job = self._make_job()
+        return unit.execute(self.job.ctypes.data)
+
+    def _run_by_cta(self, unit: E4m3Unit | None) -> None:
+        if unit is not None and not self._load_native_b(unit):
+            unit = None
         b = None
         for rank in self.ranks:
             memory = self.core.tensor_memories[rank]
@@ -255,7 +290,16 @@ class _Mma:
                 b = self._load_b()
             a = self._load_a(rank) if self.a_tmem is None else self._load_tmem(rank)
             self._accumulate(memory, b, a)
-        self.core.instructions += 1
+
+    def _make_job(self) -> np.ndarray:
+        column = split_address(self.d)[1]
+        parts = []
+        for rank in self.ranks:
+            memory = self.core.tensor_memories[rank]
+            places = self.a_places.address, self.b_places.address
+            accumulator = memory.address_of_column(column), *memory.addresses_of_facts(column)
+            parts.append(Part(*self.core.shared.ctas[rank].addresses(), *places, *accumulator))
+        return make_job(parts, self.fields.n, self.accumulate)
 
     def _load_b(self) -> np.ndarray:
         fields = self.fields
@@ -266,19 +310,13 @@ class _Mma:
         fields = self.fields
         return self._load(rank, self.a_places, fields.a_type, fields.a_mn_major, fields.negate_a)
 
-    def _native_unit(self) -> E4m3Unit | None:
-        """The unit with operand B loaded, or None where this instruction is not one for it."""
-        fields = self.fields
-        plain = fields.a_type is E4M3 and fields.b_type is E4M3 and self.rows == LANES and self.a_tmem is None
-        if not plain or fields.a_mn_major or fields.b_mn_major or fields.negate_a or fields.negate_b:
-            return None
-        unit = unit_if_worth_it(self.core.native)
-        if unit is not None:
-            for index, rank in enumerate(self.ranks):
-                cta = self.core.shared.ctas[rank]
-                if not unit.load_b(*cta.addresses(), self.b_places.address, self.columns, index * self.columns):
-                    return None
-        return unit
+    def _load_native_b(self, unit: E4m3Unit) -> bool:
+        """Loads operand B; False where a byte is NaN or uninitialised."""
+        for index, rank in enumerate(self.ranks):
+            cta = self.core.shared.ctas[rank]
+            if not unit.load_b(*cta.addresses(), self.b_places.address, self.columns, index * self.columns):
+                return False
+        return True
 
     def _run_native(self, unit: E4m3Unit, rank: int, memory: TensorMemory) -> bool:
         """One CTA's product; False, and nothing done, where a byte is NaN or uninitialised or a sum may be inexact."""
@@ -341,7 +379,7 @@ class _Mma:
         # The count is kept per column: it says nothing when two accumulators share columns, each in half of the lanes.
         tagged = (self.rows == 128 or self.cta_group == 2) and (not self.accumulate or int(np.minimum.reduce(sums)) > 0)
         exact_types = fields.a_type is E4M3 and fields.b_type is E4M3 and fields.d_type == "f32"
-        return sums, earlier if exact_types and tagged and earlier < _E4M3_SUMS_LIMIT else None
+        return sums, earlier if exact_types and tagged and earlier < SUMS_LIMIT else None
 
     def _accumulate(self, memory: TensorMemory, b: np.ndarray, a: np.ndarray) -> None:
         """Tensor memory is stored column by column, so D is computed transposed: [n, rows]."""

@@ -64,6 +64,10 @@ class TensorMemory:
         """Host address of the cells of a column."""
         return self._address + self.cells.strides[0] * column
 
+    def addresses_of_facts(self, column: int) -> tuple[int, int]:
+        """Host addresses of what is kept of a column and those behind it: `e4m3_sums`, and whether it is allocated."""
+        return self.e4m3_sums.ctypes.data + self.e4m3_sums.itemsize * column, self.allocated_address + column
+
     def alloc(self, ncols: int) -> int | None:
         """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
 

@@ -11,6 +11,7 @@ import pytest
 from cute_kernels.config import TileConfig
 from cute_kernels.emulator import Options, native_matrix
 from cute_kernels.emulator.native_matrix import LANES, E4m3Unit, K, e4m3_unit
+from cute_kernels.emulator.native_mma import SUMS_LIMIT, Part, make_job
 from cute_kernels.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 
@@ -127,6 +128,119 @@ def test_nan_and_uninitialised_bytes_are_refused(unit: E4m3Unit) -> None:
         assert not unit.load_a(address, None, rows)
 
 
+class Mma:
+    """An MMA of one CTA or of two: operands of random magnitudes, an accumulator that is the sum of three so far."""
+
+    def __init__(self, ctas: int, n: int, codes: tuple[int, int] = (0x54, 0x54), seed: int = 5) -> None:
+        self.n, rng = n, np.random.default_rng(seed)
+        self.a = [operands(seed + r, LANES, codes[0]) for r in range(ctas)]
+        self.b = [operands(seed + 10 + r, n // ctas, codes[1]) for r in range(ctas)]
+        self.data = [np.concatenate([a[0], b[0]]) for a, b in zip(self.a, self.b)]
+        self.states = [np.ones(len(data), np.uint8) for data in self.data]
+        self.places = [(a[1], b[1] + len(a[0]) // 16) for a, b in zip(self.a, self.b)]
+        self.cells = [(rng.integers(-(1 << 23), 1 << 23, (n, LANES)) * 2.0**-9).astype(np.float32) for _ in self.a]
+        self.sums = [np.full(n, 3, np.int32) for _ in self.a]
+        self.allocated = [np.ones(n, np.uint8) for _ in self.a]
+
+    def execute(self, unit: E4m3Unit, accumulate: bool, checked: bool = True) -> bool:
+        parts = []
+        for r, (a, b) in enumerate(self.places):
+            arrays = (self.data[r], self.states[r], a, b, self.cells[r], self.sums[r], self.allocated[r])
+            addresses = [array.ctypes.data for array in arrays]
+            addresses[1] = addresses[1] if checked else None
+            parts.append(Part(*addresses))
+        return unit.execute(make_job(parts, self.n, accumulate).ctypes.data)
+
+    def expected(self, accumulate: bool) -> list[np.ndarray]:
+        """float64 holds the sums of these operands exactly: each product is below 2^8 and a multiple of 2^-18."""
+        b = np.concatenate([x[2] for x in self.b])
+        return [
+            (b @ a[2].T + (cells if accumulate else 0)).astype(np.float32) for a, cells in zip(self.a, self.cells)
+        ]
+
+    def results(self) -> tuple[list[bytes], list[list[int]]]:
+        return [cells.tobytes() for cells in self.cells], [sums.tolist() for sums in self.sums]
+
+
+@pytest.fixture(scope="module", params=["avx512", "avx2", "sse2"])
+def short_unit(request: pytest.FixtureRequest) -> E4m3Unit:
+    """As compiled for hosts with products of 16-bit integers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_matrix, "has_feature", HOSTS[request.param].__contains__)
+        return E4m3Unit()
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+@pytest.mark.parametrize("n", [16, 48, 256])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_whole_instructions(short_unit: E4m3Unit, ctas: int, n: int, accumulate: bool) -> None:
+    mma = Mma(ctas, n)
+    expected = mma.expected(accumulate)
+    assert mma.execute(short_unit, accumulate)
+    for cells, want in zip(mma.cells, expected):
+        np.testing.assert_array_equal(cells, want)
+    assert all((sums == (4 if accumulate else 1)).all() for sums in mma.sums)
+    if not accumulate:
+        expected = mma.expected(True)
+        assert mma.execute(short_unit, True)
+        for cells, want in zip(mma.cells, expected):
+            np.testing.assert_array_equal(cells, want)
+
+
+@pytest.mark.parametrize("cta", [0, 1])
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("fault", ["nan a", "nan b", "state a", "state b", "free", "mixed", "many"])
+def test_instructions_for_python_change_nothing(short_unit: E4m3Unit, cta: int, at: int, fault: str) -> None:
+    """In the first or last column or row of either CTA: NaN, a byte that is no data, a column that is not allocated,
+    one that is no sum of E4M3 MMAs, or of more than float64 holds exactly. Only accumulation asks what columns are."""
+    mma = Mma(2, 32)
+    where = {name: 16 * int(places[at, at]) + 15 for name, places in zip("ab", mma.places[cta])}
+    if fault.startswith("nan"):
+        mma.data[cta][where[fault[-1]]] = 0xFF
+    elif fault.startswith("state"):
+        mma.states[cta][where[fault[-1]]] = 0
+        assert mma.execute(short_unit, True, checked=False)
+    elif fault == "free":
+        mma.allocated[cta][at] = 0
+    else:
+        mma.sums[cta][at] = 0 if fault == "mixed" else SUMS_LIMIT
+    before = mma.results()
+    assert not mma.execute(short_unit, True)
+    assert mma.results() == before
+    assert mma.execute(short_unit, False) == (fault in ("mixed", "many"))
+
+
+@pytest.mark.parametrize("cta", [0, 1])
+@pytest.mark.parametrize("operand", [0, 1])
+def test_one_large_number_is_enough(short_unit: E4m3Unit, cta: int, operand: int) -> None:
+    mma = Mma(2, 32)
+    assert mma.execute(short_unit, True)
+    mma.data[cta][16 * int(mma.places[cta][operand][7, 1])] = 0x7E
+    before = mma.results()
+    assert not mma.execute(short_unit, True)
+    assert mma.results() == before
+
+
+def test_instructions_up_to_the_limit(short_unit: E4m3Unit) -> None:
+    mma = Mma(1, 16)
+    mma.sums[0][:] = SUMS_LIMIT - 1
+    mma.sums[0][3] = 1
+    assert mma.execute(short_unit, True) and (mma.sums[0] == SUMS_LIMIT).all()
+    assert not mma.execute(short_unit, True)
+
+
+# Codes 0x57 and 0x58 are 15 and 16: 32 x 16 x 16 x 2^18 is 2^31.
+@pytest.mark.parametrize(("codes", "fits"), [((0x57, 0x58), True), ((0x58, 0x58), False), ((0x7E, 0x40), False)])
+def test_operands_that_integers_do_not_hold(short_unit: E4m3Unit, codes: tuple[int, int], fits: bool) -> None:
+    mma = Mma(2, 32, codes)
+    expected, before = mma.expected(True), mma.results()
+    assert mma.execute(short_unit, True) == fits
+    if fits:
+        assert all((cells == want).all() for cells, want in zip(mma.cells, expected))
+    else:
+        assert mma.results() == before
+
+
 @pytest.mark.parametrize("nan", [False, True])
 def test_kernel_equals_the_reference(nan: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a NaN in one operand the instructions that read it go the general way, the others stay native."""
@@ -134,11 +248,14 @@ def test_kernel_equals_the_reference(nan: bool, monkeypatch: pytest.MonkeyPatch)
     if nan:
         case.tensors.weight.view(dtype=case.tensors.weight.dtype)[5, 40] = float("nan")
         rows = [row for row in range(case.tensors.out.shape[1]) if row != 5]
-    products = []
-    multiply = E4m3Unit.multiply
+    products, executed = [], []
+    multiply, execute = E4m3Unit.multiply, E4m3Unit.execute
     monkeypatch.setattr(E4m3Unit, "multiply", lambda *args: products.append(multiply(*args)))
+    monkeypatch.setattr(E4m3Unit, "execute", lambda *args: (executed.append(execute(*args)), executed[-1])[1])
     report = emulate(case.plan, case.tensors, Options(native=True))
-    assert len(products) < 2 * report.mma_instructions if nan else len(products) == 2 * report.mma_instructions
+    whole = sum(executed)  # of both CTAs
+    assert whole
+    assert (len(products) + 2 * whole < 2 * report.mma_instructions) == nan
     if nan:
         assert case.tensors.out[:, 5].isnan().all()
         assert not case.mismatches()[:, rows].any()
