@@ -40,6 +40,7 @@ class ShadowUnit:
         self._request = np.zeros(len(FIELDS), np.int64)
         #: What is known of arrays that never change, with the array, so that no other one gets its identity.
         self._constants: dict[int, tuple[tuple[int, int, int, int], np.ndarray]] = {}
+        self._pieces: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}
         self._set = functools.partial(struct.Struct(f"{len(FIELDS)}q").pack_into, self._request, 0)
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         request = pointer(self._request.ctypes.data)
@@ -117,30 +118,51 @@ class ShadowUnit:
         self._set(int(write), 0, plane.address, 1, 0, *places, 0, *view, epochs.address, *record)
         return self._access() != 0
 
-    def pipelined_list(self, tracker: RaceTracker, accesses: Sequence[PipelinedAccess]) -> np.ndarray | None:
-        """What `pipelined` is given, int64 [accesses, PIPELINED_WORDS]; None where machine code has no such places."""
-        lines = []
+    def pipelined_list(
+        self, tracker: RaceTracker, accesses: Sequence[PipelinedAccess]
+    ) -> tuple[np.ndarray, ...] | None:
+        """What `pipelined` is given, int64 [accesses, PIPELINED_WORDS], and arrays that have to live as long as it.
+
+        None where machine code has no such places.
+        """
+        lines, kept = [], []
         for access in accesses:
             if access.starts is not None:
-                shadow, starts = tracker.shared[access.rank], access.starts
-                lines.append((0, shadow.address, GRANULE, starts.ctypes.data, len(starts), 0, 0, access.nbytes))
+                shadow, (starts, nbytes) = tracker.shared[access.rank], self._merged(access.starts, access.nbytes)
+                lines.append((0, shadow.address, GRANULE, starts.ctypes.data, len(starts), 0, 0, nbytes))
+                kept.append(starts)
                 continue
             plane = tracker.tensor.planes[access.rank]
             places = _rectangle(plane, access.place)
             if places is None:
                 return None
             lines.append((int(access.write), plane.address, 1, 0, *places))
-        return np.array([(*line, tracker.epochs.address) for line in lines], np.int64)
+        return np.array([(*line, tracker.epochs.address) for line in lines], np.int64), *kept
 
-    def pipelined(self, accesses: np.ndarray, agent: Agent, identity: int, lane: int, column: int) -> int:
+    def _merged(self, starts: np.ndarray, nbytes: int) -> tuple[np.ndarray, int]:
+        """The same bytes in longer pieces of one length, where they can be put together so."""
+        found = self._pieces.get(id(starts))
+        if found is None:
+            ordered = np.unique(starts)
+            breaks = np.flatnonzero(np.diff(ordered) != nbytes) + 1
+            lengths = np.diff(np.concatenate([[0], breaks, [len(ordered)]]))
+            pieces = starts, nbytes
+            if (lengths == lengths[0]).all():
+                pieces = ordered[:: lengths[0]].copy(), nbytes * int(lengths[0])
+            if len(self._pieces) > _MOST_CONSTANTS:
+                self._pieces.clear()
+            found = self._pieces[id(starts)] = *pieces, starts  # with the array, so that no other one gets its identity
+        return found[:2]
+
+    def pipelined(self, accesses: int, count: int, agent: Agent, identity: int, lane: int, column: int) -> int:
         """Accesses of a tcgen05 operation of a lane: how many, from the first on, are in order and recorded.
 
         Args:
-            accesses: of `pipelined_list`.
+            accesses, count: host address of what `pipelined_list` returned, and how many they are.
             agent, lane: who issues it.
             identity, column: of the operation.
         """
-        return self._pipelined(accesses.ctypes.data, len(accesses), agent.block_address, identity, lane, column)
+        return self._pipelined(accesses, count, agent.block_address, identity, lane, column)
 
     def context(self, tracker: RaceTracker, agent: Agent) -> np.ndarray:
         """The words that ``observe`` knows a warp by (`native_events_code.CONTEXT`), good as long as the tracker."""
@@ -172,7 +194,10 @@ def _rectangle(plane: Plane, place: tuple[slice, slice]) -> tuple[int, int, int,
     start, stop, step = groups.indices(stride)
     if step != 1:
         return None
-    return columns.stop - columns.start, columns.start * stride + start, stride, stop - start
+    rows, count = columns.stop - columns.start, stop - start
+    if count == stride:  # one piece
+        rows, count = 1, rows * count
+    return rows, columns.start * stride + start, stride, count
 
 
 _WORTH_IT = 2000  # accesses of this process; LLVM and the compilation cost as much as they save in so many

@@ -20,6 +20,7 @@ FIELDS = (
 PIPELINED_WORDS = ("WRITE", "SHADOW", "GRAIN", "OFFSETS", "ROWS", "FIRST", "STRIDE", "COUNT", "EPOCHS")
 _FINE, _SPLIT = SHADOW_WORDS.index("FINE_WRITES"), SHADOW_WORDS.index("SPLIT")
 _PLANE_WORDS = SHADOW_WORDS[:_FINE]
+_VECTOR = 8  # places that are looked at together
 
 
 def load_words(pointer: str, words: Sequence[str], names: Sequence[str]) -> str:
@@ -149,24 +150,77 @@ none:
 """
 
 
-def _each_place(body: str, end: str) -> str:
-    """Loops over the places ``%start`` to ``%start + %count``: ``body`` finds one in ``%p`` and goes to ``next``."""
-    return f"""
-  br label %places
-places:
-  %c = phi i64 [0, %entry], [%c.next, %next]
-  %c.more = icmp ult i64 %c, %count
-  br i1 %c.more, label %place, label %end
-place:
-  %p = add i64 %start, %c
-{body}
-next:
-  %c.next = add i64 %c, 1
-  br label %places
-end:
-  {end}
+# ``@differs``: the first index from ``%start`` on where an array of int32 is not ``%id``, or ``%end``.
+_RUNS = f"""
+define internal i64 @differs(ptr %array, i64 %start, i64 %end, i32 %id) {{
+entry:
+  %one = insertelement <{_VECTOR} x i32> poison, i32 %id, i32 0
+  %ids = shufflevector <{_VECTOR} x i32> %one, <{_VECTOR} x i32> poison, <{_VECTOR} x i32> zeroinitializer
+  br label %wide
+wide:
+  %p = phi i64 [%start, %entry], [%p.next, %equal]
+  %p.next = add i64 %p, {_VECTOR}
+  %fits = icmp sle i64 %p.next, %end
+  br i1 %fits, label %compare, label %narrow
+compare:
+  %v.p = getelementptr i32, ptr %array, i64 %p
+  %v = load <{_VECTOR} x i32>, ptr %v.p, align 4
+  %ne = icmp ne <{_VECTOR} x i32> %v, %ids
+  %bits = bitcast <{_VECTOR} x i1> %ne to i{_VECTOR}
+  %same = icmp eq i{_VECTOR} %bits, 0
+  br i1 %same, label %equal, label %found
+equal:
+  br label %wide
+found:
+  %wider = zext i{_VECTOR} %bits to i32
+  %first = call i32 @llvm.cttz.i32(i32 %wider, i1 true)
+  %first.w = zext i32 %first to i64
+  %at = add i64 %p, %first.w
+  ret i64 %at
+narrow:
+  %k = phi i64 [%p, %wide], [%k.next, %like]
+  %more = icmp slt i64 %k, %end
+  br i1 %more, label %look, label %none
+look:
+  %k.p = getelementptr i32, ptr %array, i64 %k
+  %k.v = load i32, ptr %k.p
+  %alike = icmp eq i32 %k.v, %id
+  br i1 %alike, label %like, label %here
+like:
+  %k.next = add i64 %k, 1
+  br label %narrow
+here:
+  ret i64 %k
+none:
+  ret i64 %end
+}}
+define internal void @fill(ptr %array, i64 %start, i64 %end, i32 %id) {{
+entry:
+  %one = insertelement <{_VECTOR} x i32> poison, i32 %id, i32 0
+  %ids = shufflevector <{_VECTOR} x i32> %one, <{_VECTOR} x i32> poison, <{_VECTOR} x i32> zeroinitializer
+  br label %wide
+wide:
+  %p = phi i64 [%start, %entry], [%p.next, %store]
+  %p.next = add i64 %p, {_VECTOR}
+  %fits = icmp sle i64 %p.next, %end
+  br i1 %fits, label %store, label %narrow
+store:
+  %v.p = getelementptr i32, ptr %array, i64 %p
+  store <{_VECTOR} x i32> %ids, ptr %v.p, align 4
+  br label %wide
+narrow:
+  %k = phi i64 [%p, %wide], [%k.next, %one.more]
+  %more = icmp slt i64 %k, %end
+  br i1 %more, label %one.more, label %done
+one.more:
+  %k.p = getelementptr i32, ptr %array, i64 %k
+  store i32 %id, ptr %k.p
+  %k.next = add i64 %k, 1
+  br label %narrow
+done:
+  ret void
+}}
 """
-
 
 # Neighbours mostly have the same history: an identity that was found to be in order is not looked up again. ``%good``
 # keeps three of them: of a write, of a read that a write meets, of a reader in the first layer that is replaced.
@@ -185,22 +239,23 @@ entry:
   %no.layer = icmp eq i64 %LAYER_COUNT, 0
   %good.read = getelementptr i32, ptr %good, i64 1
   %good.layer = getelementptr i32, ptr %good, i64 2
-  %last = add i64 %start, %count
+  %end = add i64 %start, %count
   %low = icmp slt i64 %start, 0
-  %high = icmp sgt i64 %last, %PLACES
+  %high = icmp sgt i64 %end, %PLACES
   %outside = or i1 %low, %high
-  %unreadable.1 = xor i1 %is.write, 1
-  %unreadable = and i1 %unreadable.1, %no.layer
+  %is.read = xor i1 %is.write, true
+  %unreadable = and i1 %is.read, %no.layer
   %impossible = or i1 %outside, %unreadable
-  br i1 %impossible, label %no, label %entry.1
-entry.1:
-{_each_place('''
-  %w.p = getelementptr i32, ptr %writes, i64 %p
-  %w = load i32, ptr %w.p
+  br i1 %impossible, label %no, label %written
+written:
+  %w.from = phi i64 [%start, %entry], [%w.next, %w.note]
   %w.good = load i32, ptr %good
-  %w.again = icmp eq i32 %w, %w.good
-  br i1 %w.again, label %written, label %w.ask
+  %w.p = call i64 @differs(ptr %writes, i64 %w.from, i64 %end, i32 %w.good)
+  %w.more = icmp slt i64 %w.p, %end
+  br i1 %w.more, label %w.ask, label %w.done
 w.ask:
+  %w.id.p = getelementptr i32, ptr %writes, i64 %w.p
+  %w = load i32, ptr %w.id.p
   %w.past = call i1 @ordered(i32 %w, ptr %q, ptr %known, i64 %OWN, i64 %lane, i64 %EXEMPT, i1 %strong)
   br i1 %w.past, label %w.proxy, label %no
 w.proxy:
@@ -210,48 +265,61 @@ w.fence:
   br i1 %w.fenced, label %w.note, label %no
 w.note:
   store i32 %w, ptr %good
+  %w.next = add i64 %w.p, 1
   br label %written
-written:
-  br i1 %is.write, label %readers, label %reading
-readers:
-  %n = phi i64 [0, %written], [%n.next, %reader.good]
+w.done:
+  br i1 %is.write, label %layer, label %reading
+layer:
+  %n = phi i64 [0, %w.done], [%n.next, %layer.done]
   %n.more = icmp ult i64 %n, %LAYER_COUNT
-  br i1 %n.more, label %reader, label %next
-reader:
+  br i1 %n.more, label %readers, label %yes
+readers:
   %layer.p = getelementptr ptr, ptr %layers, i64 %n
-  %layer = load ptr, ptr %layer.p
-  %r.p = getelementptr i32, ptr %layer, i64 %p
-  %r = load i32, ptr %r.p
+  %reads = load ptr, ptr %layer.p
+  br label %reader
+reader:
+  %r.from = phi i64 [%start, %readers], [%r.next, %r.note]
   %r.good = load i32, ptr %good.read
-  %r.again = icmp eq i32 %r, %r.good
-  br i1 %r.again, label %reader.good, label %r.ask
+  %r.p = call i64 @differs(ptr %reads, i64 %r.from, i64 %end, i32 %r.good)
+  %r.more = icmp slt i64 %r.p, %end
+  br i1 %r.more, label %r.ask, label %layer.done
 r.ask:
+  %r.id.p = getelementptr i32, ptr %reads, i64 %r.p
+  %r = load i32, ptr %r.id.p
   %r.past = call i1 @ordered(i32 %r, ptr %q, ptr %known, i64 %OWN, i64 %lane, i64 %EXEMPT, i1 %strong)
   br i1 %r.past, label %r.note, label %no
 r.note:
   store i32 %r, ptr %good.read
-  br label %reader.good
-reader.good:
+  %r.next = add i64 %r.p, 1
+  br label %reader
+layer.done:
   %n.next = add i64 %n, 1
-  br label %readers
+  br label %layer
 reading:
-  %l = load ptr, ptr %layers
-  %l.p = getelementptr i32, ptr %l, i64 %p
-  %l.id = load i32, ptr %l.p
+  %top = load ptr, ptr %layers
+  br label %replaced
+replaced:
+  %l.from = phi i64 [%start, %reading], [%l.next, %l.note], [%l.next.other, %l.other]
   %l.good = load i32, ptr %good.layer
-  %l.again = icmp eq i32 %l.id, %l.good
-  br i1 %l.again, label %next, label %l.ask
+  %l.p = call i64 @differs(ptr %top, i64 %l.from, i64 %end, i32 %l.good)
+  %l.more = icmp slt i64 %l.p, %end
+  br i1 %l.more, label %l.ask, label %yes
 l.ask:
-  %l.n = call i64 @layer(ptr %q, ptr %plane, i64 %p)
+  %l.n = call i64 @layer(ptr %q, ptr %plane, i64 %l.p)
   %l.free = icmp eq i64 %l.n, 0
   br i1 %l.free, label %l.note, label %l.other
 l.note:
+  %l.id.p = getelementptr i32, ptr %top, i64 %l.p
+  %l.id = load i32, ptr %l.id.p
   store i32 %l.id, ptr %good.layer
-  br label %next
+  %l.next = add i64 %l.p, 1
+  br label %replaced
 l.other:
+  %l.next.other = add i64 %l.p, 1
   %l.none = icmp slt i64 %l.n, 0
-  br i1 %l.none, label %no, label %next
-''', "ret i1 1").replace("%entry]", "%entry.1]")}
+  br i1 %l.none, label %no, label %replaced
+yes:
+  ret i1 1
 no:
   ret i1 0
 }}
@@ -263,22 +331,21 @@ entry:
 {load_words("%plane", _PLANE_WORDS, ("WRITES", "LAYERS", "LAYER_COUNT"))}
   %writes = inttoptr i64 %WRITES to ptr
   %layers = inttoptr i64 %LAYERS to ptr
-{_each_place('''
-  %w.p = getelementptr i32, ptr %writes, i64 %p
-  store i32 %id, ptr %w.p
+  %end = add i64 %start, %count
+  call void @fill(ptr %writes, i64 %start, i64 %end, i32 %id)
   br label %clear
 clear:
-  %n = phi i64 [0, %place], [%n.next, %clear.one]
+  %n = phi i64 [0, %entry], [%n.next, %clear.one]
   %n.more = icmp ult i64 %n, %LAYER_COUNT
-  br i1 %n.more, label %clear.one, label %next
+  br i1 %n.more, label %clear.one, label %done
 clear.one:
   %layer.p = getelementptr ptr, ptr %layers, i64 %n
   %layer = load ptr, ptr %layer.p
-  %r.p = getelementptr i32, ptr %layer, i64 %p
-  store i32 0, ptr %r.p
+  call void @fill(ptr %layer, i64 %start, i64 %end, i32 0)
   %n.next = add i64 %n, 1
   br label %clear
-''', "ret void")}
+done:
+  ret void
 }}
 define internal void @read_run(ptr %q, ptr %plane, i64 %start, i64 %count, i32 %id, ptr %good) {{
 entry:
@@ -286,29 +353,34 @@ entry:
   %layers = inttoptr i64 %LAYERS to ptr
   %top = load ptr, ptr %layers
   %good.layer = getelementptr i32, ptr %good, i64 2
-{_each_place('''
-  %t.p = getelementptr i32, ptr %top, i64 %p
-  %t = load i32, ptr %t.p
-  %t.good = load i32, ptr %good.layer
-  %t.again = icmp eq i32 %t, %t.good
-  br i1 %t.again, label %here, label %search
-here:
-  store i32 %id, ptr %t.p
+  %end = add i64 %start, %count
   br label %next
+next:
+  %from = phi i64 [%start, %entry], [%p.next, %here], [%p.next, %deeper]
+  %known = load i32, ptr %good.layer
+  %p = call i64 @differs(ptr %top, i64 %from, i64 %end, i32 %known)
+  call void @fill(ptr %top, i64 %from, i64 %p, i32 %id)
+  %p.next = add i64 %p, 1
+  %more = icmp slt i64 %p, %end
+  br i1 %more, label %search, label %done
 search:
   %n = call i64 @layer(ptr %q, ptr %plane, i64 %p)
   %first = icmp eq i64 %n, 0
-  br i1 %first, label %note, label %deeper
-note:
+  br i1 %first, label %here, label %deeper
+here:
+  %t.p = getelementptr i32, ptr %top, i64 %p
+  %t = load i32, ptr %t.p
   store i32 %t, ptr %good.layer
-  br label %here
+  store i32 %id, ptr %t.p
+  br label %next
 deeper:
   %layer.p = getelementptr ptr, ptr %layers, i64 %n
   %layer = load ptr, ptr %layer.p
   %r.p = getelementptr i32, ptr %layer, i64 %p
   store i32 %id, ptr %r.p
   br label %next
-''', "ret void")}
+done:
+  ret void
 }}
 """
 
@@ -416,14 +488,31 @@ granule:
   %s.p = getelementptr i8, ptr %split, i64 %g
   %s = load i8, ptr %s.p
   %s.whole = icmp eq i8 %s, 0
+  br i1 %s.whole, label %span, label %one
+span:
+  ; all whole granules up to the next split one
+  %b = phi i64 [%g, %granule], [%b.next, %whole.too]
+  %b.next = add i64 %b, 1
+  %b.more = icmp sle i64 %b.next, %g.last
+  br i1 %b.more, label %another, label %spanned
+another:
+  %b.p = getelementptr i8, ptr %split, i64 %b.next
+  %b.s = load i8, ptr %b.p
+  %b.whole = icmp eq i8 %b.s, 0
+  br i1 %b.whole, label %whole.too, label %spanned
+whole.too:
+  br label %span
+spanned:
+  %b.count = sub i64 %b.next, %g
+  %b.r = call i1 @run(ptr %q, i64 %do, ptr %shadow, i64 %g, i64 %b.count, i64 %lane, i32 %id, ptr %good)
+  br i1 %b.r, label %g.good, label %no
+one:
   %g.fine = mul i64 %g, {GRANULE}
-  %plane = select i1 %s.whole, ptr %shadow, ptr %fine
-  %g.start = select i1 %s.whole, i64 %g, i64 %g.fine
-  %g.places = select i1 %s.whole, i64 1, i64 {GRANULE}
-  %g.r = call i1 @run(ptr %q, i64 %do, ptr %plane, i64 %g.start, i64 %g.places, i64 %lane, i32 %id, ptr %good)
+  %g.one = add i64 %g, 1
+  %g.r = call i1 @run(ptr %q, i64 %do, ptr %fine, i64 %g.fine, i64 {GRANULE}, i64 %lane, i32 %id, ptr %good)
   br i1 %g.r, label %g.good, label %no
 g.good:
-  %g.next = add i64 %g, 1
+  %g.next = phi i64 [%b.next, %spanned], [%g.one, %one]
   br label %each
 pieces:
   %no.fine = icmp eq i64 %FINE_WRITES, 0
@@ -465,6 +554,28 @@ entry:
   %add = icmp ne i64 %ADD_LANES, 0
   %identity = trunc i64 %IDENTITY to i32
   store [3 x i32] zeroinitializer, ptr %good
+{load_fields("SHADOW", "GRAIN")}
+  %shadow = inttoptr i64 %SHADOW to ptr
+{load_words("%shadow", SHADOW_WORDS, (*_PLANE_WORDS, "SPLIT"))}
+  %writes = inttoptr i64 %WRITES to ptr
+  %layers = inttoptr i64 %LAYERS to ptr
+  %split = inttoptr i64 %SPLIT to ptr
+  %some.split = icmp ne i64 %SPLIT, 0
+  %good.layer = getelementptr i32, ptr %good, i64 2
+{load_fields("WRITE")}
+  ; short rows that are read, of whole granules with a history that was met before: of the operands of an MMA
+  %is.read = icmp eq i64 %WRITE, 0
+  %in.bytes = icmp eq i64 %GRAIN, {GRANULE}
+  %readers = icmp ne i64 %LAYER_COUNT, 0
+  %of.one = icmp eq i64 %COUNT, {GRANULE}
+  %of.two = icmp eq i64 %COUNT, {2 * GRANULE}
+  %is.short = or i1 %of.one, %of.two
+  %t.1 = and i1 %is.read, %in.bytes
+  %t.2 = and i1 %readers, %is.short
+  %t.3 = and i1 %t.1, %t.2
+  %short = and i1 %t.3, %one.lane
+  %checking = icmp eq i64 %do, {_CHECK}
+  %second = zext i1 %of.two to i64
   br label %rows
 rows:
   %i = phi i64 [0, %entry], [%i.next, %next]
@@ -497,6 +608,53 @@ ready:
   %lane.short = trunc i64 %lane to i32
   %lane.more = select i1 %lane.added, i32 %lane.short, i32 0
   %id = add i32 %identity, %lane.more
+  br i1 %short, label %t.place, label %slow
+t.place:
+  %t.odd = and i64 %start, {GRANULE - 1}
+  %t.whole = icmp eq i64 %t.odd, 0
+  %g = ashr i64 %start, 4
+  %h = add i64 %g, %second
+  %t.inside = icmp ult i64 %h, %PLACES
+  %t.legal = and i1 %t.whole, %t.inside
+  br i1 %t.legal, label %t.split, label %slow
+t.split:
+  br i1 %some.split, label %t.look, label %t.ids
+t.look:
+  %g.s.p = getelementptr i8, ptr %split, i64 %g
+  %g.s = load i8, ptr %g.s.p
+  %h.s.p = getelementptr i8, ptr %split, i64 %h
+  %h.s = load i8, ptr %h.s.p
+  %either.s = or i8 %g.s, %h.s
+  %t.unsplit = icmp eq i8 %either.s, 0
+  br i1 %t.unsplit, label %t.ids, label %slow
+t.ids:
+  %top = load ptr, ptr %layers
+  %g.l.p = getelementptr i32, ptr %top, i64 %g
+  %g.l = load i32, ptr %g.l.p
+  %h.l.p = getelementptr i32, ptr %top, i64 %h
+  %h.l = load i32, ptr %h.l.p
+  %l.good = load i32, ptr %good.layer
+  %g.l.same = icmp eq i32 %g.l, %l.good
+  %h.l.same = icmp eq i32 %h.l, %l.good
+  %l.same = and i1 %g.l.same, %h.l.same
+  br i1 %l.same, label %t.do, label %slow
+t.do:
+  br i1 %checking, label %t.check, label %t.record
+t.check:
+  %g.w.p = getelementptr i32, ptr %writes, i64 %g
+  %g.w = load i32, ptr %g.w.p
+  %h.w.p = getelementptr i32, ptr %writes, i64 %h
+  %h.w = load i32, ptr %h.w.p
+  %w.good = load i32, ptr %good
+  %g.w.same = icmp eq i32 %g.w, %w.good
+  %h.w.same = icmp eq i32 %h.w, %w.good
+  %w.same = and i1 %g.w.same, %h.w.same
+  br i1 %w.same, label %next, label %slow
+t.record:
+  store i32 %id, ptr %g.l.p
+  store i32 %id, ptr %h.l.p
+  br label %next
+slow:
   %r = call i1 @row(ptr %q, i64 %do, i64 %start, i64 %COUNT, i64 %lane, i32 %id, ptr %good)
   br i1 %r, label %next, label %no
 next:
@@ -580,4 +738,4 @@ def accesses() -> str:
     * ``i64 @pipelined(request, list, length, agent, identity, lane, column)``: how many accesses of a list
       (`PIPELINED_WORDS`) are, before the first that is not.
     """
-    return _ORDERED + _LAYER + _VERIFY + _RECORD + _ROW + _ROWS + _PIPELINED
+    return _ORDERED + _LAYER + _RUNS + _VERIFY + _RECORD + _ROW + _ROWS + _PIPELINED

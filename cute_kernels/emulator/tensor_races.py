@@ -94,18 +94,21 @@ class Pipelined:
 
     Attributes:
         text: for reports.
+        shared_ranks: CTAs whose shared memory it reads.
     """
 
     def __init__(self, text: str, accesses: Sequence[PipelinedAccess]) -> None:
         self.text, self.accesses = text, tuple(accesses)
-        self._list: np.ndarray | None = None
-        self._made = False
+        self.shared_ranks = frozenset(access.rank for access in self.accesses if access.starts is not None)
+        self._list: tuple[np.ndarray, ...] | None = None
+        self._address = -1
 
-    def listed(self, unit: ShadowUnit, tracker: RaceTracker) -> np.ndarray | None:
-        """`ShadowUnit.pipelined_list`, made once."""
-        if not self._made:
-            self._list, self._made = unit.pipelined_list(tracker, self.accesses), True
-        return self._list
+    def listed(self, unit: ShadowUnit, tracker: RaceTracker) -> int:
+        """Host address of `ShadowUnit.pipelined_list`, made once; 0 if there is none."""
+        if self._address < 0:
+            self._list = unit.pipelined_list(tracker, self.accesses)
+            self._address = 0 if self._list is None else self._list[0].ctypes.data
+        return self._address
 
 
 @dataclass
@@ -155,16 +158,16 @@ class TensorRaces:
             TensorMemoryRace, SharedMemoryRace, ProxyFenceMissing: an earlier access is not ordered before.
         """
         tracker, stream = self.tracker, self._begun(work.text)
-        agent, unit, done = tracker.agent, tracker.unit(), 0
-        listed = None if unit is None else work.listed(unit, tracker)
-        if listed is not None:
-            done = unit.pipelined(listed, agent, stream.identity, tracker.lane, stream.column)
-            for access in work.accesses[:done]:
-                if access.starts is not None and access.rank != agent.rank and access.rank not in stream.noted:
-                    stream.noted.add(access.rank)
-                    label = self.epochs.label(stream.identity)
-                    tracker.exits.operation(access.rank, stream.column, stream.commits + 1, label)
-        if done == len(work.accesses):
+        agent, unit, done, count = tracker.agent, tracker.unit(), 0, len(work.accesses)
+        listed = 0 if unit is None else work.listed(unit, tracker)
+        if listed:
+            done = unit.pipelined(listed, count, agent, stream.identity, tracker.lane, stream.column)
+        for rank in work.shared_ranks - stream.noted:
+            stream.noted.add(rank)
+            if rank != agent.rank:
+                label = self.epochs.label(stream.identity)
+                tracker.exits.operation(rank, stream.column, stream.commits + 1, label)
+        if done == count:
             return
         operation = self.operation(work.text)
         for access in work.accesses[done:]:
