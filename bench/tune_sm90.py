@@ -3,7 +3,7 @@
     python -m bench.tune_sm90 measure --output FILE.json   # on an SM90 GPU
     python -m bench.tune_sm90 fit FILE.json                 # anywhere: coefficients and how well they choose
     python -m bench.tune_sm90 measure --operation gemm --output FILE.json   # the dense GEMM: bench/tune_sm90_gemm.py
-    python -m bench.tune_sm90 fit --operation gemm FILE.json
+    python -m bench.tune_sm90 fit --operation gemm FILE.json ...
 
 A time is that of one launch in a CUDA graph of 24, median of 7 replays; every candidate's output is compared with
 FP64 first. The fit is non-negative least squares on relative errors per class (weight, order), where a timing counts
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     measuring, fitting = commands.add_parser("measure"), commands.add_parser("fit")
     measuring.add_argument("--output", type=Path, required=True)
-    fitting.add_argument("file", type=Path)
+    fitting.add_argument("files", type=Path, nargs="+", help="of measure; of the GEMM also of bench.gemm --configs")
     for command in (measuring, fitting):
         command.add_argument("--operation", choices=("patch-embed", "gemm"), default="patch-embed")
     arguments = parser.parse_args(argv)
@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "measure":
             tune_sm90_gemm.measure(arguments.output)
         else:
-            tune_sm90_gemm.report(tune_sm90_gemm.read(arguments.file))
+            tune_sm90_gemm.report_fit(arguments.files)
         return 0
     if arguments.command == "measure":
         import torch
@@ -212,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{case}: {time:.2f} us, {config}", file=sys.stderr, flush=True)
         write(arguments.output, measured, {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})
         return 0
-    measured = read(arguments.file)
+    measured = {case: timings for path in arguments.files for case, timings in read(path).items()}
     coefficients = fit(measured)
     for key, values in coefficients.items():
         print(f"{key}: {values},")

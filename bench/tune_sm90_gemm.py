@@ -1,7 +1,8 @@
 """The dense GEMM's part of `bench.tune_sm90`: what every configuration of the search space takes, and what it says.
 
 Times are those of `cute_kernels.tune`: launches in CUDA graphs, all candidates and torch's own product in turn, medians
-of the rounds. The device is hardly ever idle, so that large sizes are timed at the clocks of its power limit.
+of the rounds. The device is hardly ever idle, so that large sizes are timed at the clocks of its power limit, which
+moves them by several percent; what `bench.gemm --configs` times for longer says more of those, and a fit takes both.
 """
 
 from __future__ import annotations
@@ -9,17 +10,35 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
+from scipy.optimize import least_squares
+
+from bench import results
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
+from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan, sm90_gemm
 
-CASES = (*squares(), *siglip2((1, 8, 64, 4736)))
+CASES = (
+    *squares((512, 1024, 1536, 2048, 3072, 4096)),
+    *siglip2((1, 2, 8, 24, 64)),
+    *(
+        GemmCase(f"{m}x{n}x{k}", m, n, k)
+        for m in (16, 128, 512, 2048)
+        for n, k in ((4096, 4096), (14336, 4096), (4096, 14336))
+    ),
+    *siglip2((4736,)),
+    *squares((6144, 8192, 10240, 12288)),
+)
+"""The cases of `bench.gemm` and smaller ones, and linear layers of language models."""
+
 CANDIDATES = 40
 """Of a case, the most promising first; the chooser's own is always among them."""
 
@@ -125,11 +144,107 @@ def read(path: Path) -> list[Timings]:
     ]
 
 
+OURS = "cute_kernels "
+
+
+def read_bench(path: Path) -> list[Timings]:
+    """What `bench.gemm --configs` has recorded, one entry per case and way of timing; torch is not kept."""
+    from bench.gemm import parse_config
+
+    found = []
+    for case in results.from_json(path.read_text()).cases:
+        for mode in ("burst", "sustained"):
+            ours = [
+                (1e3 * statistics.median(run.ms for run in peer.runs if run.mode == mode),
+                 parse_config(peer.name.removeprefix(OURS), Sm90GemmConfig))
+                for peer in case.peers
+                if peer.name.startswith(OURS) and any(run.mode == mode for run in peer.runs)
+            ]  # fmt: skip
+            found.append(Timings(case.case, math.nan, tuple(sorted(ours, key=lambda pair: pair[0]))))
+    return found
+
+
+# --- fitting ---------------------------------------------------------------------------------------------------------
+
+FITTED = (
+    "FETCHED_BYTES_PER_CLOCK", "FIRST_BYTES_PER_CLOCK", "BLOCK_CLOCKS", "PINGPONG_GAIN", "TILE_CLOCKS",
+    "EPILOGUE_CLOCKS_PER_KELEMENT", "CLUSTER_CLOCKS", "SPLIT_CLOCKS", "SPLIT_BYTES_PER_CLOCK",
+)  # fmt: skip
+"""Constants of `cute_kernels.plan.sm90_gemm`. LAUNCH_CLOCKS is given: what is the same for all cannot be seen."""
+
+BENCH_WEIGHT = 3.0
+"""What a timing of `bench.gemm` counts in a fit: it is of a longer run."""
+
+FAST_ENOUGH = 2.2
+"""Slower configurations than this many times the fastest say nothing about the choice and are left out of the fit."""
+
+CLOSENESS = 3
+"""Power of (fastest / time) by which a timing counts: what matters is that the best are ranked well."""
+
+
+def fit(measured: Sequence[tuple[Timings, float]]) -> dict[str, float]:
+    """The constants with which the ratios of modelled times within a case are nearest to those of the timings.
+
+    Args:
+        measured: timings, and what each of their residuals counts.
+    """
+    start = {name: float(getattr(sm90_gemm, name)) for name in FITTED}
+    cases = [(list(comparable(entry)), weight) for entry, weight in measured]
+
+    def residuals(logs: Sequence[float]) -> Iterator[float]:
+        with mock.patch.multiple(sm90_gemm, **scaled(start, logs)):
+            for rows, weight in cases:
+                terms = [(math.log(sm90_gemm.modelled_clocks(plan) / value), share) for value, plan, share in rows]
+                mean = sum(term * share for term, share in terms) / sum(share for _, share in terms)
+                for term, share in terms:
+                    yield (term - mean) * share * weight / math.sqrt(len(terms))
+        # Without data for a constant, it stays.
+        yield from (0.01 * value for value in logs)
+
+    solved = least_squares(lambda logs: list(residuals(logs)), [0.0] * len(FITTED), loss="soft_l1", f_scale=0.03)
+    return scaled(start, solved.x)
+
+
+def scaled(start: dict[str, float], logs: Sequence[float]) -> dict[str, float]:
+    return {name: value * math.exp(log) for (name, value), log in zip(start.items(), logs, strict=True)}
+
+
+def comparable(entry: Timings) -> Iterator[tuple[float, GemmPlan, float]]:
+    """Microseconds, plan and importance of what is timed in the usual order of tiles, which the model does not see."""
+    fastest = entry.ours[0][0]
+    for value, config in entry.ours:
+        if value <= FAST_ENOUGH * fastest and config.group_m == 8:
+            yield value, make_plan(problem(entry.case), config, "sm_90a"), (fastest / value) ** CLOSENESS
+
+
+def report_fit(paths: Sequence[Path]) -> None:
+    """Fits to files of `measure` and of `bench.gemm`, and prints the constants and the regret before and after."""
+    measured = []
+    for path in paths:
+        own = "operation" in json.loads(path.read_text())
+        measured += [(entry, 1.0 if own else BENCH_WEIGHT) for entry in (read(path) if own else read_bench(path))]
+    fitted = fit(measured)
+    for name, value in fitted.items():
+        print(f"{name} = {value:.4g}, now {getattr(sm90_gemm, name)}")
+    for title, constants in (("now", {name: getattr(sm90_gemm, name) for name in FITTED}), ("fitted", fitted)):
+        with mock.patch.multiple(sm90_gemm, **constants):
+            found = [value for entry, _ in measured if (value := regret(entry)) is not None]
+        mean, most = (f"{function(found):.4f}" if found else "-" for function in (statistics.mean, max))
+        print(f"chosen / fastest, {title}: mean {mean}, most {most}; {len(found)} of {len(measured)} cases")
+
+
 def regret(entry: Timings) -> float | None:
-    """Time of the chooser's configuration over that of the fastest; None if it was not timed."""
+    """Time of the chooser's tile, cluster and split over that of the fastest configuration; None if it was not timed.
+
+    Of the same tile in several orders or with other store stages, what the chooser takes, or else the slowest.
+    """
     chosen = make_plan(problem(entry.case), arch="sm_90a").config
-    times = {config: value for value, config in entry.ours}
-    return times[chosen] / entry.ours[0][0] if chosen in times else None
+    times = [(config == chosen, value) for value, config in entry.ours if tile(config) == tile(chosen)]
+    return max(times)[1] / entry.ours[0][0] if times else None
+
+
+def tile(config: Sm90GemmConfig) -> tuple[int, ...]:
+    return (config.tile_m, config.tile_n, config.cluster_m, config.cluster_n, config.pingpong, config.split_k)
 
 
 def report(measured: Sequence[Timings], file=None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import statistics
 import warnings
@@ -21,8 +22,8 @@ ROTATED_BYTES = 160 << 20
 RUN_MS = 5.0
 """Duration that one timed run should have."""
 
-GROUPS = (4, 16)
-"""Values of ``group_m`` that are tried on the fastest candidate besides its own."""
+GROUPS = (1, 4, 8, 16)
+"""Values of ``group_m`` that are tried on the fastest candidate."""
 
 _MAX_LAUNCHES = 64
 _MAX_ERROR = 0.01
@@ -113,6 +114,8 @@ def tune_gemm(
 def variants(plan: GemmPlan) -> list[GemmPlan]:
     """The same tiles in other orders."""
     own = plan.config.group_m
+    if plan.n_tiles == 1:
+        return []
     groups = [group for group in GROUPS if group != own and plan.m_tiles > min(group, own)]
     return [dataclasses.replace(plan, config=dataclasses.replace(plan.config, group_m=group)) for group in groups]
 
@@ -144,21 +147,26 @@ def graph_timer(launch: Callable[[int, int], None]) -> Timer:
 
 def replay_timer(launch: Callable[[int, int], None], count: int) -> Timer:
     """As `graph_timer`, with a given number of launches in the graph."""
+    return functools.partial(_replay, _captured(launch, count), count, launch)
+
+
+def _captured(launch: Callable[[int, int], None], count: int) -> torch.cuda.CUDAGraph:
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
         for i in range(count):
             launch(i, stream.cuda_stream)
+    return graph
 
-    def run() -> float:
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) / count
 
-    return run
+def _replay(graph: torch.cuda.CUDAGraph, count: int, owner: Callable[[int, int], None]) -> float:
+    """Milliseconds of a launch. A graph has addresses only: ``owner``, what was captured, keeps the tensors alive."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / count
 
 
 def gemm_inputs(problem: GemmProblem) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None]:

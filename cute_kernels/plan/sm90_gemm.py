@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
@@ -16,8 +17,9 @@ WARPGROUP_ROWS = 64
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device of the architecture can hold (CUDA C++ programming guide)."""
 
-GPC_MULTIPROCESSORS = 16
-"""Multiprocessors of a GPC that clusters of four or eight can use: an H200's GPCs have 16 or 18."""
+GPC_SHARE = (8, 9)
+"""Multiprocessors of which clusters of four or eight can be resident at once: 16 of the 18 of a GPC. With one cluster
+more, it runs after all others: 32 clusters of 2 x 2 took twice the time of 64 of 2 x 1 on an H200 of 132."""
 
 ADDRESSING_REGISTERS = 40
 """What a consumer thread needs besides accumulators, as the assembler reports it without spills."""
@@ -65,10 +67,10 @@ class Sm90GemmPlan(GemmPlan):
 
     @property
     def clusters(self) -> int:
-        """All of them must be resident at once. Clusters do not cross GPCs, which have 16 or 18 multiprocessors."""
+        """As many as are resident at once. Clusters do not cross GPCs."""
         usable = self.sm_count
-        if self.ctas > 2 and usable > GPC_MULTIPROCESSORS:
-            usable -= usable % GPC_MULTIPROCESSORS
+        if self.ctas > 2:
+            usable = max(self.ctas, usable * GPC_SHARE[0] // GPC_SHARE[1])
         return min(usable // self.ctas, self.tiles)
 
     @property
@@ -188,23 +190,32 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Ar
     return plan
 
 
-CANDIDATES = (
-    Sm90GemmConfig(128, 256, stages=4, pingpong=False),
-    Sm90GemmConfig(256, 128, stages=4, pingpong=False),
-    Sm90GemmConfig(128, 192, stages=4, pingpong=True, store_stages=3),
-    Sm90GemmConfig(128, 128, stages=6, pingpong=True),
-    Sm90GemmConfig(64, 256, stages=4, pingpong=True),
-    Sm90GemmConfig(64, 128, stages=7, pingpong=True),
-    Sm90GemmConfig(128, 64, stages=8, pingpong=False, store_stages=1),
+_CANDIDATES = (
+    (128, 256, False, 4, 2, ((2, 1),), (1,)),
+    (256, 128, False, 4, 2, ((2, 1),), (1,)),
+    (256, 192, False, 3, 2, ((1, 2), (2, 1), (1, 1)), (1,)),
+    (128, 192, True, 4, 2, ((2, 1), (1, 2), (1, 1)), (1,)),
+    (192, 128, True, 4, 2, ((2, 1), (1, 2)), (1,)),
+    (128, 128, True, 6, 2, ((2, 1), (1, 2), (1, 1), (1, 4)), (1,)),
+    (128, 128, False, 5, 2, ((2, 1), (1, 2)), (1, 2)),
+    (128, 128, False, 4, 2, ((1, 1), (2, 1)), (4,)),
+    (64, 192, True, 5, 3, ((2, 1), (1, 2), (4, 1), (1, 1)), (1,)),
+    (64, 128, True, 8, 2, ((2, 1), (1, 2), (4, 1), (1, 4), (1, 1)), (1,)),
+    (64, 64, True, 8, 1, ((2, 2), (2, 1), (1, 2), (1, 1)), (1,)),
+    (128, 64, False, 8, 1, ((2, 1), (1, 1)), (1, 2)),
+    (128, 64, False, 8, 1, ((1, 2), (1, 4)), (2,)),
+    (128, 64, False, 7, 1, ((1, 1), (1, 2)), (4,)),
+    (128, 64, False, 6, 1, ((1, 1),), (8,)),
 )
-"""What the chooser chooses from without a split: every schedule and tile that pays at some size."""
+"""Rows, columns and pingpong of a tile, stages, store stages, clusters and splits of K."""
 
-SPLIT_CANDIDATES = tuple(
-    Sm90GemmConfig(128, tile_n, stages=stages, cluster_m=1, store_stages=1, split_k=split_k)
-    for tile_n, stages in ((64, 7), (128, 4))
-    for split_k in (2, 4, 8)
+CANDIDATES = tuple(
+    Sm90GemmConfig(tile_m, tile_n, stages, *cluster, pingpong, store_stages, split_k=split_k)
+    for tile_m, tile_n, pingpong, stages, store_stages, clusters, splits in _CANDIDATES
+    for cluster in clusters
+    for split_k in splits
 )
-"""What it chooses from where tiles are too few for the device."""
+"""What the chooser chooses from: what pays at some size, by the timings or by the model fitted to them."""
 
 TILES = (
     (128, 256, False), (256, 128, False), (256, 192, False), (128, 192, True), (192, 128, True), (128, 128, True),
@@ -221,15 +232,38 @@ MACS_PER_CLOCK = 2048
 BLOCK_MACS = 64
 """Multiply-adds of 16-bit operands per output that take the time of one K block, of any element type: 128 bytes."""
 
-EPILOGUE_CLOCKS_PER_KELEMENT = 80
-"""Clocks of a warpgroup to convert, stage and store 1024 output elements of a tile."""
+# The constants from here on were fitted to the timings that `default_config` names (`python -m bench.tune_sm90 fit
+# --operation gemm`). They rank configurations; they do not predict microseconds.
 
-OPERAND_TRAFFIC = 12.0
-"""Share of WGMMA time that reading operands from shared memory adds, times rows or columns of a tile."""
+FETCHED_BYTES_PER_CLOCK = 95
+"""Operand bytes that a CTA gets from L2 per clock, while WGMMAs run."""
 
-CLUSTER_TRAFFIC = 12.0
-"""The same for fetching them, times rows or columns of a cluster, whose CTAs fetch what they share once. Tiles of
-256 x 128 in clusters of 2 x 1 fetch a quarter more than those of 128 x 256, and were 3 to 10% slower on squares."""
+FIRST_BYTES_PER_CLOCK = 500
+"""What those of its first tile add to a launch, when all CTAs fetch and nothing is in L2 yet."""
+
+BLOCK_CLOCKS = 110
+"""Of every K block: its barriers, and the issue of its WGMMAs."""
+
+PINGPONG_GAIN = 0.034
+"""Share of its WGMMAs' time that a warpgroup saves which does not wait for another one at every K block."""
+
+TILE_CLOCKS = 48
+"""Of every tile, besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
+
+EPILOGUE_CLOCKS_PER_KELEMENT = 78
+"""Of a warpgroup, to convert, stage and store 1024 output elements of a tile."""
+
+LAUNCH_CLOCKS = 5000
+"""Of a launch, whatever it computes."""
+
+CLUSTER_CLOCKS = 85
+"""Of a launch, per CTA of a cluster: they start and end together."""
+
+SPLIT_CLOCKS = 780
+"""Of an exchange of partial sums besides its bytes, per doubling of the slices."""
+
+SPLIT_BYTES_PER_CLOCK = 17
+"""Partial sums that a CTA receives through distributed shared memory per clock."""
 
 NEAR_L2_BYTES = 16 << 20
 """Rows of ``a`` that clusters work on at the same time: if more than this, they are not found in L2 by a later turn."""
@@ -237,54 +271,46 @@ NEAR_L2_BYTES = 16 << 20
 RESIDENT_B_BYTES = 12 << 20
 """``b`` up to this stays in L2 through a launch, whatever the order of the tiles."""
 
-TILE_CLOCKS = 400
-"""Clocks that a tile costs besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
-
-SPLIT_CLOCKS = 3000
-"""Clocks that an exchange of partial sums may cost besides its bytes. Not measured: a bound, some times the latency of
-distributed shared memory, so that K is split only where it pays by far."""
-
-SPLIT_BYTES_PER_CLOCK = 32
-"""Distributed shared memory that a CTA receives per clock."""
-
 
 def modelled_clocks(plan: Sm90GemmPlan) -> float:
     """Modelled time of a launch: the turns of the busiest cluster, and what is left to do after its last WGMMA."""
     c = plan.config
-    traffic = 1 + OPERAND_TRAFFIC * (1 / c.tile_m + 1 / c.tile_n)
-    traffic += CLUSTER_TRAFFIC * (1 / plan.cluster_rows + 1 / plan.cluster_columns)
-    k = -(-plan.k_blocks // c.split_k) * BLOCK_MACS
-    mainloop = k * c.tile_m * c.tile_n / MACS_PER_CLOCK * traffic + TILE_CLOCKS
+    blocks = -(-plan.k_blocks // c.split_k)
+    wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - PINGPONG_GAIN * c.pingpong)
+    fetched = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
+    # Almost the larger of both: they overlap, but for where both take as long.
+    mainloop = (wgmma**4 + (fetched / FETCHED_BYTES_PER_CLOCK) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
     epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
+    once = LAUNCH_CLOCKS + CLUSTER_CLOCKS * plan.ctas + fetched / FIRST_BYTES_PER_CLOCK
+    exchange = 0.0
     if c.split_k > 1:
-        epilogue += SPLIT_CLOCKS + plan.finished_warps * plan.received_bytes / SPLIT_BYTES_PER_CLOCK
+        exchange = SPLIT_CLOCKS * math.log2(c.split_k)
+        exchange += plan.finished_warps * plan.received_bytes / SPLIT_BYTES_PER_CLOCK
     turns = -(-plan.tiles // plan.clusters)
     if not c.pingpong:
-        return turns * (mainloop + epilogue)
+        return once + turns * (mainloop + epilogue + exchange)
     # In turn, a warpgroup has the other one's mainloop to store in, but nothing hides the last tile's epilogue.
-    return turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
+    return once + turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
 
 
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
     """The candidate with the least modelled time.
 
-    With these constants the choice is the fastest candidate without a split in all 18 cases of
-    bench/results/h200-gemm-2026-11-21.json in bursts, and in 16 sustained, within 6% in the others
-    (`python -m pytest tests/bench/test_gemm_choice.py`). A split of K was not measured.
+    The constants were fitted to bench/results/h200-gemm-tune-2026-11-21.json and h200-gemm-configs-2026-11-21.json;
+    `python -m pytest tests/bench/test_gemm_choice.py` says how near to the fastest the choice is there.
     """
-    cluster_m = 2 if sm_count >= 2 else 1
     costs = []
-    for index, candidate in enumerate((*CANDIDATES, *SPLIT_CANDIDATES)):
-        config = candidate
-        if config.split_k == 1:
-            # A cluster whose second CTA has no rows computes nothing with it.
-            config = dataclasses.replace(config, cluster_m=cluster_m if problem.m > config.tile_m else 1)
-        if problem.out_dtype == "float32" and config.tile_n * 4 // 128 % config.store_stages:
-            config = dataclasses.replace(config, store_stages=2)
-        plan = Sm90GemmPlan(problem, config, arch, sm_count)
-        if config.split_k > 1 and (plan.ctas > sm_count or plan.k_blocks < config.split_k):
-            continue
-        costs.append((modelled_clocks(plan), index, config))
+    for index, candidate in enumerate(CANDIDATES):
+        c = candidate
+        idle = (c.cluster_m - 1) * c.tile_m >= problem.m or (c.cluster_n - 1) * c.tile_n >= problem.n
+        if problem.out_dtype == "float32" and c.tile_n * 4 // 128 % c.store_stages:
+            c = dataclasses.replace(c, store_stages=2)
+        plan = Sm90GemmPlan(problem, c, arch, sm_count)
+        # TMA fills rows that do not exist: 16 rows took 1.5 times as long in tiles of 128 as in tiles of 64.
+        hollow = c.tile_m > WARPGROUP_ROWS and 2 * problem.m <= c.tile_m
+        if idle or hollow or plan.ctas > sm_count or plan.k_blocks < c.split_k:
+            continue  # a CTA of every cluster would compute nothing, half of a tile is empty, or no cluster fits
+        costs.append((modelled_clocks(plan), index, c))
     config = min(costs)[2]
     return dataclasses.replace(config, group_m=tile_group(Sm90GemmPlan(problem, config, arch, sm_count)))
 

@@ -1,46 +1,41 @@
-"""The SM90 GEMM's chooser against the candidates that the recorded run timed beside each other."""
+"""The SM90 GEMM's chooser against the candidates that recorded runs timed beside each other."""
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from pathlib import Path
 
-from bench import results, tile_order
+from bench import tile_order
+from bench import tune_sm90_gemm as tuner
 from bench.gemm_cases import siglip2, squares
 from cute_kernels.config import GemmProblem
-from cute_kernels.plan import make_plan, sm90_gemm
+from cute_kernels.plan import make_plan
 
-RECORDED = results.from_json(Path("bench/results/h200-gemm-2026-11-21.json").read_text())
-MODES = ("burst", "sustained")
+TUNED = tuner.read(Path("bench/results/h200-gemm-tune-2026-11-21.json"))
+LONGER = tuner.read_bench(Path("bench/results/h200-gemm-configs-2026-11-21.json"))
 
 
-def regrets() -> dict[str, tuple[float, ...]]:
-    """Per case and mode, the time of the chosen configuration over that of the fastest candidate."""
-    # Recorded before configurations had a split of K.
-    names = {",".join(map(str, map(int, dataclasses.astuple(c)[:8]))): c for c in sm90_gemm.CANDIDATES}
-    found = {}
-    for case in RECORDED.cases:
-        plan = make_plan(GemmProblem(case.case.m, case.case.n, case.case.k), arch="sm_90a")
-        chosen = dataclasses.replace(plan.config, group_m=8)  # the only order that was recorded
-        times = {
-            names[text]: [statistics.median(run.ms for run in peer.runs if run.mode == mode) for mode in MODES]
-            for peer in case.peers
-            if peer.runs and (text := peer.name.removeprefix("cute_kernels ")) in names
-        }
-        found[case.case.name] = tuple(
-            times[chosen][i] / min(time[i] for time in times.values()) for i in range(len(MODES))
-        )
+def regrets(timings: list[tuner.Timings]) -> list[float]:
+    """Per case, the time of the chosen configuration over that of the fastest."""
+    found = [tuner.regret(entry) for entry in timings]
+    assert None not in found, "a choice was not timed"
     return found
 
 
-def test_the_choice_is_near_the_fastest_candidate() -> None:
-    """The figures in `sm90_gemm.default_config`'s docstring."""
-    found = regrets()
-    assert len(found) == 18
-    bursts, sustained = zip(*found.values(), strict=True)
-    assert max(bursts) == 1.0
-    assert max(sustained) <= 1.062 and sum(regret == 1.0 for regret in sustained) == 16
+def test_the_choice_is_near_the_fastest_of_long_runs() -> None:
+    """Six squares and twelve layers, each in bursts and sustained: the figures in `sm90_gemm.default_config`."""
+    assert len(LONGER) == 2 * 18
+    bursts, sustained = regrets(LONGER[::2]), regrets(LONGER[1::2])
+    assert statistics.mean(bursts) <= 1.003 and max(bursts) <= 1.015
+    assert statistics.mean(sustained) <= 1.005 and max(sustained) <= 1.043
+
+
+def test_the_choice_is_near_the_fastest_of_the_tuner() -> None:
+    """58 cases from a row of 64 tiles to layers of 4736 images; the fastest of 40 timings owes some to chance."""
+    found = regrets(TUNED)
+    assert len(found) == 58
+    assert statistics.mean(found) <= 1.031 and max(found) <= 1.162
+    assert sum(value <= 1.01 for value in found) >= 25
 
 
 def test_the_order_of_tiles_reads_no_more_than_the_usual_one() -> None:
@@ -52,8 +47,8 @@ def test_the_order_of_tiles_reads_no_more_than_the_usual_one() -> None:
             rows, columns = plan.cluster_rows, plan.cluster_columns
             usual = tile_order.dram_ratio(plan, rows, columns, 8)
             changed[case.name] = (tile_order.dram_ratio(plan, rows, columns, plan.config.group_m), usual)
-    assert len(changed) == 4 and all(chosen <= usual and chosen < 1.15 for chosen, usual in changed.values()), changed
-    assert sum(usual > 1.25 for _, usual in changed.values()) == 3
+    assert len(changed) == 4 and all(chosen <= usual and chosen < 1.23 for chosen, usual in changed.values()), changed
+    assert sum(usual > 1.15 for _, usual in changed.values()) == 3
     for case in squares():
         assert tile_order.plan_of(case).config.group_m == 8
 

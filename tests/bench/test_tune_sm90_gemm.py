@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from bench import tune_sm90, tune_sm90_gemm
-from bench.gemm_cases import GemmCase
-from cute_kernels.plan import make_plan
+from bench.gemm_cases import GemmCase, siglip2, squares
+from cute_kernels.config import Sm90GemmConfig
+from cute_kernels.plan import GemmPlan, make_plan, sm90_gemm
 
 CASE = GemmCase("small", 512, 256, 128)
 
@@ -31,10 +33,14 @@ def test_files_survive_and_others_are_refused(tmp_path: Path, capsys: pytest.Cap
     path = tmp_path / "timings.json"
     tune_sm90_gemm.write(path, [timings(3.0, 2.0, 4.0), timings(5.5)], {"gpu": "none"})
     assert tune_sm90_gemm.read(path) == [timings(3.0, 2.0, 4.0), timings(5.5)]
-    assert tune_sm90.main(["fit", "--operation", "gemm", str(path)]) == 0
+    tune_sm90_gemm.report(tune_sm90_gemm.read(path))
     lines = capsys.readouterr().out.splitlines()
     assert "torch / fastest 3.500, chosen / fastest 1.500: 2.00 " in lines[0]
     assert "torch / fastest 1.273, chosen / fastest 1.000: 5.50 " in lines[1]
+    assert tune_sm90.main(["fit", "--operation", "gemm", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2] == "chosen / fastest, now: mean 1.2500, most 1.5000; 2 of 2 cases"
+    assert [line.split(" = ")[0] for line in lines[:-2]] == list(tune_sm90_gemm.FITTED)
     with pytest.raises(ValueError, match="no timings of the dense GEMM"):
         tune_sm90_gemm.read(Path("bench/results/h200-tune-2026-11-21.json"))
 
@@ -43,3 +49,32 @@ def test_regret_needs_the_chosen_configuration() -> None:
     assert tune_sm90_gemm.regret(timings(3.0, 2.0)) == 1.5
     others = tune_sm90_gemm.Timings(CASE, 7.0, timings(3.0, 2.0).ours[:1])
     assert tune_sm90_gemm.regret(others) is None
+
+
+def planned(entry: tune_sm90_gemm.Timings, config: Sm90GemmConfig) -> GemmPlan:
+    return make_plan(tune_sm90_gemm.problem(entry.case), config, "sm_90a")
+
+
+def test_a_fit_finds_the_constants_that_made_the_timings() -> None:
+    """Times of a machine with other constants, each at its own scale: the ratios within a case say which."""
+    others = {"FETCHED_BYTES_PER_CLOCK": 60.0, "BLOCK_CLOCKS": 220.0, "SPLIT_CLOCKS": 3000.0}
+    measured = []
+    for scale, case in enumerate((*squares((512, 2048)), *siglip2((1, 8))), 1):
+        plans = tune_sm90_gemm.plans(case)[:20]
+        with mock.patch.multiple(sm90_gemm, **others):
+            ours = [(sm90_gemm.modelled_clocks(plan) * scale, plan.config) for plan in plans]
+        ours.sort(key=lambda pair: pair[0])
+        measured.append((tune_sm90_gemm.Timings(case, 1.0, tuple(ours)), 1.0))
+    fitted = tune_sm90_gemm.fit(measured)
+    assert fitted["FETCHED_BYTES_PER_CLOCK"] == pytest.approx(60, rel=0.1)
+    assert fitted["BLOCK_CLOCKS"] == pytest.approx(220, rel=0.1)
+    with mock.patch.multiple(sm90_gemm, **fitted):
+        for entry, _ in measured:
+            assert min(entry.ours, key=lambda pair: sm90_gemm.modelled_clocks(planned(entry, pair[1]))) == entry.ours[0]
+
+
+def test_a_run_of_bench_gemm_is_read_per_way_of_timing() -> None:
+    found = tune_sm90_gemm.read_bench(Path("bench/results/h200-gemm-configs-2026-11-21.json"))
+    assert len(found) == 2 * 18 and {len(entry.ours) for entry in found} == {9}
+    assert all(entry.ours[0][0] == min(value for value, _ in entry.ours) for entry in found)
+    assert found[0].case.name == "2048" and 20 < found[0].ours[0][0] < 30

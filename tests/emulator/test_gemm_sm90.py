@@ -16,7 +16,6 @@ from cute_kernels.config import Sm90GemmConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
 from cute_kernels.launch import emulate
-from cute_kernels.plan.sm90_gemm import CANDIDATES
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
 
 POLICIES = ("eager", "lazy", "random")
@@ -24,10 +23,11 @@ TOGETHER = Sm90GemmConfig(128, 64, stages=3, store_stages=1)
 IN_TURN = Sm90GemmConfig(64, 64, stages=3, pingpong=True, store_stages=1)
 SPLIT = dataclasses.replace(TOGETHER, cluster_m=1, split_k=2)
 CONFIGS = {
-    "128 x 256 cooperative": CANDIDATES[0],
-    "256 x 128 cooperative": CANDIDATES[1],
-    "128 x 192 pingpong": CANDIDATES[2],
-    "64 x 256 pingpong": CANDIDATES[4],
+    "128 x 256 cooperative": Sm90GemmConfig(),
+    "256 x 128 cooperative": Sm90GemmConfig(256, 128),
+    "256 x 192 cooperative, 1 x 2": Sm90GemmConfig(256, 192, stages=3, cluster_m=1, cluster_n=2),
+    "128 x 192 pingpong": Sm90GemmConfig(128, 192, pingpong=True),
+    "64 x 256 pingpong": Sm90GemmConfig(64, 256, pingpong=True),
     "cooperative, 1 x 2": dataclasses.replace(TOGETHER, cluster_m=1, cluster_n=2),
     "cooperative, 2 x 2": dataclasses.replace(TOGETHER, cluster_n=2, group_m=1),
     "pingpong, 1 CTA": dataclasses.replace(IN_TURN, cluster_m=1, stages=2),

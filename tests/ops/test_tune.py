@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import weakref
 
 import pytest
 import torch
@@ -189,10 +190,29 @@ def test_tf32_is_tuned_by_itself(device):
 def test_other_orders_of_the_fastest_tiles_are_tried(device):
     first = gemm_candidates(GemmProblem(8192, 4096, 640), "sm_90a")[0]
     orders = [plan.config for plan in tune.variants(first)]
-    assert [config.group_m for config in orders] == [4, 16]
-    device[first.config], device[orders[1]] = 1.0, 0.9
-    assert tune_gemm(8192, 4096, 640) == orders[1]
+    assert [config.group_m for config in orders] == [1, 4, 16]
+    device[first.config], device[orders[2]] = 1.0, 0.9
+    assert tune_gemm(8192, 4096, 640) == orders[2]
     assert tune.variants(make_plan(GemmProblem(128, 64, 64), arch="sm_90a")) == []
+
+
+def test_a_timer_keeps_what_its_graph_reads_alive(monkeypatch):
+    """A graph has addresses only: tensors that only the captured launches know must not be freed before the replay."""
+
+    class Tensor:
+        pass
+
+    def launcher():
+        tensor = Tensor()
+        return weakref.ref(tensor), lambda i, stream: tensor
+
+    monkeypatch.setattr(tune, "_captured", lambda launch, count: object())
+    tensor, launch = launcher()
+    timer = tune.replay_timer(launch, 3)
+    del launch
+    assert tensor() is not None
+    del timer
+    assert tensor() is None
 
 
 @pytest.mark.parametrize(
