@@ -1,10 +1,11 @@
-"""Kernel arguments: Python values to the parameter block that a kernel declares."""
+"""Arguments of a launch: types, shapes, and Python values to the parameter block that a kernel declares."""
 
 from __future__ import annotations
 
 import math
+import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,47 @@ _FLOATS = {2: "<e", 4: "<f", 8: "<d"}
 _POINTER_BYTES = 8
 
 
+def require_type(name: str, value: Any, kinds: type | tuple[type, ...], needed: str) -> None:
+    """Raises TypeError, naming the argument, what is given and what is needed, unless it has one of these types."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        raise TypeError(f"{name} is a {type(value).__name__}; {needed} is needed")
+
+
+def extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:
+    """(x, y, z) of a launch shape: a positive integer or one to three of them.
+
+    Raises:
+        TypeError: something else than integers.
+        ValueError: another number of them, or one that is not positive.
+    """
+    needed = "a positive integer or one to three of them (x, y, z) are needed"
+    try:
+        if isinstance(shape, (bool, str, bytes, Mapping, Set)):
+            raise TypeError
+        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+        if any(isinstance(n, bool) for n in given):
+            raise TypeError
+        numbers = tuple(operator.index(n) for n in given)
+    except TypeError:
+        raise TypeError(f"{name} {shape!r}: {needed}") from None
+    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
+        raise ValueError(f"{name} {shape!r}: {needed}")
+    x, y, z = (*numbers, 1, 1)[:3]
+    return x, y, z
+
+
 def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:
     """The parameter block: parameters at their declared offsets.
 
     Raises:
+        TypeError: neither bytes nor a sequence of them.
         ValueError: number or sizes do not fit the declarations.
     """
-    if isinstance(params, (bytes, bytearray, memoryview)):
+    raw = (bytes, bytearray, memoryview)
+    listed = isinstance(params, Sequence) and not isinstance(params, str) and all(isinstance(p, raw) for p in params)
+    if not isinstance(params, raw) and not listed:
+        raise TypeError(f"params {params!r}: the parameter block as bytes, or bytes for each parameter, are needed")
+    if isinstance(params, raw):
         if len(params) < kernel.parameter_bytes:
             raise ValueError(f"the parameter block has {len(params)} bytes, the kernel takes {kernel.parameter_bytes}")
         return bytes(params)
@@ -50,8 +85,10 @@ def pack_arguments(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) ->
 
     Raises:
         ValueError: another number of arguments, or one that does not fit its parameter.
-        TypeError: a kind of argument that is not listed, or a float for a parameter of type ``.u`` or ``.s``.
+        TypeError: no list or tuple, a kind of argument that is not listed, or a float for a parameter of type ``.u`` or
+            ``.s``.
     """
+    require_type("args", args, (list, tuple), "a list or tuple with a value for each parameter")
     if len(args) != len(kernel.parameters):
         names = ", ".join(parameter.name for parameter in kernel.parameters)
         raise ValueError(f"{len(args)} arguments for the {len(kernel.parameters)} parameters of {kernel.name}: {names}")

@@ -171,7 +171,9 @@ class BlockBuilder:
                 self.define(item, part)
             return
         if not isinstance(operand, Register):
-            raise self.instruction.refuse(f"{operand} is not a destination")
+            undeclared = isinstance(operand, Symbol) and operand.name not in self.context.parameters
+            why = "is not declared as a register" if undeclared else "is no register, and cannot be written"
+            raise self.instruction.refuse(f"{operand} {why}")
         bits = self.bits_of(operand.name)
         if value.bits != bits:
             value = self.resize(value, bits)

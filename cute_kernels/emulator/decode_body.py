@@ -8,6 +8,7 @@ later stages see one flat name space.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass, field
 
@@ -30,6 +31,13 @@ from cute_kernels.emulator.program import (
     Symbol,
     Variable,
     Vector,
+)
+
+#: Predefined registers (PTX ISA, "Special Registers").
+_SPECIAL = re.compile(
+    r"%(n?tid|n?ctaid|n?clusterid|cluster_n?ctaid)(\.[xyzw])?|%cluster_n?ctarank|%is_explicit_cluster|%laneid|%n?warpid|"
+    r"%n?smid|%gridid|%lanemask_(eq|le|lt|ge|gt)|%clock(_hi|64)?|%globaltimer(_lo|_hi)?|%pm[0-7](_64)?|%envreg\d+|"
+    r"%reserved_smem_offset_\w+|%(total|aggr|dynamic)_smem_size|%current_graph_exec"
 )
 
 
@@ -345,6 +353,9 @@ class _OperandReader(Reader):
         if register is not None:
             return Register(register)
         if name.startswith("%"):
+            if not _SPECIAL.fullmatch(name):
+                line = self.tokens[0].line
+                raise UnsupportedPTX(f"register {name} is not declared", ptx_line=line, instruction=self.text)
             return Special(name)
         return Symbol(self.scope.find(name, "labels") or name)
 

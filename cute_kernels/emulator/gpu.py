@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cute_kernels.emulator import blas
-from cute_kernels.emulator.arguments import pack_arguments, parameter_block
+from cute_kernels.emulator.arguments import extents, pack_arguments, parameter_block, require_type
 from cute_kernels.emulator.back_end import Execution
 from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.decode import Instruction, Kernel, parse
@@ -114,6 +115,12 @@ class Options:
                 raise ValueError(f"{name} {value}: at least 1 is needed")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed {self.seed!r}: an int is needed")
+        for name, kind, allowed in (("clusters", int, "None or a tuple of ints"), ("roles", str, "a tuple of str")):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(n, kind) for n in value)):
+                raise TypeError(f"{name} {value!r}: {allowed} is needed")
+        if self.trace is not None and not isinstance(self.trace, (str, os.PathLike)):
+            raise TypeError(f"trace {self.trace!r}: the path of a file or None is needed")
         if self.clusters is not None and len(set(self.clusters)) != len(self.clusters):
             raise ValueError(f"clusters {self.clusters!r}: each may run once")
 
@@ -184,11 +191,18 @@ def run(
 
     Raises:
         ValueError: a launch shape, parameter block or argument that does not fit the kernel.
-        TypeError: an argument of another kind.
+        TypeError: an argument of another type.
         EmulatorError: see `cute_kernels.emulator.errors`; the message ends with where it happened.
     """
+    require_type("ptx", ptx, str, "PTX text, a str (of a file: pathlib.Path(...).read_text()),")
+    require_type("kernel", kernel, (str, type(None)), "the name of an entry, a str, or None")
+    require_type("memory", memory, (GlobalMemory, type(None)), "a GlobalMemory or None")
+    require_type("options", options, (Options, type(None)), "an Options or None")
+    require_type("programmatic", programmatic, bool, "a bool")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is a {type(progress).__name__}; a function of two ints or None is needed")
     options = options or Options()
-    execution = Execution(ptx, kernel, _extents("block", block), options)
+    execution = Execution(ptx, kernel, extents("block", block), options)
     memory = memory if memory is not None else GlobalMemory()
     if args is not None:
         if params:
@@ -245,19 +259,6 @@ def run(
     )
 
 
-def _extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:
-    """(x, y, z). Raises ValueError unless ``shape`` is a positive integer or one to three of them."""
-    try:
-        numbers = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-        numbers = tuple(operator.index(n) for n in numbers)
-    except TypeError:
-        numbers = ()
-    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
-        raise ValueError(f"{name} {shape!r}: a positive integer or one to three of them (x, y, z) are needed")
-    x, y, z = (*numbers, 1, 1)[:3]
-    return x, y, z
-
-
 class _Launch:
     """A checked launch; makes its clusters."""
 
@@ -274,16 +275,19 @@ class _Launch:
     ) -> None:
         self.execution, self.memory, self.options = execution, memory, options
         self.grid, self.block, self.cluster = (
-            _extents(name, shape) for name, shape in (("grid", grid), ("block", block), ("cluster", cluster))
+            extents(name, shape) for name, shape in (("grid", grid), ("block", block), ("cluster", cluster))
         )
         kernel = execution.kernel
         self._check_shapes(kernel)
         static = execution.static_shared
+        if isinstance(dynamic_smem, bool) or not hasattr(dynamic_smem, "__index__"):
+            raise TypeError(f"dynamic_smem {dynamic_smem!r}: an int, a number of bytes, is needed")
+        self.dynamic_smem = dynamic_smem = operator.index(dynamic_smem)
         if dynamic_smem < 0 or static + dynamic_smem > MAX_SHARED_BYTES:
             raise ValueError(
-                f"{static} static + {dynamic_smem} dynamic bytes of shared memory; at most {MAX_SHARED_BYTES}"
+                f"dynamic_smem {dynamic_smem}: 0 to {MAX_SHARED_BYTES - static} bytes are possible, since the kernel "
+                f"has {static} bytes of static shared memory and a CTA at most {MAX_SHARED_BYTES} in all"
             )
-        self.dynamic_smem = dynamic_smem
         self.shared_bytes = SYSTEM_BYTES + -(-static // 1024) * 1024 + dynamic_smem
         self.params = parameter_block(kernel, params)
         self.symbols: dict[str, int] = {}

@@ -19,12 +19,18 @@ class Register:
 
     name: str
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True)
 class Special:
     """A special register, e.g. ``%tid.x``."""
 
     name: str
+
+    def __str__(self) -> str:
+        return f"special register {self.name}"
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,18 @@ class Immediate:
     value: int
     float_bits: int = 0
 
+    def __str__(self) -> str:
+        return f"0{'f' if self.float_bits == 32 else 'd'}{self.value:X}" if self.float_bits else str(self.value)
+
 
 @dataclass(frozen=True)
 class Symbol:
     """A variable, kernel parameter or label (labels carry the scope suffix)."""
 
     name: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,10 @@ def pick(module: Module, name: str | None) -> Kernel:
     if name is None and len(module.kernels) == 1:
         return next(iter(module.kernels.values()))
     if name not in module.kernels:
-        raise ValueError(f"kernel {name!r} is not in the module; it has {', '.join(module.kernels) or 'none'}")
+        has = f"it has {', '.join(module.kernels) or 'none'}"
+        if name is None:
+            raise ValueError(f"kernel None: only where the module has a single kernel can its name be left out; {has}")
+        raise ValueError(f"kernel {name!r} is not in the module; {has}")
     return module.kernels[name]
 
 

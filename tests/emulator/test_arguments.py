@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cute_kernels.emulator import IllegalAccess, TensorMap, run
+from cute_kernels.emulator import IllegalAccess, Options, TensorMap, run
 from cute_kernels.emulator.tensor_map import encode
 
 PTX = """
@@ -90,6 +90,77 @@ def test_what_does_not_fit_is_named(index: int, value: object, error: type, mess
     args[index] = value
     with pytest.raises(error, match=message):
         run(PTX, args=args, **SHAPE)
+
+
+class _Runs(Exception):
+    """A launch got as far as its first cluster."""
+
+
+_GOOD = {"ptx": PTX, "kernel": "k", "grid": 1, "block": 1, "params": bytes(256)}
+
+
+@pytest.mark.parametrize(
+    "name, value, error, message",
+    [
+        ("ptx", None, TypeError, "ptx is a NoneType; PTX text, a str"),
+        ("ptx", PTX.encode(), TypeError, "ptx is a bytes; PTX text, a str"),
+        ("kernel", 3, TypeError, "kernel is a int; the name of an entry, a str, or None"),
+        ("kernel", "other", ValueError, "kernel 'other' is not in the module; it has k"),
+        *(
+            (name, value, TypeError, f"{name} .*: a positive integer or one to three of them .x, y, z. are needed")
+            for name in ("grid", "block", "cluster")
+            for value in (None, "1", 1.5, (1, 2.5), True, {1: 2}, {1}, (True,))
+        ),
+        *(
+            (name, value, ValueError, f"{name} .*: a positive integer or one to three of them .x, y, z. are needed")
+            for name in ("grid", "block", "cluster")
+            for value in (0, -1, (), (1, 0), (1, 1, 1, 1))
+        ),
+        *(("dynamic_smem", value, TypeError, "dynamic_smem .*: an int, a number of") for value in (None, 1.5, "1")),
+        ("dynamic_smem", -1, ValueError, "dynamic_smem -1: 0 to 232448 bytes are possible"),
+        ("dynamic_smem", 232_449, ValueError, "dynamic_smem 232449: 0 to 232448 bytes are possible"),
+        *(
+            ("params", value, TypeError, "params .*: the parameter block as bytes, or bytes for each parameter")
+            for value in (None, 5, "ab", [None], [1])
+        ),
+        *(
+            ("args", value, TypeError, "args is a .*; a list or tuple with a value for each parameter is needed")
+            for value in (5, "ab", {}, np.zeros(7))
+        ),
+        ("memory", 5, TypeError, "memory is a int; a GlobalMemory or None is needed"),
+        ("options", {}, TypeError, "options is a dict; an Options or None is needed"),
+        ("progress", 5, TypeError, "progress is a int; a function of two ints or None is needed"),
+        ("programmatic", 1, TypeError, "programmatic is a int; a bool is needed"),
+    ],
+)
+def test_arguments_of_another_type_are_named(name: str, value: object, error: type, message: str) -> None:
+    """Each is refused before anything runs, with what is given and what is needed."""
+
+    def started(done: int, of: int) -> None:
+        raise _Runs
+
+    with pytest.raises(_Runs):
+        run(**_GOOD, progress=started)
+    given = {**_GOOD, "progress": started, name: value}
+    if name == "args":
+        del given["params"]
+    with pytest.raises(error, match=message):
+        run(**given)
+
+
+@pytest.mark.parametrize(
+    "given", [{"roles": "abc"}, {"roles": (1,)}, {"clusters": 5}, {"clusters": ("a",)}, {"trace": 5}]
+)
+def test_options_of_another_type_are_named(given: dict) -> None:
+    (name,) = given
+    with pytest.raises(TypeError, match=f"^{name} .* is needed"):
+        Options(**given)
+
+
+def test_a_kernel_has_to_be_named_among_several() -> None:
+    two = PTX + PTX[PTX.index(".visible") :].replace("entry k", "entry l")
+    with pytest.raises(ValueError, match="kernel None: only where the module has a single kernel .* it has k, l"):
+        run(two, params=bytes(256), **SHAPE)
 
 
 def test_number_of_arguments_and_both_kinds() -> None:

@@ -25,7 +25,7 @@ from cute_kernels.emulator.decode import (
 )
 from cute_kernels.emulator.errors import UnsupportedPTX
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.ptx import module
+from tests.emulator.ptx import launch, module
 
 
 def decode(body: str, **more: object):
@@ -164,12 +164,32 @@ def test_module_variables():
         ("mov.b32 {%r1, %r2;", "expected"),
         (".tex .u32 x;", "directive '.tex'"),
         (".reg .v4 %q;", "registers of type .v4"),
+        ("mov.u32 %q5, 1;", "^register %q5 is not declared at PTX line"),
+        ("mov.u32 %r1, %tid.q;", "register %tid.q is not declared"),
+        ("@%pp bra L; L: ret;", "register %pp is not declared"),
+        ("mov.b64 {%r1, %u}, %d1;", "register %u is not declared"),
+        ("st.global.b32 [%zz], %r1;", "register %zz is not declared"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_line(body: str, message: str):
     with pytest.raises(UnsupportedPTX, match=message) as caught:
         decode(body)
     assert caught.value.ptx_line is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("mov.u32 count, 1; ret;", "^count is not declared as a register at PTX line"),
+        ("mov.u32 %tid.x, 1; ret;", "^special register %tid.x is no register, and cannot be written"),
+        ("mov.u32 5, 1; ret;", "^5 is no register, and cannot be written"),
+        ("mov.u64 p0, 1; ret;", "^p0 is no register, and cannot be written"),
+        ("mov.u32 %r1, %envreg3; ret;", "special register %envreg3 is not implemented"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_its_name(body: str, message: str):
+    with pytest.raises(UnsupportedPTX, match=message):
+        launch(module(body), 0, 0)
 
 
 @pytest.mark.parametrize("text", [".func f { ret; }", ".alias a, b;", ".global .align 4 .f128 x;"])
