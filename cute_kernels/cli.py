@@ -36,6 +36,9 @@ CHOICES = {
     },
 }  # fmt: skip
 
+MEANINGS = {("sm_90a", "stages", 0): "two tiles' worth, or what fits"}
+"""What a default stands for where its number does not say it, by architecture and field."""
+
 KINDS = {"patch-embed": CONFIG_TYPES, "gemm": GEMM_CONFIG_TYPES}
 """Of each kernel, the class of its tunables by architecture."""
 
@@ -110,7 +113,11 @@ def _add_config(parser: argparse.ArgumentParser, *kernels: str) -> None:
     lines = []
     for kernel in kernels:
         for arch, kind in KINDS[kernel].items():
-            tunables = ", ".join(_describe(kind, field, CHOICES[kernel][arch]) for field in dataclasses.fields(kind))
+            fields = dataclasses.fields(kind)
+            tunables = ", ".join(
+                _describe(kind, field, CHOICES[kernel][arch], MEANINGS.get((arch, field.name, field.default), ""))
+                for field in fields
+            )
             lines.append(f"{kernel}, {arch} ({kind.__name__}): {tunables}.")
     group = parser.add_argument_group("the kernel", " ".join(lines))
     group.add_argument(
@@ -127,10 +134,10 @@ def _add_config(parser: argparse.ArgumentParser, *kernels: str) -> None:
     )
 
 
-def _describe(config: type, field: dataclasses.Field, legal: dict[str, tuple[int, ...]]) -> str:
+def _describe(config: type, field: dataclasses.Field, legal: dict[str, tuple[int, ...]], meaning: str) -> str:
     kind = typing.get_type_hints(config)[field.name]
     choices = legal.get(field.name, (True, False) if kind is bool else typing.get_args(kind))
-    default = f"{field.name}={_spelled(field.default)}"
+    default = f"{field.name}={_spelled(field.default)}" + (f" ({meaning})" if meaning else "")
     return f"{default} of {{{', '.join(map(_spelled, choices))}}}" if choices else default
 
 

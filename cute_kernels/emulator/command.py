@@ -97,6 +97,7 @@ def emulate(options: argparse.Namespace) -> int:
         counters=options.counters,
         trace=options.trace,
     )
+    failed = ""
     argv, path = sys.argv, sys.path[:]
     sys.argv = [options.script, *options.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
@@ -104,13 +105,17 @@ def emulate(options: argparse.Namespace) -> int:
         with capture(options.arch, how, None if options.quiet else _print) as session:
             try:
                 runpy.run_path(options.script, run_name="__main__")
+            except EmulatorError as error:
+                failed = f"; {error.launch} failed" if error.launch else ""
+                raise
             finally:
                 for trace in session.traces:
                     if trace.exists():
                         print(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev", flush=True)
                 if not options.quiet:
-                    total = sum(launch.report.seconds for launch in session.launches)
-                    print(f"emulated: {len(session.launches)} launches in {total:.1f} s", flush=True)
+                    count, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
+                    complete = f"{count} launch{'' if count == 1 else 'es'}{' complete' if failed else ''}"
+                    print(f"emulated: {complete} in {total:.1f} s{failed}", flush=True)
     except EmulatorError as error:
         if options.traceback:
             traceback.print_exc()

@@ -21,6 +21,9 @@ GPC_SHARE = (8, 9)
 """Multiprocessors of which clusters of four or eight can be resident at once: 16 of the 18 of a GPC. With one cluster
 more, it runs after all others: 32 clusters of 2 x 2 took twice the time of 64 of 2 x 1 on an H200 of 132."""
 
+SPLIT_REGISTERS = 128
+"""Accumulators with which the sums of more than two slices of K do not fit a consumer thread."""
+
 ADDRESSING_REGISTERS = 40
 """What a consumer thread needs besides accumulators, as the assembler reports it without spills."""
 
@@ -182,12 +185,28 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Ar
         )
         fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
         reject("tile_n", config.tile_n, rule, fit)
-    if config.split_k > 2 and plan.accumulator_registers >= 128:
+    if config.split_k > 2 and plan.accumulator_registers >= SPLIT_REGISTERS:
         rule = f"beside {plan.accumulator_registers} registers of accumulators, sums of more than two slices spill"
-        reject("split_k", config.split_k, rule, 2)
+        reject("split_k", config.split_k, f"{rule}{_way_to_split(plan)}", 2)
     check_tile_order(plan)
     check_gemm_smem(plan)
     return plan
+
+
+def _way_to_split(plan: Sm90GemmPlan) -> str:
+    """What to set for a split of K that the tile is too large for, for a report; "" if no smaller tile helps."""
+    for tile_n in (192, 128, 64):
+        for stores in dict.fromkeys((plan.config.store_stages, 2, 1)):
+            config = dataclasses.replace(plan.config, tile_n=tile_n, store_stages=stores)
+            if dataclasses.replace(plan, config=config).accumulator_registers >= SPLIT_REGISTERS:
+                continue
+            try:
+                plan_sm90_gemm(plan.problem, config, plan.arch, plan.sm_count)
+            except ValueError:
+                continue
+            settings = f"tile_n={tile_n}" + (f", store_stages={stores}" if stores != plan.config.store_stages else "")
+            return f"; split_k={config.split_k} is possible with {settings}"
+    return ""
 
 
 _CANDIDATES = (

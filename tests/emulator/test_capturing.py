@@ -45,7 +45,7 @@ def test_command_runs_a_program(capsys, arch: str, name: str) -> None:
     assert cli.main(["emulate", "--arch", arch, PROGRAM, "--count", "130"]) == 0
     out = capsys.readouterr().out
     assert f"PASS on {name} (emulated)" in out
-    assert "grid 3x1x1, block 64x1x1" in out and "emulated: 1 launches" in out
+    assert "grid 3x1x1, block 64x1x1" in out and "emulated: 1 launch in" in out
     assert not torch.cuda.is_available() or torch.cuda.get_device_name() != f"{name} (emulated)"
 
 
@@ -67,6 +67,9 @@ def test_command_reports_what_the_program_finds(capsys) -> None:
     assert re.fullmatch(r"  executed by .*CTA \d warp \d", lines[3])
     assert re.fullmatch(r"  in launch 1, kernel \w*scale\w*", lines[4])
     assert len(lines) == 5 and captured.out == ""
+    assert cli.main(["emulate", PROGRAM, "--count", "64", "--overrun", "64"]) == 1
+    summary = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"emulated: 0 launches complete in 0\.0 s; launch 1, kernel \w*scale\w* failed", summary)
     assert cli.main(["emulate", "--quiet", "--traceback", PROGRAM, "--count", "64", "--overrun", "64"]) == 1
     error = capsys.readouterr().err
     assert "Traceback (most recent call last)" in error and "in main" in error

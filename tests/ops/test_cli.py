@@ -134,6 +134,7 @@ def test_help_shows_tunables_and_choices(command, capsys):
             defaults = KINDS[kernel][arch]()
             for name, values in choices.items():
                 assert f"{name}={getattr(defaults, name)} of {{{', '.join(map(str, values))}}}" in shown
+    assert "stages=0 (two tiles' worth, or what fits), stage_blocks=2" in shown
     assert "pingpong=true of {true, false}" in shown
     assert "epilogue=f32 of {f32, bf16x2}" in shown
 

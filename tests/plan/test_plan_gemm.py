@@ -254,6 +254,20 @@ def test_limits_name_the_value_and_the_nearest_legal_one(problem, config, messag
         make_plan(problem, config)
 
 
+@pytest.mark.parametrize(
+    "config, settings",
+    [
+        (Sm90GemmConfig(split_k=4), {"tile_n": 128}),
+        (Sm90GemmConfig(split_k=8, cluster_m=1, store_stages=4), {"tile_n": 128, "store_stages": 2}),
+    ],
+)
+def test_a_split_that_the_default_tile_is_too_large_for_names_the_way(config, settings: dict[str, int]) -> None:
+    named = ", ".join(f"{name}={value}" for name, value in settings.items())
+    with pytest.raises(ValueError, match=f"spill; split_k={config.split_k} is possible with {named}; nearest"):
+        make_plan(square(1024), config)
+    assert make_plan(square(1024), dataclasses.replace(config, **settings)).config.split_k == config.split_k
+
+
 def test_configs_of_other_kernels_and_architectures_are_refused() -> None:
     with pytest.raises(TypeError, match="TileConfig, sm_100a takes Sm100GemmConfig"):
         make_plan(square(512), TileConfig())
