@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS = {"work": "#4c78a8", "wait": "#e4e4e4", "instruction": "#1f3b5c"}
-_UNIT_COLOUR = "#f58518"
+_UNIT_COLOUR, _UNIT_ALPHA = "#f58518", 0.5  # copies in flight at once lie over each other, and are darker
 _ARROW = {"arrowstyle": "-|>", "mutation_scale": 5, "lw": 0.5, "color": "#b22222", "shrinkA": 0, "shrinkB": 0}
 _ROW_HEIGHT, _BAR = 0.2, 0.78  # inches; part of a row that is bar
 
@@ -28,6 +28,7 @@ def draw_trace(trace: str | Path, cluster: int = 0, steps: tuple[int, int] | Non
         ValueError: the trace does not have that cluster.
     """
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     events = json.loads(Path(trace).read_text())["traceEvents"]
@@ -53,7 +54,7 @@ def draw_trace(trace: str | Path, cluster: int = 0, steps: tuple[int, int] | Non
         for track, row in rows.items():
             spans = [(e["ts"], e["dur"]) for e in slices if e["cat"] == category and (e["pid"], e["tid"]) == track]
             order = 2 if category == "instruction" else 1
-            alpha = 1 if category in _COLOURS else 0.5
+            alpha = 1 if category in _COLOURS else _UNIT_ALPHA
             axes.broken_barh(spans, (row - _BAR / 2, _BAR), color=colour, alpha=alpha, linewidth=0, zorder=order)
     for start, end in _arrows(events):
         if (start["pid"], start["tid"]) in rows and first <= start["ts"] and end["ts"] <= last:
@@ -64,8 +65,11 @@ def draw_trace(trace: str | Path, cluster: int = 0, steps: tuple[int, int] | Non
     axes.tick_params(axis="x", labelsize=7)
     kinds = {"work": "work", "wait": "wait", "instruction": "instruction that synchronises or starts something"}
     patches = [Patch(color=_COLOURS[key], label=label) for key, label in kinds.items()]
-    patches.append(Patch(color=_UNIT_COLOUR, label="TMA copy, MMA, commit"))
-    figure.legend(handles=patches, loc="outside upper center", ncols=4, fontsize=7, frameon=False)
+    patches.append(Patch(color=_UNIT_COLOUR, alpha=_UNIT_ALPHA, linewidth=0, label="TMA copy, MMA, commit under way"))
+    patches.append(Patch(color=_UNIT_COLOUR, linewidth=0, label="several of them at once"))
+    style = {"color": _ARROW["color"], "lw": 0.8, "marker": ">", "markersize": 3}
+    arrow = Line2D([], [], label="release -> wait that it ends", **style)
+    figure.legend(handles=[*patches, arrow], loc="outside upper center", ncols=3, fontsize=7, frameon=False)
     return figure
 
 

@@ -48,8 +48,10 @@ candidates = {
 
 # %%
 plans: dict[str, Plan] = {name: make_plan(problem, config, sm_count=2) for name, config in candidates.items()}
-for what, value in plans["default"].describe():
-    print(f"{what:24} {value}")
+lines = plans["default"].describe()
+width = max(len(what) for what, _ in lines)
+for what, value in lines:
+    print(f"{what:{width}}  {value}")
 
 try:
     make_plan(problem, dataclasses.replace(base, stages=9))

@@ -25,6 +25,11 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
     (axes,) = draw_trace(tmp_path / "trace.json").axes
+    (legend,) = axes.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "work", "wait", "instruction that synchronises or starts something", "TMA copy, MMA, commit under way",
+        "several of them at once", "release -> wait that it ends",
+    ]  # fmt: skip
     labels = [label.get_text() for label in axes.get_yticklabels()]
     roles = names["plans"]["default"].roles
     for cta in range(2):
