@@ -82,7 +82,7 @@ def pixel_rows(
     positions = pixel_positions(tensor_map, coords, offsets)
     extents = np.asarray(tensor_map.extents[1:], np.int64)
     numbers = np.flatnonzero(((positions >= 0) & (positions < extents)).all(axis=1))
-    size = tensor_map.element_bytes
+    size = tensor_map.element_bits // 8  # no packed elements in this mode
     first = min(max(-coords[0] * size, 0), tensor_map.row_bytes)
     end = max(min((tensor_map.extents[0] - coords[0]) * size, tensor_map.row_bytes), first)
     if first == end:

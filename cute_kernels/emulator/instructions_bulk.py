@@ -142,7 +142,8 @@ def rank_of(instruction: Instruction) -> int:
 
 @family("cp.async.bulk.tensor", destinations=0)
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
-    """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled and im2col mode."""
+    """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
+    elements too) and im2col mode."""
     rank = rank_of(instruction)
     parts = qualifiers(
         instruction,

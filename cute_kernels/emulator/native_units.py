@@ -68,6 +68,7 @@ from cute_kernels.emulator.native_units_code import (
     job_slot,
     module,
 )
+from cute_kernels.emulator.packed_elements import PACKED
 from cute_kernels.emulator.tensor_map import NBYTES, SWIZZLES, TensorMap, decode
 
 if TYPE_CHECKING:
@@ -149,10 +150,11 @@ class Units:
             or not isinstance(tensor_map, TensorMap)
             or any(step != 1 for step in tensor_map.element_strides)
             or tensor_map.shared_pitch != tensor_map.row_bytes
+            or tensor_map.dtype in PACKED
         ):
             return
         gmem, start = self._cluster.gmem, tensor_map.address
-        nbytes = tensor_map.extents[0] * tensor_map.element_bytes
+        nbytes = tensor_map.bytes_of(tensor_map.extents[0])
         nbytes += sum((extent - 1) * step for extent, step in zip(tensor_map.extents[1:], tensor_map.strides))
         inside = [region for region in gmem.regions() if region.start <= start and start + nbytes <= region.end]
         if not inside:
@@ -166,7 +168,7 @@ class Units:
         swizzle = SWIZZLES[tensor_map.swizzle]
         plan[PLAN_KEY], plan[PLAN_HOST] = address, host
         plan[PLAN_CONTENT : PLAN_CONTENT + PLAN_CONTENT_WORDS] = np.frombuffer(descriptor[: NBYTES // 2], np.int64)
-        plan[PLAN_RANK], plan[PLAN_ELEMENT], plan[PLAN_BASE] = tensor_map.rank, tensor_map.element_bytes, start
+        plan[PLAN_RANK], plan[PLAN_ELEMENT], plan[PLAN_BASE] = tensor_map.rank, tensor_map.element_bits // 8, start
         plan[PLAN_ROW_BYTES], plan[PLAN_BOX_BYTES] = tensor_map.row_bytes, tensor_map.box_bytes
         plan[PLAN_SHIFT], plan[PLAN_MASK] = swizzle.shift, swizzle.mask
         plan[PLAN_LOADS] = not tensor_map.dtype.startswith("tf32")  # those are rounded on the way

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.packed_elements import PACKED, UNIT
 
 MAX_BOX_BYTES = 227 * 1024  # no CTA has more shared memory; the driver rejects larger boxes too
 NBYTES = 128  # of a tensor map
@@ -39,11 +40,10 @@ DATA_TYPES = {
     7 | _TF32_FLAG: ("tf32", 4),
     8 | _TF32_FLAG: ("tf32_ftz", 4),
 }
-#: Type codes that are refused by name: 16 packed elements of 4 or 6 bits (CUtensorMapDataType).
-_PACKED = {11: "16U4_ALIGN8B", 12: "16U4_ALIGN16B", 13: "16U6_ALIGN16B"}
 _INTERLEAVES = {1: "16B", 2: "32B", 3: "reserved"}
-_ELEMENT_BYTES = dict(DATA_TYPES.values())
-_TYPE_CODES = {name: code for code, (name, _) in DATA_TYPES.items()}
+_ELEMENT_BITS = {name: 8 * size for name, size in DATA_TYPES.values()} | {n: p.bits for n, p in PACKED.items()}
+_TYPE_CODES = {name: code for code, (name, _) in DATA_TYPES.items()} | {n: p.code for n, p in PACKED.items()}
+_TYPE_NAMES = {code: name for name, code in _TYPE_CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,31 @@ class _Geometry:
         return len(self.extents)
 
     @functools.cached_property
-    def element_bytes(self) -> int:
-        return _ELEMENT_BYTES[self.dtype]
+    def element_bits(self) -> int:
+        """Bits of an element in global memory."""
+        return _ELEMENT_BITS[self.dtype]
+
+    def bytes_of(self, elements: int) -> int:
+        """Bytes of so many elements side by side in global memory."""
+        return elements * self.element_bits // 8
+
+    @functools.cached_property
+    def padding(self) -> int:
+        """Bytes behind 16 packed elements in shared memory."""
+        return PACKED[self.dtype].padding if self.dtype in PACKED else 0
 
     @functools.cached_property
     def shared_pitch(self) -> int:
         """Bytes between rows in shared memory."""
-        return SWIZZLES[self.swizzle].span or self.row_bytes
+        return SWIZZLES[self.swizzle].span or self.shared_bytes * self.row_bytes // self.box_bytes
+
+    @functools.cached_property
+    def shared_bytes(self) -> int:
+        """Bytes of one copy in shared memory, the padding between packed elements included."""
+        if not self.padding:
+            return self.box_bytes
+        group = PACKED[self.dtype].group_bytes
+        return self.box_bytes // group * (group + self.padding)
 
     def _check(self, least_rank: int, problems: list[tuple[object, str]]) -> None:
         """Raises IllegalAccess for ``problems`` and for what is illegal in both modes."""
@@ -110,12 +128,28 @@ class _Geometry:
             (any(not 1 <= step <= 8 for step in self.element_strides), f"element strides {self.element_strides}"),
             (self.row_bytes % CHUNK, f"box rows of {self.row_bytes} bytes, legal are multiples of {CHUNK}"),
             (span and self.row_bytes > span, f"box rows of {self.row_bytes} bytes in a swizzle span of {span}"),
-            (self.box_bytes > MAX_BOX_BYTES, f"a copy of {self.box_bytes} bytes, at most {MAX_BOX_BYTES}"),
-            (self.nan_fill and self.dtype[0] in "us", f"NaN fill of {self.dtype} elements"),
+            (self.shared_bytes > MAX_BOX_BYTES, f"a copy of {self.shared_bytes} bytes, at most {MAX_BOX_BYTES}"),
+            (self.nan_fill and self.dtype[0] in "usb" and self.dtype != "bf16", f"NaN fill of {self.dtype} elements"),
         ]
+        if self.dtype in PACKED:
+            common += self._packed_problems(PACKED[self.dtype].name)
         for wrong, text in (*common[:4], *problems, *common[4:]):
             if wrong:
                 raise IllegalAccess(f"illegal tensor map: {text}")
+
+
+    def _packed_problems(self, name: str) -> list[tuple[object, str]]:
+        """What is illegal for packed elements (CUDA driver API, cuTensorMapEncodeTiled)."""
+        extent, row = self.extents[0], self.row_bytes * 8 // self.element_bits
+        if not self.padding:
+            return [(extent % 2, f"extent {extent} of {name} elements, legal are multiples of 2")]
+        return [
+            (extent % UNIT, f"extent {extent} of {name} elements, legal are multiples of {UNIT}"),
+            (row != UNIT, f"box rows of {row} {name} elements, legal are {UNIT}"),
+            (self.address % 32, f"global address {self.address:#x} of {name} elements is not 32-byte aligned"),
+            (any(n % 32 for n in self.strides), f"strides {self.strides} of {name} elements, legal: multiples of 32"),
+            (self.swizzle in ("32B", "64B"), f"swizzle {self.swizzle} of {name} elements, legal are none and 128B"),
+        ]
 
 
 @dataclass(frozen=True)
@@ -124,7 +158,7 @@ class TensorMap(_Geometry):
 
     Attributes:
         address: global address of element 0.
-        dtype: element type, a name of `DATA_TYPES`.
+        dtype: element type, a name of `DATA_TYPES`, or of `PACKED`.
         extents: elements per dimension, innermost first.
         strides: bytes between elements of dimensions 1.. (dimension 0 is contiguous).
         box: extent of one copy per dimension, in elements of the tensor.
@@ -153,7 +187,7 @@ class TensorMap(_Geometry):
     @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of one box row (dimension 0)."""
-        return self.box[0] * self.element_bytes
+        return self.bytes_of(self.box[0])
 
     @functools.cached_property
     def tile(self) -> tuple[int, ...]:
@@ -163,7 +197,7 @@ class TensorMap(_Geometry):
     @functools.cached_property
     def box_bytes(self) -> int:
         """Bytes of one copy, those out of bounds included: what the mbarrier counts."""
-        return math.prod(self.tile) * self.element_bytes
+        return self.bytes_of(math.prod(self.tile))
 
 
 #: Rank -> bits of each corner of the box of pixels (PTX ISA, "im2col mode", "Bounding Box").
@@ -235,7 +269,7 @@ class Im2colMap(_Geometry):
     @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of one pixel."""
-        return self.channels * self.element_bytes
+        return self.bytes_of(self.channels)
 
     @functools.cached_property
     def box_bytes(self) -> int:
@@ -285,7 +319,8 @@ REPLACEABLE = {
 }
 #: Values of .elemtype (PTX ISA, tensormap.replace) -> type.
 _ELEMENT_NAMES = (
-    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz",
+    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz", "b4x16",
+    "b4x16_p64", "b6x16_p32",
 )  # fmt: skip
 
 
@@ -315,8 +350,7 @@ def replace(data: bytes, name: str, ordinal: int, value: int) -> bytes:
         put(2, 4, 3, value)
     elif name == "elemtype":
         if value >= len(_ELEMENT_NAMES):
-            packed = {13: ".b4x16", 14: ".b4x16_p64", 15: ".b6x16_p32 or .b6p2x16"}.get(value, "unknown")
-            raise UnsupportedPTX(f"tensormap.replace.elemtype {value} ({packed}): packed elements")
+            raise UnsupportedPTX(f"tensormap.replace.elemtype {value}")
         code = _TYPE_CODES[_ELEMENT_NAMES[value]]
         put(2, 7, 4, code & 15)
         put(2, 16, 1, code >> 4)
@@ -343,7 +377,7 @@ def decode(data: bytes) -> TensorMap | Im2colMap:
     """Decodes a tensor map of 128 bytes.
 
     Raises:
-        UnsupportedPTX: a data type or mode that is not implemented (interleaved, sub-byte types, im2col::w).
+        UnsupportedPTX: a data type or mode that is not implemented (interleaved, im2col::w).
         IllegalAccess: not 128 bytes, or contents that no encoder produces.
     """
     if len(data) != 128:
@@ -360,9 +394,9 @@ def _decode(data: bytes) -> TensorMap | Im2colMap:
         raise UnsupportedPTX(f"tensor map in a mode that is not implemented: {data.hex()}")
     code = (header >> 7 & 15) | (header >> 16 & 1) * _TF32_FLAG
     swizzle = (header >> 13 & 3, header >> 19 & 3)
-    if code not in DATA_TYPES:
-        name = f" ({_PACKED[code]}, packed elements)" if code in _PACKED else ""
-        raise UnsupportedPTX(f"tensor map with data type code {code}{name}")
+    if code not in _TYPE_NAMES or code not in DATA_TYPES and header & _IM2COL:
+        mode = " in im2col mode" if header & _IM2COL else ""
+        raise UnsupportedPTX(f"tensor map with data type code {code}{mode}")
     if header >> 11 & 3:
         layout = header >> 11 & 3
         raise UnsupportedPTX(f"tensor map with interleaved layout {layout} ({_INTERLEAVES[layout]})")
@@ -373,7 +407,7 @@ def _decode(data: bytes) -> TensorMap | Im2colMap:
         raise UnsupportedPTX(f"tensor map of rank {rank}")
     common = {
         "address": words[0] | words[1] << 32,
-        "dtype": DATA_TYPES[code][0],
+        "dtype": _TYPE_NAMES[code],
         "extents": tuple(words[8 + i] + 1 for i in range(rank)),
         "strides": tuple((words[3 + i] | (words[7] >> (4 * i) & 15) << 32) << 4 for i in range(rank - 1)),
         "element_strides": tuple((words[13] >> (3 * i) & 7) + 1 for i in range(rank)),

@@ -20,6 +20,7 @@ from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.im2col import check_im2col, pixel_rows
 from cute_kernels.emulator.mbarrier import MBarriers
+from cute_kernels.emulator.packed_elements import UNIT, padded, padding_of, without_padding
 from cute_kernels.emulator.reductions import combine
 from cute_kernels.emulator.sanitizer import Operation, RaceTracker
 from cute_kernels.emulator.shadow import Rows
@@ -71,13 +72,13 @@ def _clip(
 ) -> tuple[int, list[int], list[int], list[int]]:
     """The in-bounds part of a box: address of its first byte; per dimension, the innermost in bytes, its first item in
     the tile, its number of items (none where <= 0) and their stride in bytes."""
-    size = tensor_map.element_bytes
-    inside = (tensor_map.extents[0] - coords[0]) * size
+    first_byte = tensor_map.bytes_of(coords[0])
+    inside = tensor_map.bytes_of(tensor_map.extents[0]) - first_byte
     if write:
         inside = -(-inside // CHUNK) * CHUNK
-    firsts = [max(-coords[0] * size, 0)]
+    firsts = [max(-first_byte, 0)]
     counts = [min(tensor_map.row_bytes, inside) - firsts[0]]
-    start = tensor_map.address + coords[0] * size + firsts[0]
+    start = tensor_map.address + first_byte + firsts[0]
     byte_strides = [1]
     for d in range(1, tensor_map.rank):
         step, stride = tensor_map.element_strides[d], tensor_map.strides[d - 1]
@@ -251,18 +252,23 @@ def check_coords(
     """Checks the coordinates of a copy, and the offsets of the im2col mode.
 
     Raises:
-        IllegalAccess: their number differs from the rank; the first is not a multiple of 16 bytes; one is negative
-            (stores); what `check_im2col` says.
+        IllegalAccess: their number differs from the rank; the first is not a multiple of 16 bytes, or of 128 elements
+            that are packed with padding; one is negative (stores); what `check_im2col` says.
         UnsupportedPTX: what `check_im2col` says.
     """
     if isinstance(tensor_map, Im2colMap):
         check_im2col(tensor_map, coords, offsets, store=store)
     elif len(coords) != tensor_map.rank:
         raise IllegalAccess(f"{len(coords)} coordinates for a tensor map of rank {tensor_map.rank}")
-    if coords[0] * tensor_map.element_bytes % CHUNK:
+    if coords[0] * tensor_map.element_bits % (8 * CHUNK):
         raise IllegalAccess(
-            f"tensor copy at coordinates {tuple(coords)}: the first is {coords[0] * tensor_map.element_bytes} bytes, "
+            f"tensor copy at coordinates {tuple(coords)}: the first is {tensor_map.bytes_of(coords[0])} bytes, "
             f"no multiple of {CHUNK}"
+        )
+    if tensor_map.padding and coords[0] % UNIT:
+        raise IllegalAccess(
+            f"tensor copy at coordinates {tuple(coords)} of {tensor_map.dtype} elements: the first is no multiple of "
+            f"{UNIT}"
         )
     if store and min(coords) < 0:
         raise IllegalAccess(f"tensor store at the negative coordinates {tuple(coords)}")
@@ -385,6 +391,8 @@ class TmaUnit:
         coords = tuple(coords)
         check_coords(tensor_map, coords, store=True)
         _check_shared(source)
+        if tensor_map.dtype == "b4x16_p64":
+            raise IllegalAccess("tensor store through a tensor map of type 16U4_ALIGN16B, which is for loads only")
         kind = tensor_map.dtype.removesuffix("_ftz")
         if reduction is not None and reduction not in _REDUCTIONS.get(kind, ()):
             raise UnsupportedPTX(f"tensor reduction .{reduction} of {tensor_map.dtype} elements")
@@ -433,7 +441,7 @@ class TmaUnit:
     def _watch_load(self, tensor_map: TensorMap | Im2colMap, target: int, signal: int, text: str) -> Operation:
         rank, offset = self.shared.resolve(target)
         operation = self.tracker.copy(signal, text)
-        self.shared.ctas[rank].check_bounds(offset, tensor_map.box_bytes)
+        self.shared.ctas[rank].check_bounds(offset, tensor_map.shared_bytes)
         self.tracker.async_write(rank, *self._pieces(tensor_map, offset), operation)
         return operation
 
@@ -447,9 +455,9 @@ class TmaUnit:
     ) -> None:
         rank, offset = self.shared.resolve(target)
         cta = self.shared.ctas[rank]
-        nbytes = tensor_map.box_bytes
+        nbytes = tensor_map.shared_bytes
         starts, _ = self._pieces(tensor_map, offset)
-        data = fetch()
+        data = fetch() if not tensor_map.padding else padded(tensor_map.dtype, fetch())
         if isinstance(starts, int):
             cta.check_range(offset, nbytes, write=True)
             destination = cta.data[offset : offset + nbytes]
@@ -461,15 +469,22 @@ class TmaUnit:
         else:
             cta.check_lanes(starts, CHUNK, write=True)
             cta.words[CHUNK][starts // CHUNK] = data.view(np.uint64).reshape(-1, 2)
+        if tensor_map.padding:  # in every 16 bytes, whatever the swizzle
+            cta.states[1][offset : offset + nbytes][padding_of(tensor_map.dtype, nbytes)] = 0
         if watched is not None:
             self.tracker.complete_copy(watched, signal, rank)
-        self.barriers.complete_tx(signal, nbytes)
+        self.barriers.complete_tx(signal, tensor_map.box_bytes)
 
     def _read_box(self, tensor_map: TensorMap | Im2colMap, source: int) -> np.ndarray:
         """uint8 [box bytes] in box order (a copy) from its swizzled places in shared memory."""
+        data = self._read_shared(tensor_map, source)
+        return without_padding(data) if tensor_map.padding else data
+
+    def _read_shared(self, tensor_map: TensorMap | Im2colMap, source: int) -> np.ndarray:
+        """uint8 [bytes in shared memory] in box order, a copy."""
         rank, offset = self.shared.resolve(source)
         cta = self.shared.ctas[rank]
-        nbytes = tensor_map.box_bytes
+        nbytes = tensor_map.shared_bytes
         starts, _ = self._pieces(tensor_map, offset)
         if isinstance(starts, int):
             cta.check_range(offset, nbytes, write=False)
@@ -484,8 +499,8 @@ class TmaUnit:
     @staticmethod
     def _pieces(tensor_map: TensorMap | Im2colMap, offset: int) -> tuple[int | np.ndarray, int]:
         """The shared bytes of a box at ``offset``: one range, or (rows shorter than their pitch) its chunks."""
-        if tensor_map.shared_pitch == tensor_map.row_bytes:
-            return offset, tensor_map.box_bytes
+        if tensor_map.shared_pitch == tensor_map.row_bytes or tensor_map.padding:
+            return offset, tensor_map.shared_bytes
         phase = offset % SWIZZLE_PERIOD
         rows = tensor_map.box_bytes // tensor_map.row_bytes
         places = chunk_places(tensor_map.swizzle, rows, tensor_map.row_bytes, phase)

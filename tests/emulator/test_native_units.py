@@ -94,7 +94,7 @@ def frequent(tensor_map: TensorMap, coords: tuple[int, ...], store: bool) -> boo
         all(step == 1 for step in tensor_map.element_strides)
         and min(coords) >= 0
         and all(end <= extent for end, extent in zip(ends, tensor_map.extents))
-        and coords[0] * tensor_map.element_bytes % 16 == 0
+        and tensor_map.bytes_of(coords[0]) % 16 == 0
         and (store or not tensor_map.dtype.startswith("tf32"))
         and span in (0, tensor_map.row_bytes)
     )

@@ -282,9 +282,7 @@ def test_unknown_modes_are_refused():
     base = encode(TensorMap(0x10000, "u8", (64, 8), (64,), (64, 8), (1, 1)))
     for word, bits, text in (
         (2, 3 << 7 | 15 << 7, "data type code 15"),
-        (2, 11 << 7, r"data type code 11 \(16U4_ALIGN8B, packed elements\)"),
-        (2, 12 << 7, r"data type code 12 \(16U4_ALIGN16B"),
-        (2, 13 << 7, r"data type code 13 \(16U6_ALIGN16B"),
+        (2, 14 << 7, "data type code 14"),
         (2, 1 << 11, r"interleaved layout 1 \(16B\)"),
         (2, 2 << 11, r"interleaved layout 2 \(32B\)"),
         (2, 2 << 19, "swizzle 0, atom 2"),

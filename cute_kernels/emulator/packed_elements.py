@@ -1,0 +1,71 @@
+"""Tensor maps of packed elements: 16 elements of 4 or 6 bits side by side in global memory (PTX ISA, "Sub-byte Types").
+
+=============  =====================  ==========================================  =================================
+type           CUtensorMapDataType    load: 16 elements in shared memory          store: 16 elements in shared memory
+=============  =====================  ==========================================  =================================
+``b4x16``      16U4_ALIGN8B           8 bytes, as they are                        8 bytes, as they are
+``b4x16_p64``  16U4_ALIGN16B          8 bytes, then 8 bytes that hold nothing     does not exist
+``b6x16_p32``  16U6_ALIGN16B          12 bytes, then 4 bytes that hold nothing    ``b6p2x16``: 16 bytes, the low six
+                                                                                  bits of each
+=============  =====================  ==========================================  =================================
+
+An mbarrier counts the bytes without the padding: the PTX ISA does not say, CUTLASS's kernels announce so many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+GROUP = 16  # elements
+UNIT = 128  # elements: rows and first coordinates of the padded types are whole ones
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed type.
+
+    Attributes:
+        code: value of the type field of a tensor map.
+        name: of the driver API, without its prefix.
+        bits: of an element.
+        padding: bytes behind 16 elements in shared memory.
+    """
+
+    code: int
+    name: str
+    bits: int
+    padding: int
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of 16 elements in global memory."""
+        return GROUP * self.bits // 8
+
+
+PACKED = {
+    "b4x16": Packed(11, "16U4_ALIGN8B", 4, 0),
+    "b4x16_p64": Packed(12, "16U4_ALIGN16B", 4, 8),
+    "b6x16_p32": Packed(13, "16U6_ALIGN16B", 6, 4),
+}
+
+
+def padded(dtype: str, data: np.ndarray) -> np.ndarray:
+    """uint8 elements as in global memory -> as a load leaves them in shared memory; zero where they hold nothing."""
+    packed = PACKED[dtype]
+    groups = data.reshape(-1, packed.group_bytes)
+    return np.pad(groups, ((0, 0), (0, packed.padding))).reshape(-1)
+
+
+def padding_of(dtype: str, nbytes: int) -> np.ndarray:
+    """bool [nbytes]: which bytes of shared memory hold nothing after a load."""
+    packed = PACKED[dtype]
+    place = np.arange(nbytes) % (packed.group_bytes + packed.padding)
+    return place >= packed.group_bytes
+
+
+def without_padding(data: np.ndarray) -> np.ndarray:
+    """``b6p2x16``: uint8 bytes of six bits each [16 n] -> the bits side by side [12 n], the first one lowest."""
+    bits = np.unpackbits(data.reshape(-1, 1), axis=1, bitorder="little")[:, :6]
+    return np.packbits(bits.reshape(-1), bitorder="little")
