@@ -305,6 +305,48 @@ def test_each_lane_looks_for_itself(native: bool, nbytes: int) -> None:
         history.shared(0, 0, [0, 1], [0, 1], nbytes, write=True)
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("nbytes", [16, 4])
+def test_accesses_of_earlier_clusters_are_not_known(native: bool, nbytes: int) -> None:
+    """Columns and clocks of two clusters are the same numbers; here places, bytes and readers are kept for both."""
+    history = History(native)
+    for write in (True, False, True, False):
+        history.globally(0, [0], [0], nbytes, write)
+        history.globally(0, [0], [1], nbytes, False)
+    history.globally(0, [0], [0], nbytes, True)
+    history.enter_cluster()
+    for agent in (warp.agent for warp in history.warps):
+        agent.clocks[:] = 1 << 20
+    history.globally(0, [0], [1], nbytes, False)  # two readers do not race
+    assert outcome(history, ("globally", 0, [0], [0], nbytes, False)).startswith("GlobalMemoryRace")
+    assert outcome(history, ("globally", 0, [0], [0], nbytes, True)).startswith("GlobalMemoryRace")
+    assert outcome(history, ("globally", 0, [0], [1], nbytes, True)).startswith("GlobalMemoryRace")
+
+
+def test_readers_of_global_memory_do_not_replace_each_other() -> None:
+    """What a warp knows has no say in which readers of global memory are kept: other clusters may have to see them."""
+    histories = [History(native) for native in (True, False)]
+    for history in histories:
+        for warp in (0, 1, 0, 1):
+            history.globally(warp, [0], [0], 16, False)
+            history.release(warp, 0, FULL, Order.SYNC | Order.WIDE)
+            history.acquire(1 - warp, 0, Order.SYNC | Order.WIDE)
+    assert histories[0].state() == histories[1].state()
+    ((shadow, *_), *_) = [list(history.launch.regions.values()) for history in histories]
+    assert len({int(layer[0]) for layer in shadow.coarse.reads} - {0}) == 2
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("split", [0, 1, 2])
+def test_a_split_granule_between_whole_ones_is_looked_at_by_bytes(native: bool, split: int) -> None:
+    """A copy over three granules of which one was written in pieces, by a warp that the copy is not ordered after."""
+    history = History(native)
+    history.shared(0, 0, [0], [0], 4, write=True)  # from now on there is a plane by bytes
+    history.converge(0, FULL)
+    history.shared(1, 0, [0], [4 * (4 + split)], 4, write=True)
+    assert outcome(history, ("copy", 0, 0, 0, 64, 48, True)).startswith("SharedMemoryRace")
+
+
 def test_epochs_are_made_beyond_the_first_arrays() -> None:
     """Arrays of epochs grow while machine code knows their addresses."""
     histories = [History(native) for native in (True, False)]
