@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
 from tests.mutation.mutants import mutants
-from tests.mutation.targets import TARGETS
+from tests.mutation.targets import BACK_ENDS, TARGETS
 
 COMPLETIONS = ("eager", "lazy", "random")
 INTERLEAVES = ("round_robin", "random", "starve")
@@ -39,6 +39,7 @@ class Run:
     detectors: bool = True
     strict: bool = False
     mutant: str = ""
+    back_end: str = "changing"
 
     def command(self) -> str:
         """A shell command that repeats this run, without what is the default."""
@@ -77,6 +78,7 @@ class Run:
             spurious_try_wait_failures=self.spurious_timeouts,
             detectors=self.detectors,
             strict=self.strict,
+            native=BACK_ENDS[self.back_end],
             max_warp_instructions=20_000_000,
         )
         try:
@@ -99,6 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="as mutants are judged")
     parser.add_argument("--no-detectors", dest="detectors", action="store_false")
     parser.add_argument("--mutant", default="", metavar="KEY")
+    parser.add_argument("--back-end", choices=BACK_ENDS, default="changing")
     given = vars(parser.parse_args(arguments))
     for name in ("batch", "positions", "n", "k"):
         given[name] = given[name] or getattr(TARGETS[given["kernel"]], name)

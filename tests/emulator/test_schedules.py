@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from cute_kernels.emulator import back_end
+from cute_kernels.emulator.native_translate import NativeLaunch
 from tests.emulator.schedules import COMPLETIONS, INTERLEAVES, Run, main
 from tests.mutation.targets import TARGETS
 
@@ -81,6 +83,21 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     ]
     assert reports[0] == reports[1] and reports[0].startswith(("Hang", "TensorMemoryRace", "IllegalAccess"))
     assert len(set(reports)) > 1
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_run_is_replayed_on_the_back_end_it_names(
+    native: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """And both back ends report the whole of a hang alike, which names every warp's place."""
+    compiled = []
+    monkeypatch.setattr(back_end, "NativeLaunch", lambda it: compiled.append(it) or NativeLaunch(it))
+    run = Run("sm100", 6, 128, 256, 128, seed=5, mutant="count+1 mbarrier.init.shared.b64 #0")
+    run = dataclasses.replace(run, back_end="machine-code" if native else "python")
+    assert main(shlex.split(run.command())[3:]) == 1
+    assert bool(compiled) == native
+    other = dataclasses.replace(run, back_end="python" if native else "machine-code").execute()
+    assert capsys.readouterr().out.strip() == other.strip() and other.startswith("Hang")
 
 
 @pytest.mark.parametrize("arguments", [["--kernel", "sm100", "--mutant", "no such"], ["--kernel", "sm100", "--k", "3"]])

@@ -1,7 +1,8 @@
 """``python -m tests.mutation``: drops or weakens every synchronisation instruction of our kernels, one at a time.
 
-Prints what noticed each mutant and which survive, and writes it as Markdown and JSON. Exits with 1 if a survivor is not
-reviewed (tests/mutation/reviewed.py), a review is out of date, or the score is below the target.
+Each mutant runs on both back ends of the emulator. Prints what noticed each mutant and which survive, and writes it as
+Markdown and JSON. Exits with 1 if a survivor is not reviewed (tests/mutation/reviewed.py), a review is out of date, the
+back ends differ in what they report, or the score is below the target.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from tests.mutation.judge import Verdict
 from tests.mutation.mutants import mutants
 from tests.mutation.summary import as_json, markdown, summarise
-from tests.mutation.targets import TARGETS
+from tests.mutation.targets import BACK_ENDS, TARGETS
 from tests.mutation.workers import judge_all
 
 LEAST_SCORE = 0.95
@@ -29,6 +30,10 @@ def main() -> int:
     )
     parser.add_argument("--target", nargs="+", choices=TARGETS, help="default: all")
     parser.add_argument("--quick", action="store_true", help="two targets, every third mutant")
+    parser.add_argument(
+        "--back-end", nargs="+", choices=BACK_ENDS, default=["python", "machine-code"], metavar="NAME",
+        help=f"which back ends execute each mutant: {', '.join(BACK_ENDS)} (default: the first two)",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write FILE.md and FILE.json")
     parser.add_argument("--match", default="", help="only mutants whose key or place contains this")
@@ -49,8 +54,9 @@ def main() -> int:
     if again is not None:
         names = [name for name in names if name in {target for target, _ in again}]
     work = [
-        (name, number)
+        (name, number, back_end)
         for name in names
+        for back_end in options.back_end
         for number, mutant in enumerate(mutants(TARGETS[name].ptx))
         if options.match in f"{mutant.key} {mutant.line}"
         and not (options.quick and number % 3)
@@ -58,7 +64,7 @@ def main() -> int:
     ]
     start = time.perf_counter()
     verdicts = judge_all(work, options.jobs, strict=not options.lenient)
-    print(f"{len(work)} mutants in {time.perf_counter() - start:.0f} s with {options.jobs} processes")
+    print(f"{len(work)} verdicts in {time.perf_counter() - start:.0f} s with {options.jobs} processes")
     complete = names == list(TARGETS) and not (options.quick or options.match or options.again or options.lenient)
     return report(verdicts, options.output, complete=complete)
 
@@ -81,7 +87,7 @@ def recorded(files: Iterable[Path]) -> list[Verdict]:
     """The verdicts in the JSON of earlier runs."""
     names = [field.name for field in dataclasses.fields(Verdict)]
     entries = [entry for file in files for entry in json.loads(file.read_text())["mutants"]]
-    return [Verdict(**{name: entry[name] for name in names}) for entry in entries]
+    return [Verdict(**{name: entry[name] for name in names if name in entry}) for entry in entries]
 
 
 def keys(verdicts: Iterable[Verdict]) -> set[tuple[str, str]]:

@@ -12,6 +12,8 @@ import torch
 from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import Config, GemmConfig, Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
 from cute_kernels.emulator import Options
+from cute_kernels.emulator.native_block import NotNative
+from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.launch import emulate
 from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
 from tests.emulator.gemm_inputs import POISON as GEMM_POISON
@@ -40,6 +42,13 @@ class Target(Protocol):
 
         Raises:
             EmulatorError: whatever the emulator reports.
+        """
+
+    def python_only(self, ptx: str) -> str:
+        """Why `run` executes this text in Python whatever `Options.native` asks for, "" if it does not.
+
+        Raises:
+            EmulatorError: the text is not PTX that the emulator knows.
         """
 
 
@@ -79,6 +88,27 @@ class KernelTarget:
         wrong = case.mismatches()
         difference = f"{int(wrong.sum())} of {wrong.numel()} elements differ" if wrong.any() else ""
         return Outcome(report.warp_instructions, difference)
+
+    def python_only(self, ptx: str) -> str:
+        return why_python(ptx, self.artifact.kernel_name, self.case().plan.threads)
+
+
+def why_python(ptx: str, kernel: str | None, threads: int) -> str:
+    """Why a launch with detectors that asks for machine code gets Python, "" if it gets machine code.
+
+    Args:
+        ptx: PTX text.
+        kernel: name of the entry, None if there is only one.
+        threads: per CTA.
+
+    Raises:
+        EmulatorError: the text is not PTX that the emulator knows.
+    """
+    try:
+        translate_native(ptx, kernel, (threads, 1, 1), True)  # a launch asks for the same, and finds it in the cache
+    except NotNative as error:
+        return str(error)
+    return ""
 
 
 @functools.lru_cache(maxsize=16)
@@ -128,6 +158,9 @@ TARGETS: dict[str, KernelTarget] = {
     "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
     "gemm-sm90-split": GemmTarget(Sm90GemmConfig(128, 64, 3, 1, 1, store_stages=1, split_k=2), 2, 128, 64, k=320),
 }
+
+BACK_ENDS: dict[str, bool | None] = {"python": False, "machine-code": True, "changing": None}
+"""`Options.native` by name; "changing" starts in Python and changes over when compilation is worth it."""
 
 SCHEDULES = {
     "eager": Options(strict=True),
