@@ -71,7 +71,7 @@ class LaunchShadow:
         for shadow in self.regions.values():
             for plane in (shadow.coarse, shadow.fine):
                 if plane is not None:
-                    for layer in (plane.writes, *plane.reads):
+                    for layer in (plane.writes, *plane.readers()):
                         is_strong = self.epochs.generic[layer >> LANE_BITS] == STRONG
                         layer[:] = np.where(layer == 0, 0, np.where(is_strong, strong, weak))
         return LaunchShadow(self.memory, epochs, self.regions, first=len(epochs))

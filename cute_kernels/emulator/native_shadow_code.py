@@ -222,6 +222,63 @@ done:
 }}
 """
 
+# ``@of_earlier_cluster``: whether an access is one that nothing is known of. ``@keep`` notes such a one in those places
+# of `Plane.foreign` that have none yet. Where there is one, a write is for Python, which takes it out.
+_FOREIGN = f"""
+define internal i1 @of_earlier_cluster(ptr %q, i32 %id) alwaysinline {{
+{load_fields("FLOOR")}
+  %id.wide = zext i32 %id to i64
+  %number = lshr i64 %id.wide, {LANE_BITS}
+  %before = icmp slt i64 %number, %FLOOR
+  %some = icmp ne i32 %id, 0
+  %r = and i1 %before, %some
+  ret i1 %r
+}}
+define internal void @keep(ptr %q, ptr %plane, i64 %start, i64 %end, i32 %id) alwaysinline {{
+  %earlier = call i1 @of_earlier_cluster(ptr %q, i32 %id)
+  br i1 %earlier, label %places, label %done
+places:
+{load_words("%plane", _PLANE_WORDS, ("FOREIGN",))}
+  %foreign = inttoptr i64 %FOREIGN to ptr
+  call void @fill_free(ptr %foreign, i64 %start, i64 %end, i32 %id)
+  br label %done
+done:
+  ret void
+}}
+define internal void @fill_free(ptr %array, i64 %start, i64 %end, i32 %id) {{
+entry:
+  %one = insertelement <{_VECTOR} x i32> poison, i32 %id, i32 0
+  %ids = shufflevector <{_VECTOR} x i32> %one, <{_VECTOR} x i32> poison, <{_VECTOR} x i32> zeroinitializer
+  br label %wide
+wide:
+  %p = phi i64 [%start, %entry], [%p.next, %blend]
+  %p.next = add i64 %p, {_VECTOR}
+  %fits = icmp sle i64 %p.next, %end
+  br i1 %fits, label %blend, label %narrow
+blend:
+  %v.p = getelementptr i32, ptr %array, i64 %p
+  %v = load <{_VECTOR} x i32>, ptr %v.p, align 4
+  %free = icmp eq <{_VECTOR} x i32> %v, zeroinitializer
+  %v.new = select <{_VECTOR} x i1> %free, <{_VECTOR} x i32> %ids, <{_VECTOR} x i32> %v
+  store <{_VECTOR} x i32> %v.new, ptr %v.p, align 4
+  br label %wide
+narrow:
+  %k = phi i64 [%p, %wide], [%k.next, %one.more]
+  %more = icmp slt i64 %k, %end
+  br i1 %more, label %one.more, label %done
+one.more:
+  %k.p = getelementptr i32, ptr %array, i64 %k
+  %k.v = load i32, ptr %k.p
+  %k.free = icmp eq i32 %k.v, 0
+  %k.new = select i1 %k.free, i32 %id, i32 %k.v
+  store i32 %k.new, ptr %k.p
+  %k.next = add i64 %k, 1
+  br label %narrow
+done:
+  ret void
+}}
+"""
+
 # Neighbours mostly have the same history: an identity that was found to be in order is not looked up again. ``%good``
 # keeps three of them: of a write, of a read that a write meets, of a reader in the first layer that is replaced.
 _VERIFY = f"""
@@ -237,6 +294,7 @@ entry:
   %strong = icmp ne i64 %STRONG, 0
   %asynchronous = icmp ne i64 %FENCED, 0
   %no.layer = icmp eq i64 %LAYER_COUNT, 0
+  %no.foreign = icmp eq i64 %FOREIGN, 0
   %good.read = getelementptr i32, ptr %good, i64 1
   %good.layer = getelementptr i32, ptr %good, i64 2
   %end = add i64 %start, %count
@@ -272,7 +330,7 @@ w.done:
 layer:
   %n = phi i64 [0, %w.done], [%n.next, %layer.done]
   %n.more = icmp ult i64 %n, %LAYER_COUNT
-  br i1 %n.more, label %readers, label %yes
+  br i1 %n.more, label %readers, label %abroad
 readers:
   %layer.p = getelementptr ptr, ptr %layers, i64 %n
   %reads = load ptr, ptr %layer.p
@@ -295,29 +353,48 @@ r.note:
 layer.done:
   %n.next = add i64 %n, 1
   br label %layer
+abroad:
+  br i1 %no.foreign, label %yes, label %foreigners
+foreigners:
+  %foreign = inttoptr i64 %FOREIGN to ptr
+  %f.p = call i64 @differs(ptr %foreign, i64 %start, i64 %end, i32 0)
+  %f.some = icmp slt i64 %f.p, %end
+  br i1 %f.some, label %no, label %yes
 reading:
+  ; what was met in another plane may need foreign reads, which this plane has to have
   %top = load ptr, ptr %layers
+  %met = load i32, ptr %good.layer
+  %met.earlier = call i1 @of_earlier_cluster(ptr %q, i32 %met)
+  %met.nowhere = and i1 %met.earlier, %no.foreign
+  %met.here = select i1 %met.nowhere, i32 0, i32 %met
+  store i32 %met.here, ptr %good.layer
   br label %replaced
 replaced:
-  %l.from = phi i64 [%start, %reading], [%l.next, %l.note], [%l.next.other, %l.other]
+  %l.from = phi i64 [%start, %reading], [%l.next, %l.note], [%l.next.other, %l.kept]
   %l.good = load i32, ptr %good.layer
   %l.p = call i64 @differs(ptr %top, i64 %l.from, i64 %end, i32 %l.good)
   %l.more = icmp slt i64 %l.p, %end
   br i1 %l.more, label %l.ask, label %yes
 l.ask:
   %l.n = call i64 @layer(ptr %q, ptr %plane, i64 %l.p)
-  %l.free = icmp eq i64 %l.n, 0
-  br i1 %l.free, label %l.note, label %l.other
-l.note:
-  %l.id.p = getelementptr i32, ptr %top, i64 %l.p
+  %l.none = icmp slt i64 %l.n, 0
+  br i1 %l.none, label %no, label %l.found
+l.found:
+  %l.layer.p = getelementptr ptr, ptr %layers, i64 %l.n
+  %l.layer = load ptr, ptr %l.layer.p
+  %l.id.p = getelementptr i32, ptr %l.layer, i64 %l.p
   %l.id = load i32, ptr %l.id.p
+  %l.earlier = call i1 @of_earlier_cluster(ptr %q, i32 %l.id)
+  %l.nowhere = and i1 %l.earlier, %no.foreign
+  br i1 %l.nowhere, label %no, label %l.kept
+l.kept:
+  %l.next.other = add i64 %l.p, 1
+  %l.free = icmp eq i64 %l.n, 0
+  br i1 %l.free, label %l.note, label %replaced
+l.note:
   store i32 %l.id, ptr %good.layer
   %l.next = add i64 %l.p, 1
   br label %replaced
-l.other:
-  %l.next.other = add i64 %l.p, 1
-  %l.none = icmp slt i64 %l.n, 0
-  br i1 %l.none, label %no, label %replaced
 yes:
   ret i1 1
 no:
@@ -359,6 +436,7 @@ next:
   %from = phi i64 [%start, %entry], [%p.next, %here], [%p.next, %deeper]
   %known = load i32, ptr %good.layer
   %p = call i64 @differs(ptr %top, i64 %from, i64 %end, i32 %known)
+  call void @keep(ptr %q, ptr %plane, i64 %from, i64 %p, i32 %known)
   call void @fill(ptr %top, i64 %from, i64 %p, i32 %id)
   %p.next = add i64 %p, 1
   %more = icmp slt i64 %p, %end
@@ -370,6 +448,7 @@ search:
 here:
   %t.p = getelementptr i32, ptr %top, i64 %p
   %t = load i32, ptr %t.p
+  call void @keep(ptr %q, ptr %plane, i64 %p, i64 %p.next, i32 %t)
   store i32 %t, ptr %good.layer
   store i32 %id, ptr %t.p
   br label %next
@@ -377,6 +456,8 @@ deeper:
   %layer.p = getelementptr ptr, ptr %layers, i64 %n
   %layer = load ptr, ptr %layer.p
   %r.p = getelementptr i32, ptr %layer, i64 %p
+  %r = load i32, ptr %r.p
+  call void @keep(ptr %q, ptr %plane, i64 %p, i64 %p.next, i32 %r)
   store i32 %id, ptr %r.p
   br label %next
 done:
@@ -407,7 +488,11 @@ define internal i1 @divide(ptr %shadow, i64 %g) {{
 entry:
 {load_words("%shadow", SHADOW_WORDS, SHADOW_WORDS)}
   %few = icmp ult i64 %FINE_LAYER_COUNT, %LAYER_COUNT
-  br i1 %few, label %no, label %planes
+  %foreigners = icmp ne i64 %FOREIGN, 0
+  %no.fine.foreign = icmp eq i64 %FINE_FOREIGN, 0
+  %nowhere = and i1 %foreigners, %no.fine.foreign
+  %impossible = or i1 %few, %nowhere
+  br i1 %impossible, label %no, label %planes
 planes:
   %split = inttoptr i64 %SPLIT to ptr
   %s.p = getelementptr i8, ptr %split, i64 %g
@@ -415,11 +500,20 @@ planes:
   %layers = inttoptr i64 %LAYERS to ptr
   %fine.layers = inttoptr i64 %FINE_LAYERS to ptr
   %b = mul i64 %g, {GRANULE}
+  %one.foreign = zext i1 %foreigners to i64
+  %copies = add i64 %LAYER_COUNT, %one.foreign
   br label %plane
 plane:
   %n = phi i64 [-1, %planes], [%n.next, %copy]
   %writes = icmp slt i64 %n, 0
-  br i1 %writes, label %of.writes, label %of.layer
+  br i1 %writes, label %of.writes, label %reads
+reads:
+  %layer = icmp slt i64 %n, %LAYER_COUNT
+  br i1 %layer, label %of.layer, label %of.foreign
+of.foreign:
+  %f.from = inttoptr i64 %FOREIGN to ptr
+  %f.to = inttoptr i64 %FINE_FOREIGN to ptr
+  br label %copy
 of.writes:
   %w.from = inttoptr i64 %WRITES to ptr
   %w.to = inttoptr i64 %FINE_WRITES to ptr
@@ -431,8 +525,8 @@ of.layer:
   %l.to = load ptr, ptr %to.p
   br label %copy
 copy:
-  %from = phi ptr [%w.from, %of.writes], [%l.from, %of.layer]
-  %to = phi ptr [%w.to, %of.writes], [%l.to, %of.layer]
+  %from = phi ptr [%w.from, %of.writes], [%l.from, %of.layer], [%f.from, %of.foreign]
+  %to = phi ptr [%w.to, %of.writes], [%l.to, %of.layer], [%f.to, %of.foreign]
   %v.p = getelementptr i32, ptr %from, i64 %g
   %v = load i32, ptr %v.p
   %one = insertelement <{GRANULE} x i32> poison, i32 %v, i32 0
@@ -440,7 +534,7 @@ copy:
   %b.p = getelementptr i32, ptr %to, i64 %b
   store <{GRANULE} x i32> %all, ptr %b.p, align 4
   %n.next = add i64 %n, 1
-  %more = icmp slt i64 %n.next, %LAYER_COUNT
+  %more = icmp slt i64 %n.next, %copies
   br i1 %more, label %plane, label %yes
 yes:
   ret i1 1
@@ -562,18 +656,20 @@ entry:
   %split = inttoptr i64 %SPLIT to ptr
   %some.split = icmp ne i64 %SPLIT, 0
   %good.layer = getelementptr i32, ptr %good, i64 2
-{load_fields("WRITE")}
-  ; short rows that are read, of whole granules with a history that was met before: of the operands of an MMA
+{load_fields("WRITE", "FLOOR")}
+  ; short rows that are read, of whole granules of shared memory with a history that was met before: an MMA's operands
   %is.read = icmp eq i64 %WRITE, 0
   %in.bytes = icmp eq i64 %GRAIN, {GRANULE}
   %readers = icmp ne i64 %LAYER_COUNT, 0
   %of.one = icmp eq i64 %COUNT, {GRANULE}
   %of.two = icmp eq i64 %COUNT, {2 * GRANULE}
   %is.short = or i1 %of.one, %of.two
+  %shared = icmp eq i64 %FLOOR, 0
   %t.1 = and i1 %is.read, %in.bytes
   %t.2 = and i1 %readers, %is.short
   %t.3 = and i1 %t.1, %t.2
-  %short = and i1 %t.3, %one.lane
+  %t.4 = and i1 %t.3, %shared
+  %short = and i1 %t.4, %one.lane
   %checking = icmp eq i64 %do, {_CHECK}
   %second = zext i1 %of.two to i64
   br label %rows
@@ -738,4 +834,4 @@ def accesses() -> str:
     * ``i64 @pipelined(request, list, length, agent, identity, lane, column)``: how many accesses of a list
       (`PIPELINED_WORDS`) are, before the first that is not.
     """
-    return _ORDERED + _LAYER + _RUNS + _VERIFY + _RECORD + _ROW + _ROWS + _PIPELINED
+    return _ORDERED + _LAYER + _RUNS + _FOREIGN + _VERIFY + _RECORD + _ROW + _ROWS + _PIPELINED

@@ -187,12 +187,12 @@ class RaceTracker:
             plane, where = part.plane, part.where
             self._check(part, plane.writes[where], view, rank, agent, "writes" if write else "reads", "wrote")
             if write:
-                for layer in plane.reads:
+                for layer in plane.readers():
                     self._check(part, layer[where], view, rank, agent, "writes", "read")
                 lane = 0 if not lanes_of else max(some, 0) if isinstance(some, int) else some
                 plane.set_write(where, identity + lane)
             else:
-                plane.add_read(where, identity, self.epochs, None if floor else known, own_reads)
+                plane.add_read(where, identity, self.epochs, None if floor else known, own_reads, floor)
         if rank >= 0 and rank != agent.rank:
             columns = [own_reads] if not write else {agent.base + max(n, 0) for n in np.atleast_1d(lanes).tolist()}
             for column in columns:
@@ -302,7 +302,7 @@ class RaceTracker:
             late = self._late(before, fenced, operation)
             if late is not None:
                 self._missing_fence(part, before, late, rank, operation)
-            part.plane.add_read(part.where, operation.identity, self.epochs, None, operation.column)
+            part.plane.add_read(part.where, operation.identity, self.epochs, None, operation.column, floor)
 
     def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
         floor, unit = self.floor if rank < 0 else 0, self.unit()
@@ -314,7 +314,7 @@ class RaceTracker:
         for part in shadow.parts(offsets, nbytes):
             plane, where = part.plane, part.where
             self._check(part, plane.writes[where], view, rank, operation, "writes", "wrote")
-            for layer in plane.reads:
+            for layer in plane.readers():
                 self._check(part, layer[where], view, rank, operation, "writes", "read")
             plane.set_write(where, operation.identity)
 
@@ -562,7 +562,7 @@ class RaceTracker:
             numbers = before >> LANE_BITS
             for column, (lane, clock) in who.private.items():
                 known = (self.epochs.columns[numbers] == column) & (self.epochs.clocks[numbers] <= clock)
-                late &= ~(known & (view.lanes == lane))
+                late &= ~(known & (view.lanes == lane) & (numbers >= view.floor))
         return late if late.any() else None
 
     def _missing_fence(

@@ -178,19 +178,26 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
     return late if late.any() else None
 
 
-#: `Plane.block`: host addresses of the writes and of a table of the layers' addresses, layers, places; the same of the
-#: plane by bytes of a `Shadow`; address of a byte per granule, which says that it is split. 0 where there is none.
+#: `Plane.block`: host addresses of the writes and of a table of the layers' addresses, layers, places, host address of
+#: the foreign reads; the same of the plane by bytes of a `Shadow`; address of a byte per granule, which says that it is
+#: split. 0 where there is none.
 SHADOW_WORDS = (
-    "WRITES", "LAYERS", "LAYER_COUNT", "PLACES",
-    "FINE_WRITES", "FINE_LAYERS", "FINE_LAYER_COUNT", "FINE_PLACES", "SPLIT",
+    "WRITES", "LAYERS", "LAYER_COUNT", "PLACES", "FOREIGN",
+    "FINE_WRITES", "FINE_LAYERS", "FINE_LAYER_COUNT", "FINE_PLACES", "FINE_FOREIGN", "SPLIT",
 )  # fmt: skip
 
 
 class Plane:
     """Last write and last reads of an array of places. Readers that are not ordered among each other take layers.
 
+    Clusters number their columns alike, and nothing orders them, so that a reader may take the place of one of an
+    earlier cluster that it is not ordered after. One such read per place is kept apart, since a later write races with
+    it whatever its own cluster knows: the first, for any number of clusters would need as many layers.
+
     Attributes:
         writes, reads: identities; a layer of readers each.
+        foreign: per place, the first read since the last write that a reader of a later cluster has replaced; None
+            while there is none.
         block: int64 [SHADOW_WORDS], for machine code; the words of a plane are its first or (``fine``) its second four.
     """
 
@@ -198,6 +205,7 @@ class Plane:
         self.shape = shape
         self.writes = zeros(shape)
         self.reads: list[np.ndarray] = []
+        self.foreign: np.ndarray | None = None
         self.block = np.zeros(len(SHADOW_WORDS), np.int64) if block is None else block
         self.address = self.block.ctypes.data
         self._first = SHADOW_WORDS.index("FINE_WRITES") if fine else 0
@@ -205,7 +213,8 @@ class Plane:
 
     def _locate(self) -> None:
         self._table = np.array([layer.ctypes.data for layer in self.reads] or [0], np.int64)
-        words = self.writes.ctypes.data, self._table.ctypes.data, len(self.reads), self.writes.size
+        foreign = 0 if self.foreign is None else self.foreign.ctypes.data
+        words = self.writes.ctypes.data, self._table.ctypes.data, len(self.reads), self.writes.size, foreign
         self.block[self._first : self._first + len(words)] = words
 
     def add_layer(self) -> np.ndarray:
@@ -214,8 +223,24 @@ class Plane:
         self._locate()
         return self.reads[-1]
 
-    def add_read(self, where: Any, identity: int, epochs: Epochs, known: np.ndarray | None, column: int) -> None:
-        """Records a read. It replaces reads of the same column, and those that ``known`` says it comes after."""
+    def add_foreign(self) -> np.ndarray:
+        """`foreign`, made if there is none."""
+        if self.foreign is None:
+            self.foreign = zeros(self.shape)
+            self._locate()
+        return self.foreign
+
+    def readers(self) -> list[np.ndarray]:
+        """All that a write has to be ordered after."""
+        return self.reads if self.foreign is None else [*self.reads, self.foreign]
+
+    def add_read(
+        self, where: Any, identity: int, epochs: Epochs, known: np.ndarray | None, column: int, floor: int = 0
+    ) -> None:
+        """Records a read. It replaces reads of the same column, and those that ``known`` says it comes after.
+
+        ``floor`` is that of a `View`: what is replaced of earlier clusters is foreign from now on.
+        """
         for layer in self.reads:
             old = layer[where]
             first = int(old.flat[0])
@@ -223,6 +248,7 @@ class Plane:
                 if first == identity:
                     return
                 if not first or self._covers(first >> LANE_BITS, epochs, known, column):
+                    self._keep(where, old, floor)
                     layer[where] = identity
                     return
                 continue
@@ -232,9 +258,11 @@ class Plane:
             if known is not None:
                 free |= epochs.clocks[numbers] <= known[columns]
             if free.all():
+                self._keep(where, old, floor)
                 layer[where] = identity
                 return
             if free.any():
+                self._keep(where, np.where(free, old, 0), floor)
                 where = put(layer, where, free, identity)
         self.add_layer()[where] = identity
 
@@ -243,10 +271,17 @@ class Plane:
         old = int(epochs.columns[number])
         return old == column or (known is not None and bool(epochs.clocks[number] <= known[old]))
 
+    def _keep(self, where: Any, replaced: np.ndarray, floor: int) -> None:
+        """Keeps those of the replaced reads that earlier clusters made, where none is kept yet."""
+        earlier = (replaced > 0) & (replaced < floor << LANE_BITS)
+        if earlier.any():
+            foreign = self.add_foreign()
+            foreign[where] = np.where(earlier & (foreign[where] == 0), replaced, foreign[where])
+
     def set_write(self, where: Any, identities: Any) -> None:
         """Records a write; what was read before is over."""
         self.writes[where] = identities
-        for layer in self.reads:
+        for layer in self.readers():
             layer[where] = 0
 
 
@@ -345,3 +380,5 @@ class Shadow:
             self.fine.add_layer()
         for fine, coarse in zip(self.fine.reads, self.coarse.reads):
             fine[spread] = np.repeat(coarse[new], GRANULE)
+        if self.coarse.foreign is not None:
+            self.fine.add_foreign()[spread] = np.repeat(self.coarse.foreign[new], GRANULE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import bisect
+import re
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import EVENT
 from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit, shadow_unit_if_worth_it
 from cute_kernels.emulator.sanitizer import RaceTracker
-from cute_kernels.emulator.shadow import GRANULE, Plane, Rows, Shadow, zeros
+from cute_kernels.emulator.shadow import GRANULE, LANE_BITS, Plane, Rows, Shadow, zeros
 from tests.emulator.crew import Crew
 
 BYTES, RANKS = 1024, [0, 0, 1]
@@ -115,16 +117,24 @@ class History:
 
     # --- what has come of it ------------------------------------------------------------------------------------------
 
-    def _plane(self, plane: Plane) -> list[tuple[str, list[str]]]:
-        """By place: who wrote last, and who has read since, in words: the numbers of epochs may differ."""
-        label = self.tracker.epochs.label
+    def _plane(self, plane: Plane) -> list[tuple[str, list[str], str]]:
+        """By place: who wrote last, who has read since and who of an earlier cluster, in words and with the cluster.
+
+        The numbers of epochs may differ.
+        """
+        label, floors = self.tracker.epochs.label, self.launch.floors
+
+        def name(identity: int) -> str:
+            return f"{label(identity)} of cluster {bisect.bisect_right(floors, identity >> LANE_BITS)}"
+
         readers = zip(*(layer.flat for layer in plane.reads)) if plane.reads else [()] * plane.writes.size
+        foreign = np.zeros(plane.writes.size, np.int32) if plane.foreign is None else plane.foreign.reshape(-1)
         return [
-            (label(write) + str(write & 31), sorted(label(reader) for reader in reads if reader))
-            for write, reads in zip(plane.writes.flat, readers)
+            (name(write) + str(write & 31), sorted(name(reader) for reader in reads if reader), name(kept))
+            for write, reads, kept in zip(plane.writes.flat, readers, foreign)
         ]
 
-    def _shadow(self, shadow: Shadow) -> list[tuple[str, list[str]]]:
+    def _shadow(self, shadow: Shadow) -> list[tuple[str, list[str], str]]:
         """By byte: machine code may keep granules whole which NumPy splits."""
         coarse = self._plane(shadow.coarse)
         result = [place for place in coarse for _ in range(GRANULE)]
@@ -198,6 +208,13 @@ def outcome(history: History, call: tuple[Any, ...]) -> str:
           ("shared", 0, 0, [0, 1], [0, 1, 0, 0], 16, True)])  # fmt: skip
 @example([("globally", 0, [0, 1], [0, 1, 0, 0], 4, True), ("enter_cluster",),
           ("globally", 1, [0], [1, 0, 0, 0], 4, False)])  # fmt: skip
+@example([("globally", 1, [0], [0, 0, 0, 0], 16, False), ("globally", 0, [0, 1], [0, 1, 0, 0], 16, False),
+          ("enter_cluster",), ("globally", 0, [0], [1, 0, 0, 0], 16, False),
+          ("globally", 0, [0], [0, 0, 0, 0], 16, False)])  # fmt: skip
+@example([("globally", 0, [0], [12, 0, 0, 0], 16, False), ("copy", 0, 0, 2, 0, 16, False), ("enter_cluster",),
+          ("globally", 0, [0], [12, 0, 0, 0], 16, False), ("copy", 0, 0, 2, 0, 16, False)])  # fmt: skip
+@example([("globally", 0, [0], [0, 0, 0, 0], 4, False), ("globally", 0, [0], [0, 0, 0, 0], 16, False),
+          *[("enter_cluster",), ("globally", 0, [0], [0, 0, 0, 0], 16, False)] * 2])  # fmt: skip
 def test_same_reports_same_shadow_and_same_knowledge(strict: bool, calls: list[tuple[Any, ...]]) -> None:
     """A race ends a program; here the next call goes on from what has been recorded."""
     fast, slow = History(True, strict), History(False, strict)
@@ -320,6 +337,144 @@ def test_accesses_of_earlier_clusters_are_not_known(native: bool, nbytes: int) -
     assert outcome(history, ("globally", 0, [0], [0], nbytes, False)).startswith("GlobalMemoryRace")
     assert outcome(history, ("globally", 0, [0], [0], nbytes, True)).startswith("GlobalMemoryRace")
     assert outcome(history, ("globally", 0, [0], [1], nbytes, True)).startswith("GlobalMemoryRace")
+
+
+def read_second_region(history: History, how: str, nbytes: int) -> None:
+    """Two places, by the same warp or lane in every cluster."""
+    if how == "load":
+        history.globally(0, [0, 1], [160 // nbytes, 160 // nbytes + 1], nbytes, False)
+    else:
+        history.copy(0, 1, 2, None, nbytes, False)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("nbytes", [16, 8])
+@pytest.mark.parametrize("how", ["load", "copy"])
+@pytest.mark.parametrize("writer", ["store", "copy"])
+def test_reads_of_later_clusters_hide_none_of_earlier_ones(native: bool, nbytes: int, how: str, writer: str) -> None:
+    """The reads of a warp have the same column in every cluster, and what it knows is about its own cluster."""
+    history = History(native)
+    for cluster in range(3):
+        read_second_region(history, how, nbytes)
+        if cluster < 2:
+            history.enter_cluster()
+    history.copies_done(0, 1, read=False)
+    store, copy = ("globally", 0, [1], [160 // nbytes], nbytes, True), ("copy", 0, 1, 2, None, nbytes, True)
+    found = outcome(history, store if writer == "store" else copy)
+    reader = "load of warp 0" if how == "load" else "copy 1"
+    assert re.match(f"GlobalMemoryRace: .* writes .* which the {reader} read before.*another cluster", found)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("how", ["load", "copy"])
+def test_many_clusters_that_read_the_same_need_no_more_layers(native: bool, how: str) -> None:
+    history = History(native)
+    for _ in range(10):
+        read_second_region(history, how, 16)
+        history.enter_cluster()
+    (shadow,) = history.launch.regions.values()
+    plane = shadow.coarse
+    kept, latest = plane.foreign[:2], plane.reads[0][:2]
+    assert len(plane.reads) == 1 and not plane.foreign[2:].any()
+    assert (kept >> LANE_BITS < history.launch.floors[1]).all() and (kept > 0).all()
+    assert (latest >> LANE_BITS >= history.launch.floors[9]).all()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("nbytes", [16, 4])
+def test_a_write_that_is_in_order_ends_the_reads_of_earlier_clusters(native: bool, nbytes: int) -> None:
+    """They were released to this cluster; the next cluster races with the write, and no more with them."""
+    history = History(native)
+    flag = [ORIGIN + 64]
+    for cluster in range(3):
+        if cluster:
+            history.enter_cluster()
+            history.tracker.strong(history.warps[0], FULL, "global", flag, Order.SYNC | Order.WIDE, None)
+        history.globally(0, [0], [0], nbytes, False)
+        if cluster < 2:
+            history.tracker.strong(history.warps[0], FULL, "global", flag, None, Order.SYNC | Order.WIDE)
+    (shadow,) = history.launch.regions.values()
+    plane = shadow.coarse if nbytes == 16 else shadow.fine
+    assert plane.foreign[0]
+    assert outcome(history, ("globally", 0, [0], [0], nbytes, True)) == ""
+    assert not plane.foreign.any()
+    assert outcome(history, ("globally", 0, [0], [0], nbytes, True)) == ""
+
+
+class Accesses:
+    """All accesses to global memory there were, by byte: what clusters without synchronisation may do, in full."""
+
+    def __init__(self) -> None:
+        self.cluster = 0
+        self.reads: dict[int, set[Any]] = defaultdict(set)
+        self.writes: dict[int, set[Any]] = defaultdict(set)
+
+    def races(self, by: Any, lane: int, places: range, write: bool) -> bool:
+        """Whether an access does with any before. Loads of a warp are in order with each of its lanes, stores of a lane
+        with that lane, and a copy that nobody waits for with nothing; ``by`` is the warp, or "copy".
+        """
+        found = any(writer != (self.cluster, by, lane) for byte in places for writer in self.writes[byte])
+        return found or (write and any(r != (self.cluster, by) for byte in places for r in self.reads[byte]))
+
+    def note(self, by: Any, lane: int, places: range, write: bool) -> None:
+        for byte in places:
+            (self.writes if write else self.reads)[byte].add((self.cluster, by, lane) if write else (self.cluster, by))
+
+
+#: Warp, neighbours, first and bytes of each, all in the first or all in the second region.
+PIECES = SIZE.flatmap(
+    lambda nbytes: st.tuples(
+        WARP, st.integers(1, 3), st.sampled_from([0, 1, 160 // nbytes, 160 // nbytes + 1]), st.just(nbytes)
+    )
+).filter(lambda piece: piece[2] * piece[3] + piece[1] * piece[3] <= (96 if piece[2] < 2 else 256))
+UNSYNCHRONISED = st.lists(
+    st.one_of(
+        *[PIECES.map(lambda piece: ("load", *piece))] * 3,
+        PIECES.map(lambda piece: ("store", piece[0], 1, *piece[2:])),
+        st.tuples(st.just("copy"), WARP, st.just(2), st.just(0), st.sampled_from([16, 32, 8])),
+        st.tuples(st.just("enter_cluster")),
+        st.tuples(st.just("enter_cluster")),
+    ),
+    min_size=6, max_size=24,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("native", [True, False])
+@settings(max_examples=300, deadline=None)
+@given(UNSYNCHRONISED)
+@example([("load", 0, 1, 0, 16), ("load", 1, 1, 1, 16), ("enter_cluster",), ("load", 0, 2, 0, 16),
+          ("store", 0, 1, 0, 16)])  # fmt: skip
+@example([("load", 1, 1, 20, 4), ("load", 0, 1, 0, 16), ("enter_cluster",), ("load", 0, 1, 0, 16),
+          ("store", 0, 1, 0, 4)])  # fmt: skip
+@example([("load", 0, 1, 20, 4), ("load", 0, 1, 0, 16), ("enter_cluster",), ("load", 0, 1, 20, 4),
+          ("load", 0, 1, 0, 16), ("store", 0, 1, 0, 4)])  # fmt: skip
+def test_global_memory_against_a_list_of_all_accesses(native: bool, calls: list[tuple[Any, ...]]) -> None:
+    """Without synchronisation, a race is reported exactly where two accesses conflict, however long ago one was.
+
+    A race ends the history; a read that would be one is left out, so that more histories come to a write.
+    """
+    history, model = History(native), Accesses()
+    for kind, *arguments in calls:
+        if kind == "enter_cluster":
+            history.enter_cluster()
+            model.cluster += 1
+            continue
+        warp, items, first, nbytes = arguments
+        write, by = kind == "store", "copy" if kind == "copy" else warp
+        if kind == "copy":
+            call = ("copy", warp, 0, 2, None, nbytes, False)
+            pieces = [(0, range(start, start + nbytes)) for start in (160, 176)]
+        else:
+            call = ("globally", warp, list(range(items)), list(range(first, first + items)), nbytes, write)
+            pieces = [(i, range((first + i) * nbytes, (first + i + 1) * nbytes)) for i in range(items)]
+        race = any(model.races(by, lane, places, write) for lane, places in pieces)
+        if race and not write:
+            continue
+        assert (outcome(history, call) != "") == race
+        if race:
+            return
+        for lane, places in pieces:
+            model.note(by, lane, places, write)
 
 
 def test_readers_of_global_memory_do_not_replace_each_other() -> None:

@@ -319,6 +319,28 @@ TWINS |= {
         [n + 3 for n in range(32)],
         {"grid": (2, 1, 1)},
     ),
+    "read by two clusters, then written by one": Twin(
+        f"""{THREAD_OUTPUT} mov.u32 %r2, %ctaid.x; setp.ne.u32 %p1, %r2, 0; mov.b32 %r3, 5; @%p1 bra READ;
+        ld.global.b32 %r9, [%d1]; bar.warp.sync -1;
+        st.<<release|relaxed>>.<<gpu|cta>>.global.b32 [%d0+128], %r3; bra LAST;
+        READ: ld.<<acquire|relaxed>>.gpu.global.b32 %r4, [%d0+128]; setp.ne.u32 %p2, %r4, 5; @%p2 bra READ;
+        ld.global.b32 %r9, [%d1]; add.s32 %r9, %r9, 3; st.global.b32 [%d1], %r9; LAST: ret;""",
+        GlobalMemoryRace,
+        "store of cluster 1, CTA 0 warp 0 writes .* which the load of cluster 0, CTA 0 warp 0 read before.* it belongs",
+        [n + 10 for n in range(32)],
+        {"grid": (2, 1, 1)},
+    ),
+    "copied by two clusters, then written by one": Twin(
+        f"""{BARRIERS} @%p9 bra W; {COPY_IN} W: {WAIT} @!%p3 bra W; ld.shared.b32 %r9, [%r5]; mov.u32 %r10, %ctaid.x;
+        setp.ne.u32 %p4, %r10, 0; mov.b32 %r11, 5; @%p4 bra POLL;
+        st.<<release|relaxed>>.gpu.global.b32 [%d0+128], %r11; bra LAST;
+        POLL: ld.acquire.gpu.global.b32 %r12, [%d0+128]; setp.ne.u32 %p5, %r12, 5; @%p5 bra POLL;
+        add.s32 %r9, %r9, 1; st.global.b32 [%d1], %r9; LAST: ret;""",
+        GlobalMemoryRace,
+        "store of cluster 1, .* writes .* which the bulk copy of 128 bytes issued by cluster 0, .* read before",
+        [n + 8 for n in range(32)],
+        {"grid": (2, 1, 1)},
+    ),
     "a flag between warps": Twin(
         f"""{WORDS} @!%p9 st.shared.b32 [dynamic+32], %r9; bar.sync 0; @%p1 bra READ; st.shared.b32 [%r5+128], %r1;
         mov.b32 %r6, 1; bar.warp.sync -1;
