@@ -10,7 +10,8 @@ from __future__ import annotations
 from cute_kernels.emulator.happens_before import AGENT_WORDS, LANES, Offset, Row
 from cute_kernels.emulator.launch_shadow import REGION_WORDS
 from cute_kernels.emulator.native_memory import EVENT, LOG, LOG_ENTRY
-from cute_kernels.emulator.native_shadow_code import accesses, load_words, store_fields
+from cute_kernels.emulator.native_shadow_code import load_words, store_fields
+from cute_kernels.emulator.native_shadow_rows import accesses
 from cute_kernels.emulator.shadow import EPOCH_WORDS, GENERIC, LANE_BITS
 from cute_kernels.emulator.tmem import LANE_GROUP
 from cute_kernels.emulator.tmem import LANES as TENSOR_LANES
@@ -507,7 +508,7 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 
 def module() -> str:
-    """The module: `native_shadow_code.accesses` and ``i64 @observe(context, log, first, end)``, as `ShadowUnit` has it.
+    """The module: `native_shadow_rows.accesses` and ``i64 @observe(context, log, first, end)``, as `ShadowUnit` has it.
 
     The latter works entries off and returns the number of the first that is for Python, or ``end``.
     """
