@@ -321,7 +321,7 @@ def shift(warp: Any, mask: int, cta_group: int, address: Any) -> None:
 
 @family("tcgen05.shift", destinations=0)
 def _shift(block: BlockBuilder, instruction: Instruction) -> None:
-    """tcgen05.shift.down: 31 rows of 32 bytes to the next lane."""
+    """tcgen05.shift.down: in 32 lanes, every row of 32 bytes but the last becomes the next one."""
     if "down" not in qualifiers(instruction, "shift", *_GROUPS, "down"):
         raise instruction.refuse(".down is expected")
     block.call(shift, _cta_group(instruction), address_value(block, instruction.operands[0]))

@@ -85,13 +85,14 @@ def copy_to_tensor_memory(
         core.engine.submit(AsyncOp(("tcgen05", rank), run, text))
 
 
-_SHIFT_LANES, _SHIFT_COLUMNS = 32, 8  # of the matrix; PTX ISA, "Data Movement Shape": .31x256b, without the last row
+# Of the matrix. PTX ISA, "Data Movement Shape": .31x256b, since the last row is not written.
+_SHIFT_LANES, _SHIFT_COLUMNS = 32, 8
 
 
 def shift_rows(core: TensorCore, *, cta_group: int, rank: int, address: int, describe: str = "") -> None:
-    """tcgen05.shift.down: rows of 32 bytes in the 32 lanes of one warp move to the next lane, in order with the MMAs.
+    """tcgen05.shift.down: in the 32 lanes of one warp, every row but the last becomes the next one, in order with MMAs.
 
-    The last row is overwritten, the first one stays where it is, too.
+    A row is 32 bytes. The first one is lost, the last one is in the last two lanes afterwards.
 
     Args:
         core: the tensor cores of the cluster.
@@ -116,10 +117,10 @@ def shift_rows(core: TensorCore, *, cta_group: int, rank: int, address: int, des
             core.tracker.tensor.access(each, (columns, groups), watched, write=True)
 
         def run(memory: TensorMemory = memory) -> None:
-            memory.check(lane, _SHIFT_LANES - 1, column, _SHIFT_COLUMNS, write=False)
-            memory.check(lane + 1, _SHIFT_LANES - 1, column, _SHIFT_COLUMNS, write=True)
+            memory.check(lane + 1, _SHIFT_LANES - 1, column, _SHIFT_COLUMNS, write=False)
+            memory.check(lane, _SHIFT_LANES - 1, column, _SHIFT_COLUMNS, write=True)
             memory.e4m3_sums[columns] = 0
             rows = memory.cells[columns, lane : lane + _SHIFT_LANES]
-            rows[:, 1:] = rows[:, :-1].copy()
+            rows[:, :-1] = rows[:, 1:].copy()
 
         core.engine.submit(AsyncOp(("tcgen05", rank), run, text))

@@ -1,4 +1,4 @@
-"""tcgen05.shift: rows of tensor memory move to the next lane, in order with other tcgen05 operations."""
+"""tcgen05.shift: lanes of tensor memory take the row of the next lane, in order with other tcgen05 operations."""
 
 from __future__ import annotations
 
@@ -61,25 +61,25 @@ def values(ctas: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("options", [Options(), Options(completion="lazy"), Options(native=True)])
 @pytest.mark.parametrize(("lane", "column"), [(0, 0), (32, 8), (96, 4)])
-def test_31_rows_of_a_warp_move_down(lane: int, column: int, options: Options):
+def test_31_lanes_of_a_warp_take_the_next_row(lane: int, column: int, options: Options):
     text = kernel(f"add.u32 %r22, %r20, {lane << 16 | column}; tcgen05.shift.cta_group::1.down [%r22];")
     expected = values()
-    expected[0, lane + 1 : lane + 32, column : column + 8] = values()[0, lane : lane + 31, column : column + 8]
+    expected[0, lane : lane + 31, column : column + 8] = values()[0, lane + 1 : lane + 32, column : column + 8]
     np.testing.assert_array_equal(run(text, options=options), expected)
 
 
 def test_shifts_take_effect_one_after_the_other():
     twice = "tcgen05.shift.cta_group::1.down [%r20];" * 2
     expected = values()
-    expected[0, 2:32, :8] = values()[0, :30, :8]
-    expected[0, 1, :8] = values()[0, 0, :8]
+    expected[0, :30, :8] = values()[0, 2:32, :8]
+    expected[0, 30, :8] = values()[0, 31, :8]
     np.testing.assert_array_equal(run(kernel(twice), options=Options(completion="lazy")), expected)
 
 
 def test_a_pair_shifts_in_both_ctas():
     text = kernel("tcgen05.shift.cta_group::2.down [%r20];", group=2)
     expected = values(2)
-    expected[:, 1:32, :8] = values(2)[:, :31, :8]
+    expected[:, :31, :8] = values(2)[:, 1:32, :8]
     np.testing.assert_array_equal(run(text, 2), expected)
 
 
