@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -89,6 +90,15 @@ class Matrix:
     swizzle: str
 
 
+#: Integers and cta_group -> legal M, legal N, the latter in words: PTX ISA, "Matrix Shape", dense kinds without .ws.
+_SHAPES: dict[tuple[bool, int], tuple[tuple[int, int], Collection[int], str]] = {
+    (False, 1): ((64, 128), range(8, 257, 8), "N a multiple of 8 up to 256"),
+    (False, 2): ((128, 256), range(16, 257, 16), "N a multiple of 16 up to 256"),
+    (True, 1): ((64, 128), (8, 24, *range(16, 257, 16)), "N 8, 24 or a multiple of 16 up to 256"),
+    (True, 2): ((128, 256), range(32, 257, 32), "N a multiple of 32 up to 256"),
+}
+
+
 @functools.lru_cache(maxsize=256)
 def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instruction:
     """Decodes an instruction descriptor.
@@ -116,11 +126,11 @@ def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instructio
     if accumulators[descriptor >> 4 & 3] == "f16" and BF16 in (types[descriptor >> 7 & 7], types[descriptor >> 10 & 7]):
         raise UnsupportedPTX(f"{where}: BF16 operands with an FP16 accumulator")
     m, n = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
-    step = {(1, 64): 8, (1, 128): 16, (2, 128): 16, (2, 256): 16}.get((cta_group, m))
-    if step is None or n % step or not step <= n <= 256:
+    legal_m, legal_n, description = _SHAPES[kind == "i8", cta_group]
+    if m not in legal_m or n not in legal_n:
         raise IllegalAccess(
-            f"{where}: shape {m}x{n} with cta_group::{cta_group}; legal are 64xN (N a multiple of 8) and 128xN (16) "
-            "with cta_group::1, 128xN and 256xN (16) with cta_group::2, N at most 256"
+            f"{where}: shape {m}x{n} with cta_group::{cta_group}; legal are {legal_m[0]}xN and {legal_m[1]}xN with "
+            f"{description}"
         )
     return Instruction(
         a_type=types[descriptor >> 7 & 7],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -140,8 +141,8 @@ def small_integers(rng: np.random.Generator, shape: tuple[int, int], name: str) 
 
 
 SHAPES = [
-    *((1, 64, 8), (1, 64, 248), (1, 128, 16), (1, 128, 256)),
-    *((2, 128, 32), (2, 128, 256), (2, 256, 32), (2, 256, 256)),
+    *((1, 64, 8), (1, 64, 248), (1, 128, 8), (1, 128, 24), (1, 128, 248), (1, 128, 256)),
+    *((2, 128, 16), (2, 128, 256), (2, 256, 16), (2, 256, 48), (2, 256, 256)),
 ]
 K_MAJOR = ["none", "32B", "64B", "128B"]
 OPERANDS = [
@@ -362,9 +363,37 @@ def test_instruction_descriptors_that_are_refused():
         decode_instruction("f8f6f4", 2, good | 3 << 7)
     with pytest.raises(UnsupportedPTX, match="kind::i8"):
         decode_instruction("i8", 1, good)
-    for group, m, n in ((1, 256, 64), (2, 64, 64), (1, 128, 8), (2, 256, 24), (1, 64, 0), (1, 96, 16), (2, 256, 264)):
-        with pytest.raises(IllegalAccess, match=f"shape {m}x{n} with cta_group::{group}"):
-            decode_instruction("f16", group, idesc("f16", "f16", m, n))
+
+
+#: PTX ISA 9.2, "Matrix Shape", dense MMAs without .ws: kind, cta_group -> legal M, legal N as written there.
+LEGAL_SHAPES = {
+    ("f16", 1): ((64, 128), "8 16 24 ... 256"),
+    ("f16", 2): ((128, 256), "16 32 ... 256"),
+    ("tf32", 1): ((64, 128), "8 16 24 ... 256"),
+    ("tf32", 2): ((128, 256), "16 32 ... 256"),
+    ("f8f6f4", 1): ((64, 128), "8 16 ... 256"),
+    ("f8f6f4", 2): ((128, 256), "16 32 ... 256"),
+    ("i8", 1): ((64, 128), "8 16 24 32 48 ... 256"),
+    ("i8", 2): ((128, 256), "32 64 ... 256"),
+}
+
+
+@pytest.mark.parametrize(("kind", "group"), LEGAL_SHAPES)
+def test_shapes_are_those_of_the_table(kind: str, group: int) -> None:
+    """Every shape that the descriptor can say is accepted or refused as the table says."""
+    rows, text = LEGAL_SHAPES[kind, group]
+    listed, last = (part.split() for part in text.split("..."))
+    first, second = int(listed[-2]), int(listed[-1])
+    legal = {int(n) for n in listed} | set(range(second, int(last[0]) + 1, second - first))
+    word = {"f16": 1 << 4, "tf32": 1 << 4 | 2 << 7 | 2 << 10, "f8f6f4": 1 << 4, "i8": 2 << 4}[kind]
+    for m, n in product(range(0, 512, 16), range(0, 512, 8)):
+        descriptor = word | n // 8 << 17 | m // 16 << 24
+        if m in rows and n in legal:
+            fields = decode_instruction(kind, group, descriptor)
+            assert (fields.m, fields.n) == (m, n)
+        else:
+            with pytest.raises(IllegalAccess, match=f"shape {m}x{n} with cta_group::{group}; legal are {rows[0]}xN"):
+                decode_instruction(kind, group, descriptor)
 
 
 def test_matrix_descriptors_that_are_refused():
