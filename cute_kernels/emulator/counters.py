@@ -93,7 +93,7 @@ _CLASSES = {
     "special": ("ex2", "lg2", "sin", "cos", "tanh", "rcp", "rsqrt", "sqrt", "div", "rem"),
 }
 _CLASS_OF = {name: kind for kind, names in _CLASSES.items() for name in names}
-_ARITHMETIC = ("add", "sub", "mul", "mad", "fma", "min", "max", "abs", "neg", "mul24", "mad24", "sad")
+_ARITHMETIC = ("add", "sub", "mul", "mad", "fma", "min", "max", "abs", "neg", "mul24", "mad24", "sad", "dp4a", "dp2a")
 _MEMORY = ("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix")
 _SPACES = ("global", "shared", "local", "param", "const")
 

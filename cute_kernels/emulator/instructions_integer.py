@@ -9,7 +9,7 @@ import numpy as np
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
-from cute_kernels.emulator.scalars import SCALAR_NAMES, bfe_int, bfi_int, lop3_value
+from cute_kernels.emulator.scalars import SCALAR_NAMES, bfe_int, bfi_int, dot_int, lop3_value
 from cute_kernels.emulator.values import CANONICAL, DTYPES, PureOp, Value
 
 INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
@@ -338,6 +338,28 @@ def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     """prmt: byte permutation, default mode."""
     qualifiers(instruction, "b32")
     apply(block, instruction, _PRMT)
+
+
+@functools.cache
+def _dot_op(name: str, bits: int, first: int, a_type: str, b_type: str) -> PureOp:
+    form = (bits, first, a_type == "s32", b_type == "s32")
+
+    def vector(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        return dot_int(*(x.astype(np.int64) for x in (a, b, c)), *form).astype(np.uint32)
+
+    scalar = f"dot_int({{0}}, {{1}}, {{2}}, {', '.join(map(str, form))})"
+    return PureOp(f"{name}_{bits}_{first}_{a_type}_{b_type}", ("u32",) * 3, "u32", vector, scalar)
+
+
+@family("dp4a", *(f"dp2a.{half}" for half in ("lo", "hi")))
+def _dot(block: BlockBuilder, instruction: Instruction) -> None:
+    """dp4a, dp2a: dot product of four bytes, or of two halves and two bytes, added to 32 bits."""
+    name, *parts = instruction.parts
+    half = parts.pop(0) if name == "dp2a" else "lo"
+    if len(parts) != 2:
+        raise instruction.refuse(f"{name} takes the types of two operands")
+    qualifiers(instruction, "u32", "s32", skip=len(instruction.parts) - 2)
+    apply(block, instruction, _dot_op(name, 8 if name == "dp4a" else 16, 2 if half == "hi" else 0, *parts))
 
 
 @functools.cache

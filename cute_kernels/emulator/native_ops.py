@@ -332,6 +332,22 @@ def _permute() -> Emit:
     return emit
 
 
+@rule(r"dp[24]a_(\d+)_(\d)_([su])32_([su])32")
+def _dot(bits: str, first: str, a_kind: str, b_kind: str) -> Emit:
+    def piece(e: Emitter, x: str, low: int, width: int, kind: str) -> str:
+        raised = e.bin("shl", 32, x, e.const(32 - low - width, 32))
+        return e.bin("ashr" if kind == "s" else "lshr", 32, raised, e.const(32 - width, 32))
+
+    def emit(e: Emitter, a: str, b: str, c: str) -> str:
+        width = int(bits)
+        for i in range(32 // width):
+            x = piece(e, a, width * i, width, a_kind)
+            c = e.bin("add", 32, c, e.bin("mul", 32, x, piece(e, b, 8 * (int(first) + i), 8, b_kind)))
+        return c
+
+    return emit
+
+
 @rule(r"(popc|clz|brev|bfind)_([sub])(\d+)")
 def _bits(name: str, kind: str, width: str) -> Emit:
     bits = int(width)

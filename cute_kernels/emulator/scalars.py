@@ -66,6 +66,21 @@ def lop3_int(a: int, b: int, c: int, table: int) -> int:
     return lop3_value(a, b, c, table, 0xFFFFFFFF)
 
 
+def dot_int(a: Any, b: Any, c: Any, bits: int, first: int, a_signed: bool, b_signed: bool) -> Any:
+    """dp4a and dp2a on bit patterns, ints or int64 arrays: ``c`` plus products of pieces of ``a`` and bytes of ``b``.
+
+    Args:
+        bits: of a piece of ``a``.
+        first: which byte of ``b`` goes with the lowest piece.
+        a_signed, b_signed: the pieces are two's complement.
+    """
+    half_a, half_b = (1 << bits - 1) * a_signed, 128 * b_signed
+    for i in range(32 // bits):
+        x, y = a >> bits * i & (1 << bits) - 1, b >> 8 * (first + i) & 255
+        c = c + ((x ^ half_a) - half_a) * ((y ^ half_b) - half_b)
+    return c & 0xFFFFFFFF
+
+
 def clz_int(x: int, bits: int) -> int:
     """Leading zeros of a bit pattern."""
     return bits - x.bit_length()
@@ -84,5 +99,5 @@ def bfind_int(x: int) -> int:
 #: Names that scalar templates use, in generated code and where constants are folded.
 SCALAR_NAMES = {
     f.__name__: f
-    for f in (int_div, int_rem, bfe_int, bfi_int, prmt_int, lop3_int, clz_int, brev_int, bfind_int)
+    for f in (int_div, int_rem, bfe_int, bfi_int, prmt_int, dot_int, lop3_int, clz_int, brev_int, bfind_int)
 }

@@ -6,6 +6,7 @@ import functools
 import struct
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -171,6 +172,11 @@ def _add_bit_fields(cases: Cases) -> None:
             "iiss",
         )
     add("prmt.b32 {d}, {0}, {1}, {2};", 32, (32, 32, 32), prmt)
+    for a, b in product("us", repeat=2):
+        text = f"{a}32.{b}32 {{d}}, {{0}}, {{1}}, {{2}};"
+        add(f"dp4a.{text}", 32, (32,) * 3, functools.partial(dot, pieces="b" * 4, first=0, signs=a + b))
+        for first, half in ((0, "lo"), (2, "hi")):
+            add(f"dp2a.{half}.{text}", 32, (32,) * 3, functools.partial(dot, pieces="hh", first=first, signs=a + b))
     for table in (0x80, 0xFE, 0x96, 0xEA, 0x1B, 0xC6):
         text = f"lop3.b32 {{d}}, {{0}}, {{1}}, {{2}}, {table};"
         cases[f"lop3 {table:#x}"] = Case(text, 32, (32,) * 3, functools.partial(lop3, table=table))
@@ -206,6 +212,13 @@ def prmt(a: int, b: int, c: int) -> int:
         byte = source[selector & 7]
         out.append((0xFF if byte & 0x80 else 0) if selector & 8 else byte)
     return int.from_bytes(bytes(out), "little")
+
+
+def dot(a: int, b: int, c: int, *, pieces: str, first: int, signs: str) -> int:
+    """Pieces of a by bytes of b from ``first`` on: `struct` formats, in capitals where they are unsigned."""
+    formats = [text.upper() if sign == "u" else text for text, sign in ((pieces, signs[0]), ("bbbb", signs[1]))]
+    x, y = (struct.unpack(f"<{text}", struct.pack("<I", value)) for text, value in zip(formats, (a, b)))
+    return c + sum(p * q for p, q in zip(x, y[first:]))
 
 
 def lop3(a: int, b: int, c: int, *, table: int) -> int:

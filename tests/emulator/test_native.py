@@ -41,7 +41,7 @@ def test_every_instruction_form(name: str) -> None:
     "name",
     ["add_u32", "mul_hi_s64", "div_s32", "shr_s16", "shf_l_clamp", "bfe_s64", "prmt_b32", "setp_lo_u32", "pack2x32",
      "fma_f32", "fma_f32_ftz_sat", "min_f32", "fma_bf16", "mul_f16", "cvt_bf16_f32_rn", "cvt_rni_s32_f32",
-     "extend_s16_32_32", "select_pred"],
+     "extend_s16_32_32", "select_pred", "dp4a_8_0_s32_u32"],
 )  # fmt: skip
 def test_frequent_operations_do_not_call_python(name: str) -> None:
     assert emitter_of(name) is not None
