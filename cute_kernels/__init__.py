@@ -9,11 +9,17 @@ torch.Size([2, 196, 768])
 
 from __future__ import annotations
 
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
 from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
-from cute_kernels.derived import clear_cache, frozen_constants
-from cute_kernels.gemm_op import gemm
-from cute_kernels.ops import patch_embed
-from cute_kernels.tune import tune_gemm
+
+if TYPE_CHECKING:
+    from cute_kernels.derived import clear_cache, frozen_constants
+    from cute_kernels.gemm_op import gemm
+    from cute_kernels.ops import patch_embed
+    from cute_kernels.tune import tune_gemm
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,3 +35,33 @@ __all__ = [
     "patch_embed",
     "tune_gemm",
 ]
+
+#: Public name -> the module that defines it, which needs torch.
+_WITH_TORCH = {
+    "clear_cache": "derived",
+    "frozen_constants": "derived",
+    "gemm": "gemm_op",
+    "patch_embed": "ops",
+    "tune_gemm": "tune",
+}
+
+
+def _load() -> None:
+    for name, module in _WITH_TORCH.items():
+        globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports torch when a name is asked for that needs it: that takes a second, and emulator and commands can wait."""
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _load()
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WITH_TORCH})
+
+
+if "torch" in sys.modules:  # nothing to wait for: the operators are in torch.ops from the import on
+    _load()

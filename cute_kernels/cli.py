@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import __version__, files, siglip
+from cute_kernels import __version__, files
 from cute_kernels.config import GemmProblem, Problem
 from cute_kernels.emulator import command
 from cute_kernels.plan import CONFIG_TYPES, GEMM_CONFIG_TYPES, Plan, make_plan
+from cute_kernels.siglip_models import ARCHITECTURES
 
 # Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
 CHOICES = {
@@ -241,7 +242,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--architecture",
         default="base-p16",
-        choices=siglip.ARCHITECTURES,
+        choices=ARCHITECTURES,
         help="shape of the seeded weights used without --model (default: %(default)s)",
     )
     parser.add_argument(

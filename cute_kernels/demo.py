@@ -44,7 +44,7 @@ class DemoOptions:
     Attributes:
         images: image files; the photographs of scikit-image when empty.
         model: folder of a Hugging Face SigLIP or SigLIP2 checkpoint; seeded weights when None.
-        architecture: which seeded weights, a key of `siglip.ARCHITECTURES`.
+        architecture: which seeded weights, a key of `siglip_models.ARCHITECTURES`.
         image_size: input side in pixels, for seeded weights.
         seed: of the seeded weights and of the emulator's schedule.
         backend: ``"auto"`` takes a GPU of compute capability 10.0 for sm_100a, otherwise the emulator: Hopper's tensor

@@ -18,17 +18,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from cute_kernels.siglip_models import ARCHITECTURES
+
 CHANNELS = 3
 E4M3_MAX = 448.0
-
-# Model name -> (hidden size, patch size).
-ARCHITECTURES = {
-    "base-p16": (768, 16),
-    "large-p16": (1024, 16),
-    "so400m-p14": (1152, 14),
-    "so400m-p16": (1152, 16),
-    "giant-opt-p16": (1536, 16),
-}
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 

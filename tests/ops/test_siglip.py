@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cute_kernels import patch_embed, reference, siglip
+from cute_kernels.siglip_models import ARCHITECTURES
 
 
 def photo(height=40, width=56, seed=0) -> np.ndarray:
@@ -154,7 +155,7 @@ def test_quantize_zeros_tiny_and_not_finite():
 
 @pytest.mark.parametrize(("name", "positions"), [("base-p16", 196), ("so400m-p14", 256), ("giant-opt-p16", 196)])
 def test_seeded_weights(name, positions):
-    features, patch = siglip.ARCHITECTURES[name]
+    features, patch = ARCHITECTURES[name]
     model, same, other = (siglip.seeded_patch_embedding(name, 224, seed) for seed in (1, 1, 2))
     assert model.weight.shape == (features, 3, patch, patch)
     assert model.pos_embed.shape == (positions, features)

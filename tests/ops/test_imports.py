@@ -1,0 +1,68 @@
+"""What the package and its commands import: torch takes a second, and only what needs it waits for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+
+
+def imported(stderr: str) -> set[str]:
+    """Top-level modules in what ``-X importtime`` writes."""
+    lines = [line for line in stderr.splitlines() if line.startswith("import time:")]
+    return {line.split("|")[2].strip().split(".")[0] for line in lines}
+
+
+def test_a_missing_script_is_reported_without_torch() -> None:
+    run = python("-X", "importtime", "-m", "cute_kernels", "emulate", "no such file.py")
+    assert run.returncode == 2 and run.stderr.endswith("cute-kernels: error: no file no such file.py\n")
+    assert "cute_kernels" in imported(run.stderr)
+    assert not {"torch", "cutlass", "PIL"} & imported(run.stderr)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["plan"], ["cache"]])
+def test_commands_that_need_no_torch_do_without(arguments: list[str]) -> None:
+    run = python("-X", "importtime", "-m", "cute_kernels", *arguments)
+    assert run.returncode == 0 and run.stdout
+    assert "cute_kernels" in imported(run.stderr) and "torch" not in imported(run.stderr)
+
+
+def test_public_names_bring_torch() -> None:
+    program = """
+import sys
+import cute_kernels
+assert "torch" not in sys.modules
+assert set(cute_kernels.__all__) <= set(dir(cute_kernels))
+assert cute_kernels.TileConfig().stages and "torch" not in sys.modules
+assert not hasattr(cute_kernels, "convolution") and "torch" not in sys.modules
+from cute_kernels import *
+import torch
+assert all(callable(function) for function in (clear_cache, frozen_constants, gemm, patch_embed, tune_gemm))
+assert cute_kernels.gemm is gemm and gemm.__module__ == "cute_kernels.gemm_op"
+torch.ops.cute_kernels.gemm, torch.ops.cute_kernels.patch_embed
+"""
+    run = python("-c", program)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_with_torch_the_operators_are_there_from_the_import_on() -> None:
+    program = "import torch, cute_kernels; print(torch.ops.cute_kernels.gemm, torch.ops.cute_kernels.patch_embed)"
+    run = python("-c", program)
+    assert (run.returncode, run.stdout) == (0, "cute_kernels.gemm cute_kernels.patch_embed\n")
+
+
+def test_torch_compile_traces_a_name_that_has_not_been_asked_for() -> None:
+    program = """
+import cute_kernels
+import torch
+a = torch.randn(16, 64).bfloat16()
+compiled = torch.compile(lambda x: cute_kernels.gemm(x, a) * 2, fullgraph=True, backend="eager")
+assert torch.equal(compiled(a), cute_kernels.gemm(a, a) * 2)
+"""
+    run = python("-c", program)
+    assert run.returncode == 0, run.stderr
