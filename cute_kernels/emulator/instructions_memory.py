@@ -9,13 +9,13 @@ import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
-from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.happens_before import Row
 from cute_kernels.emulator.instructions_convert import extend
 from cute_kernels.emulator.instructions_integer import binary
 from cute_kernels.emulator.instructions_move import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, block_lanes
 from cute_kernels.emulator.instructions_registry import family, qualifiers
-from cute_kernels.emulator.memory_order import Strength, access_strength, sync_order, watch, watch_uniform
+from cute_kernels.emulator.memory_order import Strength, access_strength, distinct, sync_order, watch, watch_uniform
 from cute_kernels.emulator.values import CANONICAL, DTYPES, FULL, Anchor, Constant, Node, Pack, Value
 
 SPACES = {
@@ -201,6 +201,54 @@ def store_lanes(
     watch(warp, mask, space, addresses, size * count, True, strength)
 
 
+def load_merged(
+    warp: Any, mask: int, space: str, addresses: np.ndarray, size: int, count: int, dtype: Any,
+    instructions: tuple[Instruction, ...],
+) -> np.ndarray:  # fmt: skip
+    """`load_lanes` of neighbouring instructions, a row of ``addresses`` each: as if one followed the other.
+
+    Raises:
+        EmulatorError: an access is illegal or races; it names the instruction whose access that is.
+    """
+    try:
+        return load_lanes(warp, mask, space, addresses, size, count, dtype)
+    except EmulatorError:  # of one of them; or of none, where each by itself addresses another state space
+        rows = [
+            _one_of_merged(instruction, load_lanes, warp, mask, space, addresses[i : i + 1], size, count, dtype)
+            for i, instruction in enumerate(instructions)
+        ]
+        return np.concatenate(rows)
+
+
+def store_merged(
+    warp: Any, mask: int, space: str, addresses: np.ndarray, data: np.ndarray, size: int, count: int,
+    instructions: tuple[Instruction, ...],
+) -> None:  # fmt: skip
+    """`store_lanes` of neighbouring instructions, a row of ``addresses`` each: as if one followed the other.
+
+    Raises:
+        EmulatorError: an access is illegal or races, also one with the other; it names the instruction.
+    """
+    if warp.cluster.tracker is None or distinct(addresses[:, block_lanes(mask)]):
+        try:
+            return store_lanes(warp, mask, space, addresses, data, size, count)
+        except EmulatorError:  # as in `load_merged`
+            pass
+    data = np.broadcast_to(data, (len(addresses) * count, 32))
+    for i, instruction in enumerate(instructions):
+        values = data[i * count : (i + 1) * count]
+        _one_of_merged(instruction, store_lanes, warp, mask, space, addresses[i : i + 1], values, size, count)
+
+
+def _one_of_merged(instruction: Instruction, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except EmulatorError as error:
+        text, source = instruction.text, instruction.source or None
+        # Not from the error of the merged access: generated code has one line for all of them.
+        raise error.locate(ptx_line=instruction.line, instruction=text, source=source) from None
+
+
 def _generic_lanes(warp: Any, mask: int, addresses: np.ndarray) -> tuple[str, int]:
     active = addresses[..., block_lanes(mask)]
     low, high = int(active.min()), int(active.max())
@@ -274,6 +322,16 @@ def _emit_addresses(block: BlockBuilder, nodes: list[Node]) -> str:
     return f"{block.space.bind(lane_addresses, 'lane_addresses')}({text}, {column})"
 
 
+def _emit_function(
+    block: BlockBuilder, nodes: list[Node], one: Callable[..., Any], merged: Callable[..., Any]
+) -> tuple[str, str]:
+    """Names of the function for ``nodes`` and of its last argument."""
+    if len(nodes) == 1:
+        return block.space.bind(one, one.__name__), str(nodes[0].anchor.strength)
+    instructions = tuple(node.instruction for node in nodes)
+    return block.space.bind(merged, merged.__name__), block.space.bind(instructions, "INSTRUCTIONS")
+
+
 _COLUMNS: dict[tuple[int, ...], np.ndarray] = {}
 
 
@@ -289,14 +347,16 @@ class Load(Anchor):
     ) -> None:
         self.space, self.base, self.offset, self.size, self.count = space, base, offset, size, count
         self.strength = strength
-        self.key = ("ld", space, size, count, base.bits, strength)
+        # What a strong access acquires counts for the next access already.
+        self.key = ("ld", space, size, count, base.bits) if strength is None else None
 
     def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
         mask, condition = block.guard_mask(nodes[0])
         dtype = DTYPES[CANONICAL[self.size * 8]]
+        function, last = _emit_function(block, nodes, load_lanes, load_merged)
         call = (
-            f"{block.space.bind(load_lanes, 'load_lanes')}(W, {mask}, {self.space!r}, {_emit_addresses(block, nodes)}, "
-            f"{self.size}, {self.count}, {block.space.bind(dtype, dtype.__name__)}, {self.strength})"
+            f"{function}(W, {mask}, {self.space!r}, {_emit_addresses(block, nodes)}, "
+            f"{self.size}, {self.count}, {block.space.bind(dtype, dtype.__name__)}, {last})"
         )
         target = block.fresh("g")
         if condition:
@@ -318,16 +378,17 @@ class Store(Anchor):
     ) -> None:
         self.space, self.base, self.offset, self.size, self.values = space, base, offset, size, values
         self.strength = strength
-        self.key = ("st", space, size, len(values), base.bits, strength)
+        self.key = ("st", space, size, len(values), base.bits) if strength is None else None
 
     def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
         mask, condition = block.guard_mask(nodes[0])
         values = [value for node in nodes for value in node.anchor.values]
         type_ = CANONICAL[self.size * 8]
         data = block.lanes(values[0], type_) if len(values) == 1 else block.rows(values, type_)
+        function, last = _emit_function(block, nodes, store_lanes, store_merged)
         call = (
-            f"{block.space.bind(store_lanes, 'store_lanes')}(W, {mask}, {self.space!r}, "
-            f"{_emit_addresses(block, nodes)}, {data}, {self.size}, {len(self.values)}, {self.strength})"
+            f"{function}(W, {mask}, {self.space!r}, "
+            f"{_emit_addresses(block, nodes)}, {data}, {self.size}, {len(self.values)}, {last})"
         )
         block.put(f"if {condition}: {call}" if condition else call, nodes[0])
 
@@ -439,4 +500,3 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
         block.call(fence_initialised)
     elif "proxy" not in parts:
         block.call(fence_memory, sync_order(parts))
-

@@ -60,6 +60,15 @@ def watch(
         tracker.strong(warp, mask, space, flat.tolist(), *strength)
 
 
+def distinct(addresses: np.ndarray) -> bool:
+    """Whether aligned accesses of one size go to places that no two of them share.
+
+    Only then are the stores of several instructions reported together: the detector takes stores that are reported
+    together to be those of one instruction, whose lanes write equal values where they meet.
+    """
+    return len(set(addresses.ravel().tolist())) == addresses.size
+
+
 def watch_uniform(
     warp: Any, mask: int, space: str, address: int, nbytes: int, write: bool, strength: Strength | None = None
 ) -> None:

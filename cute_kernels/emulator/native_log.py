@@ -12,6 +12,7 @@ import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.happens_before import Row
+from cute_kernels.emulator.memory_order import distinct
 from cute_kernels.emulator.native_memory import CONTEXT, EVENT, LOG, LOG_USED, OBSERVE, MemoryTables
 from cute_kernels.emulator.tmem import rectangle
 
@@ -77,6 +78,8 @@ class WarpLog:
             if self._unit is None:
                 others = np.flatnonzero((fields[:, (0, 2)] != fields[0, (0, 2)]).any(axis=1))
                 end = start + int(others[0]) if len(others) else len(log)
+                if end - start > 1 and _ACCESSES[kind][1] and not distinct(self._accesses(log[start:end])[1]):
+                    end = start + 1
             try:
                 self._report_accesses(log[start:end], *_ACCESSES[kind], argument)
             except EmulatorError:
@@ -101,8 +104,12 @@ class WarpLog:
         return start + 1
 
     def _report_accesses(self, log: np.ndarray, space: str, write: bool, nbytes: int) -> None:
+        lanes, addresses = self._accesses(log)
+        self.warp.cluster.tracker.generic(self.warp, lanes, space, addresses, nbytes, write)
+
+    @staticmethod
+    def _accesses(log: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Lanes (int32) and addresses (int64) of entries: one pair for each lane that accesses memory."""
         masks = np.unpackbits(np.ascontiguousarray(log[:, 4:8]), axis=1, bitorder="little").astype(bool)
         rows, lanes = np.nonzero(masks)
-        addresses = log[:, 16:].view(np.int64)[rows, lanes]
-        tracker = self.warp.cluster.tracker
-        tracker.generic(self.warp, lanes.astype(np.int32), space, addresses, nbytes, write)
+        return lanes.astype(np.int32), log[:, 16:].view(np.int64)[rows, lanes]

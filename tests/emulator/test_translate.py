@@ -275,9 +275,9 @@ def test_equal_operations_on_many_registers_become_one_call():
         parameters=1,
     )
     source = translate(text, None, (32, 1, 1)).source
-    assert source.count("load_lanes(W") == 1
+    assert source.count("load_merged(W") == 1
     assert source.count("cvt_bf16_f32_rn(") == 1
-    assert source.count("store_lanes(W") == 1
+    assert source.count("store_merged(W") == 1
 
 
 def test_moves_and_packing_cost_nothing():
