@@ -11,8 +11,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from cute_kernels.emulator.errors import BarrierMisuse
 
@@ -128,11 +130,28 @@ class BulkOp:
     observed: bool = False
 
 
-@dataclass
+#: What is kept of a thread's bulk groups, int64, which machine code reads and writes too: groups committed; the group
+#: of the latest store in machine code, and the identity of its reads; groups whose reads were waited for; operations in
+#: the open group and the oldest group that are kept here; columns of its reads and writes in the race detector.
+THREAD_WORDS = ("COMMITTED", "STORED", "IDENTITY", "WAITED", "OPEN", "OLDEST", "READS", "WRITES")
+_COMMITTED, _STORED, _IDENTITY, _WAITED, _OPEN, _OLDEST, _READS, _WRITES = range(len(THREAD_WORDS))
+_NONE = (1 << 62) - 1
+
+
 class _Thread:
-    open: list[BulkOp] = field(default_factory=list)
-    groups: list[list[BulkOp]] = field(default_factory=list)
-    committed: int = 0
+    """Operations that are not complete, or not known to be, by the number of their group."""
+
+    def __init__(self) -> None:
+        block = np.zeros(len(THREAD_WORDS), np.int64)
+        self.words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
+        self.words[_OLDEST] = _NONE
+        self.open: list[BulkOp] = []
+        self.groups: list[tuple[int, list[BulkOp]]] = []
+
+    def note(self) -> None:
+        """Says how much is kept here."""
+        self.words[_OPEN] = len(self.open)
+        self.words[_OLDEST] = self.groups[0][0] if self.groups else _NONE
 
 
 class BulkGroups:
@@ -144,20 +163,35 @@ class BulkGroups:
     def __init__(self) -> None:
         self._threads: dict[Hashable, _Thread] = {}
 
+    def _thread(self, thread: Hashable) -> _Thread:
+        if thread not in self._threads:
+            self._threads[thread] = _Thread()
+        return self._threads[thread]
+
+    def address(self, thread: Hashable, columns: tuple[int, int]) -> int:
+        """Host address of `THREAD_WORDS` of a thread, whose columns in the race detector are these."""
+        state = self._thread(thread)
+        state.words[_READS], state.words[_WRITES] = columns
+        return state.address
+
     def issue(self, thread: Hashable, op: BulkOp) -> None:
         """Adds an operation to the thread's open group."""
-        self._threads.setdefault(thread, _Thread()).open.append(op)
+        state = self._thread(thread)
+        state.open.append(op)
+        state.note()
 
     def commit(self, thread: Hashable) -> None:
         """cp.async.bulk.commit_group: closes the open group (an empty group is legal)."""
-        state = self._threads.setdefault(thread, _Thread())
-        state.groups.append(state.open)
-        state.open = []
-        state.committed += 1
+        state = self._thread(thread)
+        state.words[_COMMITTED] += 1
+        if state.open:
+            state.groups.append((state.words[_COMMITTED], state.open))
+            state.open = []
+        state.note()
 
     def committed(self, thread: Hashable) -> int:
         """Number of groups that the thread has committed so far."""
-        return self._threads[thread].committed if thread in self._threads else 0
+        return self._threads[thread].words[_COMMITTED] if thread in self._threads else 0
 
     def wait_satisfied(self, thread: Hashable, n: int, read: bool) -> bool:
         """Whether at most the ``n`` newest committed groups are incomplete.
@@ -173,27 +207,35 @@ class BulkGroups:
         state = self._threads.get(thread)
         if state is None:
             return True
-        older = state.groups[: max(len(state.groups) - n, 0)]
-        if not all(op.read_done if read else op.write_done for group in older for op in group):
+        last = state.words[_COMMITTED] - n
+        older = [op for number, group in state.groups if number <= last for op in group]
+        if not all(op.read_done if read else op.write_done for op in older):
             return False
-        for group in older:
-            for op in group:
-                op.observed = True
+        for op in older:
+            op.observed = True
+        state.words[_WAITED] = max(state.words[_WAITED], last)
         # Groups complete in order; what is complete and observed never matters again.
-        state.groups = [group for group in state.groups[: len(older)] if not all(op.write_done for op in group)] + (
-            state.groups[len(older) :]
-        )
+        state.groups = [
+            (number, group)
+            for number, group in state.groups
+            if number > last or not all(op.write_done for op in group)
+        ]
+        state.note()
         return True
 
-    def unobserved(self) -> list[tuple[Hashable, str]]:
-        """(thread, description) of stores whose issuing thread never waited for their shared-memory reads.
+    def unobserved(self) -> list[tuple[Hashable, str | int]]:
+        """Per thread that never waited for a store's reads of shared memory, the thread and the latest such store.
 
-        A CTA must not exit in this state: its shared memory may be handed to another CTA while still being read.
+        That is its description, or the identity of its reads if machine code issued it. A CTA must not exit in this
+        state: its shared memory may be handed to another CTA while still being read.
         """
-        return [
-            (thread, op.describe)
-            for thread, state in self._threads.items()
-            for group in [*state.groups, state.open]
-            for op in group
-            if not op.observed
-        ]
+        found: list[tuple[Hashable, str | int]] = []
+        for thread, state in self._threads.items():
+            words = state.words
+            kept = [*state.groups, (words[_COMMITTED] + 1, state.open)]
+            ops = [(number, op.describe) for number, group in kept for op in group if not op.observed]
+            if words[_STORED] > words[_WAITED] and (not ops or words[_STORED] >= ops[-1][0]):
+                found.append((thread, words[_IDENTITY]))
+            elif ops:
+                found.append((thread, ops[-1][1]))
+        return found

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.happens_before import FULL, Agent, Columns, Row, join, widened
+from cute_kernels.emulator.happens_before import FULL, Agent
+from cute_kernels.emulator.sync_point import Columns, Row, join, widened
 
 Signal = tuple[int, int]
 """Column that counts the phases of an mbarrier, and the phase."""

@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from cute_kernels.emulator.sync_point import PROXIES, READ, Columns, Order, Row, SyncPoint, join, widened
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
@@ -37,21 +39,10 @@ FULL = (1 << LANES) - 1
 NEVER = np.iinfo(np.int32).max  # the clock of what is not complete; nobody knows it
 
 
-class Row(enum.IntEnum):
-    """Kinds of order: the rows of a matrix of clocks."""
-
-    ORDER = 0
-    ACQUIRED = 1
-    VISIBLE = 2
-    PROXY = 3
-    PROXY_GLOBAL = 4
-    TENSOR = 5
-
-
 class Offset(enum.IntEnum):
     """Columns of a warp behind those of its 32 lanes."""
 
-    READ = 32  # loads, by whichever lane
+    READ = READ  # loads, by whichever lane
     TENSOR_LOAD = 33
     TENSOR_STORE = 34
     INIT = 35  # mbarrier.init
@@ -60,145 +51,25 @@ class Offset(enum.IntEnum):
 WARP_COLUMNS = 36
 #: `Agent.words`, int64: host address and columns of its clocks; what it is; its clocks now; identities of its accesses
 #: at these clocks (`shadow.Epochs`), 0 for none yet; the first of four texts of its epochs (generic loads and stores,
-#: tcgen05.ld and st); host addresses of what single lanes know (`Private`), of the loads' clocks, of two clock rows.
+#: tcgen05.ld and st); host addresses of what single lanes know (`Private`), of the loads' clocks, of two clock rows;
+#: lanes that issued bulk stores, and the host address of 32 addresses of what is kept of their groups (`BulkGroups`);
+#: its number in the cluster; whether it is strict; host addresses of the clocks at the last fence (0: none) and of what
+#: relaxed waits obtained, with the order of the fence, and whether anything is obtained; mbarriers initialised before
+#: the last fence of them; host address of a matrix for intermediate results.
 AGENT_WORDS = (
     "CLOCKS", "WIDTH", "BASE", "LIVE", "RANK", "CLOCK", "LOAD_CLOCK", "STORE_CLOCK",
     "READ_IDENTITY", "WRITE_IDENTITY", "LOAD_IDENTITY", "STORE_IDENTITY", "TEXT",
-    "PRIVATE", "LOADS", "LOAD_COUNT", "BEFORE", "INCOMING",
+    "PRIVATE", "LOADS", "LOAD_COUNT", "BEFORE", "INCOMING", "STORING", "BULK",
+    "NUMBER", "STRICT", "FENCED", "FENCED_ORDER", "PENDING", "SOME_PENDING", "FENCED_INITS", "SCRATCH",
 )  # fmt: skip
-_CLOCKS, _WIDTH, _, _, _, _CLOCK, _LOAD_CLOCK, *_ = range(len(AGENT_WORDS))
-_IDENTITIES = slice(AGENT_WORDS.index("READ_IDENTITY"), AGENT_WORDS.index("TEXT"))
-_TENSOR_IDENTITIES = slice(AGENT_WORDS.index("LOAD_IDENTITY"), AGENT_WORDS.index("TEXT"))
+_AT = {name: i for i, name in enumerate(AGENT_WORDS)}
+_CLOCK, _LOAD_CLOCK, _STORING, _SOME_PENDING = (_AT[n] for n in ("CLOCK", "LOAD_CLOCK", "STORING", "SOME_PENDING"))
+_IDENTITIES = slice(_AT["READ_IDENTITY"], _AT["TEXT"])
+_TENSOR_IDENTITIES = slice(_AT["LOAD_IDENTITY"], _AT["TEXT"])
 _NO_IDENTITIES = memoryview(bytes(32)).cast("q")
 PRIVATE_COLUMNS = 2 * LANES  # a lane has two streams of its own: reads and writes of its bulk groups
-_ROWS = len(Row)
-_SCOPED = (Row.VISIBLE, Row.TENSOR)  # rows that relaxed synchronisation at the scope of a CTA does not take to another
-_PROXIES = (Row.PROXY, Row.PROXY_GLOBAL)
-_PENDING = (Row.ACQUIRED, Row.VISIBLE, *_PROXIES)  # rows that a fence takes over from relaxed waits before it
-
-
-class Order(enum.IntFlag):
-    """Semantics of a synchronising instruction."""
-
-    RELAXED = 0
-    SYNC = 1  # release of an arrival, acquire of a wait
-    WIDE = 2  # scope of the cluster or wider; without it the scope is the CTA
-
-
-class Columns:
-    """Hands out columns, and keeps every matrix of clocks wide enough."""
-
-    def __init__(self, expected: int) -> None:
-        self.width = max(64, expected)
-        self.used = 0
-        self._named: dict[Hashable, int] = {}
-        self._owners: list[Any] = []
-
-    def take(self, count: int) -> int:
-        """The first of ``count`` new columns."""
-        first = self.used
-        self.used += count
-        if self.used > self.width:
-            self.width = 2 * self.used
-            for owner in self._owners:
-                owner.widen(self.width)
-        return first
-
-    def named(self, key: Hashable) -> int:
-        """The column of a stream, always the same for a key."""
-        if key not in self._named:
-            self._named[key] = self.take(1)
-        return self._named[key]
-
-    def matrix(self, owner: Any) -> np.ndarray:
-        """Clocks of all columns, int32 [rows, columns], for an object whose ``widen`` is called when there are more."""
-        self._owners.append(owner)
-        return np.zeros((_ROWS, self.width), np.int32)
-
-
-def widened(clocks: np.ndarray, width: int) -> np.ndarray:
-    """A copy with zeros for new columns."""
-    result = np.zeros((*clocks.shape[:-1], width), np.int32)
-    result[..., : clocks.shape[-1]] = clocks
-    return result
-
-
-def join(target: np.ndarray, source: np.ndarray) -> None:
-    """``target`` learns what ``source`` knows (which may have been made when there were fewer columns)."""
-    if target.shape == source.shape:
-        np.maximum(target, source, out=target)
-    else:
-        part = target[..., : source.shape[-1]]
-        np.maximum(part, source, out=part)
-
-
-class SyncPoint:
-    """What is passed on by one barrier: gathered while its phase is incomplete, available when it is complete.
-
-    Attributes:
-        gathered, available: int32 [rows, columns]. The visible row holds what was released at cluster scope.
-        completed: phases so far; the clock of the point's own column, if it has one.
-        column: counts the phases; of the asynchronous copies that signal it. None for a barrier without phases.
-        streams: columns of asynchronous operations that arrived: they are visible at every scope.
-    """
-
-    def __init__(self, columns: Columns, ranks: int) -> None:
-        self.gathered = columns.matrix(self)
-        self.available = np.zeros_like(self.gathered)
-        #: Per CTA what its threads passed on at any scope (`_SCOPED` rows); one CTA needs no distinction.
-        self.inside: list[np.ndarray | None] = [None] * ranks
-        self.inside_available: list[np.ndarray | None] = [None] * ranks
-        self.completed = 0
-        self.column: int | None = None
-        self.streams: set[int] = set()
-        self.waiters: dict[Agent, tuple[int, int]] = {}
-        self.initialised: tuple[int, int] | None = None
-
-    def widen(self, width: int) -> None:
-        self.gathered, self.available = widened(self.gathered, width), widened(self.available, width)
-        for rows in (self.inside, self.inside_available):
-            rows[:] = [row if row is None else widened(row, width) for row in rows]
-
-    def complete(self) -> None:
-        """The phase is complete: what was gathered is available."""
-        self.completed += 1
-        if self.column is not None:
-            self.gathered[: Row.TENSOR, self.column] = self.completed
-        np.copyto(self.available, self.gathered)
-        for rank, row in enumerate(self.inside):
-            if row is not None:
-                self.inside_available[rank] = row.copy()
-
-    def gather(self, clocks: np.ndarray, rank: int, order: Order) -> None:
-        """An arrival from a CTA that passes on ``clocks`` [rows, columns]."""
-        gathered = self.gathered
-        single = len(self.inside) == 1
-        if single or order & Order.WIDE:
-            join(gathered, clocks)
-        else:
-            for row in (Row.ORDER, Row.ACQUIRED, *_PROXIES):
-                join(gathered[row], clocks[row])
-            if order & Order.SYNC:
-                join(gathered[Row.TENSOR], clocks[Row.TENSOR])
-        if not single:
-            if self.inside[rank] is None:
-                self.inside[rank] = np.zeros((len(_SCOPED), gathered.shape[1]), np.int32)
-            for row, kind in zip(self.inside[rank], _SCOPED):
-                join(row, clocks[kind])
-
-    def scoped(self, kind: Row, rank: int, order: Order) -> np.ndarray:
-        """The row of a kind in `_SCOPED` that a wait by a thread of a CTA obtains at the scope of the wait."""
-        if len(self.inside) == 1:
-            return self.available[kind]
-        inside = self.inside_available[rank]
-        inside = None if inside is None else inside[_SCOPED.index(kind)]
-        if order & Order.WIDE:
-            wide = self.available[kind]
-            return wide if inside is None else np.maximum(wide, inside)
-        row = np.zeros(self.available.shape[1], np.int32) if inside is None else inside.copy()
-        streams = [*self.streams, *([] if self.column is None else [self.column])]
-        row[streams] = self.available[kind][streams]
-        return row
+#: Rows that a fence takes over from relaxed waits before it.
+PENDING = (Row.ACQUIRED, Row.VISIBLE, *PROXIES)
 
 
 class Private:
@@ -259,8 +130,9 @@ class Agent:
     """
 
     def __init__(
-        self, columns: Columns, rank: int, live: int, label: str, strict: bool = False, text: int = 0
+        self, columns: Columns, rank: int, live: int, label: str, strict: bool = False, text: int = 0, number: int = -1
     ) -> None:
+        self.number = number
         self.rank, self.live, self.label, self.strict = rank, live, label, strict
         self.warp: Warp | None = None
         self.private = Private()
@@ -271,16 +143,19 @@ class Agent:
         self.words, self.block_address = memoryview(block).cast("B").cast("q"), block.ctypes.data
         values = {
             "BASE": self.base, "LIVE": live, "RANK": rank, "CLOCK": 1, "LOAD_CLOCK": 1, "STORE_CLOCK": 1, "TEXT": text,
-            "PRIVATE": self.private.address,
+            "PRIVATE": self.private.address, "NUMBER": number, "STRICT": strict,
         }  # fmt: skip
         for name, value in values.items():
-            self.words[AGENT_WORDS.index(name)] = value
+            self.words[_AT[name]] = value
         self.before = np.zeros(columns.width, np.int32)  # the tensor row at the last tcgen05.fence::before_thread_sync
         self.incoming = np.zeros(columns.width, np.int32)  # obtained by relaxed waits, no after_thread_sync yet
+        self._bulk = np.zeros(LANES, np.int64)
+        self.words[_AT["BULK"]] = self._bulk.ctypes.data
         self.fenced: tuple[np.ndarray, Order] | None = None  # clocks at the last fence, and its scope
-        self.pending: np.ndarray | None = None  # obtained by relaxed waits, for a fence to acquire
-        self.inits, self.fenced_inits = 0, 0
-        self.seen: dict[tuple[SyncPoint, Order], int] = {}
+        #: Obtained by relaxed waits, for a fence to acquire: int32 [`PENDING`, columns].
+        self.pending = np.zeros((len(PENDING), columns.width), np.int32)
+        self._scratch = np.zeros_like(self.clocks)
+        self.inits = 0
         #: Of the accesses that have no word of their own: clock and identity.
         self.identities: dict[Hashable, tuple[int, int]] = {}
         self._locate()
@@ -290,15 +165,19 @@ class Agent:
         values = {
             "CLOCKS": self.address, "WIDTH": self.clocks.shape[1], "LOADS": self.loads.ctypes.data,
             "LOAD_COUNT": len(self.loads), "BEFORE": self.before.ctypes.data, "INCOMING": self.incoming.ctypes.data,
+            "PENDING": self.pending.ctypes.data, "SCRATCH": self._scratch.ctypes.data,
+            "FENCED": 0 if self.fenced is None else self.fenced[0].ctypes.data,
+            "FENCED_ORDER": 0 if self.fenced is None else int(self.fenced[1]),
         }  # fmt: skip
         for name, value in values.items():
-            self.words[AGENT_WORDS.index(name)] = value
+            self.words[_AT[name]] = value
 
     def widen(self, width: int) -> None:
         self.clocks, self.before = widened(self.clocks, width), widened(self.before, width)
-        self.incoming = widened(self.incoming, width)
-        if self.pending is not None:
-            self.pending = widened(self.pending, width)
+        self.incoming, self.pending = widened(self.incoming, width), widened(self.pending, width)
+        self._scratch = np.zeros_like(self.clocks)
+        if self.fenced is not None:
+            self.fenced = widened(self.fenced[0], width), self.fenced[1]
         self._locate()
 
     @property
@@ -372,40 +251,38 @@ class Agent:
                 point.gather(clocks, self.rank, order & self.fenced[1])
             # fence.mbarrier_init.release.cluster makes initialised mbarriers visible through a relaxed arrival.
             column = self.base + Offset.INIT
-            point.gathered[Row.VISIBLE, column] = max(point.gathered[Row.VISIBLE, column], self.fenced_inits)
+            fenced_inits = self.words[_AT["FENCED_INITS"]]
+            point.gathered[Row.VISIBLE, column] = max(point.gathered[Row.VISIBLE, column], fenced_inits)
         self.advance()
 
     def _add_fenced(self, clocks: np.ndarray) -> None:
         """Relaxed operations after a fence pass on what was known before it."""
         if self.fenced is not None:
-            for row in _PENDING:
+            for row in PENDING:
                 join(clocks[row], self.fenced[0][row])
 
     def acquire(self, point: SyncPoint, order: Order) -> None:
         """A wait on the completed phase: takes over what the order allows."""
-        key = (point, order)
-        if self.seen.get(key) == point.completed:
+        if point.acquired(self, order):
             return
-        self.seen[key] = point.completed
         clocks, available = self.clocks, point.available
-        if order & Order.SYNC and len(point.inside) == 1 and not self.strict:
+        if order & Order.SYNC and point.ranks == 1 and not self.strict:
             join(clocks, available)
             return
         join(clocks[Row.ORDER], available[Row.ORDER])
         if order & Order.SYNC:
             join(clocks[Row.ACQUIRED], available[Row.ACQUIRED])
             join(clocks[Row.VISIBLE], point.scoped(Row.VISIBLE, self.rank, order))
-            for row in _PROXIES:
+            for row in PROXIES:
                 join(clocks[row], available[row])
             # Release and acquire pass tensor memory on at any scope: as `scoped` for the widest.
             join(self.incoming if self.strict else clocks[Row.TENSOR], point.scoped(Row.TENSOR, self.rank, Order.WIDE))
         else:
             join(self.incoming, point.scoped(Row.TENSOR, self.rank, order))
-            if self.pending is None:
-                self.pending = np.zeros((len(_PENDING), clocks.shape[1]), np.int32)
+            self.words[_SOME_PENDING] = 1
             join(self.pending[0], available[Row.ACQUIRED])
             join(self.pending[1], point.scoped(Row.VISIBLE, self.rank, order))
-            for obtained, row in zip(self.pending[2:], _PROXIES):
+            for obtained, row in zip(self.pending[2:], PROXIES):
                 join(obtained, available[row])
 
     # --- fences and synchronisation inside the warp -------------------------------------------------------------------
@@ -425,14 +302,16 @@ class Agent:
 
     def fence(self, mask: int, order: Order) -> None:
         """fence.acq_rel or stronger."""
-        if self.pending is not None:
-            for row, obtained in zip(_PENDING, self.pending):
+        if self.words[_SOME_PENDING]:
+            for row, obtained in zip(PENDING, self.pending):
                 join(self.clocks[row], obtained)
-            self.pending = None
+            self.pending[:] = 0
+            self.words[_SOME_PENDING] = 0
         self.fenced = self.snapshot(mask), order
+        self._locate()
         self.advance()
 
-    def fence_proxy(self, mask: int, rows: Iterable[Row] = _PROXIES) -> None:
+    def fence_proxy(self, mask: int, rows: Iterable[Row] = PROXIES) -> None:
         """fence.proxy.async: covers what lanes ``mask`` wrote, and what is visible to them, in the rows' memories."""
         for row in rows:
             join(self.clocks[row], self.clocks[Row.VISIBLE])
@@ -448,7 +327,7 @@ class Agent:
 
     def fence_init(self) -> None:
         """fence.mbarrier_init."""
-        self.fenced_inits = self.inits
+        self.words[_AT["FENCED_INITS"]] = self.inits
 
     def complete_tensor(self, kind: int) -> None:
         """tcgen05.wait::ld or ::st: the warp's loads or stores of tensor memory so far are complete."""
@@ -464,6 +343,11 @@ class Agent:
             self.loads = widened(self.loads, 2 * index)
             self._locate()
         self.loads[index] = self.tensor_clock(Offset.TENSOR_LOAD)
+
+    def stores(self, lane: int, groups: int) -> None:
+        """A lane issues bulk stores; host address of what is kept of its groups (`BulkGroups.address`)."""
+        self.words[_STORING] |= 1 << lane
+        self._bulk[lane] = groups
 
     def _next_tensor_clock(self, kind: int) -> None:
         self.words[_LOAD_CLOCK + kind - Offset.TENSOR_LOAD] += 1

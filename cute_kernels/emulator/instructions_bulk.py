@@ -53,7 +53,7 @@ def tma_load(
         if warp.agent is not None:
             warp.cluster.tracker.enter(warp, number)
         content = tensor_descriptor(warp, lane[1])
-        warp.cluster.tma.load(
+        text = warp.cluster.tma.load(
             content,
             [signed32(c) for c in lane[3 : 3 + count]],
             lane[0],
@@ -66,6 +66,7 @@ def tma_load(
         )
         if warp.cluster.units is not None:
             warp.cluster.units.learn(lane[1], content)
+            warp.cluster.units.learn_text(content, lane[0], lane[2], warp.number, text)
 
 
 def tma_store(
@@ -85,11 +86,11 @@ def tma_store(
             done.add(operands)
             address, where, *place = operands
             thread = (warp.cta.rank, warp.index, lane)
-            warp.storing_lanes |= 1 << lane
+            warp.stores_in_bulk(lane)
             if warp.agent is not None:
                 warp.cluster.tracker.enter(warp, lane)
             content = tensor_descriptor(warp, address)
-            warp.cluster.tma.store(
+            text = warp.cluster.tma.store(
                 content,
                 [signed32(c) for c in place],
                 where,
@@ -99,6 +100,7 @@ def tma_store(
             )
             if warp.cluster.units is not None:
                 warp.cluster.units.learn(address, content)
+                warp.cluster.units.learn_text(content, where, -1, warp.number, text)
 
 
 def signed32(value: int) -> int:

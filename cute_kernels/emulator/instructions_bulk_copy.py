@@ -50,7 +50,7 @@ def bulk_store(warp: Any, mask: int, target: Any, source: Any, nbytes: Any, redu
     use_mask = keep is not None
     for lane in lane_numbers(mask):
         ((where, address, size, *bits),) = each_lane(1 << lane, target, source, nbytes, *([keep] if use_mask else []))
-        warp.storing_lanes |= 1 << lane
+        warp.stores_in_bulk(lane)
         enter(warp, lane)
         warp.cluster.bulk.store(
             address,
@@ -130,7 +130,7 @@ def tensor_reduce(
     warp.cluster.progress += 1
     for lane in lane_numbers(mask):
         ((address, where, *place),) = each_lane(1 << lane, descriptor, source, *coords)
-        warp.storing_lanes |= 1 << lane
+        warp.stores_in_bulk(lane)
         enter(warp, lane)
         warp.cluster.tma.store(
             tensor_descriptor(warp, address),

@@ -10,12 +10,12 @@ import numpy as np
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
-from cute_kernels.emulator.happens_before import Row
 from cute_kernels.emulator.instructions_convert import extend
 from cute_kernels.emulator.instructions_integer import binary
 from cute_kernels.emulator.instructions_move import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, block_lanes
 from cute_kernels.emulator.instructions_registry import family, qualifiers
 from cute_kernels.emulator.memory_order import Strength, access_strength, distinct, sync_order, watch, watch_uniform
+from cute_kernels.emulator.sync_point import Row
 from cute_kernels.emulator.values import CANONICAL, DTYPES, FULL, Anchor, Constant, Node, Pack, Value
 
 SPACES = {

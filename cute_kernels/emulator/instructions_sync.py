@@ -12,11 +12,11 @@ from typing import Any
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Sink
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
-from cute_kernels.emulator.happens_before import Order
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_move import block_lanes, check_members
 from cute_kernels.emulator.instructions_registry import as_integer, family, never_varies, qualifiers
 from cute_kernels.emulator.memory_order import masks_by_address, sync_order
+from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.values import FULL, Constant
 from cute_kernels.emulator.warp import ClusterWait, NamedWait, PhaseWait, ProgressWait
 
@@ -192,7 +192,7 @@ def mbarrier_init(warp: Any, mask: int, address: Any, count: Any) -> None:
     for where, expected in each_lane(mask, address, count):
         warp.cluster.barriers.init(where, expected, warp.label)
         if warp.agent is not None:
-            warp.cluster.tracker.initialise(warp, where)
+            warp.cluster.barriers.watch(where, warp.cluster.tracker.initialise(warp, where))
 
 
 def mbarrier_inval(warp: Any, mask: int, address: Any) -> None:

@@ -229,7 +229,7 @@ def mma(
         enter(warp, lane)
         if any(off):
             raise UnsupportedPTX(f"tcgen05.mma with a disable-output-lane mask {[hex(x) for x in off]}")
-        job = warp.cluster.tensor_core.mma(
+        job, watch = warp.cluster.tensor_core.mma(
             kind=kind,
             cta_group=cta_group,
             rank=warp.cta.rank,
@@ -242,7 +242,8 @@ def mma(
             describe=f"by {warp.label}",
         )
         if warp.cluster.units is not None:
-            warp.cluster.units.learn_mma((cta_group, warp.cta.rank, d1, a1, b1, instruction1, accumulate), job)
+            who = warp.cta.rank | lane << 8 | warp.number << 16
+            warp.cluster.units.learn_mma((cta_group, who, d1, a1, b1, instruction1, accumulate), job, watch)
 
 
 @family("tcgen05.mma", destinations=0)
@@ -333,13 +334,19 @@ def commit(warp: Any, mask: int, cta_group: int, barrier: Any, multicast: Any) -
     values = each_lane(mask, barrier, *([multicast] if multicast is not None else []))
     for lane, (where, *targets) in zip(lane_numbers(mask), values):
         enter(warp, lane)
-        warp.cluster.tensor_core.commit(
+        mask_of_ctas = targets[0] & 0xFFFF if targets else None
+        label = warp.cluster.tensor_core.commit(
             cta_group=cta_group,
             rank=warp.cta.rank,
             barrier=where,
-            multicast=targets[0] & 0xFFFF if targets else None,
+            multicast=mask_of_ctas,
             describe=f"by {warp.label}",
         )
+        if warp.cluster.units is not None:
+            who = warp.cta.rank | lane << 8 | warp.number << 16
+            stream = warp.cluster.tracker.tensor.stream() if warp.agent is not None else 0
+            key = who, where, -1 if mask_of_ctas is None else mask_of_ctas
+            warp.cluster.units.learn_commit(key, label, stream)
 
 
 @family("tcgen05.commit", destinations=0)

@@ -18,7 +18,7 @@ MAX_COUNT = (1 << 20) - 1  # PTX ISA: valid range of expected, pending and trans
 
 
 # Words of a barrier's row, which machine code reads and writes as well (`native_units`).
-PHASE, EXPECTED, PENDING, TX, ARRIVER = range(5)
+PHASE, EXPECTED, PENDING, TX, ARRIVER, POINT = range(6)
 ROW_WORDS = 8  # a cache line
 ROWS = 1024  # barriers of a cluster that machine code can reach; others work too
 
@@ -38,6 +38,10 @@ class MBarrier:
     def __init__(self, address: int, initialiser: str, row: memoryview, labels: Sequence[str]) -> None:
         self.address, self.initialiser = address, initialiser
         self._row, self._labels, self._who = row, labels, ""
+
+    def watch(self, point: int) -> None:
+        """The race detector's words of this barrier are at this host address."""
+        self._row[POINT] = point
 
     @property
     def phase(self) -> int:
@@ -148,8 +152,12 @@ class MBarriers:
             self._memory.ctas[rank].check_range(offset, 8, write=True)
             self._memory.ctas[rank].protect(offset)
         row = self._take_row(address)
-        row[PHASE], row[EXPECTED], row[PENDING], row[TX], row[ARRIVER] = 0, count, count, 0, 0
+        row[PHASE], row[EXPECTED], row[PENDING], row[TX], row[ARRIVER], row[POINT] = 0, count, count, 0, 0, 0
         self._barriers[address] = MBarrier(address, who, row, self.labels)
+
+    def watch(self, address: int, point: int) -> None:
+        """Says where the race detector keeps what it knows of a barrier: `SyncPoint.address`."""
+        self._barriers[address].watch(point)
 
     def inval(self, address: int) -> None:
         """mbarrier.inval: the location may be used for anything again.

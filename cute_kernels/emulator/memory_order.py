@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.happens_before import Order
 from cute_kernels.emulator.instructions_move import block_lanes
+from cute_kernels.emulator.sync_point import Order
 
 _WIDE_SCOPES = frozenset({"cluster", "gpu", "sys", "gl"})
 #: What a strong access does: the orders with which it acquires and releases, None for neither.

@@ -7,25 +7,25 @@ the functions of `happens_before.Agent`, `sanitizer` and `tensor_races` that do 
 
 from __future__ import annotations
 
-from cute_kernels.emulator.happens_before import AGENT_WORDS, LANES, Offset, Row
+from cute_kernels.emulator.happens_before import AGENT_WORDS, LANES, Offset
 from cute_kernels.emulator.launch_shadow import REGION_WORDS
-from cute_kernels.emulator.native_memory import EVENT, LOG, LOG_ENTRY
+from cute_kernels.emulator.native_commit_code import commit
+from cute_kernels.emulator.native_copies_code import copies
+from cute_kernels.emulator.native_memory import CONTEXT_WORDS, EVENT, LOG, LOG_ENTRY
 from cute_kernels.emulator.native_shadow_code import load_words, store_fields
 from cute_kernels.emulator.native_shadow_rows import accesses
+from cute_kernels.emulator.native_sync_code import synchronisation
 from cute_kernels.emulator.shadow import EPOCH_WORDS, GENERIC, LANE_BITS
+from cute_kernels.emulator.sync_point import Row
 from cute_kernels.emulator.tmem import LANE_GROUP
 from cute_kernels.emulator.tmem import LANES as TENSOR_LANES
-
-#: Who logged, in words of 64 bits: `Agent.block_address`, `Epochs.block`, the shadows of its CTA's shared and tensor
-#: memory, `LaunchShadow.block`, the first epoch of its cluster, a request (`native_shadow_code.FIELDS`).
-CONTEXT = ("AGENT", "EPOCHS", "SHADOW", "TENSOR", "LAUNCH", "FLOOR", "REQUEST")
 
 _GROUPS = TENSOR_LANES // LANE_GROUP
 
 
 def _context(*names: str) -> str:
     pointers = "".join(f"\n  %{name.lower()} = inttoptr i64 %{name} to ptr" for name in names if name != "FLOOR")
-    return load_words("%context", CONTEXT, names) + pointers
+    return load_words("%context", CONTEXT_WORDS, names) + pointers
 
 
 def _agent(*names: str) -> str:
@@ -508,8 +508,10 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 
 def module() -> str:
-    """The module: `native_shadow_rows.accesses` and ``i64 @observe(context, log, first, end)``, as `ShadowUnit` has it.
+    """The module: `accesses`, ``i64 @observe(context, log, first, end)``, `synchronisation`,
+    `commit` and `copies`.
 
-    The latter works entries off and returns the number of the first that is for Python, or ``end``.
+    ``@observe`` works entries off and returns the number of the first that is for Python, or ``end``.
     """
-    return _DECLARATIONS + accesses() + _EPOCHS + _CLOCKS + _GENERIC + _TENSOR_LOAD + _OBSERVE
+    log = _EPOCHS + _CLOCKS + _GENERIC + _TENSOR_LOAD + _OBSERVE
+    return _DECLARATIONS + accesses() + log + synchronisation() + commit() + copies()

@@ -15,7 +15,7 @@ from cute_kernels.emulator.instructions_memory import fence_proxy_async
 from cute_kernels.emulator.instructions_move import elect_leader, map_address
 from cute_kernels.emulator.native_memory import EVENT, FUNCTIONS, UNIT_FLAGS
 from cute_kernels.emulator.native_ops import LANES
-from cute_kernels.emulator.native_units_code import COORDINATES, EAGER, KEY_WORDS, RANKS
+from cute_kernels.emulator.native_units_code import COORDINATES, EAGER, INSTRUCTION, KEY_WORDS, LANE, RANKS, WHO
 from cute_kernels.emulator.tmem import COLUMNS
 from cute_kernels.emulator.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.values import FULL, LiveIn, Node, Value, agreed_lanes, first_bit, first_lane
@@ -179,7 +179,7 @@ def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-# --- units: only without detectors, by functions of `native_units` --------------------------------------------------
+# --- units, by functions of `native_units` --------------------------------------------------
 
 
 def _word(emitter: BlockEmitter, value: Value) -> str:
@@ -231,8 +231,8 @@ def _else_python(emitter: BlockEmitter, node: Node, done: str, slow: str) -> Non
 
 def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
     """mbarrier.try_wait.parity that succeeds. Python has to see the first one after a time-out, whatever it says."""
-    address, state, parity, waits, _ = node.anchor.args
-    if emitter.program.detectors or not (parity and waits and address.uniform and state.uniform):
+    address, state, parity, waits, order = node.anchor.args
+    if not (parity and waits and address.uniform and state.uniform):
         return False
     code = emitter.code
     late_p = code.let(f"getelementptr i32, ptr %s, i32 {TIMED_OUT}")
@@ -241,7 +241,7 @@ def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
     slow = _if(emitter, on_time)
     where, what = _word(emitter, address), emitter.operand(state, False)
     function = _function(emitter, "mbarrier_passed")
-    passed = code.let(f"call i32 {function}(ptr %t, i64 {where}, i32 {what})")
+    passed = code.let(f"call i32 {function}(ptr %t, i64 {where}, i32 {what}, i64 {int(order)})")
     code.put(f"store i64 1, ptr {emitter.row(0)}")
     _else_python(emitter, node, code.let(f"icmp ne i32 {passed}, 0"), slow)
     return True
@@ -252,7 +252,9 @@ def _arrive(emitter: BlockEmitter, node: Node, count: str, nbytes: str, slow: st
     where = _word(emitter, node.anchor.args[0])
     who = emitter.live(LiveIn("(W.number + 1)", 64, True))
     function = _function(emitter, "mbarrier_arrive")
-    phase = code.let(f"call i64 {function}(ptr %t, i64 {where}, i64 {count}, i64 {nbytes}, i64 {who})")
+    order = int(node.anchor.args[-1])
+    values = f"i64 {where}, i64 {count}, i64 {nbytes}, i64 {who}, i32 %M, i64 {order}"
+    phase = code.let(f"call i64 {function}(ptr %t, {values})")
     code.put(f"store i64 {phase}, ptr {emitter.row(0)}")
     _else_python(emitter, node, code.let(f"icmp sge i64 {phase}, 0"), slow)
     return True
@@ -261,7 +263,7 @@ def _arrive(emitter: BlockEmitter, node: Node, count: str, nbytes: str, slow: st
 def _inline_arrive(emitter: BlockEmitter, node: Node) -> bool:
     """mbarrier.arrive by one lane, or by any number at one address."""
     address, count, _ = node.anchor.args
-    if emitter.program.detectors or not count.uniform:
+    if not count.uniform:
         return False
     code = emitter.code
     slow = _if(emitter, None if address.uniform else _one_lane(emitter))
@@ -273,8 +275,6 @@ def _inline_arrive(emitter: BlockEmitter, node: Node) -> bool:
 
 def _inline_arrive_expect(emitter: BlockEmitter, node: Node) -> bool:
     """mbarrier.arrive.expect_tx by one lane."""
-    if emitter.program.detectors:
-        return False
     slow = _if(emitter, _one_lane(emitter))
     return _arrive(emitter, node, "1", _word(emitter, node.anchor.args[1]), slow)
 
@@ -287,6 +287,11 @@ def _tensor_copy(emitter: BlockEmitter, node: Node, name: str, words: list[Value
         text = "0" if value is None else _word(emitter, value)
         place = code.let(f"getelementptr i64, ptr %x, i32 {index}")
         code.put(f"store i64 {text}, ptr {place}")
+    if emitter.program.detectors:
+        number = emitter.live(LiveIn("W.number", 64, True))
+        lane = code.let(f"zext i32 {code.let('call i32 @llvm.cttz.i32(i32 %M, i1 false)')} to i64")
+        for index, text in ((WHO, number), (LANE, lane), (INSTRUCTION, str(node.instruction.index))):
+            code.put(f"store i64 {text}, ptr {code.let(f'getelementptr i64, ptr %x, i32 {index}')}")
     emitter.program.reserve(1)
     function = _function(emitter, name)
     done = code.let(f"call i32 {function}(ptr %t, ptr %x, i32 {len(words) - COORDINATES}{more})")
@@ -297,7 +302,7 @@ def _tensor_copy(emitter: BlockEmitter, node: Node, name: str, words: list[Value
 def _inline_tensor_copy_in(emitter: BlockEmitter, node: Node) -> bool:
     """cp.async.bulk.tensor to one CTA's shared memory, by one lane."""
     destination, descriptor, coords, barrier, group, multicast, offsets = node.anchor.args
-    if emitter.program.detectors or multicast is not None or offsets is not None:
+    if multicast is not None or offsets is not None:
         return False
     slow = _if(emitter, _one_lane(emitter))
     pair = f", i32 {int(group == 2)}"
@@ -307,7 +312,7 @@ def _inline_tensor_copy_in(emitter: BlockEmitter, node: Node) -> bool:
 def _inline_tensor_copy_out(emitter: BlockEmitter, node: Node) -> bool:
     """cp.async.bulk.tensor to global memory by one lane, or by lanes with the same operands, which act as one."""
     descriptor, coords, source, im2col = node.anchor.args
-    if emitter.program.detectors or im2col:
+    if im2col:
         return False
     words = [descriptor, source, None, *coords]
     uniform = all(value is None or value.uniform for value in words)
@@ -315,32 +320,63 @@ def _inline_tensor_copy_out(emitter: BlockEmitter, node: Node) -> bool:
     return _tensor_copy(emitter, node, "tensor_store", words, "", slow)
 
 
+def _who(emitter: BlockEmitter) -> str:
+    """CTA rank, lane and number of the warp, as keys of `native_units` have them."""
+    code = emitter.code
+    warp = emitter.live(LiveIn("(W.cta.rank | W.number << 16)", 64, True))
+    lane = code.let(f"zext i32 {code.let('call i32 @llvm.cttz.i32(i32 %M, i1 false)')} to i64")
+    return code.let(f"or i64 {warp}, {code.let(f'shl i64 {lane}, 8')}")
+
+
+def _inline_commit(emitter: BlockEmitter, node: Node) -> bool:
+    """tcgen05.commit by one lane, that has been executed before."""
+    _, barrier, multicast = node.anchor.args
+    code = emitter.code
+    slow = _if(emitter, _one_lane(emitter))
+    where = _word(emitter, barrier)
+    mask = "-1" if multicast is None else code.let(f"and i64 {_word(emitter, multicast)}, 65535")
+    function = _function(emitter, "tensor_commit")
+    done = code.let(f"call i32 {function}(ptr %t, i64 {_who(emitter)}, i64 {where}, i64 {mask})")
+    _else_python(emitter, node, code.let(f"icmp ne i32 {done}, 0"), slow)
+    return True
+
+
 def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
     """tcgen05.mma.kind::f8f6f4 with A in shared memory, by one lane, that has been executed before."""
     kind, group, d, a, b, instruction, accumulate, a_in_tmem, disabled = node.anchor.args
-    if emitter.program.detectors or kind != "f8f6f4" or a_in_tmem:
+    if kind != "f8f6f4" or a_in_tmem:
         return False
     code = emitter.code
     slow = _if(emitter, _one_lane(emitter))
     off = "0"
     for value in disabled:  # lanes of the accumulator that are left out: refused by Python
         off = code.let(f"or i64 {off}, {_word(emitter, value)}")
-    rank = emitter.live(LiveIn("W.cta.rank", 64, True))
-    key = [str(group), rank, *(_word(emitter, value) for value in (d, a, b, instruction, accumulate)), off]
+    key = [str(group), _who(emitter), *(_word(emitter, value) for value in (d, a, b, instruction, accumulate)), off]
     assert len(key) == KEY_WORDS
     for index, text in enumerate(key):
         code.put(f"store i64 {text}, ptr {code.let(f'getelementptr i64, ptr %x, i32 {index}')}")
     emitter.program.reserve(1)
-    done = code.let(f"call i32 {_function(emitter, 'tensor_mma')}(ptr %t, ptr %x)")
+    function = _function(emitter, "tensor_mma")
+    done = code.let(f"call i32 {function}(ptr %t, ptr %x, i32 {node.instruction.index})")
     _else_python(emitter, node, code.let(f"icmp ne i32 {done}, 0"), slow)
     return True
 
 
 def _inline_bulk_group(emitter: BlockEmitter, node: Node) -> bool:
-    """Bulk groups: where copies are done when they are issued, there is nothing to keep or to wait for."""
-    if emitter.program.detectors or any(isinstance(arg, int) and arg < 0 for arg in node.anchor.args):
+    """Bulk groups: where copies are done when they are issued, there is nothing to wait for, and without detectors
+    nothing to keep.
+    """
+    if any(isinstance(arg, int) and arg < 0 for arg in node.anchor.args):
         return False
     code = emitter.code
+    if emitter.program.detectors:
+        name, more = "bulk_commit", ""
+        if node.anchor.args:
+            count, read = node.anchor.args
+            name, more = "bulk_wait", f", i64 {count}, i32 {int(read)}"
+        done = code.let(f"call i32 {_function(emitter, name)}(ptr %t, i32 %M{more})")
+        _unless(emitter, node, code.let(f"icmp ne i32 {done}, 0"))
+        return True
     flags = code.let(f"load i64, ptr {code.let(f'getelementptr i8, ptr %t, i64 {UNIT_FLAGS}')}")
     eager = code.let(f"icmp ne i64 {code.let(f'and i64 {flags}, {EAGER}')}, 0")
     _unless(emitter, node, eager)
@@ -378,6 +414,7 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     sync.mbarrier_arrive: _inline_arrive,
     sync.mbarrier_arrive_expect: _inline_arrive_expect,
     tcgen05.mma: _inline_mma,
+    tcgen05.commit: _inline_commit,
     bulk.tma_load: _inline_tensor_copy_in,
     bulk.tma_store: _inline_tensor_copy_out,
     bulk.commit_group: _inline_bulk_group,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.happens_before import Row
 from cute_kernels.emulator.memory_order import distinct
 from cute_kernels.emulator.native_memory import CONTEXT, EVENT, LOG, LOG_USED, OBSERVE, MemoryTables
+from cute_kernels.emulator.sync_point import Row
 from cute_kernels.emulator.tmem import rectangle
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class WarpLog:
             self._unit = tracker.unit()
             if self._unit is not None:
                 self._context = self._unit.context(tracker, self.warp.agent)
+                if self.warp.cluster.units is not None:
+                    self.warp.cluster.units.bind(self._unit)
         words = self.tables.words
         words[CONTEXT // 8] = 0 if self._context is None else self._context.ctypes.data
         words[OBSERVE // 8] = 0 if self._unit is None else self._unit.observe_address

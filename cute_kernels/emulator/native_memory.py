@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
 
 ROW = 256  # bytes of an exchange row: 32 lanes of 64 bits
+#: Who logs, in words of 64 bits: `Agent.block_address`, `Epochs.block`, the shadows of its CTA's shared and tensor
+#: memory, `LaunchShadow.block`, the first epoch of its cluster, a request (`native_shadow_code.FIELDS`).
+CONTEXT_WORDS = ("AGENT", "EPOCHS", "SHADOW", "TENSOR", "LAUNCH", "FLOOR", "REQUEST")
 #: Flags of the tables.
 STATES, CALL = 1, 2
 LOG = {("shared", False): 16, ("shared", True): 32, ("global", False): 64, ("global", True): 128}
@@ -32,18 +35,26 @@ EVENT = {"converge": 256, "fence_proxy": 512, "tensor_load": 1024, "tensor_wait"
 EVENTS = 4096  # flag of the tables: events are logged
 LOG_ENTRY = 16 + 256  # kind, mask, bytes or argument, instruction: int32; then 32 addresses
 _LOG_ENTRIES = 64  # a few: what is worked off soon is still in the cache
-CTA_TABLE, CTA_ENTRY, _REGION = 256, 32, 24
-CTA_SIZE, CTA_SLOTS = 16, 24  # in the entry of a CTA, behind the addresses of data and states
+CTA_TABLE, CTA_ENTRY, _REGION = 320, 40, 24
+CTA_STATES, CTA_SIZE, CTA_SLOTS, CTA_SHADOW = 8, 16, 24, 32  # in the entry of a CTA, behind the address of its data
 # Offsets in the tables.
-_RANKS, _FLAGS, PROGRESS, _REGIONS, _REGION_TABLE, PARAMS, _LOG_BASE, LOG_USED, _LOG_SIZE = range(0, 72, 8)
+_RANKS, _FLAGS, PROGRESS, _REGIONS, _REGION_TABLE, PARAMS, LOG_BASE, LOG_USED, _LOG_SIZE = range(0, 72, 8)
 # What `native_units` keeps there: flags, rows of mbarriers, counts, tensor maps, MMAs and what executes one, functions.
 UNIT_FLAGS, UNIT_BARRIERS, UNIT_COMPLETIONS, UNIT_LOADED, UNIT_STORED, UNIT_MMAS = range(72, 120, 8)
 UNIT_PLANS, UNIT_JOBS, UNIT_EXECUTE = range(120, 144, 8)
-_FUNCTION_NAMES = ("mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store", "tensor_mma")
+_FUNCTION_NAMES = (
+    "mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store", "tensor_mma", "tensor_commit",
+    "bulk_commit", "bulk_wait",
+)  # fmt: skip
 FUNCTIONS = {name: 144 + 8 * i for i, name in enumerate(_FUNCTION_NAMES)}
 # OBSERVE is a function that works the log off for the warp of CONTEXT (`native_shadow`), or 0; the entries before
 # LOG_DONE are.
-LOG_DONE, CONTEXT, OBSERVE = range(184, 208, 8)
+LOG_DONE, CONTEXT, OBSERVE = range(208, 232, 8)
+# Functions that tell the race detector of what a unit is about to do (`native_copies_code`, `native_sync_code`).
+_WATCH_NAMES = ("watch_load", "watch_store", "watch_mma", "watch_wait", "watch_arrive", "watch_commit")
+WATCHES = {name: 232 + 8 * i for i, name in enumerate(_WATCH_NAMES)}
+# Texts of the race detector's epochs; tcgen05.commit that have been executed.
+UNIT_TEXTS, UNIT_COMMITS = 280, 288
 
 
 class MemoryTables:
@@ -69,7 +80,7 @@ class MemoryTables:
             _REGIONS: len(regions),
             _REGION_TABLE: self._regions.ctypes.data,
             PARAMS: self._params.ctypes.data,
-            _LOG_BASE: self._log.ctypes.data,
+            LOG_BASE: self._log.ctypes.data,
             _LOG_SIZE: len(self._log),
         }
         for offset, value in header.items():
@@ -264,7 +275,7 @@ entry:
   %used = load i64, ptr %used.p
   %room.p = getelementptr i8, ptr %t, i64 {_LOG_SIZE}
   %room = load i64, ptr %room.p
-  %log.p = getelementptr i8, ptr %t, i64 {_LOG_BASE}
+  %log.p = getelementptr i8, ptr %t, i64 {LOG_BASE}
   %log = load ptr, ptr %log.p
   %free = icmp ult i64 %used, %room
   br i1 %free, label %append, label %full

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator.happens_before import Offset, Row
+from cute_kernels.emulator.happens_before import Offset
 from cute_kernels.emulator.native import Library
 from cute_kernels.emulator.native_events_code import module
+from cute_kernels.emulator.native_memory import WATCHES
 from cute_kernels.emulator.native_shadow_code import FIELDS
 from cute_kernels.emulator.shadow import GRANULE, Rows
+from cute_kernels.emulator.sync_point import Row
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.happens_before import Agent
@@ -50,6 +52,8 @@ class ShadowUnit:
         self._pipelined = functools.partial(pipelined(self._library.address("pipelined")), request)
         #: Address of ``observe`` (`native_events_code`), for machine code of warps.
         self.observe_address = self._library.address("observe")
+        #: Of the functions of `native_copies_code` and `native_sync_code`.
+        self.addresses = {name: self._library.address(name) for name in (*WATCHES, "bulk_commit", "bulk_wait")}
         self._observe = ctypes.CFUNCTYPE(integer, pointer, pointer, integer, integer)(self.observe_address)
 
     def _places(self, offsets: Any) -> tuple[int, int, int, int] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from cute_kernels.emulator.happens_before import AGENT_WORDS, Row
+from cute_kernels.emulator.happens_before import AGENT_WORDS
 from cute_kernels.emulator.native_shadow_code import FINE, PLANE_WORDS, load_fields, load_words, runs, store_fields
 from cute_kernels.emulator.shadow import GRANULE, SHADOW_WORDS
+from cute_kernels.emulator.sync_point import Row
 
 #: An access of a tcgen05 operation, in words of 64 bits that become fields of a request; GRAIN is 1 in tensor memory.
 PIPELINED_WORDS = ("WRITE", "SHADOW", "GRAIN", "OFFSETS", "ROWS", "FIRST", "STRIDE", "COUNT", "EPOCHS")

@@ -352,8 +352,7 @@ class NativeLaunch:
         if cluster not in self.tables:
             tables = MemoryTables(cluster, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
-            if not cluster.options.detectors:
-                cluster.units = Units(cluster, tables)
+            cluster.units = Units(cluster, tables)
         return NativeWarp(self, warp, self.tables[cluster])
 
     def _call(self, site: int, mask: int) -> int:

@@ -1,9 +1,10 @@
 """Barriers and tensor copies in machine code: what a warp's machine code calls instead of Python.
 
-Only without detectors, counters and timeline, which have to hear of every operation. Each function performs the
-frequent case whole or does nothing: whatever is illegal, rare or has to wait is left to the Python function of the
-instruction, which decides again and words the error. Both work on the same state: rows of `mbarrier.MBarriers`, shared
-memory, and the counts that `publish` hands to the units.
+Only without counters and timeline, which have to hear of every operation. Each function performs the frequent case
+whole or does nothing: whatever is illegal, rare or has to wait is left to the Python function of the instruction, which
+decides again and words the error. Both work on the same state: rows of `mbarrier.MBarriers`, shared memory, and the
+counts that `publish` hands to the units. With detectors, copies, bulk groups and MMAs are told to the race detector by
+its own functions (`native_copies_code`); barriers are Python's.
 
 Tensor copies are for where they take effect when they are issued (``completion="eager"``). Python decodes a tensor map
 when it executes the first copy through it (`Units.learn`); later copies compare the 64 bytes that count with those that
@@ -24,11 +25,13 @@ from cute_kernels.emulator.native import Library
 from cute_kernels.emulator.native_matrix import e4m3_unit
 from cute_kernels.emulator.native_memory import (
     CTA_ENTRY,
+    CTA_SHADOW,
     CTA_SLOTS,
     CTA_TABLE,
     FUNCTIONS,
     PARAMS,
     UNIT_BARRIERS,
+    UNIT_COMMITS,
     UNIT_COMPLETIONS,
     UNIT_EXECUTE,
     UNIT_FLAGS,
@@ -37,9 +40,15 @@ from cute_kernels.emulator.native_memory import (
     UNIT_MMAS,
     UNIT_PLANS,
     UNIT_STORED,
+    UNIT_TEXTS,
+    WATCHES,
     MemoryTables,
 )
+from cute_kernels.emulator.native_tensor_copies import copies
 from cute_kernels.emulator.native_units_code import (
+    COMMIT_ENTRY,
+    COMMIT_KEY,
+    COMMITS,
     EAGER,
     JOB_ENTRY,
     JOBS,
@@ -55,8 +64,10 @@ from cute_kernels.emulator.native_units_code import (
     PLAN_KEY,
     PLAN_LOADS,
     PLAN_MASK,
+    PLAN_PITCH,
     PLAN_RANK,
     PLAN_ROW_BYTES,
+    PLAN_ROWS,
     PLAN_SHIFT,
     PLAN_STORES,
     PLAN_STRIDES,
@@ -64,15 +75,25 @@ from cute_kernels.emulator.native_units_code import (
     PLAN_WORDS,
     PLANS,
     RANKS,
+    TEXT_ENTRY,
+    TEXT_KEY,
+    TEXTS,
     WAITS,
+    barriers,
+    commits,
     job_slot,
-    module,
+    mmas,
 )
 from cute_kernels.emulator.packed_elements import PACKED
 from cute_kernels.emulator.tensor_map import NBYTES, SWIZZLES, TensorMap, decode
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.native_shadow import ShadowUnit
     from cute_kernels.emulator.sm import Cluster
+
+_OF_DETECTORS = ("bulk_commit", "bulk_wait")  # functions that the race detector has
+_WATCHED = ("mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store")  # others with detectors
+
 
 class Units:
     """What machine code knows of the units of one cluster.
@@ -99,26 +120,84 @@ class Units:
         words[UNIT_PLANS // 8], words[UNIT_JOBS // 8] = self._plans.ctypes.data, self._jobs.ctypes.data
         for rank, slots in enumerate(cluster.barriers.slots):
             words[(CTA_TABLE + CTA_ENTRY * rank + CTA_SLOTS) // 8] = slots.ctypes.data
-        for name, address in _functions().items():
-            words[FUNCTIONS[name] // 8] = address
+        self._watched = cluster.options.detectors
+        self._texts = np.zeros((TEXTS if self._watched else 0, TEXT_ENTRY), np.int64)
+        self._numbers: dict[str, int] = {}
+        self._commits = np.zeros((COMMITS, COMMIT_ENTRY), np.int64)
+        self._labels: dict[str, int] = {}
+        words[UNIT_TEXTS // 8], words[UNIT_COMMITS // 8] = self._texts.ctypes.data, self._commits.ctypes.data
+        functions = _functions()
+        refuse = functions["refuse"]
+        for name, offset in FUNCTIONS.items():
+            words[offset // 8] = refuse if self._watched else functions.get(name, refuse)
 
-    def learn_mma(self, key: Sequence[int], job: np.ndarray | None) -> None:
+    def bind(self, unit: ShadowUnit) -> None:
+        """Without detectors all is known from the start; with them, when the race detector has machine code."""
+        words, functions = self._words, _functions()
+        for name in _WATCHED:
+            words[FUNCTIONS[name] // 8] = functions[f"watched_{name}"]
+        for name in ("tensor_mma", "tensor_commit"):
+            words[FUNCTIONS[name] // 8] = functions[name]
+        for name in _OF_DETECTORS:
+            words[FUNCTIONS[name] // 8] = unit.addresses[name]
+        for name, offset in WATCHES.items():
+            words[offset // 8] = unit.addresses[name]
+        for rank, shadow in enumerate(self._cluster.tracker.shared):
+            words[(CTA_TABLE + CTA_ENTRY * rank + CTA_SHADOW) // 8] = shadow.address
+
+    def learn_text(self, descriptor: bytes, shared: int, signal: int, warp: int, text: str) -> None:
+        """With detectors: what copies are called in reports.
+
+        Args:
+            descriptor: of the tensor map.
+            shared: address in shared memory.
+            signal: address of the mbarrier of a load; -1: a store.
+            warp: number of the issuing warp.
+            text: for reports.
+        """
+        if not self._watched:
+            return
+        if text not in self._numbers:
+            self._numbers[text] = self._cluster.tracker.epochs.text(text)
+        key = decode(descriptor).box_bytes, shared, signal, warp
+        entry = self._texts[job_slot(key, TEXTS)]
+        entry[:TEXT_KEY], entry[TEXT_KEY] = key, self._numbers[text]
+
+    def learn_mma(self, key: Sequence[int], job: np.ndarray | None, watch: int = 0) -> None:
         """Machine code executes this MMA from now on.
 
         Args:
-            key: .cta_group, CTA rank, accumulator, descriptors of A and B, instruction descriptor, whether it
-                accumulates.
+            key: .cta_group, who issues (CTA rank, lane and warp), accumulator, descriptors of A and B, instruction
+                descriptor, whether it accumulates.
             job: what `native_mma.make_job` made of it, or None: it is one for Python.
+            watch: with detectors, address of `tensor_races.WATCHED_WORDS`.
         """
-        if job is None:
+        if job is None or (self._watched and not watch):
             return
         words = [*key, *[0] * (KEY_WORDS - len(key))]
         entry = self._jobs[job_slot(words)]
         entry[:KEY_WORDS] = np.array(words, np.uint64).view(np.int64)
-        entry[KEY_WORDS] = job.ctypes.data
+        entry[KEY_WORDS : KEY_WORDS + 2] = job.ctypes.data, watch
         self._kept[job_slot(words)] = job
         if not self._words[UNIT_EXECUTE // 8]:
             self._words[UNIT_EXECUTE // 8] = e4m3_unit().execute_address
+
+    def learn_commit(self, key: tuple[int, int, int], label: str, stream: int) -> None:
+        """Machine code executes this tcgen05.commit from now on.
+
+        Args:
+            key: who issues (CTA rank, lane and warp), address of the mbarrier, multicast mask or -1.
+            label: who arrives, for reports.
+            stream: with detectors, address of `tensor_races.STREAM_WORDS`.
+        """
+        if self._watched and not stream:
+            return
+        if label not in self._labels:
+            labels = self._cluster.barriers.labels
+            labels.append(label)
+            self._labels[label] = len(labels)
+        entry = self._commits[job_slot(key, COMMITS)]
+        entry[:COMMIT_KEY], entry[COMMIT_KEY:] = key, (self._labels[label], stream)
 
     def publish(self) -> None:
         """Hands what machine code counted to the units of the cluster."""
@@ -176,6 +255,8 @@ class Units:
         plan[PLAN_STRIDES : PLAN_STRIDES + RANKS] = (0, *tensor_map.strides, *[0] * missing)
         plan[PLAN_TILE : PLAN_TILE + RANKS] = (*tensor_map.tile, *[1] * missing)
         plan[PLAN_EXTENTS : PLAN_EXTENTS + RANKS] = (*tensor_map.extents, *[1] * missing)
+        outer = [(n, step) for n, step in zip(tensor_map.tile[1:], tensor_map.strides) if n > 1] or [(1, 0)]
+        plan[PLAN_ROWS], plan[PLAN_PITCH] = outer[0] if len(outer) == 1 else (0, 0)
 
     def _host_address(self, address: int) -> int | None:
         """Where the bytes of a tensor map are; None in shared memory."""
@@ -188,24 +269,25 @@ class Units:
 def _functions() -> dict[str, int]:
     """Addresses of the compiled functions, which stay for the life of the process."""
     library = _library()
-    return {name: library.address(name) for name in FUNCTIONS}
+    own = [name for name in FUNCTIONS if name not in _OF_DETECTORS]
+    return {name: library.address(name) for name in (*own, *(f"watched_{name}" for name in _WATCHED), "refuse")}
 
 
 @functools.cache
 def _library() -> Library:
-    return Library(module(), level=2, optimise=True)
+    refuse = "define i32 @refuse() {\n  ret i32 0\n}\n"
+    return Library(refuse + barriers() + copies() + mmas() + commits(), level=2, optimise=True)
 
 
 def function(name: str) -> ctypes._CFuncPtr:
     """One of the compiled functions, for Python."""
     pointer, word, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     types = {
-        "mbarrier_passed": (small, pointer, word, small),
-        "mbarrier_arrive": (word, pointer, word, word, word, word),
+        "mbarrier_passed": (small, pointer, word, small, word),
+        "mbarrier_arrive": (word, pointer, word, word, word, word, small, word),
+        "tensor_commit": (small, pointer, word, word, word),
         "tensor_load": (small, pointer, pointer, small, small),
         "tensor_store": (small, pointer, pointer, small),
-        "tensor_mma": (small, pointer, pointer),
+        "tensor_mma": (small, pointer, pointer, small),
     }
     return ctypes.CFUNCTYPE(*types[name])(_functions()[name])
-
-

@@ -30,31 +30,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator.earlier_accesses import place
-from cute_kernels.emulator.errors import (
-    BarrierMisuse,
-    GlobalMemoryRace,
-    ProxyFenceMissing,
-    Race,
-    SharedMemoryRace,
-)
+from cute_kernels.emulator.errors import BarrierMisuse, GlobalMemoryRace, ProxyFenceMissing, Race, SharedMemoryRace
 from cute_kernels.emulator.exits import ExitChecks
-from cute_kernels.emulator.happens_before import (
-    AGENT_WORDS,
-    FULL,
-    NEVER,
-    WARP_COLUMNS,
-    Agent,
-    Columns,
-    Offset,
-    Order,
-    Row,
-    SyncPoint,
-    join,
-    widened,
-)
+from cute_kernels.emulator.happens_before import AGENT_WORDS, FULL, NEVER, WARP_COLUMNS, Agent, Offset
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit_if_worth_it
 from cute_kernels.emulator.shadow import GENERIC, LANE_BITS, STRONG, Part, Rows, Shadow, View, unordered
+from cute_kernels.emulator.sync_point import Columns, Order, Row, SyncPoint, join, widened
 from cute_kernels.emulator.tensor_races import Operation, TensorRaces
 
 if TYPE_CHECKING:
@@ -109,6 +91,7 @@ class RaceTracker:
         self._serials: dict[int, int] = {}
         self.exits = ExitChecks(self.columns, self.ranks, strict)
         self._predecessor = self.columns.named("the launch before")
+        self.agents: list[Agent] = []
         self.agent: Agent | None = None
         self.lane = 0
 
@@ -122,7 +105,8 @@ class RaceTracker:
         """The agent of a warp."""
         kinds = ("load", "store", "tcgen05.ld", "tcgen05.st")
         text = self.epochs.text(*(f"{kind} of {label}" for kind in kinds))
-        return Agent(self.columns, rank, live, label, self.strict, text)
+        self.agents.append(Agent(self.columns, rank, live, label, self.strict, text, len(self.agents)))
+        return self.agents[-1]
 
     def enter(self, warp: Warp, lane: int = 0) -> None:
         """The operations that follow are issued by this lane."""
@@ -336,7 +320,25 @@ class RaceTracker:
         number = operation.identity >> LANE_BITS
         self.epochs.clocks[number] = point.completed + 1
         join(point.gathered[Row.ORDER], operation.order)
-        self.exits.operation(rank, operation.column, point.completed + 1, self.epochs.label(operation.identity))
+        apart = rank ^ signal >> 24
+        if apart < 2:
+            point.copied(bool(apart), operation.identity)
+        else:
+            self.exits.operation(rank, operation.column, point.completed + 1, self.epochs.label(operation.identity))
+
+    def check_exits(self) -> None:
+        """At the end of the cluster: `ExitChecks.check`, with what has been kept beside it until now."""
+        for address, point in self.points.items():
+            for pair, phase, identity in point.copies():
+                self.exits.operation(address >> 24 ^ pair, point.column, phase, self.epochs.label(identity))
+            for agent, clock, phase in point.arrivals():
+                what, signal = f"an arrival by {agent.label}", (point.column, phase)
+                self.exits.access(address >> 24, agent.base + Offset.READ, clock, what, signal)
+            for agent, column, clock, phase in point.commits():
+                what, signal = f"tcgen05.commit by {agent.label}", (point.column, phase)
+                self.exits.operation(address >> 24, column, clock, what, signal)
+        self.tensor.note_exits()
+        self.exits.check()
 
     # --- synchronisation ----------------------------------------------------------------------------------------------
 
@@ -344,14 +346,15 @@ class RaceTracker:
         """A new synchronisation point, for a barrier."""
         return SyncPoint(self.columns, self.ranks)
 
-    def initialise(self, warp: Warp, address: int) -> None:
-        """mbarrier.init."""
+    def initialise(self, warp: Warp, address: int) -> int:
+        """mbarrier.init. Returns `SyncPoint.address`, for machine code."""
         point = self.points.get(address)
         if point is None:
             point = self.points[address] = self.point()
             point.column = self._phases_of(address)
         point.initialised = warp.agent.initialise()
-        point.waiters.clear()
+        point.follow(self.agents)
+        return point.address
 
     def _phases_of(self, address: int) -> int:
         """The column that counts the phases of an mbarrier."""
@@ -379,8 +382,7 @@ class RaceTracker:
                 continue
             self.check_initialised(address, f"an arrival of {agent.label}")
             if address >> 24 != agent.rank:
-                column, signal = agent.base + Offset.READ, (self._phases_of(address), point.completed + 1)
-                self.exits.access(address >> 24, column, agent.clock, f"an arrival by {agent.label}", signal)
+                point.arrived(agent)
             agent.release(point, mask, order)
 
     def wait(self, warp: Warp, address: int, order: Order, phase: int) -> None:
@@ -390,7 +392,7 @@ class RaceTracker:
         if point is not None:
             self.check_initialised(address, f"a wait of {agent.label}")
             agent.acquire(point, order)
-            point.waiters[agent] = (phase, agent.clock)
+            point.waited(agent, phase)
 
     def completed(self, address: int, phase: int) -> None:
         """``phase`` of an mbarrier completes.
@@ -401,16 +403,13 @@ class RaceTracker:
         point = self.points.get(address)
         if point is None:
             return
-        gathered = point.gathered[Row.ORDER]
-        for agent, (waited, clock) in list(point.waiters.items()):
-            if waited < phase:
-                del point.waiters[agent]
-                if waited == phase - 1 and gathered[agent.base + Offset.READ] < clock:
-                    raise BarrierMisuse(
-                        f"phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24} "
-                        f"completes, but nothing orders that after the wait of {agent.label} for phase {waited}: the "
-                        "barrier may run ahead of the wait by two phases, which have the same parity"
-                    )
+        agent = point.overtaken(phase)
+        if agent is not None:
+            raise BarrierMisuse(
+                f"phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24} "
+                f"completes, but nothing orders that after the wait of {agent.label} for phase {phase - 1}: the "
+                "barrier may run ahead of the wait by two phases, which have the same parity"
+            )
         point.complete()
 
     # --- strong operations on memory ----------------------------------------------------------------------------------
@@ -465,9 +464,12 @@ class RaceTracker:
 
     def bulk(self, group: int, text: str, reduces: bool = False) -> tuple[Operation, Operation]:
         """The reads and the writes of a bulk store of the entered lane in its ``group``-th group."""
-        key = (self.agent.base, self.lane)
-        reads, writes = (self.columns.named((what, *key)) for what in ("bulk reads", "bulk writes"))
+        reads, writes = self.bulk_columns(self.agent, self.lane)
         return self.operation(reads, group, text), self.operation(writes, group, text, reduces)
+
+    def bulk_columns(self, agent: Agent, lane: int) -> tuple[int, int]:
+        """The streams of a lane's bulk groups: reads, writes."""
+        return tuple(self.columns.named((what, agent.base, lane)) for what in ("bulk reads", "bulk writes"))
 
     def copies_by_lanes(self, warp: Warp, lanes: np.ndarray, targets: np.ndarray, nbytes: int, serial: int) -> None:
         """cp.async, the ``serial``-th of a warp: writes through the generic proxy, until it is waited for."""
@@ -501,8 +503,8 @@ class RaceTracker:
 
     def bulk_waited(self, agent: Agent, lane: int, groups: int, read: bool) -> None:
         """A lane waited until its first ``groups`` bulk groups are complete, or (``read``) have read their sources."""
-        for what in ("bulk reads",) if read else ("bulk reads", "bulk writes"):
-            agent.complete_in_lane(lane, self.columns.named((what, agent.base, lane)), groups)
+        for column in self.bulk_columns(agent, lane)[: 1 if read else 2]:
+            agent.complete_in_lane(lane, column, groups)
 
     def joint(self, key: Hashable, text: str) -> JointOperation:
         """The next operation of a pipe that several warps issue together."""

@@ -13,11 +13,11 @@ from cute_kernels.emulator.copies import CopyUnit
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
 from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.happens_before import Order
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
+from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tma import TmaUnit
 from cute_kernels.emulator.tmem import TensorMemory
@@ -299,6 +299,7 @@ class Cluster:
         warp.cta.thread_exited()
         if self.running and not warp.cta.live_threads():
             warp.cta.shared.close()
+            self.barriers.slots[warp.cta.rank].fill(0)  # machine code leaves its barriers to the checks
 
     def finish(self) -> None:
         """All warps have exited: asynchronous work completes, and what was left undone is reported.
@@ -315,10 +316,11 @@ class Cluster:
                 cta.tmem.check_released()
             if unobserved:
                 thread, text = unobserved[0]
+                text = text if isinstance(text, str) else self.tracker.epochs.label(text)
                 raise IllegalAccess(
                     f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
                     f"{thread[2]} never waited for it)"
                 )
-            self.tracker.exits.check()
+            self.tracker.check_exits()
             self.barriers.check_finished()
 

@@ -103,7 +103,8 @@ class TensorCore:
             describe: who issues, for reports.
 
         Returns:
-            The job with which machine code may execute it again (`native_mma`), None where it is one for Python.
+            The job with which machine code may execute it again (`native_mma`), None where it is one for Python, and
+            the address of what tells the race detector of it (`TensorRaces.watch`), 0 without.
 
         Raises:
             UnsupportedPTX: a mode that is not implemented.
@@ -129,11 +130,11 @@ class TensorCore:
         if self.meter is not None:
             work.count(self.meter)
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
-        return work.job
+        return work.job, work.watch() if work.job is not None and self.tracker is not None else 0
 
     def commit(
         self, *, cta_group: int, rank: int, barrier: int, multicast: int | None = None, describe: str = ""
-    ) -> None:
+    ) -> str:
         """tcgen05.commit: one arrival on the mbarrier when all earlier tcgen05 operations of this CTA are complete.
 
         Args:
@@ -142,6 +143,9 @@ class TensorCore:
             barrier: shared address of the mbarrier.
             multicast: CTA mask: arrive at the same offset in each of these CTAs; None: at ``barrier`` itself.
             describe: who issues, for reports.
+
+        Returns:
+            What reports call it.
 
         Raises:
             IllegalAccess: the mask is empty or names CTAs outside the cluster.
@@ -167,6 +171,7 @@ class TensorCore:
                 self.barriers.arrive(target, 1, who)
 
         self.engine.submit(AsyncOp(("tcgen05", rank), run, who, name="commit"))
+        return who
 
     def scratch(self, n: int, m: int) -> np.ndarray:
         """A reused float64 array [n, m]: allocating it anew would cost as much as the product."""
@@ -219,6 +224,12 @@ class _Mma:
         if core.tracker is not None:
             core.tracker.tensor.issue(self._watched)
 
+    def watch(self) -> int:
+        """`TensorRaces.watch` of the MMA by the lane that has issued it."""
+        memories = [self.core.tensor_memories[rank] for rank in self.ranks]
+        races, column = self.core.tracker.tensor, split_address(self.d)[1]
+        return races.watch(self._watched, self.fields.n, memories, column)
+
     def _accesses(self, operands: list[Places]) -> Iterator[PipelinedAccess]:
         """What the race detector has to know."""
         for rank in self.ranks:
@@ -253,6 +264,8 @@ class _Mma:
         unit = self._unit()
         if unit is None or not self._execute(unit):
             self._run_by_cta(unit)
+            if self.job is None and unit is not None and self._whole(unit):
+                self.job = self._make_job()
         self.core.instructions += 1
 
     def _unit(self) -> E4m3Unit | None:
@@ -265,7 +278,7 @@ class _Mma:
 
     def _execute(self, unit: E4m3Unit) -> bool:
         """Executes all of it in machine code; False, and nothing done, where that is not for machine code."""
-        if not unit.short or self.fields.d_type != "f32":
+        if not self._whole(unit):
             return False
         for rank in self.ranks:
             memory = self.core.tensor_memories[rank]
@@ -277,6 +290,10 @@ class _Mma:
         if self.job is None:
             self.job = self._make_job()
         return unit.execute(self.job.ctypes.data)
+
+    def _whole(self, unit: E4m3Unit) -> bool:
+        """Whether machine code may execute all of it."""
+        return unit.short and self.fields.d_type == "f32"
 
     def _run_by_cta(self, unit: E4m3Unit | None) -> None:
         if unit is not None and not self._load_native_b(unit):

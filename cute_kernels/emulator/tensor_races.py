@@ -8,15 +8,16 @@ tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import TensorMemoryRace
-from cute_kernels.emulator.happens_before import AGENT_WORDS, Offset, Order, Private, Row
-from cute_kernels.emulator.shadow import Plane, View, unordered
-from cute_kernels.emulator.tmem import COLUMNS, LANE_GROUP, LANES
+from cute_kernels.emulator.happens_before import AGENT_WORDS, Offset, Private
+from cute_kernels.emulator.shadow import LANE_BITS, Plane, View, unordered
+from cute_kernels.emulator.sync_point import Order, Row
+from cute_kernels.emulator.tmem import COLUMNS, LANE_GROUP, LANES, TensorMemory
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.native_shadow import ShadowUnit
@@ -111,14 +112,62 @@ class Pipelined:
         return self._address
 
 
-@dataclass
-class _Stream:
-    """tcgen05 operations of one thread since its last commit."""
+#: `_Stream.block`, int64, for machine code.
+STREAM_WORDS = ("COLUMN", "COMMITS", "IDENTITY")
+#: `Watched.words`, int64: the accesses (`ShadowUnit.pipelined_list`), how many; `STREAM_WORDS`; lane; text of epochs;
+#: identity of the latest execution in machine code; columns of the accumulator, in how many CTAs, and of each CTA
+#: address of a byte per column, 1 where all its lanes are written.
+WATCHED_WORDS = ("LIST", "COUNT", "STREAM", "LANE", "TEXT", "LATEST", "COLUMNS", "PARTS", "FULL", "FULL_PAIR")
+_LATEST = WATCHED_WORDS.index("LATEST")
 
-    column: int
-    commits: int = 0
-    identity: int = 0
-    noted: set[int] = field(default_factory=set)  # CTAs whose exit must come after them
+
+class _Stream:
+    """tcgen05 operations of one thread since its last commit, in words that machine code knows.
+
+    Attributes:
+        column: the stream's.
+        commits: so far.
+        identity: of the operations since, 0 for none yet.
+        noted: CTAs whose exit must come after the operations of the identity ``noted_for``.
+    """
+
+    def __init__(self, column: int) -> None:
+        block = np.array([column, 0, 0], np.int64)
+        self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
+        self.column = column
+        self.noted: set[int] = set()
+        self.noted_for = 0
+
+    @property
+    def commits(self) -> int:
+        return self._words[1]
+
+    @commits.setter
+    def commits(self, count: int) -> None:
+        self._words[1] = count
+
+    @property
+    def identity(self) -> int:
+        return self._words[2]
+
+    @identity.setter
+    def identity(self, identity: int) -> None:
+        self._words[2] = identity
+
+
+class Watched:
+    """A tcgen05 operation of one lane that machine code issues again.
+
+    Attributes:
+        ranks: CTAs other than the issuing one whose shared memory it reads.
+        column: of its stream.
+        words, address: `WATCHED_WORDS`, and where they are.
+    """
+
+    def __init__(self, ranks: frozenset[int], column: int, words: Sequence[int]) -> None:
+        self.ranks, self.column = ranks, column
+        self.words = np.array(words, np.int64)
+        self.address = self.words.ctypes.data
 
 
 class TensorRaces:
@@ -128,6 +177,7 @@ class TensorRaces:
         self.tracker, self.epochs = tracker, tracker.epochs
         self.planes = [Plane((COLUMNS, LANES // LANE_GROUP)) for _ in range(tracker.ranks)]
         self._streams: dict[tuple[int, int], _Stream] = {}
+        self._watched: dict[tuple[Pipelined, int, int], Watched] = {}
 
     def _stream(self) -> _Stream:
         key = (self.tracker.agent.base, self.tracker.lane)
@@ -148,8 +198,43 @@ class TensorRaces:
         if not stream.identity:
             place = self.tracker.agent.executing()
             stream.identity = self.epochs.new(stream.column, stream.commits + 1, text, 0, place)
+        if stream.noted_for != stream.identity:
+            stream.noted_for = stream.identity
             stream.noted.clear()
         return stream
+
+    def watch(self, work: Pipelined, columns: int, memories: Sequence[TensorMemory], first: int) -> int:
+        """Host address of `WATCHED_WORDS`, with which machine code tells of the operation when the entered lane issues
+        it again; 0 where it cannot.
+
+        Args:
+            work: the operation, which the lane has issued.
+            columns, first: of its accumulator, columns and the first of them.
+            memories: that the accumulator is in.
+        """
+        tracker, stream = self.tracker, self._stream()
+        agent, lane, unit = tracker.agent, tracker.lane, tracker.unit()
+        key = (work, agent.base, lane)
+        if key not in self._watched:
+            listed = 0 if unit is None else work.listed(unit, tracker)
+            if not listed:
+                return 0
+            full = [memory.full_address + first for memory in memories]
+            words = [
+                listed, len(work.accesses), stream.address, lane, self.epochs.text(work.text), 0, columns, len(full),
+                full[0], full[-1],
+            ]  # fmt: skip
+            self._watched[key] = Watched(work.shared_ranks - {agent.rank}, stream.column, words)
+        return self._watched[key].address
+
+    def note_exits(self) -> None:
+        """What machine code has issued, for `exits`."""
+        for watched in self._watched.values():
+            identity = int(watched.words[_LATEST])
+            if identity:
+                clock = int(self.epochs.clocks[identity >> LANE_BITS])
+                for rank in watched.ranks:
+                    self.tracker.exits.operation(rank, watched.column, clock, self.epochs.label(identity))
 
     def issue(self, work: Pipelined) -> None:
         """A tcgen05.mma, cp or shift of the entered lane, with all its accesses.
@@ -189,8 +274,12 @@ class TensorRaces:
         for target in targets:
             point = self.tracker.points.get(target)
             if point is not None:
-                point.streams.add(stream.column)
+                point.add_stream(stream.column)
         return Commit(clocks, stream.column, stream.commits, f"tcgen05.commit by {agent.label}")
+
+    def stream(self) -> int:
+        """Host address of `STREAM_WORDS` of the entered lane."""
+        return self._stream().address
 
     def committed(self, commit: Commit, target: int, rank: int) -> None:
         """A commit arrives at an mbarrier."""

@@ -317,7 +317,7 @@ class TmaUnit:
         multicast: int | None = None,
         offsets: Sequence[int] | None = None,
         describe: str = "",
-    ) -> None:
+    ) -> str:
         """cp.async.bulk.tensor.Nd.shared.global.{tile, im2col}.mbarrier::complete_tx::bytes.
 
         Args:
@@ -330,6 +330,9 @@ class TmaUnit:
             multicast: CTA mask, or None without ``.multicast::cluster``.
             offsets: of ``.im2col``, None in tiled mode.
             describe: who issues, for reports.
+
+        Returns:
+            What reports call the copy, or the last of several.
 
         Raises:
             IllegalAccess: alignment, bounds, a barrier in a CTA where it may not be, a tensor map of the other mode.
@@ -360,6 +363,7 @@ class TmaUnit:
             fetch = functools.partial(_load_tile, tensor_map, coords, self.gmem, offsets)
             run = functools.partial(self._run_load, tensor_map, fetch, target, signal, watched)
             self.engine.submit(AsyncOp(self._new_queue(), run, text, name=f"load {nbytes} B"))
+        return text
 
     def store(
         self,
@@ -371,7 +375,7 @@ class TmaUnit:
         describe: str = "",
         reduction: str | None = None,
         im2col: bool = False,
-    ) -> None:
+    ) -> str:
         """cp.async.bulk.tensor.Nd.global.shared::cta.{tile,im2col_no_offs}.bulk_group, in a bulk group of ``thread``.
 
         Args:
@@ -382,6 +386,9 @@ class TmaUnit:
             describe: who issues, for reports.
             reduction: operation of cp.reduce.async.bulk.tensor.
             im2col: ``.im2col_no_offs`` instead of ``.tile``.
+
+        Returns:
+            What reports call the copy.
 
         Raises:
             IllegalAccess, UnsupportedPTX: as for `load`, and for a negative coordinate.
@@ -426,6 +433,7 @@ class TmaUnit:
         signals = ("bulk_group", thread)
         self.engine.submit(AsyncOp(key, read, f"{text} (read)", name=f"store {nbytes} B: read", signals=signals))
         self.engine.submit(AsyncOp(key, write, f"{text} (write)", name=f"store {nbytes} B: write", signals=signals))
+        return text
 
     def prefetch(self, descriptor: bytes, coords: Sequence[int] | None = None) -> None:
         """prefetch.tensormap / cp.async.bulk.prefetch.tensor: no effect on results; the operands are checked."""

@@ -236,6 +236,14 @@ class Warp:
         cluster = self.cluster
         return cluster.options.spurious_try_wait_failures and cluster.rng.random() < 0.25
 
+    def stores_in_bulk(self, lane: int) -> None:
+        """A lane issues a bulk store: from now on it has bulk groups."""
+        self.storing_lanes |= 1 << lane
+        if self.agent is not None:
+            columns = self.cluster.tracker.bulk_columns(self.agent, lane)
+            groups = self.cluster.tma.groups.address((self.cta.rank, self.index, lane), columns)
+            self.agent.stores(lane, groups)
+
     # --- called by generated code at divergent branches -------------------------------------------------------------
 
     def diverge(self, taken: int, mask: int, target: int, following: int, meet: int) -> tuple[int, int, int]:

@@ -2,17 +2,69 @@
 
 from __future__ import annotations
 
+import bisect
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.happens_before import FULL, Agent
+from cute_kernels.emulator.happens_before import FULL, Agent, Offset
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import CTA_TABLE, LOG, LOG_ENTRY, LOG_USED
 from cute_kernels.emulator.sanitizer import RaceTracker
+from cute_kernels.emulator.shadow import GRANULE, LANE_BITS, Plane, Shadow
 from cute_kernels.emulator.smem import ClusterMemory
+
+
+def _plane(tracker: RaceTracker, plane: Plane) -> list[tuple[str, list[str], str]]:
+    """By place: who wrote last, who has read since and who of an earlier cluster, in words and with the cluster.
+
+    The numbers of epochs may differ.
+    """
+    label, floors = tracker.epochs.label, tracker.launch.floors
+
+    def name(identity: int) -> str:
+        return f"{label(identity)} of cluster {bisect.bisect_right(floors, identity >> LANE_BITS)}"
+
+    readers = zip(*(layer.flat for layer in plane.reads)) if plane.reads else [()] * plane.writes.size
+    foreign = np.zeros(plane.writes.size, np.int32) if plane.foreign is None else plane.foreign.reshape(-1)
+    return [
+        (name(write) + str(write & 31), sorted(name(reader) for reader in reads if reader), name(kept))
+        for write, reads, kept in zip(plane.writes.flat, readers, foreign)
+    ]
+
+
+def _shadow(tracker: RaceTracker, shadow: Shadow) -> list[tuple[str, list[str], str]]:
+    """By byte: machine code may keep granules whole which NumPy splits."""
+    coarse = _plane(tracker, shadow.coarse)
+    result = [place for place in coarse for _ in range(GRANULE)]
+    if shadow.fine is not None:
+        fine = _plane(tracker, shadow.fine)
+        for granule in np.flatnonzero(shadow.split_granules()).tolist():
+            result[GRANULE * granule : GRANULE * (granule + 1)] = fine[GRANULE * granule : GRANULE * (granule + 1)]
+    return result
+
+
+def state(tracker: RaceTracker) -> list[Any]:
+    """What a race detector has recorded, in words and numbers that do not depend on who recorded it: who accessed every
+    place last, what every warp knows, and what every barrier passes on.
+    """
+    knowledge = [
+        (a.clocks.tolist(), a.before.tolist(), a.incoming.tolist(), sorted(a.private.items()), a.clock,
+         a.tensor_clock(Offset.TENSOR_LOAD), a.tensor_clock(Offset.TENSOR_STORE), a.loads.tolist(), a.pending.tolist())
+        for a in tracker.agents
+    ]  # fmt: skip
+    points = [
+        (address, p.gathered.tolist(), p.available.tolist(), p.inside.tolist(), p.inside_available.tolist(),
+         p.completed, sorted(p.streams()), p.initialised,
+         [(pair, phase, tracker.epochs.label(identity)) for pair, phase, identity in p.copies()],
+         [(agent.number, *rest) for agent, *rest in p.arrivals()])
+        for address, p in sorted(tracker.points.items())
+    ]  # fmt: skip
+    shadows = [_shadow(tracker, shadow) for shadow in (*tracker.shared, *tracker.launch.regions.values())]
+    return [*shadows, *(_plane(tracker, plane) for plane in tracker.tensor.planes), knowledge, points]
 
 
 class Logger:
@@ -21,7 +73,7 @@ class Logger:
     def __init__(self, tracker: RaceTracker, agent: Agent) -> None:
         self.agent, self.words = agent, [0] * (CTA_TABLE // 8)
         self.entry = np.zeros((1, LOG_ENTRY), np.uint8)
-        self._log = WarpLog(SimpleNamespace(agent=agent, cluster=SimpleNamespace(tracker=tracker)), self)
+        self._log = WarpLog(SimpleNamespace(agent=agent, cluster=SimpleNamespace(tracker=tracker, units=None)), self)
 
     def take_log(self) -> np.ndarray:
         self.words[LOG_USED // 8] = 0

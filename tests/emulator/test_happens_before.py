@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cute_kernels.emulator.errors import ProxyFenceMissing, Race, SharedMemoryRace
-from cute_kernels.emulator.happens_before import FULL, Order
+from cute_kernels.emulator.happens_before import FULL
 from cute_kernels.emulator.native_memory import EVENT
+from cute_kernels.emulator.sync_point import Order
 from tests.emulator.crew import Crew
 
 CELLS = (1024, 1028, 1040, 1056)  # two of them in one granule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections import Counter, defaultdict
 from typing import Any
@@ -14,14 +13,15 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import GlobalMemory, native_shadow
 from cute_kernels.emulator.errors import EmulatorError, SharedMemoryRace
-from cute_kernels.emulator.happens_before import FULL, Offset, Order
+from cute_kernels.emulator.happens_before import FULL, Offset
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import EVENT
 from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit, shadow_unit_if_worth_it
 from cute_kernels.emulator.sanitizer import RaceTracker
-from cute_kernels.emulator.shadow import GRANULE, LANE_BITS, Plane, Rows, Shadow, zeros
-from tests.emulator.crew import Crew
+from cute_kernels.emulator.shadow import LANE_BITS, Rows, Shadow, zeros
+from cute_kernels.emulator.sync_point import Order
+from tests.emulator.crew import Crew, state
 
 BYTES, RANKS = 1024, [0, 0, 1]
 GLOBAL = np.zeros(256 + 32, np.uint8)
@@ -117,43 +117,9 @@ class History:
 
     # --- what has come of it ------------------------------------------------------------------------------------------
 
-    def _plane(self, plane: Plane) -> list[tuple[str, list[str], str]]:
-        """By place: who wrote last, who has read since and who of an earlier cluster, in words and with the cluster.
-
-        The numbers of epochs may differ.
-        """
-        label, floors = self.tracker.epochs.label, self.launch.floors
-
-        def name(identity: int) -> str:
-            return f"{label(identity)} of cluster {bisect.bisect_right(floors, identity >> LANE_BITS)}"
-
-        readers = zip(*(layer.flat for layer in plane.reads)) if plane.reads else [()] * plane.writes.size
-        foreign = np.zeros(plane.writes.size, np.int32) if plane.foreign is None else plane.foreign.reshape(-1)
-        return [
-            (name(write) + str(write & 31), sorted(name(reader) for reader in reads if reader), name(kept))
-            for write, reads, kept in zip(plane.writes.flat, readers, foreign)
-        ]
-
-    def _shadow(self, shadow: Shadow) -> list[tuple[str, list[str], str]]:
-        """By byte: machine code may keep granules whole which NumPy splits."""
-        coarse = self._plane(shadow.coarse)
-        result = [place for place in coarse for _ in range(GRANULE)]
-        if shadow.fine is not None:
-            fine = self._plane(shadow.fine)
-            for granule in np.flatnonzero(shadow.split_granules()).tolist():
-                result[GRANULE * granule : GRANULE * (granule + 1)] = fine[GRANULE * granule : GRANULE * (granule + 1)]
-        return result
-
     def state(self) -> list[Any]:
         """Who accessed every place last, and what every warp knows."""
-        shadows = [*self.tracker.shared, *self.tracker.launch.regions.values()]
-        agents = [warp.agent for warp in self.warps]
-        knowledge = [
-            (a.clocks.tolist(), a.before.tolist(), a.incoming.tolist(), sorted(a.private.items()), a.clock,
-             a.tensor_clock(Offset.TENSOR_LOAD), a.tensor_clock(Offset.TENSOR_STORE), a.loads.tolist())
-            for a in agents
-        ]  # fmt: skip
-        return [*map(self._shadow, shadows), *map(self._plane, self.tracker.tensor.planes), knowledge]
+        return state(self.tracker)
 
 
 WARP, LANE, RANK, WRITE = st.integers(0, 2), st.integers(0, 2), st.integers(0, 1), st.booleans()

@@ -6,30 +6,23 @@ A function may refuse anything, since Python then does it; so the tests also say
 from __future__ import annotations
 
 import copy
-import ctypes
 import hashlib
 import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.config import TileConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW
 from cute_kernels.emulator.mbarrier import MAX_COUNT, MBarrier, MBarriers
-from cute_kernels.emulator.native_memory import UNIT_EXECUTE, MemoryTables
+from cute_kernels.emulator.native_memory import MemoryTables
 from cute_kernels.emulator.native_units import Units, function
-from cute_kernels.emulator.native_units_code import job_slot
 from cute_kernels.emulator.smem import shared_address
-from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tensor_map import SWIZZLES, TensorMap, decode, encode
-from cute_kernels.launch import emulate
-from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, launch, module
 from tests.emulator.test_tma import (
     BARRIER,
@@ -347,13 +340,13 @@ def test_barriers_as_python_keeps_them(count: int, events: list[tuple[str, int, 
             if [attempt(made.complete_tx, address, nbytes) for made in (native, python)] == [False, False]:
                 return
         elif kind == "passed":
-            assert passed(machine.tables.address, address, value) == python.test_parity(address, value)
+            assert passed(machine.tables.address, address, value, 0) == python.test_parity(address, value)
         else:
             method = python.arrive if kind == "arrive" else python.arrive_expect_tx
             given_ = (address, value if kind == "arrive" else nbytes, f"warp {who}")
             saved = barrier_state(native._barriers[address])
             expected = attempt(method, *given_)
-            got = arrive(machine.tables.address, address, value, nbytes, who + 1)
+            got = arrive(machine.tables.address, address, value, nbytes, who + 1, 1, 0)
             if expected is False:  # the end of a launch
                 assert got == -1 and barrier_state(native._barriers[address]) == saved
                 return
@@ -377,13 +370,13 @@ def barrier_state(barrier: MBarrier) -> tuple[object, ...]:
 def test_barriers_that_are_not_live():
     machine = NativeMachine(np.zeros(16, np.uint8), 2)
     passed = function("mbarrier_passed")
-    assert passed(machine.tables.address, BARRIER, 1)
+    assert passed(machine.tables.address, BARRIER, 1, 0)
     machine.barriers.inval(BARRIER)
     for address in (BARRIER, BARRIER + 8, shared_address(1, BARRIER + 4), shared_address(2, BARRIER), 1 << 20):
-        assert not passed(machine.tables.address, address, 1)
-    assert passed(machine.tables.address, shared_address(1, BARRIER), 1)
+        assert not passed(machine.tables.address, address, 1, 0)
+    assert passed(machine.tables.address, shared_address(1, BARRIER), 1, 0)
     machine.barriers.init(BARRIER, 1)
-    assert passed(machine.tables.address, BARRIER, 1)
+    assert passed(machine.tables.address, BARRIER, 1, 0)
 
 
 def test_more_barriers_than_rows():
@@ -392,7 +385,7 @@ def test_more_barriers_than_rows():
     places = [DATA + 8 * i for i in range(1100)]
     for place in places:
         machine.barriers.init(place, 2)
-    passed = [bool(function("mbarrier_passed")(machine.tables.address, place, 1)) for place in places]
+    passed = [bool(function("mbarrier_passed")(machine.tables.address, place, 1, 0)) for place in places]
     assert passed == [i < 1022 for i in range(1100)]
     for place in places:
         machine.barriers.arrive(place, 2)
@@ -400,74 +393,7 @@ def test_more_barriers_than_rows():
     machine.barriers.inval(places[5])
     machine.barriers.inval(places[-1])
     machine.barriers.init(places[-1], 1)
-    assert function("mbarrier_passed")(machine.tables.address, places[-1], 1)
-
-
-# --- MMAs -----------------------------------------------------------------------------------------------------------
-
-WORD = st.one_of(st.integers(0, 3), st.integers(0, (1 << 64) - 1))
-KEYS = st.lists(st.tuples(*[WORD] * 7), min_size=1, max_size=40, unique=True)
-
-
-@given(KEYS, st.integers(0, 7))
-def test_mmas_are_found_by_all_of_their_key(keys: list[tuple[int, ...]], changed: int):
-    """Of MMAs that share an entry the last one is known; with one word changed, none is."""
-    machine = NativeMachine(np.zeros(16, np.uint8))
-    executed: list[int] = []
-    execute = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(lambda job: executed.append(job) or len(keys) % 2)
-    jobs = {key: np.zeros(1, np.int64) for key in keys}
-    for key, job in jobs.items():
-        machine.units.learn_mma(key, job)
-    machine.tables.words[UNIT_EXECUTE // 8] = ctypes.cast(execute, ctypes.c_void_p).value
-    last = {job_slot([*key, 0]): key for key in keys}
-    for key, job in jobs.items():
-        words = np.array([*key, 0], np.uint64)
-        executed.clear()
-        done = function("tensor_mma")(machine.tables.address, words.ctypes.data)
-        known = last[job_slot([*key, 0])] == key
-        assert executed == ([job.ctypes.data] if known else [])
-        assert done == (known and len(keys) % 2)
-        words[changed] ^= np.uint64(1)
-        if tuple(words[:7].tolist()) not in jobs or words[7]:
-            executed.clear()
-            assert not function("tensor_mma")(machine.tables.address, words.ctypes.data)
-            assert not executed
-
-
-def test_mmas_for_python_are_not_known():
-    machine = NativeMachine(np.zeros(16, np.uint8), options=Options(detectors=False, completion="lazy"))
-    machine.units.learn_mma((1, 0, 0, 0, 0, 0, 0), None)
-    words = np.array([1, *[0] * 7], np.int64)
-    assert not function("tensor_mma")(machine.tables.address, words.ctypes.data)
-    machine.units.learn_mma((1, 0, 0, 0, 0, 0, 0), np.zeros(1, np.int64))
-    assert not function("tensor_mma")(machine.tables.address, words.ctypes.data), "not where completion is lazy"
-
-
-@pytest.mark.parametrize("fault", ["", "nan", "large"])
-@pytest.mark.parametrize("completion", ["eager", "random"])
-def test_kernel_of_mmas(fault: str, completion: str, monkeypatch: pytest.MonkeyPatch):
-    """Python executes each MMA once and those whose operands hold a NaN or numbers that are too large."""
-    case = make_case(batch=4, positions=256, n=256, k=512, sm_count=2, seed=4, config=TileConfig())
-    if fault:
-        case.tensors.x[600, 40] = float("nan") if fault == "nan" else 448.0
-    emulate(case.plan, case.tensors, Options(native=False, detectors=False))
-    expected = case.tensors.out.clone()
-    calls = itertools.count()
-    mma = TensorCore.mma
-    monkeypatch.setattr(TensorCore, "mma", lambda *args, **keywords: (next(calls), mma(*args, **keywords))[1])
-    options = Options(native=True, detectors=False, completion=completion, seed=3)
-    report = emulate(case.plan, case.tensors, options)
-    python = next(calls)
-    assert report.mma_instructions == 4 * 16
-    # The third tile uses the first one's accumulator again. Its second MMA reads the fault; an accumulator with a NaN
-    # is no exact sum for the 14 MMAs behind it.
-    eager = 2 * 16 + {"": 0, "nan": 15, "large": 1}[fault]
-    assert python == (report.mma_instructions if completion == "random" else eager)
-    assert torch.equal(case.tensors.out.view(torch.int16), expected.view(torch.int16))
-    if fault == "nan":
-        assert expected[600].isnan().all()
-    elif not fault:
-        assert not case.mismatches().any()
+    assert function("mbarrier_passed")(machine.tables.address, places[-1], 1, 0)
 
 
 # --- in a kernel ----------------------------------------------------------------------------------------------------

@@ -20,13 +20,14 @@ from cute_kernels.emulator.errors import (
     TensorMemoryRace,
     UnsupportedPTX,
 )
-from cute_kernels.emulator.happens_before import FULL, Order
+from cute_kernels.emulator.happens_before import FULL
 from cute_kernels.emulator.matrix_operands import (
     decode_instruction,
     decode_matrix,
 )
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory, shared_address
+from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tmem import TensorMemory, rectangle, tensor_address
 from tests.emulator.crew import Crew

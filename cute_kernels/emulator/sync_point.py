@@ -1,0 +1,309 @@
+"""What barriers pass on: kinds of order, columns of clocks, and synchronisation points (see `happens_before`)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.happens_before import Agent
+
+
+class Row(enum.IntEnum):
+    """Kinds of order: the rows of a matrix of clocks."""
+
+    ORDER = 0
+    ACQUIRED = 1
+    VISIBLE = 2
+    PROXY = 3
+    PROXY_GLOBAL = 4
+    TENSOR = 5
+
+
+class Order(enum.IntFlag):
+    """Semantics of a synchronising instruction."""
+
+    RELAXED = 0
+    SYNC = 1  # release of an arrival, acquire of a wait
+    WIDE = 2  # scope of the cluster or wider; without it the scope is the CTA
+
+
+ROWS = len(Row)
+#: Rows that relaxed synchronisation at the scope of a CTA does not take to another.
+SCOPED = (Row.VISIBLE, Row.TENSOR)
+PROXIES = (Row.PROXY, Row.PROXY_GLOBAL)
+#: Column of a warp, behind those of its 32 lanes, that counts loads by whichever lane.
+READ = 32
+#: `SyncPoint.address`, int64. Host addresses of what is gathered and available; phases so far, its column (-1: none),
+#: column and clock of its mbarrier.init (0: not known). For each of the two CTAs of a pair, first the barrier's own:
+#: phase and identity of the latest copy to its shared memory that signals. CTAs of the cluster, and host addresses of
+#: what they passed on inside, of what of that is available, and of a word per CTA: whether it passed anything on.
+#: Warps (`FOLLOWED_WORDS` each, and their first columns). Streams that arrived, and host address of their columns.
+POINT_WORDS = (
+    "GATHERED", "AVAILABLE", "COMPLETED", "COLUMN", "INIT_COLUMN", "INIT_CLOCK",
+    "COPY", "COPY_IDENTITY", "PAIR", "PAIR_IDENTITY", "RANKS", "INSIDE", "INSIDE_AVAILABLE", "USED",
+    "WARPS", "FOLLOWED", "BASES", "STREAM_COUNT", "STREAMS",
+)  # fmt: skip
+#: What is kept of each warp of the cluster: phase that it waited for last (-1: none) and its clock then; phase that it
+#: acquired last with each `Order`; its clock at its latest arrival from another CTA, and the phase that it arrived in;
+#: of the latest tcgen05.commit in machine code the stream (-1: none), its clock and the phase.
+FOLLOWED_WORDS = (
+    "PHASE", "CLOCK", "SEEN", "SEEN_SYNC", "SEEN_WIDE", "SEEN_BOTH", "ARRIVED", "ARRIVED_PHASE",
+    "COMMIT_COLUMN", "COMMIT", "COMMIT_PHASE",
+)  # fmt: skip
+MOST_STREAMS = 64
+_AT = {name: i for i, name in enumerate(POINT_WORDS)}
+_COMPLETED, _COLUMN, _INIT, _COPY = (_AT[name] for name in ("COMPLETED", "COLUMN", "INIT_COLUMN", "COPY"))
+_PHASE, _CLOCK, _SEEN, _, _, _, _ARRIVED, _ARRIVED_PHASE, _COMMIT, *_ = range(len(FOLLOWED_WORDS))
+
+
+class Columns:
+    """Hands out columns, and keeps every matrix of clocks wide enough."""
+
+    def __init__(self, expected: int) -> None:
+        self.width = max(64, expected)
+        self.used = 0
+        self._named: dict[Hashable, int] = {}
+        self._owners: list[Any] = []
+
+    def take(self, count: int) -> int:
+        """The first of ``count`` new columns."""
+        first = self.used
+        self.used += count
+        if self.used > self.width:
+            self.width = 2 * self.used
+            for owner in self._owners:
+                owner.widen(self.width)
+        return first
+
+    def named(self, key: Hashable) -> int:
+        """The column of a stream, always the same for a key."""
+        if key not in self._named:
+            self._named[key] = self.take(1)
+        return self._named[key]
+
+    def matrix(self, owner: Any) -> np.ndarray:
+        """Clocks of all columns, int32 [rows, columns], for an object whose ``widen`` is called when there are more."""
+        self._owners.append(owner)
+        return np.zeros((ROWS, self.width), np.int32)
+
+
+def widened(clocks: np.ndarray, width: int) -> np.ndarray:
+    """A copy with zeros for new columns."""
+    result = np.zeros((*clocks.shape[:-1], width), np.int32)
+    result[..., : clocks.shape[-1]] = clocks
+    return result
+
+
+def join(target: np.ndarray, source: np.ndarray) -> None:
+    """``target`` learns what ``source`` knows (which may have been made when there were fewer columns)."""
+    if target.shape == source.shape:
+        np.maximum(target, source, out=target)
+    else:
+        part = target[..., : source.shape[-1]]
+        np.maximum(part, source, out=part)
+
+
+class SyncPoint:
+    """What is passed on by one barrier: gathered while its phase is incomplete, available when it is complete.
+
+    Attributes:
+        gathered, available: int32 [rows, columns]. The visible row holds what was released at cluster scope.
+        inside, inside_available: int32 [CTAs, `SCOPED`, columns]: what the threads of each CTA passed on at any scope;
+            with one CTA there is no distinction, and none is kept.
+        address: host address of `POINT_WORDS`, which machine code reads and writes too.
+    """
+
+    def __init__(self, columns: Columns, ranks: int) -> None:
+        block = np.zeros(len(POINT_WORDS), np.int64)
+        self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
+        self.gathered = columns.matrix(self)
+        self.available = np.zeros_like(self.gathered)
+        self.ranks = ranks
+        shape = (ranks if ranks > 1 else 0, len(SCOPED), self.gathered.shape[1])
+        self.inside, self.inside_available = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        self._used = np.zeros(ranks, np.int64)
+        self._streams = np.zeros(MOST_STREAMS, np.int64)
+        self._agents: Sequence[Agent] = ()
+        self._rows = np.zeros((0, len(FOLLOWED_WORDS)), np.int64)
+        self._followed = memoryview(b"").cast("q")
+        self._bases = np.zeros(0, np.int64)
+        self._seen: dict[tuple[Agent, int], int] = {}  # of those that are not followed
+        self._words[_COLUMN] = -1
+        self._words[_AT["RANKS"]], self._words[_AT["USED"]] = ranks, self._used.ctypes.data
+        self._words[_AT["STREAMS"]] = self._streams.ctypes.data
+        self._locate()
+
+    def _locate(self) -> None:
+        arrays = {
+            "GATHERED": self.gathered, "AVAILABLE": self.available, "INSIDE": self.inside,
+            "INSIDE_AVAILABLE": self.inside_available,
+        }  # fmt: skip
+        for name, array in arrays.items():
+            self._words[_AT[name]] = array.ctypes.data
+
+    def widen(self, width: int) -> None:
+        self.gathered, self.available = widened(self.gathered, width), widened(self.available, width)
+        self.inside, self.inside_available = widened(self.inside, width), widened(self.inside_available, width)
+        self._locate()
+
+    @property
+    def completed(self) -> int:
+        """Phases so far; the clock of the point's own column, if it has one."""
+        return self._words[_COMPLETED]
+
+    @property
+    def column(self) -> int | None:
+        """It counts the phases; of the asynchronous copies that signal it. None for a barrier without phases."""
+        column = self._words[_COLUMN]
+        return None if column < 0 else column
+
+    @column.setter
+    def column(self, column: int) -> None:
+        self._words[_COLUMN] = column
+
+    @property
+    def initialised(self) -> tuple[int, int] | None:
+        """Column and clock of the mbarrier.init."""
+        column, clock = self._words[_INIT : _INIT + 2]
+        return (column, clock) if clock else None
+
+    @initialised.setter
+    def initialised(self, event: tuple[int, int]) -> None:
+        self._words[_INIT], self._words[_INIT + 1] = event
+
+    # --- what it passes on --------------------------------------------------------------------------------------------
+
+    def complete(self) -> None:
+        """The phase is complete: what was gathered is available."""
+        self._words[_COMPLETED] += 1
+        if self.column is not None:
+            self.gathered[: Row.TENSOR, self.column] = self.completed
+        np.copyto(self.available, self.gathered)
+        for rank in np.flatnonzero(self._used):
+            np.copyto(self.inside_available[rank], self.inside[rank])
+
+    def gather(self, clocks: np.ndarray, rank: int, order: Order) -> None:
+        """An arrival from a CTA that passes on ``clocks`` [rows, columns]."""
+        gathered = self.gathered
+        single = self.ranks == 1
+        if single or order & Order.WIDE:
+            join(gathered, clocks)
+        else:
+            for row in (Row.ORDER, Row.ACQUIRED, *PROXIES):
+                join(gathered[row], clocks[row])
+            if order & Order.SYNC:
+                join(gathered[Row.TENSOR], clocks[Row.TENSOR])
+        if not single:
+            self._used[rank] = 1
+            for row, kind in zip(self.inside[rank], SCOPED):
+                join(row, clocks[kind])
+
+    def scoped(self, kind: Row, rank: int, order: Order) -> np.ndarray:
+        """The row of a kind in `SCOPED` that a wait by a thread of a CTA obtains at the scope of the wait."""
+        wide = self.available[kind]
+        if self.ranks == 1:
+            return wide
+        inside = self.inside_available[rank][SCOPED.index(kind)]
+        if order & Order.WIDE:
+            return np.maximum(wide, inside)
+        row = inside.copy()
+        streams = [*self.streams(), *([] if self.column is None else [self.column])]
+        row[streams] = np.maximum(row[streams], wide[streams])
+        return row
+
+    def streams(self) -> list[int]:
+        """Columns of asynchronous operations that arrived: they are visible at every scope."""
+        return self._streams[: self._words[_AT["STREAM_COUNT"]]].tolist()
+
+    def add_stream(self, column: int) -> None:
+        """An asynchronous operation of this stream arrives."""
+        count = self._words[_AT["STREAM_COUNT"]]
+        if column in self._streams[:count]:
+            return
+        if count == len(self._streams):
+            self._streams = np.concatenate([self._streams, np.zeros_like(self._streams)])
+            self._words[_AT["STREAMS"]] = self._streams.ctypes.data
+        self._streams[count] = column
+        self._words[_AT["STREAM_COUNT"]] = count + 1
+
+    # --- who waited, copied, arrived ----------------------------------------------------------------------------------
+
+    def follow(self, agents: Sequence[Agent]) -> None:
+        """From now on it is known what these warps, numbered in this order, do with the barrier."""
+        if len(self._rows) != len(agents):
+            self._agents = agents
+            self._rows = np.full((len(agents), len(FOLLOWED_WORDS)), -1, np.int64)
+            self._rows[:, _ARRIVED] = 0
+            self._followed = memoryview(self._rows).cast("B").cast("q")
+            self._bases = np.array([agent.base for agent in agents], np.int64)
+            for name, value in {
+                "WARPS": len(agents), "FOLLOWED": self._rows.ctypes.data, "BASES": self._bases.ctypes.data,
+            }.items():  # fmt: skip
+                self._words[_AT[name]] = value
+        self._rows[:, _PHASE] = -1
+
+    def _followed_at(self, agent: Agent) -> int:
+        """The first word of an agent; -1: it is not followed."""
+        number = agent.number
+        return len(FOLLOWED_WORDS) * number if 0 <= number < len(self._rows) else -1
+
+    def acquired(self, agent: Agent, order: int) -> bool:
+        """Whether a warp has acquired this phase in this order before; it has from now on."""
+        at, done = self._followed_at(agent), self.completed
+        if at < 0:
+            known, self._seen[agent, order] = self._seen.get((agent, order)), done
+        else:
+            at += _SEEN + int(order)
+            known, self._followed[at] = self._followed[at], done
+        return known == done
+
+    def waited(self, agent: Agent, phase: int) -> None:
+        """A wait of a warp for a phase succeeded."""
+        at = self._followed_at(agent)
+        if at >= 0:
+            self._followed[at + _PHASE], self._followed[at + _CLOCK] = phase, agent.clock
+
+    def overtaken(self, phase: int) -> Agent | None:
+        """A phase completes: a warp that may not have seen the phase before, for which it waits."""
+        rows = self._rows
+        waiting = (rows[:, _PHASE] >= 0) & (rows[:, _PHASE] < phase)
+        if not waiting.any():
+            return None
+        found = waiting & (rows[:, _PHASE] == phase - 1)
+        found &= self.gathered[Row.ORDER, self._bases + READ] < rows[:, _CLOCK]
+        rows[waiting, _PHASE] = -1
+        return self._agents[int(np.argmax(found))] if found.any() else None
+
+    def arrived(self, agent: Agent) -> None:
+        """A warp of another CTA arrives."""
+        at = self._followed_at(agent)
+        if at >= 0:
+            self._followed[at + _ARRIVED], self._followed[at + _ARRIVED_PHASE] = agent.clock, self.completed + 1
+
+    def arrivals(self) -> Iterator[tuple[Agent, int, int]]:
+        """Agent, clock and phase of the latest arrivals from other CTAs."""
+        for agent, row in zip(self._agents, self._rows):
+            if row[_ARRIVED]:
+                yield agent, int(row[_ARRIVED]), int(row[_ARRIVED_PHASE])
+
+    def commits(self) -> Iterator[tuple[Agent, int, int, int]]:
+        """Agent, stream, clock and phase of the latest commits in machine code."""
+        for agent, row in zip(self._agents, self._rows):
+            if row[_COMMIT] >= 0:
+                yield agent, *row[_COMMIT:].tolist()
+
+    def copied(self, pair: bool, identity: int) -> None:
+        """A copy to the barrier's CTA, or to the other one of its ``pair``, is about to signal."""
+        at, phase = _COPY + 2 * pair, self.completed + 1
+        if self._words[at] < phase:
+            self._words[at], self._words[at + 1] = phase, identity
+
+    def copies(self) -> list[tuple[bool, int, int]]:
+        """Whether it was to the other CTA of the pair, phase and identity of the latest copies."""
+        words = self._words
+        pairs = ((pair, words[_COPY + 2 * pair], words[_COPY + 2 * pair + 1]) for pair in (False, True))
+        return [copy for copy in pairs if copy[1]]

@@ -1,0 +1,87 @@
+"""MMAs that machine code repeats: which are known, and in a kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.config import TileConfig
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.native_memory import UNIT_EXECUTE
+from cute_kernels.emulator.native_units import function
+from cute_kernels.emulator.native_units_code import job_slot
+from cute_kernels.emulator.tensor_core import TensorCore
+from cute_kernels.launch import emulate
+from tests.emulator.kernel_inputs import make_case
+from tests.emulator.test_native_units import NativeMachine
+
+WORD = st.one_of(st.integers(0, 3), st.integers(0, (1 << 64) - 1))
+KEYS = st.lists(st.tuples(*[WORD] * 7), min_size=1, max_size=40, unique=True)
+
+
+@given(KEYS, st.integers(0, 7))
+def test_mmas_are_found_by_all_of_their_key(keys: list[tuple[int, ...]], changed: int):
+    """Of MMAs that share an entry the last one is known; with one word changed, none is."""
+    machine = NativeMachine(np.zeros(16, np.uint8))
+    executed: list[int] = []
+    execute = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(lambda job: executed.append(job) or len(keys) % 2)
+    jobs = {key: np.zeros(1, np.int64) for key in keys}
+    for key, job in jobs.items():
+        machine.units.learn_mma(key, job)
+    machine.tables.words[UNIT_EXECUTE // 8] = ctypes.cast(execute, ctypes.c_void_p).value
+    last = {job_slot([*key, 0]): key for key in keys}
+    for key, job in jobs.items():
+        words = np.array([*key, 0], np.uint64)
+        executed.clear()
+        done = function("tensor_mma")(machine.tables.address, words.ctypes.data, 0)
+        known = last[job_slot([*key, 0])] == key
+        assert executed == ([job.ctypes.data] if known else [])
+        assert done == (known and len(keys) % 2)
+        words[changed] ^= np.uint64(1)
+        if tuple(words[:7].tolist()) not in jobs or words[7]:
+            executed.clear()
+            assert not function("tensor_mma")(machine.tables.address, words.ctypes.data, 0)
+            assert not executed
+
+
+def test_mmas_for_python_are_not_known():
+    machine = NativeMachine(np.zeros(16, np.uint8), options=Options(detectors=False, completion="lazy"))
+    machine.units.learn_mma((1, 0, 0, 0, 0, 0, 0), None)
+    words = np.array([1, *[0] * 7], np.int64)
+    assert not function("tensor_mma")(machine.tables.address, words.ctypes.data, 0)
+    machine.units.learn_mma((1, 0, 0, 0, 0, 0, 0), np.zeros(1, np.int64))
+    assert not function("tensor_mma")(machine.tables.address, words.ctypes.data, 0), "not where completion is lazy"
+
+
+@pytest.mark.parametrize("fault", ["", "nan", "large"])
+@pytest.mark.parametrize("completion", ["eager", "random"])
+@pytest.mark.parametrize("detectors", [False, True])
+def test_kernel_of_mmas(fault: str, completion: str, detectors: bool, monkeypatch: pytest.MonkeyPatch):
+    """Python executes each MMA once and those whose operands hold a NaN or numbers that are too large."""
+    case = make_case(batch=4, positions=256, n=256, k=512, sm_count=2, seed=4, config=TileConfig())
+    if fault:
+        case.tensors.x[600, 40] = float("nan") if fault == "nan" else 448.0
+    emulate(case.plan, case.tensors, Options(native=False, detectors=detectors))
+    expected = case.tensors.out.clone()
+    calls = itertools.count()
+    mma = TensorCore.mma
+    monkeypatch.setattr(TensorCore, "mma", lambda *args, **keywords: (next(calls), mma(*args, **keywords))[1])
+    options = Options(native=True, detectors=detectors, completion=completion, seed=3)
+    report = emulate(case.plan, case.tensors, options)
+    python = next(calls)
+    assert report.mma_instructions == 4 * 16
+    # The third tile uses the first one's accumulator again. Its second MMA reads the fault; an accumulator with a NaN
+    # is no exact sum for the 14 MMAs behind it.
+    eager = 2 * 16 + {"": 0, "nan": 15, "large": 1}[fault]
+    assert python == (report.mma_instructions if completion == "random" else eager)
+    assert torch.equal(case.tensors.out.view(torch.int16), expected.view(torch.int16))
+    if fault == "nan":
+        assert expected[600].isnan().all()
+    elif not fault:
+        assert not case.mismatches().any()

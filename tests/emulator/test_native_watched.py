@@ -1,0 +1,240 @@
+"""Units in machine code with detectors: what they record and report is what Python does, in whole kernels.
+
+The kernel is a small pipeline of two CTAs: a producer loads, a consumer changes what was loaded and stores it, and
+barriers of both CTAs stand between them. hypothesis weakens, drops or misdirects its synchronisation; with each program
+both back ends must end alike: the same error in the same words, or the same memory, counts and knowledge.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.sanitizer import RaceTracker
+from cute_kernels.emulator.tensor_core import TensorCore
+from cute_kernels.emulator.tensor_map import TensorMap
+from cute_kernels.emulator.tma import TmaUnit
+from tests.emulator.crew import state
+from tests.emulator.ptx import aligned, launch, module
+
+ROUNDS, STAGES, ROWS = 8, 2, 16
+BOX = 128 * ROWS
+FULL, EMPTY, SIGNAL, BUFFER = 0, 16, 32, 1024
+
+#: What stands at each place of the kernel: the first is right, others may be.
+CHOICES = {
+    "init_fence": ("fence.mbarrier_init.release.cluster;", ""),
+    "start": ("arrive.aligned", "arrive.relaxed.aligned"),
+    "empty_order": ("acquire.cluster.", "", "relaxed.cluster.", "acquire.cta."),
+    "empty_target": ("own", "other", "both"),
+    "free_order": ("release.cluster.", "", "relaxed.cluster.", "release.cta."),
+    "free_fence": ("", "fence.acq_rel.cluster;", "fence.acq_rel.cta;"),
+    "after_wait": ("", "fence.acq_rel.cluster;"),
+    "expected": (str(BOX), str(BOX - 16), str(BOX + 16)),
+    "load_row": ("0", "5"),
+    "full_order": ("", "relaxed.cluster.", "acquire.cluster."),
+    "full_wait": (True, False),
+    "empty_wait": (True, False),
+    "read": (True, False),
+    "write": (True, False),
+    "before_fence": ("bar.warp.sync -1;", ""),
+    "proxy": ("fence.proxy.async.shared::cta;", "", "fence.proxy.async.global;"),
+    "after_fence": ("bar.warp.sync -1;", ""),
+    "store_row": ("own", "same"),
+    "commit": (True, False),
+    "group_wait": ("cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group.read 1;", "",
+                   "cp.async.bulk.wait_group 0;"),
+    "after_store": ("bar.warp.sync -1;", ""),
+    "drain": ("cp.async.bulk.wait_group 0;", ""),
+    "signal": ("own", "both", "none"),
+    "signal_wait": (True, False),
+    "signal_order": ("acquire.cluster.", "", "relaxed.cluster."),
+    "end": (True, False),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Program:
+    """One choice per place."""
+
+    choices: tuple[tuple[str, Any], ...]
+
+    def __getitem__(self, place: str) -> Any:
+        return dict(self.choices).get(place, CHOICES[place][0])
+
+    def text(self) -> str:
+        """The kernel: p0 and p1 are tensor maps of source and output."""
+        target = self["empty_target"]
+        frees, signals = 1 + (target == "both"), 1 + (self["signal"] == "both")
+        commit = {
+            "own": "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r15];",
+            "both": "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
+            "[%r15], %h1;",
+            "none": "mbarrier.arrive.shared.b64 _, [%r15];",
+        }[self["signal"]]
+
+        row = "%r18" if self["store_row"] == "same" else "%r17"
+        arrive = f"mbarrier.arrive.{self['free_order']}shared::cluster.b64 _, [%r25];"
+        second = f"xor.b32 %r26, %r3, 1; mapa.shared::cluster.u32 %r25, %r14, %r26; {arrive}"
+
+        def wait(label: str, order: str, address: str, parity: str) -> str:
+            test = f"mbarrier.try_wait.parity.{order}shared::cta.b64 %p9, [{address}], {parity};"
+            return f"{label}:\n{test}\n@!%p9 bra {label};"
+
+        return module(
+            f"""
+    ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1]; mov.u32 %r1, dynamic; mov.u32 %r2, %tid.x;
+    mov.u32 %r3, %cluster_ctarank; shr.u32 %r4, %r2, 5; and.b32 %r5, %r2, 31; mov.u16 %h1, 3;
+    setp.eq.u32 %p1, %r5, 0; setp.ne.u32 %p2, %r2, 0;
+    @%p2 bra READY;
+    mbarrier.init.shared.b64 [%r1+{FULL}], 1; mbarrier.init.shared.b64 [%r1+{FULL + 8}], 1;
+    mbarrier.init.shared.b64 [%r1+{EMPTY}], {frees}; mbarrier.init.shared.b64 [%r1+{EMPTY + 8}], {frees};
+    mbarrier.init.shared.b64 [%r1+{SIGNAL}], {signals}; mbarrier.init.shared.b64 [%r1+{SIGNAL + 8}], {signals};
+    {self["init_fence"]}
+READY:
+    bar.warp.sync -1;
+    barrier.cluster.{self["start"]}; barrier.cluster.wait.aligned;
+    xor.b32 %r6, %r3, {int(target == "other")}; mov.u32 %r7, 0; setp.eq.u32 %p3, %r4, 0;
+NEXT:
+    and.b32 %r8, %r7, 1; shr.u32 %r9, %r7, 1; and.b32 %r9, %r9, 1; xor.b32 %r10, %r9, 1;
+    shl.b32 %r12, %r8, 3; add.s32 %r13, %r1, %r12; add.s32 %r14, %r13, {EMPTY}; add.s32 %r15, %r13, {SIGNAL};
+    mul.lo.s32 %r16, %r8, {BOX}; add.s32 %r16, %r16, %r1; add.s32 %r16, %r16, {BUFFER};
+    mul.lo.s32 %r17, %r3, {ROUNDS}; add.s32 %r17, %r17, %r7; mul.lo.s32 %r17, %r17, {ROWS};
+    mad.lo.s32 %r18, %r7, {ROWS if self["store_row"] == "same" else 0}, {self["load_row"]};
+    @!%p3 bra CONSUME;
+    @!%p1 bra AFTER;
+    {wait("W1", self["empty_order"], "%r14", "%r10") if self["empty_wait"] else ""}
+    {self["after_wait"]}
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r13], {self["expected"]};
+    add.s32 %r19, %r17, {self["load_row"]};
+    cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r16], [%d1, {{0, %r19}}], [%r13];
+    {commit}
+    bra AFTER;
+CONSUME:
+    {wait("W2", self["full_order"], "%r13", "%r9") if self["full_wait"] else ""}
+    {wait("W3", self["signal_order"], "%r15", "%r9") if self["signal_wait"] else ""}
+    mad.lo.s32 %r20, %r5, 16, %r16;
+    {"ld.shared.v4.u32 {%r21, %r22, %r23, %r24}, [%r20];" if self["read"] else "mov.u32 %r21, 7; mov.u32 %r22, 8;"}
+    add.s32 %r21, %r21, 1;
+    {"st.shared.v2.u32 [%r20+8], {%r21, %r22};" if self["write"] else ""}
+    {self["before_fence"]} {self["proxy"]} {self["after_fence"]}
+    @!%p1 bra STORED;
+    cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d2, {{0, {row}}}], [%r16];
+    {"cp.async.bulk.commit_group;" if self["commit"] else ""} {self["group_wait"]}
+STORED:
+    {self["after_store"]}
+    @!%p1 bra AFTER;
+    mapa.shared::cluster.u32 %r25, %r14, %r6;
+    {self["free_fence"]}
+    {arrive} {second if target == "both" else ""}
+AFTER:
+    bar.warp.sync -1;
+    add.s32 %r7, %r7, 1; setp.lt.u32 %p8, %r7, {ROUNDS};
+    @%p8 bra NEXT;
+    {self["drain"]}
+    {"barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" if self["end"] else ""}
+    ret;
+    """
+        )
+
+
+def run(program: Program, native: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Any]]:
+    """(error in words, or ""; what has come of it) of one back end."""
+    trackers: list[RaceTracker] = []
+    check = RaceTracker.check_exits
+    source = aligned(np.arange(2 * (ROUNDS + 1) * BOX, dtype=np.uint32).astype(np.uint8).reshape(-1, 128), 1024)
+    out = aligned(np.zeros_like(source), 1024)
+    maps = [
+        TensorMap(array.ctypes.data, "u8", (128, len(array)), (128,), (128, ROWS), (1, 1), "128B")
+        for array in (source, out)
+    ]
+    error, counts = "", []
+    with monkeypatch.context() as patch:
+        patch.setattr(RaceTracker, "check_exits", lambda self: (trackers.append(self), check(self))[1])
+        try:
+            report = launch(
+                program.text(), *maps, grid=(2, 1, 1), block=(64, 1, 1), cluster=(2, 1, 1), dynamic_smem=8192,
+                reachable=(source, out), options=Options(native=native),
+                hardware="faulty programs, and commits of tensor memory that is not allocated",
+            )  # fmt: skip
+            counts = [report.by_opcode, report.by_role, report.tma_bytes_loaded, report.tma_bytes_stored]
+        except EmulatorError as caught:
+            error = f"{type(caught).__name__}: {caught}"
+    return error, [out.tobytes(), counts, *map(state, trackers)]
+
+
+PLACE = st.sampled_from(sorted(CHOICES))
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Up to four places differ from what is right."""
+    places = draw(st.lists(PLACE, max_size=4, unique=True))
+    return Program(tuple((place, draw(st.sampled_from(CHOICES[place]))) for place in places))
+
+
+def faulty(**choices: Any) -> Program:
+    return Program(tuple(choices.items()))
+
+
+@given(programs())
+@example(faulty())
+@example(faulty(empty_target="both"))
+@example(faulty(empty_target="both", free_order="relaxed.cluster.", free_fence="fence.acq_rel.cluster;"))
+@example(faulty(empty_target="both", free_order="relaxed.cluster.", free_fence="fence.acq_rel.cta;"))
+@example(faulty(signal="both"))
+@example(faulty(signal="none", signal_order="relaxed.cluster."))
+@example(faulty(group_wait=""))
+@example(faulty(drain="", group_wait="cp.async.bulk.wait_group.read 1;"))
+def test_both_back_ends_end_alike(program: Program) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        fast, slow = (run(program, native, monkeypatch) for native in (True, False))
+    assert fast[0] == slow[0]
+    assert fast[1] == slow[1]
+
+
+def test_faults_of_every_kind_are_among_the_programs() -> None:
+    """The comparison above means something."""
+    found: Counter[str] = Counter()
+
+    @settings(max_examples=150, derandomize=True, database=None)
+    @given(programs())
+    def count(program: Program) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            found[run(program, True, monkeypatch)[0].split(":")[0]] += 1
+
+    count()
+    kinds = {"", "SharedMemoryRace", "GlobalMemoryRace", "ProxyFenceMissing", "BarrierMisuse", "IllegalAccess", "Hang"}
+    assert kinds <= found.keys(), found
+    assert found[""] > 30
+
+
+def test_machine_code_repeats_what_python_did_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per CTA and stage one load, store and commit: nothing more is Python's, though detectors are on."""
+    calls: Counter[str] = Counter()
+    for owner, name in ((TmaUnit, "load"), (TmaUnit, "store"), (TensorCore, "commit"), (RaceTracker, "wait")):
+        original = getattr(owner, name)
+
+        def counted(*args: Any, _original: Any = original, _name: str = name, **more: Any) -> Any:
+            calls[_name] += 1
+            return _original(*args, **more)
+
+        monkeypatch.setattr(owner, name, counted)
+    error, (out, *_) = run(faulty(), True, monkeypatch)
+    assert not error
+    assert calls["load"] == calls["store"] == calls["commit"] == 2 * STAGES, calls
+    waits = 2 * 3 * ROUNDS
+    assert calls["wait"] < waits / 3, "most waits that need no waiting are machine code's"
+    expected = np.arange(2 * (ROUNDS + 1) * BOX, dtype=np.uint32).astype(np.uint8).reshape(-1, 128)
+    stored = np.frombuffer(out, np.uint8).reshape(-1, 128)[: 2 * ROUNDS * ROWS]
+    assert (stored != expected[: 2 * ROUNDS * ROWS]).any(axis=1).mean() < 0.5, "the consumer changes 4 rows in 16"
+    assert (stored == expected[: 2 * ROUNDS * ROWS]).mean() > 0.8
+
