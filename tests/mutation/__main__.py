@@ -37,6 +37,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write FILE.md and FILE.json")
     parser.add_argument("--match", default="", help="only mutants whose key or place contains this")
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="K", help="of each target, every K-th mutant (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--offset", type=int, default=0, metavar="J", help="begin with mutant J of each, 0 to K - 1 (default: 0)"
+    )
     parser.add_argument("--lenient", action="store_true", help="without Options.strict")
     parser.add_argument(
         "--again", nargs="+", type=Path, metavar="FILE.json", help="only those that survived in what --output wrote"
@@ -46,6 +52,10 @@ def main() -> int:
         help="run nothing: judge what --output wrote by the reviews as they are now",
     )  # fmt: skip
     options = parser.parse_args()
+    if options.every < 1:
+        parser.error(f"--every {options.every}: at least 1 is needed")
+    if not 0 <= options.offset < options.every:
+        parser.error(f"--offset {options.offset}: 0 to {options.every - 1} are possible with --every {options.every}")
     if options.recorded is not None:
         verdicts = recorded(options.recorded)
         return report(verdicts, options.output, complete=keys(verdicts) == every_key())
@@ -60,12 +70,14 @@ def main() -> int:
         for number, mutant in enumerate(mutants(TARGETS[name].ptx))
         if options.match in f"{mutant.key} {mutant.line}"
         and not (options.quick and number % 3)
+        and number % options.every == options.offset
         and (again is None or (name, mutant.key) in again)
     ]
     start = time.perf_counter()
     verdicts = judge_all(work, options.jobs, strict=not options.lenient)
     print(f"{len(work)} verdicts in {time.perf_counter() - start:.0f} s with {options.jobs} processes")
-    complete = names == list(TARGETS) and not (options.quick or options.match or options.again or options.lenient)
+    part = options.quick or options.match or options.again or options.lenient or options.every > 1
+    complete = names == list(TARGETS) and not part
     return report(verdicts, options.output, complete=complete)
 
 

@@ -250,6 +250,31 @@ def test_each_mutant_is_judged_on_the_back_ends_asked_for(
     assert asked == [("small", number, name) for name in back_ends]
 
 
+def asked_of_small(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the mutants that a run with these arguments judges."""
+    asked = []
+    monkeypatch.setattr(command, "TARGETS", {"small": Small()})
+    monkeypatch.setattr(command, "judge_all", lambda work, jobs, strict: asked.extend(work) or [])
+    monkeypatch.setattr("sys.argv", ["mutation", "--target", "small", "--back-end", "python", *arguments])
+    assert command.main() == 0
+    return [number for _, number, _ in asked]
+
+
+def test_every_kth_mutant(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """Samples of all offsets are disjoint and make up the whole; none is a complete run, which asks for more."""
+    samples = [asked_of_small(["--every", "4", "--offset", str(j)], monkeypatch) for j in range(4)]
+    assert samples[1] == [1, 5, 9]
+    assert sorted(sum(samples, [])) == list(range(10)) == list(range(len(list(mutants(Small.ptx)))))
+    for wrong, complaint in (
+        (["--every", "0"], "--every 0: at least 1 is needed"),
+        (["--every", "3", "--offset", "3"], "--offset 3: 0 to 2 are possible with --every 3"),
+        (["--offset", "-1"], "--offset -1: 0 to 0 are possible with --every 1"),
+    ):
+        with pytest.raises(SystemExit):
+            asked_of_small(wrong, monkeypatch)
+        assert complaint in capsys.readouterr().err
+
+
 def test_the_score_leaves_out_equivalent_mutants_and_complains_of_the_rest(verdicts: list[Verdict]) -> None:
     fence = Review("drop", "fence.acq_rel.cta", "*", True, "nothing follows it")
     stale = Review("drop", "no.such.opcode", "*", True, "never")
