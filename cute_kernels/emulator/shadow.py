@@ -239,24 +239,29 @@ class Plane:
     ) -> None:
         """Records a read. It replaces reads of the same column, and those that ``known`` says it comes after.
 
+        A strong read replaces none that is not: a strong write races with that one alone.
         ``floor`` is that of a `View`: what is replaced of earlier clusters is foreign from now on.
         """
+        strong = epochs.generic[identity >> LANE_BITS] == STRONG
         for layer in self.reads:
             old = layer[where]
             first = int(old.flat[0])
             if (old == first).all():
                 if first == identity:
                     return
-                if not first or self._covers(first >> LANE_BITS, epochs, known, column):
+                if not first or self._covers(first >> LANE_BITS, epochs, known, column, strong):
                     self._keep(where, old, floor)
                     layer[where] = identity
                     return
                 continue
             numbers = old >> LANE_BITS
             columns = epochs.columns[numbers]
-            free = (columns == column) | (old == 0)
+            free = columns == column
             if known is not None:
                 free |= epochs.clocks[numbers] <= known[columns]
+            if strong:
+                free &= epochs.generic[numbers] == STRONG
+            free |= old == 0
             if free.all():
                 self._keep(where, old, floor)
                 layer[where] = identity
@@ -267,8 +272,10 @@ class Plane:
         self.add_layer()[where] = identity
 
     @staticmethod
-    def _covers(number: int, epochs: Epochs, known: np.ndarray | None, column: int) -> bool:
+    def _covers(number: int, epochs: Epochs, known: np.ndarray | None, column: int, strong: bool) -> bool:
         old = int(epochs.columns[number])
+        if strong and epochs.generic[number] != STRONG:
+            return False
         return old == column or (known is not None and bool(epochs.clocks[number] <= known[old]))
 
     def _keep(self, where: Any, replaced: np.ndarray, floor: int) -> None:

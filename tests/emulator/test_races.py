@@ -109,6 +109,18 @@ TWINS = {
         SECOND_READS,
         TWO_WARPS,
     ),
+    "a weak read before a strong one of the same warp": Twin(
+        f"""{WORDS} @!%p9 st.shared.b32 [dynamic], %r9; bar.sync 0; @%p1 bra WRITE;
+        ld.<<relaxed.cta.|>>shared.b32 %r6, [dynamic+64]; ld.relaxed.cta.shared.b32 %r7, [dynamic+64];
+        @!%p9 st.relaxed.cta.shared.b32 [dynamic], 1; bra END;
+        WRITE: ld.relaxed.cta.shared.b32 %r8, [dynamic]; setp.ne.b32 %p3, %r8, 1; @%p3 bra WRITE;
+        st.relaxed.cta.shared.b32 [dynamic+64], %r2;
+        END: bar.sync 0; st.global.b32 [%d1], %r9;""",
+        SharedMemoryRace,
+        "shared offset .* of CTA 0.*nothing orders the two",
+        [0] * 64,
+        TWO_WARPS,
+    ),
     "fences around relaxed operations": Twin(
         f"""{BARRIERS} @%p1 bra READ; st.shared.b32 [%r5+128], %r1; bar.warp.sync -1;
         <<fence.acq_rel.cta;>> @%p9 bra END;
