@@ -258,7 +258,7 @@ def main() -> None:
         return
     console.print(tile_table(arguments.tiles, arguments.repeats))
     for name, native, rounds, detectors in (
-        ("native", True, 1_000_000, False), ("native, with detectors", True, 5_000, True),
+        ("native", True, 1_000_000, False), ("native, with detectors", True, 1_000_000, True),
         ("Python", False, 5_000, False), ("Python, with detectors", False, 5_000, True),
     ):  # fmt: skip
         rate = arithmetic_rate(native, rounds, detectors)

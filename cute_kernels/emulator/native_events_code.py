@@ -12,7 +12,7 @@ from cute_kernels.emulator.launch_shadow import REGION_WORDS
 from cute_kernels.emulator.native_commit_code import commit
 from cute_kernels.emulator.native_copies_code import copies
 from cute_kernels.emulator.native_memory import CONTEXT_WORDS, EVENT, LOG, LOG_ENTRY
-from cute_kernels.emulator.native_shadow_code import load_words, store_fields
+from cute_kernels.emulator.native_shadow_code import load_words, splat, store_fields
 from cute_kernels.emulator.native_shadow_rows import accesses
 from cute_kernels.emulator.native_sync_code import synchronisation
 from cute_kernels.emulator.shadow import EPOCH_WORDS, GENERIC, LANE_BITS
@@ -92,6 +92,7 @@ define internal i1 @generic(ptr %context, ptr %entry, i1 %is.write, i1 %global) 
 begin:
   %offsets = alloca [{LANES} x i64], align 64
   %lanes = alloca [{LANES} x i64], align 64
+  %places = alloca [{LANES} x i64], align 64
 {_context("AGENT", "EPOCHS", "SHADOW", "LAUNCH", "FLOOR", "REQUEST")}
   %q = getelementptr i8, ptr %request, i64 0
 {_ENTRY}
@@ -101,13 +102,37 @@ begin:
   %lanes.i = ptrtoint ptr %lanes to i64
   %bytes = zext i32 %argument to i64
   %room = call i1 @room(ptr %epochs)
-  br i1 %room, label %gather, label %no
+  %all.lanes = icmp eq i32 %mask, -1
+  br i1 %room, label %which, label %no
+which:
+  br i1 %all.lanes, label %wide, label %gather
+wide:
+  %t.a = load <{LANES} x i64>, ptr %lane.p, align 8
+  %t.rank = ashr <{LANES} x i64> %t.a, splat (i64 24)
+{splat("t.rank.own", "%RANK", "i64", LANES)}
+  %t.own = icmp eq <{LANES} x i64> %t.rank, %t.rank.own
+  %t.own.bits = bitcast <{LANES} x i1> %t.own to i{LANES}
+  %t.own.all = icmp eq i{LANES} %t.own.bits, -1
+  %t.here = or i1 %t.own.all, %global
+  br i1 %t.here, label %t.mine, label %no
+t.mine:
+  %t.low = and <{LANES} x i64> %t.a, splat (i64 16777215)
+  %t.o = select i1 %global, <{LANES} x i64> %t.a, <{LANES} x i64> %t.low
+  store <{LANES} x i64> %t.o, ptr %offsets, align 64
+  store <{LANES} x i64> <{", ".join(f"i64 {lane}" for lane in range(LANES))}>, ptr %lanes, align 64
+  %t.first = extractelement <{LANES} x i64> %t.o, i64 0
+{splat("t.firsts", "%t.first", "i64", LANES)}
+  %t.changed = xor <{LANES} x i64> %t.o, %t.firsts
+  %t.differ = call i64 @llvm.vector.reduce.or.v{LANES}i64(<{LANES} x i64> %t.changed)
+  %t.least = call i64 @llvm.vector.reduce.smin.v{LANES}i64(<{LANES} x i64> %t.o)
+  %t.most = call i64 @llvm.vector.reduce.smax.v{LANES}i64(<{LANES} x i64> %t.o)
+  br label %gathered
 gather:
-  %m = phi i32 [%mask, %begin], [%m.rest, %mine]
-  %n = phi i64 [0, %begin], [%n.next, %mine]
-  %differ = phi i64 [0, %begin], [%differ.next, %mine]
-  %low = phi i64 [{(1 << 63) - 1}, %begin], [%low.next, %mine]
-  %high = phi i64 [0, %begin], [%high.next, %mine]
+  %m = phi i32 [%mask, %which], [%m.rest, %mine]
+  %g.n = phi i64 [0, %which], [%n.next, %mine]
+  %g.differ = phi i64 [0, %which], [%differ.next, %mine]
+  %g.low = phi i64 [{(1 << 63) - 1}, %which], [%low.next, %mine]
+  %g.high = phi i64 [0, %which], [%high.next, %mine]
   %none = icmp eq i32 %m, 0
   br i1 %none, label %gathered, label %lane
 lane:
@@ -124,18 +149,22 @@ lane:
 mine:
   %a.offset = and i64 %a, 16777215
   %offset = select i1 %global, i64 %a, i64 %a.offset
-  %o.p = getelementptr i64, ptr %offsets, i64 %n
+  %o.p = getelementptr i64, ptr %offsets, i64 %g.n
   store i64 %offset, ptr %o.p
-  %l.p = getelementptr i64, ptr %lanes, i64 %n
+  %l.p = getelementptr i64, ptr %lanes, i64 %g.n
   store i64 %lane.w, ptr %l.p
   %o.first = load i64, ptr %offsets
   %changed = xor i64 %offset, %o.first
-  %differ.next = or i64 %differ, %changed
-  %low.next = call i64 @llvm.smin.i64(i64 %low, i64 %offset)
-  %high.next = call i64 @llvm.smax.i64(i64 %high, i64 %offset)
-  %n.next = add i64 %n, 1
+  %differ.next = or i64 %g.differ, %changed
+  %low.next = call i64 @llvm.smin.i64(i64 %g.low, i64 %offset)
+  %high.next = call i64 @llvm.smax.i64(i64 %g.high, i64 %offset)
+  %n.next = add i64 %g.n, 1
   br label %gather
 gathered:
+  %n = phi i64 [{LANES}, %t.mine], [%g.n, %gather]
+  %differ = phi i64 [%t.differ, %t.mine], [%g.differ, %gather]
+  %low = phi i64 [%t.least, %t.mine], [%g.low, %gather]
+  %high = phi i64 [%t.most, %t.mine], [%g.high, %gather]
   %several = icmp ugt i64 %n, 1
   %together = icmp eq i64 %differ, 0
   %same = and i1 %several, %together
@@ -181,9 +210,16 @@ ask:
     ORIGIN="%origin", KNOWN="%visible.i", WIDTH="%WIDTH", OWN="%BASE", LANES="%lanes.i", LANE=-1, EXEMPT="%reads",
     FLOOR="%floor", EPOCHS="%EPOCHS", ADD_LANES="%write", FENCED=0, READ_KNOWN="%read.known", READ_COLUMN="%reads",
 )}
+  br i1 %all.lanes, label %fit, label %rows
+fit:
+  %plane.all = call ptr @lanes_fit(ptr %q, ptr %places)
+  %apart = icmp eq ptr %plane.all, null
+  br i1 %apart, label %rows, label %identify
+rows:
   %good = call i1 @rows(ptr %q, i64 0)
   br i1 %good, label %identify, label %no
 identify:
+  %plane = phi ptr [%plane.all, %fit], [null, %rows]
   %word = add i64 %write, {AGENT_WORDS.index("READ_IDENTITY")}
   %identity.p = getelementptr i64, ptr %agent, i64 %word
   %identity.old = load i64, ptr %identity.p
@@ -197,6 +233,13 @@ new:
   br label %record
 record:
   %identity = phi i64 [%identity.old, %identify], [%identity.new, %new]
+  %by.rows = icmp eq ptr %plane, null
+  br i1 %by.rows, label %record.rows, label %record.all
+record.all:
+  %identity.short = trunc i64 %identity to i32
+  call void @lanes_record(ptr %q, ptr %plane, ptr %places, i32 %identity.short)
+  br label %yes
+record.rows:
 {store_fields(IDENTITY="%identity")}
   call void @record(ptr %q)
   br label %yes
@@ -498,11 +541,13 @@ stop:
 }}
 """
 
-_DECLARATIONS = """
+_DECLARATIONS = f"""
 declare i32 @llvm.cttz.i32(i32, i1)
 declare i32 @llvm.smax.i32(i32, i32)
 declare i64 @llvm.smin.i64(i64, i64)
 declare i64 @llvm.smax.i64(i64, i64)
+declare i64 @llvm.vector.reduce.smin.v{LANES}i64(<{LANES} x i64>)
+declare i64 @llvm.vector.reduce.smax.v{LANES}i64(<{LANES} x i64>)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 """
 

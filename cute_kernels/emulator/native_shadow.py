@@ -19,7 +19,7 @@ from cute_kernels.emulator.happens_before import Offset
 from cute_kernels.emulator.native import Library
 from cute_kernels.emulator.native_events_code import module
 from cute_kernels.emulator.native_memory import WATCHES
-from cute_kernels.emulator.native_shadow_code import FIELDS
+from cute_kernels.emulator.native_shadow_code import FIELDS, REQUEST_WORDS
 from cute_kernels.emulator.shadow import GRANULE, Rows
 from cute_kernels.emulator.sync_point import Row
 
@@ -39,7 +39,7 @@ class ShadowUnit:
 
     def __init__(self) -> None:
         self._library = Library(module(), level=2, optimise=True)
-        self._request = np.zeros(len(FIELDS), np.int64)
+        self._request = np.zeros(len(REQUEST_WORDS), np.int64)
         #: What is known of arrays that never change, with the array, so that no other one gets its identity.
         self._constants: dict[int, tuple[tuple[int, int, int, int], np.ndarray]] = {}
         self._pieces: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}
@@ -55,6 +55,11 @@ class ShadowUnit:
         #: Of the functions of `native_copies_code` and `native_sync_code`.
         self.addresses = {name: self._library.address(name) for name in (*WATCHES, "bulk_commit", "bulk_wait")}
         self._observe = ctypes.CFUNCTYPE(integer, pointer, pointer, integer, integer)(self.observe_address)
+
+    @property
+    def together(self) -> int:
+        """How many loads and stores of warps were decided for all lanes at once (`native_shadow_lanes`)."""
+        return int(self._request[REQUEST_WORDS.index("TOGETHER")])
 
     def _places(self, offsets: Any) -> tuple[int, int, int, int] | None:
         """OFFSETS, ROWS, BASE and STRIDE of what `Shadow.parts` is given; None if it is no contiguous array."""

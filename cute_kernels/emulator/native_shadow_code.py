@@ -15,6 +15,8 @@ FIELDS = (
     "EPOCHS",  # `Epochs.block`
     "IDENTITY", "ADD_LANES", "FENCED", "READ_KNOWN", "READ_COLUMN",  # what is recorded, and what a read has to know
 )  # fmt: skip
+#: And a counter behind them: accesses that `native_shadow_lanes` has decided.
+REQUEST_WORDS = (*FIELDS, "TOGETHER")
 FINE = SHADOW_WORDS.index("FINE_WRITES")
 PLANE_WORDS = SHADOW_WORDS[:FINE]
 _VECTOR = 8  # places that are looked at together
@@ -30,18 +32,26 @@ def load_words(pointer: str, words: Sequence[str], names: Sequence[str]) -> str:
 
 def load_fields(*names: str) -> str:
     """Loads fields of the request ``%q``."""
-    return load_words("%q", FIELDS, names)
+    return load_words("%q", REQUEST_WORDS, names)
 
 
 def store_fields(**values: str) -> str:
     """Sets fields of the request ``%q``."""
     return "\n".join(
-        f"  %set.{name} = getelementptr i64, ptr %q, i64 {FIELDS.index(name)}\n  store i64 {value}, ptr %set.{name}"
+        f"  %set.{name} = getelementptr i64, ptr %q, i64 {REQUEST_WORDS.index(name)}\n"
+        f"  store i64 {value}, ptr %set.{name}"
         for name, value in values.items()
     )
 
 
-def _epoch_arrays(*names: str) -> str:
+def splat(name: str, value: str, kind: str, count: int) -> str:
+    """``%name``: a vector of ``count`` times a value."""
+    vector = f"<{count} x {kind}>"
+    return f"""  %{name}.one = insertelement {vector} poison, {kind} {value}, i32 0
+  %{name} = shufflevector {vector} %{name}.one, {vector} poison, <{count} x i32> zeroinitializer"""
+
+
+def epoch_arrays(*names: str) -> str:
     """Addresses of arrays of `Epochs`, as registers of their names in small letters."""
     words = load_words("%epochs", EPOCH_WORDS, names)
     text = f"{load_fields('EPOCHS')}\n  %epochs = inttoptr i64 %EPOCHS to ptr\n{words}"
@@ -59,7 +69,7 @@ some:
   %later = icmp sge i64 %number, %FLOOR
   br i1 %later, label %ours, label %no
 ours:
-{_epoch_arrays("COLUMNS", "CLOCKS", "GENERIC")}
+{epoch_arrays("COLUMNS", "CLOCKS", "GENERIC")}
   %column.p = getelementptr i32, ptr %columns, i64 %number
   %column.first = load i32, ptr %column.p
   %column.wide = sext i32 %column.first to i64
@@ -101,7 +111,7 @@ define internal i64 @layer(ptr %q, ptr %plane, i64 %p) alwaysinline {{
 entry:
 {load_fields("WIDTH", "READ_KNOWN", "READ_COLUMN")}
 {load_words("%plane", PLANE_WORDS, ("LAYERS", "LAYER_COUNT"))}
-{_epoch_arrays("COLUMNS", "CLOCKS")}
+{epoch_arrays("COLUMNS", "CLOCKS")}
   %layers = inttoptr i64 %LAYERS to ptr
   %known = inttoptr i64 %READ_KNOWN to ptr
   %ordered = icmp ne i64 %READ_KNOWN, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cute_kernels.emulator.happens_before import AGENT_WORDS
 from cute_kernels.emulator.native_shadow_code import FINE, PLANE_WORDS, load_fields, load_words, runs, store_fields
+from cute_kernels.emulator.native_shadow_lanes import lanes
 from cute_kernels.emulator.shadow import GRANULE, SHADOW_WORDS
 from cute_kernels.emulator.sync_point import Row
 
@@ -378,4 +379,4 @@ def accesses() -> str:
     * ``i64 @pipelined(request, list, length, agent, identity, lane, column)``: how many accesses of a list
       (`PIPELINED_WORDS`) are, before the first that is not.
     """
-    return runs() + _ROW + _ROWS + _PIPELINED
+    return runs() + lanes() + _ROW + _ROWS + _PIPELINED
