@@ -127,9 +127,10 @@ class Units:
         self._labels: dict[str, int] = {}
         words[UNIT_TEXTS // 8], words[UNIT_COMMITS // 8] = self._texts.ctypes.data, self._commits.ctypes.data
         functions = _functions()
-        refuse = functions["refuse"]
         for name, offset in FUNCTIONS.items():
-            words[offset // 8] = refuse if self._watched else functions.get(name, refuse)
+            words[offset // 8] = functions.get(name, 0)
+            if self._watched:
+                words[offset // 8] = functions["refuse_arrive"] if name == "mbarrier_arrive" else functions["refuse"]
 
     def bind(self, unit: ShadowUnit) -> None:
         """Without detectors all is known from the start; with them, when the race detector has machine code."""
@@ -270,12 +271,14 @@ def _functions() -> dict[str, int]:
     """Addresses of the compiled functions, which stay for the life of the process."""
     library = _library()
     own = [name for name in FUNCTIONS if name not in _OF_DETECTORS]
-    return {name: library.address(name) for name in (*own, *(f"watched_{name}" for name in _WATCHED), "refuse")}
+    others = (*(f"watched_{name}" for name in _WATCHED), "refuse", "refuse_arrive")
+    return {name: library.address(name) for name in (*own, *others)}
 
 
 @functools.cache
 def _library() -> Library:
-    refuse = "define i32 @refuse() {\n  ret i32 0\n}\n"
+    # What stands for functions that are not there yet: they leave everything to Python.
+    refuse = "define i32 @refuse() {\n  ret i32 0\n}\ndefine i64 @refuse_arrive() {\n  ret i64 -1\n}\n"
     return Library(refuse + barriers() + copies() + mmas() + commits(), level=2, optimise=True)
 
 

@@ -1,0 +1,42 @@
+"""Kernels that change over to machine code while units are at work, with detectors, and detectors that change later.
+
+The race detector has machine code of its own, which it begins to use after some accesses: before, during or after the
+change of the warps.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from cute_kernels.config import Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
+from cute_kernels.emulator import Options, native_shadow
+from cute_kernels.launch import emulate
+from tests.emulator.gemm_inputs import GemmCase, make_gemm_case
+from tests.emulator.kernel_inputs import Case, make_case
+from tests.emulator.test_native import change_after
+
+
+def make(name: str) -> Case | GemmCase:
+    if name == "sm100":
+        return make_case(batch=4, positions=128, n=256, k=384, sm_count=2, config=TileConfig(), seed=1)
+    if name == "sm90":
+        return make_case(batch=3, positions=128, n=128, k=256, sm_count=2, config=Sm90Config(), seed=1)
+    config = Sm100GemmConfig(tile_n=64, stages=3, store_stages=1) if name == "gemm sm100" else Sm90GemmConfig()
+    arch = "sm_100a" if name == "gemm sm100" else "sm_90a"
+    return make_gemm_case(m=512, n=128, k=256, config=config, arch=arch, sm_count=2, seed=1)
+
+
+@pytest.mark.parametrize("name", ["sm100", "sm90", "gemm sm100", "gemm sm90"])
+def test_results_do_not_depend_on_when_that_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make(name)
+    expected = emulate(case.plan, case.tensors, Options(native=False)).by_opcode
+    for worth_it, after in ((0, 200), (150, 1200), (1 << 40, 1200)):
+        case.tensors.out.zero_()
+        with monkeypatch.context() as patch:
+            patch.setattr(native_shadow, "_seen", 0)
+            patch.setattr(native_shadow, "_WORTH_IT", worth_it)
+            changes = change_after(patch, after)
+            report = emulate(case.plan, case.tensors, Options())
+        assert changes, (worth_it, after)
+        assert not case.mismatches().any(), (worth_it, after)
+        assert report.by_opcode == expected, (worth_it, after)
