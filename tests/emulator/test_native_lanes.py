@@ -237,8 +237,8 @@ def test_a_store_of_which_one_lane_is_not_known(lane: int, write: bool) -> None:
 @pytest.mark.parametrize("lane", LANES_OF_INTEREST)
 def test_one_store_of_a_lane_that_all_lanes_meet(lane: int) -> None:
     """One identity everywhere: of a lane of the warp, which is in order for that lane alone."""
-    stores = [("single", 0, "even", 16, True, lane, place) for place in range(LANES // 4)]
-    load = ("whole", 0, "even", 4, False)
+    stores = [("single", 0, "even", 16, True, lane, place) for place in range(LANES)]
+    load = ("whole", 0, "even", 16, False)
     assert "which the store of warp 0 wrote before" in both(*stores, load)
     assert both(*stores, ("converge", 0, FULL), load) == ""
 
@@ -274,8 +274,9 @@ def test_pieces_of_granules_that_are_whole() -> None:
 def test_a_region_whose_begin_is_not_aligned(nbytes: int, write: bool) -> None:
     """Accesses of 16 bytes have places in two granules each."""
     store, access = ("whole", 1, "odd", nbytes, True), ("whole", 0, "odd", nbytes, write)
-    assert both(store, store, ("synchronise", 1, 0), access) == ""
-    assert "which the store of warp 1 wrote before" in both(store, store, access)
+    elsewhere = ("single", 1, "odd", 1, True, 0, 900)  # Python makes the memory
+    assert both(elsewhere, store, ("synchronise", 1, 0), access) == ""
+    assert "which the store of warp 1 wrote before" in both(elsewhere, store, access)
 
 
 @pytest.mark.parametrize("write", [True, False])
