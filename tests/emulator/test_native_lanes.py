@@ -26,7 +26,7 @@ ITEMS = 64  # places of each memory: twice as many as lanes
 BYTES = 16 * ITEMS
 _MEMORY = np.zeros(2 * BYTES + 64, np.uint8)
 EVEN = _MEMORY.ctypes.data + -_MEMORY.ctypes.data % 32
-ODD = EVEN + BYTES + 2  # of which aligned accesses of 4 bytes are not aligned to its begin
+ODD = EVEN + BYTES + 2  # a region whose begin is not aligned
 ORDER = Order.SYNC | Order.WIDE
 #: Which place each lane accesses.
 PATTERNS = {
@@ -272,7 +272,7 @@ def test_pieces_of_granules_that_are_whole() -> None:
 @pytest.mark.parametrize("nbytes", [4, 8, 16])
 @pytest.mark.parametrize("write", [True, False])
 def test_a_region_whose_begin_is_not_aligned(nbytes: int, write: bool) -> None:
-    """Accesses of 16 bytes have places in two granules each."""
+    """Its shadow begins at an aligned address before it, so that an aligned access is inside one granule there too."""
     store, access = ("whole", 1, "odd", nbytes, True), ("whole", 0, "odd", nbytes, write)
     elsewhere = ("single", 1, "odd", 1, True, 0, 900)  # Python makes the memory
     assert both(elsewhere, store, ("synchronise", 1, 0), access) == ""
