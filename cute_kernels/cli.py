@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        Exit status: 0 on success, 1 if a result is wrong or nobody reads the output, 2 if the arguments cannot be used
-        or a file cannot be read or written, 130 after an interrupt.
+        Exit status: 0 on success, 1 if a result is wrong, the emulator reports a fault or nobody reads the output, 2 if
+        the arguments cannot be used or a file cannot be read or written, 130 after an interrupt.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -71,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError:
             _discard_output()
         return 2
+    except Exception as error:
+        from cute_kernels.emulator.errors import EmulatorError
+
+        if not isinstance(error, EmulatorError):
+            raise
+        print(f"cute-kernels: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
 
 
 def _discard_output() -> None:

@@ -178,6 +178,8 @@ class BulkGroups:
         """Adds an operation to the thread's open group."""
         state = self._thread(thread)
         state.open.append(op)
+        if state.words[_STORED] == state.words[_COMMITTED] + 1:
+            state.words[_STORED] = 0  # in this group, but no longer the latest
         state.note()
 
     def commit(self, thread: Hashable) -> None:

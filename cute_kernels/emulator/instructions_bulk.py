@@ -66,7 +66,8 @@ def tma_load(
         )
         if warp.cluster.units is not None:
             warp.cluster.units.learn(lane[1], content)
-            warp.cluster.units.learn_text(content, lane[0], lane[2], warp.number, text)
+            if not use_mask:  # the text of a multicast is about one of its targets
+                warp.cluster.units.learn_text(content, lane[0], lane[2], warp.number, text)
 
 
 def tma_store(

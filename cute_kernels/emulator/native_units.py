@@ -110,7 +110,7 @@ class Units:
         self._next = 0
         self._seen: dict[int, bytes] = {}  # tensor maps that need not be looked at again
         self._jobs = np.zeros((JOBS, JOB_ENTRY), np.int64)
-        self._kept: dict[int, np.ndarray] = {}
+        self._kept: dict[int, tuple[np.ndarray, object]] = {}
         options = cluster.options
         flags = 0 if options.spurious_try_wait_failures else WAITS
         flags |= EAGER if options.completion == "eager" else 0
@@ -164,7 +164,9 @@ class Units:
         entry = self._texts[job_slot(key, TEXTS)]
         entry[:TEXT_KEY], entry[TEXT_KEY] = key, self._numbers[text]
 
-    def learn_mma(self, key: Sequence[int], job: np.ndarray | None, watch: int = 0) -> None:
+    def learn_mma(
+        self, key: Sequence[int], job: np.ndarray | None, watch: int = 0, owner: object = None
+    ) -> None:
         """Machine code executes this MMA from now on.
 
         Args:
@@ -172,6 +174,7 @@ class Units:
                 descriptor, whether it accumulates.
             job: what `native_mma.make_job` made of it, or None: it is one for Python.
             watch: with detectors, address of `tensor_races.WATCHED_WORDS`.
+            owner: keeps alive what the job has addresses of.
         """
         if job is None or (self._watched and not watch):
             return
@@ -179,7 +182,7 @@ class Units:
         entry = self._jobs[job_slot(words)]
         entry[:KEY_WORDS] = np.array(words, np.uint64).view(np.int64)
         entry[KEY_WORDS : KEY_WORDS + 2] = job.ctypes.data, watch
-        self._kept[job_slot(words)] = job
+        self._kept[job_slot(words)] = job, owner
         if not self._words[UNIT_EXECUTE // 8]:
             self._words[UNIT_EXECUTE // 8] = e4m3_unit().execute_address
 

@@ -20,6 +20,7 @@ _GRAIN = 32
 # A byte's state: 0 = never written, 1 = data, 2 = part of a live mbarrier (opaque to loads and stores). The same value
 # repeated over a word lets one comparison test a whole aligned access.
 _DATA, _BARRIER = 1, 2
+_HINT = "; if a store was meant to come first, a barrier or a wait is missing"
 
 
 def shared_address(cta_rank: int, offset: int) -> int:
@@ -115,7 +116,7 @@ class SharedMemory:
             first = offset + int(np.argmin(state))
             raise IllegalAccess(
                 f"read of uninitialised shared memory at offset {first} (access: {nbytes} bytes at offset {offset} of "
-                f"CTA {self.cta_rank})"
+                f"CTA {self.cta_rank}){_HINT}"
             )
 
     def check_lanes(self, offsets: np.ndarray, nbytes: int, *, write: bool) -> None:
@@ -139,7 +140,7 @@ class SharedMemory:
             bytewise = self.states[1][offsets[:, None] + np.arange(nbytes)]
             bad = int(offsets[~bytewise.all(axis=1)][0])
             raise IllegalAccess(
-                f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}"
+                f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}{_HINT}"
             )
 
     def addresses(self) -> tuple[int, int | None]:
@@ -158,7 +159,7 @@ class SharedMemory:
             bad = items[(self.states[1][items[:, None] * nbytes + np.arange(nbytes)] != _DATA).any(axis=1)]
             raise IllegalAccess(
                 f"asynchronous read of uninitialised shared memory at offset {int(bad[0]) * nbytes} of CTA "
-                f"{self.cta_rank}"
+                f"{self.cta_rank}{_HINT}"
             )
 
     def _outside(self, offset: int, nbytes: int) -> str:

@@ -84,7 +84,7 @@ class TensorCore:
         accumulate: bool,
         a_in_tmem: bool = False,
         describe: str = "",
-    ) -> np.ndarray | None:
+    ) -> tuple[np.ndarray | None, int, object]:
         """tcgen05.mma.cta_group.kind [d], a-desc, b-desc, idesc, enable-input-d.
 
         With cta_group::2 each CTA of the pair holds half of the rows of A, half of the rows of B and the accumulator
@@ -103,8 +103,9 @@ class TensorCore:
             describe: who issues, for reports.
 
         Returns:
-            The job with which machine code may execute it again (`native_mma`), None where it is one for Python, and
-            the address of what tells the race detector of it (`TensorRaces.watch`), 0 without.
+            The job with which machine code may execute it again (`native_mma`), None where it is one for Python; the
+            address of what tells the race detector of it (`TensorRaces.watch`), 0 without; and the owner of the arrays
+            that the job has addresses of.
 
         Raises:
             UnsupportedPTX: a mode that is not implemented.
@@ -130,7 +131,7 @@ class TensorCore:
         if self.meter is not None:
             work.count(self.meter)
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
-        return work.job, work.watch() if work.job is not None and self.tracker is not None else 0
+        return work.job, work.watch() if work.job is not None and self.tracker is not None else 0, work
 
     def commit(
         self, *, cta_group: int, rank: int, barrier: int, multicast: int | None = None, describe: str = ""

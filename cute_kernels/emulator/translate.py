@@ -348,7 +348,7 @@ class _Translator:
         self._put(1, "while True:")
         self._put(2, "C[pc] += 1")
         self._put(2, "budget -= 1")
-        self._put(2, "if budget <= 0:")
+        self._put(2, f"if budget <= 0 and pc != {len(bodies)}:")  # an exit takes no turn
         self._put(3, "W.wait = None; budget = yield")
         self._dispatch(bodies, 0, len(bodies) + 1, 2)
         source = "\n".join(self.lines)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from hypothesis import strategies as st
 from cute_kernels.config import TileConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.native_memory import UNIT_EXECUTE
-from cute_kernels.emulator.native_units import function
+from cute_kernels.emulator.native_units import Units, function
 from cute_kernels.emulator.native_units_code import job_slot
+from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.launch import emulate
 from tests.emulator.kernel_inputs import make_case
@@ -57,6 +60,34 @@ def test_mmas_for_python_are_not_known():
     assert not function("tensor_mma")(machine.tables.address, words.ctypes.data, 0)
     machine.units.learn_mma((1, 0, 0, 0, 0, 0, 0), np.zeros(1, np.int64))
     assert not function("tensor_mma")(machine.tables.address, words.ctypes.data, 0), "not where completion is lazy"
+
+
+def test_what_a_job_has_addresses_of_lives_as_long_as_it(monkeypatch: pytest.MonkeyPatch):
+    """Whoever else keeps the places of operands may drop them: caches of a few thousand MMAs."""
+    learnt: list[tuple[np.ndarray, weakref.ref]] = []
+    learn = Units.learn_mma
+
+    def recorded(units: Units, key: object, job: np.ndarray | None, watch: int, owner: object) -> None:
+        learn(units, key, job, watch, owner)
+        if job is not None:
+            assert {owner.a_places.address, owner.b_places.address} <= set(job.tolist())
+            learnt.append((job, weakref.ref(owner)))
+
+    alive: list[bool] = []
+    finish = Cluster.finish
+
+    def finished(cluster: Cluster) -> None:
+        cluster.tensor_core._known.clear()
+        gc.collect()
+        kept = {id(job) for job, _ in cluster.units._kept.values()}
+        alive.extend(owner() is not None for job, owner in learnt if id(job) in kept)
+        finish(cluster)
+
+    monkeypatch.setattr(Units, "learn_mma", recorded)
+    monkeypatch.setattr(Cluster, "finish", finished)
+    case = make_case(batch=1, positions=256, n=256, k=256, sm_count=2, config=TileConfig())
+    emulate(case.plan, case.tensors, Options(native=True, detectors=False))
+    assert alive and all(alive)
 
 
 @pytest.mark.parametrize("fault", ["", "nan", "large"])
