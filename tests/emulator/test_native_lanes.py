@@ -75,6 +75,13 @@ class WholeWarps(History):
         places = [(PATTERNS[pattern][lane] + first) % ITEMS for lane in lanes]
         self._access(warp, space, lanes, places, nbytes, write)
 
+    def halves(self, warp: int, spaces: tuple[str, str], write: bool) -> None:
+        """4 bytes by each lane: half of the lanes in one memory, half in another."""
+        bases = {"shared": 0, "remote": 1 << 24, "even": EVEN, "odd": EVEN + BYTES + 16}
+        addresses = [bases[spaces[lane >= LANES // 2]] + 4 * lane for lane in range(LANES)]
+        kind = "shared" if spaces[0] in ("shared", "remote") else "global"
+        self.warps[warp].logger.access(kind, list(range(LANES)), addresses, 4, write)
+
     def single(self, warp: int, space: str, nbytes: int, write: bool, lane: int, place: int) -> None:
         self._access(warp, space, [lane], [place], nbytes, write)
 
@@ -286,6 +293,19 @@ def test_memory_of_another_cta(write: bool) -> None:
     assert both(("whole", 0, "shared", 4, True), ("whole", 0, "shared", 4, write), remote) == ""
     found = both(("whole", 2, "remote", 4, True), ("whole", 0, "shared", 4, write), remote)
     assert "which the store of warp 2 wrote before" in found
+
+
+@pytest.mark.parametrize("spaces", [("shared", "remote"), ("remote", "shared"), ("even", "odd"), ("odd", "even")])
+@pytest.mark.parametrize("write", [True, False])
+def test_lanes_that_access_two_memories(spaces: tuple[str, str], write: bool) -> None:
+    """Two CTAs, or two regions of global memory: each lane in its own."""
+    other = 2 if "remote" in spaces else 1
+    halves, whole = ("halves", 0, spaces, write), [("whole", 0, space, 4, True) for space in spaces]
+    assert both(*whole, *whole, halves, halves) == ""
+    whole = [("whole", 0, space, 4, True) for space in spaces[:1]]
+    stray = [("single", other, spaces[1], 4, True, 0, LANES - 1)]
+    found = both(*whole, *whole, *stray, *stray, halves)
+    assert f"which the store of warp {other} wrote before" in found
 
 
 @pytest.mark.parametrize("nbytes", [4, 16])
