@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_kernels.config import Problem, Sm90Config
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from cute_kernels.launch import LaunchTensors
     from cute_kernels.plan import Plan
+    from cute_kernels.runtime.launch import LaunchTensors
 
 CTAS, WARPS = 4, 2
 ALIGNMENT = 256  # bytes, of every allocation
@@ -157,13 +157,13 @@ def launch_bytes(pointers: tuple[int, int, int]) -> list[bytes]:
 
 # --- our kernel ------------------------------------------------------------------------------------------------------
 
-_BASE = Sm90Config()
-SM90_CONFIGS: dict[str, Sm90Config] = {
+_BASE = Sm90PatchEmbedConfig()
+SM90_CONFIGS: dict[str, Sm90PatchEmbedConfig] = {
     "sm90 default": _BASE,
     "sm90 streamed weight": dataclasses.replace(_BASE, weight="streamed", stages=4, stage_blocks=1),
     "sm90 flat rows": dataclasses.replace(_BASE, order="flat"),
 }
-SM90_PROBLEM = Problem(m=128 * 4, n=768, k=768, table_rows=4)
+SM90_PROBLEM = PatchEmbedProblem(m=128 * 4, n=768, k=768, table_rows=4)
 SM90_SMS = 132
 
 
@@ -171,7 +171,7 @@ def random_tensors(plan: Plan, device: str) -> LaunchTensors:
     """Random tensors for a plan, the same on every device."""
     import torch
 
-    from cute_kernels.launch import LaunchTensors
+    from cute_kernels.runtime.launch import LaunchTensors
 
     problem = plan.problem
     generator = torch.Generator().manual_seed(0)

@@ -131,8 +131,8 @@ def emulate(progress: Callable[[str], None] = print) -> Counts:
 def emulate_sm90(name: str) -> dict[str, float]:
     """Counts of our SM90 kernel in one of its configurations."""
     from cute_kernels.emulator import Options
-    from cute_kernels.launch import emulate as emulate_plan
     from cute_kernels.plan import make_plan
+    from cute_kernels.runtime.launch import emulate as emulate_plan
 
     plan = make_plan(cases.SM90_PROBLEM, cases.SM90_CONFIGS[name], "sm_90a", sm_count=cases.SM90_SMS)
     return _values(emulate_plan(plan, cases.random_tensors(plan, "cpu"), Options(counters=True)))
@@ -179,8 +179,8 @@ def launch_all() -> None:
     import torch
     from cuda.bindings import driver
 
-    from cute_kernels.launch import launch
     from cute_kernels.plan import make_plan
+    from cute_kernels.runtime.launch import launch
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
         status, *values = function(*arguments)
@@ -334,18 +334,18 @@ def design(images: int = 64) -> str:
 
     64 images of 196 positions are 49 tiles, in which each alignment of tiles and images occurs once.
     """
-    from cute_kernels.config import Problem, TileConfig
+    from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
     from cute_kernels.emulator import Options
-    from cute_kernels.launch import emulate as emulate_plan
     from cute_kernels.plan import make_plan
+    from cute_kernels.runtime.launch import emulate as emulate_plan
 
     columns = (
         *("TMA fill", "UMMA operand reads", "table loads, 128 B lines", "staging writes + TMA reads"),
         *("of them bank conflicts", "TMEM loads", "L2 bytes read"),
     )
     lines = [f"| configuration | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for config in (TileConfig(), TileConfig(epilogue="bf16x2")):
-        plan = make_plan(Problem(images * 196, 256, 768, 196), config, "sm_100a", sm_count=2)
+    for config in (Sm100PatchEmbedConfig(), Sm100PatchEmbedConfig(epilogue="bf16x2")):
+        plan = make_plan(PatchEmbedProblem(images * 196, 256, 768, 196), config, "sm_100a", sm_count=2)
         report = emulate_plan(plan, cases.random_tensors(plan, "cpu"), Options(counters=True, detectors=False))
         total, parts = report.units.total, 2 * plan.tiles
         values = (
@@ -357,7 +357,7 @@ def design(images: int = 64) -> str:
             total("bytes", "tmem.ld") / 128,
             total("l2_bytes_read"),
         )
-        row = (f"`TileConfig(epilogue={config.epilogue!r})`", *(f"{value / parts:,.0f}" for value in values))
+        row = (f"`Sm100PatchEmbedConfig(epilogue={config.epilogue!r})`", *(f"{value / parts:,.0f}" for value in values))
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 

@@ -24,11 +24,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cute_kernels import reference
-from cute_kernels.config import Problem, Sm90Config, TileConfig
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
-from cute_kernels.launch import LaunchTensors, emulate
+from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
-from cute_kernels.table import build_table
+from cute_kernels.runtime.launch import LaunchTensors, emulate
 
 POSITIONS, FEATURES = 196, 768
 HEADLINE_IMAGES = 4736
@@ -59,7 +59,7 @@ class Case:
     tiles: int
     name: str
     options: Options
-    config: TileConfig | Sm90Config = field(default_factory=TileConfig)
+    config: Sm100PatchEmbedConfig | Sm90PatchEmbedConfig = field(default_factory=Sm100PatchEmbedConfig)
     tensors: LaunchTensors | None = None
     plan: Any = None
     instructions: int = 0
@@ -71,7 +71,7 @@ class Case:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(rows, FEATURES, generator=generator).to(torch.float8_e4m3fn)
         weight = torch.randn(256, FEATURES, generator=generator).to(torch.float8_e4m3fn)
-        self.plan = make_plan(Problem(rows, 256, FEATURES, POSITIONS), self.config, sm_count=2)
+        self.plan = make_plan(PatchEmbedProblem(rows, 256, FEATURES, POSITIONS), self.config, sm_count=2)
         table = torch.randn(self.plan.table_shape, generator=generator).to(getattr(torch, self.plan.table_dtype))
         out = torch.empty(rows, 256, dtype=torch.bfloat16)
         self.tensors = LaunchTensors(x, weight, table, 0.5, out)
@@ -100,9 +100,9 @@ def tile_table(tile_counts: list[int], repeats: int) -> Table:
     cases = [Case(tiles, "native", on) for tiles in tile_counts]
     cases += [Case(tiles, "native, no detectors", off) for tiles in tile_counts]
     cases += [Case(last, "Python", python), Case(last, "Python, no detectors", python_off)]
-    cases.append(Case(last, "native", on, TileConfig(epilogue="bf16x2")))
+    cases.append(Case(last, "native", on, Sm100PatchEmbedConfig(epilogue="bf16x2")))
     hopper = (("native", on), ("native, no detectors", off), ("Python", python), ("Python, no detectors", python_off))
-    cases += [Case(last, name, options, Sm90Config()) for name, options in hopper]
+    cases += [Case(last, name, options, Sm90PatchEmbedConfig()) for name, options in hopper]
     with tempfile.TemporaryDirectory() as folder:
         cases.append(Case(last, "counters", Options(counters=True)))
         cases.append(Case(last, "trace", Options(trace=f"{folder}/trace.json")))
@@ -114,7 +114,7 @@ def tile_table(tile_counts: list[int], repeats: int) -> Table:
     for case in cases:
         per_tile = [1e3 * seconds / case.tiles for seconds in case.times]
         best, instructions = min(per_tile), case.instructions / case.tiles
-        which = "sm_90a" if isinstance(case.config, Sm90Config) else f"sm_100a {case.config.epilogue}"
+        which = "sm_90a" if isinstance(case.config, Sm90PatchEmbedConfig) else f"sm_100a {case.config.epilogue}"
         table.add_row(
             str(case.tiles), which, case.name, f"{best:.2f}", f"{statistics.median(per_tile):.2f}",
             f"{max(per_tile):.2f}", f"{instructions:,.0f}", f"{instructions / best / 1e3:.2f}",
@@ -160,7 +160,7 @@ def gemm_seconds(size: int, repeats: int) -> dict[bool, float]:
     """
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, size, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))
-    plan = make_plan(Problem(size, size, size, POSITIONS), TileConfig(), sm_count=2)
+    plan = make_plan(PatchEmbedProblem(size, size, size, POSITIONS), Sm100PatchEmbedConfig(), sm_count=2)
     table = torch.zeros(plan.table_shape, dtype=getattr(torch, plan.table_dtype))
     out = torch.empty(size, size, dtype=torch.bfloat16)
     tensors = LaunchTensors(x, weight, table, 1.0, out)
@@ -197,7 +197,7 @@ def headline(images: int, processes: int, detectors: bool, console: Console) -> 
         part.copy_(torch.randn(part.shape, generator=generator))
     weight = torch.randn(FEATURES, FEATURES, generator=generator).to(torch.float8_e4m3fn)
     bias, position = (torch.randn(n, FEATURES, generator=generator) for n in (1, POSITIONS))
-    plan = make_plan(Problem(rows, FEATURES, FEATURES, POSITIONS), TileConfig())
+    plan = make_plan(PatchEmbedProblem(rows, FEATURES, FEATURES, POSITIONS), Sm100PatchEmbedConfig())
     table = build_table(
         bias[0], position, positions=POSITIONS, columns=plan.padded_n, dtype=getattr(torch, plan.table_dtype),
         layout=plan.table_layout,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
 from cute_kernels.plan import Sm100GemmPlan, make_plan
-from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
+from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.counters import UnitCounts
@@ -39,7 +39,7 @@ def unit_counts(plan: Sm100GemmPlan) -> UnitCounts:
     import torch
 
     from cute_kernels.emulator import Options
-    from cute_kernels.launch import GemmTensors, emulate
+    from cute_kernels.runtime.launch import GemmTensors, emulate
 
     problem = plan.problem
     generator = torch.Generator().manual_seed(0)

@@ -27,9 +27,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from bench import tune_sm90_gemm
-from cute_kernels.config import Problem, Sm90Config
-from cute_kernels.plan import ARCHS, Plan, Sm90Plan
-from cute_kernels.plan import sm90_default as default
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
+from cute_kernels.plan import ARCHS, Plan, Sm90PatchEmbedPlan
+from cute_kernels.plan.patch_embed import sm90_default as default
 
 SIZES = (
     (196, 768, 768), (256, 768, 768), (576, 768, 768), (1024, 768, 768), (256, 1024, 768), (576, 1024, 768),
@@ -52,15 +52,15 @@ FAST_ENOUGH = 2.2
 """Slower candidates than this many times the fastest say nothing about the choice and are left out of the fit."""
 
 Case = tuple[int, int, int, int]
-Timing = tuple[float, Sm90Config]
+Timing = tuple[float, Sm90PatchEmbedConfig]
 
 
-def problem(case: Case) -> Problem:
+def problem(case: Case) -> PatchEmbedProblem:
     positions, n, k, images = case
-    return Problem(images * positions, n, k, positions)
+    return PatchEmbedProblem(images * positions, n, k, positions)
 
 
-def candidates(case: Case) -> list[Sm90Plan]:
+def candidates(case: Case) -> list[Sm90PatchEmbedPlan]:
     return list(default.candidates(problem(case), ARCH, ARCH.sm_count))
 
 
@@ -92,9 +92,9 @@ def time_case(case: Case) -> list[Timing]:
     """
     import torch
 
-    from cute_kernels.launch import bound_launch
-    from cute_kernels.table import build_table
-    from cute_kernels.tune import replay_timer
+    from cute_kernels.operations.table import build_table
+    from cute_kernels.runtime.launch import bound_launch
+    from cute_kernels.tuning.search import replay_timer
 
     positions, n, k, images = case
     rows = images * positions
@@ -133,14 +133,14 @@ def time_case(case: Case) -> list[Timing]:
 
 
 def fit(measured: dict[Case, list[Timing]]) -> dict[tuple[str, str], tuple[float, ...]]:
-    """Coefficients of `cute_kernels.plan.sm90_default.facts` per class."""
+    """Coefficients of `cute_kernels.plan.patch_embed.sm90_default.facts` per class."""
     rows: dict[tuple[str, str], list[tuple[np.ndarray, float]]] = {}
     for case, timings in measured.items():
         fastest = timings[0][0]
         for time, config in timings:
             if time <= FAST_ENOUGH * fastest:
                 importance = (fastest / time) ** 3 / time
-                facts = np.array(default.facts(Sm90Plan(problem(case), config, ARCH, ARCH.sm_count)))
+                facts = np.array(default.facts(Sm90PatchEmbedPlan(problem(case), config, ARCH, ARCH.sm_count)))
                 rows.setdefault((config.weight, config.order), []).append((facts * importance, time * importance))
     return {
         key: tuple(round(float(value), 3) for value in nnls(np.array([a for a, _ in equations]),
@@ -152,8 +152,8 @@ def fit(measured: dict[Case, list[Timing]]) -> dict[tuple[str, str], tuple[float
 def regret(case: Case, timings: Sequence[Timing], coefficients: dict[tuple[str, str], tuple[float, ...]]) -> float:
     """Time of the candidate with the least predicted time over that of the fastest."""
 
-    def predicted(config: Sm90Config) -> float:
-        plan = Sm90Plan(problem(case), config, ARCH, ARCH.sm_count)
+    def predicted(config: Sm90PatchEmbedConfig) -> float:
+        plan = Sm90PatchEmbedPlan(problem(case), config, ARCH, ARCH.sm_count)
         pairs = zip(coefficients[config.weight, config.order], default.facts(plan), strict=True)
         return sum(a * b for a, b in pairs)
 
@@ -164,14 +164,16 @@ def read(path: Path) -> dict[Case, list[Timing]]:
     document = json.loads(path.read_text())
     names = document["fields"]
     return {
-        tuple(entry["case"]): [(time, Sm90Config(**dict(zip(names, values, strict=True)))) for time, *values in rows]
+        tuple(entry["case"]): [
+            (time, Sm90PatchEmbedConfig(**dict(zip(names, values, strict=True)))) for time, *values in rows
+        ]
         for entry in document["cases"]
         for rows in [entry["timings"]]
     }
 
 
 def write(path: Path, measured: dict[Case, list[Timing]], environment: dict[str, str]) -> None:
-    names = [field.name for field in dataclasses.fields(Sm90Config)]
+    names = [field.name for field in dataclasses.fields(Sm90PatchEmbedConfig)]
     cases = [
         {
             "case": case,

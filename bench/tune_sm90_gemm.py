@@ -1,8 +1,9 @@
 """The dense GEMM's part of `bench.tune_sm90`: what every configuration of the search space takes, and what it says.
 
-Times are those of `cute_kernels.tune`: launches in CUDA graphs, all candidates and torch's own product in turn, medians
-of the rounds. The device is hardly ever idle, so that large sizes are timed at the clocks of its power limit, which
-moves them by several percent; what `bench.gemm --configs` times for longer says more of those, and a fit takes both.
+Times are those of `cute_kernels.tuning.search`: launches in CUDA graphs, all candidates and torch's own product in
+turn, medians of the rounds. The device is hardly ever idle, so that large sizes are timed at the clocks of its power
+limit, which moves them by several percent; what `bench.gemm --configs` times for longer says more of those, and a fit
+takes both.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from scipy.optimize import least_squares
 from bench import results
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan, sm90_gemm
+from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
+from cute_kernels.plan.gemm import sm90 as sm90_gemm
 
 CASES = (
     *squares((512, 1024, 1536, 2048, 3072, 4096)),
@@ -90,7 +92,7 @@ def time_case(case: GemmCase, candidates: Sequence[GemmPlan]) -> Timings:
     """Every candidate, and the fastest one in other orders of its tiles."""
     import torch
 
-    from cute_kernels import tune
+    from cute_kernels.tuning import search as tune
 
     rows, weight, bias = tune.gemm_inputs(problem(case))
     out = torch.empty(case.m, case.n, device="cuda", dtype=torch.bfloat16)
@@ -170,7 +172,7 @@ FITTED = (
     "FETCHED_BYTES_PER_CLOCK", "FIRST_BYTES_PER_CLOCK", "BLOCK_CLOCKS", "PINGPONG_GAIN", "TILE_CLOCKS",
     "EPILOGUE_CLOCKS_PER_KELEMENT", "CLUSTER_CLOCKS", "SPLIT_CLOCKS", "SPLIT_BYTES_PER_CLOCK",
 )  # fmt: skip
-"""Constants of `cute_kernels.plan.sm90_gemm`. LAUNCH_CLOCKS is given: what is the same for all cannot be seen."""
+"""Constants of `cute_kernels.plan.gemm.sm90`. LAUNCH_CLOCKS is given: what is the same for all cannot be seen."""
 
 BENCH_WEIGHT = 3.0
 """What a timing of `bench.gemm` counts in a fit: it is of a longer run."""

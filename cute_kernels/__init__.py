@@ -13,22 +13,33 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
+from cute_kernels.config import (
+    GemmProblem,
+    PatchEmbedProblem,
+    Sm90GemmConfig,
+    Sm90PatchEmbedConfig,
+    Sm100GemmConfig,
+    Sm100PatchEmbedConfig,
+)
 
 if TYPE_CHECKING:
-    from cute_kernels.derived import clear_cache, frozen_constants
-    from cute_kernels.gemm_op import gemm
-    from cute_kernels.ops import patch_embed
-    from cute_kernels.tune import tune_gemm
+    from cute_kernels.operations.gemm import gemm
+    from cute_kernels.operations.patch_embed import patch_embed
+    from cute_kernels.runtime.constants import clear_cache, frozen_constants
+    from cute_kernels.tuning.search import tune_gemm
 
 __version__ = "0.1.0"
+
+# Names of earlier versions.
+Problem, TileConfig, Sm90Config = PatchEmbedProblem, Sm100PatchEmbedConfig, Sm90PatchEmbedConfig
+
 __all__ = [
     "GemmProblem",
-    "Problem",
-    "Sm90Config",
+    "PatchEmbedProblem",
+    "Sm90PatchEmbedConfig",
     "Sm90GemmConfig",
     "Sm100GemmConfig",
-    "TileConfig",
+    "Sm100PatchEmbedConfig",
     "clear_cache",
     "frozen_constants",
     "gemm",
@@ -38,11 +49,11 @@ __all__ = [
 
 #: Public name -> the module that defines it, which needs torch.
 _WITH_TORCH = {
-    "clear_cache": "derived",
-    "frozen_constants": "derived",
-    "gemm": "gemm_op",
-    "patch_embed": "ops",
-    "tune_gemm": "tune",
+    "clear_cache": "runtime.constants",
+    "frozen_constants": "runtime.constants",
+    "gemm": "operations.gemm",
+    "patch_embed": "operations.patch_embed",
+    "tune_gemm": "tuning.search",
 }
 
 

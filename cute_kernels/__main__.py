@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cute_kernels.cli import main
+from cute_kernels.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import cache
-from cute_kernels.plan import GemmPlan, Plan, Sm90GemmPlan, Sm90Plan
+from cute_kernels.plan import GemmPlan, Plan, Sm90GemmPlan, Sm90PatchEmbedPlan
+from cute_kernels.runtime import kernel_cache as cache
 
 _COMPILE_LOCK = threading.Lock()
 """`cute.compile` keeps global state and is not thread-safe."""
@@ -65,7 +65,7 @@ def kernel_key(plan: Plan) -> tuple:
         return plan.kernel_key
     problem = plan.problem
     key = (plan.arch.name, plan.config, problem.table_rows > 0, problem.table_index, problem.scale_source)
-    if not isinstance(plan, Sm90Plan):
+    if not isinstance(plan, Sm90PatchEmbedPlan):
         return key
     flat_table = plan.config.order == "flat" and problem.table_rows > 0 and not problem.table_index
     return (*key, plan.k_blocks, plan.table_wraps_once if flat_table else None)
@@ -148,13 +148,13 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
 
 def _kernel(plan: Plan) -> Any:
     if isinstance(plan, Sm90GemmPlan):
-        from cute_kernels.kernels.sm90.dense import DenseGemm as Kernel
+        from cute_kernels.kernels.sm90.gemm.kernel import GemmKernel as Kernel
     elif isinstance(plan, GemmPlan):
-        from cute_kernels.kernels.sm100.dense import DenseGemm as Kernel
-    elif isinstance(plan, Sm90Plan):
-        from cute_kernels.kernels.sm90.gemm import PatchEmbedGemm as Kernel
+        from cute_kernels.kernels.sm100.gemm.kernel import GemmKernel as Kernel
+    elif isinstance(plan, Sm90PatchEmbedPlan):
+        from cute_kernels.kernels.sm90.patch_embed.kernel import PatchEmbedKernel as Kernel
     else:
-        from cute_kernels.kernels.sm100.gemm import PatchEmbedGemm as Kernel
+        from cute_kernels.kernels.sm100.patch_embed.kernel import PatchEmbedKernel as Kernel
     return Kernel(plan)
 
 
@@ -171,9 +171,9 @@ def host_arguments(plan: Plan, *, stream: int, **addresses: float | int | None) 
     Args:
         plan: gives sizes, types and which arguments are present.
         stream: CUstream handle.
-        addresses: device addresses of the tensors by their names in `cute_kernels.launch`, 16-byte aligned but for the
-            table index (4); None or any number for one that the plan does without. A patch embed also takes ``scale``:
-            the value, or the address of one FP32 when ``plan.problem.scale_source == "pointer"``.
+        addresses: device addresses of the tensors by their names in `cute_kernels.runtime.launch`, 16-byte aligned
+            but for the table index (4); None or any number for one that the plan does without. A patch embed also
+            takes ``scale``: the value, or the address of one FP32 when ``plan.problem.scale_source == "pointer"``.
     """
     arguments = _gemm_arguments if isinstance(plan, GemmPlan) else _patch_embed_arguments
     return arguments(plan, stream=stream, **addresses)
@@ -183,7 +183,7 @@ def _gemm_arguments(plan: GemmPlan, *, a: int, b: int, bias: int | None, out: in
     import cuda.bindings.driver as driver
     from cutlass import Float32, Int32
 
-    from cute_kernels.kernels.dense import ELEMENT_TYPES, OPERAND_TYPES
+    from cute_kernels.kernels.gemm import ELEMENT_TYPES, OPERAND_TYPES
 
     problem = plan.problem
     sizes = (problem.m, problem.n, problem.k, problem.batches, plan.clusters)

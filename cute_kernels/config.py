@@ -1,4 +1,4 @@
-"""The two inputs of planning: what is asked (`Problem`, `GemmProblem`) and how to do it (a tunables class per kernel).
+"""The two inputs of planning: what is asked (`PatchEmbedProblem`, `GemmProblem`) and how (a config class per kernel).
 
 All are frozen, hashable and free of torch and of hardware limits: they check the types of their fields, and
 `cute_kernels.plan` is the only judge of legality.
@@ -57,7 +57,7 @@ def _boolean(name: str, value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Problem:
+class PatchEmbedProblem:
     """Facts of one call of ``out[m, n] = scale * sum_k x[m, k] * w[n, k] + table[row(m), n]``.
 
     Attributes:
@@ -90,7 +90,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class TileConfig:
+class Sm100PatchEmbedConfig:
     """Tunables of the SM100a kernel, with the experiments of the CUDA original behind them (docs/experiments.md).
 
     Attributes:
@@ -117,7 +117,7 @@ class TileConfig:
 
 
 @dataclass(frozen=True)
-class Sm90Config:
+class Sm90PatchEmbedConfig:
     """Tunables of the SM90a kernel, which computes ``out^T = weight * x^T``: features are the rows of a WGMMA.
 
     The measurements behind the defaults are in docs/measurements.md.
@@ -136,7 +136,7 @@ class Sm90Config:
         tile_positions: neighbouring positions of a tile in position order: few images then fill a tile of many rows.
             The images of a tile are a multiple of 8, the columns of a WGMMA core matrix.
         pingpong: warpgroups take turns on the tensor cores, so that one's epilogue runs under another's WGMMAs.
-        epilogue: as in `TileConfig`.
+        epilogue: as in `Sm100PatchEmbedConfig`.
 
     Raises:
         TypeError: a field of the wrong type.
@@ -250,4 +250,5 @@ class Sm90GemmConfig:
 
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig
-Config = TileConfig | Sm90Config
+PatchEmbedConfig = Sm100PatchEmbedConfig | Sm90PatchEmbedConfig
+Config = PatchEmbedConfig | GemmConfig

@@ -20,21 +20,21 @@ import dataclasses
 
 import torch
 
-from cute_kernels.config import Problem, TileConfig
+from cute_kernels.commands.trace_figure import draw_trace
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options, Report
-from cute_kernels.launch import LaunchTensors, emulate
 from cute_kernels.plan import Plan, make_plan
-from cute_kernels.trace_figure import draw_trace
+from cute_kernels.runtime.launch import LaunchTensors, emulate
 
 # %% [markdown]
 # ## The problem and the candidates
 #
 # Two tiles of 256 x 256 (one CTA pair works through both) are enough: counts per tile hardly change with more of them.
-# `m` is images x positions. Any field of `TileConfig` can be varied; its docstring says what each is.
+# `m` is images x positions. Any field of `Sm100PatchEmbedConfig` can be varied; its docstring says what each is.
 
 # %%
-problem = Problem(m=512, n=256, k=768, table_rows=196)
-base = TileConfig()
+problem = PatchEmbedProblem(m=512, n=256, k=768, table_rows=196)
+base = Sm100PatchEmbedConfig()
 candidates = {
     "default": base,
     "128 columns": dataclasses.replace(base, tile_n=128, stages=6),

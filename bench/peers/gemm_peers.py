@@ -42,7 +42,7 @@ def build_ours(data: GemmData, config: GemmConfig | None = None) -> Candidate:
     """Our kernel; its output is allocated by every call, as a user's is."""
     detail = ""
     if config is None:
-        from cute_kernels.gemm_op import prepare_gemm
+        from cute_kernels.operations.gemm import prepare_gemm
 
         detail = repr(prepare_gemm(data.a[0], data.b, allow_tf32=True).plan.config)
     return Candidate(lambda slot: cute_kernels.gemm(data.a[slot], data.b, config=config, allow_tf32=True), detail)

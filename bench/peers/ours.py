@@ -10,17 +10,17 @@ import cute_kernels
 from bench.cases import SCALE_A, SCALE_B, Case, CaseData
 from bench.peers import Candidate
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import Problem, Sm90Config
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan import make_plan
 
 
-def parse_config(text: str) -> Sm90Config:
-    """``"tile_rows=192,stages=7,pingpong=false"``: an `Sm90Config` that differs from the defaults in these fields.
+def parse_config(text: str) -> Sm90PatchEmbedConfig:
+    """``"tile_rows=192,stages=7,pingpong=false"``: a configuration that differs from the defaults in these.
 
     Raises:
         ValueError: an unknown field, or a value of another type than the field's.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(Sm90Config)}
+    defaults = {field.name: field.default for field in dataclasses.fields(Sm90PatchEmbedConfig)}
     values: dict[str, object] = {}
     for item in text.split(","):
         name, separator, value = (part.strip() for part in item.partition("="))
@@ -34,22 +34,22 @@ def parse_config(text: str) -> Sm90Config:
             values[name] = int(value)
         else:
             values[name] = value
-    return Sm90Config(**values)
+    return Sm90PatchEmbedConfig(**values)
 
 
-def compile_ahead(case: Case, config: Sm90Config | None, device: torch.device) -> None:
+def compile_ahead(case: Case, config: Sm90PatchEmbedConfig | None, device: torch.device) -> None:
     """Compiles the kernel of a case into the in-memory cache, without its tensors.
 
     Raises:
         ValueError: the plan refuses the configuration.
     """
     major, minor = torch.cuda.get_device_capability(device)
-    problem = Problem(case.rows, case.n, case.k, table_rows=case.positions)
+    problem = PatchEmbedProblem(case.rows, case.n, case.k, table_rows=case.positions)
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
     compile_plan(make_plan(problem, config, f"sm_{major}{minor}a", sm_count=sm_count))
 
 
-def build(data: CaseData, config: Sm90Config | None = None) -> Candidate:
+def build(data: CaseData, config: Sm90PatchEmbedConfig | None = None) -> Candidate:
     """Our kernel; its output is allocated by every call, as a user's is.
 
     Graphs are captured with frozen constants: the peers' tables, too, are built once and never again.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from cute_kernels.plan import Plan, Sm90GemmPlan, Sm90Plan, Sm100GemmPlan, Sm100Plan
+from cute_kernels.plan import Plan, Sm90GemmPlan, Sm90PatchEmbedPlan, Sm100GemmPlan, Sm100PatchEmbedPlan
 
 
 class Signal(Enum):
@@ -144,7 +144,7 @@ class Graph:
         return lines
 
 
-def sm100_graph(plan: Sm100Plan | Sm100GemmPlan) -> Graph:
+def sm100_graph(plan: Sm100PatchEmbedPlan | Sm100GemmPlan) -> Graph:
     """load -> mma -> epilogue: the graph of every tcgen05 GEMM of this package.
 
     An accumulator is handed over wave by wave. Pairs of a cluster share nothing but operand stages.
@@ -172,7 +172,7 @@ def sm100_graph(plan: Sm100Plan | Sm100GemmPlan) -> Graph:
     )  # fmt: skip
 
 
-def sm90_graph(plan: Sm90Plan) -> Graph:
+def sm90_graph(plan: Sm90PatchEmbedPlan) -> Graph:
     """load -> mma, where a consumer warpgroup drains its own registers: the graph of every WGMMA GEMM of this package.
 
     Named barriers: ``staged`` of a warpgroup separates its writes to staging from the TMA store that reads them;
@@ -227,4 +227,4 @@ def graph_of(plan: Plan) -> Graph:
     """The graph of the kernel that a plan describes."""
     if isinstance(plan, Sm90GemmPlan):
         return sm90_gemm_graph(plan)
-    return sm90_graph(plan) if isinstance(plan, Sm90Plan) else sm100_graph(plan)
+    return sm90_graph(plan) if isinstance(plan, Sm90PatchEmbedPlan) else sm100_graph(plan)

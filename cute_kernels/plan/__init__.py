@@ -1,4 +1,4 @@
-"""`(Problem, config, architecture) -> Plan`: the only place that knows a hardware limit.
+"""`(PatchEmbedProblem, config, architecture) -> Plan`: the only place that knows a hardware limit.
 
 `make_plan` either raises `ValueError` naming the limit, the value that broke it and the nearest legal value, or returns
 a `Plan` that every later stage may trust without checking anything again. Planning is pure Python: no GPU, no torch, no
@@ -11,19 +11,21 @@ from cute_kernels.config import (
     Config,
     GemmConfig,
     GemmProblem,
-    Problem,
-    Sm90Config,
+    PatchEmbedConfig,
+    PatchEmbedProblem,
     Sm90GemmConfig,
+    Sm90PatchEmbedConfig,
     Sm100GemmConfig,
-    TileConfig,
+    Sm100PatchEmbedConfig,
 )
-from cute_kernels.plan import sm90_gemm, sm100_gemm
 from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, check_problem, reject
-from cute_kernels.plan.gemm import GemmPlan, check_gemm_problem
-from cute_kernels.plan.sm90 import Sm90Plan, plan_sm90
-from cute_kernels.plan.sm90_gemm import Sm90GemmPlan, plan_sm90_gemm
-from cute_kernels.plan.sm100 import Sm100Plan, plan_sm100
-from cute_kernels.plan.sm100_gemm import Sm100GemmPlan, plan_sm100_gemm
+from cute_kernels.plan.gemm import sm90 as sm90_gemm
+from cute_kernels.plan.gemm import sm100 as sm100_gemm
+from cute_kernels.plan.gemm.base import GemmPlan, check_gemm_problem
+from cute_kernels.plan.gemm.sm90 import Sm90GemmPlan, plan_sm90_gemm
+from cute_kernels.plan.gemm.sm100 import Sm100GemmPlan, plan_sm100_gemm
+from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan, plan_sm90
+from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan, plan_sm100
 
 __all__ = [
     "ARCHS",
@@ -36,23 +38,28 @@ __all__ = [
     "GemmPlan",
     "Plan",
     "Sm90GemmPlan",
-    "Sm90Plan",
+    "Sm90PatchEmbedPlan",
     "Sm100GemmPlan",
-    "Sm100Plan",
+    "Sm100PatchEmbedPlan",
     "SmemRegion",
     "gemm_candidates",
     "make_plan",
 ]
 
 _PLANNERS = {
-    Problem: (check_problem, {"sm_100a": (TileConfig, plan_sm100), "sm_90a": (Sm90Config, plan_sm90)}),
+    PatchEmbedProblem: (
+        check_problem,
+        {"sm_100a": (Sm100PatchEmbedConfig, plan_sm100), "sm_90a": (Sm90PatchEmbedConfig, plan_sm90)},
+    ),
     GemmProblem: (
         check_gemm_problem,
         {"sm_100a": (Sm100GemmConfig, plan_sm100_gemm), "sm_90a": (Sm90GemmConfig, plan_sm90_gemm)},
     ),
 }
 
-CONFIG_TYPES: dict[str, type[Config]] = {arch: kind for arch, (kind, _) in _PLANNERS[Problem][1].items()}
+CONFIG_TYPES: dict[str, type[PatchEmbedConfig]] = {
+    arch: kind for arch, (kind, _) in _PLANNERS[PatchEmbedProblem][1].items()
+}
 """The class of each architecture's tunables of the patch embed."""
 
 GEMM_CONFIG_TYPES: dict[str, type[GemmConfig]] = {arch: kind for arch, (kind, _) in _PLANNERS[GemmProblem][1].items()}
@@ -78,8 +85,8 @@ def gemm_candidates(problem: GemmProblem, arch: str, *, sm_count: int | None = N
 
 
 def make_plan(
-    problem: Problem | GemmProblem,
-    config: Config | GemmConfig | None = None,
+    problem: PatchEmbedProblem | GemmProblem,
+    config: Config | None = None,
     arch: str | None = None,
     *,
     sm_count: int | None = None,

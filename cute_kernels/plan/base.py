@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from cute_kernels.config import Config, GemmConfig, GemmProblem, Problem
+from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
 
 TableLayout = Literal["blocked", "paired"]
-"""Layouts of the bias + position table, see `cute_kernels.table`."""
+"""Layouts of the bias + position table, see `cute_kernels.operations.table`."""
 
 ITEMSIZE = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -74,11 +74,11 @@ def smem_map(sizes: tuple[tuple[str, int, int], ...]) -> tuple[SmemRegion, ...]:
 class Plan:
     """A legal way to run one problem. Every attribute is derived; construct it with `cute_kernels.plan.make_plan`.
 
-    The common part: what `cute_kernels.ops` and `cute_kernels.launch` need to know, whatever the architecture.
+    The common part: what operations and runtime need to know, whatever the architecture.
     """
 
-    problem: Problem | GemmProblem
-    config: Config | GemmConfig
+    problem: PatchEmbedProblem | GemmProblem
+    config: Config
     arch: Arch
     sm_count: int
 
@@ -144,7 +144,7 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def check_problem(p: Problem) -> None:
+def check_problem(p: PatchEmbedProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
     if p.in_dtype != "float8_e4m3fn":
         reject("in_dtype", p.in_dtype, "this kernel multiplies FP8 E4M3", "float8_e4m3fn")

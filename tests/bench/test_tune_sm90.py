@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import tune_sm90
-from cute_kernels.plan import make_plan, sm90_default
+from cute_kernels.plan import make_plan
+from cute_kernels.plan.patch_embed import sm90_default
 
 RECORDED = tune_sm90.read(Path("bench/results/h200-tune-2026-11-21.json"))
 

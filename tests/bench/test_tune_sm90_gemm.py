@@ -10,7 +10,8 @@ import pytest
 from bench import tune_sm90, tune_sm90_gemm
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import Sm90GemmConfig
-from cute_kernels.plan import GemmPlan, make_plan, sm90_gemm
+from cute_kernels.plan import GemmPlan, make_plan
+from cute_kernels.plan.gemm import sm90 as sm90_gemm
 
 CASE = GemmCase("small", 512, 256, 128)
 

@@ -10,8 +10,8 @@ from cute_kernels import reference
 from cute_kernels.compile import Artifact
 from cute_kernels.config import GemmConfig, GemmProblem
 from cute_kernels.emulator import Options
-from cute_kernels.launch import GemmTensors, emulate
 from cute_kernels.plan import GemmPlan, make_plan
+from cute_kernels.runtime.launch import GemmTensors, emulate
 
 POISON = {torch.bfloat16: 0x7FC1, torch.float16: 0x7E01, torch.float32: 0x7FC00001}
 """NaNs that no rounding produces: an element that the kernel leaves alone keeps its."""

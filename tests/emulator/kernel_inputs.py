@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import Config, Problem, TileConfig
-from cute_kernels.launch import LaunchTensors
+from cute_kernels.config import Config, PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.operations.table import build_table
 from cute_kernels.plan import Plan, make_plan
-from cute_kernels.table import build_table
+from cute_kernels.runtime.launch import LaunchTensors
 
 POISON = 0x7FC1
 """A BF16 NaN that no rounding produces: an element that the kernel leaves alone keeps it."""
@@ -48,7 +48,7 @@ def make_case(
 
     ``indexed``: every row asks for a position of its own, some of them for none that exists.
     """
-    config = config or TileConfig()
+    config = config or Sm100PatchEmbedConfig()
     generator = torch.Generator().manual_seed(seed)
     m = batch * positions
     x = (torch.randn(m, k, generator=generator) * 3).to(torch.float8_e4m3fn)
@@ -58,7 +58,7 @@ def make_case(
     rows = positions if pos else int(bias)
     index = torch.randint(-2, positions + 2, (m,), generator=generator, dtype=torch.int32) if indexed else None
     source = "pointer" if scale_in_memory else "value"
-    problem = Problem(m, n, k, rows, scale_source=source, table_index=indexed)
+    problem = PatchEmbedProblem(m, n, k, rows, scale_source=source, table_index=indexed)
     plan = make_plan(problem, config, sm_count=sm_count)
     table = None
     if rows:

@@ -23,8 +23,8 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     TensorMemoryRace,
 )
-from cute_kernels.kernels.sm100.epilogue import Epilogue
-from cute_kernels.launch import emulate
+from cute_kernels.kernels.sm100.patch_embed.epilogue import Epilogue
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 
 
@@ -61,8 +61,8 @@ def test_staging_not_aligned_to_the_swizzle_period(monkeypatch) -> None:
         *regions, staging = whole(plan)
         return (*regions, dataclasses.replace(staging, offset=staging.offset + 128))
 
-    whole = plan_module.Sm100Plan.smem.func
-    monkeypatch.setattr(plan_module.Sm100Plan, "smem", property(shifted))
+    whole = plan_module.Sm100PatchEmbedPlan.smem.func
+    monkeypatch.setattr(plan_module.Sm100PatchEmbedPlan, "smem", property(shifted))
     case = _case()
     emulate(case.plan, case.tensors, artifact=compile_uncached(case.plan, emulated=True))
     assert case.mismatches().float().mean() > 0.5

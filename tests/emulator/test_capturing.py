@@ -15,7 +15,7 @@ import torch
 from cutlass.cute.runtime import from_dlpack
 from cutlass.cute.typing import AddressSpace
 
-from cute_kernels import cli
+from cute_kernels.commands import cli
 from cute_kernels.emulator import IllegalAccess, Options, capture
 from cute_kernels.emulator.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
 from tests.emulator import scale_program

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.config import Sm90Config, TileConfig
+from cute_kernels.config import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options, Report
 from cute_kernels.emulator.counters import instruction_class
 from cute_kernels.emulator.shared_banks import pieces, reduction_sectors, shared_cost
-from cute_kernels.launch import emulate
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, launch, module
 
@@ -289,7 +289,7 @@ def test_instruction_classes(opcode: str, expected: str) -> None:
 @pytest.mark.parametrize("completion", ["eager", "lazy"])
 def test_sm100_kernel_per_cta_and_tile(completion: str) -> None:
     """256 x 256 x 768 per CTA pair: each CTA fills 32 KB per K block of 128 bytes, and its MMAs read each byte once."""
-    case = make_case(batch=256, positions=2, n=256, k=768, config=TileConfig(), sm_count=2)
+    case = make_case(batch=256, positions=2, n=256, k=768, config=Sm100PatchEmbedConfig(), sm_count=2)
     report = emulate(case.plan, case.tensors, Options(counters=True, completion=completion))
     assert not case.mismatches().any()
     units, parts = report.units, 2 * case.plan.tiles
@@ -318,7 +318,7 @@ def test_sm100_kernel_per_cta_and_tile(completion: str) -> None:
 
 
 def test_sm90_kernel_multicast_is_fetched_once() -> None:
-    config = Sm90Config(tile_rows=64, stages=3, stage_blocks=1)
+    config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
     case = make_case(batch=64, positions=2, n=256, k=256, config=config, sm_count=2)
     report = emulate(case.plan, case.tensors, Options(counters=True))
     assert not case.mismatches().any()
@@ -332,7 +332,7 @@ def test_sm90_kernel_multicast_is_fetched_once() -> None:
 
 def test_tma_sectors_end_at_the_tensor() -> None:
     """70 rows of 272 bytes of x and 200 of the weight: rows out of bounds are not fetched, ends are whole sectors."""
-    config = Sm90Config(tile_rows=64, stages=3, stage_blocks=1, cluster=1, weight="streamed", warpgroups=1)
+    config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1, cluster=1, weight="streamed", warpgroups=1)
     case = make_case(batch=70, positions=1, n=200, k=272, config=config, sm_count=1)
     units = emulate(case.plan, case.tensors, Options(counters=True)).units
     assert not case.mismatches().any()

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import TileConfig
+from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, Report, back_end, run
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.native_ops import emitter_of
 from cute_kernels.emulator.native_translate import NativeLaunch
-from cute_kernels.launch import emulate
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.instruction_cases import check
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
@@ -88,7 +88,9 @@ def test_random_programs(program: list[tuple], threads: int, change: int | None,
     assert memory.tolist() == [m for _, m in expected]
 
 
-LOOP = THREAD_OUTPUT + """
+LOOP = (
+    THREAD_OUTPUT
+    + """
     mov.u32 %r2, 0; mov.u32 %r3, 7; mov.f32 %r5, 0f3F800000; and.b32 %r8, %r1, 3; mov.pred %p5, 0;
 NEXT:
     mad.lo.s32 %r3, %r3, 5, %r1; fma.rn.f32 %r5, %r5, 0f3F7FFF00, 0f3A000000;
@@ -101,6 +103,7 @@ SKIP:
     @%p1 bra NEXT;
     add.s32 %r3, %r3, %r5; st.global.u32 [%d1], %r3; ret;
 """
+)
 
 
 @pytest.mark.parametrize("after", [40, 900, 2500])
@@ -127,9 +130,11 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize("config", [TileConfig(), TileConfig(epilogue="bf16x2", tmem_load_width=64)], ids=str)
+@pytest.mark.parametrize(
+    "config", [Sm100PatchEmbedConfig(), Sm100PatchEmbedConfig(epilogue="bf16x2", tmem_load_width=64)], ids=str
+)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_kernel_gives_the_same_results_and_counts(config: TileConfig, schedule: dict[str, object]) -> None:
+def test_kernel_gives_the_same_results_and_counts(config: Sm100PatchEmbedConfig, schedule: dict[str, object]) -> None:
     """Counts of retried waits and lane masks agree only if both back ends take the same way at every branch."""
     case = make_case(batch=3, positions=100, n=config.tile_n + 72, k=400, config=config, sm_count=2, seed=1)
     reports = []
@@ -310,7 +315,9 @@ def test_what_only_detectors_hear_of_stays_in_machine_code(monkeypatch: pytest.M
     assert names[True] == setup | {"tcgen05.ld"}
 
 
-NESTED = THREAD_OUTPUT + """
+NESTED = (
+    THREAD_OUTPUT
+    + """
     mov.u32 %r2, 0; mov.u32 %r3, 0; and.b32 %r4, %r1, 1; setp.eq.u32 %p1, %r4, 0; setp.lt.u32 %p2, %r1, LIMIT;
 NEXT:
     @%p1 bra JOIN;
@@ -325,6 +332,7 @@ JOIN:
     @%p3 bra NEXT;
     st.global.u32 [%d1], %r3; ret;
 """
+)
 
 
 @pytest.mark.parametrize(("limit", "calls"), [(0, 0), (12, 200), (32, 0)])

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cute_kernels.config import TileConfig
+from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options, native_matrix
 from cute_kernels.emulator.native_matrix import LANES, E4m3Unit, K, e4m3_unit
 from cute_kernels.emulator.native_mma import SUMS_LIMIT, Part, make_job
-from cute_kernels.launch import emulate
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 
 HOSTS = {
@@ -243,7 +243,7 @@ def test_operands_that_integers_do_not_hold(short_unit: E4m3Unit, codes: tuple[i
 @pytest.mark.parametrize("nan", [False, True])
 def test_kernel_equals_the_reference(nan: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a NaN in one operand the instructions that read it go the general way, the others stay native."""
-    case = make_case(batch=3, positions=100, n=328, k=400, sm_count=2, seed=4, config=TileConfig())
+    case = make_case(batch=3, positions=100, n=328, k=400, sm_count=2, seed=4, config=Sm100PatchEmbedConfig())
     if nan:
         case.tensors.weight.view(dtype=case.tensors.weight.dtype)[5, 40] = float("nan")
         rows = [row for row in range(case.tensors.out.shape[1]) if row != 5]

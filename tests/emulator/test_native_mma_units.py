@@ -13,14 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.config import TileConfig
+from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.native_memory import UNIT_EXECUTE
 from cute_kernels.emulator.native_units import Units, function
 from cute_kernels.emulator.native_units_code import job_slot
 from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.tensor_core import TensorCore
-from cute_kernels.launch import emulate
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.test_native_units import NativeMachine
 
@@ -85,7 +85,7 @@ def test_what_a_job_has_addresses_of_lives_as_long_as_it(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Units, "learn_mma", recorded)
     monkeypatch.setattr(Cluster, "finish", finished)
-    case = make_case(batch=1, positions=256, n=256, k=256, sm_count=2, config=TileConfig())
+    case = make_case(batch=1, positions=256, n=256, k=256, sm_count=2, config=Sm100PatchEmbedConfig())
     emulate(case.plan, case.tensors, Options(native=True, detectors=False))
     assert alive and all(alive)
 
@@ -95,7 +95,7 @@ def test_what_a_job_has_addresses_of_lives_as_long_as_it(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("detectors", [False, True])
 def test_kernel_of_mmas(fault: str, completion: str, detectors: bool, monkeypatch: pytest.MonkeyPatch):
     """Python executes each MMA once and those whose operands hold a NaN or numbers that are too large."""
-    case = make_case(batch=4, positions=256, n=256, k=512, sm_count=2, seed=4, config=TileConfig())
+    case = make_case(batch=4, positions=256, n=256, k=512, sm_count=2, seed=4, config=Sm100PatchEmbedConfig())
     if fault:
         case.tensors.x[600, 40] = float("nan") if fault == "nan" else 448.0
     emulate(case.plan, case.tensors, Options(native=False, detectors=detectors))

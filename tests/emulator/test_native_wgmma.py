@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import GemmProblem, Sm90Config, Sm90GemmConfig
+from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm90PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.emulator.wgmma import WgmmaUnit
-from cute_kernels.launch import emulate
 from cute_kernels.plan import make_plan
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma, wgmma_cases
 from tests.emulator.test_native import change_after
@@ -41,7 +41,7 @@ def test_every_kind_of_operand(case: Wgmma) -> None:
 @pytest.mark.parametrize("completion", POLICIES)
 def test_kernel_is_the_same_in_both_back_ends(weight: str, completion: str) -> None:
     """Outputs and counts; the schedule as well, because each back end draws from the same seed."""
-    config = Sm90Config(tile_rows=64, stages=3, stage_blocks=1, weight=weight)
+    config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1, weight=weight)
     reports, results = [], []
     for native in (True, False):
         case = make_case(batch=3, positions=100, n=136, k=272, sm_count=2, seed=5, config=config)
@@ -55,8 +55,8 @@ def test_kernel_is_the_same_in_both_back_ends(weight: str, completion: str) -> N
 
 def test_our_kernels_run_natively() -> None:
     for plan in (
-        make_case(config=Sm90Config()).plan,
-        make_case(config=Sm90Config(tile_rows=64, weight="streamed")).plan,
+        make_case(config=Sm90PatchEmbedConfig()).plan,
+        make_case(config=Sm90PatchEmbedConfig(tile_rows=64, weight="streamed")).plan,
         make_plan(GemmProblem(256, 256, 256), Sm90GemmConfig(), sm_count=2),
     ):
         translate_native(compile_plan(plan).ptx, None, (plan.threads, 1, 1))
@@ -68,7 +68,7 @@ def test_change_waits_for_operations_in_flight(
     completion: str, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = change_after(monkeypatch, after)
-    config = Sm90Config(tile_rows=64, stages=3, stage_blocks=1)
+    config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
     case = make_case(batch=3, positions=100, n=136, k=272, sm_count=2, seed=5, config=config)
     emulate(case.plan, case.tensors, Options(seed=after, completion=completion, interleave="random"))
     assert changes and not case.mismatches().any()

@@ -7,26 +7,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import TileConfig
+from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.tensor_map import decode
 from cute_kernels.emulator.tma import TmaUnit
-from cute_kernels.launch import emulate
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 
 CONFIGS = {
-    "default": TileConfig(),
-    "tile_n=128": TileConfig(tile_n=128),
-    "stages=2": TileConfig(stages=2),
-    "stages=3": TileConfig(stages=3),
-    "stages=5": TileConfig(stages=5),
-    "stages=8, tile_n=128": TileConfig(stages=8, tile_n=128),
-    "epilogue_warps=4": TileConfig(epilogue_warps=4),
-    "epilogue_warps=4, tile_n=128": TileConfig(epilogue_warps=4, tile_n=128),
-    "tmem_load_width=16": TileConfig(tmem_load_width=16),
-    "tmem_load_width=64": TileConfig(tmem_load_width=64),
-    "epilogue=bf16x2": TileConfig(epilogue="bf16x2"),
-    "epilogue=bf16x2, tmem_load_width=64, tile_n=128": TileConfig(128, 6, 4, 64, "bf16x2"),
+    "default": Sm100PatchEmbedConfig(),
+    "tile_n=128": Sm100PatchEmbedConfig(tile_n=128),
+    "stages=2": Sm100PatchEmbedConfig(stages=2),
+    "stages=3": Sm100PatchEmbedConfig(stages=3),
+    "stages=5": Sm100PatchEmbedConfig(stages=5),
+    "stages=8, tile_n=128": Sm100PatchEmbedConfig(stages=8, tile_n=128),
+    "epilogue_warps=4": Sm100PatchEmbedConfig(epilogue_warps=4),
+    "epilogue_warps=4, tile_n=128": Sm100PatchEmbedConfig(epilogue_warps=4, tile_n=128),
+    "tmem_load_width=16": Sm100PatchEmbedConfig(tmem_load_width=16),
+    "tmem_load_width=64": Sm100PatchEmbedConfig(tmem_load_width=64),
+    "epilogue=bf16x2": Sm100PatchEmbedConfig(epilogue="bf16x2"),
+    "epilogue=bf16x2, tmem_load_width=64, tile_n=128": Sm100PatchEmbedConfig(128, 6, 4, 64, "bf16x2"),
 }
 
 
@@ -77,9 +77,11 @@ def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -
 
 
 @pytest.mark.parametrize(
-    "config", [TileConfig(), TileConfig(epilogue="bf16x2", epilogue_warps=4)], ids=["f32", "bf16x2"]
+    "config",
+    [Sm100PatchEmbedConfig(), Sm100PatchEmbedConfig(epilogue="bf16x2", epilogue_warps=4)],
+    ids=["f32", "bf16x2"],
 )
-def test_every_row_may_choose_its_position(config: TileConfig) -> None:
+def test_every_row_may_choose_its_position(config: Sm100PatchEmbedConfig) -> None:
     """A number that is no position gives NaN, and M ends inside a tile, beyond which the index may not be read."""
     for positions in (31, 32, 70):
         case = make_case(batch=300 // positions, positions=positions, n=200, k=144, indexed=True, config=config, seed=2)
@@ -126,10 +128,10 @@ def test_more_than_two_to_the_31_output_elements() -> None:
     import torch
 
     from cute_kernels import reference
-    from cute_kernels.config import Problem
-    from cute_kernels.launch import LaunchTensors
+    from cute_kernels.config import PatchEmbedProblem
+    from cute_kernels.operations.table import build_table
     from cute_kernels.plan import make_plan
-    from cute_kernels.table import build_table
+    from cute_kernels.runtime.launch import LaunchTensors
 
     positions, n, k = 196, 768, 16
     m = positions * 14_300
@@ -141,7 +143,7 @@ def test_more_than_two_to_the_31_output_elements() -> None:
     x = x.view(torch.float8_e4m3fn)
     weight = torch.randn(n, k, generator=generator).to(torch.float8_e4m3fn)
     pos = torch.randn(positions, n, generator=generator)
-    plan = make_plan(Problem(m, n, k, positions), sm_count=2 * (-(-m // 256)) * 3)
+    plan = make_plan(PatchEmbedProblem(m, n, k, positions), sm_count=2 * (-(-m // 256)) * 3)
     assert plan.clusters == plan.tiles
     table = build_table(None, pos, positions=positions, columns=plan.padded_n, dtype=torch.float32)
     out = torch.empty(m, n, dtype=torch.bfloat16)

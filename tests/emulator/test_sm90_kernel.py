@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.compile import Artifact, compile_plan
-from cute_kernels.config import Sm90Config
+from cute_kernels.config import Sm90PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
@@ -21,11 +21,11 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     UnsupportedPTX,
 )
-from cute_kernels.launch import emulate
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.kernel_inputs import Case, make_case
 
 POLICIES = ("eager", "lazy", "random")
-BASE = Sm90Config(tile_rows=64, stages=3, stage_blocks=1)
+BASE = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
 CONFIGS = {
     "base": BASE,
     "streamed": dataclasses.replace(BASE, weight="streamed"),
@@ -68,7 +68,7 @@ SEVERAL_POSITIONS = {
         BASE, tile_positions=2, weight="streamed", epilogue="bf16x2"
     ),
     "16 images x 3, 1 CTA": dataclasses.replace(BASE, tile_rows=48, tile_positions=3, cluster=1),
-    "8 images x 16": Sm90Config(tile_positions=16, stages=3, weight="streamed"),
+    "8 images x 16": Sm90PatchEmbedConfig(tile_positions=16, stages=3, weight="streamed"),
 }
 
 
@@ -84,7 +84,7 @@ def test_tiles_of_several_positions(name: str, images: int) -> None:
 
 
 def test_tiles_of_several_positions_whose_table_values_find_no_registers() -> None:
-    config = Sm90Config(tile_rows=64, warpgroups=3, stages=4, tile_positions=8)
+    config = Sm90PatchEmbedConfig(tile_rows=64, warpgroups=3, stages=4, tile_positions=8)
     case = make_case(batch=9, positions=17, n=264, k=768, config=config, sm_count=4, seed=5)
     assert not case.plan.prefetches_table
     check(case, Options(completion="random"))
@@ -141,11 +141,15 @@ def test_result_does_not_depend_on_the_schedule(weight: str) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [Sm90Config(), Sm90Config(weight="streamed", epilogue="bf16x2"), Sm90Config(tile_rows=16, cluster=1)],
+    [
+        Sm90PatchEmbedConfig(),
+        Sm90PatchEmbedConfig(weight="streamed", epilogue="bf16x2"),
+        Sm90PatchEmbedConfig(tile_rows=16, cluster=1),
+    ],
     ids=["default", "prefetched, bf16x2", "16 rows"],
 )
 @pytest.mark.parametrize("positions", [1, 7, 200])
-def test_every_row_may_choose_its_position(config: Sm90Config, positions: int) -> None:
+def test_every_row_may_choose_its_position(config: Sm90PatchEmbedConfig, positions: int) -> None:
     """A number that is no position gives NaN, and M ends inside a tile, beyond which the index may not be read."""
     case = make_case(batch=33, positions=positions, n=200, k=144, indexed=True, config=config, sm_count=4, seed=3)
     assert case.plan.config.order == "flat" and case.expected.isnan().any()
@@ -156,7 +160,7 @@ def test_every_row_may_choose_its_position(config: Sm90Config, positions: int) -
 def test_flat_tiles_larger_and_smaller_than_the_table(tile_rows: int) -> None:
     """A table of fewer rows than a tile needs a division per row, a longer one wraps at most once."""
     for positions in (5, tile_rows - 1, tile_rows, tile_rows + 3):
-        config = Sm90Config(tile_rows=tile_rows, order="flat", cluster=1)
+        config = Sm90PatchEmbedConfig(tile_rows=tile_rows, order="flat", cluster=1)
         case = make_case(batch=2 + 300 // positions, positions=positions, n=136, k=128, config=config, sm_count=3)
         assert case.plan.table_wraps_once == (positions >= tile_rows)
         check(case)
@@ -164,7 +168,7 @@ def test_flat_tiles_larger_and_smaller_than_the_table(tile_rows: int) -> None:
 
 def test_model_width_with_the_default_config() -> None:
     """768 features from 768 inputs, 64 images at 2 positions."""
-    check(make_case(batch=64, positions=2, n=768, k=768, config=Sm90Config(), sm_count=12, seed=768))
+    check(make_case(batch=64, positions=2, n=768, k=768, config=Sm90PatchEmbedConfig(), sm_count=12, seed=768))
 
 
 def test_counts() -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cute_kernels.config import Config, Sm90Config, TileConfig
+from cute_kernels.config import Config, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Hang, Options, Report
 from cute_kernels.kernels.graph import sm90_graph, sm100_graph
-from cute_kernels.launch import emulate
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, launch, module
 
 Event = dict[str, Any]
-CONFIGS = {"sm100": TileConfig(), "sm90": Sm90Config(tile_rows=64, stages=3, stage_blocks=1)}
+CONFIGS = {"sm100": Sm100PatchEmbedConfig(), "sm90": Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)}
 
 
 def read(path: Path) -> list[Event]:

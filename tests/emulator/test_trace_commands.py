@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cute_kernels import cli
+from cute_kernels.commands import cli
 from tests.emulator.test_trace import check_well_formed, read
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_kernels import launch
-from cute_kernels.config import Config
-from cute_kernels.ops import prepare_launch
+from cute_kernels.config import PatchEmbedConfig
+from cute_kernels.operations.patch_embed import prepare_launch
 from cute_kernels.plan import Plan
+from cute_kernels.runtime import launch
 
 POISON = 0x7FA5
 """Bits of a BF16 NaN that no arithmetic produces (the canonical NaN is 0x7FFF)."""
@@ -88,7 +88,9 @@ def random_call(
     )
 
 
-def run_poisoned(call: Call, config: Config | None, *, sm_count: int | None = None) -> tuple[torch.Tensor, Plan]:
+def run_poisoned(
+    call: Call, config: PatchEmbedConfig | None, *, sm_count: int | None = None
+) -> tuple[torch.Tensor, Plan]:
     """``[B, S, N]`` of one launch into poison, and the plan; fails if the launch writes outside or leaves poison.
 
     ``sm_count`` plans for a part of the device.

@@ -10,18 +10,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from cute_kernels import launch
-from cute_kernels.config import Sm90Config
-from cute_kernels.ops import prepare_launch
+from cute_kernels.config import Sm90PatchEmbedConfig
+from cute_kernels.operations.patch_embed import prepare_launch
+from cute_kernels.runtime import launch
 from tests.gpu.harness import random_call, run_poisoned
 
 CONFIGS = (
-    Sm90Config(tile_rows=64, stages=3),
-    Sm90Config(tile_rows=64, stages=5, stage_blocks=1, warpgroups=3, order="flat"),
-    Sm90Config(tile_rows=128, stages=2, weight="streamed", epilogue="bf16x2"),
-    Sm90Config(tile_rows=48, stages=2, warpgroups=1, cluster=1, weight="streamed", order="flat"),
-    Sm90Config(tile_rows=32, stages=4, pingpong=False),
-    Sm90Config(tile_rows=32, stages=4, tile_positions=4),
+    Sm90PatchEmbedConfig(tile_rows=64, stages=3),
+    Sm90PatchEmbedConfig(tile_rows=64, stages=5, stage_blocks=1, warpgroups=3, order="flat"),
+    Sm90PatchEmbedConfig(tile_rows=128, stages=2, weight="streamed", epilogue="bf16x2"),
+    Sm90PatchEmbedConfig(tile_rows=48, stages=2, warpgroups=1, cluster=1, weight="streamed", order="flat"),
+    Sm90PatchEmbedConfig(tile_rows=32, stages=4, pingpong=False),
+    Sm90PatchEmbedConfig(tile_rows=32, stages=4, tile_positions=4),
 )
 
 

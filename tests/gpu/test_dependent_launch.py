@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_kernels import Sm90Config, frozen_constants, launch, patch_embed
-from cute_kernels.config import Problem
-from cute_kernels.launch import LaunchTensors
+from cute_kernels import Sm90PatchEmbedConfig, frozen_constants, patch_embed
+from cute_kernels.config import PatchEmbedProblem
 from cute_kernels.plan import make_plan
+from cute_kernels.runtime import launch
+from cute_kernels.runtime.launch import LaunchTensors
 from tests.gpu.harness import check_against_fp64, random_call
 
 CONFIGS = [
-    Sm90Config(tile_rows=32, warpgroups=1, cluster=1, weight="streamed", order="flat", pingpong=False),
-    Sm90Config(tile_rows=64, warpgroups=2, cluster=2, order="flat"),
+    Sm90PatchEmbedConfig(tile_rows=32, warpgroups=1, cluster=1, weight="streamed", order="flat", pingpong=False),
+    Sm90PatchEmbedConfig(tile_rows=64, warpgroups=2, cluster=2, order="flat"),
 ]
 
 
@@ -29,7 +30,7 @@ def test_a_launch_reads_what_the_launch_before_it_wrote(rows, config):
     weight = torch.zeros(n, k, device="cuda")
     weight[torch.arange(n), torch.randperm(k)[:n]] = 1.0
     weight = weight.to(torch.float8_e4m3fn)
-    plan = make_plan(Problem(rows, n, k), config)
+    plan = make_plan(PatchEmbedProblem(rows, n, k), config)
     start = [random_call(1, rows, n, k, seed=seed).x.view(torch.bfloat16).view(rows, n) for seed in range(10)]
     buffers = [torch.empty_like(start[0]), torch.empty_like(start[0])]
 

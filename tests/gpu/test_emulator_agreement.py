@@ -7,22 +7,22 @@ import dataclasses
 import pytest
 import torch
 
-from cute_kernels import Sm90Config, patch_embed
+from cute_kernels import Sm90PatchEmbedConfig, patch_embed
 from tests.gpu.harness import ACCUMULATION_ERROR, Call, random_call
 
 CONFIGS = {
-    "registers, position": Sm90Config(tile_rows=64),
-    "registers, flat": Sm90Config(tile_rows=96, order="flat"),
-    "streamed, position": Sm90Config(tile_rows=32, weight="streamed", order="position"),
-    "streamed, 8 images x 2 positions": Sm90Config(tile_rows=16, weight="streamed", tile_positions=2),
-    "streamed, flat, 3 warpgroups": Sm90Config(tile_rows=96, warpgroups=3, weight="streamed", order="flat"),
-    "1 warpgroup, 1 CTA, bf16x2": Sm90Config(
+    "registers, position": Sm90PatchEmbedConfig(tile_rows=64),
+    "registers, flat": Sm90PatchEmbedConfig(tile_rows=96, order="flat"),
+    "streamed, position": Sm90PatchEmbedConfig(tile_rows=32, weight="streamed", order="position"),
+    "streamed, 8 images x 2 positions": Sm90PatchEmbedConfig(tile_rows=16, weight="streamed", tile_positions=2),
+    "streamed, flat, 3 warpgroups": Sm90PatchEmbedConfig(tile_rows=96, warpgroups=3, weight="streamed", order="flat"),
+    "1 warpgroup, 1 CTA, bf16x2": Sm90PatchEmbedConfig(
         tile_rows=32, warpgroups=1, cluster=1, weight="streamed", order="flat", pingpong=False, epilogue="bf16x2"
     ),
 }
 
 
-def both(call: Call, config: Sm90Config) -> tuple[torch.Tensor, torch.Tensor]:
+def both(call: Call, config: Sm90PatchEmbedConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """The result of the GPU and of the emulator, on the CPU."""
     tensors = (call.x, call.weight, call.bias, call.pos_embed)
     on_gpu = patch_embed(*tensors, scale_a=call.scale, config=config)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import Sm90Config
+from cute_kernels.config import Sm90PatchEmbedConfig
 from tests.gpu.harness import Call, check_against_fp64, random_call, run_poisoned
 
-BASE = Sm90Config(tile_rows=64, stages=3)
+BASE = Sm90PatchEmbedConfig(tile_rows=64, stages=3)
 CONTRACTS = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}
 
 
@@ -23,7 +23,7 @@ def exact(call: Call, epilogue: str) -> torch.Tensor:
     return out.view(*call.x.shape[:2], -1)
 
 
-def check(config: Sm90Config | None, shape: tuple[int, int, int, int], record_property, **options) -> None:
+def check(config: Sm90PatchEmbedConfig | None, shape: tuple[int, int, int, int], record_property, **options) -> None:
     """One shape on random data against FP64, and on small integers bit for bit."""
     epilogue = "f32" if config is None else config.epilogue
     call = random_call(*shape, **options)
@@ -36,7 +36,7 @@ def check(config: Sm90Config | None, shape: tuple[int, int, int, int], record_pr
 
 
 VARIANTS = [
-    Sm90Config(
+    Sm90PatchEmbedConfig(
         tile_rows=64,
         warpgroups=warpgroups,
         stages=3,
@@ -54,7 +54,7 @@ VARIANTS = [
 ]
 
 
-def name(config: Sm90Config | None) -> str:
+def name(config: Sm90PatchEmbedConfig | None) -> str:
     if config is None:
         return "default"
     fields = dataclasses.astuple(config)
@@ -96,7 +96,7 @@ def test_streamed_inner_extent(k, record_property):
 def test_tile_rows(tile_rows, order, record_property):
     """Every WGMMA width, with one row more and one row less than whole tiles."""
     weight = "registers" if tile_rows <= 128 else "streamed"
-    config = Sm90Config(
+    config = Sm90PatchEmbedConfig(
         tile_rows=tile_rows, warpgroups=1, stages=3, stage_blocks=1, cluster=1, weight=weight, order=order
     )
     for rows in (2 * tile_rows - 1, tile_rows + 1):
@@ -111,7 +111,7 @@ def test_tile_rows(tile_rows, order, record_property):
 def test_tiles_of_several_positions(tile_rows, tile_positions, cluster, weight, record_property):
     """Images and positions that end inside a tile and at its edge, with two and three warpgroups."""
     for warpgroups in (2, 3) if tile_rows <= 64 or weight == "streamed" else (2,):
-        config = Sm90Config(
+        config = Sm90PatchEmbedConfig(
             tile_rows, warpgroups, 0, 1, cluster, weight, "position", tile_positions=tile_positions
         )  # fmt: skip
         for shape in ((8, 32, 768, 768), (13, 37, 264, 768), (70, 17, 200, 592)):
@@ -129,7 +129,7 @@ def test_stages(stages, stage_blocks, cluster, record_property):
     With 4 blocks a stage the last one of a tile is half full.
     """
     for warpgroups, pingpong in ((2, True), (3, True), (2, False)):
-        config = Sm90Config(64, warpgroups, stages, stage_blocks, cluster, pingpong=pingpong)
+        config = Sm90PatchEmbedConfig(64, warpgroups, stages, stage_blocks, cluster, pingpong=pingpong)
         check(config, (200, 12, 768, 768), record_property, seed=stages)
 
 
@@ -138,7 +138,7 @@ def test_stages(stages, stage_blocks, cluster, record_property):
 @pytest.mark.parametrize("k", [128, 400, 640])
 def test_stage_blocks(k, stage_blocks, weight, record_property):
     """Tiles of 1, 4 and 5 K blocks: whole stages, partial ones and a stage larger than the tile."""
-    config = Sm90Config(64, 2, 2, stage_blocks, weight=weight)
+    config = Sm90PatchEmbedConfig(64, 2, 2, stage_blocks, weight=weight)
     check(config, (130, 9, 384, k), record_property, seed=stage_blocks)
 
 
@@ -183,12 +183,12 @@ def test_results_do_not_depend_on_the_schedule():
     call = random_call(150, 17, 1152, 768, seed=3)
     first, _ = run_poisoned(call, BASE)
     for config in (
-        Sm90Config(128, 2, 6, 2, 2),
-        Sm90Config(48, 3, 9, 1, 1, "registers", "flat"),
-        Sm90Config(64, 1, 3, 3, 2, "registers", "flat", False),
-        Sm90Config(96, 2, 3, 1, 2, "streamed", "position"),
-        Sm90Config(128, 2, 3, 1, 2, "streamed", "position", tile_positions=16),
-        Sm90Config(256, 1, 2, 1, 1, "streamed", "flat", False),
+        Sm90PatchEmbedConfig(128, 2, 6, 2, 2),
+        Sm90PatchEmbedConfig(48, 3, 9, 1, 1, "registers", "flat"),
+        Sm90PatchEmbedConfig(64, 1, 3, 3, 2, "registers", "flat", False),
+        Sm90PatchEmbedConfig(96, 2, 3, 1, 2, "streamed", "position"),
+        Sm90PatchEmbedConfig(128, 2, 3, 1, 2, "streamed", "position", tile_positions=16),
+        Sm90PatchEmbedConfig(256, 1, 2, 1, 1, "streamed", "flat", False),
     ):
         for sm_count in (None, 2, 7, 66):
             out, plan = run_poisoned(call, config, sm_count=sm_count)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from cute_kernels import Sm90Config, patch_embed, reference
+from cute_kernels import Sm90PatchEmbedConfig, patch_embed, reference
 from tests.gpu.harness import Call, check_against_fp64, random_call
 
 
@@ -26,9 +26,9 @@ def expected_call(call: Call, index: torch.Tensor) -> Call:
 
 CONFIGS = [
     None,
-    Sm90Config(),
-    Sm90Config(tile_rows=32, warpgroups=1, cluster=1, weight="streamed"),
-    Sm90Config(tile_rows=96, warpgroups=3, weight="streamed", epilogue="bf16x2"),
+    Sm90PatchEmbedConfig(),
+    Sm90PatchEmbedConfig(tile_rows=32, warpgroups=1, cluster=1, weight="streamed"),
+    Sm90PatchEmbedConfig(tile_rows=96, warpgroups=3, weight="streamed", epilogue="bf16x2"),
 ]
 
 

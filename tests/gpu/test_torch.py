@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from cute_kernels import Sm90Config, patch_embed
+from cute_kernels import Sm90PatchEmbedConfig, patch_embed
 from cute_kernels.compile import compile_plan
 from tests.gpu.harness import Call, check_against_fp64, random_call, run_poisoned
 
@@ -118,7 +118,7 @@ def test_threads_compile_and_launch_at_once(record_property):
     """Eight threads, four kernels that nobody has compiled, each thread on its own stream."""
     call = random_call(70, 11, 264, 256)
     configs = [
-        Sm90Config(tile_rows=16 * i, stages=5, stage_blocks=1, warpgroups=1, cluster=1) for i in (2, 3, 5, 7)
+        Sm90PatchEmbedConfig(tile_rows=16 * i, stages=5, stage_blocks=1, warpgroups=1, cluster=1) for i in (2, 3, 5, 7)
     ] * 2
     outputs: list[torch.Tensor | Exception] = [RuntimeError("thread did not finish")] * len(configs)
     start = threading.Barrier(len(configs))
@@ -149,7 +149,7 @@ def test_threads_compile_and_launch_at_once(record_property):
 
 def test_one_kernel_serves_all_batches():
     small, large = random_call(64, 4, 264, 256), random_call(1000, 9, 264, 256)
-    config = Sm90Config(tile_rows=64, stages=5)
+    config = Sm90PatchEmbedConfig(tile_rows=64, stages=5)
     plans = [run_poisoned(call, config)[1] for call in (small, large)]
     assert compile_plan(plans[0]) is compile_plan(plans[1])
 

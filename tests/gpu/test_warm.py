@@ -13,9 +13,10 @@ import time
 import pytest
 import torch
 
-from cute_kernels import Problem, Sm90Config, clear_cache, launch, patch_embed
+from cute_kernels import PatchEmbedProblem, Sm90PatchEmbedConfig, clear_cache, patch_embed
 from cute_kernels.plan import make_plan
-from cute_kernels.warm import WARM
+from cute_kernels.runtime import launch
+from cute_kernels.runtime.repeat import WARM
 from tests.gpu.harness import Call, check_against_fp64, random_call
 
 WARM_CALL_MICROSECONDS = 15.0
@@ -196,7 +197,7 @@ def test_host_time_of_a_warm_call(record_property):
         operator = microseconds(
             lambda: torch.ops.cute_kernels.patch_embed(call.x, *parameters, None, None, None, 0.05, 1.0, "auto")
         )
-    plan = make_plan(Problem(196, 768, 768, 196), arch="sm_90a")
+    plan = make_plan(PatchEmbedProblem(196, 768, 768, 196), arch="sm_90a")
     bound = launch.bound_launch(plan)
     out = torch.empty(196, 768, dtype=torch.bfloat16, device="cuda")
     table = torch.zeros(plan.table_shape, device="cuda")
@@ -263,7 +264,7 @@ def test_first_call_from_disk_is_the_same_and_faster(tmp_path, record_property):
 def test_launch_errors_are_raised():
     """More clusters than a grid may have: the CUDA runtime refuses, and its reason arrives."""
     call = random_call(7, 7, 264, 256)
-    plan = make_plan(Problem(49, 264, 256, 7), Sm90Config(tile_rows=64, stages=2, stage_blocks=1))
+    plan = make_plan(PatchEmbedProblem(49, 264, 256, 7), Sm90PatchEmbedConfig(tile_rows=64, stages=2, stage_blocks=1))
     bound = launch.BoundLaunch(plan, launch.compile_plan(plan))
     bound._frames.values.clusters = 2**30
     table, out = torch.zeros(plan.table_shape, device="cuda"), torch.zeros(49, 264, dtype=torch.bfloat16, device="cuda")

@@ -143,10 +143,7 @@ def place_of(ptx: str, line: int) -> str:
 
 
 _ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
-_ROLE_FILES = (
-    *("/load.py", "/mma.py", "/epilogue.py", "/gemm.py"),
-    *("/sm100/dense.py", "/dense_epilogue.py", "/sm90/dense.py", "/dense_mma.py"),
-)
+_ROLE_FILES = ("/load.py", "/mma.py", "/epilogue.py", "/kernel.py")
 
 
 def _describe(path: str, line: int) -> str:

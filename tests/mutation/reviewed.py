@@ -136,11 +136,11 @@ REVIEWS: tuple[Review, ...] = (
         "as with TMA, which kernels in the field acquire at CTA scope whichever CTA issued it",
         target="gemm-sm90-split",
     ),
-    Review("cluster->cta", "mbarrier.try_wait*", "sm90/split_k.py* (drain)*", True, _NOTHING_FOLLOWS),
+    Review("cluster->cta", "mbarrier.try_wait*", "sm90/gemm/split_k.py* (drain)*", True, _NOTHING_FOLLOWS),
     Review(
         "drop",
         "bar.warp.sync",
-        "sm90/split_k.py* (release)*",
+        "sm90/gemm/split_k.py* (release)*",
         True,
         "the store of the tile's last buffer, after the last sums were read, has synchronised the warp already",
     ),
@@ -161,7 +161,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.sync",
-        "sm90/mma.py* (_await_turn)",
+        "sm90/*/mma.py* (_await_turn)",
         True,
         "turns spread the load on the tensor cores over time; stages and accumulators are guarded by other barriers",
     ),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels.compile import host_arguments
-from cute_kernels.config import TileConfig
+from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import host, tensor_map
 from cute_kernels.emulator.decode import parse
 from tests.mutation.mutants import mutants
@@ -30,7 +30,7 @@ from tests.mutation.targets import KernelTarget
 
 #: Three tiles of three K blocks through two stages: accumulators, stages and staging are all used again.
 #: All 512 columns of tensor memory are allocated: of less, sentryward does not know that both CTAs get the same ones.
-TARGET = KernelTarget(TileConfig(stages=2), batch=6, positions=128, n=256, k=384)
+TARGET = KernelTarget(Sm100PatchEmbedConfig(stages=2), batch=6, positions=128, n=256, k=384)
 
 #: Mutants that take an order away which sentryward models, by key.
 MUST_FAIL = (

@@ -10,16 +10,23 @@ from typing import Protocol
 import torch
 
 from cute_kernels.compile import Artifact, compile_plan
-from cute_kernels.config import Config, GemmConfig, Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
+from cute_kernels.config import (
+    GemmConfig,
+    PatchEmbedConfig,
+    Sm90GemmConfig,
+    Sm90PatchEmbedConfig,
+    Sm100GemmConfig,
+    Sm100PatchEmbedConfig,
+)
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
-from cute_kernels.launch import emulate
+from cute_kernels.runtime.launch import emulate
 from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
 from tests.emulator.gemm_inputs import POISON as GEMM_POISON
 from tests.emulator.kernel_inputs import POISON, Case, make_case
 
-_SM90 = Sm90Config(tile_rows=64, stages=3, stage_blocks=1)
+_SM90 = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class KernelTarget:
     tile. ``quick``: part of the subset for a fast answer.
     """
 
-    config: Config
+    config: PatchEmbedConfig
     batch: int
     positions: int
     n: int
@@ -141,9 +148,9 @@ def _gemm_inputs(target: GemmTarget) -> GemmCase:
 
 
 TARGETS: dict[str, KernelTarget] = {
-    "sm100": KernelTarget(TileConfig(), 12, 128, 256, quick=True),
-    "sm100-4-warps": KernelTarget(TileConfig(tile_n=128, stages=3, epilogue_warps=4), 12, 128, 128),
-    "sm100-wide-loads": KernelTarget(TileConfig(128, 5, 5, 64, "bf16x2"), 14, 100, 128, k=400),
+    "sm100": KernelTarget(Sm100PatchEmbedConfig(), 12, 128, 256, quick=True),
+    "sm100-4-warps": KernelTarget(Sm100PatchEmbedConfig(tile_n=128, stages=3, epilogue_warps=4), 12, 128, 128),
+    "sm100-wide-loads": KernelTarget(Sm100PatchEmbedConfig(128, 5, 5, 64, "bf16x2"), 14, 100, 128, k=400),
     "sm90-registers": KernelTarget(_SM90, 64, 4, 256, quick=True),
     "sm90-streamed": KernelTarget(dataclasses.replace(_SM90, weight="streamed"), 64, 4, 256),
     "sm90-flat": KernelTarget(dataclasses.replace(_SM90, order="flat", stage_blocks=2), 64, 4, 256),

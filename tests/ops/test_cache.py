@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels import cache, compile, launch
-from cute_kernels.cli import main
-from cute_kernels.config import Problem, Sm90Config
+from cute_kernels import compile
+from cute_kernels.commands.cli import main
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan import make_plan
+from cute_kernels.runtime import kernel_cache as cache
+from cute_kernels.runtime import launch
 
-KEY = ("sm_90a", Sm90Config(), True, "value", 6)
+KEY = ("sm_90a", Sm90PatchEmbedConfig(), True, "value", 6)
 KERNEL = cache.CompiledKernel("kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host")
 OTHER = dataclasses.replace(KERNEL, ptx="another")
 
@@ -128,7 +130,9 @@ def test_an_entry_of_other_sources_or_versions_is_rebuilt(root, monkeypatch):
 
 def test_the_fingerprint_covers_sources_versions_and_platform(monkeypatch):
     origin = cache._origin()
-    assert {"kernels/sm90/mma.py", "kernels/sm100/mma.py", "plan/sm90.py", "compile.py"} <= set(origin["sources"])
+    assert {"kernels/sm90/patch_embed/mma.py", "kernels/sm100/mma.py", "plan/patch_embed/sm90.py", "compile.py"} <= set(
+        origin["sources"]
+    )
     assert origin["dsl"]["nvidia-cutlass-dsl"] == "4.8.1"
     assert any(name.startswith("nvidia-cutlass-dsl-libs-cu") for name in origin["dsl"])
     assert origin["python"][1:] == list(sys.version_info[:3])
@@ -172,7 +176,7 @@ def test_off_leaves_no_trace(tmp_path, monkeypatch):
 def test_concurrent_processes_build_once(root, tmp_path):
     """Six processes ask at the same time; each says whether it built, and all get the same kernel."""
     program = (
-        "import sys, time, json; from cute_kernels import cache\n"
+        "import sys, time, json; from cute_kernels.runtime import kernel_cache as cache\n"
         "def build():\n"
         "    print('built'); time.sleep(1.0)\n"
         "    return cache.CompiledKernel('k', sys.argv[1], b'c', b'o', 'p')\n"
@@ -192,7 +196,7 @@ def test_concurrent_processes_build_once(root, tmp_path):
 
 def test_a_kernel_from_disk_is_the_compiled_kernel(root, monkeypatch):
     """Same code and resources, and a host function that takes the same arguments, without tracing or compiling."""
-    plan = make_plan(Problem(14 * 37, 264, 144, 14), Sm90Config(tile_rows=32, stages=2))
+    plan = make_plan(PatchEmbedProblem(14 * 37, 264, 144, 14), Sm90PatchEmbedConfig(tile_rows=32, stages=2))
     monkeypatch.setattr(compile, "_CACHE", {})
     compiled = compile.compile_plan(plan)
     monkeypatch.setattr(compile, "_CACHE", {})

@@ -14,9 +14,16 @@ import sys
 import pytest
 
 from cute_kernels import __version__
-from cute_kernels.cli import CHOICES, KINDS, main
+from cute_kernels.commands.cli import CHOICES, KINDS, main
 from cute_kernels.compile import compile_plan, host_arguments
-from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, Sm100GemmConfig, TileConfig
+from cute_kernels.config import (
+    GemmProblem,
+    PatchEmbedProblem,
+    Sm90GemmConfig,
+    Sm90PatchEmbedConfig,
+    Sm100GemmConfig,
+    Sm100PatchEmbedConfig,
+)
 from cute_kernels.emulator import host
 from cute_kernels.plan import make_plan
 
@@ -37,7 +44,9 @@ def test_ptx_and_facts(tmp_path, capsys):
     ]
     assert main([*arguments, "--set", "tile_n=128", "--set=stages=5", "--set=epilogue-warps=4", "-o", str(path)]) == 0
     facts = json.loads((tmp_path / "k.ptx.json").read_text())
-    plan = make_plan(Problem(300, 1152, 592, table_rows=100), TileConfig(tile_n=128, stages=5, epilogue_warps=4))
+    plan = make_plan(
+        PatchEmbedProblem(300, 1152, 592, table_rows=100), Sm100PatchEmbedConfig(tile_n=128, stages=5, epilogue_warps=4)
+    )
     assert path.read_text() == compile_plan(plan).ptx
     assert f".entry {facts['kernel']}(" in path.read_text()
     assert ".target sm_100a" in path.read_text()
@@ -151,7 +160,7 @@ def test_choices_are_what_the_plan_allows():
         ],
     }
     for (kernel, arch), others in least.items():
-        problem = Problem(196, 768, 256) if kernel == "patch-embed" else GemmProblem(512, 512, 512)
+        problem = PatchEmbedProblem(196, 768, 256) if kernel == "patch-embed" else GemmProblem(512, 512, 512)
         for name, values in CHOICES[kernel][arch].items():
             legal = set()
             for settings, value in itertools.product(others, range(1, 513)):
@@ -165,13 +174,13 @@ def test_choices_are_what_the_plan_allows():
 @pytest.mark.parametrize(
     ("arguments", "problem", "config", "arch"),
     [
-        ([], Problem(196, 768, 768, 196), None, "sm_100a"),
-        (["--arch", "sm_90a", "--batch", "8"], Problem(1568, 768, 768, 196), None, "sm_90a"),
-        (["--set", "stages=3"], Problem(196, 768, 768, 196), TileConfig(stages=3), "sm_100a"),
+        ([], PatchEmbedProblem(196, 768, 768, 196), None, "sm_100a"),
+        (["--arch", "sm_90a", "--batch", "8"], PatchEmbedProblem(1568, 768, 768, 196), None, "sm_90a"),
+        (["--set", "stages=3"], PatchEmbedProblem(196, 768, 768, 196), Sm100PatchEmbedConfig(stages=3), "sm_100a"),
         (
             ["--arch=sm_90a", "--set=warpgroups=3", "--set=tile_rows=64", "--set=pingpong=false", "--set=order=flat"],
-            Problem(196, 768, 768, 196),
-            Sm90Config(warpgroups=3, tile_rows=64, pingpong=False, order="flat"),
+            PatchEmbedProblem(196, 768, 768, 196),
+            Sm90PatchEmbedConfig(warpgroups=3, tile_rows=64, pingpong=False, order="flat"),
             "sm_90a",
         ),
         (["gemm"], GemmProblem(4096, 4096, 4096), None, "sm_100a"),
@@ -213,7 +222,7 @@ def test_ptx_of_the_sm90_kernel(tmp_path):
     settings = ["--set", "tile_rows=32", "--set", "stages=2"]
     assert main(["ptx", "patch-embed", "--arch", "sm_90a", *sizes, *settings, "-o", str(path)]) == 0
     facts = json.loads((tmp_path / "k.ptx.json").read_text())
-    plan = make_plan(Problem(14 * 37, 264, 144, 14), Sm90Config(tile_rows=32, stages=2))
+    plan = make_plan(PatchEmbedProblem(14 * 37, 264, 144, 14), Sm90PatchEmbedConfig(tile_rows=32, stages=2))
     assert path.read_text() == compile_plan(plan).ptx
     assert ".target sm_90a" in path.read_text()
     assert facts["config"] == dataclasses.asdict(plan.config)
@@ -289,7 +298,7 @@ def test_standard_output_into_a_closed_pipe():
     (ValueError("two\nlines"), 2, "cute-kernels: error: two lines\n"),
 ])  # fmt: skip
 def test_one_line_and_a_status_for_what_stops_a_command(error, status, text, monkeypatch, capsys):
-    from cute_kernels import doctor
+    from cute_kernels.commands import doctor
 
     def stop():
         raise error
@@ -395,8 +404,8 @@ def test_module_and_script_are_one_command():
 
 def test_fault_that_the_emulator_reports(capsys, monkeypatch):
     """In words, not as a traceback; other errors of ours keep theirs."""
-    from cute_kernels import launch
     from cute_kernels.emulator.errors import Hang
+    from cute_kernels.runtime import launch
 
     def hang(*arguments, **more):
         raise Hang("cluster 0 hangs:\n  warp 1 waits")

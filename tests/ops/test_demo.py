@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from cute_kernels import demo, report
-from cute_kernels.cli import main
+from cute_kernels.commands import demo, report
+from cute_kernels.commands.cli import main
 
 
 def write_photos(folder: Path, count: int) -> list[str]:

@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 
-from cute_kernels import derived
-from cute_kernels.derived import DerivedTensors
+from cute_kernels.runtime import constants as derived
+from cute_kernels.runtime.constants import DerivedTensors
 
 
 def doubled(cache: DerivedTensors, source: torch.Tensor, key: str = "double") -> torch.Tensor:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import TileConfig, patch_embed
-from cute_kernels.derived import DERIVED
+from cute_kernels import Sm100PatchEmbedConfig, patch_embed
+from cute_kernels.runtime.constants import DERIVED
 
 FP8 = torch.float8_e4m3fn
 
@@ -50,7 +50,7 @@ def test_any_call(seed, images, positions, n, k, flat, addend, with_bias, with_p
     x = fp8(generator, images, positions, k)
     bias = torch.randn(n, generator=generator).to(addend) if with_bias else None
     pos = torch.randn(positions, n, generator=generator).to(addend) if with_pos else None
-    config = None if epilogue == "f32" else TileConfig(epilogue=epilogue)
+    config = None if epilogue == "f32" else Sm100PatchEmbedConfig(epilogue=epilogue)
     x = x.view(-1, k) if flat else x
     assert_same_bits(x, fp8(generator, n, k), bias, pos, scale_a=scale_a, scale_b=0.25, config=config)
 
@@ -89,7 +89,7 @@ def test_a_plan_that_cannot_be_is_refused_before_compilation(monkeypatch):
     monkeypatch.setattr(cute_kernels.compile, "compile_uncached", unreachable)
     x = torch.zeros(1, 1, 16).to(FP8)
     with pytest.raises(ValueError, match="stages = 40 .* nearest legal value: 5"):
-        patch_embed(x, x[0].expand(8, 16).contiguous(), config=TileConfig(stages=40), backend="emulator")
+        patch_embed(x, x[0].expand(8, 16).contiguous(), config=Sm100PatchEmbedConfig(stages=40), backend="emulator")
 
 
 def test_compiled_graph_reaches_the_emulator():

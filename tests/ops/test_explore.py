@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels.trace_figure import draw_trace
+from cute_kernels.commands.trace_figure import draw_trace
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "explore.py"
 

@@ -15,9 +15,9 @@ from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm, reference
 from cute_kernels.compile import compile_plan, host_arguments
 from cute_kernels.config import GemmProblem
 from cute_kernels.emulator import host
-from cute_kernels.gemm_op import prepare_gemm
-from cute_kernels.launch import BoundGemm
+from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan import make_plan
+from cute_kernels.runtime.launch import BoundGemm
 from tests.ops.exact import fp32, fractions, nearest
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -188,7 +188,7 @@ def test_backward_is_refused():
     "config", [Sm100GemmConfig(256, 128, 4, idle_clocks=3), Sm90GemmConfig(pingpong=True), Sm90GemmConfig(split_k=2)]
 )
 def test_configs_survive_the_operator(config):
-    from cute_kernels.gemm_op import _decode_config, _encode_config
+    from cute_kernels.operations.gemm import _decode_config, _encode_config
 
     decoded = _decode_config(*_encode_config(config))
     assert decoded == config and [type(v) for v in vars(decoded).values()] == [type(v) for v in vars(config).values()]
@@ -239,7 +239,11 @@ A, B = torch.zeros(4, 16, dtype=BF16), torch.zeros(6, 16, dtype=BF16)
         ({"bias": torch.zeros(6, dtype=torch.int32)}, TypeError, "bias has dtype torch.int32"),
         ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias is on meta and a is on cpu"),
         ({"backend": "gpu"}, ValueError, "backend = 'gpu'"),
-        ({"config": cute_kernels.TileConfig()}, TypeError, "config is TileConfig, expected cute_kernels.Sm100Gemm"),
+        (
+            {"config": cute_kernels.Sm100PatchEmbedConfig()},
+            TypeError,
+            "config is Sm100PatchEmbedConfig, expected cute_kernels.Sm100Gemm",
+        ),
         ({"config": Sm100GemmConfig(tile_n=96), "backend": "emulator"}, ValueError, "tile_n = 96"),
         ({"config": Sm100GemmConfig(tile_n=96), "backend": "reference"}, ValueError, "tile_n = 96"),
         ({"b": B.to_sparse()}, TypeError, "b has layout torch.sparse_coo"),

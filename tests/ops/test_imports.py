@@ -38,12 +38,12 @@ import sys
 import cute_kernels
 assert "torch" not in sys.modules
 assert set(cute_kernels.__all__) <= set(dir(cute_kernels))
-assert cute_kernels.TileConfig().stages and "torch" not in sys.modules
+assert cute_kernels.Sm100PatchEmbedConfig().stages and "torch" not in sys.modules
 assert not hasattr(cute_kernels, "convolution") and "torch" not in sys.modules
 from cute_kernels import *
 import torch
 assert all(callable(function) for function in (clear_cache, frozen_constants, gemm, patch_embed, tune_gemm))
-assert cute_kernels.gemm is gemm and gemm.__module__ == "cute_kernels.gemm_op"
+assert cute_kernels.gemm is gemm and gemm.__module__ == "cute_kernels.operations.gemm"
 torch.ops.cute_kernels.gemm, torch.ops.cute_kernels.patch_embed
 """
     run = python("-c", program)

@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from cute_kernels.compile import compile_plan, host_arguments
-from cute_kernels.config import Problem, Sm90Config, TileConfig
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import host
-from cute_kernels.launch import BoundLaunch
 from cute_kernels.plan import make_plan
+from cute_kernels.runtime.launch import BoundLaunch
 
 TENSOR_MAP_BYTES = 64
 """What the generated host code writes of a 128-byte tensor map; the rest is whatever was on its stack."""
@@ -21,13 +21,15 @@ def meaningful(launch: host.CapturedLaunch) -> list[bytes]:
     return [p[:TENSOR_MAP_BYTES] if len(p) == 128 else p for p in launch.params if len(p) in (4, 8, 128)]
 
 
-@pytest.mark.parametrize("config", [TileConfig(), Sm90Config(tile_rows=32, stages=2)], ids=["sm100", "sm90"])
+@pytest.mark.parametrize(
+    "config", [Sm100PatchEmbedConfig(), Sm90PatchEmbedConfig(tile_rows=32, stages=2)], ids=["sm100", "sm90"]
+)
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize(("rows", "source"), [(14, "value"), (14, "pointer"), (0, "value"), (0, "pointer")])
 def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, config):
     if indexed and not rows:
         return  # nothing to index
-    plan = make_plan(Problem(14 * 37, 264, 144, rows, scale_source=source, table_index=indexed), config)
+    plan = make_plan(PatchEmbedProblem(14 * 37, 264, 144, rows, scale_source=source, table_index=indexed), config)
     artifact = compile_plan(plan, emulated=True)
     bound = BoundLaunch(plan, artifact)
     for step in (1, 2):  # the second call writes over the first one's arguments
@@ -58,7 +60,7 @@ def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, config):
 
 def test_each_thread_has_arguments_of_its_own():
     """Two threads interleave their calls; every recorded launch carries the addresses of its own thread."""
-    plan = make_plan(Problem(14 * 37, 264, 144, 0), TileConfig())
+    plan = make_plan(PatchEmbedProblem(14 * 37, 264, 144, 0), Sm100PatchEmbedConfig())
     bound = BoundLaunch(plan, compile_plan(plan, emulated=True))
     wrong: list[str] = []
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
-from cute_kernels import Sm90Config, TileConfig, ops, patch_embed, scales
+from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed
+from cute_kernels.operations import patch_embed as ops
+from cute_kernels.operations import scales
 from tests.ops import exact
 
 FP8 = torch.float8_e4m3fn
@@ -38,7 +40,7 @@ def assert_contract(out, x, weight, bias, pos, scale, epilogue="f32"):
     flat=st.booleans(),
     with_bias=st.booleans(),
     with_pos=st.booleans(),
-    config=st.sampled_from([None, TileConfig(), TileConfig(epilogue="bf16x2", stages=3)]),
+    config=st.sampled_from([None, Sm100PatchEmbedConfig(), Sm100PatchEmbedConfig(epilogue="bf16x2", stages=3)]),
     backend=st.sampled_from(["auto", "reference"]),
 )
 def test_result_and_shape(seed, images, positions, k, flat, with_bias, with_pos, config, backend):
@@ -175,7 +177,7 @@ def test_compilers_keep_the_strides_of_the_program():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("config", [None, TileConfig(epilogue="bf16x2")])
+@pytest.mark.parametrize("config", [None, Sm100PatchEmbedConfig(epilogue="bf16x2")])
 def test_compile_sees_one_node(dynamic, config):
     graphs = []
 
@@ -196,7 +198,7 @@ def test_compile_sees_one_node(dynamic, config):
 
 def test_configs_and_scales_inside_of_a_compiled_function():
     def embed(x, weight, scale):
-        return patch_embed(x, weight, scale_a=scale, config=TileConfig(epilogue="bf16x2"))
+        return patch_embed(x, weight, scale_a=scale, config=Sm100PatchEmbedConfig(epilogue="bf16x2"))
 
     x, weight, *_ = make_call()
     compiled = torch.compile(embed, backend="eager", fullgraph=True, dynamic=True)
@@ -357,11 +359,11 @@ BAD_ARGUMENTS = [
     ({"scale_a": torch.ones(0)}, ValueError, r"scale_a has shape \[0\]"),
     ({"out_dtype": torch.float16}, ValueError, "out_dtype = torch.float16, allowed: torch.bfloat16"),
     ({"out_dtype": None}, ValueError, "out_dtype = None"),
-    ({"config": {"stages": 4}}, TypeError, "config is dict, expected cute_kernels.TileConfig"),
-    ({"config": TileConfig(epilogue="f64")}, ValueError, "f64"),
-    ({"config": TileConfig(stages=9)}, ValueError, "stages = 9 .* nearest legal value: 5"),
-    ({"config": TileConfig(tile_n=64)}, ValueError, "tile_n = 64 .* nearest legal value: 128"),
-    ({"config": Sm90Config(warpgroups=5)}, ValueError, "warpgroups = 5 .* nearest legal value: 3"),
+    ({"config": {"stages": 4}}, TypeError, "config is dict, expected cute_kernels.Sm100PatchEmbedConfig"),
+    ({"config": Sm100PatchEmbedConfig(epilogue="f64")}, ValueError, "f64"),
+    ({"config": Sm100PatchEmbedConfig(stages=9)}, ValueError, "stages = 9 .* nearest legal value: 5"),
+    ({"config": Sm100PatchEmbedConfig(tile_n=64)}, ValueError, "tile_n = 64 .* nearest legal value: 128"),
+    ({"config": Sm90PatchEmbedConfig(warpgroups=5)}, ValueError, "warpgroups = 5 .* nearest legal value: 3"),
     ({"backend": None}, ValueError, "backend = None, allowed: 'auto', 'emulator', 'reference'"),
     ({"backend": "cuda"}, ValueError, "backend = 'cuda', allowed: 'auto', 'emulator', 'reference'"),
 ]

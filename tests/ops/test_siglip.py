@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cute_kernels import patch_embed, reference, siglip
-from cute_kernels.siglip_models import ARCHITECTURES
+from cute_kernels.siglip.models import ARCHITECTURES
 
 
 def photo(height=40, width=56, seed=0) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.table import build_table
+from cute_kernels.operations.table import build_table
 from tests.ops import exact
 
 

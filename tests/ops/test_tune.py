@@ -11,10 +11,14 @@ import pytest
 import torch
 
 import cute_kernels
-from cute_kernels import Sm90GemmConfig, gemm_op, ops, tune, tune_gemm, tuned
-from cute_kernels.cli import main
+from cute_kernels import Sm90GemmConfig, tune_gemm
+from cute_kernels.commands.cli import main
 from cute_kernels.config import GemmProblem
+from cute_kernels.operations import gemm as gemm_op
+from cute_kernels.operations import patch_embed as ops
 from cute_kernels.plan import gemm_candidates, make_plan
+from cute_kernels.tuning import search as tune
+from cute_kernels.tuning import store as tuned
 
 H200 = tuned.Device("NVIDIA H200", "sm_90a", 132)
 PROBLEM = GemmProblem(100, 200, 640)
@@ -69,7 +73,7 @@ def test_other_problems_and_devices_have_their_own(root, monkeypatch, problem, d
     "change",
     [
         {"schema": "cute-kernels/tuned/0"},
-        {"kind": "TileConfig"},
+        {"kind": "Sm100PatchEmbedConfig"},
         {"config": {"tile_m": 100}},
         {"config": {"tile_m": "128"}},
         {"config": {"tile_k": 64}},

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.compile import compile_plan, kernel_key, resource_usage
-from cute_kernels.config import Problem, TileConfig
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan import make_plan
 
-HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
+HEADLINE = PatchEmbedProblem(m=928_256, n=768, k=768, table_rows=196)
 
 
 def sass(cubin: bytes) -> str:
@@ -34,8 +34,9 @@ def test_cold_compilation_takes_less_than_five_seconds() -> None:
     Processor time, of the best of three: a core that is shared is slower by the clock of the process, too.
     """
     program = (
-        "import time; from cute_kernels.compile import compile_plan; from cute_kernels.plan import make_plan, Problem\n"
-        "compile_plan(make_plan(Problem(928256, 768, 768, 196))); print(time.process_time())"
+        "import time; from cute_kernels.compile import compile_plan; from cute_kernels.plan import make_plan\n"
+        "from cute_kernels.config import PatchEmbedProblem\n"
+        "compile_plan(make_plan(PatchEmbedProblem(928256, 768, 768, 196))); print(time.process_time())"
     )
     environment = os.environ | {"CUTE_KERNELS_CACHE_DIR": "off"}
     command = [sys.executable, "-c", program]
@@ -65,10 +66,10 @@ def test_epilogue_uses_packed_and_wide_instructions() -> None:
 
 
 def test_sizes_do_not_recompile() -> None:
-    other = Problem(m=17, n=1152, k=592, table_rows=729)
+    other = PatchEmbedProblem(m=17, n=1152, k=592, table_rows=729)
     assert kernel_key(make_plan(HEADLINE)) == kernel_key(make_plan(other))
     assert compile_plan(make_plan(HEADLINE)) is compile_plan(make_plan(other))
-    assert kernel_key(make_plan(HEADLINE)) != kernel_key(make_plan(HEADLINE, TileConfig(stages=3)))
+    assert kernel_key(make_plan(HEADLINE)) != kernel_key(make_plan(HEADLINE, Sm100PatchEmbedConfig(stages=3)))
 
 
 def test_resource_report_of_another_kernel_is_refused() -> None:

@@ -6,16 +6,22 @@ import dataclasses
 
 import pytest
 
-from cute_kernels.config import GemmProblem, Problem, Sm90Config, Sm90GemmConfig, TileConfig
+from cute_kernels.config import (
+    GemmProblem,
+    PatchEmbedProblem,
+    Sm90GemmConfig,
+    Sm90PatchEmbedConfig,
+    Sm100PatchEmbedConfig,
+)
 from cute_kernels.kernels.graph import Graph, Signal, graph_of, sm90_gemm_graph, sm90_graph, sm100_graph
 from cute_kernels.plan import make_plan
 
-HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
+HEADLINE = PatchEmbedProblem(m=928_256, n=768, k=768, table_rows=196)
 
 
 @pytest.mark.parametrize("warps", [4, 5])
 def test_arrivals_of_the_gemm(warps: int) -> None:
-    graph = sm100_graph(make_plan(HEADLINE, TileConfig(epilogue_warps=warps)))
+    graph = sm100_graph(make_plan(HEADLINE, Sm100PatchEmbedConfig(epilogue_warps=warps)))
     counts = {b.name: (b.stages, b.arrivals) for b in graph.barriers()}
     assert counts == {
         "operands_full": (4, 1),
@@ -28,7 +34,7 @@ def test_arrivals_of_the_gemm(warps: int) -> None:
 
 def test_barrier_slots_do_not_overlap_and_fit_their_region() -> None:
     for stages in (2, 3, 4, 5):
-        plan = make_plan(HEADLINE, TileConfig(stages=stages))
+        plan = make_plan(HEADLINE, Sm100PatchEmbedConfig(stages=stages))
         graph = sm100_graph(plan)
         slots = [slot for b in graph.barriers() for slot in range(b.slot, b.slot + b.stages)]
         assert slots == list(range(graph.slots))
@@ -61,13 +67,13 @@ def test_description_names_both_ends_and_the_signal() -> None:
 
 
 def test_barrier_names_follow_the_slots() -> None:
-    plan = make_plan(HEADLINE, TileConfig())
+    plan = make_plan(HEADLINE, Sm100PatchEmbedConfig())
     names = graph_of(plan).barrier_names()
     assert names == [f"operands_{kind}[{i}]" for kind in ("full", "empty") for i in range(4)] + [
         f"accumulator_{kind}[{i}]" for kind in ("full", "empty") for i in range(2)
     ]
     assert graph_of(plan) == sm100_graph(plan)
-    sm90 = make_plan(HEADLINE, Sm90Config())
+    sm90 = make_plan(HEADLINE, Sm90PatchEmbedConfig())
     assert graph_of(sm90) == sm90_graph(sm90)
     dense = make_plan(GemmProblem(256, 256, 256), Sm90GemmConfig())
     assert graph_of(dense) == sm90_gemm_graph(dense)

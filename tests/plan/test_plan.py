@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.config import Problem, Sm90Config, TileConfig
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.plan import ARCHS, make_plan
 
-HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
+HEADLINE = PatchEmbedProblem(m=928_256, n=768, k=768, table_rows=196)
 
 SM100_SMEM = 232_448
 SM100_TMEM_COLUMNS = 512
@@ -36,7 +36,7 @@ def test_headline_matches_the_seed_documents() -> None:
 
 def test_epilogue_rows_follow_the_lane_quarter_and_columns_are_covered_once() -> None:
     for tile_n, warps in itertools.product((128, 256), (4, 5)):
-        plan = make_plan(HEADLINE, TileConfig(tile_n=tile_n, epilogue_warps=warps))
+        plan = make_plan(HEADLINE, Sm100PatchEmbedConfig(tile_n=tile_n, epilogue_warps=warps))
         covered = {(quarter, column): 0 for quarter in range(4) for column in range(tile_n)}
         for i, (begin, end) in enumerate(plan.epilogue_columns):
             for column in range(begin, end):
@@ -57,18 +57,18 @@ def test_epilogue_rows_follow_the_lane_quarter_and_columns_are_covered_once() ->
     epilogue=st.sampled_from(["f32", "bf16x2"]),
 )
 def test_every_plan_fits_the_hardware(m, n, k, rows, tile_n, stages, warps, width, epilogue) -> None:
-    config = TileConfig(tile_n, stages, warps, width, epilogue)
+    config = Sm100PatchEmbedConfig(tile_n, stages, warps, width, epilogue)
     staging = 128 * tile_n * 2
     need = 1_024 + stages * (16_384 + 64 * tile_n) + staging
     if need > SM100_SMEM:
         with pytest.raises(ValueError, match="stages") as error:
-            make_plan(Problem(m, n, k, rows), config)
+            make_plan(PatchEmbedProblem(m, n, k, rows), config)
         fit = int(re.search(r"nearest legal value: (\d+)", str(error.value)).group(1))
-        make_plan(Problem(m, n, k, rows), dataclasses.replace(config, stages=fit))
+        make_plan(PatchEmbedProblem(m, n, k, rows), dataclasses.replace(config, stages=fit))
         with pytest.raises(ValueError):
-            make_plan(Problem(m, n, k, rows), dataclasses.replace(config, stages=fit + 1))
+            make_plan(PatchEmbedProblem(m, n, k, rows), dataclasses.replace(config, stages=fit + 1))
         return
-    plan = make_plan(Problem(m, n, k, rows), config)
+    plan = make_plan(PatchEmbedProblem(m, n, k, rows), config)
     assert plan.smem_bytes == need
     assert plan.tmem_columns <= SM100_TMEM_COLUMNS and plan.tmem_columns & (plan.tmem_columns - 1) == 0
     ends = [region.offset + region.nbytes for region in plan.smem]
@@ -101,7 +101,7 @@ def test_every_plan_fits_the_hardware(m, n, k, rows, tile_n, stages, warps, widt
 )
 def test_illegal_config_names_limit_value_and_nearest(field, value, limit, nearest) -> None:
     with pytest.raises(ValueError) as error:
-        make_plan(HEADLINE, dataclasses.replace(TileConfig(), **{field: value}))
+        make_plan(HEADLINE, dataclasses.replace(Sm100PatchEmbedConfig(), **{field: value}))
     message = str(error.value)
     assert message.startswith(f"{field} = {value!r}") and limit in message
     assert message.endswith(f"nearest legal value: {nearest}")
@@ -137,7 +137,7 @@ def test_illegal_problem_names_limit_value_and_nearest(field, value, limit, near
     assert message.endswith(f"nearest legal value: {nearest}")
 
 
-def repaired(problem: Problem, config: TileConfig | Sm90Config) -> None:
+def repaired(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig | Sm90PatchEmbedConfig) -> None:
     """Sets each field that the plan refuses to what it calls the nearest legal value, until there is a plan.
 
     A size has to be legal at once. A tunable may meet another limit later: rows of a tile are multiples of 16, and must
@@ -169,13 +169,13 @@ SIZES = st.one_of(st.integers(-100, 2000), st.integers(2**31 - 600, 2**31 + 600)
     n=SIZES,
     k=SIZES,
     config=st.builds(
-        TileConfig,
+        Sm100PatchEmbedConfig,
         *[st.integers(-300, 600)] * 4,
         st.sampled_from(["f32", "bf16x2", "f16"]),
     ),
 )
 def test_nearest_values_are_legal(m, n, k, config) -> None:
-    repaired(Problem(m, n, k), config)
+    repaired(PatchEmbedProblem(m, n, k), config)
 
 
 def test_the_table_is_indexed_with_32_bits() -> None:
@@ -189,36 +189,36 @@ def test_the_table_is_indexed_with_32_bits() -> None:
 @pytest.mark.parametrize(
     ("kind", "field", "value", "message"),
     [
-        (TileConfig, "stages", 4.0, "stages = 4.0 is float, expected an integer"),
-        (TileConfig, "stages", "4", "stages = '4' is str, expected an integer"),
-        (TileConfig, "stages", True, "stages = True is bool, expected an integer"),
-        (TileConfig, "stages", np.float32(4), "is float32, expected an integer"),
-        (TileConfig, "tile_n", None, "tile_n = None is NoneType"),
-        (TileConfig, "epilogue", 3, "epilogue = 3 is int, expected a string"),
-        (TileConfig, "epilogue", None, "epilogue = None is NoneType"),
-        (Sm90Config, "pingpong", "yes", "pingpong = 'yes' is str, expected True or False"),
-        (Sm90Config, "order", b"flat", "order = b'flat' is bytes, expected a string"),
-        (Problem, "m", 4.0, "m = 4.0 is float, expected an integer"),
-        (Problem, "n", "8", "n = '8' is str, expected an integer"),
-        (Problem, "k", True, "k = True is bool, expected an integer"),
-        (Problem, "table_rows", None, "table_rows = None is NoneType"),
-        (Problem, "in_dtype", 8, "in_dtype = 8 is int, expected a string"),
+        (Sm100PatchEmbedConfig, "stages", 4.0, "stages = 4.0 is float, expected an integer"),
+        (Sm100PatchEmbedConfig, "stages", "4", "stages = '4' is str, expected an integer"),
+        (Sm100PatchEmbedConfig, "stages", True, "stages = True is bool, expected an integer"),
+        (Sm100PatchEmbedConfig, "stages", np.float32(4), "is float32, expected an integer"),
+        (Sm100PatchEmbedConfig, "tile_n", None, "tile_n = None is NoneType"),
+        (Sm100PatchEmbedConfig, "epilogue", 3, "epilogue = 3 is int, expected a string"),
+        (Sm100PatchEmbedConfig, "epilogue", None, "epilogue = None is NoneType"),
+        (Sm90PatchEmbedConfig, "pingpong", "yes", "pingpong = 'yes' is str, expected True or False"),
+        (Sm90PatchEmbedConfig, "order", b"flat", "order = b'flat' is bytes, expected a string"),
+        (PatchEmbedProblem, "m", 4.0, "m = 4.0 is float, expected an integer"),
+        (PatchEmbedProblem, "n", "8", "n = '8' is str, expected an integer"),
+        (PatchEmbedProblem, "k", True, "k = True is bool, expected an integer"),
+        (PatchEmbedProblem, "table_rows", None, "table_rows = None is NoneType"),
+        (PatchEmbedProblem, "in_dtype", 8, "in_dtype = 8 is int, expected a string"),
     ],
 )
 def test_fields_of_another_type_are_refused_by_name(kind, field, value, message) -> None:
-    sizes = {"m": 16, "n": 16, "k": 16} if kind is Problem else {}
+    sizes = {"m": 16, "n": 16, "k": 16} if kind is PatchEmbedProblem else {}
     with pytest.raises(TypeError, match=f"{re.escape(message)}"):
         kind(**sizes | {field: value})
 
 
 def test_integers_of_other_libraries_become_python_integers() -> None:
     """A `repr` of np.int64(4) would be another key of the disk cache."""
-    config = TileConfig(stages=np.int64(4), tile_n=np.uint16(256))
-    assert repr(config) == repr(TileConfig())
-    assert repr(Problem(np.int32(16), np.int8(8), np.int64(32))) == repr(Problem(16, 8, 32))
-    assert repr(Sm90Config(pingpong=0)) == repr(Sm90Config(pingpong=False))
+    config = Sm100PatchEmbedConfig(stages=np.int64(4), tile_n=np.uint16(256))
+    assert repr(config) == repr(Sm100PatchEmbedConfig())
+    assert repr(PatchEmbedProblem(np.int32(16), np.int8(8), np.int64(32))) == repr(PatchEmbedProblem(16, 8, 32))
+    assert repr(Sm90PatchEmbedConfig(pingpong=0)) == repr(Sm90PatchEmbedConfig(pingpong=False))
     with pytest.raises(ValueError, match="pingpong = 2, allowed: True, False"):
-        Sm90Config(pingpong=2)
+        Sm90PatchEmbedConfig(pingpong=2)
 
 
 def test_unknown_architecture_and_too_small_device() -> None:
@@ -241,7 +241,7 @@ def test_every_model_of_the_table_has_a_plan() -> None:
     for k, n, positions in models:
         for s, batch in itertools.product(positions, (1, 8, 64, 512, 4736)):
             for tile_n in (128, 256):
-                plan = make_plan(Problem(batch * s, n, k, s), TileConfig(tile_n=tile_n))
+                plan = make_plan(PatchEmbedProblem(batch * s, n, k, s), Sm100PatchEmbedConfig(tile_n=tile_n))
                 assert plan.tiles * plan.tile_m * plan.tile_n >= batch * s * n
 
 

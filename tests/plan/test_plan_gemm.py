@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from bench.gemm_cases import siglip2, squares
-from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, TileConfig
+from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Sm100PatchEmbedConfig
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
 from cute_kernels.plan import ARCHS, gemm_candidates, make_plan
-from cute_kernels.plan.sm90_gemm import CANDIDATES
-from cute_kernels.plan.sm100_gemm import CANDIDATES as CANDIDATES_100
-from cute_kernels.plan.sm100_gemm import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, TUNED, WIDE
+from cute_kernels.plan.gemm.sm90 import CANDIDATES
+from cute_kernels.plan.gemm.sm100 import CANDIDATES as CANDIDATES_100
+from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, TUNED, WIDE
 
 
 def square(size: int, **facts) -> GemmProblem:
@@ -269,8 +269,8 @@ def test_a_split_that_the_default_tile_is_too_large_for_names_the_way(config, se
 
 
 def test_configs_of_other_kernels_and_architectures_are_refused() -> None:
-    with pytest.raises(TypeError, match="TileConfig, sm_100a takes Sm100GemmConfig"):
-        make_plan(square(512), TileConfig())
+    with pytest.raises(TypeError, match="Sm100PatchEmbedConfig, sm_100a takes Sm100GemmConfig"):
+        make_plan(square(512), Sm100PatchEmbedConfig())
     with pytest.raises(TypeError, match="Sm90GemmConfig, sm_100a takes Sm100GemmConfig"):
         make_plan(square(512), Sm90GemmConfig(), "sm_100a")
     with pytest.raises(ValueError, match="sm_count = 0 .*nearest legal value: 1"):

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.config import Problem, Sm90Config, TileConfig
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.plan import make_plan
 from tests.plan.test_plan import repaired
 
-HEADLINE = Problem(m=928_256, n=768, k=768, table_rows=196)
+HEADLINE = PatchEmbedProblem(m=928_256, n=768, k=768, table_rows=196)
 SMEM = 232_448
 
 
 def test_headline() -> None:
     """37 tiles of 128 images at 196 positions, six slabs of 128 features in three groups of 22 clusters."""
     plan = make_plan(HEADLINE, arch="sm_90a")
-    assert plan.config == Sm90Config(128, 2, 6, 2, 2, "registers", "position", True, "f32")
+    assert plan.config == Sm90PatchEmbedConfig(128, 2, 6, 2, 2, "registers", "position", True, "f32")
     assert (plan.row_tiles, plan.positions, plan.tiles) == (37, 196, 7252)
     assert (plan.slabs, plan.groups, plan.clusters, plan.grid) == (6, 3, 66, (132, 1, 1))
     assert plan.smem_bytes == 1_024 + 6 * 32_768 + 2 * 16_384
@@ -41,7 +41,9 @@ def test_headline() -> None:
     sm_count=st.sampled_from([1, 2, 66, 132]),
 )
 def test_every_problem_has_a_default_plan_that_fits(batch, positions, n, k, table, sm_count) -> None:
-    plan = make_plan(Problem(batch * positions, n, k, positions if table else 0), arch="sm_90a", sm_count=sm_count)
+    plan = make_plan(
+        PatchEmbedProblem(batch * positions, n, k, positions if table else 0), arch="sm_90a", sm_count=sm_count
+    )
     assert plan.smem_bytes <= SMEM
     registers = plan.consumer_registers * 128 * plan.config.warpgroups + plan.producer_registers * 128
     assert registers <= 65_536
@@ -66,7 +68,7 @@ def test_every_problem_has_a_default_plan_that_fits(batch, positions, n, k, tabl
     k=st.integers(1, 96).map(lambda i: 16 * i),
 )
 def test_configs_fit_or_name_what_does_not(rows, warpgroups, stages, stage_blocks, cluster, weight, k) -> None:
-    config = Sm90Config(rows, warpgroups, stages, stage_blocks, cluster, weight)
+    config = Sm90PatchEmbedConfig(rows, warpgroups, stages, stage_blocks, cluster, weight)
     problem = dataclasses.replace(HEADLINE, k=k)
     k_blocks = -(-k // 128)
     registers = rows // 2 + 32 + (16 * k_blocks if weight == "registers" else 0)
@@ -94,19 +96,19 @@ def test_configs_fit_or_name_what_does_not(rows, warpgroups, stages, stage_block
     k=st.integers(-5, 5000),
     rows=st.integers(-5, 100),
     config=st.builds(
-        Sm90Config,
+        Sm90PatchEmbedConfig,
         *[st.integers(-3, 400), st.integers(-1, 6), st.integers(-1, 40), st.integers(-1, 8), st.integers(-1, 9)],
         *[st.sampled_from(values) for values in (["registers", "streamed"], ["position", "flat", "snake"])],
         tile_positions=st.integers(-1, 40),
     ),
 )
 def test_nearest_values_are_legal(m, n, k, rows, config) -> None:
-    repaired(Problem(m, n, k, rows), config)
+    repaired(PatchEmbedProblem(m, n, k, rows), config)
 
 
 def test_a_stage_of_which_two_do_not_fit_is_made_smaller() -> None:
     """A stage of 4 blocks of 256 rows and 128 features is 196,608 B; beside 66,560 B two stages of one block fit."""
-    config = Sm90Config(tile_rows=256, stages=2, stage_blocks=4, weight="streamed")
+    config = Sm90PatchEmbedConfig(tile_rows=256, stages=2, stage_blocks=4, weight="streamed")
     with pytest.raises(ValueError, match=r"stage_blocks = 4 .*nearest legal value: 1"):
         make_plan(HEADLINE, config)
     assert make_plan(HEADLINE, dataclasses.replace(config, stage_blocks=1)).smem_bytes == 66_560 + 2 * 49_152
@@ -115,7 +117,7 @@ def test_a_stage_of_which_two_do_not_fit_is_made_smaller() -> None:
 @pytest.mark.parametrize(("rows", "wanted", "nearest"), [(16, 65, 64), (16, 10**9, 64), (128, 100, 13)])
 def test_barriers_of_all_stages_fit_their_region(rows, wanted, nearest) -> None:
     """Two barriers of 8 B a stage in 1,024 B; of 128 rows, 13 stages of 16,384 B fit beside 17,408 B."""
-    config = Sm90Config(tile_rows=rows, warpgroups=1, stage_blocks=1, cluster=1)
+    config = Sm90PatchEmbedConfig(tile_rows=rows, warpgroups=1, stage_blocks=1, cluster=1)
     with pytest.raises(ValueError, match=rf"^stages = {wanted} .*hold those of 64 stages; nearest .*: {nearest}$"):
         make_plan(HEADLINE, dataclasses.replace(config, stages=wanted))
     plan = make_plan(HEADLINE, dataclasses.replace(config, stages=nearest))
@@ -151,7 +153,7 @@ def test_the_table_is_indexed_with_32_bits() -> None:
 )
 def test_illegal_config_names_limit_value_and_nearest(field, value, limit, nearest) -> None:
     with pytest.raises(ValueError) as error:
-        make_plan(HEADLINE, dataclasses.replace(Sm90Config(), **{field: value}))
+        make_plan(HEADLINE, dataclasses.replace(Sm90PatchEmbedConfig(), **{field: value}))
     message = str(error.value)
     assert message.startswith(f"{field} = {value!r}") and limit in message
     assert message.endswith(f"nearest legal value: {nearest}")
@@ -160,19 +162,22 @@ def test_illegal_config_names_limit_value_and_nearest(field, value, limit, neare
 @pytest.mark.parametrize(
     ("config", "rule"),
     [
-        (Sm90Config(tile_rows=96, tile_positions=3), "each of 2 CTAs"),
-        (Sm90Config(tile_positions=2, order="flat"), "in flat order the rows of a tile are consecutive ones"),
-        (Sm90Config(256, weight="streamed", stage_blocks=1, tile_positions=32), "position order has 20 positions"),
+        (Sm90PatchEmbedConfig(tile_rows=96, tile_positions=3), "each of 2 CTAs"),
+        (Sm90PatchEmbedConfig(tile_positions=2, order="flat"), "in flat order the rows of a tile are consecutive ones"),
+        (
+            Sm90PatchEmbedConfig(256, weight="streamed", stage_blocks=1, tile_positions=32),
+            "position order has 20 positions",
+        ),
     ],
 )
 def test_positions_of_a_tile_are_shared_by_the_cluster_and_belong_to_position_order(config, rule) -> None:
     with pytest.raises(ValueError, match=rf"^tile_positions = {config.tile_positions} .*{rule}.*legal value: 1$"):
-        make_plan(Problem(20 * 4736, 768, 768, 20), config)
+        make_plan(PatchEmbedProblem(20 * 4736, 768, 768, 20), config)
 
 
 def test_tiles_of_several_positions_cover_all_rows() -> None:
     """37 images of 196 positions in tiles of 8 by 16: 5 x 13."""
-    plan = make_plan(Problem(37 * 196, 768, 768, 196), Sm90Config(tile_positions=16))
+    plan = make_plan(PatchEmbedProblem(37 * 196, 768, 768, 196), Sm90PatchEmbedConfig(tile_positions=16))
     assert (plan.config.order, plan.tile_images) == ("position", 8)
     assert (plan.row_tiles, plan.position_tiles, plan.tiles) == (5, 13, 65)
     described = dict(plan.describe())
@@ -182,52 +187,56 @@ def test_tiles_of_several_positions_cover_all_rows() -> None:
 
 def test_flat_order_is_described_as_consecutive_rows() -> None:
     """8 images of 196 positions are 24.5 times 64 rows; no tile holds 64 images."""
-    described = dict(make_plan(Problem(8 * 196, 768, 768, 196), Sm90Config(tile_rows=64, order="flat")).describe())
+    described = dict(
+        make_plan(
+            PatchEmbedProblem(8 * 196, 768, 768, 196), Sm90PatchEmbedConfig(tile_rows=64, order="flat")
+        ).describe()
+    )
     assert described["rows of a tile"] == "consecutive, image after image"
     assert described["tiles"] == "25, flat order"
 
 
 def test_large_k_streams_the_weight() -> None:
     with pytest.raises(ValueError, match=r"weight = 'registers'.*nearest legal value: 'streamed'"):
-        make_plan(dataclasses.replace(HEADLINE, k=2048), Sm90Config(tile_rows=16))
+        make_plan(dataclasses.replace(HEADLINE, k=2048), Sm90PatchEmbedConfig(tile_rows=16))
     assert make_plan(dataclasses.replace(HEADLINE, k=2048), arch="sm_90a").config.weight == "streamed"
 
 
 def test_position_order_needs_whole_images() -> None:
     with pytest.raises(ValueError, match=r"order = 'position'.*196 positions.*nearest legal value: 'flat'"):
-        make_plan(dataclasses.replace(HEADLINE, m=1000), Sm90Config(order="position"))
+        make_plan(dataclasses.replace(HEADLINE, m=1000), Sm90PatchEmbedConfig(order="position"))
     assert make_plan(dataclasses.replace(HEADLINE, m=1000), arch="sm_90a").config.order == "flat"
 
 
 def test_what_a_config_leaves_open_is_chosen_by_the_problem() -> None:
     """Position order for whole images that fill half a tile, and the stages of two tiles if they fit."""
     for images, order in ((63, "flat"), (64, "position")):
-        assert make_plan(dataclasses.replace(HEADLINE, m=images * 196), Sm90Config()).config.order == order
-    assert make_plan(dataclasses.replace(HEADLINE, m=1000), Sm90Config()).config.order == "flat"
-    assert make_plan(dataclasses.replace(HEADLINE, table_index=True), Sm90Config()).config.order == "flat"
-    assert make_plan(dataclasses.replace(HEADLINE, table_rows=1), Sm90Config()).config.order == "position"
-    assert make_plan(HEADLINE, Sm90Config()).config.stages == 6  # two tiles of three stages
-    assert make_plan(HEADLINE, Sm90Config(weight="streamed")).config.stages == 3  # what fits
+        assert make_plan(dataclasses.replace(HEADLINE, m=images * 196), Sm90PatchEmbedConfig()).config.order == order
+    assert make_plan(dataclasses.replace(HEADLINE, m=1000), Sm90PatchEmbedConfig()).config.order == "flat"
+    assert make_plan(dataclasses.replace(HEADLINE, table_index=True), Sm90PatchEmbedConfig()).config.order == "flat"
+    assert make_plan(dataclasses.replace(HEADLINE, table_rows=1), Sm90PatchEmbedConfig()).config.order == "position"
+    assert make_plan(HEADLINE, Sm90PatchEmbedConfig()).config.stages == 6  # two tiles of three stages
+    assert make_plan(HEADLINE, Sm90PatchEmbedConfig(weight="streamed")).config.stages == 3  # what fits
 
 
 def test_an_index_needs_flat_order_and_a_table() -> None:
     with pytest.raises(ValueError, match=r"order = 'position'.*own table row; nearest legal value: 'flat'"):
-        make_plan(dataclasses.replace(HEADLINE, table_index=True), Sm90Config(order="position"))
+        make_plan(dataclasses.replace(HEADLINE, table_index=True), Sm90PatchEmbedConfig(order="position"))
     for arch in ("sm_90a", "sm_100a"):
         with pytest.raises(ValueError, match="table_index = True.*no table"):
             make_plan(dataclasses.replace(HEADLINE, table_rows=0, table_index=True), arch=arch)
 
 
 def test_config_and_architecture_must_agree() -> None:
-    assert make_plan(HEADLINE, Sm90Config()).arch.name == "sm_90a"
-    assert make_plan(HEADLINE, TileConfig()).arch.name == "sm_100a"
-    with pytest.raises(TypeError, match="Sm90Config, sm_100a takes TileConfig"):
-        make_plan(HEADLINE, Sm90Config(), arch="sm_100a")
+    assert make_plan(HEADLINE, Sm90PatchEmbedConfig()).arch.name == "sm_90a"
+    assert make_plan(HEADLINE, Sm100PatchEmbedConfig()).arch.name == "sm_100a"
+    with pytest.raises(TypeError, match="Sm90PatchEmbedConfig, sm_100a takes Sm100PatchEmbedConfig"):
+        make_plan(HEADLINE, Sm90PatchEmbedConfig(), arch="sm_100a")
 
 
 @pytest.mark.parametrize(("warpgroups", "cluster"), list(itertools.product((1, 2, 3), (1, 2))))
 def test_arrivals_and_named_barriers(warpgroups: int, cluster: int) -> None:
-    config = Sm90Config(tile_rows=64, warpgroups=warpgroups, cluster=cluster)
+    config = Sm90PatchEmbedConfig(tile_rows=64, warpgroups=warpgroups, cluster=cluster)
     graph = sm90_graph(make_plan(HEADLINE, config))
     counts = {b.name: (b.stages, b.arrivals) for b in graph.barriers()}
     assert counts == {"operands_full": (6, 1), "operands_empty": (6, warpgroups * cluster)}
@@ -239,8 +248,10 @@ def test_arrivals_and_named_barriers(warpgroups: int, cluster: int) -> None:
 @pytest.mark.parametrize(("warpgroups", "largest"), [(1, 256), (2, 256), (3, 192)])
 def test_accumulators_fit_the_registers_that_a_thread_starts_with(warpgroups: int, largest: int) -> None:
     """ptxas refuses tile_rows = 208 with three warpgroups: 512 threads begin with 128 registers each."""
-    problem = Problem(1000, 768, 768)
-    config = Sm90Config(tile_rows=largest, warpgroups=warpgroups, stage_blocks=1, cluster=1, weight="streamed")
+    problem = PatchEmbedProblem(1000, 768, 768)
+    config = Sm90PatchEmbedConfig(
+        tile_rows=largest, warpgroups=warpgroups, stage_blocks=1, cluster=1, weight="streamed"
+    )
     assert make_plan(problem, config).config.tile_rows == largest
     if largest < 256:
         with pytest.raises(ValueError, match=f"512 threads is 128; nearest legal value: {largest}"):
@@ -249,4 +260,4 @@ def test_accumulators_fit_the_registers_that_a_thread_starts_with(warpgroups: in
 
 def test_a_problem_that_fits_no_configuration_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="table_rows = 33.*32 bits"):
-        make_plan(Problem(33, 2**31 - 256, 768, 33), arch="sm_90a")
+        make_plan(PatchEmbedProblem(33, 2**31 - 256, 768, 33), arch="sm_90a")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cutlass import Boolean, Int32
 
-from cute_kernels.plan import Sm100GemmPlan, Sm100Plan
+from cute_kernels.plan import Sm100GemmPlan, Sm100PatchEmbedPlan
 
 PAIR = 0b11
 """CTA mask of the first pair of a cluster."""
@@ -69,7 +69,7 @@ class ClusterPlace:
         return sum(1 << 2 * i for i in range(self.pairs[0])) << (2 * self.pairs[0] * self.n)
 
 
-def cluster_place(plan: Sm100Plan | Sm100GemmPlan, cluster_rank: Int32) -> ClusterPlace:
+def cluster_place(plan: Sm100PatchEmbedPlan | Sm100GemmPlan, cluster_rank: Int32) -> ClusterPlace:
     """The place of the CTA of a cluster rank; masks are constants where the cluster is one pair."""
     if plan.ctas == plan.cta_group:
         return ClusterPlace(cluster_rank)

@@ -10,12 +10,12 @@ from cutlass.cute.nvgpu import cpasync
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.pipes import init_barriers
-from cute_kernels.plan import Sm100GemmPlan, Sm100Plan
+from cute_kernels.plan import Sm100GemmPlan, Sm100PatchEmbedPlan
 
 
 @cute.jit
 def begin(
-    plan: cutlass.Constexpr[Sm100Plan | Sm100GemmPlan],
+    plan: cutlass.Constexpr[Sm100PatchEmbedPlan | Sm100GemmPlan],
     graph: cutlass.Constexpr[Graph],
     warp: Int32,
     barriers: cute.Pointer,
@@ -40,7 +40,7 @@ def begin(
 
 
 @cute.jit
-def end(plan: cutlass.Constexpr[Sm100Plan | Sm100GemmPlan], warp: Int32, accumulators: cute.Tensor) -> None:
+def end(plan: cutlass.Constexpr[Sm100PatchEmbedPlan | Sm100GemmPlan], warp: Int32, accumulators: cute.Tensor) -> None:
     """Frees tensor memory once all CTAs of the cluster are done."""
     # No CTA may leave, or free tensor memory, while another still signals its barriers or reads its half.
     ptx.tcgen05_fence_before_thread_sync()
@@ -51,7 +51,7 @@ def end(plan: cutlass.Constexpr[Sm100Plan | Sm100GemmPlan], warp: Int32, accumul
         cute.arch.dealloc_tmem(accumulators.iterator, plan.tmem_columns, is_two_cta=True)
 
 
-def clusters_of_grid(plan: Sm100Plan | Sm100GemmPlan) -> Int32:
+def clusters_of_grid(plan: Sm100PatchEmbedPlan | Sm100GemmPlan) -> Int32:
     """Clusters in a one-dimensional grid."""
     grid = cute.arch.grid_dim()
     return grid[0] // plan.ctas

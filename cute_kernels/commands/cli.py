@@ -1,0 +1,426 @@
+"""The command line: ``cute-kernels demo``, ``plan``, ``ptx KERNEL``, ``emulate SCRIPT``, ``cache`` and ``doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import os
+import sys
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cute_kernels import __version__, files
+from cute_kernels.config import GemmProblem, PatchEmbedProblem
+from cute_kernels.emulator import command
+from cute_kernels.plan import CONFIG_TYPES, GEMM_CONFIG_TYPES, Plan, make_plan
+from cute_kernels.siglip.models import ARCHITECTURES
+
+# Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
+CHOICES = {
+    "patch-embed": {
+        "sm_100a": {"tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64)},
+        "sm_90a": {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
+    },
+    "gemm": {
+        "sm_100a": {
+            "block_m": (128, 256), "tile_n": (64, 128, 256), "cluster_m": (2, 4), "cluster_n": (1, 2),
+            "accumulators": (1, 2),
+        },
+        "sm_90a": {
+            "tile_m": (64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "cluster_m": (1, 2, 4),
+            "cluster_n": (1, 2, 4), "split_k": (1, 2, 4, 8),
+        },
+    },
+}  # fmt: skip
+
+MEANINGS = {("sm_90a", "stages", 0): "two tiles' worth, or what fits"}
+"""What a default stands for where its number does not say it, by architecture and field."""
+
+KINDS = {"patch-embed": CONFIG_TYPES, "gemm": GEMM_CONFIG_TYPES}
+"""Of each kernel, the class of its tunables by architecture."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        Exit status: 0 on success, 1 if a result is wrong, the emulator reports a fault or nobody reads the output, 2 if
+        the arguments cannot be used or a file cannot be read or written, 130 after an interrupt.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        status = options.run(options)
+        if sys.stdout is not None:  # closed by the caller's shell
+            sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print("cute-kernels: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        _discard_output()
+        return 1
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"cute-kernels: error: {' '.join(str(error).split())}", file=sys.stderr)
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:
+            _discard_output()
+        return 2
+    except Exception as error:
+        from cute_kernels.emulator.errors import EmulatorError
+
+        if not isinstance(error, EmulatorError):
+            raise
+        print(f"cute-kernels: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _discard_output() -> None:
+    """What is still in the buffer cannot be written, and the interpreter's own attempt when it exits must not fail."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except io.UnsupportedOperation:  # not a file
+        return
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_demo(commands)
+    _add_plan(commands)
+    _add_ptx(commands)
+    command.add_parser(commands)
+    _add_cache(commands)
+    _add_doctor(commands)
+    return parser
+
+
+def _count(text: str) -> int:
+    """A positive integer, as argparse's ``type``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**63 - 1")
+    return int(text)
+
+
+def _add_config(parser: argparse.ArgumentParser, *kernels: str) -> None:
+    """``--arch`` and ``--set`` for these kernels; the plan judges the values."""
+    lines = []
+    for kernel in kernels:
+        for arch, kind in KINDS[kernel].items():
+            fields = dataclasses.fields(kind)
+            tunables = ", ".join(
+                _describe(kind, field, CHOICES[kernel][arch], MEANINGS.get((arch, field.name, field.default), ""))
+                for field in fields
+            )
+            lines.append(f"{kernel}, {arch} ({kind.__name__}): {tunables}.")
+    group = parser.add_argument_group("the kernel", " ".join(lines))
+    group.add_argument(
+        "--arch", choices=tuple(CONFIG_TYPES), default="sm_100a", help="target architecture (default: %(default)s)"
+    )
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="settings",
+        help="a tunable of the kernel, any number of times; the others keep the values above. Without any, the plan "
+        "chooses for the problem",
+    )
+
+
+def _describe(config: type, field: dataclasses.Field, legal: dict[str, tuple[int, ...]], meaning: str) -> str:
+    kind = typing.get_type_hints(config)[field.name]
+    choices = legal.get(field.name, (True, False) if kind is bool else typing.get_args(kind))
+    default = f"{field.name}={_spelled(field.default)}" + (f" ({meaning})" if meaning else "")
+    return f"{default} of {{{', '.join(map(_spelled, choices))}}}" if choices else default
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _config(options: argparse.Namespace, kernel: str) -> Any:
+    """The configuration of ``--arch`` and ``--set``; None, for the plan's choice, without ``--set``.
+
+    Raises:
+        ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
+    """
+    kind = KINDS[kernel][options.arch]
+    kinds = {field.name: type(field.default) for field in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for setting in options.settings:
+        name, separator, text = setting.partition("=")
+        name = name.strip().replace("-", "_")
+        if not separator or name not in kinds:
+            raise ValueError(f"--set {setting}: expected FIELD=VALUE; fields for {options.arch}: {', '.join(kinds)}")
+        if name in values:
+            raise ValueError(f"--set {setting}: {name} is set twice")
+        values[name] = _parsed(setting, text.strip(), kinds[name])
+    return kind(**values) if values else None
+
+
+def _parsed(setting: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"--set {setting}: expected true or false")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"--set {setting}: expected an integer") from None
+
+
+def _add_problem(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the problem of patch-embed")
+    group.add_argument("--batch", type=_count, default=1, help="images (default: %(default)s)")
+    group.add_argument("--positions", type=_count, default=196, help="patches per image (default: %(default)s)")
+    group.add_argument("--features", type=_count, default=768, help="N (default: %(default)s)")
+    group.add_argument("--in-features", type=_count, default=768, help="K, before zero-padding (default: %(default)s)")
+    group.add_argument(
+        "--table",
+        choices=("positions", "bias", "none"),
+        default="positions",
+        help="what the epilogue adds: bias and position embedding, bias only, nothing (default: %(default)s)",
+    )
+    group.add_argument(
+        "--scale",
+        choices=("value", "pointer"),
+        default="value",
+        help="scale as a launch parameter or read from device memory (default: %(default)s)",
+    )
+    of_patch_embed = [action.dest for action in group._group_actions]
+    group = parser.add_argument_group("the problem of gemm")
+    for name, meaning in (("m", "rows of a"), ("n", "rows of b"), ("k", "elements of a row")):
+        group.add_argument(f"--{name}", type=_count, default=4096, help=f"{meaning} (default: %(default)s)")
+    group.add_argument("--batches", type=_count, default=1, help="products (default: %(default)s)")
+    dtypes = ("bfloat16", "float16", "float32")
+    for name, remark in (("in", "; float32 is multiplied as TF32"), ("out", "")):
+        group.add_argument(f"--{name}-dtype", choices=dtypes, default="bfloat16", help=f"default: %(default)s{remark}")
+    group.add_argument("--bias", action="store_true", help="add a bias")
+    of_gemm = [action.dest for action in group._group_actions]
+    parser.set_defaults(foreign={"patch-embed": of_gemm, "gemm": of_patch_embed}, parser=parser)
+
+
+def _plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
+    for name in options.foreign[options.kernel]:
+        if getattr(options, name) != options.parser.get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} is no option of {options.kernel}")
+    config = _config(options, options.kernel)
+    if options.kernel == "gemm":
+        sizes = (options.m, options.n, options.k, options.batches)
+        product = GemmProblem(*sizes, options.in_dtype, options.out_dtype, options.bias)
+        return make_plan(product, config, options.arch, sm_count=sm_count)
+    problem = PatchEmbedProblem(
+        m=options.batch * options.positions,
+        n=options.features,
+        k=-(-options.in_features // 16) * 16,
+        table_rows={"positions": options.positions, "bias": 1, "none": 0}[options.table],
+        scale_source=options.scale,
+    )
+    return make_plan(problem, config, options.arch, sm_count=sm_count)
+
+
+# --- demo ------------------------------------------------------------------------------------------------------------
+
+
+def _add_demo(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="photographs to patch embeddings, compared with two references and drawn",
+        description="Embeds the patches of photographs with the fused FP8 kernel, compares the result bit for bit with "
+        "a torch reference and numerically with FP32, and draws it. Exits with 1 if a single bit differs.",
+    )
+    parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="local Hugging Face SigLIP or SigLIP2 checkpoint")
+    parser.add_argument(
+        "--architecture",
+        default="base-p16",
+        choices=ARCHITECTURES,
+        help="shape of the seeded weights used without --model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--image-size", type=_count, default=224, help="whole patches, for seeded weights (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=_seed, default=0, help="of weights and schedule (default: %(default)s)")
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "emulator"),
+        default="auto",
+        help="auto: a GPU of compute capability 10.0 for sm_100a, otherwise the emulator (default: %(default)s)",
+    )
+    parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a timeline of the emulated launch for https://ui.perfetto.dev"
+    )
+    _add_config(parser, "patch-embed")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from cute_kernels.commands.demo import DemoOptions, run_demo
+
+    if options.model is not None and (options.architecture, options.image_size) != ("base-p16", 224):
+        raise ValueError("--architecture and --image-size belong to seeded weights; --model brings its own")
+    demo = DemoOptions(
+        images=options.images,
+        model=options.model,
+        architecture=options.architecture,
+        image_size=options.image_size,
+        seed=options.seed,
+        backend=options.backend,
+        arch=options.arch,
+        config=_config(options, "patch-embed"),
+        output=options.output,
+        trace=options.trace,
+    )
+    console = Console()
+    mismatches = run_demo(demo, console)
+    if options.trace is not None and options.trace.exists():
+        console.print(f"timeline: {options.trace.resolve()}; open it with https://ui.perfetto.dev", soft_wrap=True)
+    if mismatches:
+        console.print(f"[bold red]FAILED: {mismatches:,} elements differ from the torch reference[/]")
+    return 1 if mismatches else 0
+
+
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+def _add_plan(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="say how a problem would be run, or why it cannot be",
+        description="Plans a launch and prints tiles, warp roles and the shared- and tensor-memory budget. Compiles "
+        "nothing and needs no GPU.",
+    )
+    parser.add_argument("kernel", nargs="?", choices=tuple(KINDS), default="patch-embed", help="default: %(default)s")
+    _add_problem(parser)
+    parser.add_argument("--sm-count", type=_count, help="multiprocessors (default: those of a B200 or H200)")
+    _add_config(parser, *KINDS)
+    parser.set_defaults(run=_plan)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    plan = _plan_of(options, options.sm_count)
+    config = ", ".join(f"{name}={_spelled(value)}" for name, value in dataclasses.asdict(plan.config).items())
+    rows = [*plan.describe(), ("grid, cluster", f"{plan.grid}, {plan.cluster}"), ("config", config)]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:{width}}  {value}")
+    return 0
+
+
+# --- ptx -------------------------------------------------------------------------------------------------------------
+
+
+def _add_ptx(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "ptx",
+        help="write a kernel's PTX and how to launch it",
+        description="Compiles a kernel (no GPU needed) and writes its PTX, and beside it a JSON file with the facts of "
+        "a launch: entry, parameters, grid, cluster, block, shared memory, registers.",
+    )
+    parser.add_argument("kernel", choices=tuple(KINDS))
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE",
+        help="PTX file; facts go to FILE.json (default: patch_embed.ptx or gemm.ptx)",
+    )  # fmt: skip
+    _add_problem(parser)
+    _add_config(parser, *KINDS)
+    parser.set_defaults(run=_ptx)
+
+
+def _ptx(options: argparse.Namespace) -> int:
+    from cute_kernels.compile import compile_plan
+    from cute_kernels.runtime.launch_facts import launch_facts
+
+    output = options.output or Path(options.kernel.replace("-", "_") + ".ptx")
+    files.check_output(output)
+    facts_path = output.with_name(output.name + ".json")
+    files.check_output(facts_path)
+    plan = _plan_of(options)
+    artifact = compile_plan(plan)
+    files.write_text(output, artifact.ptx)
+    files.write_text(facts_path, json.dumps(launch_facts(plan, artifact), indent=2) + "\n")
+    print(f"{output}\n{facts_path}")
+    return 0
+
+
+# --- cache -----------------------------------------------------------------------------------------------------------
+
+
+def _add_cache(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "cache",
+        help="list or clear the compiled kernels on disk",
+        description="Lists the compiled kernels on disk and verifies each, or deletes them all and what was tuned. "
+        "CUTE_KERNELS_CACHE_DIR chooses the directory, an absolute path; off keeps kernels in memory only.",
+    )
+    parser.add_argument("--clear", action="store_true", help="delete every entry and lock, nothing else")
+    parser.set_defaults(run=_cache)
+
+
+def _cache(options: argparse.Namespace) -> int:
+    from cute_kernels.runtime import kernel_cache as cache
+    from cute_kernels.tuning import store as tuned
+
+    root = cache.directory()
+    if root is None:
+        print("the cache is off (CUTE_KERNELS_CACHE_DIR=off)")
+        return 0
+    if options.clear:
+        forgotten = tuned.clear()
+        deleted = cache.clear(root)
+        print(f"{deleted} kernels deleted from {root}; {forgotten} tuned configurations too; other files stay")
+        return 0
+    entries = cache.list_entries(root)
+    if entries:
+        # A line each, however long: a key broken over the lines of a narrow column can be neither read nor searched.
+        width = max(len(entry.problem or "yes") for entry in entries)
+        print(f"{'entry':12}  {'bytes':>10}  {'usable':{width}}  kernel")
+        for entry in sorted(entries, key=lambda entry: entry.problem or ""):
+            usable = entry.problem or "yes"
+            print(f"{entry.path.name[:12]:12}  {entry.nbytes:10,}  {usable:{width}}  {entry.key}")
+    nbytes = sum(entry.nbytes for entry in entries)
+    print(f"{len(entries)} kernels, {nbytes:,} bytes, and {len(tuned.files())} tuned configurations in {root}")
+    return 0
+
+
+# --- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def _add_doctor(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="describe the environment and say what is wrong with it",
+        description="Prints GPU, driver, CUDA and package versions and the cache, and how to mend what is wrong. Exits "
+        "with 1 if something is.",
+    )
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from cute_kernels.commands import doctor
+
+    findings = doctor.diagnose(doctor.inspect_environment())
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        print(f"{finding.status:5}  {finding.subject:{width}}  {finding.text}")
+        if finding.remedy:
+            print(f"{'':5}  {'':{width}}  -> {finding.remedy}")
+    return 1 if any(finding.status == "wrong" for finding in findings) else 0

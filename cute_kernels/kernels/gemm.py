@@ -1,0 +1,135 @@
+"""What the dense GEMM's kernels have in common on every architecture: host entry, views of its tensors, rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.staging import staging_layout
+from cute_kernels.plan import GemmPlan
+from cute_kernels.plan.base import ITEMSIZE
+
+ELEMENT_TYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
+
+OPERAND_TYPES = ELEMENT_TYPES | {"float32": cutlass.TFloat32}
+"""What the tensor core multiplies. A tensor map of TF32 makes TMA round FP32 on its way to shared memory."""
+
+Tma = tuple[cute.CopyAtom, cute.Tensor]
+"""A TMA load and the view of the tensor that it loads from."""
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, bias and sizes in tiles."""
+
+    tiled_mma: cute.TiledMma
+    a_atom: cute.CopyAtom
+    a: cute.Tensor
+    b_atom: cute.CopyAtom
+    b: cute.Tensor
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    bias: cute.Tensor | None
+    m_tiles: Int32
+    n_tiles: Int32
+    batches: Int32
+    k_blocks: Int32
+
+
+class GemmHost:
+    """Host entry for one plan. Sizes are launch arguments: one compiled kernel serves all of them.
+
+    A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`.
+
+    Attributes:
+        plan, graph: what the kernel does, its roles and barriers.
+        dtype: what the tensor core multiplies.
+    """
+
+    def __init__(self, plan: GemmPlan, graph: Graph) -> None:
+        self.plan, self.graph = plan, graph
+        self.dtype = OPERAND_TYPES[plan.problem.in_dtype]
+
+    def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
+        """The tensor-core instruction, and the loads of ``a`` and ``b``, each ``[rows, K, batches]``."""
+        raise NotImplementedError
+
+    @cute.jit
+    def __call__(
+        self,
+        a_pointer: cute.Pointer,
+        b_pointer: cute.Pointer,
+        bias_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        batches: Int32,
+        clusters: Int32,
+        stream,
+    ) -> None:
+        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
+        plan, problem = self.plan, self.plan.problem
+        a = matrices(a_pointer, m, k, k, batches, problem.in_dtype)
+        b = matrices(b_pointer, n, k, k, batches, problem.in_dtype)
+        out = matrices(out_pointer, m, n, out_pitch(plan, n), batches, problem.out_dtype)
+        tiled_mma, a_tma, b_tma = self.operands(a, b)
+        box = (plan.store_rows, plan.store_columns)
+        out_tma = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box)
+        arguments = DeviceArguments(
+            tiled_mma, a_tma[0], a_tma[1], b_tma[0], b_tma[1], out_tma.atom, out_tma.tma_tensor,
+            bias_view(bias_pointer, plan, n), cute.ceil_div(m, plan.cluster_rows),
+            cute.ceil_div(n, plan.cluster_columns), batches, cute.ceil_div(k, plan.tile_k),
+        )  # fmt: skip
+        launch_clusters(self.kernel(arguments), plan, clusters, stream)
+
+
+def matrices(
+    pointer: cute.Pointer, rows: Int32, columns: Int32, pitch: Int32, batches: Int32, dtype: str
+) -> cute.Tensor:
+    """``[rows, columns, batches]``, every row ``pitch`` elements after the one before; rows on 16 bytes, as TMA needs.
+
+    The stride between batches is 64-bit: outputs have more than 2^31 elements.
+    """
+    divisor = 16 // ITEMSIZE[dtype]
+    pitch = cute.assume(pitch, divby=divisor)
+    stride = cute.assume(Int64(rows) * Int64(pitch), divby=divisor)
+    return cute.make_tensor(pointer, cute.make_layout((rows, columns, batches), stride=(pitch, 1, stride)))
+
+
+def out_pitch(plan: GemmPlan, n: Int32) -> Int32:
+    """Elements from one output row to the next: `GemmPlan.out_pitch` of this launch's N."""
+    divisor = 16 // ITEMSIZE[plan.problem.out_dtype]
+    return cute.ceil_div(n, divisor) * divisor
+
+
+def bias_view(pointer: cute.Pointer | None, plan: GemmPlan, n: Int32) -> cute.Tensor | None:
+    """FP32 values of all columns of all tiles."""
+    if pointer is None:
+        return None
+    return cute.make_tensor(pointer, cute.make_layout(cute.ceil_div(n, plan.cluster_columns) * plan.cluster_columns))
+
+
+@cute.jit
+def add_round(accumulator: cute.Tensor, bias: cute.Tensor | None, dtype: cutlass.Constexpr) -> cute.Tensor:
+    """``accumulator + bias`` in ``dtype``, elementwise over one thread's registers: one addition, one conversion.
+
+    Args:
+        accumulator: FP32 registers; overwritten.
+        bias: FP32 registers of the same count, or None.
+        dtype: element type of the result.
+    """
+    if cutlass.const_expr(bias is not None):
+        for i in cutlass.range_constexpr(cute.size(accumulator)):
+            accumulator[i] = accumulator[i] + bias[i]
+    if cutlass.const_expr(dtype is Float32):
+        return accumulator
+    out = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), dtype)
+    out.store(accumulator.load().to(dtype))
+    return out

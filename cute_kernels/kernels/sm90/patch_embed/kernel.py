@@ -1,0 +1,266 @@
+"""The persistent FP8 GEMM with a fused epilogue for Hopper: allocate, build pipes, dispatch to roles.
+
+Consumer warpgroups own 64 output features each and walk the rows of ``x``, which one TMA warp streams through shared
+memory. The weight stays in registers (or is streamed along), the accumulators are stored transposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from cute_kernels.kernels.graph import sm90_graph
+from cute_kernels.kernels.host import launch_clusters, scale_of
+from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.sm90.frame import begin
+from cute_kernels.kernels.sm90.patch_embed.epilogue import Epilogue
+from cute_kernels.kernels.sm90.patch_embed.load import Load
+from cute_kernels.kernels.sm90.patch_embed.mma import Mma
+from cute_kernels.kernels.sm90.pipes import Sm90Pipe
+from cute_kernels.kernels.table_rows import TableRows, index_view
+from cute_kernels.kernels.tiles import PositionOrder
+from cute_kernels.plan import Sm90PatchEmbedPlan
+
+FRAGMENT_WORDS = 4
+"""Registers per thread of a 64 x 32 byte A operand."""
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scale and sizes."""
+
+    tiled_mma: cute.TiledMma
+    x_atom: cute.CopyAtom
+    x: cute.Tensor
+    weight_atom: cute.CopyAtom | None
+    weight: cute.Tensor
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    table: cute.Tensor | None
+    table_index: cute.Tensor | None
+    table_rows: Int32
+    scale: Float32 | cute.Tensor
+    rows: Int32
+    row_tiles: Int32
+    position_tiles: Int32
+    groups: Int32
+    tile_stages: Int32
+
+
+class PatchEmbedKernel:
+    """Host entry and kernel for one plan. Rows, features and positions are launch arguments; a resident K is not."""
+
+    def __init__(self, plan: Sm90PatchEmbedPlan) -> None:
+        self.plan = plan
+        self.graph = sm90_graph(plan)
+        self.streamed = plan.config.weight == "streamed"
+
+    @cute.jit
+    def __call__(
+        self,
+        x_pointer: cute.Pointer,
+        weight_pointer: cute.Pointer,
+        table_pointer: cute.Pointer | None,
+        index_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        scale_argument: Float32 | cute.Pointer,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        table_rows: Int32,
+        clusters: Int32,
+        stream,
+    ) -> None:
+        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
+        plan, config = self.plan, self.plan.config
+        positions = table_rows if cutlass.const_expr(config.order == "position" and table_pointer is not None) else 1
+        images = m // positions
+        x = cute.make_tensor(x_pointer, _by_position(images, k, positions, 16))
+        out = cute.make_tensor(out_pointer, _by_position(images, n, positions, 8))
+        weight = cute.make_tensor(weight_pointer, _rows(n, k))
+
+        source = warpgroup.OperandSource.SMEM if self.streamed else warpgroup.OperandSource.RMEM
+        tiled_mma = cute.make_tiled_mma(
+            warpgroup.MmaF8Op(
+                Float8E4M3FN, Float8E4M3FN, Float32, (64, config.tile_rows, 32), source,
+                OperandMajorMode.K, OperandMajorMode.K,
+            )
+        )  # fmt: skip
+        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        x_atom, x_view = cpasync.make_tiled_tma_atom(
+            load, x, self._box_layout(1), self._box(plan.tile_k), num_multicast=config.cluster
+        )
+        weight_atom, weight_view = None, weight
+        if cutlass.const_expr(self.streamed):
+            weight_atom, weight_view = cpasync.make_tiled_tma_atom(
+                cpasync.CopyBulkTensorTileG2SOp(), weight, self._block_layout(plan.features, 1),
+                (plan.features, plan.tile_k),
+            )  # fmt: skip
+        out_atom, out_view = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._box(64)
+        )
+        scale = scale_of(plan, scale_argument)
+        groups = cute.ceil_div(cute.ceil_div(n, plan.features), config.cluster)
+        table = None
+        if cutlass.const_expr(table_pointer is not None):
+            blocks = groups * (config.cluster * plan.features // 16)
+            height = table_rows + int(plan.problem.table_index)
+            row_stride = cute.assume(blocks * 16, divby=16)
+            table = cute.make_tensor(
+                table_pointer, cute.make_layout((2, 8, blocks, height), stride=(1, 2, 16, row_stride))
+            )
+        arguments = DeviceArguments(
+            tiled_mma, x_atom, x_view, weight_atom, weight_view, out_atom, out_view, table,
+            index_view(index_pointer, m), table_rows, scale, m, cute.ceil_div(images, plan.tile_images),
+            cute.ceil_div(positions, config.tile_positions), groups,
+            cute.ceil_div(k, plan.tile_k * config.stage_blocks),
+        )  # fmt: skip
+        launch_clusters(self.kernel(arguments), plan, clusters, stream)
+
+    def _block_layout(self, rows: int, blocks: int) -> cute.ComposedLayout:
+        """``[rows, 128 bytes of K, blocks]``, K-major, SWIZZLE_128B; without the last mode for a single block."""
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Float8E4M3FN)
+        layout = cute.tile_to_shape(atom, (rows, self.plan.tile_k, blocks), order=(0, 1, 2))
+        return layout if blocks > 1 else cute.slice_(layout, (None, None, 0))
+
+    def _box(self, columns: int) -> tuple[int, int, int]:
+        """``[images, columns, positions]`` of a tile: TMA puts its rows one after another, images fastest."""
+        return (self.plan.tile_images, columns, self.plan.config.tile_positions)
+
+    def _box_layout(self, blocks: int) -> cute.ComposedLayout:
+        """The bytes of `_block_layout` as TMA fills them: ``[images, 128 bytes of K, positions, blocks]``."""
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Float8E4M3FN)
+        layout = cute.tile_to_shape(atom, (*self._box(self.plan.tile_k), blocks), order=(0, 1, 2, 3))
+        return layout if blocks > 1 else cute.slice_(layout, (None, None, None, 0))
+
+    def _staging_layout(self) -> cute.ComposedLayout:
+        """``[images, 64, positions]`` BF16 of a tile, SWIZZLE_128B."""
+        outer = cute.make_layout(self._box(64), stride=(64, 1, 64 * self.plan.tile_images))
+        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments) -> None:
+        plan, config = self.plan, self.plan.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
+
+        storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
+        pipe = make_pipes(self.graph, barriers, Sm90Pipe)["operands"]
+
+        begin(self.graph, warp == plan.load_warp, barriers, (args.x_atom, args.out_atom))
+
+        cluster = cute.arch.block_idx()[0] // config.cluster
+        clusters = cute.arch.grid_dim()[0] // config.cluster
+        slab = cluster % args.groups * config.cluster + cta_rank
+        order = PositionOrder(args.row_tiles, args.position_tiles, cluster // args.groups, clusters // args.groups)
+        blocks = config.stages * config.stage_blocks
+        weight_tensor = None
+        if cutlass.const_expr(self.streamed):
+            weight_tensor = _blocks(weight_stages, self._block_layout(plan.features, blocks))
+
+        if warp >= plan.load_warp:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp == plan.load_warp:
+                self._load(args, x_stages, weight_tensor, pipe, order, slab, cta_rank).run()
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            x_tensor = _blocks(x_stages, self._block_layout(config.tile_rows, blocks))
+            self._mma(args, x_tensor, weight_tensor, staging, pipe, order, slab, warp // 4).run()
+
+    def _load(self, args, x_stages, weight_tensor, pipe, order, slab, cta_rank) -> Load:
+        plan, config = self.plan, self.plan.config
+        rows = cute.local_tile(args.x, self._box(plan.tile_k), (None, None, None))
+        x_boxes = _blocks(x_stages, self._box_layout(config.stages * config.stage_blocks))
+        x_blocks, x_source = cpasync.tma_partition(
+            args.x_atom, cta_rank, cute.make_layout(config.cluster),
+            cute.group_modes(x_boxes, 0, 3), cute.group_modes(rows, 0, 3),
+        )  # fmt: skip
+        weight = None
+        if cutlass.const_expr(self.streamed):
+            features = cute.local_tile(args.weight, (plan.features, plan.tile_k), (None, None))
+            blocks, source = cpasync.tma_partition(
+                args.weight_atom, 0, cute.make_layout(1),
+                cute.group_modes(weight_tensor, 0, 2), cute.group_modes(features, 0, 2),
+            )  # fmt: skip
+            weight = (args.weight_atom, source, blocks)
+        return Load(args.x_atom, x_source, x_blocks, weight, pipe, order, args.tile_stages, slab, plan)
+
+    def _mma(self, args, x_tensor, weight_tensor, staging, pipe, order, slab, warpgroup_index) -> Mma:
+        plan, config = self.plan, self.plan.config
+        thread = cute.arch.thread_idx()[0] % 128
+        slice_ = args.tiled_mma.get_slice(thread)
+        feature_block = slab * config.warpgroups + warpgroup_index
+        if cutlass.const_expr(self.streamed):
+            blocks = config.stages * config.stage_blocks
+            mine = cute.local_tile(weight_tensor, (64, plan.tile_k, blocks), (warpgroup_index, 0, 0))
+            weight = args.tiled_mma.make_fragment_A(slice_.partition_A(mine))
+        else:
+            weight = _resident_weight(args.tiled_mma, slice_, args.weight, feature_block, plan.k_blocks * plan.tile_k)
+        x_fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(x_tensor))
+
+        buffer = staging + cute.assume(warpgroup_index * plan.staging_bytes, divby=plan.swizzle_period)
+        layout = self._staging_layout()
+        staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=BFloat16), layout.outer)
+        boxes = cute.local_tile(args.out, self._box(64), (None, None, None))
+        source, target = cpasync.tma_partition(
+            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 3), cute.group_modes(boxes, 0, 3)
+        )
+        scale = args.scale
+        if cutlass.const_expr(plan.problem.scale_source == "pointer"):
+            scale = args.scale[0]
+        named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
+        epilogue = Epilogue(
+            plan, buffer, args.out_atom, source, target, args.table,
+            TableRows(args.table_rows, args.table_index, args.rows), scale, feature_block, thread,
+            named["staged 0"] + warpgroup_index,
+        )  # fmt: skip
+        return Mma(
+            plan, args.tiled_mma, weight, x_fragments, pipe, epilogue, order, args.tile_stages, warpgroup_index, thread,
+            named["turn 0"],
+        )  # fmt: skip
+
+
+def _by_position(images: Int32, columns: Int32, positions: Int32, divisor: int) -> cute.Layout:
+    """Row-major ``[images, positions, columns]`` seen as ``[images, columns, positions]``; 16-byte rows for TMA."""
+    columns = cute.assume(columns, divby=divisor)
+    image_stride = cute.assume(columns * positions, divby=divisor)
+    return cute.make_layout((images, columns, positions), stride=(image_stride, 1, columns))
+
+
+def _rows(rows: Int32, columns: Int32) -> cute.Layout:
+    columns = cute.assume(columns, divby=16)
+    return cute.make_layout((rows, columns), stride=(columns, 1))
+
+
+def _blocks(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=Float8E4M3FN), layout.outer)
+
+
+@cute.jit
+def _resident_weight(tiled_mma, slice_, weight, feature_block, columns: cutlass.Constexpr[int]) -> cute.Tensor:
+    """This thread's fragments of 64 features x ``columns`` of the weight, zero beyond its end.
+
+    A fragment register is four neighbouring bytes of K, and K is a multiple of 16: a register is all inside or all out.
+    """
+    fragments = cute.make_rmem_tensor(tiled_mma.partition_shape_A((64, columns)), Float8E4M3FN)
+    words = cute.recast_tensor(fragments, Int32)
+    coordinates = slice_.partition_A(cute.make_identity_tensor((64, columns)))
+    for step in cutlass.range_constexpr(columns // 32):
+        for j in cutlass.range_constexpr(FRAGMENT_WORDS):
+            i = step * FRAGMENT_WORDS + j
+            row, column = coordinates[i * 4]
+            row = feature_block * 64 + row
+            words[i] = Int32(0)
+            if row < weight.shape[0] and column < weight.shape[1]:
+                address = weight.iterator + cute.crd2idx((row, cute.assume(column, divby=4)), weight.layout)
+                words[i] = cute.make_tensor(cute.recast_ptr(address, dtype=Int32), cute.make_layout(1))[0]
+    return fragments
+
+
+PatchEmbedKernel.kernel.set_name_prefix("patch_embed_sm90a", remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -1,0 +1,133 @@
+"""Consumer warpgroup: operand stages -> WGMMA accumulators in registers, and their hand-over to the epilogue.
+
+The output is computed transposed, ``D[feature, row] = weight * x^T``: 64 features of the weight are the A operand,
+which a warpgroup can keep in registers for the whole launch, and the rows of a tile are the N of the WGMMA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warpgroup
+
+from cute_kernels.kernels.pipes import PipelineState
+from cute_kernels.kernels.sm90.patch_embed.epilogue import Epilogue
+from cute_kernels.kernels.sm90.pipes import Sm90Pipe
+from cute_kernels.kernels.tiles import PositionOrder
+from cute_kernels.plan import Sm90PatchEmbedPlan
+
+MMA_STEPS = 4
+"""WGMMAs of K = 32 bytes in one K block of 128 bytes."""
+
+
+@dataclass(frozen=True)
+class Mma:
+    """Computes and stores this warpgroup's 64 features of every tile of its cluster.
+
+    Attributes:
+        tiled_mma: 64 x tile_rows x 32 FP8 instruction of one warpgroup.
+        weight: A operand: register fragments ``[.., k step]`` if resident, otherwise shared-memory descriptors
+            ``[.., k step in block, block]``.
+        x_fragments: shared-memory descriptors ``[.., k step in block, block]``.
+        turn: first of the named barriers by which warpgroups hand the tensor cores to each other.
+    """
+
+    plan: Sm90PatchEmbedPlan
+    tiled_mma: cute.TiledMma
+    weight: cute.Tensor
+    x_fragments: cute.Tensor
+    operands: Sm90Pipe
+    epilogue: Epilogue
+    order: PositionOrder
+    tile_stages: Int32
+    warpgroup: Int32
+    thread: Int32
+    turn: int
+
+    @cute.jit
+    def run(self) -> None:
+        plan = self.plan
+        accumulator = cute.make_rmem_tensor(self.tiled_mma.partition_shape_C((64, plan.config.tile_rows)), Float32)
+        state = self.operands.consumer_state()
+        if self.warpgroup == plan.config.warpgroups - 1 and self.order.first < self.order.tiles:
+            self._pass_turn(0)
+        row_block, position = self.order.start()
+        stride = self.order.stride()
+        for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            fetched = self.epilogue.prefetch(row_block, position)
+            is_last = tile + self.order.step >= self.order.tiles
+            self._await_turn()
+            released = state.clone()
+            self._stage(accumulator, 0, state)
+            state.advance()
+            if cutlass.const_expr(plan.handover_stage == 0):
+                self._hand_over(is_last)
+            if cutlass.const_expr(plan.config.weight == "registers"):
+                for stage in cutlass.range_constexpr(1, plan.tile_stages):
+                    self._stage(accumulator, stage, state)
+                    state.advance()
+                    if cutlass.const_expr(stage == plan.handover_stage):
+                        self._hand_over(is_last)
+                    # At most the newest group outstanding: the one that read the stage before is complete.
+                    warpgroup.wait_group(1)
+                    self.operands.arrive_empty(released, self.thread, plan.config.cluster)
+                    released.advance()
+            else:
+                for stage in cutlass.range(1, self.tile_stages, unroll=1):
+                    self._stage(accumulator, 1, state)
+                    state.advance()
+                    if stage == plan.handover_stage:
+                        self._hand_over(is_last)
+                    warpgroup.wait_group(1)
+                    self.operands.arrive_empty(released, self.thread, plan.config.cluster)
+                    released.advance()
+            warpgroup.wait_group(0)
+            self.operands.arrive_empty(released, self.thread, plan.config.cluster)
+            self.epilogue.store(accumulator, fetched, row_block, position)
+            row_block, position = self.order.advance(row_block, position, stride)
+        self.epilogue.finish()
+
+    @cute.jit
+    def _stage(self, accumulator: cute.Tensor, stage: cutlass.Constexpr[int], state: PipelineState) -> None:
+        """Issues the WGMMAs of one stage as one group; stage 0 overwrites the accumulators."""
+        self.operands.wait_full(state)
+        warpgroup.fence()
+        blocks, resident = self.plan.config.stage_blocks, self.plan.config.weight == "registers"
+        for i in cutlass.range_constexpr(blocks * MMA_STEPS):
+            k_block, step = stage * blocks + i // MMA_STEPS, i % MMA_STEPS
+            if cutlass.const_expr(not resident or k_block < self.plan.k_blocks):
+                block = state.index * blocks + i // MMA_STEPS
+                if cutlass.const_expr(resident):
+                    weight = self.weight[None, None, k_block * MMA_STEPS + step]
+                else:
+                    weight = self.weight[None, None, step, block]
+                self.tiled_mma.set(warpgroup.Field.ACCUMULATE, stage > 0 or i > 0)
+                cute.gemm(self.tiled_mma, accumulator, weight, self.x_fragments[None, None, step, block], accumulator)
+        warpgroup.commit_group()
+
+    @property
+    def _takes_turns(self) -> bool:
+        return self.plan.config.pingpong and self.plan.config.warpgroups > 1
+
+    @cute.jit
+    def _await_turn(self) -> None:
+        if cutlass.const_expr(self._takes_turns):
+            cute.arch.barrier(barrier_id=self.turn + self.warpgroup, number_of_threads=256)
+
+    @cute.jit
+    def _hand_over(self, is_last: cutlass.Boolean) -> None:
+        """Lets the next warpgroup begin this tile, or the first one the next tile if there is one."""
+        if cutlass.const_expr(self._takes_turns):
+            groups = self.plan.config.warpgroups
+            if self.warpgroup < groups - 1:
+                self._pass_turn(self.warpgroup + 1)
+            elif not is_last:
+                self._pass_turn(0)
+
+    @cute.jit
+    def _pass_turn(self, to: Int32) -> None:
+        if cutlass.const_expr(self._takes_turns):
+            cute.arch.barrier_arrive(barrier_id=self.turn + to, number_of_threads=256)

@@ -1,0 +1,1 @@
+"""The operations that users call: arguments, checks, operands, dispatch; one module per operation."""

@@ -1,0 +1,212 @@
+"""Which SM90 configuration a problem gets: the one with the least predicted time.
+
+The prediction is linear in a few facts of a plan, with coefficients fitted to some thousands of timings on an H200
+(``bench/tune_sm90.py`` measures and fits; docs/measurements.md says how well it chooses). It knows bursts only: from
+`POWER_LIMITED_TERA_OPERATIONS` on, energy decides, and the configuration that was best when sustained is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
+from cute_kernels.plan.base import Arch, check_capacity
+from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan, check_registers, resolve
+
+POWER_LIMITED_TERA_OPERATIONS = 0.25
+"""Multiplications and additions from which launches in a row reach the power limit, about 250 images of 1024 rows."""
+
+POWER_LIMITED = Sm90PatchEmbedConfig()
+
+FACTS = (
+    "launch", "tiles of a CTA", "elements of a CTA", "products of a CTA", "shared memory filled by a CTA",
+    "L2 traffic", "resident weight", "resident weight of all CTAs", "first tile", "cluster", "stages of a CTA",
+    "refills of the ring", "L2 traffic of rows that begin inside a line", "positions of a CTA",
+    "table values of a CTA fetched late", "tiles of a CTA of a cluster",
+    "loads of a CTA of rows that begin inside a line",
+)  # fmt: skip
+"""What a coefficient belongs to, in the order of `facts`."""
+
+MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
+    ("streamed", "flat"): (
+        1.532,
+        0.0,
+        0.005,
+        1.338,
+        0.0,
+        0.054,
+        0.0,
+        0.0,
+        0.749,
+        0.04,
+        1.883,
+        0.2,
+        0.022,
+        0.0,
+        0.0,
+        0.149,
+        0.559,
+    ),
+    ("registers", "flat"): (
+        0.136,
+        0.369,
+        0.0,
+        1.414,
+        0.094,
+        0.009,
+        1.937,
+        1.107,
+        2.255,
+        0.0,
+        0.0,
+        0.167,
+        0.025,
+        0.0,
+        0.204,
+        0.006,
+        0.0,
+    ),
+    ("streamed", "position"): (
+        1.494,
+        0.0,
+        0.0,
+        0.635,
+        0.45,
+        0.0,
+        0.0,
+        0.0,
+        0.78,
+        0.07,
+        0.0,
+        0.667,
+        0.034,
+        0.0,
+        0.0,
+        0.041,
+        0.219,
+    ),
+    ("registers", "position"): (
+        0.0,
+        0.505,
+        0.0,
+        1.066,
+        0.0,
+        0.0,
+        1.399,
+        1.433,
+        2.107,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0.738,
+        0.315,
+        0.0,
+        0.268,
+    ),
+}
+"""Coefficients of `facts` by where the weight is and the order of the rows."""
+
+
+def facts(plan: Sm90PatchEmbedPlan) -> tuple[float, ...]:
+    """What the time of a launch is linear in, in the order of `FACTS`."""
+    config = plan.config
+    tiles = -(-plan.tiles // (plan.clusters // plan.groups))
+    ctas = plan.clusters * config.cluster
+    weight_rows = plan.features if config.weight == "streamed" else 0
+    blocks_kib = plan.tile_stages * config.stage_blocks * plan.k_block_bytes / 1024
+    tile_kib = blocks_kib * (config.tile_rows + weight_rows)
+    l2_kib = blocks_kib * (config.tile_rows / config.cluster + weight_rows)
+    elements = config.tile_rows * config.warpgroups
+    # A load is one refill behind the stage that it follows: with s stages, s - 1 of them hide each other's latency.
+    loads = tiles * plan.tile_stages
+    refills = loads / (config.stages - 1) if loads > config.stages else 0.0
+    resident = config.warpgroups * plan.k_blocks if config.weight == "registers" else 0
+    return (
+        1.0,
+        tiles,
+        tiles * elements / 1e2,
+        tiles * elements * plan.k_blocks / 1e3,
+        tiles * tile_kib / 1e2,
+        ctas * tiles * l2_kib / 1e3,
+        resident / 10,
+        resident * ctas / 1e3,
+        tile_kib / 1e2,
+        float(config.cluster > 1),
+        tiles * plan.tile_stages / 1e2,
+        refills,
+        ctas * tiles * l2_kib / 1e3 if plan.problem.k % 128 else 0.0,
+        tiles * config.tile_positions / 1e2,
+        0.0 if plan.prefetches_table else tiles * plan.table_registers * config.warpgroups / 1e2,
+        tiles if config.cluster > 1 else 0.0,
+        tiles * l2_kib / 1e2 if plan.problem.k % 128 else 0.0,
+    )
+
+
+def predicted_microseconds(plan: Sm90PatchEmbedPlan) -> float:
+    """Time of a launch between others of its kind, by the fit."""
+    # Without positions a tile is consecutive rows, whatever the order is called.
+    order = "flat" if plan.positions == 1 else plan.config.order
+    coefficients = MICROSECONDS[plan.config.weight, order]
+    return sum(a * b for a, b in zip(coefficients, facts(plan), strict=True))
+
+
+def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterator[Sm90PatchEmbedPlan]:
+    """Legal plans worth comparing."""
+    orders = ["flat"] if problem.table_rows > 1 or problem.table_index else ["position"]
+    if problem.table_rows > 1 and problem.m % problem.table_rows == 0 and not problem.table_index:
+        orders.append("position")
+    choices = itertools.product(orders, ("streamed", "registers"), (1, 2, 3), (128, 96, 64, 32, 16), (1, 2), (1, 2, 3))
+    for order, weight, warpgroups, tile_rows, cluster, blocks in choices:
+        if weight == "registers" and (blocks != 2 or warpgroups == 1):
+            continue  # never best where it was measured
+        if warpgroups == 1 and tile_rows > 64:
+            continue  # not measured: large tiles have work for more
+        if cluster > sm_count:
+            continue
+        for positions in _tile_positions(problem, order, tile_rows, cluster):
+            config = Sm90PatchEmbedConfig(
+                tile_rows, warpgroups, 0, blocks, cluster, weight, order,
+                pingpong=warpgroups > 1, tile_positions=positions,
+            )  # fmt: skip
+            plan = Sm90PatchEmbedPlan(problem, resolve(problem, config, arch), arch, sm_count)
+            try:
+                check_registers(plan)
+                check_capacity(plan)
+            except ValueError:
+                continue
+            yield plan
+
+
+def _tile_positions(problem: PatchEmbedProblem, order: str, tile_rows: int, cluster: int) -> list[int]:
+    """Positions of a tile worth comparing: the fewest and the most with which its images are well filled."""
+    if order == "flat" or problem.table_rows <= 1:
+        return [1]
+    images = problem.m // problem.table_rows
+    possible = []
+    for positions in range(1, tile_rows // 8 + 1):
+        tile_images, rest = divmod(tile_rows, positions)
+        shared = positions == 1 or positions % cluster == 0
+        legal = rest == 0 and tile_images % 8 == 0 and shared and positions <= problem.table_rows
+        if legal and 2 * -(-images // tile_images) * tile_images <= 3 * images:
+            possible.append(positions)
+    return sorted({possible[0], possible[-1]}) if possible else []
+
+
+@functools.lru_cache(maxsize=4096)
+def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm90PatchEmbedConfig:
+    """The configuration for a problem."""
+    images = problem.m // max(problem.table_rows, 1)
+    operations = 2 * problem.m * problem.n * problem.k / 1e12
+    if operations >= POWER_LIMITED_TERA_OPERATIONS and images >= POWER_LIMITED.tile_rows and not problem.table_index:
+        plan = Sm90PatchEmbedPlan(problem, resolve(problem, POWER_LIMITED, arch), arch, sm_count)
+        if problem.m % plan.positions == 0 and plan.needed_registers <= plan.consumer_registers and sm_count > 1:
+            return plan.config
+    plans = list(candidates(problem, arch, sm_count))
+    if not plans:  # something of the problem fits no configuration: the plan of this one says what
+        return resolve(
+            problem, Sm90PatchEmbedConfig(tile_rows=16, warpgroups=1, stages=2, cluster=1, weight="streamed"), arch
+        )
+    return min(plans, key=predicted_microseconds).config

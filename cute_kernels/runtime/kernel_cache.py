@@ -1,0 +1,346 @@
+"""Compiled kernels on disk, shared by processes: a kernel is compiled once per machine and loaded in milliseconds.
+
+An entry is one file. It holds machine code that will run in this process, so nothing of it is used before everything
+about it is verified: its form, its checksum, that it was made for this very kernel by this very version of the kernel
+sources, CuTe DSL, Python and platform, and that nobody but its owner, who must be this user, could have written it. An
+entry that fails any of this is rebuilt, never loaded. The checksum detects corruption; against malice the file
+permissions stand, and the directory's are verified for that.
+
+The directory is ``CUTE_KERNELS_CACHE_DIR``, an absolute path, or the user's cache directory where that is not set;
+``CUTE_KERNELS_CACHE_DIR=off`` keeps everything in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import stat
+import struct
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
+
+import filelock
+import platformdirs
+
+MAGIC = b"CuteKrn\x01"
+SUFFIX = ".kernel"
+LOCK_SECONDS = 120.0
+"""How long a process waits for another one's compilation, which takes seconds, before it compiles for itself."""
+
+_ENTRY_NAME = re.compile(r"[0-9a-f]{40}\.kernel")
+_HELPER_NAME = re.compile(r"[0-9a-f]{40}(\.lock|[0-9a-z_]{8}\.tmp)")
+"""Locks, and entries that were never finished: what `filelock` and `tempfile` make of an entry's name."""
+
+_LENGTH = struct.Struct("<Q")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class InvalidEntry(Exception):
+    """Why an entry cannot be used."""
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """What is stored of a kernel.
+
+    Attributes:
+        kernel_name: entry point.
+        ptx: of the kernel.
+        cubin: of the kernel.
+        host_object: relocatable object with the host function and the cubin.
+        host_prefix: prefix of the object's symbols.
+    """
+
+    kernel_name: str
+    ptx: str
+    cubin: bytes
+    host_object: bytes
+    host_prefix: str
+
+
+def directory() -> Path | None:
+    """Where entries are kept, or None if the cache is off. The directory need not exist.
+
+    Raises:
+        ValueError: ``CUTE_KERNELS_CACHE_DIR`` is set to something else than "off" or an absolute path.
+    """
+    chosen = os.environ.get("CUTE_KERNELS_CACHE_DIR")
+    if chosen == "off":
+        return None
+    if chosen is None:
+        return platformdirs.user_cache_path("cute-kernels")
+    try:
+        path = Path(chosen).expanduser()
+    except RuntimeError:  # the home directory of nobody
+        path = Path()
+    # A relative path would be another directory in every working directory, and an empty one the directory itself.
+    if not path.is_absolute():
+        raise ValueError(
+            f"CUTE_KERNELS_CACHE_DIR = {chosen!r}, allowed: an absolute path, one that begins with ~, or off"
+        )
+    return path
+
+
+def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> CompiledKernel:
+    """The entry of a kernel, built and stored if there is none that can be used.
+
+    Concurrent processes build once: the others wait. Where the cache cannot be used (off, an unsafe or unwritable
+    directory, a lock held too long) the kernel is built without it, with a warning unless it is off.
+
+    Args:
+        key: what the generated code depends on, with a `repr` that says all of it.
+        build: compiles the kernel.
+    """
+    root = directory()
+    if root is None:
+        return build()
+    with contextlib.ExitStack() as held:
+        try:
+            make_private(root)
+            path = entry_path(root, key)
+            held.enter_context(filelock.FileLock(path.with_suffix(".lock"), timeout=LOCK_SECONDS))
+            if os.path.lexists(path):
+                return read_entry(path, key)
+        except InvalidEntry as reason:
+            _warn(f"cached kernel {path} is rebuilt: {reason}")
+        except (OSError, filelock.Timeout) as reason:
+            _warn(f"kernels are not cached in {root}: {reason}")
+            return build()
+        kernel = build()
+        try:
+            write_whole(path, encode(key, kernel))
+        except OSError as reason:
+            _warn(f"kernels are not cached in {root}: {reason}")
+        return kernel
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def entry_path(root: Path, key: Hashable) -> Path:
+    return root / (hashlib.sha256(f"{fingerprint()}\n{key!r}".encode()).hexdigest()[:40] + SUFFIX)
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Digest of everything but the key that the stored code depends on."""
+    return hashlib.sha256(json.dumps(_origin(), sort_keys=True).encode()).hexdigest()
+
+
+def _origin() -> dict[str, object]:
+    package = Path(__file__).parents[1]
+    # Plans are constants of the generated code, and compile.py chooses its options.
+    sources = sorted([*(package / "kernels").rglob("*.py"), *(package / "plan").rglob("*.py"), package / "compile.py"])
+    distributions = {
+        name: distribution.version
+        for distribution in metadata.distributions()
+        if (name := (distribution.metadata["Name"] or "").lower().replace("_", "-")).startswith("nvidia-cutlass-dsl")
+    }
+    return {
+        "sources": {str(p.relative_to(package)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sources},
+        "dsl": distributions,
+        "python": [sys.implementation.name, *sys.version_info[:3]],
+        "platform": [sys.platform, platform.machine()],
+    }
+
+
+# --- file format: magic, length of header, header (JSON), sections, SHA-256 of everything before ----------------------
+
+
+def encode(key: Hashable, kernel: CompiledKernel) -> bytes:
+    """The bytes of an entry."""
+    values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+    sections = {name: v.encode() if isinstance(v, str) else v for name, v in values.items()}
+    header = json.dumps({
+        "key": repr(key),
+        "fingerprint": fingerprint(),
+        "sections": [[name, len(content)] for name, content in sections.items()],
+    }).encode()  # fmt: skip
+    body = b"".join([MAGIC, _LENGTH.pack(len(header)), header, *sections.values()])
+    return body + hashlib.sha256(body).digest()
+
+
+def decode(content: bytes, key: Hashable) -> CompiledKernel:
+    """The kernel in the bytes of an entry.
+
+    Raises:
+        InvalidEntry: not an entry, not intact, or not this kernel's.
+    """
+    sections = _sections(content, lambda header: _check_origin(header, key))
+    if set(sections) != {field.name for field in fields(CompiledKernel)}:
+        raise InvalidEntry(f"it has sections {sorted(sections)}")
+    texts = {name: sections[name].decode() for name in ("kernel_name", "ptx", "host_prefix")}
+    return CompiledKernel(**(sections | texts))
+
+
+def _check_origin(header: dict, key: Hashable) -> None:
+    if header["fingerprint"] != fingerprint():
+        raise InvalidEntry("it was made by other sources, or another version of CuTe DSL, Python or platform")
+    if header["key"] != repr(key):
+        raise InvalidEntry(f"it is the kernel {header['key']}")
+
+
+def _sections(content: bytes, check_header: Callable[[dict], None]) -> dict[str, bytes]:
+    start = len(MAGIC) + _LENGTH.size
+    if not content.startswith(MAGIC) or len(content) < start + _DIGEST_BYTES:
+        raise InvalidEntry("it does not begin as an entry does")
+    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != digest:
+        raise InvalidEntry("its checksum is wrong")
+    (length,) = _LENGTH.unpack_from(content, len(MAGIC))
+    try:
+        header = json.loads(body[start : start + length])
+        check_header(header)
+        offset, sections = start + length, {}
+        for name, size in header["sections"]:
+            sections[name] = body[offset : offset + size]
+            offset += size
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidEntry(f"its header is not understood: {error!r}") from None
+    if offset != len(body):
+        raise InvalidEntry(f"its sections end at byte {offset} of {len(body)}")
+    return sections
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_entry(path: Path, key: Hashable) -> CompiledKernel:
+    """Reads and verifies one entry.
+
+    Raises:
+        InvalidEntry: it must not be used.
+    """
+    return decode(read_private(path), key)
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a regular file that only this user can write.
+
+    A link is not followed, and a pipe not waited for.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidEntry(f"it cannot be opened: {error.strerror}") from None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidEntry("it is no regular file")
+        _check_private(status)
+        return file.read()
+
+
+def _check_private(status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise InvalidEntry(f"it belongs to user {status.st_uid}, not to user {os.geteuid()}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidEntry(f"others may write it (mode {stat.S_IMODE(status.st_mode):o}; use chmod go-w)")
+
+
+def make_private(root: Path) -> None:
+    """Creates the directory, or checks that nobody else can write it.
+
+    Raises:
+        PermissionError: somebody else can.
+    """
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        _check_private(root.stat())
+    except InvalidEntry as reason:
+        raise PermissionError(str(reason)) from None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Under a name of its own first: a reader sees the whole entry or none."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+# --- for people ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EntryReport:
+    """One entry as `cute-kernels cache` lists it; ``problem`` is empty for an entry that will be used."""
+
+    path: Path
+    nbytes: int
+    key: str
+    problem: str
+
+
+def directory_problem(root: Path) -> str:
+    """Why an existing directory is not used as the cache; empty if it is."""
+    try:
+        _check_private(root.stat())
+    except InvalidEntry as reason:
+        return str(reason)
+    return "" if root.is_dir() and os.access(root, os.R_OK | os.W_OK | os.X_OK) else "it cannot be read and written"
+
+
+def list_entries(root: Path) -> list[EntryReport]:
+    """Every entry of a directory, verified."""
+    reports = []
+    for path in _files(root, _ENTRY_NAME):
+        headers: list[dict] = []
+
+        def check(header: dict, headers: list[dict] = headers) -> None:
+            headers.append(header)
+            if header["fingerprint"] != fingerprint():
+                raise InvalidEntry("made by other sources or versions")
+
+        try:
+            _sections(read_private(path), check)
+            problem = ""
+        except InvalidEntry as reason:
+            problem = str(reason)
+        reports.append(EntryReport(path, path.lstat().st_size, headers[0]["key"] if headers else "", problem))
+    return reports
+
+
+def clear(root: Path) -> int:
+    """Deletes every entry, lock and abandoned temporary file of a directory; other files stay.
+
+    Ours are regular files with our names. Of those, what does not begin as an entry was written by somebody else, or
+    emptied by an accident, and stays too.
+
+    Returns:
+        How many entries were deleted.
+    """
+    entries = [path for path in _files(root, _ENTRY_NAME) if _begins_as_entry(path)]
+    for path in (*entries, *_files(root, _HELPER_NAME)):
+        path.unlink(missing_ok=True)
+    return len(entries)
+
+
+def _files(root: Path, name: re.Pattern[str]) -> list[Path]:
+    """Regular files of a directory, links excluded, whose whole name matches; none if there is no directory."""
+    if not root.is_dir():
+        return []
+    with os.scandir(root) as found:
+        return sorted(Path(f.path) for f in found if name.fullmatch(f.name) and f.is_file(follow_symlinks=False))
+
+
+def _begins_as_entry(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC

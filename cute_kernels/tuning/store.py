@@ -1,0 +1,112 @@
+"""Configurations that `cute_kernels.tune_gemm` found fastest, by problem and device: in memory and on disk.
+
+On disk each is a small JSON file beside the compiled kernels (`cute_kernels.runtime.kernel_cache`), written as a whole
+and read only if nobody else could have written it. A configuration that this version's plan does not take is as good as
+none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig, Sm100GemmConfig
+from cute_kernels.plan import make_plan
+from cute_kernels.runtime import kernel_cache as cache
+
+SCHEMA = "cute-kernels/tuned/1"
+_NAME = re.compile(r"[0-9a-f]{40}\.tuned")
+_KINDS = {kind.__name__: kind for kind in (Sm100GemmConfig, Sm90GemmConfig)}
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a measurement holds for: the product's name, its architecture and the number of its multiprocessors."""
+
+    name: str
+    arch: str
+    sm_count: int
+
+
+_KNOWN: dict[tuple[GemmProblem, Device], GemmConfig | None] = {}
+"""What was looked up or stored by this process; None where nothing was found."""
+
+
+def lookup(problem: GemmProblem, device: Device) -> GemmConfig | None:
+    """The configuration that was found fastest, or None."""
+    key = (problem, device)
+    with _LOCK:
+        if key not in _KNOWN:
+            _KNOWN[key] = _read(problem, device)
+        return _KNOWN[key]
+
+
+def store(problem: GemmProblem, device: Device, config: GemmConfig, microseconds: float) -> Path | None:
+    """Remembers a configuration.
+
+    Returns:
+        The file, or None where the disk cache is off.
+
+    Raises:
+        OSError: the file could not be written; this process remembers all the same.
+    """
+    with _LOCK:
+        _KNOWN[problem, device] = config
+        root = cache.directory()
+        if root is None:
+            return None
+        cache.make_private(root)
+        document = {
+            "schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device),
+            "kind": type(config).__name__, "config": dataclasses.asdict(config), "microseconds": microseconds,
+        }  # fmt: skip
+        path = _path(root, problem, device)
+        cache.write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+        return path
+
+
+def files() -> list[Path]:
+    """The files of the cache directory that hold configurations."""
+    root = cache.directory()
+    if root is None or not root.is_dir():
+        return []
+    with os.scandir(root) as found:
+        return sorted(Path(f.path) for f in found if _NAME.fullmatch(f.name) and f.is_file(follow_symlinks=False))
+
+
+def clear() -> int:
+    """Forgets everything, on disk too; returns how many files there were."""
+    with _LOCK:
+        _KNOWN.clear()
+        found = files()
+        for path in found:
+            path.unlink(missing_ok=True)
+        return len(found)
+
+
+def _path(root: Path, problem: GemmProblem, device: Device) -> Path:
+    return root / f"{hashlib.sha256(f'{problem!r} {device!r}'.encode()).hexdigest()[:40]}.tuned"
+
+
+def _read(problem: GemmProblem, device: Device) -> GemmConfig | None:
+    # RecursionError: JSON that is nested deeper than the parser goes.
+    with contextlib.suppress(cache.InvalidEntry, ValueError, TypeError, KeyError, OSError, RecursionError):
+        root = cache.directory()
+        if root is not None:
+            document: dict[str, Any] = json.loads(cache.read_private(_path(root, problem, device)))
+            expected = {
+                "schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device)
+            }  # fmt: skip
+            if all(document[name] == value for name, value in expected.items()):
+                config = _KINDS[document["kind"]](**document["config"])
+                return make_plan(problem, config, device.arch, sm_count=device.sm_count).config
+    return None
