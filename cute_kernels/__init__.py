@@ -25,6 +25,7 @@ from cute_kernels.config import (
 if TYPE_CHECKING:
     from cute_kernels.operations.gemm import gemm
     from cute_kernels.operations.patch_embed import patch_embed
+    from cute_kernels.operations.patch_weight import prepare_patch_weight
     from cute_kernels.runtime.constants import clear_cache, frozen_constants
     from cute_kernels.tuning.search import tune_gemm
 
@@ -44,6 +45,7 @@ __all__ = [
     "frozen_constants",
     "gemm",
     "patch_embed",
+    "prepare_patch_weight",
     "tune_gemm",
 ]
 
@@ -53,6 +55,7 @@ _WITH_TORCH = {
     "frozen_constants": "runtime.constants",
     "gemm": "operations.gemm",
     "patch_embed": "operations.patch_embed",
+    "prepare_patch_weight": "operations.patch_weight",
     "tune_gemm": "tuning.search",
 }
 

@@ -122,7 +122,7 @@ def test_row_chunks_do_not_change_the_result(monkeypatch):
     x, weight = random_fp8(generator, 35, 64), random_fp8(generator, 8, 64)
     pos = torch.randn(5, 8, generator=generator)
     whole = reference.patch_embed_f32(x, weight, None, pos, 1e-3)
-    monkeypatch.setattr(reference, "_CHUNK_ELEMENTS", 3 * 8)
+    monkeypatch.setattr(reference.rows, "_CHUNK_ELEMENTS", 3 * 8)
     assert torch.equal(reference.patch_embed_f32(x, weight, None, pos, 1e-3), whole)
 
 

@@ -1,0 +1,256 @@
+"""The weight of a patch embedding, prepared once for the images that it will multiply.
+
+What processors do to uint8 pixels is affine, ``(p / 255 - mean) / std`` per channel, so the product takes it over:
+with ``w' = w / (255 std)``
+
+    sum_k w (p / 255 - mean) / std  =  sum_k w' p  -  sum_k w' 255 mean
+
+and the last sum is one number per feature, ``offset``, which is added with bias and position. It is computed from the
+rounded ``w'``, so that a rounding error of ``w'`` is multiplied by the pixel's distance from the mean and not by the
+pixel itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+
+Precision = Literal["int8", "int16", "bf16", "fp16"]
+Order = Literal["chw", "hwc"]
+
+WIDE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Element type of pixels and weight for the precisions that multiply floating-point numbers."""
+
+_LARGEST = {"int8": 127, "int16": 127 * 256 + 127}
+"""Of an integer weight. Two terms of 8 bits, both signed, reach 127 * 256 + 127."""
+
+_SCHEMA = 1
+
+
+class PatchWeight(torch.nn.Module):
+    """A prepared weight, made by `cute_kernels.prepare_patch_weight`: constants, and what they were made from.
+
+    A module, so that it moves with a model's device and travels in its ``state_dict``. ``.to(dtype)``, ``.half()`` and
+    the like leave its element types alone. K is in the order (channel, row, column) whatever the order was before.
+
+    Attributes:
+        raw: ``[N, K]``, multiplies uint8 pixels: int8 (of two terms the high one), bfloat16 or float16.
+        raw_low: ``[N, K]`` int8, the low term with precision ``"int16"``, otherwise None.
+        scale: ``[N]`` float32 with integer precisions: multiplier of a feature's sum. Otherwise None.
+        offset: ``[N]`` float32: what uint8 images' features are shifted by, ``-sum_k raw * 255 mean``.
+        normalised: ``[N, K]`` bfloat16 or float16, multiplies normalised pixels; None with integer precisions.
+        precision, order, patch, channels, mean, std: as given to `cute_kernels.prepare_patch_weight`.
+    """
+
+    raw: torch.Tensor
+    raw_low: torch.Tensor | None
+    scale: torch.Tensor | None
+    offset: torch.Tensor
+    normalised: torch.Tensor | None
+
+    def __init__(
+        self,
+        constants: dict[str, torch.Tensor | None],
+        *,
+        precision: Precision,
+        order: Order,
+        patch: int,
+        channels: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        """Takes constants that `cute_kernels.prepare_patch_weight` made; call that instead."""
+        super().__init__()
+        for name in ("raw", "raw_low", "scale", "offset", "normalised"):
+            self.register_buffer(name, constants[name])
+        self.precision, self.order, self.patch, self.channels = precision, order, patch, channels
+        self.mean, self.std = mean, std
+
+    @property
+    def features(self) -> int:
+        return self.raw.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.raw.device
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What the buffers do not say, for ``state_dict``."""
+        return {
+            "schema": _SCHEMA, "precision": self.precision, "order": self.order, "patch": self.patch,
+            "channels": self.channels, "mean": self.mean, "std": self.std,
+        }  # fmt: skip
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Takes what `get_extra_state` gave.
+
+        Raises:
+            ValueError: another schema, or the state of a weight of another precision, whose buffers differ.
+        """
+        if state.get("schema") != _SCHEMA:
+            raise ValueError(f"state of a PatchWeight has schema {state.get('schema')!r}, allowed: {_SCHEMA}")
+        if state["precision"] != self.precision:
+            raise ValueError(f"state has precision {state['precision']!r}, this PatchWeight has {self.precision!r}")
+        self.order, self.patch, self.channels = state["order"], state["patch"], state["channels"]
+        self.mean, self.std = tuple(state["mean"]), tuple(state["std"])
+
+    def extra_repr(self) -> str:
+        return (
+            f"features={self.features}, channels={self.channels}, patch={self.patch}, precision={self.precision!r}, "
+            f"order={self.order!r}, mean={self.mean}, std={self.std}"
+        )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PatchWeight:
+        """Moves the buffers and keeps their types: a rounded weight means nothing with its scale when rounded again."""
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                moved = fn(buffer)
+                self._buffers[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+        return self
+
+    def forward(self, *_: Any) -> None:
+        """Raises TypeError: a weight is an argument, not a layer."""
+        raise TypeError("a PatchWeight is an argument of cute_kernels.patch_embed_images and no layer")
+
+
+def prepare_patch_weight(
+    weight: torch.Tensor,
+    *,
+    precision: Precision = "int8",
+    order: Order = "chw",
+    channels: int = 3,
+    mean: float | Sequence[float] = 0.5,
+    std: float | Sequence[float] = 0.5,
+) -> PatchWeight:
+    """Rounds and lays out the weight of a patch embedding for `cute_kernels.patch_embed_images`.
+
+    Args:
+        weight: of a Conv2d, ``[N, C, p, p]``, or of a Linear over flattened patches, ``[N, C * p * p]``; a
+            floating-point type, any stride. N is a multiple of 8. Later writes to it have no effect.
+        precision: what is multiplied, and so which images are taken:
+
+            * ``"int8"``: uint8 pixels by 8-bit weights with one scale per feature, `max|w'| / 127`; exact integer sums.
+            * ``"int16"``: uint8 pixels by 16-bit weights as two 8-bit terms, scale ``max|w'| / 32639``.
+            * ``"bf16"``, ``"fp16"``: pixels and weights of that type, FP32 accumulation. uint8 pixels are exact in
+              both; of normalised images, float32 and the other 16-bit type are rounded to it on the way.
+        order: what a patch's pixels are flattened as in a Linear weight: ``"chw"`` (channel, row, column), or ``"hwc"``
+            (row, column, channel), as NaFlex checkpoints have it. A Conv2d weight is ``"chw"``.
+        channels: C of a Linear weight.
+        mean, std: one number or one per channel: the normalisation of the model's processor, after pixels were divided
+            by 255. They count for uint8 images, whose normalisation this folds into the weight; images that are
+            normalised already are multiplied by the weight as it is.
+
+    Returns:
+        The prepared weight, on the device of ``weight``.
+
+    Raises:
+        TypeError: an argument of the wrong type, or a weight of another element type.
+        ValueError: a shape that is no weight of square patches, N that is no multiple of 8, another precision or
+            order, mean or std of the wrong length, not finite, or a std that is not greater than 0; NaN or infinity in
+            the weight, or a feature whose scale leaves FP32's range.
+    """
+    kernel = _convolution_order(weight, order, channels)
+    _check_choice("precision", precision, get_args(Precision))
+    n, channels, patch, _ = kernel.shape
+    means, stds = (_per_channel(name, value, channels) for name, value in (("mean", mean), ("std", std)))
+    for value in stds:
+        if value <= 0:
+            raise ValueError(f"std = {list(stds)}, allowed: greater than 0")
+    rows = kernel.detach().to(torch.float64).reshape(n, -1)
+    if not bool(torch.isfinite(rows).all()):
+        raise ValueError("weight has NaN or infinity, allowed: finite numbers")
+    per_pixel = torch.tensor(stds, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
+    folded = rows / per_pixel
+    constants: dict[str, torch.Tensor | None] = {"raw_low": None, "scale": None, "normalised": None}
+    if precision in WIDE_TYPES:
+        dtype = WIDE_TYPES[precision]
+        constants |= {"raw": _rounded(folded, dtype), "normalised": _rounded(rows, dtype)}
+        effective = constants["raw"].to(torch.float64)
+    else:
+        integers, scale = _integers(folded, _LARGEST[precision])
+        effective = integers * scale.to(torch.float64)[:, None]
+        constants["scale"] = scale
+        constants["raw"] = integers.to(torch.int8)
+        if precision == "int16":
+            high = ((integers + 128) / 256).floor()
+            constants |= {"raw": high.to(torch.int8), "raw_low": (integers - 256 * high).to(torch.int8)}
+    centre = torch.tensor(means, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
+    constants["offset"] = -(effective @ centre).to(torch.float32)
+    return PatchWeight(
+        constants, precision=precision, order=order, patch=patch, channels=channels, mean=means, std=stds
+    )
+
+
+def _integers(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 integers up to ``largest``, and the FP32 multiplier of each row; a row of zeros has multiplier 1."""
+    amax = rows.abs().amax(1)
+    scale = torch.where(amax == 0, 1.0, amax / largest).to(torch.float32)
+    if bool((scale < torch.finfo(torch.float32).tiny).any()) or not bool(torch.isfinite(scale).all()):
+        raise ValueError("weight has a feature whose scale is no normal FP32 number")
+    integers = (rows / scale.to(torch.float64)[:, None]).round().clamp(-largest, largest)
+    return integers, scale
+
+
+def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    rounded = rows.to(dtype)
+    if not bool(torch.isfinite(rounded).all()):
+        raise ValueError(f"weight has numbers beyond the range of {dtype}")
+    return rounded
+
+
+def _convolution_order(weight: torch.Tensor, order: str, channels: int) -> torch.Tensor:
+    """``[N, C, p, p]`` of either kind of weight."""
+    if not isinstance(weight, torch.Tensor):
+        raise TypeError(f"weight is {type(weight).__name__}, expected torch.Tensor")
+    if weight.layout is not torch.strided or not weight.dtype.is_floating_point or weight.itemsize < 2:
+        allowed = "a strided tensor of torch.float32, torch.float64, torch.bfloat16 or torch.float16"
+        raise TypeError(f"weight has dtype {weight.dtype} and layout {weight.layout}, allowed: {allowed}")
+    _check_choice("order", order, get_args(Order))
+    if isinstance(channels, bool) or not isinstance(channels, int):
+        raise TypeError(f"channels is {type(channels).__name__}, expected int")
+    if channels < 1:
+        raise ValueError(f"channels = {channels}, allowed: at least 1")
+    shapes = "[N, C, p, p] of a Conv2d or [N, C * p * p] of a Linear"
+    if weight.dim() == 4:
+        if weight.shape[2] != weight.shape[3] or 0 in weight.shape:
+            raise ValueError(f"weight has shape {list(weight.shape)}, allowed: {shapes}")
+        if order != "chw":
+            raise ValueError(f"order = {order!r} with a weight of shape {list(weight.shape)}, allowed: 'chw'")
+        kernel = weight
+    elif weight.dim() == 2:
+        patch = math.isqrt(weight.shape[1] // channels)
+        if not patch or channels * patch**2 != weight.shape[1] or not weight.shape[0]:
+            rule = f"{shapes} with C = channels = {channels}"
+            raise ValueError(f"weight has shape {list(weight.shape)}, allowed: {rule}")
+        if order == "hwc":
+            kernel = weight.view(-1, patch, patch, channels).permute(0, 3, 1, 2)
+        else:
+            kernel = weight.view(-1, channels, patch, patch)
+    else:
+        raise ValueError(f"weight has shape {list(weight.shape)}, allowed: {shapes}")
+    if kernel.shape[0] % 8:
+        n = kernel.shape[0]
+        raise ValueError(f"weight has N = {n}, allowed: multiples of 8, nearest {max(8, n - n % 8)} or {n + 8 - n % 8}")
+    return kernel
+
+
+def _per_channel(name: str, value: float | Sequence[float], channels: int) -> tuple[float, ...]:
+    values = (value,) * channels if isinstance(value, (int, float)) else value
+    if isinstance(value, (bool, str)) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a number or a sequence of {channels} numbers")
+    for number in values:
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise TypeError(f"{name} has an element of type {type(number).__name__}, expected numbers")
+        if not math.isfinite(number):
+            raise ValueError(f"{name} = {list(values)}, allowed: finite numbers")
+    if len(values) != channels:
+        raise ValueError(f"{name} has {len(values)} numbers, allowed: one, or {channels}, one per channel")
+    return tuple(map(float, values))
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, allowed))}")

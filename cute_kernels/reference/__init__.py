@@ -1,0 +1,24 @@
+"""What the operations must return, in plain torch: one function per rounding contract.
+
+NVIDIA documents neither the order nor the intermediate precision of the silicon, so agreement with a real B200 beyond
+these contracts is not claimed. Everything here is independent of the kernels, their plans and the emulator.
+"""
+
+from __future__ import annotations
+
+from cute_kernels.reference.convolution import patch_embed_conv2d
+from cute_kernels.reference.images import patch_embed_images
+from cute_kernels.reference.products import gemm
+from cute_kernels.reference.rounding import fma32, round_tf32
+from cute_kernels.reference.rows import accumulate, patch_embed_bf16x2, patch_embed_f32
+
+__all__ = [
+    "accumulate",
+    "fma32",
+    "gemm",
+    "patch_embed_bf16x2",
+    "patch_embed_conv2d",
+    "patch_embed_f32",
+    "patch_embed_images",
+    "round_tf32",
+]

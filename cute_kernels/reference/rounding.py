@@ -1,0 +1,62 @@
+"""Single roundings of sums and products, which plain torch does not offer."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+
+
+def fma32(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """``a * b + c`` of FP32 tensors with a single rounding to FP32 (IEEE 754 fusedMultiplyAdd, nearest even).
+
+    The product of two FP32 numbers is exact in float64. Its sum with ``c`` may not be, and rounding that sum twice
+    (float64, then FP32) can miss the nearest FP32 number by a half. So the float64 sum is rounded to odd, after which
+    the second rounding is correct (Boldo and Melquiond, 2008).
+    """
+    product, addend = a.to(torch.float64) * b.to(torch.float64), c.to(torch.float64)
+    total = product + addend
+    # TwoSum: `error` is exactly what `total` lost.
+    virtual = total - product
+    error = (product - (total - virtual)) + (addend - virtual)
+    bits = total.view(torch.int64)
+    inexact = torch.isfinite(error) & (error != 0) & (bits & 1 == 0)
+    step = torch.where((total > 0) == (error > 0), 1, -1)
+    return torch.where(inexact, bits + step, bits).view(torch.float64).to(torch.float32)
+
+
+def round_tf32(values: torch.Tensor) -> torch.Tensor:
+    """FP32 numbers rounded to TF32 (FP32's exponent, 10 fraction bits), to nearest, ties to even.
+
+    This is what TMA does to elements of a TF32 tensor map, as recorded on an H200; beyond the largest TF32 number lies
+    infinity. (`wgmma` and `tcgen05.mma` by themselves would drop the low 13 bits, and find none here.)
+
+    Args:
+        values: float32.
+
+    Returns:
+        The same shape, float32 with 13 zero bits at the end.
+    """
+    bits = values.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    kept = (bits + 0xFFF + (bits >> 13 & 1)) >> 13 << 13
+    kept = torch.where(kept >= 2**31, kept - 2**32, kept).to(torch.int32).view(torch.float32)
+    return torch.where(values.isnan(), torch.nan, kept)
+
+
+def granularity(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """A power of two of which each value, of ``bits`` significant bits, is a multiple; infinity for zero."""
+    _, exponents = torch.frexp(values)
+    return torch.where(values == 0, math.inf, torch.ldexp(torch.ones_like(values), exponents - bits))
+
+
+def round_exactly(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    """The FP32 number nearest to ``acc + a . b``, ties to even."""
+    exact = Fraction(float(acc)) + sum(Fraction(x) * Fraction(y) for x, y in zip(a.tolist(), b.tolist(), strict=True))
+    # Round to odd at 53 bits, then to FP32: two roundings that give the result of one (Boldo and Melquiond, 2008).
+    nearest = float(exact)
+    rest = exact - Fraction(nearest)
+    mantissa, _ = math.frexp(nearest)
+    if rest and int(mantissa * 2**53) % 2 == 0:
+        nearest = math.nextafter(nearest, math.inf if rest > 0 else -math.inf)
+    return float(torch.tensor(nearest, dtype=torch.float64).to(torch.float32))

@@ -1,0 +1,118 @@
+"""The patch embed of FP8 rows: one function per rounding contract.
+
+The accumulation is the granularity that the kernel's contract states: products and sums are exact within one MMA
+(K = 32), and the FP32 accumulator is rounded once per MMA, in ascending k.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_kernels.reference.rounding import fma32
+
+MMA_K = 32
+# E4M3 products are multiples of 2^-18 and at most 2^17.7, so float64 sums of this many of them are exact.
+_MAX_EXACT_K = 1 << 17
+# Bounds the float64 temporaries of one row chunk, in elements.
+_CHUNK_ELEMENTS = 1 << 22
+
+
+def accumulate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``x @ weight.T`` with one FP32 rounding per 32 elements of K, ascending, starting from +0.
+
+    Args:
+        x: ``[rows, K]`` float8_e4m3fn.
+        weight: ``[N, K]`` float8_e4m3fn.
+
+    Returns:
+        ``[rows, N]`` float32. NaN inputs give NaN.
+
+    Raises:
+        ValueError: K is too large for float64 to hold a block sum exactly.
+    """
+    k = x.shape[1]
+    if k > _MAX_EXACT_K:
+        raise ValueError(f"K = {k}: the reference is exact up to K = {_MAX_EXACT_K}")
+    wide_x, wide_w = x.to(torch.float64), weight.to(torch.float64)
+    acc = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    for start in range(0, k, MMA_K):
+        block = wide_x[:, start : start + MMA_K] @ wide_w[:, start : start + MMA_K].T
+        acc = (acc.to(torch.float64) + block).to(torch.float32)
+    return acc
+
+
+def _table_rows(
+    bias: torch.Tensor | None, pos_embed: torch.Tensor | None, positions: torch.Tensor
+) -> torch.Tensor | None:
+    """FP32 ``bias + pos`` at the given positions, broadcastable to ``[rows, N]``; None if both are absent.
+
+    A number that is no position gives NaN.
+    """
+    if pos_embed is None:
+        return None if bias is None else bias.to(torch.float32)[None, :]
+    legal = (positions >= 0) & (positions < pos_embed.shape[0])
+    pos = pos_embed.to(torch.float32)[torch.where(legal, positions, 0)]
+    pos = torch.where(legal[:, None], pos, torch.nan)
+    return pos if bias is None else bias.to(torch.float32) + pos
+
+
+def _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish) -> torch.Tensor:
+    rows, n = x.shape[0], weight.shape[0]
+    scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device).reshape(())
+    out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
+    step = max(1, _CHUNK_ELEMENTS // n)
+    for start in range(0, rows, step):
+        if pos_index is not None:
+            positions = pos_index[start : start + step].to(torch.int64)
+        else:
+            positions = torch.arange(start, min(start + step, rows), device=x.device)
+            positions %= 1 if pos_embed is None else pos_embed.shape[0]
+        acc = accumulate(x[start : start + step], weight)
+        out[start : start + step] = finish(acc, scale, _table_rows(bias, pos_embed, positions))
+    return out
+
+
+def patch_embed_f32(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pos_embed: torch.Tensor | None,
+    scale: float | torch.Tensor = 1.0,
+    pos_index: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The default contract: ``bf16(fma32(acc, scale, bias + pos))``, one FP32 rounding and one rounding to BF16.
+
+    Args:
+        x: ``[rows, K]`` float8_e4m3fn, row r at position ``r % positions``.
+        weight: ``[N, K]`` float8_e4m3fn.
+        bias: ``[N]`` or None.
+        pos_embed: ``[positions, N]`` or None; ``bias + pos`` is summed in FP32.
+        scale: dequantisation multiplier, a number or an FP32 tensor of one element.
+        pos_index: ``[rows]`` int32 or int64, the position of every row instead; a number that is none gives NaN.
+
+    Returns:
+        ``[rows, N]`` bfloat16. Without bias and pos, ``bf16(fp32(acc * scale))``.
+    """
+
+    def finish(acc, scale, table):
+        return (acc * scale if table is None else fma32(acc, scale, table.expand_as(acc))).to(torch.bfloat16)
+
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish)
+
+
+def patch_embed_bf16x2(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pos_embed: torch.Tensor | None,
+    scale: float | torch.Tensor = 1.0,
+    pos_index: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The CUDA original's contract: ``bf16(bf16(acc * scale) + bf16(bias + pos))``, arguments as `patch_embed_f32`."""
+
+    def finish(acc, scale, table):
+        rounded = (acc * scale).to(torch.bfloat16)
+        # torch adds BF16 through FP32, whose 24 bits are more than 2 * 8 + 2: the sum is rounded to BF16 correctly.
+        return rounded if table is None else rounded + table.to(torch.bfloat16)
+
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish)

@@ -1,0 +1,155 @@
+"""`cute_kernels.prepare_patch_weight`: against the normalisation and convolution that it takes over, in FP64."""
+
+from __future__ import annotations
+
+import io
+import pickle
+
+import pytest
+import torch
+
+from cute_kernels import reference
+from cute_kernels.operations.patch_weight import PatchWeight, prepare_patch_weight
+
+MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
+
+
+def conv_weight(n: int = 16, patch: int = 14, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, 3, patch, patch, generator=torch.Generator().manual_seed(seed)) * 0.05
+
+
+def pixels(size: int = 42, seed: int = 1) -> torch.Tensor:
+    return torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def convolved(images: torch.Tensor, weight: torch.Tensor, mean=MEAN, std=STD) -> torch.Tensor:
+    """What processor and convolution make of uint8 images, in FP64."""
+    mean, std = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
+    maps = torch.nn.functional.conv2d((images.double() / 255 - mean) / std, weight.double(), stride=weight.shape[-1])
+    return maps.flatten(2).transpose(1, 2)
+
+
+def embedded(images: torch.Tensor, prepared: PatchWeight) -> torch.Tensor:
+    return reference.patch_embed_images(
+        images, prepared.raw, prepared.raw_low, prepared.scale, prepared.offset, None, prepared.patch, torch.float32
+    ).double()
+
+
+@pytest.mark.parametrize(
+    ("precision", "error"), [("int8", 1.2e-2), ("int16", 5e-5), ("bf16", 3e-3), ("fp16", 4e-4)]
+)
+def test_the_normalisation_is_folded_in(precision, error):
+    images, weight = pixels(), conv_weight()
+    expected = convolved(images, weight)
+    got = embedded(images, prepare_patch_weight(weight, precision=precision, mean=MEAN, std=STD))
+    assert (got - expected).norm() / expected.norm() < error
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_an_image_of_the_mean_gives_nothing_but_rounding(precision):
+    """What is left is FP32's: a rounding error of the weight meets only the distance from the mean."""
+    weight = conv_weight(patch=16)
+    images = torch.full((1, 3, 16, 16), 51, dtype=torch.uint8)
+    got = embedded(images, prepare_patch_weight(weight, precision=precision, mean=0.2, std=0.5))
+    assert got.abs().max() < 1e-5
+
+
+def test_two_terms_are_the_integer():
+    weight = conv_weight()
+    prepared = prepare_patch_weight(weight, precision="int16", mean=MEAN, std=STD)
+    integers = 256 * prepared.raw.long() + prepared.raw_low.long()
+    assert integers.abs().amax(1).eq(32639).all()
+    per_pixel = torch.tensor(STD, dtype=torch.float64).repeat_interleave(14 * 14) * 255
+    folded = weight.double().flatten(1) / per_pixel
+    assert ((integers * prepared.scale.double()[:, None] - folded).abs() <= prepared.scale.double()[:, None] / 2).all()
+
+
+@pytest.mark.parametrize("precision", ["int8", "int16", "bf16", "fp16"])
+def test_orders_of_a_linear_weight(precision):
+    weight = conv_weight()
+    of_conv = prepare_patch_weight(weight, precision=precision, mean=MEAN, std=STD)
+    flat = prepare_patch_weight(weight.flatten(1), precision=precision, mean=MEAN, std=STD)
+    naflex = weight.permute(0, 2, 3, 1).reshape(16, -1)
+    other = prepare_patch_weight(naflex, precision=precision, order="hwc", mean=list(MEAN), std=list(STD))
+    for prepared in (flat, other):
+        for name, buffer in of_conv.named_buffers():
+            assert torch.equal(getattr(prepared, name), buffer), name
+    assert (of_conv.order, other.order, other.patch, other.features) == ("chw", "hwc", 14, 16)
+
+
+def test_the_weight_for_normalised_pixels_is_the_weight_rounded():
+    weight = conv_weight()
+    assert torch.equal(prepare_patch_weight(weight, precision="bf16").normalised, weight.flatten(1).bfloat16())
+    assert prepare_patch_weight(weight).normalised is None
+
+
+def test_zero_features_stay_zero():
+    weight = conv_weight()
+    weight[3] = 0
+    prepared = prepare_patch_weight(weight)
+    assert prepared.scale[3] == 1 and not prepared.raw[3].any() and prepared.offset[3] == 0
+
+
+@pytest.mark.parametrize("precision", ["int8", "int16", "bf16"])
+def test_casts_of_a_model_leave_it_alone(precision):
+    prepared = prepare_patch_weight(conv_weight(), precision=precision)
+    before = {name: buffer.clone() for name, buffer in prepared.named_buffers()}
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), prepared)
+    for cast in (model.bfloat16, model.half, model.double, lambda: model.to(torch.float16)):
+        cast()
+        assert all(torch.equal(buffer, before[name]) for name, buffer in prepared.named_buffers())
+        assert all(buffer.dtype == before[name].dtype for name, buffer in prepared.named_buffers())
+    assert prepared.to("meta").raw.device.type == "meta"
+
+
+def test_it_travels():
+    prepared = prepare_patch_weight(conv_weight(), precision="int16", mean=MEAN, std=STD)
+    copies = [pickle.loads(pickle.dumps(prepared))]
+    file = io.BytesIO()
+    torch.save(prepared.state_dict(), file)
+    file.seek(0)
+    other = prepare_patch_weight(conv_weight(seed=9), precision="int16")
+    other.load_state_dict(torch.load(file, weights_only=True))
+    for copy in (*copies, other):
+        assert all(torch.equal(a, b) for a, b in zip(copy.buffers(), prepared.buffers(), strict=True))
+        assert (copy.mean, copy.std, copy.patch, copy.order) == (MEAN, STD, 14, "chw")
+    with pytest.raises(ValueError, match="state has precision 'int16', this PatchWeight has 'bf16'"):
+        prepare_patch_weight(conv_weight(), precision="bf16").set_extra_state(prepared.get_extra_state())
+
+
+def with_nan() -> torch.Tensor:
+    weight = conv_weight()
+    weight[1, 2, 3, 4] = torch.nan
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"weight": [1.0]}, TypeError, "weight is list, expected torch.Tensor"),
+        ({"weight": torch.zeros(8, 12, dtype=torch.int8)}, TypeError, "weight has dtype torch.int8"),
+        ({"weight": torch.zeros(8, 12).to(torch.float8_e4m3fn)}, TypeError, "weight has dtype torch.float8_e4m3fn"),
+        ({"weight": torch.zeros(8, 3, 4, 5)}, ValueError, "weight has shape [8, 3, 4, 5]"),
+        ({"weight": torch.zeros(8, 3, 4)}, ValueError, "weight has shape [8, 3, 4]"),
+        ({"weight": torch.zeros(8, 49)}, ValueError, "weight has shape [8, 49]"),
+        ({"weight": torch.zeros(12, 3, 4, 4)}, ValueError, "weight has N = 12, allowed: multiples of 8"),
+        ({"weight": with_nan()}, ValueError, "weight has NaN or infinity"),
+        ({"precision": "fp8"}, ValueError, "precision = 'fp8', allowed: 'int8', 'int16', 'bf16', 'fp16'"),
+        ({"order": "cwh"}, ValueError, "order = 'cwh', allowed: 'chw', 'hwc'"),
+        ({"order": "hwc"}, ValueError, "order = 'hwc' with a weight of shape [16, 3, 14, 14], allowed: 'chw'"),
+        ({"mean": (0.5, 0.5)}, ValueError, "mean has 2 numbers, allowed: one, or 3, one per channel"),
+        ({"mean": "0.5"}, TypeError, "mean is str"),
+        ({"mean": (0.5, "a", 0.5)}, TypeError, "mean has an element of type str"),
+        ({"std": (0.5, 0.0, 0.5)}, ValueError, "std = [0.5, 0.0, 0.5], allowed: greater than 0"),
+        ({"std": float("nan")}, ValueError, "std = [nan, nan, nan], allowed: finite numbers"),
+        ({"channels": 3.0}, TypeError, "channels is float, expected int"),
+        ({"channels": 0}, ValueError, "channels = 0, allowed: at least 1"),
+        ({"weight": torch.full((8, 12), 1e-45)}, ValueError, "a feature whose scale is no normal FP32 number"),
+        ({"weight": torch.full((8, 12), 1e6), "precision": "fp16"}, ValueError, "beyond the range of torch.float16"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    call = {"weight": conv_weight()} | arguments
+    with pytest.raises(error) as raised:
+        prepare_patch_weight(**call)
+    assert message in str(raised.value)
