@@ -103,7 +103,11 @@ class Body:
             elif token.text == ".reg":
                 self._declare_registers(reader, scope)
             elif token.text == ".loc":
-                location = _location_key(reader.take_rest_of_line())
+                # LLVM counts the lines of inline assembly on from the line of its call, which is the one to report.
+                # Without its comments a brace level is taken for inline assembly (calls have one too, of one line).
+                asm = scope is not self.root if token.inline is None else token.inline
+                words = reader.take_rest_of_line()
+                location = location if asm else _location_key(words)
             elif token.text == ".pragma":
                 reader.take_until(";")  # hints to the optimiser (loop unrolling)
             elif token.text in (".shared", ".local"):

@@ -21,21 +21,31 @@ _PATTERN = re.compile(
 )
 
 
+_INLINE_ASSEMBLY = {"// begin inline asm": True, "// end inline asm": False}
+"""Comments that LLVM writes around inline assembly."""
+
+
 @dataclass
 class Token:
+    """``inline``: between the comments that mark inline assembly; None where the text has no such comments at all."""
+
     kind: str
     text: str
     line: int
+    inline: bool | None = None
 
 
 def tokenize(text: str) -> list[Token]:
     result, position, line = [], 0, 1
+    inline = False if any(mark in text for mark in _INLINE_ASSEMBLY) else None
     for match in _PATTERN.finditer(text):
         if match.start() != position:
             break
         kind, chunk = match.lastgroup, match.group()
-        if kind not in ("space", "comment"):
-            result.append(Token(kind, chunk, line))
+        if kind == "comment":
+            inline = _INLINE_ASSEMBLY.get(chunk.rstrip(), inline)
+        elif kind != "space":
+            result.append(Token(kind, chunk, line, inline))
         line += chunk.count("\n")
         position = match.end()
     if position != len(text):
