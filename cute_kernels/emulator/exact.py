@@ -30,6 +30,13 @@ def dot(b: np.ndarray, a: np.ndarray, out: np.ndarray | None = None) -> np.ndarr
     return result
 
 
+def to_int32(total: np.ndarray, saturate: bool) -> np.ndarray:
+    """int32 of exact integer sums below 2^53, which wrap at 32 bits as two's complement does, or saturate."""
+    if saturate:
+        total = np.clip(total, -(1 << 31), (1 << 31) - 1)
+    return total.astype(np.int64).astype(np.int32)
+
+
 def exponent_spread(values: np.ndarray, precision: int) -> int:
     """Bits between the highest bit of the largest and the lowest bit of the smallest nonzero value.
 

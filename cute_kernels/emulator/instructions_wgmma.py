@@ -8,6 +8,8 @@ between.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,15 +24,45 @@ from cute_kernels.emulator.matrix_operands import (
     E4M3,
     E5M2,
     F16,
+    S8,
     TF32,
+    U8,
+    ElementType,
 )
 from cute_kernels.emulator.values import Anchor, Node, Result, Value
 from cute_kernels.emulator.warp import Wait
 from cute_kernels.emulator.wgmma import WARPS, Form
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
-_TYPES = {"e4m3": E4M3, "e5m2": E5M2, "f16": F16, "bf16": BF16, "tf32": TF32}
-_FP8 = ("e4m3", "e5m2")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Operand types that go together (PTX ISA, wgmma.mma_async), and what all of their instructions have in common.
+
+    Attributes:
+        types: of A and of B.
+        d_type: type of the accumulator.
+        columns: N that exist.
+        scales: imm-scale operands, of A and B.
+        saturates: ``.satfinite`` exists.
+    """
+
+    types: tuple[ElementType, ...]
+    d_type: str = "f32"
+    columns: Collection[int] = range(8, 257, 8)
+    scales: int = 2
+    saturates: bool = False
+
+
+_KINDS = (
+    _Kind((F16,)),
+    _Kind((BF16,)),
+    _Kind((TF32,)),
+    _Kind((E4M3, E5M2)),
+    _Kind((S8, U8), "s32", (8, 16, 24, *range(32, 257, 16)), scales=0, saturates=True),
+)
+_TYPES = {element.name: (kind, element) for kind in _KINDS for element in kind.types}
 _A_REGISTERS = 4  # of a thread, for every type: 64 rows of 32 bytes over 128 threads
 
 
@@ -59,26 +91,33 @@ def parse_form(instruction: Instruction) -> Form:
     """Reads the opcode and the immediate operands of a wgmma.mma_async.
 
     Raises:
-        UnsupportedPTX: an accumulator other than FP32, integer or sparse forms, a shape that does not exist.
+        UnsupportedPTX: an accumulator that the operands do not have here, sparse forms, a shape that does not exist.
     """
     parts = instruction.parts
+    saturate = parts[-1] == "satfinite"
+    parts = parts[:-1] if saturate else parts
     if len(parts) != 8 or parts[2:4] != ("sync", "aligned"):
-        raise instruction.refuse("wgmma.mma_async.sync.aligned.<shape>.f32.<type of A>.<type of B> is implemented")
+        form = "<shape>.<type of D>.<type of A>.<type of B>{.satfinite}"
+        raise instruction.refuse(f"wgmma.mma_async.sync.aligned.{form} is implemented")
     shape, d_type, a_name, b_name = parts[4:]
-    if d_type != "f32" or a_name not in _TYPES or b_name not in _TYPES:
-        raise instruction.refuse("accumulators in f32 of f16, bf16, tf32, e4m3 and e5m2 operands are implemented")
-    if a_name != b_name and not (a_name in _FP8 and b_name in _FP8):
+    if a_name not in _TYPES or b_name not in _TYPES or d_type != _TYPES[a_name][0].d_type:
+        raise instruction.refuse(
+            "accumulators in f32 of f16, bf16, tf32, e4m3 and e5m2 operands and in s32 of s8 and u8 are implemented"
+        )
+    (kind, a_type), (other, b_type) = _TYPES[a_name], _TYPES[b_name]
+    if kind is not other:
         raise instruction.refuse(f"operands .{a_name} and .{b_name} do not go together")
-    a_type, b_type = _TYPES[a_name], _TYPES[b_name]
+    if saturate and not kind.saturates:
+        raise instruction.refuse(".satfinite exists for integers")
     match = _SHAPE.fullmatch(shape)
-    if match is None or int(match[2]) * a_type.nbytes != 32 or int(match[1]) not in range(8, 257, 8):
+    if match is None or int(match[2]) * a_type.nbytes != 32 or int(match[1]) not in kind.columns:
         raise instruction.refuse(f"shape .{shape} does not exist for .{a_name}")
     a_in_registers = isinstance(instruction.operands[1], Vector)
     transposable = a_type.nbytes == 2  # PTX ISA: imm-trans exists for 16-bit types, and for A only with a descriptor
     flags = [as_integer(instruction, operand) for operand in instruction.operands[4:]]
-    if len(flags) != 2 + (transposable and 2 - a_in_registers):
+    if len(flags) != kind.scales + (transposable and 2 - a_in_registers):
         raise instruction.refuse(f"{len(flags)} immediate operands")
-    scales, transposes = flags[:2], flags[2:]
+    scales, transposes = flags[: kind.scales] or [1, 1], flags[kind.scales :]
     if any(scale not in (1, -1) for scale in scales) or any(flag not in (0, 1) for flag in transposes):
         raise instruction.refuse("imm-scale is 1 or -1, imm-trans 0 or 1")
     return Form(
@@ -91,6 +130,8 @@ def parse_form(instruction: Instruction) -> Form:
         negate_a=scales[0] == -1,
         negate_b=scales[1] == -1,
         text=f"{instruction.opcode} at PTX line {instruction.line}",
+        d_type=d_type,
+        saturate=saturate,
     )
 
 
@@ -159,7 +200,8 @@ class MmaAsync(Anchor):
 
 @family("wgmma.mma_async", varies=always_varies, reads_destinations=True)
 def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
-    """wgmma.mma_async, dense, FP32 accumulators; A in registers or in shared memory."""
+    """wgmma.mma_async, dense: f16, bf16, tf32, e4m3, e5m2 into f32, s8 and u8 into s32; A in registers or in shared
+    memory."""
     form = parse_form(instruction)
     _refuse_partial(block, instruction)
     d, a, b, scale_d = instruction.operands[:4]

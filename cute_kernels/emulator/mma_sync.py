@@ -118,10 +118,7 @@ def multiply(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndar
 
 def _integer(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     x, y = (r.view(np.int8 if t is S8 else np.uint8).astype(np.int64) for r, t in ((a, form.a_type), (b, form.b_type)))
-    total = np.matmul(x, y.transpose(0, 2, 1)) + c
-    if form.saturate:
-        total = np.clip(total, -(1 << 31), (1 << 31) - 1)
-    return total.astype(np.int32)
+    return exact.to_int32(np.matmul(x, y.transpose(0, 2, 1)) + c, form.saturate)
 
 
 def _float(a: np.ndarray, b: np.ndarray, c: np.ndarray, types: tuple[ElementType, ElementType]) -> np.ndarray:

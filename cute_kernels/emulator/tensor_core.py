@@ -422,9 +422,7 @@ class _Mma:
             total = exact.dot(b, a)  # exact: 32 products below 2^16
             if self.accumulate:
                 total += np.ascontiguousarray(cells).view(np.int32).reshape(total.shape)
-            if fields.saturate:
-                total = np.clip(total, -(1 << 31), (1 << 31) - 1)
-            cells.view(np.int32)[...] = total.astype(np.int64).astype(np.int32).reshape(cells.shape)
+            cells.view(np.int32)[...] = exact.to_int32(total, fields.saturate).reshape(cells.shape)
             return
         old = np.ascontiguousarray(cells).reshape(len(b), len(a)) if self.accumulate else None
         precision = max(fields.a_type.precision, fields.b_type.precision)

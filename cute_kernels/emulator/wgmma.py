@@ -7,7 +7,8 @@ use until one of its warps has waited, whatever the policy.
 
 Contract of one instruction: ``D = fp32_round(exact sum over its K of a*b + d)``, as `tensor_core` says. On silicon the
 sums of FP8 products are kept with fewer bits than FP32 has, so that bit equality with an H100 or H200 holds where the
-sums are exact in such a format (small integers) and not in general.
+sums are exact in such a format (small integers) and not in general. Sums of s8 and u8 products are exact and wrap at 32
+bits, or saturate with .satfinite.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from cute_kernels.emulator.tensor_map import CHUNK
 WARPS = 4  # of a warpgroup
 ROWS = 64  # M of every wgmma; warp w holds rows 16 w to 16 w + 15 of A and D
 _PENDING = 0xFFF1DEAD  # what an accumulator register holds until its wgmma is complete: a NaN that no sum produces
+_ACCUMULATORS = {"f32": np.float32, "s32": np.int32}
 _GRID = 2.0**18  # products of E4M3 values are multiples of 1 / _GRID
 _GRID_LIMIT = 2.0**34  # sums on that grid below this limit are exact in float64, one instruction's products added
 
@@ -57,6 +59,8 @@ class Form:
         a_mn_major, b_mn_major: the operand in shared memory is MN-major (imm-trans of 16-bit types).
         negate_a, negate_b: imm-scale of -1.
         text: opcode and PTX line, for reports.
+        d_type: type of the accumulator, ``"f32"`` or ``"s32"``.
+        saturate: integer sums saturate.
     """
 
     n: int
@@ -68,10 +72,12 @@ class Form:
     negate_a: bool
     negate_b: bool
     text: str
+    d_type: str = "f32"
+    saturate: bool = False
 
     @property
     def registers(self) -> int:
-        """FP32 accumulator registers of a thread."""
+        """Accumulator registers of a thread."""
         return self.n // 2
 
 
@@ -112,7 +118,7 @@ def rows_of_fragment(registers: np.ndarray) -> np.ndarray:
 
 
 def rows_of_accumulators(registers: np.ndarray) -> np.ndarray:
-    """Rows of D that one warp holds: FP32 [n / 2 registers, 32 lanes] -> [16 rows, n].
+    """Rows of D that one warp holds: 32 bits [n / 2 registers, 32 lanes] -> [16 rows, n].
 
     Registers 4 g to 4 g + 3 of lane l are columns ``8 g + 2 * (l % 4)`` and the next one, of row ``l / 4`` and then of
     row ``l / 4 + 8``.
@@ -129,7 +135,13 @@ def accumulators_of_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def multiply_add(a: np.ndarray, b: np.ndarray, old: np.ndarray | None, form: Form) -> np.ndarray:
-    """FP32 [64, n]: ``a @ b.T + old`` rounded once, of float64 [64, K] and [n, K] and of FP32 [64, n] or None."""
+    """``a @ b.T + old`` in the accumulator's type, FP32 rounded once, of float64 [64, K] and [n, K].
+
+    ``old`` is [64, n] of the same type, or None.
+    """
+    if form.d_type == "s32":
+        total = exact.dot(a, b)  # exact: 32 products of at most 2^16
+        return exact.to_int32(total if old is None else total + old, form.saturate)
     if form.a_type is E4M3 and form.b_type is E4M3:
         total = exact.dot(a, b)
         if old is None:
@@ -183,7 +195,7 @@ class RegisterFile:
         return self._rows[self._index]
 
     def write(self, rows: np.ndarray) -> None:
-        """Puts float32 [registers, 32]."""
+        """Puts 32-bit [registers, 32]."""
         self._rows[self._index] = rows.view(np.uint32)
 
 
@@ -393,25 +405,26 @@ class WgmmaUnit:
             a = decode_values(np.concatenate([rows_of_fragment(part.a) for part in parts]), form.a_type)
         old = None
         if operation.accumulate:
-            old = np.concatenate([rows_of_accumulators(_stacked(part.accumulators)) for part in parts])
+            dtype = _ACCUMULATORS[form.d_type]
+            old = np.concatenate([rows_of_accumulators(_stacked(part.accumulators).view(dtype)) for part in parts])
         result = multiply_add(-a if form.negate_a else a, -b if form.negate_b else b, old, form)
         for part, registers in zip(parts, accumulators_of_rows(result)):
             if isinstance(part.result, RegisterFile):
                 part.result.write(registers)
             else:
-                part.result.view(np.float32)[...] = registers
+                part.result.view(registers.dtype)[...] = registers
             part.accumulators = ()  # a chain of operations must not keep all of its intermediate results alive
         operation.done = True
         self.instructions += 1
 
 
 def _stacked(accumulators: Accumulators | RegisterFile) -> np.ndarray:
-    """float32 [registers, 32]."""
+    """uint32 [registers, 32]."""
     if isinstance(accumulators, RegisterFile):
-        return accumulators.read().view(np.float32)
+        return accumulators.read()
     if isinstance(accumulators, np.ndarray):
-        return accumulators.view(np.float32)
-    return np.stack([np.broadcast_to(row, (32,)) for row in accumulators]).view(np.float32)
+        return accumulators
+    return np.stack([np.broadcast_to(row, (32,)) for row in accumulators])
 
 
 def _text(form: Form, a: int | None, b: int, accumulate: bool) -> str:

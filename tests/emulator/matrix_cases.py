@@ -16,6 +16,7 @@ ROWS = 64
 SPANS = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
 MODES = {"none": 0, "128B": 1, "64B": 2, "32B": 3}
 NBYTES = {"e4m3": 1, "e5m2": 1, "f16": 2, "bf16": 2, "tf32": 4}
+INTEGERS = {"s8": np.int8, "u8": np.uint8}
 _SMALL = np.arange(-8, 9)
 
 
@@ -30,6 +31,8 @@ def small_integers(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def encode(values: np.ndarray, name: str) -> np.ndarray:
     """Bit patterns of small integers. TF32 gets noise in the 13 bits that its operands do not have."""
+    if name in INTEGERS:
+        return values.astype(INTEGERS[name]).view(np.uint8)
     if name == "f16":
         return values.astype(np.float16).view(np.uint16)
     bits = values.astype(np.float32).view(np.uint32)
@@ -106,7 +109,23 @@ class Wgmma:
     @property
     def k(self) -> int:
         """K of one wgmma."""
-        return 32 // NBYTES[self.a_type]
+        return 32 // _nbytes(self.a_type)
+
+    @property
+    def opcode(self) -> str:
+        """Shape and types."""
+        return f"m64n{self.n}k{self.k}.f32.{self.a_type}.{self.b_type}"
+
+    def immediates(self) -> list[int]:
+        """The operands behind scale-d."""
+        flags = [self.scale_a, self.scale_b]
+        if _nbytes(self.a_type) == 2:
+            flags += ([] if self.a_in_registers else [int(self.a_mn_major)]) + [int(self.b_mn_major)]
+        return flags
+
+    def accumulators(self, d: np.ndarray) -> np.ndarray:
+        """Numbers [64, n] in the accumulator's type."""
+        return d.astype(np.float32)
 
     def layout(self, which: str) -> Layout:
         swizzle, mn_major, name = (
@@ -114,7 +133,7 @@ class Wgmma:
             if which == "a"
             else (self.b_swizzle, self.b_mn_major, self.b_type)
         )
-        span, nbytes = SPANS[swizzle], NBYTES[name]
+        span, nbytes = SPANS[swizzle], _nbytes(name)
         groups = self.k * self.steps // 8  # groups of 8 K elements of an MN-major operand
         atom = 8 * span + self.gap
         if mn_major and swizzle == "none":
@@ -137,10 +156,9 @@ class Wgmma:
         )
 
     def expected(self) -> np.ndarray:
-        """FP32 [64, n]."""
+        """[64, n] in the accumulator's type."""
         a, b, d = self.values()
-        total = self.scale_a * self.scale_b * (a @ b.T) + (d if self.accumulate else 0)
-        return total.astype(np.float32)
+        return self.accumulators(self.scale_a * self.scale_b * (a @ b.T) + (d if self.accumulate else 0))
 
     def image(self) -> tuple[np.ndarray, dict[str, list[int]]]:
         """Bytes of shared memory, and per operand the start offset of each step."""
@@ -156,19 +174,19 @@ class Wgmma:
             layout = self.layout(which)
             offsets = base + layout.offsets(rows + self.first_row, columns)[self.first_row :]
             raw = np.ascontiguousarray(encode(values, name)).view(np.uint8).reshape(*values.shape, -1)
-            for byte in range(NBYTES[name]):
+            for byte in range(_nbytes(name)):
                 image[offsets + byte] = raw[..., byte]
             # Descriptors hold addresses before the XOR of the pattern, which leaves the first row of a pattern alone.
             start = base + self.first_row * SPANS[layout.swizzle]
             starts[which] = [start + int(layout.offsets(1, columns)[0, step * self.k]) for step in range(self.steps)]
-            end = int(offsets.max()) + NBYTES[name]
+            end = int(offsets.max()) + _nbytes(name)
         return image[: -(-end // 2048) * 2048].copy(), starts
 
     def registers(self) -> np.ndarray:
         """uint32 [4 * steps + n / 2, 128]: A fragments (zero if A is in shared memory), then accumulators."""
         a, _, d = self.values()
         result = np.zeros((4 * self.steps + self.n // 2, THREADS), np.uint32)
-        per_word = 4 // NBYTES[self.a_type]
+        per_word = 4 // _nbytes(self.a_type)
         codes = encode(a, self.a_type)
         for thread in range(THREADS):
             row = thread // 32 * 16 + thread % 32 // 4
@@ -177,11 +195,11 @@ class Wgmma:
                 word = np.ascontiguousarray(codes[row + 8 * (j % 2), k : k + per_word])
                 result[j, thread] = word.view(np.uint32)[0]
         for j in range(self.n // 2):
-            result[4 * self.steps + j] = d.astype(np.float32).view(np.uint32)[accumulator_index(j)]
+            result[4 * self.steps + j] = self.accumulators(d).view(np.uint32)[accumulator_index(j)]
         return result
 
     def fragments(self, d: np.ndarray) -> np.ndarray:
-        """uint32 [n / 2, 128] of FP32 [64, n]."""
+        """uint32 [n / 2, 128] of 32-bit [64, n]."""
         return np.stack([d.view(np.uint32)[accumulator_index(j)] for j in range(self.n // 2)])
 
     def ptx(self) -> str:
@@ -197,10 +215,6 @@ class Wgmma:
             body.append(f"ld.global.b32 %d{j}, [%in+{4 * THREADS * (4 * self.steps + j)}];")
         body.append("fence.proxy.async;\nbar.sync 0;\nwgmma.fence.sync.aligned;")
         d = ", ".join(f"%d{j}" for j in range(count))
-        shape = f"m64n{self.n}k{self.k}.f32.{self.a_type}.{self.b_type}"
-        flags = [self.scale_a, self.scale_b]
-        if NBYTES[self.a_type] == 2:
-            flags += ([] if self.a_in_registers else [int(self.a_mn_major)]) + [int(self.b_mn_major)]
         for step in range(self.steps):
             body.append(f"setp.ne.b32 %p, {int(self.accumulate or step > 0)}, 0;")
             operands = []
@@ -213,13 +227,63 @@ class Wgmma:
                 constant |= MODES[layout.swizzle] << 62
                 body.append(f"add.u64 %{which}desc, %base, {constant:#x};")
                 operands.append(f"%{which}desc")
-            body.append(
-                f"wgmma.mma_async.sync.aligned.{shape} {{{d}}}, {', '.join(operands)}, %p, "
-                f"{', '.join(map(str, flags))};"
-            )
+            operands = [f"{{{d}}}", *operands, "%p", *map(str, self.immediates())]
+            body.append(f"wgmma.mma_async.sync.aligned.{self.opcode} {', '.join(operands)};")
         body.append("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;")
         body += [f"st.global.b32 [%out+{4 * THREADS * j}], %d{j};" for j in range(count)]
         return _kernel("\n".join(body), f".reg .b32 %a<{4 * self.steps}>, %d<{count}>; .reg .b64 %adesc, %bdesc;")
+
+
+@dataclass(frozen=True)
+class IntegerWgmma(Wgmma):
+    """A chain of integer wgmmas over all values of their types, with accumulators near both ends of int32.
+
+    Attributes:
+        saturate: ``.satfinite``.
+    """
+
+    a_type: str = "s8"
+    b_type: str = "u8"
+    saturate: bool = False
+
+    @property
+    def opcode(self) -> str:
+        suffix = ".satfinite" if self.saturate else ""
+        return f"m64n{self.n}k{self.k}.s32.{self.a_type}.{self.b_type}{suffix}"
+
+    def immediates(self) -> list[int]:
+        return []
+
+    def accumulators(self, d: np.ndarray) -> np.ndarray:
+        return d.astype(np.int32)
+
+    def values(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A [64, K], B [n, K] and the old D [64, n], int64. Every third of D overflows with small sums, if it may."""
+        key = repr(replace(self, a_in_registers=False, saturate=False))
+        k = self.k * self.steps
+        operands = []
+        for which, name, rows in (("A", self.a_type, ROWS), ("B", self.b_type, self.n)):
+            values = noise(which + key, rows * k).view(INTEGERS[name]).reshape(rows, k).astype(np.int64)
+            values[0], values[-1] = np.iinfo(INTEGERS[name]).min, np.iinfo(INTEGERS[name]).max
+            operands.append(values)
+        d = noise("D" + key, 4 * ROWS * self.n).view(np.int32).reshape(ROWS, self.n).astype(np.int64)
+        d[0::3] = 2**31 - 1 - np.abs(d[0::3]) % 2**17
+        d[1::3] = -(2**31) + np.abs(d[1::3]) % 2**17
+        return (*operands, d)
+
+    def expected(self) -> np.ndarray:
+        """int32 [64, n]: one instruction after the other, as each of them wraps or saturates."""
+        a, b, d = self.values()
+        total = d if self.accumulate else np.zeros_like(d)
+        for step in range(self.steps):
+            part = slice(step * self.k, (step + 1) * self.k)
+            total = total + a[:, part] @ b[:, part].T
+            total = total.clip(-(2**31), 2**31 - 1) if self.saturate else (total + 2**31) % 2**32 - 2**31
+        return self.accumulators(total)
+
+
+def _nbytes(name: str) -> int:
+    return 1 if name in INTEGERS else NBYTES[name]
 
 
 def accumulator_index(j: int) -> tuple[np.ndarray, np.ndarray]:
@@ -262,6 +326,23 @@ def wgmma_cases() -> Iterator[Wgmma]:
             yield Wgmma(a_swizzle=swizzle, b_swizzle=swizzle, first_row=first_row, steps=steps, n=48)
     yield Wgmma("bf16", "bf16", a_swizzle="64B", b_swizzle="32B")
     yield Wgmma("f16", "f16", a_swizzle="none", b_swizzle="128B", b_mn_major=True, n=128)
+
+
+def integer_wgmma_cases() -> Iterator[IntegerWgmma]:
+    """Not among those that were recorded on a GPU: against integer arithmetic."""
+    for a_type in INTEGERS:
+        for b_type in INTEGERS:
+            for saturate in (False, True):
+                for swizzle in SPANS:
+                    steps = max(SPANS[swizzle] // 32, 1)
+                    base = IntegerWgmma(
+                        a_type, b_type, a_swizzle=swizzle, b_swizzle=swizzle, saturate=saturate, steps=steps
+                    )
+                    yield base
+                    yield replace(base, gap=1024, n=48, accumulate=False)
+                    yield replace(base, a_in_registers=True, n=24)
+    for n in (8, 16, *range(64, 257, 16)):
+        yield IntegerWgmma(n=n, a_in_registers=n % 32 == 0, b_swizzle="none", saturate=n % 64 == 0)
 
 
 @dataclass(frozen=True)

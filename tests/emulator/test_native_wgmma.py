@@ -21,16 +21,17 @@ from cute_kernels.emulator.wgmma import WgmmaUnit
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.launch import emulate
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.matrix_cases import Wgmma, wgmma_cases
+from tests.emulator.matrix_cases import Wgmma, integer_wgmma_cases, wgmma_cases
 from tests.emulator.test_native import change_after
 from tests.emulator.test_wgmma import COMMIT, FENCE, WAIT, changed, run
 
 POLICIES = ("eager", "lazy", "random")
 BLOCK = (128, 1, 1)
 CASES = [case for case in wgmma_cases() if case.n <= 64]
+INTEGER_CASES = list(integer_wgmma_cases())
 
 
-@pytest.mark.parametrize("case", CASES[:: max(1, len(CASES) // 40)], ids=repr)
+@pytest.mark.parametrize("case", [*CASES[:: max(1, len(CASES) // 40)], *INTEGER_CASES[::9]], ids=repr)
 def test_every_kind_of_operand(case: Wgmma) -> None:
     translate_native(case.ptx(), None, BLOCK)  # nothing of it is left to Python
     out = run(case, options=Options(native=True))

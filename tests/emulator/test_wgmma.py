@@ -23,7 +23,7 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.emulator.instructions_wgmma import parse_form
 from cute_kernels.emulator.wgmma import decode_descriptor, multiply_add
-from tests.emulator.matrix_cases import Wgmma, wgmma_cases
+from tests.emulator.matrix_cases import IntegerWgmma, Wgmma, integer_wgmma_cases, wgmma_cases
 from tests.emulator.ptx import aligned, launch
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 
@@ -61,6 +61,17 @@ def test_result_equals_the_formula_and_the_gpu(case: Wgmma) -> None:
     out = run(case)
     assert np.array_equal(out, case.fragments(case.expected()))
     assert digest(out) == RECORDED[repr(case)]
+
+
+@pytest.mark.parametrize("case", list(integer_wgmma_cases()), ids=repr)
+def test_integers_equal_integer_arithmetic(case: IntegerWgmma) -> None:
+    """All values of the types; sums leave int32, at its lower end only with a sign, and wrap or saturate there."""
+    a, b, d = case.values()
+    sums = d + a @ b.T
+    assert not case.accumulate or sums.max() >= 2**31
+    assert not case.accumulate or sums.min() < -(2**31) or case.a_type == case.b_type == "u8"
+    out = run(case, options=Options(native=False))
+    assert np.array_equal(out, case.fragments(case.expected()))
 
 
 @pytest.mark.parametrize("completion", POLICIES)
@@ -290,6 +301,31 @@ def test_unknown_forms_are_refused(old: str, new: str, message: str) -> None:
     case = Wgmma(n=8)
     with pytest.raises(UnsupportedPTX, match=message):
         run(case, changed(case, (old, new)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (".s32.s8.u8", ".f32.s8.u8", "s32 of s8 and u8"),
+        (".s32.s8.u8", ".s32.s8.e4m3", "do not go together"),
+        (".s32.s8.u8", ".s32.e4m3.e4m3", "accumulators in f32"),
+        (".s32.s8.u8", ".s32.s8.s4", "are implemented"),
+        ("m64n8k32", "m64n40k32", "does not exist"),
+        ("m64n8k32", "m64n8k64", "does not exist"),
+        ("%p;", "%p, 1, 1;", "2 immediate operands"),
+        (".s32.s8.u8", ".s32.s8.u8.relu", "is implemented"),
+    ],
+)
+def test_unknown_forms_of_integers_are_refused(old: str, new: str, message: str) -> None:
+    case = IntegerWgmma(n=8)
+    with pytest.raises(UnsupportedPTX, match=message):
+        run(case, changed(case, (old, new)))
+
+
+def test_floats_do_not_saturate() -> None:
+    case = Wgmma(n=8)
+    with pytest.raises(UnsupportedPTX, match="satfinite exists for integers"):
+        run(case, changed(case, (".f32.e4m3.e4m3", ".f32.e4m3.e4m3.satfinite")))
 
 
 def test_divergence_is_refused() -> None:
