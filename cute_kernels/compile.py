@@ -1,4 +1,4 @@
-"""Plan -> compiled kernel. The only module that calls `cute.compile`.
+"""Plan -> compiled kernel.
 
 Kernels take sizes as launch arguments, so one compiled kernel serves every problem whose `kernel_key` is equal: a new
 batch, resolution or model width costs no compilation.
@@ -6,7 +6,7 @@ batch, resolution or model width costs no compilation.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import functools
 import re
 import subprocess
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cute_kernels import dsl
 from cute_kernels.plan import GemmPlan, Plan, Sm90GemmPlan, Sm90PatchEmbedPlan
 from cute_kernels.runtime import kernel_cache as cache
 
@@ -94,56 +95,31 @@ def _from_disk(plan: Plan) -> Artifact:
 
     def build() -> cache.CompiledKernel:
         compiled.append(compile_uncached(plan))
-        return _export(compiled[0], prefix=f"{compiled[0].kernel_name}_host")
+        (artifact,) = compiled
+        prefix = f"{artifact.kernel_name}_host"
+        code = dsl.export_object(artifact.function, prefix)
+        return cache.CompiledKernel(artifact.kernel_name, artifact.ptx, artifact.cubin, code, prefix)
 
     kernel = cache.load_or_build(kernel_key(plan), build)
     if compiled:
         return compiled[0]
-    return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, lambda: _load_host_function(kernel))
-
-
-def _export(artifact: Artifact, prefix: str) -> cache.CompiledKernel:
-    """What the disk cache keeps: the host function travels as a relocatable object, which loads without tracing.
-
-    CuTe DSL resolves the object's references to its runtime library while it writes the object, and finds them only if
-    the library's symbols are visible to the whole process.
-    """
-    from cutlass.cutlass_dsl import CuTeDSL
-
-    for library in CuTeDSL._get_dsl().get_shared_libs():
-        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-    code = artifact.function.dump_to_object(prefix)
-    return cache.CompiledKernel(artifact.kernel_name, artifact.ptx, artifact.cubin, code, prefix)
-
-
-def _load_host_function(kernel: cache.CompiledKernel) -> Callable[..., Any]:
-    """Links the object into this process, from the bytes that were verified and not from the cache's file."""
-    import cutlass.cute as cute
-
-    with tempfile.NamedTemporaryFile(suffix=".o") as file:
-        file.write(kernel.host_object)
-        file.flush()
-        return getattr(cute.runtime.load_module(file.name), kernel.host_prefix)
+    # From the bytes that were verified, and not from the cache's file.
+    load = functools.partial(dsl.load_object, kernel.host_object, kernel.host_prefix)
+    return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, load)
 
 
 def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
     """As `compile_plan`, always anew and without a lock: for kernels changed on purpose."""
-    import cutlass.cute as cute
+    recording: contextlib.AbstractContextManager = contextlib.nullcontext()
+    if emulated:
+        from cute_kernels.emulator import host  # launches on a GPU need neither the emulator nor its dependencies
 
-    with tempfile.TemporaryDirectory() as directory:
-        # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
-        options = f"--gpu-arch={plan.arch.name} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
-        arguments = _example_arguments(plan)
-        if emulated:
-            from cute_kernels.emulator import host
-
-            with host.recording_runtime():
-                function = cute.compile(_kernel(plan), *arguments, options=options)
-        else:
-            function = cute.compile(_kernel(plan), *arguments, options=options)
-    ptx = function.__ptx__
+        recording = host.recording_runtime()
+    with recording:
+        function = dsl.compile_function(_kernel(plan), _example_arguments(plan), plan.arch.name)
+    ptx = dsl.ptx(function)
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
-    return Artifact(name, ptx, bytes(function.__cubin__), lambda: function)
+    return Artifact(name, ptx, dsl.cubin(function), lambda: function)
 
 
 def _kernel(plan: Plan) -> Any:

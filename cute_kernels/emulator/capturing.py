@@ -16,14 +16,13 @@ import contextlib
 import dataclasses
 import math
 import sys
-import tempfile
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from cute_kernels import dsl
 from cute_kernels.emulator import host
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.gmem import GlobalMemory
@@ -139,7 +138,7 @@ class Session:
         from cute_kernels.emulator.fake_arguments import accepting_tensors
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_compiling_for(self.arch))
+            stack.enter_context(dsl.compiling_for(self.arch))
             stack.enter_context(self._tensors.active())
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
@@ -225,44 +224,6 @@ def capture(
     session = Session(arch, options or Options(), report)
     with session.active():
         yield session
-
-
-@contextlib.contextmanager
-def _compiling_for(arch: str) -> Iterator[None]:
-    """Makes every DSL of the cutlass package compile for ``arch`` and keep its PTX, with source lines."""
-    from cutlass.base_dsl import compiler
-    from cutlass.base_dsl.dsl import BaseDSL
-    from cutlass.cute import runtime
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message="Cache is disabled as user wants to generate PTX")
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        settings = {"arch": arch, "keep_ptx": True, "dump_dir": folder, "lineinfo": True, "enable_tvm_ffi": False}
-        for dsl in {id(dsl): dsl for dsl in map(_instance, _subclasses(BaseDSL)) if dsl is not None}.values():
-            for name, value in settings.items():
-                stack.enter_context(mock.patch.object(dsl.envar, name, value))
-        stack.enter_context(mock.patch.object(compiler.CompileOptions, "enable_tvm_ffi", False))
-        make = runtime._Tensor.__init__
-
-        def without_tvm_ffi(self: Any, tensor: Any, *args: Any, enable_tvm_ffi: bool = False, **kwargs: Any) -> None:
-            make(self, tensor, *args, **kwargs)
-
-        stack.enter_context(mock.patch.object(runtime._Tensor, "__init__", without_tvm_ffi))
-        yield
-
-
-def _subclasses(base: type) -> Iterator[type]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _subclasses(kind)
-
-
-def _instance(kind: Any) -> Any:
-    try:
-        return kind._get_dsl()
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _import(name: str) -> bool:

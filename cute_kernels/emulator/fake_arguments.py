@@ -13,9 +13,10 @@ import functools
 import inspect
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
+
+from cute_kernels import dsl
 
 
 @functools.cache
@@ -75,36 +76,20 @@ class TensorArgument:
 @contextlib.contextmanager
 def accepting_tensors() -> Iterator[None]:
     """Functions that are compiled inside for fake tensors can be called with torch tensors."""
-    from cutlass.base_dsl.compiler import CompileCallable
-    from cutlass.base_dsl.jit_executor import ExecutionArgs
-    from cutlass.cute.runtime import _FakeTensor
-
-    compile_, marshal = CompileCallable.__call__, ExecutionArgs._generate_execution_args
-
-    @functools.wraps(compile_)
-    def compile_and_remember(self: Any, *args: Any, **kwargs: Any) -> Any:
-        function = compile_(self, *args, **kwargs)
-        fakes = {name: value for name, value in _named(args, kwargs).items() if isinstance(value, _FakeTensor)}
-        if fakes and hasattr(function, "execution_args"):
-            function.execution_args._fakes = fakes
-        return function
-
-    @functools.wraps(marshal)
-    def marshal_tensors(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        fakes = getattr(self, "_fakes", None)
-        if not fakes:
-            return marshal(self, args, kwargs)
-        names = self._meta.all_names
-        args = tuple(_argument(x, fakes.get(name)) for x, name in zip(args, names)) + args[len(names) :]
-        kwargs = {name: _argument(x, fakes.get(name)) for name, x in kwargs.items()}
-        pointers, adapted = marshal(self, args, kwargs)
-        return pointers, [*adapted, *args, *kwargs.values()]  # keeps what the pointers lead to until after the call
-
-    with (
-        mock.patch.object(CompileCallable, "__call__", compile_and_remember),
-        mock.patch.object(ExecutionArgs, "_generate_execution_args", marshal_tensors),
-    ):
+    with dsl.adapting_calls(_fake_tensors, _pack_tensors):
         yield
+
+
+def _fake_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Those among compile-time arguments, by parameter name."""
+    return {name: value for name, value in _named(args, kwargs).items() if dsl.is_fake_tensor(value)}
+
+
+def _pack_tensors(
+    fakes: dict[str, Any], names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args = tuple(_argument(x, fakes.get(name)) for x, name in zip(args, names)) + args[len(names) :]
+    return args, {name: _argument(x, fakes.get(name)) for name, x in kwargs.items()}
 
 
 def _argument(value: Any, fake: Any) -> Any:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from cute_kernels import dsl
 from cute_kernels.emulator import tensor_map
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 
@@ -33,7 +34,6 @@ _MAX_SHARED_MEMORY_OPTIN_ATTRIBUTE = 97  # cudaDevAttrMaxSharedMemoryPerBlockOpt
 _MAX_SHARED_MEMORY_OPTIN = 227 * 1024  # sm_90 and sm_100
 _STATIC_SHARED_BYTES_ATTRIBUTE = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 _PARAMETER_BYTES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64)}
-_RECORDER = "_cute_kernels_recorder"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def recording_runtime() -> Iterator[None]:
     The function must be compiled with ``--keep-ptx`` (the sizes of the kernel's parameters come from the PTX) and
     without TVM-FFI. `cute.compile` is not thread-safe; this does not change that.
     """
-    _hook_dsl()
+    dsl.hook_runtime(lambda: getattr(_LOCAL, "recording", False), _Recorder)
     outer = getattr(_LOCAL, "recording", False)
     _LOCAL.recording = True
     try:
@@ -108,8 +108,7 @@ def record(function: Callable[..., Any], *arguments: Any) -> CapturedLaunch:
         EmulatorError: compiled for the real runtime or without ``--keep-ptx``, or not exactly one launch.
         UnsupportedPTX: a launch attribute that the emulator does not implement.
     """
-    recorder = getattr(getattr(function, "engine", None), _RECORDER, None)
-    if recorder is None:
+    if dsl.recorder_of(function) is None:
         raise EmulatorError(f"{function!r} was not compiled under host.recording_runtime()")
     with capture() as launches:
         function(*arguments)
@@ -230,7 +229,7 @@ class _Recorder:
         for name, (function, (result, *parameters)) in entry_points.items():
             callback = ctypes.CFUNCTYPE(result, *parameters)(functools.partial(self._guarded, function))
             self._callbacks.append(callback)
-            engine.raw_register_runtime(name, ctypes.cast(callback, ctypes.c_void_p))
+            dsl.register_symbol(engine, name, callback)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls something of CuTe DSL that calls stand-ins; it sees their error codes only, the reason is kept here."""
@@ -347,51 +346,3 @@ def _attributes_of(config: _LaunchConfig) -> tuple[Dim3, bool]:
         elif attribute.id not in _WITHOUT_EFFECT and not (attribute.id == _COOPERATIVE and value[0] == 0):
             raise UnsupportedPTX(f"launch attribute {attribute.id} with value {list(value)}")
     return cluster, programmatic
-
-
-_HOOK_LOCK = threading.Lock()
-
-
-def _hook_dsl() -> None:
-    """Once per process: makes four methods of CuTe DSL look for a recorder; without one they do what they did."""
-    from cutlass.base_dsl.compiler import Compiler
-    from cutlass.base_dsl.jit_executor import JitExecutor
-    from cutlass.cutlass_dsl import CuTeDSL
-    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
-
-    with _HOOK_LOCK:
-        if hasattr(Compiler.jit, "__wrapped__"):
-            return
-        create, load, run = Compiler.jit, Compiled._load_cuda_library, JitExecutor.run_compiled_program
-        can_run = CuTeDSL._runtime_can_run_compiled
-
-        @functools.wraps(can_run)
-        def runtime_can_run_compiled(self: Any, *arguments: Any, **keywords: Any) -> bool:
-            # CuTe DSL builds no engine for an architecture that the present GPU cannot run; the recorder runs them all.
-            return getattr(_LOCAL, "recording", False) or can_run(self, *arguments, **keywords)
-
-        @functools.wraps(create)
-        def jit(self: Any, *arguments: Any, **keywords: Any) -> Any:
-            engine = create(self, *arguments, **keywords)
-            if getattr(_LOCAL, "recording", False):
-                setattr(engine, _RECORDER, _Recorder(engine))
-            return engine
-
-        @functools.wraps(load)
-        def load_cuda_library(self: Any) -> list[Any]:
-            recorder = getattr(self.engine, _RECORDER, None)
-            if recorder is None:
-                return load(self)
-            recorder.ptx = self.__ptx__
-            self.__dict__["num_devices"] = 1  # a cached property, otherwise filled by asking the driver
-            recorder.call(load, self)
-            return []  # there is no library that the driver would have to unload
-
-        @functools.wraps(run)
-        def run_compiled_program(self: Any, exe_args: list[Any]) -> Any:
-            recorder = getattr(self.jit_module.engine, _RECORDER, None)
-            return run(self, exe_args) if recorder is None else recorder.call(run, self, exe_args)
-
-        Compiler.jit, Compiled._load_cuda_library = jit, load_cuda_library
-        JitExecutor.run_compiled_program = run_compiled_program
-        CuTeDSL._runtime_can_run_compiled = runtime_can_run_compiled

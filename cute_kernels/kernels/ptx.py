@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass._mlir.dialects import nvvm
-from cutlass.cutlass_dsl import dsl_user_op
+
+from cute_kernels.dsl import dsl_user_op, nvvm
 
 
 @dsl_user_op

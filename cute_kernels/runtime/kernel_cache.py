@@ -140,8 +140,9 @@ def fingerprint() -> str:
 
 def _origin() -> dict[str, object]:
     package = Path(__file__).parents[1]
-    # Plans are constants of the generated code, and compile.py chooses its options.
-    sources = sorted([*(package / "kernels").rglob("*.py"), *(package / "plan").rglob("*.py"), package / "compile.py"])
+    # Plans are constants of the generated code; dsl.py chooses its options, and compile.py its arguments.
+    modules = [module for folder in ("kernels", "plan") for module in (package / folder).rglob("*.py")]
+    sources = sorted([*modules, package / "compile.py", package / "dsl.py"])
     distributions = {
         name: distribution.version
         for distribution in metadata.distributions()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import tcgen05
 
+from cute_kernels.dsl import nvvm
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Edge
 from cute_kernels.kernels.pipes import Pipe, PipelineState

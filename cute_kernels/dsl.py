@@ -1,0 +1,290 @@
+"""What this package relies on inside CuTe DSL (``nvidia-cutlass-dsl``), beyond what its documentation promises.
+
+Another version of CuTe DSL is a matter of this module: compile options and what a compilation leaves behind, the
+machine code of host functions and how they take their arguments, host functions as object files, and the methods
+through which the emulator takes the place of the CUDA runtime.
+
+Nothing else of the package is imported here, so that the emulator can be used by itself, and CuTe DSL is imported by
+the functions that need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+from unittest import mock
+
+#: Name -> (module, attribute or None for the module itself): what kernels use that CuTe DSL does not document.
+_FOR_KERNELS = {
+    "dsl_user_op": ("cutlass.cutlass_dsl", "dsl_user_op"),
+    "nvvm": ("cutlass._mlir.dialects.nvvm", None),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """``from cute_kernels.dsl import dsl_user_op, nvvm``: the decorator of operations, and the NVVM dialect."""
+    if name not in _FOR_KERNELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _FOR_KERNELS[name]
+    found = importlib.import_module(module)
+    return found if attribute is None else getattr(found, attribute)
+
+
+# --- compiling -------------------------------------------------------------------------------------------------------
+
+
+def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
+    """`cute.compile` for an architecture, needing neither a GPU nor a driver; `ptx` and `cubin` are of the result.
+
+    Args:
+        function: a function or method decorated with ``cute.jit``.
+        arguments: examples of its arguments; their values do not reach the generated code.
+        arch: as PTX names it, e.g. ``"sm_90a"``.
+    """
+    import cutlass.cute as cute
+
+    with tempfile.TemporaryDirectory() as directory:
+        # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
+        options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
+        return cute.compile(function, *arguments, options=options)
+
+
+def ptx(function: Any) -> str | None:
+    """PTX of a compiled function; None if it was compiled without keeping it."""
+    return function.__ptx__
+
+
+def cubin(function: Any) -> bytes:
+    """Cubin of a function from `compile_function`."""
+    return bytes(function.__cubin__)
+
+
+# --- host functions as machine code ----------------------------------------------------------------------------------
+
+
+def export_object(function: Any, prefix: str) -> bytes:
+    """The host function and its cubin as a relocatable object, which `load_object` loads without tracing.
+
+    CuTe DSL resolves the object's references to its runtime library while it writes the object, and finds them only if
+    the library's symbols are visible to the whole process.
+    """
+    import cutlass.cutlass_dsl
+
+    for library in cutlass.cutlass_dsl.CuTeDSL._get_dsl().get_shared_libs():
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    return function.dump_to_object(prefix)
+
+
+def load_object(code: bytes, prefix: str) -> Any:
+    """The host function in an object that `export_object` made with this ``prefix``, linked into this process."""
+    import cutlass.cute as cute
+
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        file.write(code)
+        file.flush()
+        return getattr(cute.runtime.load_module(file.name), prefix)
+
+
+def load_on_devices(function: Any) -> tuple[Any, Callable[[int], None]]:
+    """Loads the kernel into every device and gives the machine code of its host function.
+
+    The machine code takes the address of an array of pointers, one to each argument and a last one to the CUDA status
+    (int32) that it writes.
+
+    Returns:
+        The owner of the loaded kernel, which has to live as long as calls are made, and the machine code.
+
+    Raises:
+        RuntimeError: the host function returns no status.
+    """
+    executor = function.to(None)
+    if not executor._has_cuda_result:
+        raise RuntimeError("the compiled host function returns no CUDA status, as that of every tested CuTe DSL does")
+    return executor, executor.capi_func
+
+
+def argument_pointers(function: Any, arguments: tuple) -> tuple[list[int], Any]:
+    """Addresses of a call's arguments as CuTe DSL itself would pass them, and what keeps their memory alive."""
+    pointers, keep_alive = function.execution_args.generate_execution_args(arguments, {})
+    return [getattr(pointer, "value", pointer) for pointer in pointers], keep_alive
+
+
+# --- the emulator in place of the CUDA runtime -----------------------------------------------------------------------
+
+_RECORDER = "_cute_kernels_recorder"
+_HOOK_LOCK = threading.Lock()
+
+
+class Recorder(Protocol):
+    """What takes the place of the CUDA runtime for one compiled host function: see `hook_runtime`.
+
+    Attributes:
+        ptx: set to the text of the compiled module, None if it was not kept, before its library is loaded.
+    """
+
+    ptx: str | None
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls something of CuTe DSL that calls into the machine code."""
+
+
+def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder]) -> None:
+    """Once per process: makes four methods of CuTe DSL look for a recorder; without one they do what they did.
+
+    Args:
+        recording: whether what this thread compiles now is to be recorded.
+        make: makes the recorder of a JIT engine, with which `register_symbol` registers its entry points.
+    """
+    import cutlass.base_dsl.compiler
+    import cutlass.base_dsl.jit_executor
+    import cutlass.cutlass_dsl
+    import cutlass.cutlass_dsl.cuda_jit_executor
+
+    compiler, executor = cutlass.base_dsl.compiler.Compiler, cutlass.base_dsl.jit_executor.JitExecutor
+    compiled = cutlass.cutlass_dsl.cuda_jit_executor.CudaDialectJitCompiledFunction
+    dsl = cutlass.cutlass_dsl.CuTeDSL
+    with _HOOK_LOCK:
+        if hasattr(compiler.jit, "__wrapped__"):
+            return
+        create, load, run = compiler.jit, compiled._load_cuda_library, executor.run_compiled_program
+        can_run = dsl._runtime_can_run_compiled
+
+        @functools.wraps(can_run)
+        def runtime_can_run_compiled(self: Any, *arguments: Any, **keywords: Any) -> bool:
+            # CuTe DSL builds no engine for an architecture that the present GPU cannot run; the recorder runs them all.
+            return recording() or can_run(self, *arguments, **keywords)
+
+        @functools.wraps(create)
+        def jit(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            engine = create(self, *arguments, **keywords)
+            if recording():
+                setattr(engine, _RECORDER, make(engine))
+            return engine
+
+        @functools.wraps(load)
+        def load_cuda_library(self: Any) -> list[Any]:
+            recorder = getattr(self.engine, _RECORDER, None)
+            if recorder is None:
+                return load(self)
+            recorder.ptx = ptx(self)
+            self.__dict__["num_devices"] = 1  # a cached property, otherwise filled by asking the driver
+            recorder.call(load, self)
+            return []  # there is no library that the driver would have to unload
+
+        @functools.wraps(run)
+        def run_compiled_program(self: Any, exe_args: list[Any]) -> Any:
+            recorder = getattr(self.jit_module.engine, _RECORDER, None)
+            return run(self, exe_args) if recorder is None else recorder.call(run, self, exe_args)
+
+        compiler.jit, compiled._load_cuda_library = jit, load_cuda_library
+        executor.run_compiled_program = run_compiled_program
+        dsl._runtime_can_run_compiled = runtime_can_run_compiled
+
+
+def recorder_of(function: Any) -> Recorder | None:
+    """The recorder of a compiled function; None for one that calls the CUDA runtime."""
+    return getattr(getattr(function, "engine", None), _RECORDER, None)
+
+
+def register_symbol(engine: Any, name: str, address: Any) -> None:
+    """Gives a JIT engine a symbol of its own, which it takes before that of any library."""
+    engine.raw_register_runtime(name, ctypes.cast(address, ctypes.c_void_p))
+
+
+@contextlib.contextmanager
+def compiling_for(arch: str) -> Iterator[None]:
+    """Every DSL of the cutlass package compiles for ``arch``, without TVM-FFI, and keeps its PTX with source lines."""
+    import cutlass.base_dsl.compiler
+    import cutlass.base_dsl.dsl
+    import cutlass.cute.runtime
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Cache is disabled as user wants to generate PTX")
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        settings = {"arch": arch, "keep_ptx": True, "dump_dir": folder, "lineinfo": True, "enable_tvm_ffi": False}
+        kinds = map(_instance, _subclasses(cutlass.base_dsl.dsl.BaseDSL))
+        for dsl in {id(dsl): dsl for dsl in kinds if dsl is not None}.values():
+            for name, value in settings.items():
+                stack.enter_context(mock.patch.object(dsl.envar, name, value))
+        stack.enter_context(mock.patch.object(cutlass.base_dsl.compiler.CompileOptions, "enable_tvm_ffi", False))
+        tensor = cutlass.cute.runtime._Tensor
+        make = tensor.__init__
+
+        def without_tvm_ffi(self: Any, value: Any, *args: Any, enable_tvm_ffi: bool = False, **kwargs: Any) -> None:
+            make(self, value, *args, **kwargs)
+
+        stack.enter_context(mock.patch.object(tensor, "__init__", without_tvm_ffi))
+        yield
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)
+
+
+def _instance(kind: Any) -> Any:
+    try:
+        return kind._get_dsl()
+    except (TypeError, NotImplementedError):
+        return None
+
+
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@contextlib.contextmanager
+def adapting_calls(
+    remember: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+    adapt: Callable[[Any, list[str], tuple[Any, ...], dict[str, Any]], _Arguments],
+) -> Iterator[None]:
+    """Calls of functions that are compiled inside, made inside, pass other arguments than they were given.
+
+    Args:
+        remember: (args, kwargs of `cute.compile`) -> what ``adapt`` needs to know, false if calls stay as they are.
+        adapt: (what was remembered, names of the run-time parameters, args, kwargs of the call) -> the args and kwargs
+            that are passed, objects that CuTe DSL converts or that have ``__c_pointers__``.
+    """
+    import cutlass.base_dsl.compiler
+    import cutlass.base_dsl.jit_executor
+
+    kind, execution_args = cutlass.base_dsl.compiler.CompileCallable, cutlass.base_dsl.jit_executor.ExecutionArgs
+    compile_, marshal = kind.__call__, execution_args._generate_execution_args
+
+    @functools.wraps(compile_)
+    def compile_and_remember(self: Any, *args: Any, **kwargs: Any) -> Any:
+        function = compile_(self, *args, **kwargs)
+        memory = remember(args, kwargs)
+        if memory and hasattr(function, "execution_args"):
+            function.execution_args._cute_kernels_memory = memory
+        return function
+
+    @functools.wraps(marshal)
+    def marshal_adapted(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        memory = getattr(self, "_cute_kernels_memory", None)
+        if not memory:
+            return marshal(self, args, kwargs)
+        args, kwargs = adapt(memory, self._meta.all_names, args, kwargs)
+        pointers, adapted = marshal(self, args, kwargs)
+        return pointers, [*adapted, *args, *kwargs.values()]  # keeps what the pointers lead to until after the call
+
+    with (
+        mock.patch.object(kind, "__call__", compile_and_remember),
+        mock.patch.object(execution_args, "_generate_execution_args", marshal_adapted),
+    ):
+        yield
+
+
+def is_fake_tensor(value: Any) -> bool:
+    """Whether an argument of `cute.compile` stands for a tensor by its type, extents and strides alone."""
+    import cutlass.cute.runtime
+
+    return isinstance(value, cutlass.cute.runtime._FakeTensor)
