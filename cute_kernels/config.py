@@ -16,7 +16,7 @@ WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
 
 
-def _check_types(instance: Any) -> None:
+def check_types(instance: Any) -> None:
     """Makes integers of any library ``int``, and refuses fields of another type than they are annotated with.
 
     Equal configurations must be the same key of a cache, in memory and, by their ``repr``, on disk: ``np.int64(4)``,
@@ -86,7 +86,7 @@ class PatchEmbedProblem:
     table_index: bool = False
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Sm100PatchEmbedConfig:
     epilogue: EpilogueArithmetic = "f32"
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Sm90PatchEmbedConfig:
     tile_positions: int = 1
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class GemmProblem:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Sm100GemmConfig:
     accumulators: int = 2
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Sm90GemmConfig:
     split_k: int = 1
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
 
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig

@@ -11,7 +11,7 @@ from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
 TableLayout = Literal["blocked", "paired"]
 """Layouts of the bias + position table, see `cute_kernels.operations.table`."""
 
-ITEMSIZE = {"float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+ITEMSIZE = {"uint8": 1, "int8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 LANES = 32
 """Threads of a warp, and tensor-memory lanes that one warp may reach: quarter ``warp_id % 4`` (PTX ISA, tcgen05 access

@@ -7,7 +7,7 @@ these contracts is not claimed. Everything here is independent of the kernels, t
 from __future__ import annotations
 
 from cute_kernels.reference.convolution import patch_embed_conv2d
-from cute_kernels.reference.images import patch_embed_images
+from cute_kernels.reference.images import patch_embed_images, patch_rows
 from cute_kernels.reference.products import gemm
 from cute_kernels.reference.rounding import fma32, round_tf32
 from cute_kernels.reference.rows import accumulate, patch_embed_bf16x2, patch_embed_f32
@@ -20,5 +20,6 @@ __all__ = [
     "patch_embed_conv2d",
     "patch_embed_f32",
     "patch_embed_images",
+    "patch_rows",
     "round_tf32",
 ]

@@ -1,0 +1,133 @@
+"""Plan of the pass that lays out images as rows of patches: widths of loads and stores, shared memory of a CTA."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from cute_kernels.config import check_types
+from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Arch, reject, require, round_up
+
+PatchOrder = Literal["chw", "hwc"]
+
+PIXEL_TYPES = ("uint8", "bfloat16", "float16", "float32")
+CONVERSIONS = {
+    "uint8": ("uint8", "bfloat16", "float16"),
+    "bfloat16": ("bfloat16", "float16"),
+    "float16": ("bfloat16", "float16"),
+    "float32": ("bfloat16", "float16"),
+}
+"""Element types of the rows by those of the pixels; each conversion rounds to nearest, ties to even."""
+
+WORD_BYTES = 4
+"""Least bytes that a thread stores: 32 of them are a whole line, and neighbours meet no bank twice."""
+
+
+@dataclass(frozen=True)
+class PatchifyProblem:
+    """Images ``[batch, channels, height, width]`` -> rows ``[batch * positions, row_elements]``.
+
+    Attributes:
+        batch, channels, height, width: of the images; height and width are whole patches.
+        patch: side of a patch in pixels.
+        in_dtype, out_dtype: element types of pixels and rows, as torch names them.
+        channels_last: memory order of the images: (row, column, channel) instead of (channel, row, column).
+        order: of the pixels in a row of the result.
+    """
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    patch: int
+    in_dtype: str = "uint8"
+    out_dtype: str = "uint8"
+    channels_last: bool = False
+    order: PatchOrder = "chw"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    @property
+    def positions(self) -> int:
+        return self.height // self.patch * (self.width // self.patch)
+
+
+@dataclass(frozen=True)
+class PatchifyPlan:
+    """A legal way to run one pass; construct it with `plan_patchify`."""
+
+    problem: PatchifyProblem
+    arch: Arch
+
+    threads: int = 256
+
+    @property
+    def pixel_bytes(self) -> int:
+        return ITEMSIZE[self.problem.in_dtype]
+
+    @property
+    def element_bytes(self) -> int:
+        return ITEMSIZE[self.problem.out_dtype]
+
+    @property
+    def row_elements(self) -> int:
+        """From one row to the next: whole 16 bytes, as TMA reads them; what is beyond the patch is zero."""
+        p = self.problem
+        return round_up(p.channels * p.patch**2, VECTOR_BYTES // self.element_bytes)
+
+    @property
+    def load_pixels(self) -> int:
+        """Pixels that one thread loads at once: every strip of pixels begins on a multiple of them."""
+        p = self.problem
+        pixels = p.patch**2 * (p.channels if p.channels_last else 1)
+        return math.gcd(pixels, VECTOR_BYTES // self.pixel_bytes)
+
+    @property
+    def unit(self) -> int:
+        """Elements that are neighbours in the image and in a row alike, and moved at once."""
+        p = self.problem
+        run = p.patch
+        if p.channels_last:
+            run = p.patch * p.channels if p.order == "hwc" else 1
+        return math.gcd(run, VECTOR_BYTES // max(self.pixel_bytes, self.element_bytes))
+
+    @property
+    def store_elements(self) -> int:
+        """Elements that one thread stores at once."""
+        return max(WORD_BYTES, self.unit * self.element_bytes) // self.element_bytes
+
+    @property
+    def ctas(self) -> int:
+        return self.problem.batch * (self.problem.height // self.problem.patch)
+
+    @property
+    def smem_bytes(self) -> int:
+        """The pixels of one row of patches."""
+        p = self.problem
+        return p.channels * p.patch * p.width * self.pixel_bytes
+
+
+def plan_patchify(problem: PatchifyProblem, arch: Arch) -> PatchifyPlan:
+    """The plan, or ValueError naming the limit, the value and the nearest legal value."""
+    p = problem
+    require("in_dtype", p.in_dtype, PIXEL_TYPES, "element type of the pixels")
+    require("out_dtype", p.out_dtype, CONVERSIONS[p.in_dtype], f"element type of the rows from {p.in_dtype} pixels")
+    require("order", p.order, ("chw", "hwc"), "order of the pixels in a row")
+    for name in ("batch", "channels", "patch"):
+        if getattr(p, name) < 1:
+            reject(name, getattr(p, name), "there is nothing to lay out", 1)
+    for name in ("height", "width"):
+        value = getattr(p, name)
+        if value < p.patch or value % p.patch:
+            reject(name, value, f"whole patches of {p.patch} pixels", max(p.patch, value - value % p.patch))
+    if p.order == "hwc" and not p.channels_last:
+        reject("order", p.order, "pixels whose channels are planes are gathered in the order of the planes", "chw")
+    plan = PatchifyPlan(problem, arch)
+    if plan.smem_bytes > arch.smem_bytes:
+        rule = f"a row of patches is {plan.smem_bytes:,} B of shared memory, the limit is {arch.smem_bytes:,} B"
+        reject("width", p.width, rule, p.width * arch.smem_bytes // plan.smem_bytes // p.patch * p.patch)
+    if plan.ctas > 2**31 - 1:
+        reject("batch", p.batch, "a grid has at most 2^31 - 1 CTAs", (2**31 - 1) // (plan.ctas // p.batch))
+    return plan

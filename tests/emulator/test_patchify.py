@@ -1,0 +1,101 @@
+"""The pass that lays out images as rows of patches, executed from its PTX, byte for byte against plain torch."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+
+import cuda.bindings.driver as driver
+import cutlass.cute as cute
+import pytest
+import torch
+from cutlass import Int32
+from cutlass.cute.runtime import make_ptr
+from cutlass.cute.typing import AddressSpace
+
+from cute_kernels import emulator, reference
+from cute_kernels.emulator import host
+from cute_kernels.kernels.patchify import PIXEL_TYPES, PatchifyKernel
+from cute_kernels.plan.base import ARCHS
+from cute_kernels.plan.patchify import PatchifyProblem, plan_patchify
+
+POISON = 77
+
+
+def images_of(problem: PatchifyProblem) -> torch.Tensor:
+    """``[B, C, H, W]`` in the problem's memory order; halves of a unit in the last place among them."""
+    generator = torch.Generator().manual_seed(problem.height)
+    shape = (problem.batch, problem.channels, problem.height, problem.width)
+    if problem.in_dtype == "uint8":
+        images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    else:
+        images = torch.randn(shape, generator=generator)
+        images.view(-1)[::7] = 1.0 + 2.0**-8
+        images.view(-1)[3::7] = 1.0 + 3 * 2.0**-8
+        images = images.to(getattr(torch, problem.in_dtype))
+    return images.contiguous(memory_format=torch.channels_last) if problem.channels_last else images
+
+
+def expected_rows(images: torch.Tensor, problem: PatchifyProblem, width: int) -> torch.Tensor:
+    rows = reference.patch_rows(images, problem.patch)
+    if problem.order == "hwc":
+        split = rows.view(-1, problem.channels, problem.patch, problem.patch)
+        rows = split.permute(0, 2, 3, 1).reshape(rows.shape)
+    out = torch.zeros(rows.shape[0], width, dtype=getattr(torch, problem.out_dtype))
+    out[:, : rows.shape[1]] = rows.to(out.dtype)
+    return out
+
+
+def executed(images: torch.Tensor, problem: PatchifyProblem, arch: str) -> torch.Tensor:
+    plan = plan_patchify(problem, ARCHS[arch])
+    rows = torch.full((problem.batch * problem.positions, plan.row_elements), POISON).to(
+        getattr(torch, problem.out_dtype)
+    )
+    pointers = (
+        make_ptr(PIXEL_TYPES[str(t.dtype).removeprefix("torch.")], t.data_ptr(), AddressSpace.gmem, assumed_align=16)
+        for t in (images, rows)
+    )
+    sizes = (problem.batch, problem.height // problem.patch, problem.width // problem.patch)
+    arguments = (*pointers, *map(Int32, sizes), driver.CUstream(0))
+    with tempfile.TemporaryDirectory() as directory, host.recording_runtime():
+        options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
+        function = cute.compile(PatchifyKernel(plan), *arguments, options=options)
+    launch = host.record(function, *arguments)
+    assert (launch.grid, launch.block) == ((plan.ctas, 1, 1), (plan.threads, 1, 1))
+    assert launch.dynamic_smem == plan.smem_bytes
+    memory = emulator.GlobalMemory()
+    memory.register_tensor(images, "images", writable=False)
+    memory.register_tensor(rows, "rows", writable=True)
+    ptx = function.__ptx__
+    emulator.run(
+        ptx, re.search(r"\.entry\s+(\w+)", ptx).group(1), grid=launch.grid, block=launch.block,
+        cluster=launch.cluster, dynamic_smem=launch.dynamic_smem, params=launch.params, memory=memory,
+        programmatic=launch.programmatic,
+    )  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("problem", "arch"),
+    [
+        (PatchifyProblem(2, 3, 32, 80, 16), "sm_90a"),
+        (PatchifyProblem(1, 3, 32, 64, 32), "sm_100a"),
+        (PatchifyProblem(2, 3, 28, 42, 14), "sm_90a"),
+        (PatchifyProblem(1, 4, 16, 24, 8), "sm_90a"),
+        (PatchifyProblem(1, 1, 15, 45, 15), "sm_90a"),
+        (PatchifyProblem(2, 3, 32, 48, 16, channels_last=True, order="hwc"), "sm_90a"),
+        (PatchifyProblem(1, 3, 28, 28, 14, channels_last=True, order="hwc"), "sm_100a"),
+        (PatchifyProblem(1, 3, 16, 48, 16, channels_last=True), "sm_90a"),
+        (PatchifyProblem(1, 3, 32, 48, 16, "uint8", "bfloat16"), "sm_90a"),
+        (PatchifyProblem(1, 3, 28, 42, 14, "bfloat16", "bfloat16"), "sm_90a"),
+        (PatchifyProblem(1, 3, 16, 32, 16, "float32", "bfloat16"), "sm_90a"),
+        (PatchifyProblem(1, 3, 28, 28, 14, "float32", "float16", channels_last=True), "sm_90a"),
+        (PatchifyProblem(1, 3, 16, 16, 16, "float16", "bfloat16", channels_last=True), "sm_100a"),
+    ],
+    ids=str,
+)
+def test_rows(problem, arch):
+    images = images_of(problem)
+    rows = executed(images, problem, arch)
+    expected = expected_rows(images, problem, rows.shape[1])
+    assert torch.equal(rows.view(torch.uint8), expected.view(torch.uint8))
