@@ -3,7 +3,7 @@
     python -m bench.overview bench/results/h200-models-*.json
 
 A case that several runs measured is taken from the last file that has it: every ratio is one of peers that ran
-interleaved, in one run. Prints Markdown.
+interleaved, in one run. Prints Markdown, with the number of cases in which a complete peer was not timed at all.
 """
 
 from __future__ import annotations
@@ -79,8 +79,33 @@ def behind(rows: Sequence[Row], mode: str) -> list[tuple[str, str, float]]:
     return found
 
 
+def missing(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Of every complete peer that was not timed in all cases, the cases without it: nobody is ahead of it there."""
+    complete = dict.fromkeys(p.name for row in rows for p in row.result.peers if p.scope == "complete")
+    without = {
+        name: [row.result.case.name for row in rows if name not in row.ratios("burst")]
+        for name in complete
+        if name != OURS
+    }
+    return {name: cases for name, cases in without.items() if cases}
+
+
+def by_images(rows: Sequence[Row]) -> str:
+    """A line per number of images: cases, those without each peer of `missing`, the least ratio of a complete peer."""
+    gaps = missing(rows)
+    lines = []
+    for images in sorted({row.result.case.requested_images for row in rows}):
+        group = [row for row in rows if row.result.case.requested_images == images]
+        names = {row.result.case.name for row in group}
+        absent = [str(len(names.intersection(cases))) for cases in gaps.values()]
+        least = [f"{min(min(row.ratios(mode, 'complete').values()) for row in group):.3f}" for mode in MODES]
+        lines.append((str(images), str(len(group)), *absent, *least))
+    header = ("images", "cases", *(f"without {name}" for name in gaps), *(f"nearest complete peer, {m}" for m in MODES))
+    return markdown(header, lines)
+
+
 def report(runs: Sequence[Results]) -> str:
-    """Markdown: the runs, a table per mode, and in how many cases ours is ahead of every complete peer."""
+    """Markdown: the runs, a table per mode, where ours is ahead of every complete peer, and what was not timed."""
     rows = collect(runs)
     parts = [
         f"{number}. {run.date}, source {run.environment['cute_kernels source']}: `{run.command}`"
@@ -92,6 +117,12 @@ def report(runs: Sequence[Results]) -> str:
         exceptions = behind(rows, mode)
         listed = "".join(f"; {case}: {name} {ratio:.3f}" for case, name, ratio in exceptions)
         parts += ["", f"{mode}: ahead of every complete peer in {len(rows) - len(exceptions)} of {len(rows)}{listed}."]
+    gaps = missing(rows)
+    if gaps:
+        listed = ", ".join(f"{name} in {len(cases)}" for name, cases in gaps.items())
+        none = set.intersection(*map(set, gaps.values()))
+        parts += ["", f"Complete peers not timed, in cases of {len(rows)}: {listed}; none of these in {len(none)}."]
+    parts += ["", by_images(rows)]
     return "\n".join(parts) + "\n"
 
 

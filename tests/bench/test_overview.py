@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.cases import Case
-from bench.overview import behind, collect, report
+from bench.overview import behind, by_images, collect, missing, report
 from bench.peers import OURS
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import Protocol, Run
@@ -49,6 +49,19 @@ def test_the_report_holds_both_tables_and_the_counts() -> None:
     assert "| m/196 x 8 | 2 | 2.0000 | - | 1.50 |" in text and "| m/196 x 8 | 2 | 5.0000 | - | 0.80 |" in text
     assert "burst: ahead of every complete peer in 2 of 2." in text
     assert "sustained: ahead of every complete peer in 0 of 2; m/196 x 1: a 1.000; m/196 x 8: b 0.800." in text
+
+
+def test_peers_that_were_not_timed_are_counted() -> None:
+    """Case 8 is the later run's, which has no peer a; a peer with a reason instead of times was not timed either."""
+    rows = collect([EARLIER, LATER])
+    assert missing(rows) == {"a": ["m/196 x 8"], "b": ["m/196 x 1"]}
+    failed = run({(196, 1): (peer(OURS, "complete", 1.0, 1.0), PeerResult("c", "complete", reason="no package"))})
+    assert missing(collect([failed])) == {"c": ["m/196 x 1"]}
+    assert missing(collect([EARLIER])) == {}, "a GEMM alone is no complete peer"
+    text = report([EARLIER, LATER])
+    assert "Complete peers not timed, in cases of 2: a in 1, b in 1; none of these in 0." in text
+    lines = by_images(rows).splitlines()
+    assert lines[2:] == ["| 1 | 1 | 0 | 1 | 1.500 | 1.000 |", "| 8 | 1 | 1 | 0 | 1.500 | 0.800 |"]
 
 
 def test_a_case_without_our_times_is_refused() -> None:

@@ -102,13 +102,39 @@ def test_a_product_with_the_identity_shows_the_rounding(config):
     assert 0.3 < (out != truncated).float().mean() < 0.7
 
 
-@pytest.mark.parametrize("size", [128, 256, 512])
-def test_error_against_fp64_is_that_of_tf32(size):
-    """Largest relative error below 5 * 0.1% * sqrt(K) of sums of positive products, and larger than FP32's."""
-    a, b = (x.abs() for x in draw((size, size), (size, size), seed=size))
-    exact = a.double() @ b.double().T
-    error = float(((gemm(a, b, allow_tf32=True).double() - exact) / exact).abs().max())
-    assert 2.0**-20 < error < 5e-3 * math.sqrt(size)
+def rms_of_a_product() -> float:
+    """Root mean square of the error of one product of two standard normal numbers that were rounded to TF32.
+
+    In ``[2^e, 2^(e + 1))`` TF32 has units of ``2^(e - 10)``, so rounding leaves an error of mean square
+    ``4^(e - 10) / 12`` in either operand, which the other one, of mean square 1, multiplies; both signs are equally
+    likely.
+    """
+
+    def below(x: float) -> float:
+        return math.erf(x / math.sqrt(2))
+
+    squares = sum((below(2.0 ** (e + 1)) - below(2.0**e)) * 4.0 ** (e - 10) / 12 for e in range(-30, 4))
+    return math.sqrt(2 * squares)
+
+
+@pytest.mark.parametrize("config", [WIDE, Sm90GemmConfig(128, 128)], ids=["sm100", "sm90"])
+@pytest.mark.parametrize(
+    "m, n, k", [(128, 128, 128), (256, 256, 256), (512, 512, 512), (128, 128, 1024), (128, 128, 2048)]
+)
+def test_error_against_fp64_is_that_of_tf32(m, n, k, config):
+    """Signed operands, the emulated kernels, the sizes that docs/experiments.md names (of the largest two a strip).
+
+    With ``u = 2^-11`` (rounding of an operand) and ``v = 2^-24`` (one FP32 rounding per 8 elements of K) no error
+    exceeds ``((1 + u)^2 (1 + v)^(K / 8) - 1) sum |a| |b|``. Independent rounding errors add up to `rms_of_a_product`
+    times the square root of K, within what a sample of 16,384 results or more leaves open; truncation gives twice that.
+    """
+    a, b = draw((m, k), (n, k), seed=k)
+    out = gemm(a, b, config=config, backend="emulator", allow_tf32=True)
+    error = out.double() - a.double() @ b.double().T
+    limit = (1 + 2.0**-11) ** 2 * (1 + 2.0**-24) ** (k / 8) - 1
+    assert bool((error.abs() <= limit * (a.double().abs() @ b.double().abs().T)).all())
+    assert float(error.square().mean().sqrt()) == pytest.approx(rms_of_a_product() * math.sqrt(k), rel=0.04)
+    assert float(error.abs().max()) < 6 * rms_of_a_product() * math.sqrt(k)
 
 
 def test_plans_have_half_the_elements_of_k_in_a_stage():
