@@ -97,7 +97,7 @@ class Sm100PatchEmbedConfig:
         tile_n: output columns of a tile, 128 or 256 (F12).
         stages: operand buffers between TMA and tensor core (F6).
         epilogue_warps: 4 or 5; with 5, two warps share one quarter of the tensor-memory lanes and split its columns
-            (F3, F4, F15).
+            (F3, F4).
         tmem_load_width: columns of one ``tcgen05.ld.32x32b``: 16, 32 or 64 (F1, F8, F32).
         epilogue: ``"f32"`` rounds once; ``"bf16x2"`` rounds the scaled accumulator and adds a BF16 table in packed
             BF16, as the CUDA original does (F22).

@@ -126,7 +126,8 @@ def test_error_against_fp64_is_that_of_tf32(m, n, k, config):
 
     With ``u = 2^-11`` (rounding of an operand) and ``v = 2^-24`` (one FP32 rounding per 8 elements of K) no error
     exceeds ``((1 + u)^2 (1 + v)^(K / 8) - 1) sum |a| |b|``. Independent rounding errors add up to `rms_of_a_product`
-    times the square root of K, within what a sample of 16,384 results or more leaves open; truncation gives twice that.
+    times the square root of K, within what a sample of 16,384 results or more leaves open. Truncation gives 2.6 times
+    that.
     """
     a, b = draw((m, k), (n, k), seed=k)
     out = gemm(a, b, config=config, backend="emulator", allow_tf32=True)

@@ -37,7 +37,7 @@ class Sm100Pipe(Pipe):
 
 @cute.jit
 def release_accumulator(pipe: Sm100Pipe, state: PipelineState, part: int = 0) -> None:
-    """Epilogue warp: hands the accumulator back once its last column is in registers (F19), before the stores end."""
+    """Epilogue warp: hands the accumulator back once its last column is in registers, before the stores end."""
     ptx.tcgen05_fence_before_thread_sync()
     cute.arch.sync_warp()
     with cute.arch.elect_one():
