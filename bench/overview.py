@@ -2,8 +2,9 @@
 
     python -m bench.overview bench/results/h200-models-*.json
 
-A case that several runs measured is taken from the last file that has it: every ratio is one of peers that ran
-interleaved, in one run. Prints Markdown, with the number of cases in which a complete peer was not timed at all.
+Runs are put in order of their dates, and a case that several runs measured is taken from the last one: every ratio is
+one of peers that ran interleaved, in one run. Prints Markdown, with the number of cases in which a complete peer was
+not timed at all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MODES = ("burst", "sustained")
 
 @dataclass(frozen=True)
 class Row:
-    """A case, the number of the run it is taken from (1 for the first file), and its results."""
+    """A case, the number of the run it is taken from (1 for the earliest), and its results."""
 
     run: int
     result: CaseResult
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     runs = [from_json(path.read_text()) for path in parser.parse_args(argv).files]
-    print(report(runs), end="")
+    print(report(sorted(runs, key=lambda run: run.date)), end="")
     return 0
 
 

@@ -46,7 +46,10 @@ def gemm(
             least 1, K a multiple of 8, or of 4 in float32 (TMA reads rows of whole 16 bytes). A slice whose memory does
             not start on 16 bytes is copied.
         b: ``[N, K]`` of the same type, for all of a batch, or ``[B, N, K]``.
-        bias: ``[N]`` BF16, FP16 or FP32, any stride, or None.
+        bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. It is converted to FP32 once and found again by object,
+            memory and autograd's version counter. A write that the counter does not see (through ``.data``, a NumPy
+            array that shares the memory, or another library's kernel) leaves the old values in use until
+            `cute_kernels.clear_cache` is called.
         out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
         config: tunables of the kernel, `Sm100GemmConfig` or `Sm90GemmConfig`; None takes what
             `cute_kernels.tune_gemm` found for this problem, or chooses by size. The emulator runs the kernel of the

@@ -73,8 +73,8 @@ def patch_embed(
         weight: ``[N, K]`` float8_e4m3fn, contiguous, N a multiple of 8. Padded and aligned likewise, once per weight.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias, position and weight is
             laid out once and found again by object, memory and autograd's version counter. A write that the counter
-            does not see (through ``.data``, or a NumPy array that shares the memory) leaves the old values in use until
-            `cute_kernels.clear_cache` is called.
+            does not see (through ``.data``, a NumPy array that shares the memory, or another library's kernel) leaves
+            the old values in use until `cute_kernels.clear_cache` is called.
         pos_embed: ``[S, N]`` BF16, FP16 or FP32, any stride, or None. With a 2-D ``x`` it tells S.
         pos_index: for packed rows of variable length: ``[T]`` (or ``[B, L]`` with a 3-D ``x``) int32 or int64,
             contiguous; row t gets ``pos_embed[pos_index[t]]``, and the result is ``[T, N]`` (``[B, L, N]``). A number

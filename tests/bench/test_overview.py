@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.cases import Case
-from bench.overview import behind, by_images, collect, missing, report
+from bench.overview import behind, by_images, collect, main, missing, report
 from bench.peers import OURS
-from bench.results import CaseResult, PeerResult, Results
+from bench.results import CaseResult, PeerResult, Results, to_json
 from bench.timing import Protocol, Run
 
 
@@ -62,6 +62,17 @@ def test_peers_that_were_not_timed_are_counted() -> None:
     assert "Complete peers not timed, in cases of 2: a in 1, b in 1; none of these in 0." in text
     lines = by_images(rows).splitlines()
     assert lines[2:] == ["| 1 | 1 | 0 | 1 | 1.500 | 1.000 |", "| 8 | 1 | 1 | 0 | 1.500 | 0.800 |"]
+
+
+def test_the_order_of_the_files_does_not_matter(tmp_path, capsys) -> None:
+    """Later is what the date says, not what stands last on the command line."""
+    files = [tmp_path / "b.json", tmp_path / "a.json"]
+    for path, results in zip(files, (EARLIER, LATER), strict=True):
+        path.write_text(to_json(results))
+    main([str(path) for path in files])
+    text = capsys.readouterr().out
+    main([str(path) for path in reversed(files)])
+    assert capsys.readouterr().out == text and "| m/196 x 8 | 2 | 2.0000 |" in text
 
 
 def test_a_case_without_our_times_is_refused() -> None:
