@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from cute_kernels.plan import Plan
-    from cute_kernels.runtime.launch import LaunchTensors
+    from cute_kernels.runtime.operands import Operands
 
 CTAS, WARPS = 4, 2
 ALIGNMENT = 256  # bytes, of every allocation
@@ -167,11 +167,11 @@ SM90_PROBLEM = PatchEmbedProblem(m=128 * 4, n=768, k=768, table_rows=4)
 SM90_SMS = 132
 
 
-def random_tensors(plan: Plan, device: str) -> LaunchTensors:
+def random_tensors(plan: Plan, device: str) -> Operands:
     """Random tensors for a plan, the same on every device."""
     import torch
 
-    from cute_kernels.runtime.launch import LaunchTensors
+    from cute_kernels.runtime.operands import Operands
 
     problem = plan.problem
     generator = torch.Generator().manual_seed(0)
@@ -183,7 +183,7 @@ def random_tensors(plan: Plan, device: str) -> LaunchTensors:
     x, weight = (draw(rows, problem.k).to(torch.float8_e4m3fn) for rows in (problem.m, problem.n))
     out = torch.zeros(problem.m, problem.n, dtype=torch.bfloat16)
     x, weight, table, out = (_placed(tensor, device) for tensor in (x, weight, table, out))
-    return LaunchTensors(x, weight, table, 0.5, out)
+    return Operands(x=x, weight=weight, table=table, scale=0.5, out=out)
 
 
 def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:

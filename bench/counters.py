@@ -132,7 +132,7 @@ def emulate_sm90(name: str) -> dict[str, float]:
     """Counts of our SM90 kernel in one of its configurations."""
     from cute_kernels.emulator import Options
     from cute_kernels.plan import make_plan
-    from cute_kernels.runtime.launch import emulate as emulate_plan
+    from cute_kernels.runtime.emulated import launch as emulate_plan
 
     plan = make_plan(cases.SM90_PROBLEM, cases.SM90_CONFIGS[name], "sm_90a", sm_count=cases.SM90_SMS)
     return _values(emulate_plan(plan, cases.random_tensors(plan, "cpu"), Options(counters=True)))
@@ -180,7 +180,7 @@ def launch_all() -> None:
     from cuda.bindings import driver
 
     from cute_kernels.plan import make_plan
-    from cute_kernels.runtime.launch import launch
+    from cute_kernels.runtime.gpu import launch
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
         status, *values = function(*arguments)
@@ -337,7 +337,7 @@ def design(images: int = 64) -> str:
     from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
     from cute_kernels.emulator import Options
     from cute_kernels.plan import make_plan
-    from cute_kernels.runtime.launch import emulate as emulate_plan
+    from cute_kernels.runtime.emulated import launch as emulate_plan
 
     columns = (
         *("TMA fill", "UMMA operand reads", "table loads, 128 B lines", "staging writes + TMA reads"),

@@ -28,7 +28,8 @@ from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100Pa
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime.launch import LaunchTensors, emulate
+from cute_kernels.runtime.emulated import launch as emulate
+from cute_kernels.runtime.operands import Operands
 
 POSITIONS, FEATURES = 196, 768
 HEADLINE_IMAGES = 4736
@@ -60,7 +61,7 @@ class Case:
     name: str
     options: Options
     config: Sm100PatchEmbedConfig | Sm90PatchEmbedConfig = field(default_factory=Sm100PatchEmbedConfig)
-    tensors: LaunchTensors | None = None
+    tensors: Operands | None = None
     plan: Any = None
     instructions: int = 0
     times: list[float] = field(default_factory=list)
@@ -74,7 +75,7 @@ class Case:
         self.plan = make_plan(PatchEmbedProblem(rows, 256, FEATURES, POSITIONS), self.config, sm_count=2)
         table = torch.randn(self.plan.table_shape, generator=generator).to(getattr(torch, self.plan.table_dtype))
         out = torch.empty(rows, 256, dtype=torch.bfloat16)
-        self.tensors = LaunchTensors(x, weight, table, 0.5, out)
+        self.tensors = Operands(x=x, weight=weight, table=table, scale=0.5, out=out)
         self.run()
         self.times.clear()
 
@@ -163,7 +164,7 @@ def gemm_seconds(size: int, repeats: int) -> dict[bool, float]:
     plan = make_plan(PatchEmbedProblem(size, size, size, POSITIONS), Sm100PatchEmbedConfig(), sm_count=2)
     table = torch.zeros(plan.table_shape, dtype=getattr(torch, plan.table_dtype))
     out = torch.empty(size, size, dtype=torch.bfloat16)
-    tensors = LaunchTensors(x, weight, table, 1.0, out)
+    tensors = Operands(x=x, weight=weight, table=table, scale=1.0, out=out)
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(repeats + 1):
         for detectors, measured in times.items():
@@ -203,7 +204,7 @@ def headline(images: int, processes: int, detectors: bool, console: Console) -> 
         layout=plan.table_layout,
     )  # fmt: skip
     out = shared_tensor((rows, FEATURES), torch.bfloat16)
-    tensors = LaunchTensors(x, weight, table, 0.037, out)
+    tensors = Operands(x=x, weight=weight, table=table, scale=0.037, out=out)
     context = multiprocessing.get_context("fork")
     done = context.Queue()
 

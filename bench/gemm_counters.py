@@ -39,14 +39,15 @@ def unit_counts(plan: Sm100GemmPlan) -> UnitCounts:
     import torch
 
     from cute_kernels.emulator import Options
-    from cute_kernels.runtime.launch import GemmTensors, emulate
+    from cute_kernels.runtime.emulated import launch as emulate
+    from cute_kernels.runtime.operands import Operands
 
     problem = plan.problem
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, problem.in_dtype)
     a, b = (torch.randn(1, rows, problem.k, generator=generator).to(dtype) for rows in (problem.m, problem.n))
     out = torch.empty(1, problem.m, plan.out_pitch, dtype=getattr(torch, problem.out_dtype))
-    return emulate(plan, GemmTensors(a, b, None, out), Options(counters=True, detectors=False)).units
+    return emulate(plan, Operands(a=a, b=b, out=out), Options(counters=True, detectors=False)).units
 
 
 def issued(units: UnitCounts) -> dict[str, int]:

@@ -75,9 +75,7 @@ def _compile(plan: Plan) -> None:
 
 def compile_all(plans: Iterable[Plan]) -> int:
     """Fills the disk cache with every plan's kernel, one process per core; returns their number."""
-    from cute_kernels.compile import kernel_key
-
-    plans = {kernel_key(plan): plan for plan in plans}
+    plans = {plan.kernel_key: plan for plan in plans}
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         for _ in pool.imap_unordered(_compile, plans.values(), chunksize=2):
             pass
@@ -93,7 +91,7 @@ def time_case(case: Case) -> list[Timing]:
     import torch
 
     from cute_kernels.operations.table import build_table
-    from cute_kernels.runtime.launch import bound_launch
+    from cute_kernels.runtime.gpu import bound_launch
     from cute_kernels.tuning.search import replay_timer
 
     positions, n, k, images = case
@@ -113,11 +111,13 @@ def time_case(case: Case) -> list[Timing]:
         table = build_table(
             bias, pos, positions=positions, columns=plan.padded_n, dtype=torch.float32, layout=plan.table_layout
         )
-        call = bound_launch(plan)
+        call = bound_launch(plan).with_constants(
+            ("x", "out", "stream"), weight=weight.data_ptr(), table=table.data_ptr(), scale=SCALE
+        )
 
         def launch(i: int, stream: int, table=table, call=call) -> None:
             slot = i % slots
-            call(x[slot].data_ptr(), weight.data_ptr(), table.data_ptr(), out[slot].data_ptr(), SCALE, stream)
+            call(x[slot].data_ptr(), out[slot].data_ptr(), stream)
 
         out[0].fill_(float("nan"))
         launch(0, torch.cuda.current_stream().cuda_stream)

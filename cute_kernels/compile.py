@@ -1,24 +1,25 @@
 """Plan -> compiled kernel.
 
-Kernels take sizes as launch arguments, so one compiled kernel serves every problem whose `kernel_key` is equal: a new
-batch, resolution or model width costs no compilation.
+Kernels take sizes as launch arguments, so one compiled kernel serves every problem whose `Plan.kernel_key` is equal: a
+new batch, resolution or model width costs no compilation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import pkgutil
 import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cute_kernels import dsl
-from cute_kernels.plan import GemmPlan, Plan, Sm90GemmPlan, Sm90PatchEmbedPlan
+from cute_kernels.plan import Operand, Plan
 from cute_kernels.runtime import kernel_cache as cache
 
 _COMPILE_LOCK = threading.Lock()
@@ -60,18 +61,6 @@ class Artifact:
         return resource_usage(self.cubin, self.kernel_name)
 
 
-def kernel_key(plan: Plan) -> tuple:
-    """What the generated code depends on; everything else in the plan is a launch argument."""
-    if isinstance(plan, GemmPlan):
-        return plan.kernel_key
-    problem = plan.problem
-    key = (plan.arch.name, plan.config, problem.table_rows > 0, problem.table_index, problem.scale_source)
-    if not isinstance(plan, Sm90PatchEmbedPlan):
-        return key
-    flat_table = plan.config.order == "flat" and problem.table_rows > 0 and not problem.table_index
-    return (*key, plan.k_blocks, plan.table_wraps_once if flat_table else None)
-
-
 def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
     """Compiles the kernel of a plan, or takes it from memory or from disk. Needs no GPU and no driver.
 
@@ -80,7 +69,7 @@ def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
         emulated: bind the host function to the emulator's launch recorder instead of the CUDA runtime. The recorder
             needs a host function that was compiled in this process, so these are kept in memory only.
     """
-    key = (kernel_key(plan), emulated)
+    key = (plan.kernel_key, emulated)
     with _COMPILE_LOCK:
         if key not in _CACHE:
             _CACHE[key] = compile_uncached(plan, emulated=True) if emulated else _from_disk(plan)
@@ -100,7 +89,7 @@ def _from_disk(plan: Plan) -> Artifact:
         code = dsl.export_object(artifact.function, prefix)
         return cache.CompiledKernel(artifact.kernel_name, artifact.ptx, artifact.cubin, code, prefix)
 
-    kernel = cache.load_or_build(kernel_key(plan), build)
+    kernel = cache.load_or_build(plan.kernel_key, build)
     if compiled:
         return compiled[0]
     # From the bytes that were verified, and not from the cache's file.
@@ -112,98 +101,70 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
     """As `compile_plan`, always anew and without a lock: for kernels changed on purpose."""
     recording: contextlib.AbstractContextManager = contextlib.nullcontext()
     if emulated:
-        from cute_kernels.emulator import host  # launches on a GPU need neither the emulator nor its dependencies
+        import cute_kernels.emulator.host as host  # launches on a GPU need neither the emulator nor its dependencies
 
         recording = host.recording_runtime()
     with recording:
-        function = dsl.compile_function(_kernel(plan), _example_arguments(plan), plan.arch.name)
+        kernel = pkgutil.resolve_name(plan.kernel)(plan)
+        function = dsl.compile_function(kernel, _example_arguments(plan), plan.arch.name)
     ptx = dsl.ptx(function)
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
     return Artifact(name, ptx, dsl.cubin(function), lambda: function)
 
 
-def _kernel(plan: Plan) -> Any:
-    if isinstance(plan, Sm90GemmPlan):
-        from cute_kernels.kernels.sm90.gemm.kernel import GemmKernel as Kernel
-    elif isinstance(plan, GemmPlan):
-        from cute_kernels.kernels.sm100.gemm.kernel import GemmKernel as Kernel
-    elif isinstance(plan, Sm90PatchEmbedPlan):
-        from cute_kernels.kernels.sm90.patch_embed.kernel import PatchEmbedKernel as Kernel
-    else:
-        from cute_kernels.kernels.sm100.patch_embed.kernel import PatchEmbedKernel as Kernel
-    return Kernel(plan)
-
-
 def _example_arguments(plan: Plan) -> tuple:
     """Arguments of the right types for tracing; their values do not reach the generated code."""
-    if isinstance(plan, GemmPlan):
-        return host_arguments(plan, a=16, b=16, bias=16, out=16, stream=0)
-    return host_arguments(plan, x=16, weight=16, table=16, index=16, out=16, scale=16, stream=0)
+    return host_arguments(plan, **{operand.name: 16 for operand in plan.operands if operand.given}, stream=0)
 
 
-def host_arguments(plan: Plan, *, stream: int, **addresses: float | int | None) -> tuple:
-    """Arguments of the compiled host function.
+def host_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> tuple:
+    """Arguments of the compiled host function, as CuTe DSL takes them.
 
     Args:
         plan: gives sizes, types and which arguments are present.
         stream: CUstream handle.
-        addresses: device addresses of the tensors by their names in `cute_kernels.runtime.launch`, 16-byte aligned
-            but for the table index (4); None or any number for one that the plan does without. A patch embed also
-            takes ``scale``: the value, or the address of one FP32 when ``plan.problem.scale_source == "pointer"``.
+        given: by the names of `Plan.operands`: device addresses, aligned as said there, and the number of a value;
+            None or any number, or nothing, for one that the plan does without.
+
+    Raises:
+        TypeError: an operand that the kernel needs is missing, or a name is none of the plan's.
     """
-    arguments = _gemm_arguments if isinstance(plan, GemmPlan) else _patch_embed_arguments
-    return arguments(plan, stream=stream, **addresses)
-
-
-def _gemm_arguments(plan: GemmPlan, *, a: int, b: int, bias: int | None, out: int, stream: int) -> tuple:
     import cuda.bindings.driver as driver
-    from cutlass import Float32, Int32
 
-    from cute_kernels.kernels.gemm import ELEMENT_TYPES, OPERAND_TYPES
-
-    problem = plan.problem
-    sizes = (problem.m, problem.n, problem.k, problem.batches, plan.clusters)
-    return (
-        _pointer(OPERAND_TYPES[problem.in_dtype], a),
-        _pointer(OPERAND_TYPES[problem.in_dtype], b),
-        _pointer(Float32, bias) if problem.bias else None,
-        _pointer(ELEMENT_TYPES[problem.out_dtype], out),
-        *(Int32(size) for size in sizes),
-        driver.CUstream(stream),
-    )
+    check_names(plan, given)
+    return (*(_argument(operand, given.get(operand.name)) for operand in plan.operands), driver.CUstream(stream))
 
 
-def _pointer(dtype: type, address: int, alignment: int = 16) -> Any:
-    from cutlass.cute.runtime import make_ptr
-    from cutlass.cute.typing import AddressSpace
+def check_names(plan: Plan, given: Mapping[str, object]) -> None:
+    """Whether there is something for every operand that a launch has to give, and for nothing else.
 
-    return make_ptr(dtype, address, AddressSpace.gmem, assumed_align=alignment)
+    Raises:
+        TypeError: naming the operands.
+    """
+    names = [operand.name for operand in plan.operands if operand.kind != "size"]
+    needed = [operand.name for operand in plan.operands if operand.given]
+    missing = [name for name in needed if given.get(name) is None]
+    unknown = [name for name in given if name not in names]
+    if missing or unknown:
+        wrong = [f"{', '.join(missing)} missing"] * bool(missing) + [f"{', '.join(unknown)} unknown"] * bool(unknown)
+        raise TypeError(f"operands of {plan.operation}: {', '.join(needed)}; {'; '.join(wrong)}")
 
 
-def _patch_embed_arguments(
-    plan: Plan, *, x: int, weight: int, table: int | None, out: int, scale: float | int, stream: int,
-    index: int | None = None,
-) -> tuple:  # fmt: skip
-    import cuda.bindings.driver as driver
-    import cutlass
-    from cutlass import Float32, Int32
+def _argument(operand: Operand, given: float | int | None) -> Any:
+    import cutlass.cute.runtime as cute_runtime
+    import cutlass.cute.typing as cute_typing
 
-    problem = plan.problem
-    table_dtype = Float32 if plan.table_dtype == "float32" else cutlass.BFloat16
-    by_value = problem.scale_source == "value"
-    return (
-        _pointer(cutlass.Float8E4M3FN, x),
-        _pointer(cutlass.Float8E4M3FN, weight),
-        _pointer(table_dtype, table) if problem.table_rows else None,
-        _pointer(Int32, index, 4) if problem.table_index else None,
-        _pointer(cutlass.BFloat16, out),
-        Float32(scale) if by_value else _pointer(Float32, int(scale), 4),
-        Int32(problem.m),
-        Int32(problem.n),
-        Int32(problem.k),
-        Int32(problem.table_rows),
-        Int32(plan.clusters),
-        driver.CUstream(stream),
+    import cute_kernels.kernels.elements as elements
+
+    if not operand.present:
+        return None
+    element = elements.ELEMENT_TYPES[operand.dtype]
+    if operand.kind == "size":
+        return element(operand.size)
+    if operand.kind == "value":
+        return element(given)
+    return cute_runtime.make_ptr(
+        element, int(given), cute_typing.AddressSpace.gmem, assumed_align=operand.alignment
     )
 
 

@@ -7,13 +7,20 @@ All are frozen, hashable and free of torch and of hardware limits: they check th
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
 WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
+
+LAUNCH_ARGUMENT = {"launch_argument": True}
+"""Metadata of a problem's field that kernels take as an argument of every launch.
+
+Code is compiled anew for another value of any other field (`Plan.kernel_key`), so that a forgotten mark costs
+compilations and never correctness. What a plan derives from such a field for the compiler is in `Plan.compiled_in`.
+"""
 
 
 def check_types(instance: Any) -> None:
@@ -26,17 +33,17 @@ def check_types(instance: Any) -> None:
         TypeError: naming the field.
         ValueError: an integer other than 0 and 1 in place of a bool.
     """
-    for field in fields(instance):
-        value = getattr(instance, field.name)
-        if field.type == "int":
-            checked = _integer(field.name, value)
-        elif field.type == "bool":
-            checked = _boolean(field.name, value)
+    for part in fields(instance):
+        value = getattr(instance, part.name)
+        if part.type == "int":
+            checked = _integer(part.name, value)
+        elif part.type == "bool":
+            checked = _boolean(part.name, value)
         elif isinstance(value, str):
             checked = str(value)
         else:
-            raise TypeError(f"{field.name} = {value!r} is {type(value).__name__}, expected a string")
-        object.__setattr__(instance, field.name, checked)
+            raise TypeError(f"{part.name} = {value!r} is {type(value).__name__}, expected a string")
+        object.__setattr__(instance, part.name, checked)
 
 
 def _integer(name: str, value: Any) -> int:
@@ -76,10 +83,10 @@ class PatchEmbedProblem:
         TypeError: a size that is no integer, or a name that is no string.
     """
 
-    m: int
-    n: int
-    k: int
-    table_rows: int = 0
+    m: int = field(metadata=LAUNCH_ARGUMENT)
+    n: int = field(metadata=LAUNCH_ARGUMENT)
+    k: int = field(metadata=LAUNCH_ARGUMENT)
+    table_rows: int = field(default=0, metadata=LAUNCH_ARGUMENT)
     in_dtype: str = "float8_e4m3fn"
     out_dtype: str = "bfloat16"
     scale_source: ScaleSource = "value"
@@ -171,10 +178,10 @@ class GemmProblem:
         bias: whether an FP32 vector of N values is added before the one rounding to ``out_dtype``.
     """
 
-    m: int
-    n: int
-    k: int
-    batches: int = 1
+    m: int = field(metadata=LAUNCH_ARGUMENT)
+    n: int = field(metadata=LAUNCH_ARGUMENT)
+    k: int = field(metadata=LAUNCH_ARGUMENT)
+    batches: int = field(default=1, metadata=LAUNCH_ARGUMENT)
     in_dtype: str = "bfloat16"
     out_dtype: str = "bfloat16"
     bias: bool = False

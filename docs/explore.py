@@ -24,7 +24,8 @@ from cute_kernels.commands.trace_figure import draw_trace
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options, Report
 from cute_kernels.plan import Plan, make_plan
-from cute_kernels.runtime.launch import LaunchTensors, emulate
+from cute_kernels.runtime.emulated import launch as emulate
+from cute_kernels.runtime.operands import Operands
 
 # %% [markdown]
 # ## The problem and the candidates
@@ -76,7 +77,7 @@ def run(plan: Plan, options: Options) -> Report:
     x, weight = draw(p.m, p.k).to(torch.float8_e4m3fn), draw(p.n, p.k).to(torch.float8_e4m3fn)
     table = draw(*plan.table_shape).to(getattr(torch, plan.table_dtype))
     out = torch.empty(p.m, p.n, dtype=torch.bfloat16)
-    return emulate(plan, LaunchTensors(x, weight, table, 0.5, out), options)
+    return emulate(plan, Operands(x=x, weight=weight, table=table, scale=0.5, out=out), options)
 
 
 reports = {name: run(plan, Options(counters=True)) for name, plan in plans.items()}

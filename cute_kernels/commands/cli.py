@@ -16,7 +16,7 @@ from typing import Any
 from cute_kernels import __version__, files
 from cute_kernels.config import GemmProblem, PatchEmbedProblem
 from cute_kernels.emulator import command
-from cute_kernels.plan import CONFIG_TYPES, GEMM_CONFIG_TYPES, Plan, make_plan
+from cute_kernels.plan import ARCHS, PLANNERS, Plan, make_plan
 from cute_kernels.siglip.models import ARCHITECTURES
 
 # Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
@@ -40,7 +40,7 @@ CHOICES = {
 MEANINGS = {("sm_90a", "stages", 0): "two tiles' worth, or what fits"}
 """What a default stands for where its number does not say it, by architecture and field."""
 
-KINDS = {"patch-embed": CONFIG_TYPES, "gemm": GEMM_CONFIG_TYPES}
+KINDS = {name.replace("_", "-"): planner.configs for name, planner in PLANNERS.items()}
 """Of each kernel, the class of its tunables by architecture."""
 
 
@@ -129,7 +129,7 @@ def _add_config(parser: argparse.ArgumentParser, *kernels: str) -> None:
             lines.append(f"{kernel}, {arch} ({kind.__name__}): {tunables}.")
     group = parser.add_argument_group("the kernel", " ".join(lines))
     group.add_argument(
-        "--arch", choices=tuple(CONFIG_TYPES), default="sm_100a", help="target architecture (default: %(default)s)"
+        "--arch", choices=tuple(ARCHS), default="sm_100a", help="target architecture (default: %(default)s)"
     )
     group.add_argument(
         "--set",

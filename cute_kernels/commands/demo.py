@@ -169,14 +169,14 @@ def _run_kernel(
     x: Quantized, weight: Quantized, model: PatchEmbedding, options: DemoOptions, console: Console
 ) -> _Embedded:
     from cute_kernels.emulator import Options
-    from cute_kernels.runtime import launch
+    from cute_kernels.runtime import emulated, gpu
 
     scale = float(np.float32(x.scale) * np.float32(weight.scale))
     operands = (x.values, weight.values, model.bias, model.pos_embed)
-    gpu = torch.cuda.get_device_capability() if options.backend == "auto" and torch.cuda.is_available() else None
-    if options.arch == "sm_100a" and gpu == (10, 0):
+    capability = torch.cuda.get_device_capability() if options.backend == "auto" and torch.cuda.is_available() else None
+    if options.arch == "sm_100a" and capability == (10, 0):
         prepared = ops.prepare_launch(*(t.cuda() for t in operands), scale, options.config)
-        launch.launch(prepared.plan, prepared.tensors)
+        gpu.launch(prepared.plan, prepared.tensors)
         out = prepared.tensors.out.view(prepared.output_shape).cpu()
         return _Embedded(out, torch.cuda.get_device_name(), "", prepared)
 
@@ -184,7 +184,7 @@ def _run_kernel(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("emulating clusters", total=prepared.plan.clusters)
-        result = launch.emulate(
+        result = emulated.launch(
             prepared.plan,
             prepared.tensors,
             Options(seed=options.seed, trace=options.trace),

@@ -9,16 +9,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.staging import staging_layout
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
-
-ELEMENT_TYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
-
-OPERAND_TYPES = ELEMENT_TYPES | {"float32": cutlass.TFloat32}
-"""What the tensor core multiplies. A tensor map of TF32 makes TMA round FP32 on its way to shared memory."""
 
 Tma = tuple[cute.CopyAtom, cute.Tensor]
 """A TMA load and the view of the tensor that it loads from."""
@@ -54,7 +50,7 @@ class GemmHost:
 
     def __init__(self, plan: GemmPlan, graph: Graph) -> None:
         self.plan, self.graph = plan, graph
-        self.dtype = OPERAND_TYPES[plan.problem.in_dtype]
+        self.dtype = ELEMENT_TYPES[plan.multiplied_dtype]
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         """The tensor-core instruction, and the loads of ``a`` and ``b``, each ``[rows, K, batches]``."""

@@ -7,6 +7,7 @@ the picture that explains a hang.
 
 from __future__ import annotations
 
+import pkgutil
 from dataclasses import dataclass
 from enum import Enum
 
@@ -225,6 +226,4 @@ def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
 
 def graph_of(plan: Plan) -> Graph:
     """The graph of the kernel that a plan describes."""
-    if isinstance(plan, Sm90GemmPlan):
-        return sm90_gemm_graph(plan)
-    return sm90_graph(plan) if isinstance(plan, Sm90PatchEmbedPlan) else sm100_graph(plan)
+    return pkgutil.resolve_name(plan.graph)(plan)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
 from cute_kernels import reference
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.operations.patch_embed import Backend, choose_backend, device_facts, dispatch_is_intercepted, is_plain
+from cute_kernels.plan import GemmPlan, make_plan
+from cute_kernels.runtime import gpu
 from cute_kernels.runtime.constants import DERIVED
-
-if TYPE_CHECKING:
-    from cute_kernels.plan import GemmPlan
-    from cute_kernels.runtime.launch import BoundGemm, GemmTensors
+from cute_kernels.runtime.operands import Operands
+from cute_kernels.tuning import store as tuned
 
 _IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -163,10 +162,10 @@ def _check(a, b, bias, out_dtype, allow_tf32) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedGemm:
-    """A checked call, ready for `cute_kernels.runtime.launch`: the plan and the tensors it reads and writes."""
+    """A checked call, ready for `cute_kernels.runtime`: the plan and the operands it reads and writes."""
 
     plan: GemmPlan
-    tensors: GemmTensors
+    tensors: Operands
 
     def result(self, shape: tuple[int, ...]) -> torch.Tensor:
         """The output without the padding of its rows, contiguous."""
@@ -182,8 +181,6 @@ def prepare_gemm(
     allow_tf32: bool = False,
 ) -> PreparedGemm:
     """Plans a call and lays out its operands; arguments and errors as `gemm`, and ValueError for an illegal config."""
-    from cute_kernels.runtime.launch import GemmTensors
-
     _check(a, b, bias, out_dtype, allow_tf32)
     plan = _plan(a, b, bias, out_dtype, config, a.device)
     problem = plan.problem
@@ -192,7 +189,8 @@ def prepare_gemm(
     if bias is not None:
         padded = _prepared_bias(bias, plan.padded_n)
     out = torch.empty(batches, problem.m, plan.out_pitch, dtype=getattr(torch, problem.out_dtype), device=a.device)
-    tensors = GemmTensors(_aligned(a).view(batches, problem.m, k), _aligned(b).view(batches, n, k), padded, out)
+    rows, weight = _aligned(a).view(batches, problem.m, k), _aligned(b).view(batches, n, k)
+    tensors = Operands(a=rows, b=weight, bias=padded, out=out)
     return PreparedGemm(plan, tensors)
 
 
@@ -201,9 +199,6 @@ def _plan(a, b, bias, out_dtype, config, device: torch.device | None) -> GemmPla
 
     Without a config: what `cute_kernels.tune_gemm` found on this kind of device, or else the plan's choice.
     """
-    from cute_kernels.plan import make_plan
-    from cute_kernels.tuning import store as tuned
-
     n, k = b.shape[-2:]
     batches = a.shape[0] if b.dim() == 3 else 1
     dtypes = (str(dtype).removeprefix("torch.") for dtype in (a.dtype, out_dtype or a.dtype))
@@ -241,7 +236,7 @@ class _WarmCall:
     ``like_output`` has the result's shape, type and device in memory of one element.
     """
 
-    launch: BoundGemm
+    launch: Callable[..., None]
     padded_n: int
     like_output: torch.Tensor
 
@@ -277,18 +272,16 @@ def forget_calls() -> None:
 
 def _long_way(key: tuple, a, b, bias, out_dtype, config, allow_tf32) -> torch.Tensor:
     """As `_gemm` on CUDA tensors; remembers the call if its output needs no padding."""
-    from cute_kernels.runtime import launch
-
     _encode_config(config)
     choose_backend(a.device, "auto")
     prepared = prepare_gemm(a, b, bias, out_dtype, config, allow_tf32)
-    launch.launch(prepared.plan, prepared.tensors)
+    gpu.launch(prepared.plan, prepared.tensors)
     out = prepared.result(_output_shape(a, b))
     # Memory of a graph's own pool must not outlive the graph.
     if prepared.plan.out_pitch == prepared.plan.problem.n and not torch.cuda.is_current_stream_capturing():
         if len(_WARM) >= _WARM_CAPACITY:
             _WARM.clear()
-        bound = launch.bound_launch(prepared.plan)
+        bound = gpu.bound_launch(prepared.plan).with_constants(("a", "b", "bias", "out", "stream"))
         _WARM[key] = _WarmCall(bound, prepared.plan.padded_n, out.new_empty(1).expand(out.shape))
     return out
 
@@ -303,11 +296,13 @@ def _gemm(a, b, bias, out_dtype, backend, config_type=None, config_numbers=(), a
         rows = a.view(-1, a.shape[-1]) if b.dim() == 2 else a
         return reference.gemm(rows, b, bias, out_dtype, getattr(config, "split_k", 1)).view(_output_shape(a, b))
 
-    from cute_kernels.runtime import launch
-
     prepared = prepare_gemm(a, b, bias, out_dtype, config, allow_tf32)
-    run = launch.emulate if executor == "emulator" else launch.launch
-    run(prepared.plan, prepared.tensors)
+    if executor == "emulator":
+        import cute_kernels.runtime.emulated as emulated
+
+        emulated.launch(prepared.plan, prepared.tensors)
+    else:
+        gpu.launch(prepared.plan, prepared.tensors)
     return prepared.result(_output_shape(a, b))
 
 

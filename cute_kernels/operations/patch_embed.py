@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -18,11 +18,10 @@ from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEm
 from cute_kernels.operations.scales import combine_scales, join_scale, split_scale
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import Plan, make_plan
+from cute_kernels.runtime import gpu
 from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import PLAIN_TENSORS, WARM
-
-if TYPE_CHECKING:
-    from cute_kernels.runtime.launch import LaunchTensors
 
 Backend = Literal["auto", "emulator", "reference"]
 
@@ -304,13 +303,13 @@ def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emu
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """A checked call, ready for `cute_kernels.runtime.launch`: the plan and the tensors it reads and writes.
+    """A checked call, ready for `cute_kernels.runtime`: the plan and the operands it reads and writes.
 
     ``tensors.out`` is ``[rows, N]``; viewed as ``output_shape`` it is what `patch_embed` returns.
     """
 
     plan: Plan
-    tensors: LaunchTensors
+    tensors: Operands
     output_shape: tuple[int, ...]
 
 
@@ -332,8 +331,6 @@ def prepare_launch(
     Raises:
         As `patch_embed`; ValueError if the plan refuses the config, TypeError if it is another architecture's.
     """
-    from cute_kernels.runtime.launch import LaunchTensors
-
     _check_tensors(x, weight, bias, pos_embed, pos_index, None, None)
     n, k = weight.shape
     rows = x.numel() // k
@@ -363,7 +360,7 @@ def prepare_launch(
     if not _tma_readable(weight):
         weight_rows = DERIVED.get("weight rows", (weight,), lambda: _tma_rows(weight, problem.k))
     out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
-    tensors = LaunchTensors(
+    tensors = Operands(
         x=_tma_rows(x.view(rows, k), problem.k),
         weight=weight_rows,
         table=table,
@@ -446,13 +443,13 @@ def _execute(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, c
         out = contract(rows, weight, bias, pos_embed, scale, index)
         return out.view(_output_shape(x, weight, pos_embed, pos_index))
 
-    from cute_kernels.runtime import launch
-
     prepared = prepare_launch(x, weight, bias, pos_embed, scale, config, pos_index)
     if executor == "emulator":
-        launch.emulate(prepared.plan, prepared.tensors)
+        import cute_kernels.runtime.emulated as emulated
+
+        emulated.launch(prepared.plan, prepared.tensors)
     else:
-        launch.launch(prepared.plan, prepared.tensors)
+        gpu.launch(prepared.plan, prepared.tensors)
         WARM.remember(x, (weight, bias, pos_embed), pos_index, (scale_a, scale_b), config, prepared)
     return prepared.tensors.out.view(prepared.output_shape)
 

@@ -7,63 +7,45 @@ CuTe DSL.
 
 from __future__ import annotations
 
-from cute_kernels.config import (
-    Config,
-    GemmConfig,
-    GemmProblem,
-    PatchEmbedConfig,
-    PatchEmbedProblem,
-    Sm90GemmConfig,
-    Sm90PatchEmbedConfig,
-    Sm100GemmConfig,
-    Sm100PatchEmbedConfig,
-)
-from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, check_problem, reject
-from cute_kernels.plan.gemm import sm90 as sm90_gemm
-from cute_kernels.plan.gemm import sm100 as sm100_gemm
-from cute_kernels.plan.gemm.base import GemmPlan, check_gemm_problem
-from cute_kernels.plan.gemm.sm90 import Sm90GemmPlan, plan_sm90_gemm
-from cute_kernels.plan.gemm.sm100 import Sm100GemmPlan, plan_sm100_gemm
-from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan, plan_sm90
-from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan, plan_sm100
+from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
+from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, reject
+from cute_kernels.plan.gemm import GEMM
+from cute_kernels.plan.gemm.base import GemmPlan
+from cute_kernels.plan.gemm.sm90 import Sm90GemmPlan
+from cute_kernels.plan.gemm.sm100 import Sm100GemmPlan
+from cute_kernels.plan.operands import Operand
+from cute_kernels.plan.patch_embed import PATCH_EMBED
+from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
+from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan
+from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
+from cute_kernels.plan.planner import Planner, Target
 
 __all__ = [
     "ARCHS",
-    "CONFIG_TYPES",
-    "GEMM_CONFIG_TYPES",
     "ITEMSIZE",
     "LANES",
+    "PLANNERS",
     "VECTOR_BYTES",
     "Arch",
     "GemmPlan",
+    "Operand",
+    "PatchEmbedPlan",
     "Plan",
+    "Planner",
     "Sm90GemmPlan",
     "Sm90PatchEmbedPlan",
     "Sm100GemmPlan",
     "Sm100PatchEmbedPlan",
     "SmemRegion",
+    "Target",
     "gemm_candidates",
     "make_plan",
 ]
 
-_PLANNERS = {
-    PatchEmbedProblem: (
-        check_problem,
-        {"sm_100a": (Sm100PatchEmbedConfig, plan_sm100), "sm_90a": (Sm90PatchEmbedConfig, plan_sm90)},
-    ),
-    GemmProblem: (
-        check_gemm_problem,
-        {"sm_100a": (Sm100GemmConfig, plan_sm100_gemm), "sm_90a": (Sm90GemmConfig, plan_sm90_gemm)},
-    ),
-}
+PLANNERS: dict[str, Planner] = {planner.operation: planner for planner in (PATCH_EMBED, GEMM)}
+"""Every operation by its name. Commands, tuner and the codec of configurations read this, too."""
 
-CONFIG_TYPES: dict[str, type[PatchEmbedConfig]] = {
-    arch: kind for arch, (kind, _) in _PLANNERS[PatchEmbedProblem][1].items()
-}
-"""The class of each architecture's tunables of the patch embed."""
-
-GEMM_CONFIG_TYPES: dict[str, type[GemmConfig]] = {arch: kind for arch, (kind, _) in _PLANNERS[GemmProblem][1].items()}
-"""The class of each architecture's tunables of the dense GEMM."""
+_BY_PROBLEM = {planner.problem: planner for planner in PLANNERS.values()}
 
 
 def gemm_candidates(problem: GemmProblem, arch: str, *, sm_count: int | None = None) -> list[GemmPlan]:
@@ -77,11 +59,9 @@ def gemm_candidates(problem: GemmProblem, arch: str, *, sm_count: int | None = N
     Raises:
         ValueError: as `make_plan`.
     """
-    check_gemm_problem(problem)
-    if arch not in ARCHS:
-        reject("arch", arch, f"supported architectures are {', '.join(ARCHS)}", next(iter(ARCHS)))
-    search = {"sm_90a": sm90_gemm.search_space, "sm_100a": sm100_gemm.search_space}[arch]
-    return search(problem, ARCHS[arch], ARCHS[arch].sm_count if sm_count is None else sm_count)
+    GEMM.check(problem)
+    limits = _limits(arch)
+    return GEMM.targets[arch].search(problem, limits, limits.sm_count if sm_count is None else sm_count)
 
 
 def make_plan(
@@ -103,13 +83,17 @@ def make_plan(
         ValueError: a limit is broken; the message names the limit, the value and the nearest legal value.
         TypeError: the config belongs to another architecture or to another kernel.
     """
-    check, planners = _PLANNERS[type(problem)]
+    planner = _BY_PROBLEM[type(problem)]
     if arch is None:
-        arch = next((name for name, (kind, _) in planners.items() if isinstance(config, kind)), "sm_100a")
+        arch = next((name for name, kind in planner.configs.items() if isinstance(config, kind)), "sm_100a")
+    limits, target = _limits(arch), planner.targets[arch]
+    if config is not None and not isinstance(config, target.config):
+        raise TypeError(f"config is {type(config).__name__}, {arch} takes {target.config.__name__}")
+    planner.check(problem)
+    return target.plan(problem, config, limits, limits.sm_count if sm_count is None else sm_count)
+
+
+def _limits(arch: str) -> Arch:
     if arch not in ARCHS:
         reject("arch", arch, f"supported architectures are {', '.join(ARCHS)}", next(iter(ARCHS)))
-    kind, planner = planners[arch]
-    if config is not None and not isinstance(config, kind):
-        raise TypeError(f"config is {type(config).__name__}, {arch} takes {kind.__name__}")
-    check(problem)
-    return planner(problem, config, ARCHS[arch], ARCHS[arch].sm_count if sm_count is None else sm_count)
+    return ARCHS[arch]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NoReturn
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, NoReturn
 
 from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
-
-TableLayout = Literal["blocked", "paired"]
-"""Layouts of the bias + position table, see `cute_kernels.operations.table`."""
+from cute_kernels.plan.operands import Operand
 
 ITEMSIZE = {"uint8": 1, "int8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -71,11 +71,20 @@ def smem_map(sizes: tuple[tuple[str, int, int], ...]) -> tuple[SmemRegion, ...]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(ABC):
     """A legal way to run one problem. Every attribute is derived; construct it with `cute_kernels.plan.make_plan`.
 
     The common part: what operations and runtime need to know, whatever the architecture.
+
+    Attributes:
+        operation: name of the operation, a key of `cute_kernels.plan.PLANNERS`.
+        kernel: ``module:class`` of the CuTe DSL kernel, made from a plan. A name, because plans do without CuTe DSL.
+        graph: ``module:function`` that gives the kernel's producer -> consumer graph.
     """
+
+    operation: ClassVar[str]
+    kernel: ClassVar[str]
+    graph: ClassVar[str]
 
     problem: PatchEmbedProblem | GemmProblem
     config: Config
@@ -101,13 +110,36 @@ class Plan:
         return last.offset + last.nbytes
 
     @property
-    def table_height(self) -> int:
-        """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
-        return self.problem.table_rows + self.problem.table_index
+    @abstractmethod
+    def operands(self) -> tuple[Operand, ...]:
+        """Parameters of the kernel's host function, in its order."""
 
     @property
-    def table_dtype(self) -> str:
-        return "float32" if self.config.epilogue == "f32" else "bfloat16"
+    def compiled_in(self) -> dict[str, Hashable]:
+        """What the generated code depends on besides configuration and problem: consequences of launch arguments."""
+        return {}
+
+    @property
+    def kernel_key(self) -> tuple:
+        """What the generated code depends on; everything else in the plan is a launch argument.
+
+        All that is not marked as one is in it (`cute_kernels.config.LAUNCH_ARGUMENT`): fields of the problem, the whole
+        configuration, and constants of the plan where they were replaced.
+        """
+        problem = {
+            f.name: getattr(self.problem, f.name)
+            for f in fields(self.problem)
+            if not f.metadata.get("launch_argument")
+        }
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.default is not MISSING}
+        replaced = {f.name: own[f.name] for f in fields(self) if f.name in own and own[f.name] != f.default}
+        facts = {**problem, **self.compiled_in, **replaced}
+        return (self.operation, self.arch.name, self.config, *facts.items())
+
+    @property
+    def launch_facts(self) -> dict[str, Any]:
+        """What a launch without this package has to know of its tensors besides the problem, in types that JSON has."""
+        return {}
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows (what, value) for people: tiles, launch, shared- and tensor-memory budget line by line."""
@@ -121,9 +153,13 @@ class Plan:
         rows.append(("SMEM total", f"{self.smem_bytes:,} of {self.arch.smem_bytes:,} B"))
         return rows
 
+    @abstractmethod
     def describe_problem(self) -> str:
-        p = self.problem
-        return f"[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, table rows {p.table_rows}"
+        """One line about what is computed."""
+
+    @abstractmethod
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        """Rows (what, value) that only this kind of plan has."""
 
 
 def reject(name: str, value: object, rule: str, nearest: object) -> NoReturn:
@@ -142,55 +178,3 @@ def require(name: str, value: object, legal: tuple, rule: str) -> None:
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-def check_problem(p: PatchEmbedProblem) -> None:
-    """Limits that TMA and the element types set on every architecture."""
-    if p.in_dtype != "float8_e4m3fn":
-        reject("in_dtype", p.in_dtype, "this kernel multiplies FP8 E4M3", "float8_e4m3fn")
-    if p.out_dtype != "bfloat16":
-        reject("out_dtype", p.out_dtype, "this kernel stores BF16", "bfloat16")
-    if p.scale_source not in ("value", "pointer"):
-        reject("scale_source", p.scale_source, "the scale is a launch parameter or one FP32 in memory", "value")
-    # Row coordinates of TMA are 32-bit and a tile may begin one row before the end of the tensor. The limits of n and k
-    # are multiples themselves, so that rounding up stays within them.
-    row_of_16_bytes = "must be a multiple of 16 bytes for TMA"
-    for name, value, largest, multiple, rule in (
-        ("m", p.m, 2**31 - 256, 1, ""),
-        ("n", p.n, 2**31 - 256, VECTOR_BYTES // ITEMSIZE[p.out_dtype], f"an output row {row_of_16_bytes}; zero-pad it"),
-        ("k", p.k, 2**31 - 128, VECTOR_BYTES // ITEMSIZE[p.in_dtype], f"a row {row_of_16_bytes}; zero-pad it"),
-    ):
-        legal = round_up(min(max(value, 1), largest), multiple)
-        if not 1 <= value <= largest:
-            reject(name, value, f"TMA coordinates allow 1 to {largest}", legal)
-        if value % multiple:
-            reject(name, value, rule, legal)
-    if p.table_rows < 0:
-        reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
-    if p.table_index and not p.table_rows:
-        reject("table_index", p.table_index, "there is no table to index", False)
-
-
-def check_epilogue(epilogue: str) -> None:
-    if epilogue not in ("f32", "bf16x2"):
-        reject("epilogue", epilogue, "rounding contracts are 'f32' and 'bf16x2'", "f32")
-
-
-def check_capacity(plan: Plan) -> None:
-    """Shared memory, by the number of stages or what is in one, and the 32-bit indices of the table."""
-    if plan.smem_bytes > plan.arch.smem_bytes:
-        fixed = plan.smem_bytes - plan.config.stages * plan.stage_bytes
-        fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
-        rule = (
-            f"{plan.config.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
-            f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
-        )
-        if fit < 2:
-            blocks = plan.config.stage_blocks
-            room = (plan.arch.smem_bytes - fixed) // 2
-            reject("stage_blocks", blocks, f"{rule}, and two stages are needed", room // (plan.stage_bytes // blocks))
-        reject("stages", plan.config.stages, rule, fit)
-    if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
-        rule = f"the bias + position table is indexed with 32 bits and has {plan.padded_n} padded columns"
-        largest = (2**31 - 1) // plan.padded_n // LANES * LANES - plan.problem.table_index
-        reject("table_rows", plan.problem.table_rows, rule, largest)

@@ -20,6 +20,7 @@ import torch
 from cute_kernels.config import PatchEmbedConfig
 from cute_kernels.operations.scales import combine_numbers, combine_scales
 from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.runtime.gpu import bound_launch
 
 if TYPE_CHECKING:
     from cute_kernels.operations.patch_embed import PreparedLaunch
@@ -153,8 +154,6 @@ class WarmCalls:
         prepared: PreparedLaunch,
     ) -> None:
         """Remembers a call that was just made the long way on the current stream, if it may be made again."""
-        from cute_kernels.runtime.launch import bound_launch
-
         tensors = prepared.tensors
         present = [tensor for tensor in constants if tensor is not None]
         copied = tensors.x.data_ptr() != x.data_ptr()
@@ -171,7 +170,9 @@ class WarmCalls:
         copy = None if tensors.weight is constants[0] else tensors.weight
         table = None if tensors.table is None else tensors.table.data_ptr()
         call = WarmCall(
-            launch=bound_launch(prepared.plan).with_constants(tensors.weight.data_ptr(), table, stream),
+            launch=bound_launch(prepared.plan).with_constants(
+                ("x", "out", "scale", "index"), weight=tensors.weight.data_ptr(), table=table, stream=stream
+            ),
             device=x.get_device(),
             like_output=tensors.out.new_empty(1).expand(prepared.output_shape),
             derived=tuple(tensor for tensor in (copy, tensors.table) if tensor is not None),

@@ -14,6 +14,7 @@ import torch
 
 from cute_kernels.config import GemmConfig, GemmProblem
 from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
+from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning import store as tuned
 
 ROTATED_BYTES = 160 << 20
@@ -196,8 +197,6 @@ def gemm_timers(
     Raises:
         RuntimeError: a plan computes something else.
     """
-    from cute_kernels.runtime.launch import bound_launch
-
     rows, weight, bias = inputs or gemm_inputs(problem)
     timers: dict[GemmPlan, Timer] = {}
     expected, outputs = None, []
@@ -208,7 +207,7 @@ def gemm_timers(
         padded = None
         if bias is not None:
             padded = torch.nn.functional.pad(bias, (0, plan.padded_n - problem.n))
-        call = bound_launch(plan)
+        call = bound_launch(plan).with_constants(("a", "b", "bias", "out", "stream"))
 
         def launch(i: int, stream: int, call=call, padded=padded, outputs=outputs) -> None:
             slot = i % len(rows)

@@ -11,7 +11,8 @@ from cute_kernels.compile import Artifact
 from cute_kernels.config import GemmConfig, GemmProblem
 from cute_kernels.emulator import Options
 from cute_kernels.plan import GemmPlan, make_plan
-from cute_kernels.runtime.launch import GemmTensors, emulate
+from cute_kernels.runtime.emulated import launch as emulate
+from cute_kernels.runtime.operands import Operands
 
 POISON = {torch.bfloat16: 0x7FC1, torch.float16: 0x7E01, torch.float32: 0x7FC00001}
 """NaNs that no rounding produces: an element that the kernel leaves alone keeps its."""
@@ -22,7 +23,7 @@ BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: 
 @dataclass(frozen=True)
 class GemmCase:
     plan: GemmPlan
-    tensors: GemmTensors
+    tensors: Operands
     expected: torch.Tensor
 
     def mismatches(self) -> torch.Tensor:
@@ -56,7 +57,7 @@ def make_gemm_case(
     out = torch.full((batches, m, plan.out_pitch), POISON[out_dtype], dtype=BITS[out_dtype]).view(out_dtype)
     expected = out.clone()
     expected[..., :n] = reference.gemm(a, b, values, out_dtype, getattr(plan.config, "split_k", 1))
-    return GemmCase(plan, GemmTensors(a, b, padded, out), expected)
+    return GemmCase(plan, Operands(a=a, b=b, bias=padded, out=out), expected)
 
 
 def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> None:

@@ -10,7 +10,7 @@ from cute_kernels import reference
 from cute_kernels.config import Config, PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import Plan, make_plan
-from cute_kernels.runtime.launch import LaunchTensors
+from cute_kernels.runtime.operands import Operands
 
 POISON = 0x7FC1
 """A BF16 NaN that no rounding produces: an element that the kernel leaves alone keeps it."""
@@ -19,7 +19,7 @@ POISON = 0x7FC1
 @dataclass(frozen=True)
 class Case:
     plan: Plan
-    tensors: LaunchTensors
+    tensors: Operands
     expected: torch.Tensor
 
     def mismatches(self) -> torch.Tensor:
@@ -77,5 +77,6 @@ def make_case(
     contract = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}[config.epilogue]
     scale_tensor = torch.tensor([scale], dtype=torch.float32)
     expected = contract(x, weight, bias_values, pos_values, scale_tensor, index)
-    tensors = LaunchTensors(x, weight, table, scale_tensor if scale_in_memory else scale, out, index)
+    number = scale_tensor if scale_in_memory else scale
+    tensors = Operands(x=x, weight=weight, table=table, index=index, out=out, scale=number)
     return Case(plan, tensors, expected)

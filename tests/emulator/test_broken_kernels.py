@@ -24,7 +24,7 @@ from cute_kernels.emulator.errors import (
     TensorMemoryRace,
 )
 from cute_kernels.kernels.sm100.patch_embed.epilogue import Epilogue
-from cute_kernels.runtime.launch import emulate
+from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import make_case
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cute_kernels.config import Sm90GemmConfig, Sm90PatchEmbedConfig, Sm100GemmConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options, native_shadow
-from cute_kernels.runtime.launch import emulate
+from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import GemmCase, make_gemm_case
 from tests.emulator.kernel_inputs import Case, make_case
 from tests.emulator.test_native import change_after

@@ -17,7 +17,7 @@ from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRa
 from cute_kernels.kernels.sm100.cluster import ClusterPlace
 from cute_kernels.plan import Sm100GemmPlan
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
-from cute_kernels.runtime.launch import emulate
+from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
 
 POLICIES = ("eager", "lazy", "random")

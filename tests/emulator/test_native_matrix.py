@@ -12,7 +12,7 @@ from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options, native_matrix
 from cute_kernels.emulator.native_matrix import LANES, E4m3Unit, K, e4m3_unit
 from cute_kernels.emulator.native_mma import SUMS_LIMIT, Part, make_job
-from cute_kernels.runtime.launch import emulate
+from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import make_case
 
 HOSTS = {

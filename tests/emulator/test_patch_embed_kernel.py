@@ -11,7 +11,7 @@ from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.tensor_map import decode
 from cute_kernels.emulator.tma import TmaUnit
-from cute_kernels.runtime.launch import emulate
+from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import make_case
 
 CONFIGS = {
@@ -131,7 +131,7 @@ def test_more_than_two_to_the_31_output_elements() -> None:
     from cute_kernels.config import PatchEmbedProblem
     from cute_kernels.operations.table import build_table
     from cute_kernels.plan import make_plan
-    from cute_kernels.runtime.launch import LaunchTensors
+    from cute_kernels.runtime.operands import Operands
 
     positions, n, k = 196, 768, 16
     m = positions * 14_300
@@ -148,7 +148,7 @@ def test_more_than_two_to_the_31_output_elements() -> None:
     table = build_table(None, pos, positions=positions, columns=plan.padded_n, dtype=torch.float32)
     out = torch.empty(m, n, dtype=torch.bfloat16)
     last_rows = range(plan.tiles - 3, plan.tiles)
-    emulate(plan, LaunchTensors(x, weight, table, 1.0, out), Options(clusters=tuple(last_rows)))
+    emulate(plan, Operands(x=x, weight=weight, table=table, scale=1.0, out=out), Options(clusters=tuple(last_rows)))
     first = (plan.m_tiles - 1) * plan.tile_m
     rows = torch.arange(first, m) % positions
     ones = reference.patch_embed_f32(x[first:], weight, None, pos[rows], scale=1.0)

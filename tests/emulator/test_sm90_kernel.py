@@ -21,7 +21,7 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     UnsupportedPTX,
 )
-from cute_kernels.runtime.launch import emulate
+from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import Case, make_case
 
 POLICIES = ("eager", "lazy", "random")

@@ -10,7 +10,7 @@ import torch
 from cute_kernels.config import PatchEmbedConfig
 from cute_kernels.operations.patch_embed import prepare_launch
 from cute_kernels.plan import Plan
-from cute_kernels.runtime import launch
+from cute_kernels.runtime import gpu
 
 POISON = 0x7FA5
 """Bits of a BF16 NaN that no arithmetic produces (the canonical NaN is 0x7FFF)."""
@@ -100,7 +100,7 @@ def run_poisoned(
     rows, n = prepared.tensors.out.shape
     guarded = torch.full((rows + 2 * GUARD_ROWS, n), POISON, dtype=torch.int16, device=call.x.device)
     out = guarded[GUARD_ROWS : GUARD_ROWS + rows]
-    launch.launch(plan, dataclasses.replace(prepared.tensors, out=out.view(torch.bfloat16)))
+    gpu.launch(plan, prepared.tensors.replace(out=out.view(torch.bfloat16)))
     torch.cuda.synchronize()
     for name, guard in (("before", guarded[:GUARD_ROWS]), ("after", guarded[-GUARD_ROWS:])):
         assert bool((guard == POISON).all()), f"wrote {name} the output"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 
 from cute_kernels.config import Sm90PatchEmbedConfig
 from cute_kernels.operations.patch_embed import prepare_launch
-from cute_kernels.runtime import launch
+from cute_kernels.runtime import gpu
 from tests.gpu.harness import random_call, run_poisoned
 
 CONFIGS = (
@@ -30,7 +29,7 @@ def main() -> None:
     if "--planted" in sys.argv:
         prepared = prepare_launch(call.x, call.weight, call.bias, call.pos_embed, call.scale, CONFIGS[0])
         table = prepared.tensors.table[:-1].clone()
-        launch.launch(prepared.plan, dataclasses.replace(prepared.tensors, table=table))
+        gpu.launch(prepared.plan, prepared.tensors.replace(table=table))
         torch.cuda.synchronize()
         return
     # A few multiprocessors, so that a cluster takes several tiles and every ring wraps around.

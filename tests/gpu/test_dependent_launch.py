@@ -8,8 +8,8 @@ import torch
 from cute_kernels import Sm90PatchEmbedConfig, frozen_constants, patch_embed
 from cute_kernels.config import PatchEmbedProblem
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import launch
-from cute_kernels.runtime.launch import LaunchTensors
+from cute_kernels.runtime import gpu
+from cute_kernels.runtime.operands import Operands
 from tests.gpu.harness import check_against_fp64, random_call
 
 CONFIGS = [
@@ -40,7 +40,7 @@ def test_a_launch_reads_what_the_launch_before_it_wrote(rows, config):
             buffers[0].copy_(first)
             for i in range(links):
                 x, out = buffers[i % 2], buffers[1 - i % 2]
-                launch.launch(plan, LaunchTensors(x.view(torch.float8_e4m3fn), weight, None, 1.0, out))
+                gpu.launch(plan, Operands(x=x.view(torch.float8_e4m3fn), weight=weight, scale=1.0, out=out))
                 if synchronised:
                     torch.cuda.synchronize()
             results.append(buffers[links % 2].clone())

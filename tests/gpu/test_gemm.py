@@ -15,7 +15,7 @@ from cute_kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan.gemm import sm90 as sm90_gemm
 from cute_kernels.plan.gemm import sm100 as sm100_gemm
-from cute_kernels.runtime import launch
+from cute_kernels.runtime import gpu
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 IS_SM90 = torch.cuda.get_device_capability() == (9, 0)
@@ -80,7 +80,7 @@ def run_guarded(a, b, bias, out_dtype, config, *, sm_count: int | None = None) -
     count = tensors.out.numel()
     guarded = torch.full((count + 2 * GUARD,), float("nan"), dtype=tensors.out.dtype, device="cuda")
     out = guarded[GUARD : GUARD + count].view(tensors.out.shape)
-    launch.launch(plan, dataclasses.replace(tensors, out=out))
+    gpu.launch(plan, dataclasses.replace(tensors, out=out))
     torch.cuda.synchronize()
     for where, guard in (("before", guarded[:GUARD]), ("after", guarded[-GUARD:])):
         assert bool(guard.isnan().all()), f"wrote {where} the output"

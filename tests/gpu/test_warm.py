@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from cute_kernels import PatchEmbedProblem, Sm90PatchEmbedConfig, clear_cache, patch_embed
+from cute_kernels.compile import compile_plan
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import launch
+from cute_kernels.runtime import gpu
 from cute_kernels.runtime.repeat import WARM
 from tests.gpu.harness import Call, check_against_fp64, random_call
 
@@ -198,16 +199,21 @@ def test_host_time_of_a_warm_call(record_property):
             lambda: torch.ops.cute_kernels.patch_embed(call.x, *parameters, None, None, None, 0.05, 1.0, "auto")
         )
     plan = make_plan(PatchEmbedProblem(196, 768, 768, 196), arch="sm_90a")
-    bound = launch.bound_launch(plan)
+    bound = gpu.bound_launch(plan)
     out = torch.empty(196, 768, dtype=torch.bfloat16, device="cuda")
     table = torch.zeros(plan.table_shape, device="cuda")
-    addresses = (call.x.data_ptr(), call.weight.data_ptr(), table.data_ptr(), out.data_ptr(), 0.05)
-    stream = torch.cuda.current_stream().cuda_stream
+    bound = bound.with_constants(
+        ("x", "out", "scale"),
+        weight=call.weight.data_ptr(),
+        table=table.data_ptr(),
+        stream=torch.cuda.current_stream().cuda_stream,
+    )
+    addresses = (call.x.data_ptr(), out.data_ptr(), 0.05)
     record_property("host us: warm call, scale by value", number)
     record_property("host us: warm call, scale by tensor", tensor)
     record_property("host us: warm call, two scale tensors", both)
     record_property("host us: warm call through torch.ops", operator)
-    record_property("host us: bound launch alone", microseconds(lambda: bound(*addresses, stream)))
+    record_property("host us: bound launch alone", microseconds(lambda: bound(*addresses)))
     record_property("host us: torch.empty alone", microseconds(lambda: torch.empty_like(out)))
     record_property("host us: add_ of torch, to compare", microseconds(lambda: out.add_(1)))
     assert number <= WARM_CALL_MICROSECONDS
@@ -265,10 +271,13 @@ def test_launch_errors_are_raised():
     """More clusters than a grid may have: the CUDA runtime refuses, and its reason arrives."""
     call = random_call(7, 7, 264, 256)
     plan = make_plan(PatchEmbedProblem(49, 264, 256, 7), Sm90PatchEmbedConfig(tile_rows=64, stages=2, stage_blocks=1))
-    bound = launch.BoundLaunch(plan, launch.compile_plan(plan))
+    bound = gpu.BoundLaunch(plan, compile_plan(plan))
     bound._frames.values.clusters = 2**30
     table, out = torch.zeros(plan.table_shape, device="cuda"), torch.zeros(49, 264, dtype=torch.bfloat16, device="cuda")
     with pytest.raises(RuntimeError, match="launch of patch_embed.* failed: CUDA error"):
-        bound(call.x.data_ptr(), call.weight.data_ptr(), table.data_ptr(), out.data_ptr(), 1.0, 0)
+        bound(
+            x=call.x.data_ptr(), weight=call.weight.data_ptr(), table=table.data_ptr(), out=out.data_ptr(), scale=1.0,
+            stream=0,
+        )  # fmt: skip
     check = random_call(7, 7, 264, 256, seed=2)
     assert embed(check).isfinite().all(), "the device is usable after a refused launch"

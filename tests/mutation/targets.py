@@ -21,7 +21,7 @@ from cute_kernels.config import (
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
-from cute_kernels.runtime.launch import emulate
+from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
 from tests.emulator.gemm_inputs import POISON as GEMM_POISON
 from tests.emulator.kernel_inputs import POISON, Case, make_case

@@ -18,7 +18,7 @@ from cute_kernels.commands.cli import main
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import kernel_cache as cache
-from cute_kernels.runtime import launch
+from cute_kernels.runtime.frames import check_layout
 
 KEY = ("sm_90a", Sm90PatchEmbedConfig(), True, "value", 6)
 KERNEL = cache.CompiledKernel("kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host")
@@ -206,8 +206,7 @@ def test_a_kernel_from_disk_is_the_compiled_kernel(root, monkeypatch):
     assert (loaded.kernel_name, loaded.ptx, loaded.cubin) == (compiled.kernel_name, compiled.ptx, compiled.cubin)
     assert loaded.resources == compiled.resources
     assert loaded.function.function_name.endswith(compiled.function.function_name)
-    addresses = {"x": 0x1110, "weight": 0x2220, "table": 0x3330, "index": None, "out": 0x4440, "scale": 0.75}
-    launch._check_layout(plan, loaded.function, launch._Frames(plan).values, addresses)
+    check_layout(plan, loaded.function)
 
 
 def test_command_lists_and_clears(root, capsys):

@@ -405,14 +405,14 @@ def test_module_and_script_are_one_command():
 def test_fault_that_the_emulator_reports(capsys, monkeypatch):
     """In words, not as a traceback; other errors of ours keep theirs."""
     from cute_kernels.emulator.errors import Hang
-    from cute_kernels.runtime import launch
+    from cute_kernels.runtime import emulated
 
     def hang(*arguments, **more):
         raise Hang("cluster 0 hangs:\n  warp 1 waits")
 
-    monkeypatch.setattr(launch, "emulate", hang)
+    monkeypatch.setattr(emulated, "launch", hang)
     assert main(["demo"]) == 1
     assert capsys.readouterr().err.endswith("cute-kernels: Hang: cluster 0 hangs:\n  warp 1 waits\n")
-    monkeypatch.setattr(launch, "emulate", lambda *arguments, **more: 1 / 0)
+    monkeypatch.setattr(emulated, "launch", lambda *arguments, **more: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["demo"])

@@ -17,7 +17,7 @@ from cute_kernels.config import GemmProblem
 from cute_kernels.emulator import host
 from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime.launch import BoundGemm
+from cute_kernels.runtime.gpu import BoundLaunch
 from tests.ops.exact import fp32, fractions, nearest
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -199,7 +199,7 @@ def test_configs_survive_the_operator(config):
 def test_bound_launch_equals_the_call_of_the_dsl(bias, config):
     plan = make_plan(GemmProblem(70, 264, 144, 3, bias=bias), config)
     artifact = compile_plan(plan, emulated=True)
-    bound = BoundGemm(plan, artifact)
+    bound = BoundLaunch(plan, artifact)
     for step in (1, 2):  # the second call writes over the first one's arguments
         addresses = {"a": 0x10000 * step, "b": 0x200000 * step, "bias": 0x3000000 * step, "out": 0x40000000 * step}
         expected = host.record(artifact.function, *host_arguments(plan, **addresses, stream=0))

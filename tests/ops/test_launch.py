@@ -10,7 +10,7 @@ from cute_kernels.compile import compile_plan, host_arguments
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import host
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime.launch import BoundLaunch
+from cute_kernels.runtime.gpu import BoundLaunch
 
 TENSOR_MAP_BYTES = 64
 """What the generated host code writes of a 128-byte tensor map; the rest is whatever was on its stack."""
@@ -42,7 +42,8 @@ def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, config):
             "scale": 0.375 / step if source == "value" else 0x7770 * step,
         }
         expected = host.record(artifact.function, *host_arguments(plan, **addresses, stream=0))
-        repeated = bound.with_constants(addresses["weight"], addresses["table"], stream=0)
+        constants = {"weight": addresses["weight"], "table": addresses["table"], "stream": 0}
+        repeated = bound.with_constants(("x", "out", "scale", "index"), **constants)
         with host.capture() as launches:
             bound(**addresses, stream=0)
             repeated(0x990, 0x880, 1.0 if source == "value" else 0x660, 0x440 if indexed else None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels.compile import compile_plan, kernel_key, resource_usage
+from cute_kernels.compile import compile_plan, resource_usage
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan import make_plan
 
@@ -67,9 +67,9 @@ def test_epilogue_uses_packed_and_wide_instructions() -> None:
 
 def test_sizes_do_not_recompile() -> None:
     other = PatchEmbedProblem(m=17, n=1152, k=592, table_rows=729)
-    assert kernel_key(make_plan(HEADLINE)) == kernel_key(make_plan(other))
+    assert make_plan(HEADLINE).kernel_key == make_plan(other).kernel_key
     assert compile_plan(make_plan(HEADLINE)) is compile_plan(make_plan(other))
-    assert kernel_key(make_plan(HEADLINE)) != kernel_key(make_plan(HEADLINE, Sm100PatchEmbedConfig(stages=3)))
+    assert make_plan(HEADLINE).kernel_key != make_plan(HEADLINE, Sm100PatchEmbedConfig(stages=3)).kernel_key
 
 
 def test_resource_report_of_another_kernel_is_refused() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, ClassVar
 
 from cute_kernels.config import GemmConfig, GemmProblem
 from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Plan, SmemRegion, reject, require, round_up, smem_map
+from cute_kernels.plan.operands import Operand, sizes
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
@@ -23,6 +25,8 @@ class GemmPlan(Plan):
     A cluster computes ``cluster_rows`` x ``cluster_columns`` of the output at a time; tiles are counted in such blocks.
     """
 
+    operation: ClassVar[str] = "gemm"
+
     problem: GemmProblem
     config: GemmConfig
 
@@ -30,6 +34,30 @@ class GemmPlan(Plan):
     swizzle_period: int = 1024
     barrier_bytes: int = 1024
     barrier_region: str = "barriers"
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """In memory: ``a`` [batches, M, K], ``b`` [batches, N, K], ``bias`` [padded_n], ``out`` [batches, M, pitch].
+
+        The pitch is `out_pitch`; of every row of ``out`` the first N are the result.
+        """
+        p = self.problem
+        return (
+            Operand("a", self.multiplied_dtype),
+            Operand("b", self.multiplied_dtype),
+            Operand("bias", "float32", present=p.bias),
+            Operand("out", p.out_dtype, written=True),
+            *sizes(m=p.m, n=p.n, k=p.k, batches=p.batches, clusters=self.clusters),
+        )
+
+    @property
+    def multiplied_dtype(self) -> str:
+        """What the tensor core multiplies; of float32 operands TF32."""
+        return "tfloat32" if self.problem.in_dtype == "float32" else self.problem.in_dtype
+
+    @property
+    def launch_facts(self) -> dict[str, Any]:
+        return {"out_pitch": self.out_pitch, "bias_elements": self.padded_n if self.problem.bias else 0}
 
     @property
     def tile_k(self) -> int:
@@ -95,11 +123,6 @@ class GemmPlan(Plan):
             (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
             *self.more_smem,
         ))  # fmt: skip
-
-    @property
-    def kernel_key(self) -> tuple:
-        """What the generated code depends on: sizes are launch arguments."""
-        return (self.arch.name, self.config, self.problem.in_dtype, self.problem.out_dtype, self.problem.bias)
 
     def describe_problem(self) -> str:
         p = self.problem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
 from cute_kernels.plan.base import LANES, Arch, reject, require
@@ -27,6 +28,9 @@ class Sm100GemmPlan(CtaPairs, GemmPlan):
 
     Each CTA holds 128 rows of every wave and loads those rows of ``a`` and half of the tile's rows of ``b``.
     """
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.gemm.kernel:GemmKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_graph"
 
     config: Sm100GemmConfig
 

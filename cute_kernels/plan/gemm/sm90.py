@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require
@@ -32,6 +33,9 @@ ADDRESSING_REGISTERS = 40
 @dataclass(frozen=True)
 class Sm90GemmPlan(GemmPlan):
     """A CTA has one loading warp and two consumer warpgroups; its accumulators are registers of the consumers."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gemm.kernel:GemmKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_gemm_graph"
 
     config: Sm90GemmConfig
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan.base import (
@@ -11,25 +12,25 @@ from cute_kernels.plan.base import (
     LANES,
     VECTOR_BYTES,
     Arch,
-    Plan,
     SmemRegion,
-    TableLayout,
-    check_capacity,
-    check_epilogue,
     reject,
     require,
     smem_map,
 )
 from cute_kernels.plan.cta_pair import CtaPairs
+from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
 
 
 @dataclass(frozen=True)
-class Sm100PatchEmbedPlan(CtaPairs, Plan):
+class Sm100PatchEmbedPlan(CtaPairs, PatchEmbedPlan):
     """The persistent tcgen05 GEMM: CTA pairs, tensor-memory accumulators, specialised warps.
 
     Tiles are 256 rows by ``tile_n`` columns and belong to a pair of CTAs (``cta_group::2``): each CTA holds 128 rows of
     the accumulator and loads its 128 rows of ``x`` and half of the tile's weight rows.
     """
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed.kernel:PatchEmbedKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_graph"
 
     config: Sm100PatchEmbedConfig
 

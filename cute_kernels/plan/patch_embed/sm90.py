@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan.base import (
     ITEMSIZE,
     VECTOR_BYTES,
     Arch,
-    Plan,
     SmemRegion,
-    TableLayout,
-    check_capacity,
-    check_epilogue,
     reject,
     require,
     round_up,
     smem_map,
 )
+from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
 
 WARPGROUP_THREADS = 128
 WARPGROUP_FEATURES = 64
@@ -40,13 +39,16 @@ ADDRESSING_REGISTERS = 32
 
 
 @dataclass(frozen=True)
-class Sm90PatchEmbedPlan(Plan):
+class Sm90PatchEmbedPlan(PatchEmbedPlan):
     """The persistent WGMMA kernel. A tile is ``tile_rows`` rows of ``x`` by the features of one CTA.
 
     A CTA keeps its ``warpgroups * 64`` features, its slab, for the whole launch. The ``cluster`` CTAs of a cluster have
     neighbouring slabs and share their tiles of ``x``; ``groups`` clusters cover all features, and every group walks the
     rows in the same order, so that ``x`` comes from DRAM once and from L2 afterwards.
     """
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed.kernel:PatchEmbedKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_graph"
 
     config: Sm90PatchEmbedConfig
 
@@ -216,6 +218,13 @@ class Sm90PatchEmbedPlan(Plan):
         return self.problem.table_rows >= self.config.tile_rows
 
     @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        """Loops over K are unrolled, and a flat order either wraps once in a tile or divides."""
+        flat_table = self.config.order == "flat" and self.problem.table_rows > 0 and not self.problem.table_index
+        wraps_once = self.table_wraps_once if flat_table else None
+        return super().compiled_in | {"k_blocks": self.k_blocks, "table_wraps_once": wraps_once}
+
+    @property
     def table_registers(self) -> int:
         """Table values per thread of a tile: two features for every position, in flat order for every pair of rows."""
         return 2 * self.config.tile_positions if self.config.order == "position" else self.accumulator_registers
@@ -246,14 +255,10 @@ class Sm90PatchEmbedPlan(Plan):
         ]
 
 
-def plan_sm90(
-    problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig | None, arch: Arch, sm_count: int
+def plan_configured(
+    problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm90PatchEmbedPlan:
-    """The plan, or ValueError; `cute_kernels.plan.patch_embed.sm90_default` chooses when ``config`` is None."""
-    if config is None:
-        from cute_kernels.plan.patch_embed.sm90_default import default_config
-
-        config = default_config(problem, arch, sm_count)
+    """The plan, or ValueError."""
     rows = tuple(range(16, 257, 16))
     require("tile_rows", config.tile_rows, rows, "N of a WGMMA, in pairs of 8 rows for stmatrix")
     require("warpgroups", config.warpgroups, (1, 2, 3), "consumer warpgroups that the register file holds")
@@ -342,4 +347,11 @@ def resolve(problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch
     return config
 
 
-__all__ = ["VECTOR_BYTES", "WARPGROUP_FEATURES", "WARPGROUP_THREADS", "Sm90PatchEmbedPlan", "plan_sm90", "resolve"]
+__all__ = [
+    "VECTOR_BYTES",
+    "WARPGROUP_FEATURES",
+    "WARPGROUP_THREADS",
+    "Sm90PatchEmbedPlan",
+    "plan_configured",
+    "resolve",
+]

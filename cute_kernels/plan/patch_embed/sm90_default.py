@@ -12,8 +12,9 @@ import itertools
 from collections.abc import Iterator
 
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
-from cute_kernels.plan.base import Arch, check_capacity
-from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan, check_registers, resolve
+from cute_kernels.plan.base import Arch
+from cute_kernels.plan.patch_embed.base import check_capacity
+from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan, check_registers, plan_configured, resolve
 
 POWER_LIMITED_TERA_OPERATIONS = 0.25
 """Multiplications and additions from which launches in a row reach the power limit, about 250 images of 1024 rows."""
@@ -210,3 +211,11 @@ def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm9
             problem, Sm90PatchEmbedConfig(tile_rows=16, warpgroups=1, stages=2, cluster=1, weight="streamed"), arch
         )
     return min(plans, key=predicted_microseconds).config
+
+
+def plan_sm90(
+    problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig | None, arch: Arch, sm_count: int
+) -> Sm90PatchEmbedPlan:
+    """The plan, or ValueError; `default_config` when ``config`` is None."""
+    config = default_config(problem, arch, sm_count) if config is None else config
+    return plan_configured(problem, config, arch, sm_count)

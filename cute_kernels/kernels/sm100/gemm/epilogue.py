@@ -10,7 +10,8 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.gemm import ELEMENT_TYPES, add_round
+from cute_kernels.kernels.elements import ELEMENT_TYPES
+from cute_kernels.kernels.gemm import add_round
 from cute_kernels.kernels.sm100.cluster import ClusterPlace
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe, release_accumulator
 from cute_kernels.kernels.staging import WarpStaging

@@ -14,7 +14,8 @@ import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
-from cute_kernels.kernels.gemm import ELEMENT_TYPES, DeviceArguments, GemmHost, Tma
+from cute_kernels.kernels.elements import ELEMENT_TYPES
+from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import make_pipes

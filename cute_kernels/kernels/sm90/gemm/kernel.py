@@ -10,7 +10,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, TFloat32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from cute_kernels.kernels.gemm import ELEMENT_TYPES, DeviceArguments, GemmHost, Tma
+from cute_kernels.kernels.elements import ELEMENT_TYPES
+from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma
 from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import make_pipes

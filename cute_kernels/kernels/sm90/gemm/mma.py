@@ -9,7 +9,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp, warpgroup
 
-from cute_kernels.kernels.gemm import ELEMENT_TYPES, add_round
+from cute_kernels.kernels.elements import ELEMENT_TYPES
+from cute_kernels.kernels.gemm import add_round
 from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm90.gemm.split_k import PartialSums
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe

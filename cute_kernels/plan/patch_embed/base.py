@@ -1,0 +1,116 @@
+"""What the plans of the patch embed have in common: its operands, its table, and the checks of a problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
+from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Plan, reject, round_up
+from cute_kernels.plan.operands import Operand, sizes
+
+TableLayout = Literal["blocked", "paired"]
+"""Layouts of the bias + position table, see `cute_kernels.operations.table`."""
+
+
+@dataclass(frozen=True)
+class PatchEmbedPlan(Plan):
+    """A persistent FP8 GEMM whose epilogue scales and adds a row of the bias + position table."""
+
+    operation: ClassVar[str] = "patch_embed"
+
+    problem: PatchEmbedProblem
+    config: PatchEmbedConfig
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """In memory: ``x`` [M, K], ``weight`` [N, K], ``table`` as `table_shape`, ``index`` [M], ``out`` [M, N].
+
+        ``scale`` is one number, given with the launch or read from memory.
+        """
+        p = self.problem
+        by_value = p.scale_source == "value"
+        return (
+            Operand("x", p.in_dtype),
+            Operand("weight", p.in_dtype),
+            Operand("table", self.table_dtype, present=p.table_rows > 0),
+            Operand("index", "int32", alignment=4, present=p.table_index),
+            Operand("out", p.out_dtype, written=True),
+            Operand("scale", "float32", "value" if by_value else "pointer", alignment=4),
+            *sizes(m=p.m, n=p.n, k=p.k, table_rows=p.table_rows, clusters=self.clusters),
+        )
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return {"table": self.problem.table_rows > 0}
+
+    @property
+    def launch_facts(self) -> dict[str, Any]:
+        return {"table_shape": self.table_shape}
+
+    @property
+    def table_height(self) -> int:
+        """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
+        return self.problem.table_rows + self.problem.table_index
+
+    @property
+    def table_dtype(self) -> str:
+        return "float32" if self.config.epilogue == "f32" else "bfloat16"
+
+    def describe_problem(self) -> str:
+        p = self.problem
+        return f"[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, table rows {p.table_rows}"
+
+
+def check_problem(p: PatchEmbedProblem) -> None:
+    """Limits that TMA and the element types set on every architecture."""
+    if p.in_dtype != "float8_e4m3fn":
+        reject("in_dtype", p.in_dtype, "this kernel multiplies FP8 E4M3", "float8_e4m3fn")
+    if p.out_dtype != "bfloat16":
+        reject("out_dtype", p.out_dtype, "this kernel stores BF16", "bfloat16")
+    if p.scale_source not in ("value", "pointer"):
+        reject("scale_source", p.scale_source, "the scale is a launch parameter or one FP32 in memory", "value")
+    # Row coordinates of TMA are 32-bit and a tile may begin one row before the end of the tensor. The limits of n and k
+    # are multiples themselves, so that rounding up stays within them.
+    row_of_16_bytes = "must be a multiple of 16 bytes for TMA"
+    for name, value, largest, multiple, rule in (
+        ("m", p.m, 2**31 - 256, 1, ""),
+        ("n", p.n, 2**31 - 256, VECTOR_BYTES // ITEMSIZE[p.out_dtype], f"an output row {row_of_16_bytes}; zero-pad it"),
+        ("k", p.k, 2**31 - 128, VECTOR_BYTES // ITEMSIZE[p.in_dtype], f"a row {row_of_16_bytes}; zero-pad it"),
+    ):
+        legal = round_up(min(max(value, 1), largest), multiple)
+        if not 1 <= value <= largest:
+            reject(name, value, f"TMA coordinates allow 1 to {largest}", legal)
+        if value % multiple:
+            reject(name, value, rule, legal)
+    if p.table_rows < 0:
+        reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
+    if p.table_index and not p.table_rows:
+        reject("table_index", p.table_index, "there is no table to index", False)
+
+
+def check_epilogue(epilogue: str) -> None:
+    if epilogue not in ("f32", "bf16x2"):
+        reject("epilogue", epilogue, "rounding contracts are 'f32' and 'bf16x2'", "f32")
+
+
+def check_capacity(plan: PatchEmbedPlan) -> None:
+    """Shared memory, by the number of stages or what is in one, and the 32-bit indices of the table."""
+    if plan.smem_bytes > plan.arch.smem_bytes:
+        fixed = plan.smem_bytes - plan.config.stages * plan.stage_bytes
+        fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
+        rule = (
+            f"{plan.config.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
+            f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
+        )
+        if fit < 2:
+            blocks = plan.config.stage_blocks
+            room = (plan.arch.smem_bytes - fixed) // 2
+            reject("stage_blocks", blocks, f"{rule}, and two stages are needed", room // (plan.stage_bytes // blocks))
+        reject("stages", plan.config.stages, rule, fit)
+    if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
+        rule = f"the bias + position table is indexed with 32 bits and has {plan.padded_n} padded columns"
+        largest = (2**31 - 1) // plan.padded_n // LANES * LANES - plan.problem.table_index
+        reject("table_rows", plan.problem.table_rows, rule, largest)

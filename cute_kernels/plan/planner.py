@@ -1,0 +1,47 @@
+"""What is registered of an operation: its problem, and for every architecture tunables and planner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cute_kernels.plan.base import Arch, Plan
+
+
+@dataclass(frozen=True)
+class Target:
+    """One architecture of an operation.
+
+    Attributes:
+        config: class of its tunables.
+        plan: ``(problem, config or None, arch, sm_count) -> Plan``; chooses where there is no config, and raises
+            ValueError where a limit is broken.
+        search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first.
+    """
+
+    config: type
+    plan: Callable[[Any, Any, Arch, int], Plan]
+    search: Callable[[Any, Arch, int], list[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Planner:
+    """An operation, as plans know it.
+
+    Attributes:
+        operation: its name, that of `Plan.operation`.
+        problem: class of its problems.
+        check: raises ValueError for a problem that no architecture could run.
+        targets: by the name of the architecture.
+    """
+
+    operation: str
+    problem: type
+    check: Callable[[Any], None]
+    targets: Mapping[str, Target]
+
+    @property
+    def configs(self) -> dict[str, type]:
+        """The class of each architecture's tunables."""
+        return {arch: target.config for arch, target in self.targets.items()}

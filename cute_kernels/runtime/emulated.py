@@ -1,0 +1,73 @@
+"""Plan + operands -> the launch that a GPU would get, executed by the emulator.
+
+The host function that CuTe DSL generated runs as it does on a GPU: it encodes the TMA descriptors and launches. A
+recorder takes the place of the CUDA runtime, and the recorded launch executes the recorded kernel's PTX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from cute_kernels import emulator
+from cute_kernels.compile import Artifact, compile_plan, host_arguments
+from cute_kernels.kernels.graph import graph_of
+from cute_kernels.plan import Plan
+from cute_kernels.runtime.operands import Operands
+
+
+def launch(
+    plan: Plan,
+    operands: Operands,
+    options: emulator.Options | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    artifact: Artifact | None = None,
+    repeat: int = 1,
+) -> emulator.Report:
+    """Executes the launch on the CPU from the PTX that CuTe DSL generated, and returns when it is complete.
+
+    Args:
+        plan, operands: as for `cute_kernels.runtime.gpu.launch`; CPU tensors.
+        options: seed, completion order and detectors; names of warp roles and barriers are filled in from the plan.
+        progress: called with (clusters done, clusters).
+        artifact: another kernel for the same launch, e.g. one with an instruction taken out; compiled from the plan
+            when None.
+        repeat: launches, each behind the one before it; from the second on, accesses that griddepcontrol.wait does not
+            order race with that one.
+
+    Returns:
+        The report of the last launch.
+
+    Raises:
+        TypeError: an operand that the plan needs is missing.
+        ValueError: ``repeat`` below 1.
+        cute_kernels.emulator.errors.EmulatorError: a hang, an illegal access, a missing fence, or PTX that the emulator
+            does not know.
+    """
+    if repeat < 1:
+        raise ValueError(f"repeat {repeat}; at least one launch is needed")
+    artifact = artifact or compile_plan(plan, emulated=True)
+    captured = emulator.host.record(artifact.function, *host_arguments(plan, **operands.addresses(), stream=0))
+    memory, written = emulator.GlobalMemory(), operands.written(plan)
+    for name, tensor in operands.tensors().items():
+        memory.register_tensor(tensor, name, writable=name in written)
+    names = graph_of(plan).barrier_names()
+    first = emulator.DYNAMIC_SHARED_BASE + plan.smem[0].offset
+    barriers = tuple((first + 8 * slot, name) for slot, name in enumerate(names))
+    options = dataclasses.replace(options or emulator.Options(), roles=plan.roles, barriers=barriers)
+    for _ in range(repeat):
+        report = emulator.run(
+            artifact.ptx,
+            artifact.kernel_name,
+            grid=captured.grid,
+            block=captured.block,
+            cluster=captured.cluster,
+            dynamic_smem=captured.dynamic_smem,
+            params=captured.params,
+            memory=memory,
+            options=options,
+            progress=progress,
+            programmatic=captured.programmatic,
+        )
+    return report

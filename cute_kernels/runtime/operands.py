@@ -1,0 +1,44 @@
+"""The operands of one launch by name: what `Plan.operands` asks for, checked and laid out, on one device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from cute_kernels.compile import check_names
+from cute_kernels.plan import Plan
+
+
+class Operands(SimpleNamespace):
+    """Tensors and numbers by the names of `Plan.operands`, as attributes; None, or left out, where there is none.
+
+    Tensors are contiguous and aligned as the table says, in the shapes that the docstring of the plan's ``operands``
+    gives, all on one device: `cute_kernels.operations` sees to that, and nothing is checked again here.
+    """
+
+    def replace(self, **changes: torch.Tensor | float | None) -> Operands:
+        """The same operands but for these."""
+        return Operands(**(vars(self) | changes))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those in memory."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+
+    def addresses(self) -> dict[str, Any]:
+        """Addresses by name; a number stays one."""
+        return vars(self) | {name: tensor.data_ptr() for name, tensor in self.tensors().items()}
+
+    def written(self, plan: Plan) -> dict[str, torch.Tensor]:
+        """What the kernel writes."""
+        return {operand.name: getattr(self, operand.name) for operand in plan.operands if operand.written}
+
+    def device(self, plan: Plan) -> torch.device:
+        """Where all of them are.
+
+        Raises:
+            TypeError: an operand that the plan needs is missing, or there is one that it does not know.
+        """
+        check_names(plan, vars(self))
+        return next(iter(self.written(plan).values())).device
