@@ -30,7 +30,7 @@ bench: $(VENV)/.installed-run
 mutate: $(VENV)/.installed-test
 	$(BIN)/python -m tests.mutation $(ARGS)
 
-# On a machine with an SM90 GPU: every launch of the emulator's unit tests runs on it too, with equal results (docs/emulator.md).
+# On a machine with an SM90 GPU: every launch of the emulator's unit tests runs on it too, with equal results (docs/emulator/contract.md).
 # The files that launch PTX, be it through the cases of another module; tests/emulator/test_hardware.py checks the list.
 HARDWARE_TESTS = $(shell grep -lE 'tests\.emulator\.(ptx|instruction_cases) import' tests/emulator/test_*.py)
 hardware: $(VENV)/.installed-test

@@ -86,7 +86,7 @@ reports = {name: run(plan, Options(counters=True)) for name, plan in plans.items
 # ## Counts
 #
 # Per CTA and 128 x 256 outputs, so that configurations with different tiles compare. Shared memory in wavefronts of 128
-# bytes; docs/emulator.md explains the counters.
+# bytes; docs/emulator/counters.md explains the counters.
 
 # %%
 parts = problem.m * problem.n // (128 * 256)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
     from cute_kernels.emulator.warp import Warp
 
-# Measured (docs/emulator.md): compilation takes about 0.3 ms per PTX instruction and 0.15 s for LLVM itself; Python
-# executes 0.2 instructions per microsecond.
+# Measured (docs/emulator/speed.md): compilation takes about 0.3 ms per PTX instruction and 0.15 s for LLVM itself;
+# Python executes 0.2 instructions per microsecond.
 _EXECUTIONS = 60
 _FIXED = 500
 _CHECK = 16  # rounds of the scheduler between two looks at the counts

@@ -1,8 +1,8 @@
 """What a launch did, counted: instructions per warp role and opcode always, the work of each unit on request.
 
 The unit counts (`Options.counters`) have Nsight Compute's meanings, so that a kernel of sm_90a can be compared with a
-profile (`bench/counters.py`); docs/emulator.md has the list. Work is attributed to the role of the warp that issued it.
-There are no caches: what the load/store unit asks of L1 counts as read from L2.
+profile (`bench/counters.py`); docs/emulator/counters.md has the list. Work is attributed to the role of the warp that
+issued it. There are no caches: what the load/store unit asks of L1 counts as read from L2.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class UnitCounts:
         ctas: CTAs that ran.
         instructions: role -> `instruction_class` -> warp instructions.
         units: role -> kind -> metric -> count. Kinds are ``ld.shared.16B`` (name, space, bytes per lane), ``tma.load``,
-            ``mma``, ``tmem.ld``, ``wait.mbarrier`` and so on; docs/emulator.md lists the metrics of each.
+            ``mma``, ``tmem.ld``, ``wait.mbarrier`` and so on; docs/emulator/counters.md lists the metrics of each.
     """
 
     ctas: int

@@ -81,7 +81,7 @@ def pieces(addresses: np.ndarray, size: int) -> int:
 def reduction_sectors(addresses: np.ndarray, size: int) -> int:
     """Sectors of atomics on global memory: lanes with one address go one after the other, each pass counts its own.
 
-    As Nsight Compute counts them on an H200: 32 lanes at one address are 32 sectors (docs/emulator.md, "Counters").
+    As Nsight Compute counts them on an H200: 32 lanes at one address are 32 sectors (docs/emulator/counters.md).
 
     Args:
         addresses: int64 [requests, active lanes].

@@ -1,4 +1,4 @@
-"""docs/emulator.md lists what the emulator executes: the table must be the generated one."""
+"""docs/emulator/contract.md lists what the emulator executes: the table must be the generated one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from cute_kernels.emulator.__main__ import coverage
 from cute_kernels.emulator.instructions_registry import FAMILIES
 
-DOCS = Path(__file__).parents[2] / "docs" / "emulator.md"
+DOCS = Path(__file__).parents[2] / "docs" / "emulator" / "contract.md"
 
 
 def test_table_is_current() -> None:
