@@ -9,17 +9,13 @@ from __future__ import annotations
 import dataclasses
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
-
-if TYPE_CHECKING:
-    import torch
-
-    from cute_kernels.plan import Plan
-    from cute_kernels.runtime.operands import Operands
+from cute_kernels.plan import Plan
+from cute_kernels.runtime.operands import Operands
 
 CTAS, WARPS = 4, 2
 ALIGNMENT = 256  # bytes, of every allocation
@@ -169,10 +165,6 @@ SM90_SMS = 132
 
 def random_tensors(plan: Plan, device: str) -> Operands:
     """Random tensors for a plan, the same on every device."""
-    import torch
-
-    from cute_kernels.runtime.operands import Operands
-
     problem = plan.problem
     generator = torch.Generator().manual_seed(0)
 
@@ -189,8 +181,6 @@ def random_tensors(plan: Plan, device: str) -> Operands:
 def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
     """A copy on a device whose address is a multiple of 256, as device memory is and host memory may not be: where the
     lines and sectors of an array begin decides how many of them an access touches."""
-    import torch
-
     nbytes = tensor.numel() * tensor.itemsize
     store = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
     skip = -store.data_ptr() % ALIGNMENT

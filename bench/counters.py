@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import ctypes
 import json
 import subprocess
 import sys
@@ -22,8 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from bench import counter_cases as cases
 from bench import gemm_counters
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.emulator import GlobalMemory, Options, run
+from cute_kernels.plan import make_plan
+from cute_kernels.runtime import emulated, gpu
 
 Counts = dict[str, dict[str, float]]  # case -> counter -> value
 
@@ -130,20 +138,12 @@ def emulate(progress: Callable[[str], None] = print) -> Counts:
 
 def emulate_sm90(name: str) -> dict[str, float]:
     """Counts of our SM90 kernel in one of its configurations."""
-    from cute_kernels.emulator import Options
-    from cute_kernels.plan import make_plan
-    from cute_kernels.runtime.emulated import launch as emulate_plan
-
     plan = make_plan(cases.SM90_PROBLEM, cases.SM90_CONFIGS[name], "sm_90a", sm_count=cases.SM90_SMS)
-    return _values(emulate_plan(plan, cases.random_tensors(plan, "cpu"), Options(counters=True)))
+    return _values(emulated.launch(plan, cases.random_tensors(plan, "cpu"), Options(counters=True)))
 
 
 def emulate_ptx(case: cases.PtxCase) -> Any:
     """The Report of one PTX case."""
-    import numpy as np
-
-    from cute_kernels.emulator import GlobalMemory, Options, run
-
     memory = GlobalMemory()
     pointers = []
     for nbytes in (128, cases.GLOBAL_BYTES, cases.OUT_BYTES):
@@ -174,13 +174,7 @@ def _values(report: Any) -> dict[str, float]:
 
 def launch_all() -> None:
     """Runs each case once on the current device, in order (the program that ncu profiles)."""
-    import ctypes
-
-    import torch
     from cuda.bindings import driver
-
-    from cute_kernels.plan import make_plan
-    from cute_kernels.runtime.gpu import launch
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
         status, *values = function(*arguments)
@@ -201,7 +195,7 @@ def launch_all() -> None:
         torch.cuda.synchronize()
     for config in cases.SM90_CONFIGS.values():
         plan = make_plan(cases.SM90_PROBLEM, config, "sm_90a", sm_count=cases.SM90_SMS)
-        launch(plan, cases.random_tensors(plan, "cuda"))
+        gpu.launch(plan, cases.random_tensors(plan, "cuda"))
         torch.cuda.synchronize()
 
 
@@ -334,11 +328,6 @@ def design(images: int = 64) -> str:
 
     64 images of 196 positions are 49 tiles, in which each alignment of tiles and images occurs once.
     """
-    from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
-    from cute_kernels.emulator import Options
-    from cute_kernels.plan import make_plan
-    from cute_kernels.runtime.emulated import launch as emulate_plan
-
     columns = (
         *("TMA fill", "UMMA operand reads", "table loads, 128 B lines", "staging writes + TMA reads"),
         *("of them bank conflicts", "TMEM loads", "L2 bytes read"),
@@ -346,7 +335,7 @@ def design(images: int = 64) -> str:
     lines = [f"| configuration | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for config in (Sm100PatchEmbedConfig(), Sm100PatchEmbedConfig(epilogue="bf16x2")):
         plan = make_plan(PatchEmbedProblem(images * 196, 256, 768, 196), config, "sm_100a", sm_count=2)
-        report = emulate_plan(plan, cases.random_tensors(plan, "cpu"), Options(counters=True, detectors=False))
+        report = emulated.launch(plan, cases.random_tensors(plan, "cpu"), Options(counters=True, detectors=False))
         total, parts = report.units.total, 2 * plan.tiles
         values = (
             total("wavefronts", "tma.load"),

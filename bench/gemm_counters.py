@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+
+import torch
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.counters import UnitCounts
 from cute_kernels.plan import Sm100GemmPlan, make_plan
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.counters import UnitCounts
+from cute_kernels.runtime.emulated import launch as emulate
+from cute_kernels.runtime.operands import Operands
 
 CONFIGS = {
     "Level 8": LEVEL_8,
@@ -36,12 +38,6 @@ FLOP_PER_CLOCK = 8192
 
 def unit_counts(plan: Sm100GemmPlan) -> UnitCounts:
     """Of one launch on random operands."""
-    import torch
-
-    from cute_kernels.emulator import Options
-    from cute_kernels.runtime.emulated import launch as emulate
-    from cute_kernels.runtime.operands import Operands
-
     problem = plan.problem
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, problem.in_dtype)

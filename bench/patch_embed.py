@@ -34,7 +34,7 @@ from bench import cases as case_module
 from bench import results as results_module
 from bench.cases import Case, CaseData
 from bench.gemm_cases import GemmData
-from bench.peers import OURS, Candidate, Peer, PeerUnavailable, select
+from bench.peers import OURS, Candidate, Peer, PeerUnavailable, cublaslt, ours, select
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
 
@@ -65,7 +65,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     try:
         arguments.peers = select(arguments.peers)
-        arguments.configs = [(text, _parse_config(text)) for text in arguments.configs]
+        arguments.configs = [(text, ours.parse_config(text)) for text in arguments.configs]
         arguments.protocol = Protocol(
             rounds=arguments.rounds if arguments.rounds is not None else 3 if arguments.quick else 7,
             sustained_s=arguments.sustained if arguments.sustained is not None else 0.2 if arguments.quick else 0.6,
@@ -75,12 +75,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     return arguments
-
-
-def _parse_config(text: str):
-    from bench.peers.ours import parse_config
-
-    return parse_config(text)
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
@@ -126,8 +120,6 @@ def environment(device: torch.device, sampler: DeviceSampler) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
     with contextlib.suppress(ImportError):
-        from bench.peers import cublaslt
-
         facts["cuBLASLt"] = cublaslt.version()
     return facts
 
@@ -168,8 +160,6 @@ def run_case(case: Case, arguments: argparse.Namespace, device: torch.device, sa
     data = CaseData(case, device, arguments.seed)
     entries = [(peer, peer.build) for peer in arguments.peers]
     for text, config in arguments.configs:
-        from bench.peers import ours
-
         entry = Peer(f"{OURS} {text}", "complete", "ours", "build")
         entries.insert(1, (entry, functools.partial(ours.build, config=config)))
     result, candidates = CaseResult(case), {}
@@ -226,8 +216,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("bench.patch_embed: no CUDA device", file=sys.stderr)
         return 2
-    from bench.peers import ours
-
     device = torch.device("cuda", torch.cuda.current_device())
     sampler = DeviceSampler(device)
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -16,20 +16,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import multiprocessing
-import os
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.optimize import nnls
 
 from bench import tune_sm90_gemm
+from bench.compile_ahead import compile_all
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
-from cute_kernels.plan import ARCHS, Plan, Sm90PatchEmbedPlan
+from cute_kernels.operations.table import build_table
+from cute_kernels.plan import ARCHS, Sm90PatchEmbedPlan
 from cute_kernels.plan.patch_embed import sm90_default as default
+from cute_kernels.runtime.gpu import bound_launch
+from cute_kernels.tuning.search import replay_timer
 
 SIZES = (
     (196, 768, 768), (256, 768, 768), (576, 768, 768), (1024, 768, 768), (256, 1024, 768), (576, 1024, 768),
@@ -67,33 +70,12 @@ def candidates(case: Case) -> list[Sm90PatchEmbedPlan]:
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _compile(plan: Plan) -> None:
-    from cute_kernels.compile import compile_plan
-
-    compile_plan(plan)
-
-
-def compile_all(plans: Iterable[Plan]) -> int:
-    """Fills the disk cache with every plan's kernel, one process per core; returns their number."""
-    plans = {plan.kernel_key: plan for plan in plans}
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        for _ in pool.imap_unordered(_compile, plans.values(), chunksize=2):
-            pass
-    return len(plans)
-
-
 def time_case(case: Case) -> list[Timing]:
     """Microseconds of every candidate, fastest first.
 
     Raises:
         AssertionError: a candidate computes something else.
     """
-    import torch
-
-    from cute_kernels.operations.table import build_table
-    from cute_kernels.runtime.gpu import bound_launch
-    from cute_kernels.tuning.search import replay_timer
-
     positions, n, k, images = case
     rows = images * positions
     slots = 8 if rows <= CHECKED_ROWS else 2
@@ -204,8 +186,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             tune_sm90_gemm.report_fit(arguments.files)
         return 0
     if arguments.command == "measure":
-        import torch
-
         print(f"{compile_all(plan for case in CASES for plan in candidates(case))} kernels", file=sys.stderr)
         measured = {}
         for case in CASES:

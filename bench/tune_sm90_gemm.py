@@ -20,13 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import torch
 from scipy.optimize import least_squares
 
 from bench import results
+from bench.compile_ahead import compile_all
+from bench.gemm import parse_config
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
 from cute_kernels.plan.gemm import sm90 as sm90_gemm
+from cute_kernels.tuning import search as tune
 
 CASES = (
     *squares((512, 1024, 1536, 2048, 3072, 4096)),
@@ -70,10 +74,6 @@ def plans(case: GemmCase, sm_count: int | None = None) -> list[GemmPlan]:
 
 def measure(path: Path, cases: Sequence[GemmCase] = CASES) -> None:
     """Times all cases on the current device; the file is written anew after each."""
-    import torch
-
-    from bench.tune_sm90 import compile_all
-
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     began = time.perf_counter()
     count = compile_all(plan for case in cases for plan in plans(case, sm_count))
@@ -90,10 +90,6 @@ def measure(path: Path, cases: Sequence[GemmCase] = CASES) -> None:
 
 def time_case(case: GemmCase, candidates: Sequence[GemmPlan]) -> Timings:
     """Every candidate, and the fastest one in other orders of its tiles."""
-    import torch
-
-    from cute_kernels.tuning import search as tune
-
     rows, weight, bias = tune.gemm_inputs(problem(case))
     out = torch.empty(case.m, case.n, device="cuda", dtype=torch.bfloat16)
 
@@ -151,8 +147,6 @@ OURS = "cute_kernels "
 
 def read_bench(path: Path) -> list[Timings]:
     """What `bench.gemm --configs` has recorded, one entry per case and way of timing; torch is not kept."""
-    from bench.gemm import parse_config
-
     found = []
     for case in results.from_json(path.read_text()).cases:
         for mode in ("burst", "sustained"):

@@ -1,11 +1,26 @@
-"""Settings of the whole suite: reproducible hypothesis runs, and one torch thread per worker process."""
+"""Settings of the whole suite: random order, reproducible data, nothing left behind, and what each part took.
+
+pytest-randomly shuffles the modules and the tests of each, by one seed for all worker processes. The seed is printed
+first, and ``make test ARGS=--randomly-seed=SEED`` repeats the order. Hypothesis draws the same examples in
+every order.
+"""
 
 from __future__ import annotations
 
+import collections
+import importlib
 import os
+import pkgutil
+import sys
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 import hypothesis
+import numpy as np
+import pytest
 import torch
+
+import cute_kernels
 
 # Tests that emulate a kernel take seconds, so the time of an example says nothing. HYPOTHESIS_PROFILE=thorough draws
 # fresh and more examples.
@@ -18,3 +33,62 @@ os.environ["CUTE_KERNELS_CACHE_DIR"] = "off"
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Prints the seed of the order at once, also with ``-q``: a run that hangs or is killed can be repeated, too."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    seed = session.config.getoption("randomly_seed", None)
+    if reporter is not None and seed is not None and not hasattr(session.config, "workerinput"):
+        reporter.write_line(f"random order: --randomly-seed={seed}")
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Prints how long each part of the suite took, in seconds of all worker processes together."""
+    seconds: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds["/".join(PurePosixPath(report.nodeid.split("::")[0]).parts[:2])] += report.duration
+    parts = ", ".join(f"{part} {taken:.0f}" for part, taken in seconds.most_common())
+    terminalreporter.write_line(f"seconds of all processes by part: {parts or 'no test ran'}")
+
+
+def process_state() -> dict[str, object]:
+    """What one test could leave behind for another."""
+    return {
+        "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "current directory": os.getcwd(),
+        "import path": list(sys.path),
+        "torch's default type": torch.get_default_dtype(),
+        "torch's gradients": torch.is_grad_enabled(),
+        "torch's threads": torch.get_num_threads(),
+        "NumPy's error handling": np.geterr(),
+    }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def all_modules_are_imported() -> None:
+    """Before the first test: a module that is imported while a test has replaced a name keeps the replacement."""
+    for module in pkgutil.walk_packages(cute_kernels.__path__, "cute_kernels."):
+        if not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """The same random tensors in every order, and a process that the next test finds as this one found it."""
+    torch.manual_seed(0)
+    before = process_state()
+    yield
+    after = process_state()
+    changed = [_difference(what, before[what], after[what]) for what in before if before[what] != after[what]]
+    assert not changed, f"left behind: {'; '.join(changed)}"
+
+
+def _difference(what: str, before: object, after: object) -> str:
+    if isinstance(before, dict):
+        names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        return f"{what}: " + ", ".join(f"{name} {before.get(name)!r} -> {after.get(name)!r}" for name in names)
+    return f"{what}: {before!r} -> {after!r}"

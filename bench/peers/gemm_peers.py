@@ -11,9 +11,11 @@ import torch
 import cute_kernels
 from bench.gemm_cases import DTYPES, GemmCase, GemmData
 from bench.peers import Candidate, PeerUnavailable
+from bench.peers.cublaslt import CublasError, Matmul, Operand
 from bench.timing import elapsed_ms, fastest
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan import make_plan
 
 QUACK_CONFIGS = (
@@ -42,8 +44,6 @@ def build_ours(data: GemmData, config: GemmConfig | None = None) -> Candidate:
     """Our kernel; its output is allocated by every call, as a user's is."""
     detail = ""
     if config is None:
-        from cute_kernels.operations.gemm import prepare_gemm
-
         detail = repr(prepare_gemm(data.a[0], data.b, allow_tf32=True).plan.config)
     return Candidate(lambda slot: cute_kernels.gemm(data.a[slot], data.b, config=config, allow_tf32=True), detail)
 
@@ -70,8 +70,6 @@ def build_compiled(data: GemmData) -> Candidate:
 
 def build_cublaslt(data: GemmData) -> Candidate:
     """The fastest of the algorithms that cuBLASLt's heuristic proposes."""
-    from bench.peers.cublaslt import CublasError, Matmul, Operand
-
     case = data.case
     index = torch.cuda.current_device() if data.device.index is None else data.device.index
     matmul = Matmul(

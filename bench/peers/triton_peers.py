@@ -60,7 +60,7 @@ def _build(data: CaseData, position_major: bool) -> Candidate:
 def _launcher(data: CaseData, config: tuple[int, ...], position_major: bool):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    from bench.peers.triton_kernel import patch_embed_kernel
+    from bench.peers import triton_kernel  # needs Triton
 
     case = data.case
     rows_per_tile, columns, block_k, stages, warps, halves = config
@@ -79,7 +79,7 @@ def _launcher(data: CaseData, config: tuple[int, ...], position_major: bool):
     table = data.table if position_major else data.table_bf16
     tiles = -(-rows // rows_per_tile) * group * (case.n // columns)
     programs = min(tiles, torch.cuda.get_device_properties(data.device).multi_processor_count)
-    kernel = patch_embed_kernel[(programs,)]
+    kernel = triton_kernel.patch_embed_kernel[(programs,)]
     sizes = (data.scale, rows, case.positions, case.n, case.k)
 
     def launch(slot: int) -> torch.Tensor:

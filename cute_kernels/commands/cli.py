@@ -13,11 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import __version__, files
+from cute_kernels import __version__, compile, files
+from cute_kernels.commands import doctor
 from cute_kernels.config import GemmProblem, PatchEmbedProblem
 from cute_kernels.emulator import command
+from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.plan import ARCHS, PLANNERS, Plan, make_plan
+from cute_kernels.runtime import kernel_cache, launch_facts
 from cute_kernels.siglip.models import ARCHITECTURES
+from cute_kernels.tuning import store as tuned
 
 # Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
 CHOICES = {
@@ -71,11 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError:
             _discard_output()
         return 2
-    except Exception as error:
-        from cute_kernels.emulator.errors import EmulatorError
-
-        if not isinstance(error, EmulatorError):
-            raise
+    except EmulatorError as error:
         print(f"cute-kernels: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
 
@@ -271,13 +271,13 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from rich.console import Console
+    import rich.console
 
-    from cute_kernels.commands.demo import DemoOptions, run_demo
+    from cute_kernels.commands import demo  # imports torch
 
     if options.model is not None and (options.architecture, options.image_size) != ("base-p16", 224):
         raise ValueError("--architecture and --image-size belong to seeded weights; --model brings its own")
-    demo = DemoOptions(
+    choices = demo.DemoOptions(
         images=options.images,
         model=options.model,
         architecture=options.architecture,
@@ -289,8 +289,8 @@ def _demo(options: argparse.Namespace) -> int:
         output=options.output,
         trace=options.trace,
     )
-    console = Console()
-    mismatches = run_demo(demo, console)
+    console = rich.console.Console()
+    mismatches = demo.run_demo(choices, console)
     if options.trace is not None and options.trace.exists():
         console.print(f"timeline: {options.trace.resolve()}; open it with https://ui.perfetto.dev", soft_wrap=True)
     if mismatches:
@@ -346,17 +346,14 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
 
 
 def _ptx(options: argparse.Namespace) -> int:
-    from cute_kernels.compile import compile_plan
-    from cute_kernels.runtime.launch_facts import launch_facts
-
     output = options.output or Path(options.kernel.replace("-", "_") + ".ptx")
     files.check_output(output)
     facts_path = output.with_name(output.name + ".json")
     files.check_output(facts_path)
     plan = _plan_of(options)
-    artifact = compile_plan(plan)
+    artifact = compile.compile_plan(plan)
     files.write_text(output, artifact.ptx)
-    files.write_text(facts_path, json.dumps(launch_facts(plan, artifact), indent=2) + "\n")
+    files.write_text(facts_path, json.dumps(launch_facts.launch_facts(plan, artifact), indent=2) + "\n")
     print(f"{output}\n{facts_path}")
     return 0
 
@@ -376,19 +373,16 @@ def _add_cache(commands: argparse._SubParsersAction) -> None:
 
 
 def _cache(options: argparse.Namespace) -> int:
-    from cute_kernels.runtime import kernel_cache as cache
-    from cute_kernels.tuning import store as tuned
-
-    root = cache.directory()
+    root = kernel_cache.directory()
     if root is None:
         print("the cache is off (CUTE_KERNELS_CACHE_DIR=off)")
         return 0
     if options.clear:
         forgotten = tuned.clear()
-        deleted = cache.clear(root)
+        deleted = kernel_cache.clear(root)
         print(f"{deleted} kernels deleted from {root}; {forgotten} tuned configurations too; other files stay")
         return 0
-    entries = cache.list_entries(root)
+    entries = kernel_cache.list_entries(root)
     if entries:
         # A line each, however long: a key broken over the lines of a narrow column can be neither read nor searched.
         width = max(len(entry.problem or "yes") for entry in entries)
@@ -415,8 +409,6 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from cute_kernels.commands import doctor
-
     findings = doctor.diagnose(doctor.inspect_environment())
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:

@@ -17,11 +17,13 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cute_kernels import files, reference, siglip
+from cute_kernels import compile, files, reference, siglip
 from cute_kernels.commands import report
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
+from cute_kernels.emulator import Options
 from cute_kernels.operations import patch_embed as ops
 from cute_kernels.plan import make_plan
+from cute_kernels.runtime import emulated, gpu
 
 if TYPE_CHECKING:
     from cute_kernels.siglip import PatchEmbedding, Quantized
@@ -127,10 +129,8 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         report.compare("torch reference", "torch, CPU", expected, None, fp32),
     ]
 
-    from cute_kernels.compile import compile_plan
-
     plan = embedded.prepared.plan
-    artifact = compile_plan(plan, emulated=not embedded.prepared.tensors.x.is_cuda)
+    artifact = compile.compile_plan(plan, emulated=not embedded.prepared.tensors.x.is_cuda)
     console.print(report.resource_table(plan, artifact.resources))
     console.print(report.accuracy_table(rows))
     console.print(
@@ -168,9 +168,6 @@ def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Imag
 def _run_kernel(
     x: Quantized, weight: Quantized, model: PatchEmbedding, options: DemoOptions, console: Console
 ) -> _Embedded:
-    from cute_kernels.emulator import Options
-    from cute_kernels.runtime import emulated, gpu
-
     scale = float(np.float32(x.scale) * np.float32(weight.scale))
     operands = (x.values, weight.values, model.bias, model.pos_embed)
     capability = torch.cuda.get_device_capability() if options.backend == "auto" and torch.cuda.is_available() else None

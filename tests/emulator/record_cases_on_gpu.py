@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.emulator.record_matrix_on_gpu import Gpu
-from tests.emulator.sm90_cases import Case, cases, digest
+from tests.emulator.sm90_all_cases import cases
+from tests.emulator.sm90_cases import Case, digest
 
 
 class _Attribute(ctypes.Structure):

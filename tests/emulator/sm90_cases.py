@@ -217,11 +217,3 @@ def cp_async_cases() -> Iterator[Case]:
         """
         expected = source[:128].view(np.uint32)[np.arange(32) ^ 1]
         yield Case(f"cp.async.mbarrier.arrive noinc={noinc}", kernel(body, 1), (source,), expected)
-
-
-def cases() -> list[Case]:
-    """All of them, those of other files too."""
-    from tests.emulator.sm90_memory_cases import memory_cases
-    from tests.emulator.sm90_warp_cases import warp_cases
-
-    return [*mma_cases(), *cp_async_cases(), *memory_cases(), *warp_cases()]

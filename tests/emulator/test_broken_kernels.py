@@ -23,6 +23,7 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     TensorMemoryRace,
 )
+from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.sm100.patch_embed.epilogue import Epilogue
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import make_case
@@ -124,8 +125,6 @@ def test_a_launch_that_does_not_wait_for_the_one_before() -> None:
 
 
 def barrier_offset(plan, name: str) -> int:
-    from cute_kernels.kernels.graph import sm100_graph
-
     return 8 * next(b.slot for b in sm100_graph(plan).barriers() if b.name == name)
 
 

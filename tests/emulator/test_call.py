@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
@@ -79,8 +81,6 @@ def test_printf_prints_the_active_lanes_in_order(capsys) -> None:
 )
 def test_conversions_and_alignment(template: str, values: list, expected: str) -> None:
     """C's printf says what to expect; arguments lie one after the other, each aligned to its size."""
-    import struct
-
     buffer = b""
     for kind, value in values:
         raw = struct.pack(kind, value)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cute_kernels import reference
 from cute_kernels.compile import Artifact, compile_plan, compile_uncached
 from cute_kernels.config import Sm100GemmConfig
 from cute_kernels.emulator import Options
@@ -117,8 +118,6 @@ def test_values_of_every_magnitude() -> None:
     for tensor in (case.tensors.a, case.tensors.b):
         scale = torch.randint(-30, 31, tensor.shape, generator=generator)
         tensor.copy_(torch.ldexp(tensor.float(), scale).to(tensor.dtype))
-    from cute_kernels import reference
-
     case.expected[..., :40] = reference.gemm(case.tensors.a, case.tensors.b, None, torch.float32)
     check(case)
 

@@ -9,6 +9,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import pytest
+import torch
 from cutlass import Float32, Int32
 from cutlass.cute.runtime import make_fake_compact_tensor, make_ptr
 from cutlass.cute.typing import AddressSpace
@@ -186,8 +187,6 @@ def test_tensor_maps_of_the_host_code(compiled, dtype, name, box, swizzle, shape
 
 def test_functions_that_take_tensors(compiled):
     """Fake tensors to compile with; at run time any object with a host address serves."""
-    import torch
-
     tensor = make_fake_compact_tensor(cutlass.Float32, (64,), assumed_align=16)
     function = compiled(kernels.launch_tensor, (tensor, cuda.CUstream(0)))
     data = torch.zeros(64)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cute_kernels import reference
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import Sm100PatchEmbedConfig
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.tensor_map import decode
 from cute_kernels.emulator.tma import TmaUnit
+from cute_kernels.operations.table import build_table
+from cute_kernels.plan import make_plan
 from cute_kernels.runtime.emulated import launch as emulate
+from cute_kernels.runtime.operands import Operands
 from tests.emulator.kernel_inputs import make_case
 
 CONFIGS = {
@@ -125,14 +130,6 @@ def test_model_widths(n: int, k: int, positions: int) -> None:
 
 def test_more_than_two_to_the_31_output_elements() -> None:
     """The last tiles of an output of 4.3 GB: offsets beyond 32 bits, one tile per cluster, only the last ones run."""
-    import torch
-
-    from cute_kernels import reference
-    from cute_kernels.config import PatchEmbedProblem
-    from cute_kernels.operations.table import build_table
-    from cute_kernels.plan import make_plan
-    from cute_kernels.runtime.operands import Operands
-
     positions, n, k = 196, 768, 16
     m = positions * 14_300
     assert m * n > 2**31

@@ -12,7 +12,8 @@ import pytest
 
 from cute_kernels.emulator import Options, UnsupportedPTX
 from tests.emulator.ptx import aligned, launch
-from tests.emulator.sm90_cases import MMA_BYTES, Case, cases, digest, mma_operands
+from tests.emulator.sm90_all_cases import cases
+from tests.emulator.sm90_cases import MMA_BYTES, Case, digest, mma_operands
 from tests.emulator.test_exact import TYPES, nearest_float32, rational_dot
 
 _FILE = Path(__file__).parent / "data" / "cases_h200.json"

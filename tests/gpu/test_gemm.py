@@ -12,6 +12,7 @@ import torch
 import cute_kernels
 from cute_kernels import reference
 from cute_kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from cute_kernels.operations import gemm as gemm_op
 from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan.gemm import sm90 as sm90_gemm
 from cute_kernels.plan.gemm import sm100 as sm100_gemm
@@ -220,8 +221,6 @@ def test_many_streams_at_once():
 
 def test_repeated_calls_take_the_short_way_and_see_what_changed(record_property):
     """The second call of a shape plans nothing; new rows, a changed bias and another output type are seen."""
-    from cute_kernels.operations import gemm as gemm_op
-
     a, b, bias = draw(96, 64, 72, small_integers=True)
 
     def check_call(**options):

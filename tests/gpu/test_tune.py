@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import cute_kernels
+from cute_kernels.config import GemmProblem
 from cute_kernels.operations.gemm import prepare_gemm
+from cute_kernels.plan import gemm_candidates
 from cute_kernels.tuning import store as tuned
+from cute_kernels.tuning.search import gemm_timers, interleaved
 
 
 @pytest.mark.parametrize(("shape", "bias"), [((196, 768, 1024), True), ((2048, 1024, 512), False)])
@@ -28,10 +31,6 @@ def test_the_winner_is_used(shape, bias, tmp_path, monkeypatch):
 
 
 def test_a_shorter_kernel_is_timed_as_shorter(tmp_path, monkeypatch):
-    from cute_kernels.config import GemmProblem
-    from cute_kernels.plan import gemm_candidates
-    from cute_kernels.tuning.search import gemm_timers, interleaved
-
     times = {}
     for k in (512, 4096):
         problem = GemmProblem(4096, 4096, k)

@@ -13,7 +13,8 @@ import sys
 
 import pytest
 
-from cute_kernels import __version__
+from cute_kernels import __version__, compile
+from cute_kernels.commands import demo, doctor
 from cute_kernels.commands.cli import CHOICES, KINDS, main
 from cute_kernels.compile import compile_plan, host_arguments
 from cute_kernels.config import (
@@ -25,7 +26,9 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
 )
 from cute_kernels.emulator import host
+from cute_kernels.emulator.errors import Hang
 from cute_kernels.plan import make_plan
+from cute_kernels.runtime import emulated
 
 
 def test_ptx_and_facts(tmp_path, capsys):
@@ -298,8 +301,6 @@ def test_standard_output_into_a_closed_pipe():
     (ValueError("two\nlines"), 2, "cute-kernels: error: two lines\n"),
 ])  # fmt: skip
 def test_one_line_and_a_status_for_what_stops_a_command(error, status, text, monkeypatch, capsys):
-    from cute_kernels.commands import doctor
-
     def stop():
         raise error
 
@@ -316,8 +317,8 @@ def test_what_cannot_be_written_is_refused_before_any_work(command, name, tmp_pa
     tmp_path.chmod(0o500)
     if os.geteuid() == 0:  # to whom permissions do not apply
         monkeypatch.setattr(os, "access", lambda path, mode: os.stat(path).st_mode >> 6 & mode == mode)
-    monkeypatch.setattr("cute_kernels.siglip.seeded_patch_embedding", unreachable)
-    monkeypatch.setattr("cute_kernels.compile.compile_plan", unreachable)
+    monkeypatch.setattr(demo.siglip, "seeded_patch_embedding", unreachable)
+    monkeypatch.setattr(compile, "compile_plan", unreachable)
     path = tmp_path / name
     assert main([*command, str(path)]) == 2
     assert capsys.readouterr().err == f"cute-kernels: error: {path} cannot be written: permission denied\n"
@@ -325,7 +326,7 @@ def test_what_cannot_be_written_is_refused_before_any_work(command, name, tmp_pa
 
 def test_the_file_of_facts_is_checked_too(tmp_path, monkeypatch, capsys):
     (tmp_path / "k.ptx.json").mkdir()
-    monkeypatch.setattr("cute_kernels.compile.compile_plan", unreachable)
+    monkeypatch.setattr(compile, "compile_plan", unreachable)
     assert main(["ptx", "patch-embed", "-o", str(tmp_path / "k.ptx")]) == 2
     assert "k.ptx.json is a folder" in capsys.readouterr().err
 
@@ -404,9 +405,6 @@ def test_module_and_script_are_one_command():
 
 def test_fault_that_the_emulator_reports(capsys, monkeypatch):
     """In words, not as a traceback; other errors of ours keep theirs."""
-    from cute_kernels.emulator.errors import Hang
-    from cute_kernels.runtime import emulated
-
     def hang(*arguments, **more):
         raise Hang("cluster 0 hangs:\n  warp 1 waits")
 

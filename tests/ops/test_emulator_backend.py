@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import Sm100PatchEmbedConfig, patch_embed
+from cute_kernels import Sm100PatchEmbedConfig, compile, patch_embed
 from cute_kernels.runtime.constants import DERIVED
 
 FP8 = torch.float8_e4m3fn
@@ -81,12 +81,10 @@ def test_weight_is_padded_once_and_its_update_is_seen():
 
 
 def test_a_plan_that_cannot_be_is_refused_before_compilation(monkeypatch):
-    import cute_kernels.compile
-
     def unreachable(*args, **kwargs):
         raise AssertionError("compiled an illegal plan")
 
-    monkeypatch.setattr(cute_kernels.compile, "compile_uncached", unreachable)
+    monkeypatch.setattr(compile, "compile_uncached", unreachable)
     x = torch.zeros(1, 1, 16).to(FP8)
     with pytest.raises(ValueError, match="stages = 40 .* nearest legal value: 5"):
         patch_embed(x, x[0].expand(8, 16).contiguous(), config=Sm100PatchEmbedConfig(stages=40), backend="emulator")

@@ -15,7 +15,7 @@ from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm, reference
 from cute_kernels.compile import compile_plan, host_arguments
 from cute_kernels.config import GemmProblem
 from cute_kernels.emulator import host
-from cute_kernels.operations.gemm import prepare_gemm
+from cute_kernels.operations.gemm import _decode_config, _encode_config, prepare_gemm
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.gpu import BoundLaunch
 from tests.ops.exact import fp32, fractions, nearest
@@ -188,8 +188,6 @@ def test_backward_is_refused():
     "config", [Sm100GemmConfig(256, 128, 4, idle_clocks=3), Sm90GemmConfig(pingpong=True), Sm90GemmConfig(split_k=2)]
 )
 def test_configs_survive_the_operator(config):
-    from cute_kernels.operations.gemm import _decode_config, _encode_config
-
     decoded = _decode_config(*_encode_config(config))
     assert decoded == config and [type(v) for v in vars(decoded).values()] == [type(v) for v in vars(config).values()]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
-from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed
+from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, compile, patch_embed
 from cute_kernels.operations import patch_embed as ops
 from cute_kernels.operations import scales
 from tests.ops import exact
@@ -372,12 +372,10 @@ BAD_ARGUMENTS = [
 @pytest.mark.parametrize("backend", ["reference", "emulator"])
 @pytest.mark.parametrize(("bad", "error", "message"), BAD_ARGUMENTS, ids=[m[:50] for _, _, m in BAD_ARGUMENTS])
 def test_bad_arguments_raise_before_any_compilation(monkeypatch, backend, bad, error, message):
-    import cute_kernels.compile
-
     def unreachable(*args, **kwargs):
         raise AssertionError("compiled in spite of a bad argument")
 
-    monkeypatch.setattr(cute_kernels.compile, "compile_uncached", unreachable)
+    monkeypatch.setattr(compile, "compile_uncached", unreachable)
     patch_embed(**BASE, backend="reference")
     with pytest.raises(error, match=message):
         patch_embed(**({**BASE, "backend": backend} | bad))

@@ -1,0 +1,49 @@
+"""What tests/conftest.py promises of the suite: a random order by a printed seed, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = """
+import os
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_draws(number):
+    print(f"number {number} drew {torch.rand(()).item()}")
+
+
+def test_leaves_a_variable():
+    os.environ["LEFT_BEHIND"] = "1"
+
+
+def test_leaves_a_default():
+    torch.set_default_dtype(torch.float64)
+"""
+
+
+def test_order_data_and_leaks(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-s", "--tb=line", "-p", "tests.conftest", "-p", "no:cacheprovider"),
+        *("--randomly-seed=1", "--rootdir", str(tmp_path), str(tmp_path)),
+    ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert "random order: --randomly-seed=1\n" in run.stdout
+    drawn = re.findall(r"number (\d+) drew (.+)", run.stdout)
+    numbers = [int(number) for number, _ in drawn]
+    assert sorted(numbers) == list(range(12)) != numbers
+    # After the default type was left at float64, the same stream gives another number.
+    assert len({value for _, value in drawn}) <= 2
+    assert "left behind: environment: LEFT_BEHIND None -> '1'" in run.stdout
+    assert "left behind: torch's default type: torch.float32 -> torch.float64" in run.stdout
+    assert re.search(r"^seconds of all processes by part: test_some.py \d+$", run.stdout, re.MULTILINE)
+    assert run.returncode == 1 and "14 passed, 2 errors" in run.stdout
