@@ -52,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        Exit status: 0 on success, 1 if a result is wrong, the emulator reports a fault or nobody reads the output, 2 if
-        the arguments cannot be used or a file cannot be read or written, 130 after an interrupt.
+        Exit status: 0 on success, 1 if a result is wrong or nobody reads the output, 2 if the arguments cannot be used
+        or a file cannot be read or written, 3 if the emulator reports a fault, 4 if it refuses what it does not
+        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.emulator.command.EXIT_STATUSES`.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except EmulatorError as error:
         print(f"cute-kernels: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return command.exit_status(error)
 
 
 def _discard_output() -> None:
@@ -93,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=command.CommandParser)
     _add_demo(commands)
     _add_plan(commands)
     _add_ptx(commands)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -24,9 +25,10 @@ from unittest import mock
 
 from cute_kernels import dsl
 from cute_kernels.emulator import host
-from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, UnsupportedPTX
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Options, Report, run
+from cute_kernels.emulator.kept_launches import KeptLaunches
 
 #: Architecture -> (compute capability, name, multiprocessors, bytes of L2).
 ARCHITECTURES = {
@@ -66,21 +68,31 @@ class Session:
         arch: a key of `ARCHITECTURES`.
         options: how every launch runs.
         report: called with each launch when it is complete.
+        keep_ptx: folder for the PTX and the facts of every launch (`KeptLaunches`), or None.
 
     Attributes:
         launches: those that are complete, in order.
+        failures: the errors of those that are not, in order; the program may have caught them.
         traces: files of timelines, of a launch that failed too.
     """
 
-    def __init__(self, arch: str, options: Options, report: Callable[[EmulatedLaunch], None] | None) -> None:
+    def __init__(
+        self,
+        arch: str,
+        options: Options,
+        report: Callable[[EmulatedLaunch], None] | None = None,
+        keep_ptx: str | os.PathLike[str] | None = None,
+    ) -> None:
         from cute_kernels.emulator.cuda_tensors import CudaOnHost, DeviceFacts  # torch is loaded when it is needed
 
         capability, name, multiprocessors, l2_bytes = ARCHITECTURES[arch]
         self.arch, self.options = arch, options
         self.facts = DeviceFacts(capability, name, multiprocessors, l2_bytes)
         self.launches: list[EmulatedLaunch] = []
+        self.failures: list[EmulatorError] = []
         self.traces: list[Path] = []
         self._report = report
+        self._kept = KeptLaunches(keep_ptx) if keep_ptx is not None else None
         self._graph: Graph | None = None
         self._tensors = CudaOnHost(self.facts, self._refuse_in_graph)
         self._allocations: dict[int, Any] = {}
@@ -95,9 +107,12 @@ class Session:
             memory.register(address, nbytes, "a tensor on the device")
         for address, cells in self._allocations.items():
             memory.register(address, cells.nbytes, "an allocation")
-        trace = self._trace_file()
+        number = self._next_number()
+        trace = self._trace_file(number)
         if trace is not None:
             self.traces.append(Path(trace))
+        if self._kept is not None:
+            self._kept.started(number, launch)
         try:
             report = run(
                 launch.ptx,
@@ -111,24 +126,39 @@ class Session:
                 options=dataclasses.replace(self.options, trace=trace),
             )
         except EmulatorError as error:
-            error.launch = f"launch {len(self.launches) + 1}, kernel {launch.kernel_name}"
             error.message += self._tensors.owner_on_the_host(error.address)
+            self._failed(number, launch, error)
             raise
+        if self._kept is not None:
+            self._kept.complete(number, launch)
         done = EmulatedLaunch(launch, report)
         self.launches.append(done)
         if self._report is not None:
             self._report(done)
 
-    def _trace_file(self) -> Path | None:
+    def refuse(self, launch: host.CapturedLaunch, error: EmulatorError) -> None:
+        """Takes note of a launch that is illegal or not implemented."""
+        self._failed(self._next_number(), launch, error)
+
+    def _failed(self, number: int, launch: host.CapturedLaunch, error: EmulatorError) -> None:
+        error.attach(launch.ptx, launch, number)
+        self.failures.append(error)
+        if self._kept is not None:
+            self._kept.failed(number, launch, error)
+
+    def _next_number(self) -> int:
+        return len(self.launches) + len(self.failures) + 1
+
+    def _trace_file(self, number: int) -> Path | None:
         """Every launch has a timeline of its own."""
-        if self.options.trace is None or not self.launches:
+        if self.options.trace is None or number == 1:
             return self.options.trace
         path = Path(self.options.trace)
-        return path.with_name(f"{path.stem}-{len(self.launches) + 1}{path.suffix}")
+        return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
     def _refuse_in_graph(self, name: str) -> None:
         if self._graph is not None:
-            raise NotImplementedError(
+            raise UnsupportedOperation(
                 f"torch operation {name!r} while a CUDA graph is captured; emulated graphs hold kernel launches only"
             )
 
@@ -144,7 +174,7 @@ class Session:
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
             stack.enter_context(accepting_tensors())
             stack.enter_context(host.recording_runtime())
-            stack.enter_context(host.intercept(self.launch))
+            stack.enter_context(host.intercept(self.launch, self.refuse))
             yield self
 
     def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
@@ -204,6 +234,7 @@ def capture(
     arch: str = "sm_100a",
     options: Options | None = None,
     report: Callable[[EmulatedLaunch], None] | None = None,
+    keep_ptx: str | os.PathLike[str] | None = None,
 ) -> Iterator[Session]:
     """What this thread compiles and launches inside runs in the emulator; needs neither GPU nor driver.
 
@@ -211,17 +242,22 @@ def capture(
         arch: what kernels are compiled for and what device queries answer: a key of `ARCHITECTURES`.
         options: schedule, detectors and limits of every launch.
         report: called after each launch.
+        keep_ptx: folder, made if it is missing, that gets ``launch-N-KERNEL.ptx`` and ``launch-N.json`` (grid, block,
+            cluster, shared memory, parameters, outcome) of every launch N, failing ones included. Launches of one PTX
+            share the file of the first. Such files of an earlier program are deleted.
 
     Yields:
         The `Session` with the launches so far.
 
     Raises:
         ValueError: an architecture that is not one of `ARCHITECTURES`.
-        EmulatorError: out of the call of the host function whose kernel failed.
+        OSError: ``keep_ptx`` cannot be written into.
+        EmulatorError: out of the call of the host function whose kernel failed; ``ptx`` and ``launch`` of the error are
+            the kernel's text and the launch.
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch {arch!r}; legal are {', '.join(ARCHITECTURES)}")
-    session = Session(arch, options or Options(), report)
+    session = Session(arch, options or Options(), report, keep_ptx)
     with session.active():
         yield session
 

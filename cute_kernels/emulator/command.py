@@ -7,23 +7,83 @@ import os
 import runpy
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, capture
-from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
 from cute_kernels.emulator.gpu import Options
 from cute_kernels.files import check_output
 
+FAULT, REFUSED = 3, 4
+"""Exit statuses beside 0, a program's own ones, and argparse's 2."""
+
+EXIT_STATUSES = f"""\
+Exit status: what the program passes to sys.exit, unchanged; else
+  0  the program ended, and every kernel was in order
+  1  the program raised an exception of its own
+  2  arguments that cannot be used, or a file that cannot be read or written
+  {FAULT}  a kernel is at fault: a race, an illegal access, a hang, a trap, an illegal launch, ...; also where the
+     program caught that error and ended as if nothing had happened
+  {REFUSED}  PTX, or something else of the program, that the emulator does not implement
+"""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command.
+
+    Args:
+        runs_program: the first positional argument is a program, and what follows it is the program's own, whatever it
+            looks like: it goes to ``arguments`` of the result. (argparse would complete, and claim, options in it.)
+    """
+
+    def __init__(self, *arguments: Any, runs_program: bool = False, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._runs_program = runs_program
+
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As of the base class."""
+        if not self._runs_program:
+            return super().parse_known_args(args, namespace)
+        args = list(sys.argv[1:] if args is None else args)
+        end = self._program_index(args) + 1
+        namespace, unknown = super().parse_known_args(args[:end], namespace)
+        namespace.arguments = args[end:]
+        return namespace, unknown
+
+    def _program_index(self, args: list[str]) -> int:
+        index = 0
+        while index < len(args):
+            word = args[index]
+            if word == "--":
+                return index + 1
+            if not word.startswith("-") or word == "-":
+                return index
+            index += 1 + ("=" not in word and self._takes_value(word))
+        return index
+
+    def _takes_value(self, word: str) -> bool:
+        options = self._option_string_actions
+        names = [word] if word in options else [name for name in options if name.startswith(word)]
+        # What is unknown or ambiguous here is argparse's to report.
+        return len({id(options[name]) for name in names}) == 1 and options[names[0]].nargs is None
+
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    """Adds the subcommand."""
+    """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
     parser = commands.add_parser(
         "emulate",
+        runs_program=True,
         help="run a CuTe DSL program without a GPU, its kernels in the emulator",
         description="Runs a Python program that launches CuTe DSL kernels: kernels execute in the emulator, host code, "
         "torch tensors on 'cuda' and the program's own checks run as they are, in host memory. Prints a line per "
-        "launch, and what is wrong with a kernel (a race, a hang, ...) with its place in PTX and source. Exits as the "
-        "program does, or with 1 if it raises. Options go before SCRIPT.",
+        "launch, and what is wrong with a kernel (a race, a hang, ...) with its place in PTX and source. Options go "
+        "before SCRIPT; everything behind it belongs to the program.",
+        epilog=EXIT_STATUSES,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule (default: %(default)s)")
@@ -69,6 +129,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="write a timeline of the first launch for https://ui.perfetto.dev; FILE-2, FILE-3, ... hold the next ones",
     )
+    parser.add_argument(
+        "--keep-ptx",
+        type=Path,
+        metavar="DIR",
+        help="write every launch's PTX and its facts (grid, block, cluster, shared memory, parameters) to "
+        "DIR/launch-N-KERNEL.ptx and DIR/launch-N.json, failing launches included",
+    )
     parser.add_argument("--quiet", action="store_true", help="no line per launch")
     parser.add_argument(
         "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
@@ -79,8 +146,25 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=emulate)
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Fills all text but the list of exit statuses."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text == EXIT_STATUSES else super()._fill_text(text, width, indent)
+
+
+def exit_status(error: EmulatorError) -> int:
+    """Exit status of a command that ends with an error of the emulator."""
+    return REFUSED if isinstance(error, UnsupportedPTX) else FAULT
+
+
 def emulate(options: argparse.Namespace) -> int:
-    """Runs the program; returns the exit status."""
+    """Runs the program; returns the exit status, see `EXIT_STATUSES`.
+
+    Raises:
+        SystemExit: the program's own.
+        OSError: no such program, or a file or folder of an option that cannot be written.
+    """
     if not os.path.isfile(options.script):
         raise FileNotFoundError(f"no file {options.script}")
     if options.trace is not None:
@@ -97,36 +181,53 @@ def emulate(options: argparse.Namespace) -> int:
         counters=options.counters,
         trace=options.trace,
     )
-    failed = ""
     argv, path = sys.argv, sys.path[:]
     sys.argv = [options.script, *options.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
     try:
-        with capture(options.arch, how, None if options.quiet else _print) as session:
+        with capture(options.arch, how, None if options.quiet else _print, options.keep_ptx) as session:
             try:
-                runpy.run_path(options.script, run_name="__main__")
-            except EmulatorError as error:
-                failed = f"; {error.launch} failed" if error.launch else ""
-                raise
+                return _run(options, session)
             finally:
-                for trace in session.traces:
-                    if trace.exists():
-                        print(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev", flush=True)
-                if not options.quiet:
-                    count, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
-                    complete = f"{count} launch{'' if count == 1 else 'es'}{' complete' if failed else ''}"
-                    print(f"emulated: {complete} in {total:.1f} s{failed}", flush=True)
-    except EmulatorError as error:
-        if options.traceback:
-            traceback.print_exc()
-        print(f"cute-kernels: {error.describe()}", file=sys.stderr)
-        return 1
-    except Exception:
-        traceback.print_exc()
-        return 1
+                _print_end(options, session)
     finally:
         sys.argv, sys.path[:] = argv, path
-    return 0
+
+
+def _run(options: argparse.Namespace, session: Session) -> int:
+    """Runs the program and says what it raised; returns the exit status."""
+    try:
+        runpy.run_path(options.script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    except Exception as error:
+        reported = error_behind(error)
+        if reported is None:
+            traceback.print_exc()
+            return 1
+        if options.traceback or reported is not error:
+            traceback.print_exc()
+        print(f"cute-kernels: {reported.describe()}", file=sys.stderr)
+        return exit_status(reported)
+    caught = [error for error in session.failures if exit_status(error) == FAULT]
+    for error in caught:
+        print(f"cute-kernels: caught by the program: {error.describe()}", file=sys.stderr)
+    return FAULT if caught else 0
+
+
+def _print_end(options: argparse.Namespace, session: Session) -> None:
+    for trace in session.traces:
+        if trace.exists():
+            print(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev", flush=True)
+    if not options.quiet:
+        count, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
+        text = f"emulated: {count} launch{'' if count == 1 else 'es'}"
+        if session.failures:
+            failed = ", ".join(error.launch_name() for error in session.failures)
+            print(f"{text} complete in {total:.1f} s; {failed} failed", flush=True)
+        else:
+            print(f"{text} in {total:.1f} s", flush=True)
 
 
 def _print(launch: EmulatedLaunch) -> None:

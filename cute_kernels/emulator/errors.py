@@ -6,6 +6,8 @@ A unit raises with what it knows (addresses, bytes, phases); the engine that exe
 
 from __future__ import annotations
 
+from cute_kernels.emulator.captured_launch import CapturedLaunch
+
 
 class EmulatorError(RuntimeError):
     """Base class. ``str(error)`` is the unit's message followed by the location, as far as it is known.
@@ -16,11 +18,16 @@ class EmulatorError(RuntimeError):
         instruction: text of the PTX instruction, or None.
         source: ``"file:line"`` of the DSL source (from ``.loc``), or None.
         warp: the warp that executed it, e.g. ``"CTA 1 warp 3 (epilogue)"``, or None.
-        launch: the launch of a program (`cute_kernels.emulator.capture`), e.g. ``"launch 2, kernel k"``, or None.
+        ptx: text of the PTX module that was executed or could not be, or None where no kernel is concerned.
+        launch: the launch as the host code made it (`CapturedLaunch`: grid, block, cluster, shared memory, parameters),
+            or None where there was none, as in `cute_kernels.emulator.run`.
+        launch_number: which launch of a program it is, from 1 on (`cute_kernels.emulator.capture`), or None.
         address: the global address that is not accessible, or None.
     """
 
-    launch: str | None = None
+    ptx: str | None = None
+    launch: CapturedLaunch | None = None
+    launch_number: int | None = None
     address: int | None = None
 
     def __init__(
@@ -54,13 +61,26 @@ class EmulatorError(RuntimeError):
         self.warp = self.warp or warp
         return self
 
+    def attach(self, ptx: str | None, launch: CapturedLaunch | None = None, number: int | None = None) -> None:
+        """Fills in whatever is not known yet of the kernel's text and launch."""
+        self.ptx = self.ptx if self.ptx is not None else ptx
+        self.launch = self.launch or launch
+        self.launch_number = self.launch_number or number
+
+    def launch_name(self) -> str:
+        """E.g. ``"launch 2, kernel k"``; empty without a launch."""
+        if self.launch is None:
+            return ""
+        number = f"launch {self.launch_number}, " if self.launch_number else ""
+        return f"{number}kernel {self.launch.kernel_name}"
+
     def describe(self) -> str:
         """Several lines for people: what happened, and below it where."""
         places = [
             ("PTX line", self.ptx_line and f"{self.ptx_line}: {(self.instruction or '').strip()}"),
             ("source", self.source),
             ("executed by", self.warp),
-            ("in", self.launch),
+            ("in", self.launch_name()),
         ]
         text = f"{type(self).__name__}: {self.message}"
         return "\n".join([text, *(f"  {name} {place}" for name, place in places if place)])
@@ -80,6 +100,10 @@ class EmulatorError(RuntimeError):
 
 class UnsupportedPTX(EmulatorError):
     """An opcode, qualifier, descriptor mode or layout that the emulator does not implement."""
+
+
+class UnsupportedOperation(UnsupportedPTX, NotImplementedError):
+    """Something else of a program that the emulator does not do, e.g. tensor operations in a CUDA graph."""
 
 
 class IllegalAccess(EmulatorError):
@@ -120,3 +144,15 @@ class Hang(EmulatorError):
     def __init__(self, message: str = "", report: str = "", **where) -> None:
         super().__init__(f"{message}\n{report}" if report else message, **where)
         self.report = report
+
+
+def error_behind(error: BaseException) -> EmulatorError | None:
+    """The emulator's error that an exception is, or was raised from or while handling; None if there is none."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, EmulatorError):
+            return current
+        seen.add(id(current))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return None

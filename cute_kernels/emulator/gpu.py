@@ -7,6 +7,7 @@ there is none, suspended try_waits time out; when that changes nothing either, t
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
@@ -153,6 +154,21 @@ class Report:
     units: UnitCounts | None = None
 
 
+def _carrying_ptx(function: Callable[..., Report]) -> Callable[..., Report]:
+    """Errors of a launch carry its PTX."""
+
+    @functools.wraps(function)
+    def wrapper(ptx: str, *arguments: Any, **keywords: Any) -> Report:
+        try:
+            return function(ptx, *arguments, **keywords)
+        except EmulatorError as error:
+            error.attach(ptx)
+            raise
+
+    return wrapper
+
+
+@_carrying_ptx
 def run(
     ptx: str,
     kernel: str | None = None,
@@ -192,7 +208,8 @@ def run(
     Raises:
         ValueError: a launch shape, parameter block or argument that does not fit the kernel.
         TypeError: an argument of another type.
-        EmulatorError: see `cute_kernels.emulator.errors`; the message ends with where it happened.
+        EmulatorError: see `cute_kernels.emulator.errors`; the message ends with where it happened, and ``ptx`` of the
+            error is the text.
     """
     require_type("ptx", ptx, str, "PTX text, a str (of a file: pathlib.Path(...).read_text()),")
     require_type("kernel", kernel, (str, type(None)), "the name of an entry, a str, or None")

@@ -20,43 +20,18 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from cute_kernels import dsl
 from cute_kernels.emulator import tensor_map
+from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
-
-Dim3 = tuple[int, int, int]
 
 _SUCCESS, _FAILURE, _NOT_SUPPORTED = 0, 999, 801  # cudaError: success, unknown, not supported
 _MAX_SHARED_MEMORY_OPTIN_ATTRIBUTE = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 _MAX_SHARED_MEMORY_OPTIN = 227 * 1024  # sm_90 and sm_100
 _STATIC_SHARED_BYTES_ATTRIBUTE = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 _PARAMETER_BYTES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64)}
-
-
-@dataclass(frozen=True)
-class CapturedLaunch:
-    """One kernel launch.
-
-    Attributes:
-        kernel_name: entry point in the PTX.
-        grid, block, cluster: (x, y, z); a launch without clusters has cluster (1, 1, 1).
-        dynamic_smem: bytes.
-        params: one byte string per kernel parameter, of the sizes that the PTX declares.
-        ptx: text of the module.
-        programmatic: programmatic stream serialisation: it may begin before the launch before it is over.
-    """
-
-    kernel_name: str
-    grid: Dim3
-    block: Dim3
-    cluster: Dim3
-    dynamic_smem: int
-    params: tuple[bytes, ...]
-    ptx: str = field(repr=False)
-    programmatic: bool = False
 
 
 @contextlib.contextmanager
@@ -84,13 +59,16 @@ def capture() -> Iterator[list[CapturedLaunch]]:
 
 
 @contextlib.contextmanager
-def intercept(take: Callable[[CapturedLaunch], None]) -> Iterator[None]:
+def intercept(
+    take: Callable[[CapturedLaunch], None], refuse: Callable[[CapturedLaunch, EmulatorError], None] | None = None
+) -> Iterator[None]:
     """``take`` is called with every launch that this thread makes inside through recorded functions.
 
-    What it raises comes out of the call of the host function.
+    What it raises comes out of the call of the host function. So does the reason why a launch is illegal or not
+    implemented; ``refuse``, if any, is called with both before. The error's ``launch`` and ``ptx`` are set then.
     """
     outer = getattr(_LOCAL, "take", None)
-    _LOCAL.take = take
+    _LOCAL.take = take, refuse
     try:
         yield
     finally:
@@ -316,33 +294,50 @@ class _Recorder:
             raise EmulatorError("a function compiled under recording_runtime() was called outside record()/capture()")
         if self.ptx is None:
             raise EmulatorError("the function was compiled without --keep-ptx, which recording needs")
+        take, refuse = take
         config = config.contents
         name = kernel.decode()
-        cluster, programmatic = _attributes_of(config)
-        grid, block = tuple(config.grid), tuple(config.block)
-        if any(size % step for size, step in zip(grid, cluster, strict=True)):
-            raise EmulatorError(f"launch of {name}: grid {grid} is no multiple of the cluster {cluster}")
-        if 0 in grid or not 1 <= math.prod(block) <= 1024 or config.dynamic_smem > _MAX_SHARED_MEMORY_OPTIN:
-            raise EmulatorError(
-                f"launch of {name} is illegal: grid {grid}, block {block}, {config.dynamic_smem} bytes of dynamic "
-                f"shared memory (at most {_MAX_SHARED_MEMORY_OPTIN})"
-            )
+        attributes = _attributes(config)
         sizes = parameter_sizes(self.ptx, name)
-        params = tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes))
-        take(CapturedLaunch(name, grid, block, cluster, config.dynamic_smem, params, self.ptx, programmatic))
+        launch = CapturedLaunch(
+            kernel_name=name,
+            grid=tuple(config.grid),
+            block=tuple(config.block),
+            cluster=tuple(attributes.get(_CLUSTER_DIMENSION, (1, 1, 1))[:3]),
+            dynamic_smem=config.dynamic_smem,
+            params=tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)),
+            ptx=self.ptx,
+            programmatic=attributes.get(_PROGRAMMATIC_SERIALISATION, (0,))[0] != 0,
+        )
+        try:
+            _check(launch, attributes)
+        except EmulatorError as error:
+            error.attach(launch.ptx, launch)
+            if refuse is not None:
+                refuse(launch, error)
+            raise
+        take(launch)
 
 
-def _attributes_of(config: _LaunchConfig) -> tuple[Dim3, bool]:
-    """Shape of the cluster, and whether the launch has programmatic stream serialisation."""
-    cluster: Dim3 = (1, 1, 1)
-    programmatic = False
-    attributes = (_LaunchAttribute * config.attribute_count).from_address(config.attributes or 0)
-    for attribute in attributes if config.attribute_count else ():
-        value = attribute.value
-        if attribute.id == _CLUSTER_DIMENSION:
-            cluster = (value[0], value[1], value[2])
-        elif attribute.id == _PROGRAMMATIC_SERIALISATION:
-            programmatic = value[0] != 0
-        elif attribute.id not in _WITHOUT_EFFECT and not (attribute.id == _COOPERATIVE and value[0] == 0):
-            raise UnsupportedPTX(f"launch attribute {attribute.id} with value {list(value)}")
-    return cluster, programmatic
+def _attributes(config: _LaunchConfig) -> dict[int, tuple[int, ...]]:
+    """Values of the launch's attributes by their id."""
+    if not config.attribute_count:
+        return {}
+    attributes = (_LaunchAttribute * config.attribute_count).from_address(config.attributes)
+    return {attribute.id: tuple(attribute.value) for attribute in attributes}
+
+
+def _check(launch: CapturedLaunch, attributes: dict[int, tuple[int, ...]]) -> None:
+    """Raises UnsupportedPTX for what the emulator does not implement, EmulatorError for what no GPU launches."""
+    for number, value in attributes.items():
+        known = number in (_CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION, *_WITHOUT_EFFECT)
+        if not known and not (number == _COOPERATIVE and value[0] == 0):
+            raise UnsupportedPTX(f"launch attribute {number} with value {list(value)}")
+    name, grid, block, cluster = launch.kernel_name, launch.grid, launch.block, launch.cluster
+    if any(size % step for size, step in zip(grid, cluster, strict=True)):
+        raise EmulatorError(f"launch of {name}: grid {grid} is no multiple of the cluster {cluster}")
+    if 0 in grid or not 1 <= math.prod(block) <= 1024 or launch.dynamic_smem > _MAX_SHARED_MEMORY_OPTIN:
+        raise EmulatorError(
+            f"launch of {name} is illegal: grid {grid}, block {block}, {launch.dynamic_smem} bytes of dynamic "
+            f"shared memory (at most {_MAX_SHARED_MEMORY_OPTIN})"
+        )

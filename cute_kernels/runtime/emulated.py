@@ -43,7 +43,7 @@ def launch(
         TypeError: an operand that the plan needs is missing.
         ValueError: ``repeat`` below 1.
         cute_kernels.emulator.errors.EmulatorError: a hang, an illegal access, a missing fence, or PTX that the emulator
-            does not know.
+            does not know; ``ptx`` and ``launch`` of the error are the text and the launch.
     """
     if repeat < 1:
         raise ValueError(f"repeat {repeat}; at least one launch is needed")
@@ -56,18 +56,22 @@ def launch(
     first = emulator.DYNAMIC_SHARED_BASE + plan.smem[0].offset
     barriers = tuple((first + 8 * slot, name) for slot, name in enumerate(names))
     options = dataclasses.replace(options or emulator.Options(), roles=plan.roles, barriers=barriers)
-    for _ in range(repeat):
-        report = emulator.run(
-            artifact.ptx,
-            artifact.kernel_name,
-            grid=captured.grid,
-            block=captured.block,
-            cluster=captured.cluster,
-            dynamic_smem=captured.dynamic_smem,
-            params=captured.params,
-            memory=memory,
-            options=options,
-            progress=progress,
-            programmatic=captured.programmatic,
-        )
+    try:
+        for _ in range(repeat):
+            report = emulator.run(
+                artifact.ptx,
+                artifact.kernel_name,
+                grid=captured.grid,
+                block=captured.block,
+                cluster=captured.cluster,
+                dynamic_smem=captured.dynamic_smem,
+                params=captured.params,
+                memory=memory,
+                options=options,
+                progress=progress,
+                programmatic=captured.programmatic,
+            )
+    except emulator.EmulatorError as error:
+        error.attach(artifact.ptx, captured)
+        raise
     return report

@@ -58,7 +58,7 @@ def test_command_asks_for_a_script_and_not_for_its_arguments(capsys) -> None:
 def test_command_reports_what_the_program_finds(capsys) -> None:
     assert cli.main(["emulate", PROGRAM, "--wrong"]) == 1
     assert "not close" in capsys.readouterr().err
-    assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "64", "--overrun", "64"]) == 1
+    assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "64", "--overrun", "64"]) == 3
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
     assert lines[0].startswith("cute-kernels: IllegalAccess: global") and "CPU tensor" not in lines[0]
@@ -67,10 +67,10 @@ def test_command_reports_what_the_program_finds(capsys) -> None:
     assert re.fullmatch(r"  executed by .*CTA \d warp \d", lines[3])
     assert re.fullmatch(r"  in launch 1, kernel \w*scale\w*", lines[4])
     assert len(lines) == 5 and captured.out == ""
-    assert cli.main(["emulate", PROGRAM, "--count", "64", "--overrun", "64"]) == 1
+    assert cli.main(["emulate", PROGRAM, "--count", "64", "--overrun", "64"]) == 3
     summary = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r"emulated: 0 launches complete in 0\.0 s; launch 1, kernel \w*scale\w* failed", summary)
-    assert cli.main(["emulate", "--quiet", "--traceback", PROGRAM, "--count", "64", "--overrun", "64"]) == 1
+    assert cli.main(["emulate", "--quiet", "--traceback", PROGRAM, "--count", "64", "--overrun", "64"]) == 3
     error = capsys.readouterr().err
     assert "Traceback (most recent call last)" in error and "in main" in error
     assert "cute-kernels: IllegalAccess" in error
@@ -81,7 +81,7 @@ def test_command_reports_what_the_program_finds(capsys) -> None:
 
 
 def test_command_knows_tensors_that_no_gpu_could_access(capsys) -> None:
-    assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "100", "--on-cpu"]) == 1
+    assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "100", "--on-cpu"]) == 3
     error = capsys.readouterr().err
     assert "This address is in a CPU tensor float32 (100,), which a GPU cannot access" in error
     assert "e.g. tensor.cuda()" in error

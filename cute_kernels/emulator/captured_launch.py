@@ -1,0 +1,30 @@
+"""A kernel launch as host code made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class CapturedLaunch:
+    """One kernel launch.
+
+    Attributes:
+        kernel_name: entry point in the PTX.
+        grid, block, cluster: (x, y, z); a launch without clusters has cluster (1, 1, 1).
+        dynamic_smem: bytes.
+        params: one byte string per kernel parameter, of the sizes that the PTX declares.
+        ptx: text of the module.
+        programmatic: programmatic stream serialisation: it may begin before the launch before it is over.
+    """
+
+    kernel_name: str
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    dynamic_smem: int
+    params: tuple[bytes, ...]
+    ptx: str = field(repr=False)
+    programmatic: bool = False
