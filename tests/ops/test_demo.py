@@ -201,21 +201,6 @@ def test_no_text_of_the_picture_is_clipped_or_covered(count):
             assert not (box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1)
 
 
-def test_readme_examples(capsys):
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    patch_embedding, product = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    scope: dict = {}
-    exec(compile(patch_embedding, "README.md", "exec"), scope)
-    exec(compile(product, "README.md", "exec"), {})
-    assert capsys.readouterr().out.splitlines()[-1] == "torch.Size([2, 100, 50])"
-    out, reference = scope["out"], scope["patch_embed"](
-        scope["x"].values, scope["weight"].values, scope["model"].bias, scope["model"].pos_embed,
-        scale_a=scope["x"].scale, scale_b=scope["weight"].scale,
-    )  # fmt: skip
-    assert out.shape == (2, 196, 768)
-    assert torch.equal(out, reference)
-
-
 def test_console_output_fits_80_columns(capsys):
     """Tables wrap instead of being cut."""
     rows = [
