@@ -134,7 +134,6 @@ def check_gemm_problem(p: GemmProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
     require("in_dtype", p.in_dtype, ("bfloat16", "float16", "float32"), "operands of the tensor core, float32 as TF32")
     require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "what the epilogue rounds to")
-    require("bias", p.bias, (True, False), "present or not")
     # TMA coordinates are 32-bit and a tile may begin before the end of the tensor and reach beyond it.
     largest = 2**31 - 1024
     for name, value in (("m", p.m), ("n", p.n), ("k", p.k), ("batches", p.batches)):

@@ -161,7 +161,6 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Ar
     if sm_count < 1:
         reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
     config = default_config(problem, arch, sm_count) if config is None else config
-    require("pingpong", config.pingpong, (True, False), "warpgroups take turns or share a tile")
     rows = (64, 128, 192) if config.pingpong else (128, 256)
     require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
     require("tile_n", config.tile_n, tuple(range(64, 257, 64)), "N of a WGMMA in whole store buffers")

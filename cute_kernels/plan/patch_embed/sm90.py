@@ -16,7 +16,6 @@ from cute_kernels.plan.base import (
     SmemRegion,
     reject,
     require,
-    round_up,
     smem_map,
 )
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
@@ -259,6 +258,7 @@ def plan_configured(
     problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm90PatchEmbedPlan:
     """The plan, or ValueError."""
+    # A multiple of 16 is also one of 8, a swizzle atom, in the share of each of two CTAs.
     rows = tuple(range(16, 257, 16))
     require("tile_rows", config.tile_rows, rows, "N of a WGMMA, in pairs of 8 rows for stmatrix")
     require("warpgroups", config.warpgroups, (1, 2, 3), "consumer warpgroups that the register file holds")
@@ -266,7 +266,6 @@ def plan_configured(
     require("cluster", config.cluster, (1, 2), "pairs of multiprocessors share x; larger clusters leave some idle")
     require("weight", config.weight, ("registers", "streamed"), "where the weight operand comes from")
     require("order", config.order, ("auto", "position", "flat"), "which rows make a tile")
-    require("pingpong", config.pingpong, (True, False), "warpgroups take turns or not")
     divisors = tuple(i for i in range(1, config.tile_rows // 8 + 1) if config.tile_rows % (8 * i) == 0)
     require("tile_positions", config.tile_positions, divisors, "the images of a tile are a multiple of 8")
     if config.stages < 2 and config.stages != 0:
@@ -289,9 +288,6 @@ def plan_configured(
     if config.tile_positions > 1 and config.tile_positions % config.cluster:
         rule = f"each of {config.cluster} CTAs of a cluster loads its share of the positions of a tile"
         reject("tile_positions", config.tile_positions, rule, 1)
-    if config.tile_positions == 1 and config.tile_rows // config.cluster % 8:
-        rule = "each CTA of a cluster loads its share of a tile in swizzle atoms of 8 rows"
-        reject("tile_rows", config.tile_rows, rule, round_up(config.tile_rows, 8 * config.cluster))
     check_registers(plan)
     check_barriers(plan)
     check_capacity(plan)
