@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench mutate hardware sentryward nightly clean
+.PHONY: demo test lint bench mutate hardware sentryward dsl-versions nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -41,8 +41,12 @@ sentryward: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[verify]'
 	$(BIN)/python -m tests.mutation.sentryward $(ARGS)
 
+# Every supported version of CuTe DSL, each in a virtual environment of its own. docs/install.md
+dsl-versions: $(VENV)/.installed-test
+	$(BIN)/python -m tests.dsl_versions $(ARGS)
+
 # What takes too long for every change.
-nightly: mutate sentryward $(VENV)/.installed-test
+nightly: mutate sentryward dsl-versions $(VENV)/.installed-test
 	SCHEDULE_EXAMPLES=1000 $(BIN)/python -m pytest -n 2 --timeout 3600 tests/emulator/test_schedules.py
 
 clean:

@@ -99,6 +99,7 @@ def _from_disk(plan: Plan) -> Artifact:
 
 def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
     """As `compile_plan`, always anew and without a lock: for kernels changed on purpose."""
+    dsl.require()  # before the kernel's module, which another version may not even import
     recording: contextlib.AbstractContextManager = contextlib.nullcontext()
     if emulated:
         import cute_kernels.emulator.host as host  # launches on a GPU need neither the emulator nor its dependencies

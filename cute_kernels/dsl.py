@@ -2,7 +2,7 @@
 
 Another version of CuTe DSL is a matter of this module: compile options and what a compilation leaves behind, the
 machine code of host functions and how they take their arguments, host functions as object files, and the methods
-through which the emulator takes the place of the CUDA runtime.
+through which the emulator takes the place of the CUDA runtime. What differs between versions is decided here too.
 
 Nothing else of the package is imported here, so that the emulator can be used by itself, and CuTe DSL is imported by
 the functions that need it.
@@ -14,12 +14,60 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import importlib.metadata
+import importlib.util
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from unittest import mock
+
+DISTRIBUTION = "nvidia-cutlass-dsl"
+
+KERNEL_VERSIONS = ("4.8.0", "4.8.1")
+"""Versions that the kernels of this package are tested with, oldest first: ``make dsl-versions``."""
+
+EMULATOR_VERSIONS = ("4.6.0", "4.6.1", "4.6.2", "4.6.3", "4.7.0", "4.7.1", *KERNEL_VERSIONS)
+"""Versions whose programs the emulator is tested with, likewise."""
+
+_PARTS = tuple(f"{DISTRIBUTION}-libs-{part}" for part in ("base", "core", "cu12", "cu13"))
+
+
+class UnsupportedVersion(ImportError):
+    """A version of CuTe DSL that is not tested, or parts of several."""
+
+
+def require(versions: tuple[str, ...] = KERNEL_VERSIONS) -> None:
+    """Imports CuTe DSL and checks its version. An untested version might compile a kernel to something else.
+
+    Args:
+        versions: those allowed, `KERNEL_VERSIONS` or `EMULATOR_VERSIONS`.
+
+    Raises:
+        ModuleNotFoundError: CuTe DSL is not installed.
+        UnsupportedVersion: it has another version, or its distributions differ in theirs.
+    """
+    install = f"pip install '{DISTRIBUTION}=={KERNEL_VERSIONS[-1]}'"
+    try:
+        import cutlass
+    except ModuleNotFoundError as error:
+        if error.name != "cutlass":
+            raise
+        raise ModuleNotFoundError(f"CuTe DSL is not installed: {install}", name="cutlass") from error
+    found = getattr(cutlass, "__version__", "of unknown version")
+    if found not in versions:
+        raise UnsupportedVersion(
+            f"CuTe DSL ({DISTRIBUTION}) {found} is installed; allowed are the tested versions "
+            f"{', '.join(versions)}: {install}"
+        )
+    for name in _PARTS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            part = importlib.metadata.version(name)
+            if part != found:
+                forced = install.replace("install", "install --force-reinstall")
+                raise UnsupportedVersion(f"{name} {part} is installed beside CuTe DSL {found}: {forced}")
+
 
 #: Name -> (module, attribute or None for the module itself): what kernels use that CuTe DSL does not document.
 _FOR_KERNELS = {
@@ -47,7 +95,11 @@ def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
         function: a function or method decorated with ``cute.jit``.
         arguments: examples of its arguments; their values do not reach the generated code.
         arch: as PTX names it, e.g. ``"sm_90a"``.
+
+    Raises:
+        ModuleNotFoundError, UnsupportedVersion: as `require`.
     """
+    require()
     import cutlass.cute as cute
 
     with tempfile.TemporaryDirectory() as directory:
@@ -83,7 +135,12 @@ def export_object(function: Any, prefix: str) -> bytes:
 
 
 def load_object(code: bytes, prefix: str) -> Any:
-    """The host function in an object that `export_object` made with this ``prefix``, linked into this process."""
+    """The host function in an object that `export_object` made with this ``prefix``, linked into this process.
+
+    Raises:
+        ModuleNotFoundError, UnsupportedVersion: as `require`.
+    """
+    require()
     import cutlass.cute as cute
 
     with tempfile.NamedTemporaryFile(suffix=".o") as file:
@@ -141,7 +198,11 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
     Args:
         recording: whether what this thread compiles now is to be recorded.
         make: makes the recorder of a JIT engine, with which `register_symbol` registers its entry points.
+
+    Raises:
+        ModuleNotFoundError, UnsupportedVersion: as `require`, of the versions that the emulator supports.
     """
+    require(EMULATOR_VERSIONS)
     import cutlass.base_dsl.compiler
     import cutlass.base_dsl.jit_executor
     import cutlass.cutlass_dsl
@@ -200,7 +261,12 @@ def register_symbol(engine: Any, name: str, address: Any) -> None:
 
 @contextlib.contextmanager
 def compiling_for(arch: str) -> Iterator[None]:
-    """Every DSL of the cutlass package compiles for ``arch``, without TVM-FFI, and keeps its PTX with source lines."""
+    """Every DSL of the cutlass package compiles for ``arch``, without TVM-FFI, and keeps its PTX with source lines.
+
+    Raises:
+        ModuleNotFoundError, UnsupportedVersion: as `require`, of the versions that the emulator supports.
+    """
+    require(EMULATOR_VERSIONS)
     import cutlass.base_dsl.compiler
     import cutlass.base_dsl.dsl
     import cutlass.cute.runtime
@@ -257,7 +323,10 @@ def adapting_calls(
     import cutlass.base_dsl.jit_executor
 
     kind, execution_args = cutlass.base_dsl.compiler.CompileCallable, cutlass.base_dsl.jit_executor.ExecutionArgs
-    compile_, marshal = kind.__call__, execution_args._generate_execution_args
+    marshals = "_generate_execution_args"
+    if not hasattr(execution_args, marshals):  # before CuTe DSL 4.8
+        marshals = "generate_execution_args"
+    compile_, marshal = kind.__call__, getattr(execution_args, marshals)
 
     @functools.wraps(compile_)
     def compile_and_remember(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -278,9 +347,15 @@ def adapting_calls(
 
     with (
         mock.patch.object(kind, "__call__", compile_and_remember),
-        mock.patch.object(execution_args, "_generate_execution_args", marshal_adapted),
+        mock.patch.object(execution_args, marshals, marshal_adapted),
     ):
         yield
+
+
+def context_initialisers() -> Iterator[tuple[Any, str]]:
+    """Public functions of CuTe DSL that make a CUDA context, which needs a driver: (module, name)."""
+    if importlib.util.find_spec("cutlass.cuda") is not None:  # since 4.8
+        yield importlib.import_module("cutlass.cuda"), "initialize_cuda_context"
 
 
 def is_fake_tensor(value: Any) -> bool:

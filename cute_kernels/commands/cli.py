@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import __version__, compile, files
+from cute_kernels import __version__, compile, dsl, files
 from cute_kernels.commands import doctor
 from cute_kernels.config import GemmProblem, PatchEmbedProblem
 from cute_kernels.emulator import command
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return 1
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ModuleNotFoundError, dsl.UnsupportedVersion) as error:
         print(f"cute-kernels: error: {' '.join(str(error).split())}", file=sys.stderr)
         try:
             if sys.stdout is not None:

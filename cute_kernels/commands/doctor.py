@@ -19,13 +19,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from cute_kernels import dsl
 from cute_kernels.plan import ARCHS
 from cute_kernels.runtime import kernel_cache as cache
 
 Status = Literal["ok", "note", "wrong"]
 
-DSL = "nvidia-cutlass-dsl"
-DSL_VERSION = "4.8.1"
+DSL, DSL_VERSIONS = dsl.DISTRIBUTION, dsl.KERNEL_VERSIONS
 _RUNTIME_WHEELS = {f"{DSL}-libs-cu12": 12, f"{DSL}-libs-cu13": 13}
 _OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
 """Oldest Linux driver for each CUDA major version (CUDA Toolkit release notes, minor version compatibility)."""
@@ -154,14 +154,14 @@ def _check_torch(e: Environment) -> Iterable[Finding]:
 
 def _check_dsl(e: Environment) -> Iterable[Finding]:
     version = e.distributions.get(DSL)
-    install = f"pip install --force-reinstall '{DSL}=={DSL_VERSION}'"
+    install = f"pip install --force-reinstall '{DSL}=={DSL_VERSIONS[-1]}'"
     if version is None:
         yield Finding("CuTe DSL", "wrong", "not installed", install)
         return
     if e.dsl_error is not None:
         yield Finding("CuTe DSL", "wrong", f"{version} cannot be imported: {e.dsl_error}", install)
-    elif version != DSL_VERSION:
-        yield Finding("CuTe DSL", "wrong", f"{version}; the kernels are written and tested for {DSL_VERSION}", install)
+    elif version not in DSL_VERSIONS:
+        yield Finding("CuTe DSL", "wrong", f"{version}; the kernels are tested with {', '.join(DSL_VERSIONS)}", install)
     else:
         yield Finding("CuTe DSL", "ok", version)
     parts = {name: v for name, v in e.distributions.items() if name.startswith(f"{DSL}-libs")}
@@ -180,13 +180,13 @@ def _check_runtime_wheels(e: Environment) -> Iterable[Finding]:
     everything = " ".join(_RUNTIME_WHEELS)
     if not installed:
         if DSL in e.distributions:
-            remedy = f"pip install --force-reinstall '{DSL}=={DSL_VERSION}'"
+            remedy = f"pip install --force-reinstall '{DSL}=={DSL_VERSIONS[-1]}'"
             yield Finding("DSL runtime", "wrong", f"none of {everything} is installed", remedy)
         return
     text = ", ".join(f"{name} {e.distributions[name]}" for name in installed)
     if len(installed) > 1:
         extra = "[cu13]" if (e.torch_cuda or "12").startswith("13") else ""
-        remedy = f"pip uninstall -y {everything} && pip install --force-reinstall '{DSL}{extra}=={DSL_VERSION}'"
+        remedy = f"pip uninstall -y {everything} && pip install --force-reinstall '{DSL}{extra}=={DSL_VERSIONS[-1]}'"
         overlap = f", and {e.shadowed_files} files belong to both" if e.shadowed_files else ""
         yield Finding("DSL runtime", "wrong", f"CUDA 12 and 13 are mixed: {text}{overlap}", remedy)
         return
@@ -196,7 +196,7 @@ def _check_runtime_wheels(e: Environment) -> Iterable[Finding]:
         oldest = ".".join(map(str, _OLDEST_DRIVER[cuda]))
         remedy = f"update the driver to {oldest} or later"
         if cuda == 13:
-            remedy += f", or pip uninstall -y {everything} && pip install --force-reinstall '{DSL}=={DSL_VERSION}'"
+            remedy += f", or pip uninstall -y {everything} && pip install --force-reinstall '{DSL}=={DSL_VERSIONS[-1]}'"
         yield Finding("driver", "wrong", f"{e.driver} is too old for CUDA {cuda} of the DSL runtime", remedy)
 
 

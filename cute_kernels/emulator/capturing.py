@@ -178,7 +178,6 @@ class Session:
             yield self
 
     def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
-        import cutlass.cuda
         import cutlass.testing
         import cutlass.utils
         import torch
@@ -200,7 +199,8 @@ class Session:
         if "cutlass.cute.testing" in sys.modules or _import("cutlass.cute.testing"):
             yield sys.modules["cutlass.cute.testing"], "benchmark", _run_once
         yield cutlass.utils, "HardwareInfo", lambda *_, **__: _hardware_info(session.facts)
-        yield cutlass.cuda, "initialize_cuda_context", lambda device=0: None
+        for module, name in dsl.context_initialisers():
+            yield module, name, lambda device=0: None
         yield from _driver_answers(driver, runtime, session.facts)
 
 

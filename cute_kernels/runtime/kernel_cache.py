@@ -143,11 +143,11 @@ def _origin() -> dict[str, object]:
     # Plans are constants of the generated code; dsl.py chooses its options, and compile.py its arguments.
     modules = [module for folder in ("kernels", "plan") for module in (package / folder).rglob("*.py")]
     sources = sorted([*modules, package / "compile.py", package / "dsl.py"])
-    distributions = {
-        name: distribution.version
-        for distribution in metadata.distributions()
-        if (name := (distribution.metadata["Name"] or "").lower().replace("_", "-")).startswith("nvidia-cutlass-dsl")
-    }
+    distributions: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if name.startswith("nvidia-cutlass-dsl"):
+            distributions.setdefault(name, distribution.version)  # the first on the path is the one that is imported
     return {
         "sources": {str(p.relative_to(package)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sources},
         "dsl": distributions,

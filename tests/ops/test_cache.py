@@ -9,8 +9,10 @@ import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
+import cutlass
 import pytest
 
 from cute_kernels import compile
@@ -133,9 +135,19 @@ def test_the_fingerprint_covers_sources_versions_and_platform(monkeypatch):
     assert {"kernels/sm90/patch_embed/mma.py", "kernels/sm100/mma.py", "plan/patch_embed/sm90.py", "compile.py"} <= set(
         origin["sources"]
     )
-    assert origin["dsl"]["nvidia-cutlass-dsl"] == "4.8.1"
+    assert origin["dsl"]["nvidia-cutlass-dsl"] == cutlass.__version__
     assert any(name.startswith("nvidia-cutlass-dsl-libs-cu") for name in origin["dsl"])
     assert origin["python"][1:] == list(sys.version_info[:3])
+
+
+def test_the_fingerprint_names_the_version_that_is_imported(monkeypatch):
+    """Of two on the path, as in a virtual environment over a system installation: the first."""
+
+    def installed(version: str) -> types.SimpleNamespace:
+        return types.SimpleNamespace(metadata={"Name": "nvidia_cutlass_dsl"}, version=version)
+
+    monkeypatch.setattr(cache.metadata, "distributions", lambda: [installed("4.8.0"), installed("4.8.1")])
+    assert cache._origin()["dsl"] == {"nvidia-cutlass-dsl": "4.8.0"}
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])

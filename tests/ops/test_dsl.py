@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import re
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import cute_kernels
+from cute_kernels import compile as compile_module
+from cute_kernels import dsl
+from cute_kernels.commands import cli
+from cute_kernels.config import GemmProblem
+from cute_kernels.emulator import host
+from cute_kernels.plan import make_plan
 
 PACKAGE = Path(cute_kernels.__file__).parent
 INTERNALS = ("cutlass.base_dsl", "cutlass.cutlass_dsl", "cutlass._mlir")
@@ -57,3 +68,98 @@ assert not any(name.split(".")[0] in ("cutlass", "torch", "numpy") for name in s
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def test_what_pip_allows_is_what_is_tested() -> None:
+    """Read from the source: the metadata of an editable installation is as old as the installation."""
+    text = (PACKAGE.parent / "pyproject.toml").read_text()
+    ranges = re.findall(r'"nvidia-cutlass-dsl(?:\[cu13\])?([^"]*)"', text)
+    assert ranges == [f">={dsl.KERNEL_VERSIONS[0]},<={dsl.KERNEL_VERSIONS[-1]}"] * 2
+    for versions in (dsl.KERNEL_VERSIONS, dsl.EMULATOR_VERSIONS):
+        assert list(versions) == sorted(set(versions), key=numbers)
+    assert set(dsl.KERNEL_VERSIONS) <= set(dsl.EMULATOR_VERSIONS)
+
+
+@pytest.fixture
+def version(monkeypatch):
+    """Pretends that another version of CuTe DSL is installed, all of it or only one distribution."""
+    import cutlass
+
+    def pretend(found: str, part: str | None = None) -> None:
+        if part is None:
+            monkeypatch.setattr(cutlass, "__version__", found)
+        real = importlib.metadata.version
+        pretended = {part} if part else {f"nvidia-cutlass-dsl-libs-{name}" for name in ("base", "core", "cu12", "cu13")}
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: found if name in pretended else real(name))
+
+    return pretend
+
+
+PLAN = make_plan(GemmProblem(64, 64, 64), arch="sm_90a")
+
+
+@pytest.mark.parametrize("found", ["4.7.1", "4.8.2", "4.10.0", "5.0.0", "4.8.0.dev0"])
+def test_an_untested_version_is_refused_before_anything_is_compiled(version, monkeypatch, found: str) -> None:
+    version(found)
+    monkeypatch.setattr(host, "recording_runtime", lambda: pytest.fail("reached"))
+    allowed = re.escape("4.8.0, 4.8.1: pip install 'nvidia-cutlass-dsl==4.8.1'")
+    text = rf"nvidia-cutlass-dsl\) {re.escape(found)} is installed; allowed are the tested versions {allowed}"
+    for emulated in (False, True):
+        with pytest.raises(dsl.UnsupportedVersion, match=text):
+            compile_module.compile_uncached(PLAN, emulated=emulated)
+    with pytest.raises(dsl.UnsupportedVersion, match=text):
+        dsl.load_object(b"", "")
+
+
+def test_tested_versions_are_accepted(version) -> None:
+    for found in dsl.KERNEL_VERSIONS:
+        version(found)
+        dsl.require()
+    for found in dsl.EMULATOR_VERSIONS:
+        version(found)
+        dsl.require(dsl.EMULATOR_VERSIONS)
+
+
+@pytest.mark.parametrize("found, allowed", [("4.6.0", True), ("4.7.1", True), ("4.5.3", False), ("4.9.0", False)])
+def test_the_emulator_takes_more_versions_than_the_kernels(version, found: str, allowed: bool) -> None:
+    version(found)
+    if allowed:
+        with host.recording_runtime():
+            pass
+        return
+    with pytest.raises(dsl.UnsupportedVersion, match=rf"{re.escape(found)} is installed; .*4\.6\.0, .*4\.8\.1"):
+        with host.recording_runtime():
+            pytest.fail("reached")
+
+
+@pytest.mark.parametrize("part", ["base", "cu12", "cu13"])
+def test_parts_of_different_versions_are_refused(version, part: str) -> None:
+    name = f"nvidia-cutlass-dsl-libs-{part}"
+    version("4.7.0", name)
+    text = rf"{name} 4\.7\.0 is installed beside CuTe DSL .*--force-reinstall"
+    with pytest.raises(dsl.UnsupportedVersion, match=text):
+        dsl.require()
+
+
+def test_missing_cute_dsl_is_named_with_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "cutlass", None)
+    with pytest.raises(ModuleNotFoundError, match=r"CuTe DSL is not installed: pip install 'nvidia-cutlass-dsl=="):
+        compile_module.compile_uncached(PLAN)
+
+
+def test_another_package_of_the_same_name_is_no_cute_dsl(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "cutlass", types.ModuleType("cutlass"))
+    with pytest.raises(dsl.UnsupportedVersion, match="of unknown version is installed"):
+        dsl.require()
+
+
+def test_the_command_line_says_it_without_a_traceback(version, monkeypatch, capsys, tmp_path) -> None:
+    version("4.7.1")
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", "off")
+    monkeypatch.setattr(compile_module, "_CACHE", {})
+    assert cli.main(["ptx", "gemm", "--output", str(tmp_path / "a.ptx")]) == 2
+    assert "error: CuTe DSL (nvidia-cutlass-dsl) 4.7.1 is installed; allowed are" in capsys.readouterr().err

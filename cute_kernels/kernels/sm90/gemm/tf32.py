@@ -1,4 +1,4 @@
-"""WGMMA on TF32 operands, which CuTe DSL 4.8.1 has no operation for."""
+"""WGMMA on TF32 operands, which CuTe DSL 4.8 has no operation for."""
 
 from __future__ import annotations
 

@@ -1,0 +1,80 @@
+"""``make dsl-versions``: the tests that depend on CuTe DSL, with every version that `cute_kernels.dsl` names.
+
+Each version gets a virtual environment in which only CuTe DSL is installed; everything else comes from the one that
+this runs in. Kernels are tested bit for bit against their references with `KERNEL_VERSIONS`, the emulator's hold on
+CuTe DSL with all of `EMULATOR_VERSIONS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+from cute_kernels import dsl
+
+EMULATOR_TESTS = ("tests/emulator/test_host.py", "tests/emulator/test_capturing.py", "tests/emulator/test_im2col.py")
+KERNEL_TESTS = (
+    *EMULATOR_TESTS,
+    "tests/plan/test_compile.py",
+    "tests/plan/test_cluster_place.py",
+    "tests/ops/test_dsl.py",
+    "tests/ops/test_cache.py",
+    "tests/ops/test_launch.py",
+    "tests/ops/test_emulator_backend.py",
+    "tests/ops/test_gemm_tf32.py",
+    "tests/emulator/test_patch_embed_kernel.py",
+    "tests/emulator/test_sm90_kernel.py",
+    "tests/emulator/test_gemm_sm100.py",
+    "tests/emulator/test_gemm_sm90.py",
+)
+
+
+def make_environment(root: Path, version: str) -> Path:
+    """The interpreter of the virtual environment ``root`` with this version of CuTe DSL, made if it is not there.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed, or another version is imported.
+    """
+    python = root / "bin" / "python"
+    if not (root / "complete").exists():
+        venv.create(root, clear=True, symlinks=True)
+        paths = sysconfig.get_paths(vars={"base": str(root), "platbase": str(root)})
+        Path(paths["purelib"], "rest.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+        parts = ("", "-libs-base", "-libs-core", "-libs-cu12")
+        install = ["install", "--quiet", "--no-deps", "--ignore-installed"]
+        install += [f"{dsl.DISTRIBUTION}{part}=={version}" for part in parts]
+        # The constraints pin the one version that the other tests use.
+        environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+        subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True, env=environment)
+        program = f"import cutlass; assert cutlass.__version__ == {version!r}, cutlass.__version__"
+        subprocess.run([python, "-c", program], check=True)
+        (root / "complete").touch()
+    return python
+
+
+def main() -> int:
+    """Exit status 1 if a test fails with any version."""
+    parser = argparse.ArgumentParser(prog="make dsl-versions", description=__doc__.partition("\n")[0])
+    parser.add_argument("--versions", nargs="+", choices=dsl.EMULATOR_VERSIONS, default=dsl.EMULATOR_VERSIONS)
+    default = Path(sys.prefix) / "dsl"
+    parser.add_argument("--environments", type=Path, default=default, metavar="DIR", help="default: %(default)s")
+    parser.add_argument("pytest", nargs="*", help="further arguments of pytest, after --")
+    options = parser.parse_args()
+    status = {}
+    for version in options.versions:
+        tests = KERNEL_TESTS if version in dsl.KERNEL_VERSIONS else EMULATOR_TESTS
+        print(f"--- {dsl.DISTRIBUTION} {version}: {len(tests)} files", flush=True)
+        command = [make_environment(options.environments / version, version), "-m", "pytest", *tests, *options.pytest]
+        status[version] = subprocess.run(command).returncode
+    for version, code in status.items():
+        print(f"{dsl.DISTRIBUTION} {version}: {'passed' if code == 0 else f'FAILED (pytest exits with {code})'}")
+    return int(any(status.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
