@@ -16,6 +16,7 @@ from typing import Any
 from cute_kernels import __version__, compile, dsl, files
 from cute_kernels.commands import doctor
 from cute_kernels.config import GemmProblem, PatchEmbedProblem
+from cute_kernels.config_codec import parse_settings, spell
 from cute_kernels.emulator import command
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.plan import ARCHS, PLANNERS, Plan, make_plan
@@ -146,12 +147,8 @@ def _add_config(parser: argparse.ArgumentParser, *kernels: str) -> None:
 def _describe(config: type, field: dataclasses.Field, legal: dict[str, tuple[int, ...]], meaning: str) -> str:
     kind = typing.get_type_hints(config)[field.name]
     choices = legal.get(field.name, (True, False) if kind is bool else typing.get_args(kind))
-    default = f"{field.name}={_spelled(field.default)}" + (f" ({meaning})" if meaning else "")
-    return f"{default} of {{{', '.join(map(_spelled, choices))}}}" if choices else default
-
-
-def _spelled(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    default = f"{field.name}={spell(field.default)}" + (f" ({meaning})" if meaning else "")
+    return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
 
 
 def _config(options: argparse.Namespace, kernel: str) -> Any:
@@ -160,29 +157,7 @@ def _config(options: argparse.Namespace, kernel: str) -> Any:
     Raises:
         ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
     """
-    kind = KINDS[kernel][options.arch]
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
-    for setting in options.settings:
-        name, separator, text = setting.partition("=")
-        name = name.strip().replace("-", "_")
-        if not separator or name not in kinds:
-            raise ValueError(f"--set {setting}: expected FIELD=VALUE; fields for {options.arch}: {', '.join(kinds)}")
-        if name in values:
-            raise ValueError(f"--set {setting}: {name} is set twice")
-        values[name] = _parsed(setting, text.strip(), kinds[name])
-    return kind(**values) if values else None
-
-
-def _parsed(setting: str, text: str, kind: type) -> Any:
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"--set {setting}: expected true or false")
-        return text.lower() == "true"
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"--set {setting}: expected an integer") from None
+    return parse_settings(KINDS[kernel][options.arch], options.settings, options.arch)
 
 
 def _add_problem(parser: argparse.ArgumentParser) -> None:
@@ -318,7 +293,7 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     plan = _plan_of(options, options.sm_count)
-    config = ", ".join(f"{name}={_spelled(value)}" for name, value in dataclasses.asdict(plan.config).items())
+    config = ", ".join(f"{name}={spell(value)}" for name, value in dataclasses.asdict(plan.config).items())
     rows = [*plan.describe(), ("grid, cluster", f"{plan.grid}, {plan.cluster}"), ("config", config)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -130,7 +130,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     ]
 
     plan = embedded.prepared.plan
-    artifact = compile.compile_plan(plan, emulated=not embedded.prepared.tensors.x.is_cuda)
+    artifact = compile.compile_plan(plan, emulated=not embedded.prepared.operands.x.is_cuda)
     console.print(report.resource_table(plan, artifact.resources))
     console.print(report.accuracy_table(rows))
     console.print(
@@ -173,8 +173,8 @@ def _run_kernel(
     capability = torch.cuda.get_device_capability() if options.backend == "auto" and torch.cuda.is_available() else None
     if options.arch == "sm_100a" and capability == (10, 0):
         prepared = ops.prepare_launch(*(t.cuda() for t in operands), scale, options.config)
-        gpu.launch(prepared.plan, prepared.tensors)
-        out = prepared.tensors.out.view(prepared.output_shape).cpu()
+        gpu.launch(prepared.plan, prepared.operands)
+        out = prepared.operands.out.view(prepared.output_shape).cpu()
         return _Embedded(out, torch.cuda.get_device_name(), "", prepared)
 
     prepared = ops.prepare_launch(*operands, scale, options.config)
@@ -183,7 +183,7 @@ def _run_kernel(
         task = progress.add_task("emulating clusters", total=prepared.plan.clusters)
         result = emulated.launch(
             prepared.plan,
-            prepared.tensors,
+            prepared.operands,
             Options(seed=options.seed, trace=options.trace),
             lambda done, total: progress.update(task, completed=done, total=total),
         )
@@ -192,7 +192,7 @@ def _run_kernel(
         f"{result.seconds:.1f} s; this says nothing about the speed of a GPU."
     )
     return _Embedded(
-        prepared.tensors.out.view(prepared.output_shape), f"emulator, {prepared.plan.arch.name} PTX", remark, prepared
+        prepared.operands.out.view(prepared.output_shape), f"emulator, {prepared.plan.arch.name} PTX", remark, prepared
     )
 
 

@@ -44,11 +44,6 @@ def split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, t
     return number, None
 
 
-def join_scale(number: float, tensor: torch.Tensor | None) -> float | torch.Tensor:
-    """The inverse of `split_scale`."""
-    return number if tensor is None else tensor
-
-
 def combine_scales(scale_a: float | torch.Tensor | None, scale_b: float | torch.Tensor | None) -> float | torch.Tensor:
     """``fp32(scale_a) * fp32(scale_b)`` in FP32: on the device if either is a tensor, so that nothing synchronises.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from cute_kernels.config_codec import ConfigCodec
 from cute_kernels.plan.base import Arch, Plan
 
 
@@ -45,3 +47,8 @@ class Planner:
     def configs(self) -> dict[str, type]:
         """The class of each architecture's tunables."""
         return {arch: target.config for arch, target in self.targets.items()}
+
+    @cached_property
+    def codec(self) -> ConfigCodec:
+        """How its configurations are written down."""
+        return ConfigCodec(self.configs.values())

@@ -1,216 +1,324 @@
-"""Warm calls: what depends only on shapes and on a model's constants is looked up, not worked out again.
+"""Repeated calls: what depends only on shapes and on a model's constants is looked up, not worked out again.
 
-The first call with some constants, shape and configuration checks, plans, compiles and builds its table. What it found
-is remembered here, and the next such call allocates the output and launches. A remembered call is used only on the
-stream and device where it was made, and only while its constants are the same objects with the same memory, version
-counter, shape and strides. The table's rules (`cute_kernels.runtime.constants`) hold here too: constants made in
-inference mode are never remembered, and nothing is taken from here while a CUDA graph is captured.
+The first call with some constants, shapes and configuration checks, plans, compiles and prepares its operands. What it
+found is remembered here, and the next such call allocates the output and launches. A remembered call is used only on
+the stream and device where it was made, and only while its constants are the same objects with the same memory, version
+counter, shape and strides. The rules of `cute_kernels.runtime.constants` hold here too: constants made in inference
+mode are never remembered, and nothing is taken from here while a CUDA graph is captured.
+
+Such a call takes less than 10 us of Python, of which every loop and every call of a function would be a visible part.
+So both functions that it passes through are generated, as `dataclasses` generates methods: the one that looks a call up
+from the operation's arguments, and the one that launches it from what is present in that call.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
 import torch
 
-from cute_kernels.config import PatchEmbedConfig
-from cute_kernels.operations.scales import combine_numbers, combine_scales
+from cute_kernels.plan import Plan
+from cute_kernels.runtime import gpu
 from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.gpu import bound_launch
+from cute_kernels.runtime.operands import Operands
 
-if TYPE_CHECKING:
-    from cute_kernels.operations.patch_embed import PreparedLaunch
-
-Constants = tuple["torch.Tensor", "torch.Tensor | None", "torch.Tensor | None"]
-ScalePair = tuple["float | torch.Tensor | None", "float | torch.Tensor | None"]
+Role = Literal["varies", "constant", "derived", "scale", "static", "ignored"]
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Types without an override of what operators do."""
 
-_ALIGNMENT = 16  # bytes, of a TMA address
 _CAPACITY = 1024
-
-# Looked up once: attribute by attribute they cost a warm call half a microsecond. CPU builds lack the last three.
-_FP8, _CONTIGUOUS, _empty_like = torch.float8_e4m3fn, torch.contiguous_format, torch.empty_like
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_current_device = getattr(torch._C, "_cuda_getDevice", None)
-_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 
 
 @dataclass(frozen=True)
-class WarmCall:
-    """One remembered call.
+class Repeatable:
+    """One argument of an operation, as repeated calls see it.
 
     Attributes:
-        launch: kernel with sizes and constants filled in.
-        device: index of the device of all tensors.
-        like_output: shape, type and device of the result, in memory of one element.
-        derived: the table and the aligned copy of the weight, where there are any. The weight itself must be able to
-            die.
-        stamps: what each constant looked like, in the order of the key; None for an absent one.
-        scale_by_value: whether both scales are numbers.
-        generation: of `DERIVED` when this was remembered.
-        config: kept alive, since its identity is part of the key.
-        references: to the constants; their deaths forget this call.
+        name: of the argument.
+        role: ``"varies"``: a tensor that differs from call to call, and is an operand as it is; ``"constant"``: a
+            tensor of the model, found again by its identity, from which operands were made once; ``"derived"``: a
+            tensor from which an operand is looked up in every call; ``"scale"``: a factor, None, a number or one
+            number in memory; ``"static"``: anything else that the result depends on, found by its identity;
+            ``"ignored"``: of no influence.
+        optional: whether a tensor may be None.
+        operand: the operand that a tensor is, or gives.
     """
 
-    launch: Callable[..., None]
-    device: int
-    like_output: torch.Tensor
-    derived: tuple[torch.Tensor, ...]
-    stamps: tuple
-    scale_by_value: bool
-    generation: int
-    config: PatchEmbedConfig | None
-    references: tuple[weakref.ref, ...]
+    name: str
+    role: Role
+    optional: bool = False
+    operand: str = ""
 
 
-class WarmCalls:
-    """Remembered calls by constants, shape of ``x``, kinds of the scales, configuration and stream."""
+@dataclass(frozen=True)
+class ScaleProduct:
+    """How the factors of a call become one: as numbers, and where one of them is in memory as a tensor on the device.
 
-    def __init__(self) -> None:
-        self._calls: dict[Hashable, WarmCall] = {}
+    Attributes:
+        operand: which one takes it.
+        numbers: ``(factor, ...) -> float``; raises ValueError or TypeError.
+        tensors: ``(factor, ...) -> tensor`` of one element.
+    """
+
+    operand: str
+    numbers: Callable[..., float]
+    tensors: Callable[..., torch.Tensor]
+
+
+class RepeatedCalls:
+    """Remembered calls of one operation.
+
+    Attributes:
+        run: ``(*arguments, gradients) -> output or None``: launches a remembered call, or returns None if it has to be
+            made the long way. Takes the operation's arguments unchecked, whatever they are, and leaves it to the long
+            way to say what is wrong with them; only factors that are no legal numbers raise here. ``gradients`` refuses
+            tensors that require them.
+        calls: by key.
+    """
+
+    def __init__(self, arguments: Sequence[Repeatable], scales: ScaleProduct | None = None) -> None:
+        self._arguments, self._scales = tuple(arguments), scales
+        self.calls: dict[Hashable, Callable[..., torch.Tensor | None]] = {}
         self._lock = threading.RLock()  # a death inside a locked section may forget a call
+        self.run: Callable[..., torch.Tensor | None] = _generate(*_finder(self._arguments), {"calls": self.calls})
+        self._key: Callable[..., tuple] = _generate(*_key_function(self._arguments), {})
 
-    def run(
+    def clear(self) -> None:
+        """Every call is made the long way again."""
+        with self._lock:
+            self.calls.clear()
+
+    def put(
         self,
-        x,
-        weight,
-        bias,
-        pos_embed,
-        pos_index,
-        scale_a,
-        scale_b,
-        config: PatchEmbedConfig | None,
-        *,
-        gradients: bool,
-    ) -> torch.Tensor | None:
-        """Launches a remembered call and returns its output, or None if it has to be made the long way.
-
-        Takes the arguments of `patch_embed` unchecked, whatever they are; None leaves it to the long way to say what is
-        wrong with them. Written out in one piece, because every call of a Python function counts here.
+        values: Mapping[str, Any],
+        plan: Plan,
+        operands: Operands,
+        out: torch.Tensor,
+        derive: Mapping[str, Callable[[torch.Tensor], torch.Tensor]],
+    ) -> None:
+        """Remembers a call that was just made the long way on the current stream, if it may be made again.
 
         Args:
-            x, weight, bias, pos_embed, pos_index, scale_a, scale_b, config: as `patch_embed` was given them.
-            gradients: refuse tensors that require them.
-
-        Raises:
-            TypeError, ValueError: scales that are no legal numbers.
+            values: the operation's arguments by name.
+            plan, operands: of the launch.
+            out: what the call returned.
+            derive: of each derived argument, what makes its operand.
         """
-        if type(x) not in PLAIN_TENSORS or not x.is_cuda:
-            return None
-        device = x.get_device()
-        stream = _current_stream(device)
-        indexed = pos_index is not None
-        key = (id(weight), id(bias), id(pos_embed), x.shape, indexed, type(scale_a), type(scale_b), id(config), stream)
-        call = self._calls.get(key)
-        if call is None or call.device != device or call.generation != DERIVED.generation:
-            return None
-        for tensor, stamp in zip((weight, bias, pos_embed), call.stamps):
-            if tensor is not None:
-                pointer, version, shape, stride = stamp
-                if (
-                    tensor.data_ptr() != pointer
-                    or tensor._version != version
-                    or tensor.shape != shape
-                    or (not tensor.is_contiguous() if stride is None else tensor.stride() != stride)
-                    or (gradients and tensor.requires_grad)
-                ):
-                    return None
-        address = x.data_ptr()
-        if (
-            x.dtype is not _FP8
-            or address % _ALIGNMENT
-            or not x.is_contiguous()
-            or (gradients and x.requires_grad)
-            or (indexed and not _is_usable_index(pos_index, x, device))
-            or _current_device() != device
-            or _is_capturing()
-        ):
-            return None
-        if call.scale_by_value:
-            scale = combine_numbers(scale_a, scale_b)
-        else:
-            for tensor in (scale_a, scale_b):
-                if isinstance(tensor, torch.Tensor) and not _is_usable_scale(tensor, device, gradients):
-                    return None
-            combined = combine_scales(scale_a, scale_b)  # lives until the launch is in the queue
-            scale = combined.data_ptr()
-        out = _empty_like(call.like_output, memory_format=_CONTIGUOUS)
-        call.launch(address, out.data_ptr(), scale, pos_index.data_ptr() if indexed else None)
-        return out
-
-    def remember(
-        self,
-        x: torch.Tensor,
-        constants: Constants,
-        pos_index: torch.Tensor | None,
-        scales: ScalePair,
-        config: PatchEmbedConfig | None,
-        prepared: PreparedLaunch,
-    ) -> None:
-        """Remembers a call that was just made the long way on the current stream, if it may be made again."""
-        tensors = prepared.tensors
-        present = [tensor for tensor in constants if tensor is not None]
-        copied = tensors.x.data_ptr() != x.data_ptr()
-        if copied or any(t.is_inference() for t in present) or torch.cuda.is_current_stream_capturing():
+        given = [a for a in self._arguments if isinstance(values[a.name], torch.Tensor)]
+        constants = [a for a in given if a.role == "constant"]
+        copied = any(
+            getattr(operands, a.operand).data_ptr() != values[a.name].data_ptr() for a in given if a.role == "varies"
+        )
+        # An output with padded rows is copied, too. Memory of a graph's own pool must not outlive the graph.
+        if copied or out.data_ptr() != operands.out.data_ptr() or torch.cuda.is_current_stream_capturing():
             return
-        if not all(type(tensor) in PLAIN_TENSORS for tensor in (x, *present)):
+        if any(values[a.name].is_inference() for a in constants):
             return
-        stream = torch.cuda.current_stream(x.device).cuda_stream
-        key = (*map(id, constants), x.shape, pos_index is not None, *map(type, scales), id(config), stream)
+        if not all(type(values[a.name]) in PLAIN_TENSORS for a in given):
+            return
+        device, stream = out.get_device(), torch.cuda.current_stream(out.device).cuda_stream
+        key = self._key(**values, device=device, stream=stream)
 
-        def forget(_: weakref.ref, calls: dict = self._calls) -> None:
+        def forget(_: weakref.ref, calls: dict = self.calls) -> None:
             calls.pop(key, None)
 
-        copy = None if tensors.weight is constants[0] else tensors.weight
-        table = None if tensors.table is None else tensors.table.data_ptr()
-        call = WarmCall(
-            launch=bound_launch(prepared.plan).with_constants(
-                ("x", "out", "scale", "index"), weight=tensors.weight.data_ptr(), table=table, stream=stream
-            ),
-            device=x.get_device(),
-            like_output=tensors.out.new_empty(1).expand(prepared.output_shape),
-            derived=tuple(tensor for tensor in (copy, tensors.table) if tensor is not None),
-            stamps=tuple(None if t is None else _stamp(t) for t in constants),
-            scale_by_value=not isinstance(tensors.scale, torch.Tensor),
-            generation=DERIVED.generation,
-            config=config,
-            references=tuple(weakref.ref(tensor, forget) for tensor in present),
+        shape = _Shape(
+            present=frozenset(a.name for a in given),
+            dense=frozenset(a.name for a in constants if values[a.name].is_contiguous()),
+            alignments=tuple((o.name, o.alignment) for o in plan.operands if o.kind == "pointer"),
         )
+        source, parameters = _launcher(self._arguments, self._scales, shape)
+        constant_operands = {
+            name: value for name, value in operands.addresses().items() if name not in parameters
+        }
+        # What was made for this call has to live as long as it; constants themselves must be able to die.
+        own = {id(value) for value in values.values()}
+        made = [
+            tensor
+            for name, tensor in operands.tensors().items()
+            if name in constant_operands and id(tensor) not in own
+        ]
+        static = [values[a.name] for a in self._arguments if a.role == "static"]
+        namespace: dict[str, Any] = {
+            "launch": gpu.bound_launch(plan).with_constants(parameters, **constant_operands, stream=stream),
+            "device": device,
+            "like": out.new_empty(1).expand(out.shape),
+            "generation": DERIVED.generation,
+            "keep": (made, static, [weakref.ref(values[a.name], forget) for a in constants]),
+        }
+        if self._scales is not None:
+            namespace |= {"combine_numbers": self._scales.numbers, "combine_tensors": self._scales.tensors}
+        namespace |= {f"derive_{name}": function for name, function in derive.items()}
+        for a in constants:
+            tensor = values[a.name]
+            stamp = {"pointer": tensor.data_ptr(), "version": tensor._version, "shape": tensor.shape}
+            namespace |= {f"{a.name}_{what}": value for what, value in stamp.items()}
+            namespace[f"{a.name}_stride"] = tensor.stride()
+        call = _generate(source, "call", namespace)
         with self._lock:
-            if len(self._calls) >= _CAPACITY:
-                self._calls.clear()
-            self._calls[key] = call
+            if len(self.calls) >= _CAPACITY:
+                self.calls.clear()
+            self.calls[key] = call
 
 
-def _stamp(tensor: torch.Tensor) -> tuple:
-    """What a constant looked like; no strides for a contiguous one, since asking for them takes longest."""
-    return tensor.data_ptr(), tensor._version, tensor.shape, None if tensor.is_contiguous() else tensor.stride()
+@dataclass(frozen=True)
+class _Shape:
+    """What the code of a remembered call depends on: tensors that are there, constants that are contiguous."""
+
+    present: frozenset[str]
+    dense: frozenset[str]
+    alignments: tuple[tuple[str, int], ...]
 
 
-def _is_usable_index(index: torch.Tensor, x: torch.Tensor, device: int) -> bool:
-    return (
-        type(index) in PLAIN_TENSORS
-        and index.dtype is torch.int32
-        and index.shape == x.shape[:-1]
-        and index.get_device() == device
-        and index.is_contiguous()
-    )
+# --- code ------------------------------------------------------------------------------------------------------------
+
+# What generated code uses. Looked up once: attribute by attribute they cost a call half a microsecond. CPU builds of
+# torch lack the last three.
+_SHARED = {
+    "PLAIN": PLAIN_TENSORS,
+    "Tensor": torch.Tensor,
+    "DERIVED": DERIVED,
+    "CONTIGUOUS": torch.contiguous_format,
+    "FP32": torch.float32,
+    "empty_like": torch.empty_like,
+    "current_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
+    "current_device": getattr(torch._C, "_cuda_getDevice", None),
+    "is_capturing": getattr(torch._C, "_cuda_isCurrentStreamCapturing", None),
+}
 
 
-def _is_usable_scale(scale: torch.Tensor, device: int, gradients: bool) -> bool:
-    return (
-        scale.dtype is torch.float32
-        and scale.numel() == 1
-        and scale.get_device() == device
-        and type(scale) in PLAIN_TENSORS
-        and not (gradients and scale.requires_grad)
-    )
+@functools.cache
+def _compiled(source: str) -> Any:
+    return compile(source, "<repeated call>", "exec")
 
 
-WARM = WarmCalls()
+def _generate(source: str, name: str, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """The function ``name`` of the source, whose global names are these."""
+    names = _SHARED | namespace
+    exec(_compiled(source), names)  # noqa: S102
+    return names[name]
+
+
+def _key(arguments: Sequence[Repeatable]) -> str:
+    parts = ["device", "stream"]
+    for a in arguments:
+        if a.role == "constant" or a.role == "static":
+            parts.append(f"id({a.name})")
+        elif a.role == "scale":
+            parts.append(f"type({a.name})")
+        elif a.role in ("varies", "derived"):
+            absent = f"None if {a.name} is None else " if a.optional else ""
+            parts += [f"{absent}{a.name}.shape", f"{absent}{a.name}.dtype"]
+    return f"({', '.join(parts)})"
+
+
+def _key_function(arguments: Sequence[Repeatable]) -> tuple[str, str]:
+    names = ", ".join(a.name for a in arguments)
+    return f"def key({names}, device, stream):\n    return {_key(arguments)}\n", "key"
+
+
+def _finder(arguments: Sequence[Repeatable]) -> tuple[str, str]:
+    """Source of `RepeatedCalls.run`. That of ``gemm`` begins:
+
+    def run(a, b, bias, out_dtype, backend, config, allow_tf32, gradients):
+        if type(a) not in PLAIN or not a.is_cuda:
+            return None
+        if type(b) not in PLAIN:
+            return None
+        if bias is not None and type(bias) not in PLAIN:
+            return None
+        device = a.get_device()
+        stream = current_stream(device)
+        call = calls.get((device, stream, a.shape, a.dtype, ..., id(out_dtype), id(config), id(allow_tf32)))
+    """
+    names = ", ".join(a.name for a in arguments)
+    first, *others = (a for a in arguments if a.role in ("varies", "derived"))
+    lines = [
+        f"def run({names}, gradients):",
+        f"    if type({first.name}) not in PLAIN or not {first.name}.is_cuda:",
+        "        return None",
+    ]
+    for a in others:
+        there = f"{a.name} is not None and " if a.optional else ""
+        lines += [f"    if {there}type({a.name}) not in PLAIN:", "        return None"]
+    lines += [
+        f"    device = {first.name}.get_device()",
+        "    stream = current_stream(device)",
+        f"    call = calls.get({_key(arguments)})",
+        "    if call is None:",
+        "        return None",
+        f"    return call({names}, gradients)",
+    ]
+    return "\n".join(lines) + "\n", "run"
+
+
+@functools.lru_cache(maxsize=256)
+def _launcher(
+    arguments: tuple[Repeatable, ...], scales: ScaleProduct | None, shape: _Shape
+) -> tuple[str, tuple[str, ...]]:
+    """Source of a remembered call, and the parameters of its launch. Of ``patch_embed`` without an index, in parts:
+
+    def call(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients):
+        if (DERIVED.generation != generation or current_device() != device or is_capturing()
+                or weight.data_ptr() != weight_pointer or weight._version != weight_version or ...):
+            return None
+        at_x = x.data_ptr()
+        if at_x % 16 or not x.is_contiguous() or (gradients and x.requires_grad):
+            return None
+        _scale = combine_numbers(scale_a, scale_b)
+        _out = empty_like(like, memory_format=CONTIGUOUS)
+        launch(at_x, _scale, _out.data_ptr())
+        return _out
+    """
+    alignments = dict(shape.alignments)
+    refusals = ["DERIVED.generation != generation", "current_device() != device", "is_capturing()"]
+    for a in (a for a in arguments if a.role == "constant" and a.name in shape.present):
+        t = a.name
+        # Contiguous ones are not asked for their strides, which takes longest.
+        strides = f"not {t}.is_contiguous()" if t in shape.dense else f"{t}.stride() != {t}_stride"
+        refusals += [f"{t}.data_ptr() != {t}_pointer", f"{t}._version != {t}_version", f"{t}.shape != {t}_shape"]
+        refusals += [strides, f"(gradients and {t}.requires_grad)"]
+    lines = [f"def call({', '.join(a.name for a in arguments)}, gradients):", *_refuse(refusals)]
+    launched: list[tuple[str, str]] = []
+    first = True
+    for a in (a for a in arguments if a.role == "varies" and a.name in shape.present):
+        t = a.name
+        refusals = [f"at_{t} % {alignments[a.operand]}", f"not {t}.is_contiguous()"]
+        refusals += [f"(gradients and {t}.requires_grad)"] + [f"{t}.get_device() != device"] * (not first)
+        lines += [f"    at_{t} = {t}.data_ptr()", *_refuse(refusals)]
+        launched.append((a.operand, f"at_{t}"))
+        first = False
+    for a in (a for a in arguments if a.role == "derived" and a.name in shape.present):
+        t = a.name
+        lines += _refuse([f"{t}.get_device() != device", f"(gradients and {t}.requires_grad)"])
+        lines.append(f"    from_{t} = derive_{t}({t})")
+        launched.append((a.operand, f"from_{t}.data_ptr()"))
+    factors = [a.name for a in arguments if a.role == "scale"]
+    in_memory = [name for name in factors if name in shape.present]
+    if scales is not None and not in_memory:
+        lines.append(f"    _scale = combine_numbers({', '.join(factors)})")
+        launched.append((scales.operand, "_scale"))
+    elif scales is not None:
+        for t in in_memory:
+            lines += _refuse([
+                f"{t}.dtype is not FP32", f"{t}.numel() != 1", f"{t}.get_device() != device",
+                f"type({t}) not in PLAIN", f"(gradients and {t}.requires_grad)",
+            ])  # fmt: skip
+        lines.append(f"    _scale = combine_tensors({', '.join(factors)})")  # lives until the launch is in the queue
+        launched.append((scales.operand, "_scale.data_ptr()"))
+    lines += [
+        "    _out = empty_like(like, memory_format=CONTIGUOUS)",
+        f"    launch({', '.join([value for _, value in launched] + ['_out.data_ptr()'])})",
+        "    return _out",
+    ]
+    return "\n".join(lines) + "\n", tuple([name for name, _ in launched] + ["out"])
+
+
+def _refuse(conditions: Sequence[str]) -> list[str]:
+    return [f"    if {' or '.join(conditions)}:", "        return None"]

@@ -13,7 +13,9 @@ from typing import TypeVar
 import torch
 
 from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
+from cute_kernels.runtime.devices import choose_backend, device_facts
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning import store as tuned
 
@@ -73,9 +75,6 @@ def tune_gemm(
         NotImplementedError: a device without a kernel.
         RuntimeError: a candidate computed something else than the others.
     """
-    from cute_kernels.operations import gemm as gemm_op
-    from cute_kernels.operations.patch_embed import choose_backend, device_facts
-
     for name, value in (("candidates", candidates), ("rounds", rounds)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name} is {type(value).__name__}, expected an integer")
@@ -108,7 +107,7 @@ def tune_gemm(
         tuned.store(problem, kind, best.config, 1e3 * times[best])
     except OSError as reason:
         warnings.warn(f"only this process remembers the configuration: {reason}", RuntimeWarning, stacklevel=2)
-    gemm_op.forget_calls()
+    GEMM.repeated.clear()  # a call is planned anew: another configuration has become the default
     return best.config
 
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig, Sm100GemmConfig
-from cute_kernels.plan import make_plan
+from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.plan import PLANNERS, make_plan
 from cute_kernels.runtime import kernel_cache as cache
 
 SCHEMA = "cute-kernels/tuned/1"
 _NAME = re.compile(r"[0-9a-f]{40}\.tuned")
-_KINDS = {kind.__name__: kind for kind in (Sm100GemmConfig, Sm90GemmConfig)}
+_CODEC = PLANNERS["gemm"].codec
 _LOCK = threading.Lock()
 
 
@@ -67,7 +67,7 @@ def store(problem: GemmProblem, device: Device, config: GemmConfig, microseconds
         cache.make_private(root)
         document = {
             "schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device),
-            "kind": type(config).__name__, "config": dataclasses.asdict(config), "microseconds": microseconds,
+            **_CODEC.to_document(config), "microseconds": microseconds,
         }  # fmt: skip
         path = _path(root, problem, device)
         cache.write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
@@ -107,6 +107,6 @@ def _read(problem: GemmProblem, device: Device) -> GemmConfig | None:
                 "schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device)
             }  # fmt: skip
             if all(document[name] == value for name, value in expected.items()):
-                config = _KINDS[document["kind"]](**document["config"])
+                config = _CODEC.from_document(document)
                 return make_plan(problem, config, device.arch, sm_count=device.sm_count).config
     return None

@@ -97,10 +97,10 @@ def run_poisoned(
     """
     prepared = prepare_launch(call.x, call.weight, call.bias, call.pos_embed, call.scale, config)
     plan = prepared.plan if sm_count is None else dataclasses.replace(prepared.plan, sm_count=sm_count)
-    rows, n = prepared.tensors.out.shape
+    rows, n = prepared.operands.out.shape
     guarded = torch.full((rows + 2 * GUARD_ROWS, n), POISON, dtype=torch.int16, device=call.x.device)
     out = guarded[GUARD_ROWS : GUARD_ROWS + rows]
-    gpu.launch(plan, prepared.tensors.replace(out=out.view(torch.bfloat16)))
+    gpu.launch(plan, prepared.operands.replace(out=out.view(torch.bfloat16)))
     torch.cuda.synchronize()
     for name, guard in (("before", guarded[:GUARD_ROWS]), ("after", guarded[-GUARD_ROWS:])):
         assert bool((guard == POISON).all()), f"wrote {name} the output"

@@ -28,8 +28,8 @@ def main() -> None:
     call = random_call(70, 5, 264, 400, small_integers=True)
     if "--planted" in sys.argv:
         prepared = prepare_launch(call.x, call.weight, call.bias, call.pos_embed, call.scale, CONFIGS[0])
-        table = prepared.tensors.table[:-1].clone()
-        gpu.launch(prepared.plan, prepared.tensors.replace(table=table))
+        table = prepared.operands.table[:-1].clone()
+        gpu.launch(prepared.plan, prepared.operands.replace(table=table))
         torch.cuda.synchronize()
         return
     # A few multiprocessors, so that a cluster takes several tiles and every ring wraps around.

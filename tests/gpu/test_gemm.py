@@ -77,7 +77,7 @@ def run_guarded(a, b, bias, out_dtype, config, *, sm_count: int | None = None) -
     """One launch into poison between guards; fails if it writes outside of the output or leaves poison in it."""
     prepared = prepare_gemm(a, b, bias, out_dtype, config, allow_tf32=True)
     plan = prepared.plan if sm_count is None else dataclasses.replace(prepared.plan, sm_count=sm_count)
-    tensors = prepared.tensors
+    tensors = prepared.operands
     count = tensors.out.numel()
     guarded = torch.full((count + 2 * GUARD,), float("nan"), dtype=tensors.out.dtype, device="cuda")
     out = guarded[GUARD : GUARD + count].view(tensors.out.shape)
@@ -227,10 +227,10 @@ def test_repeated_calls_take_the_short_way_and_see_what_changed(record_property)
         out = cute_kernels.gemm(a, b, bias=bias, **options)
         assert torch.equal(out.cpu(), reference.gemm(a.cpu(), b.cpu(), bias.cpu(), options.get("out_dtype")))
 
-    gemm_op._WARM.clear()
+    gemm_op.GEMM.repeated.clear()
     check_call()
-    assert len(gemm_op._WARM) == 1
-    with mock.patch.object(gemm_op, "prepare_gemm", side_effect=AssertionError("the long way")):
+    assert len(gemm_op.GEMM.repeated.calls) == 1
+    with mock.patch.object(gemm_op.GEMM, "execute", side_effect=AssertionError("the long way")):
         check_call()
         a.add_(1)
         check_call()

@@ -15,9 +15,9 @@ import torch
 
 from cute_kernels import PatchEmbedProblem, Sm90PatchEmbedConfig, clear_cache, patch_embed
 from cute_kernels.compile import compile_plan
+from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import gpu
-from cute_kernels.runtime.repeat import WARM
 from tests.gpu.harness import Call, check_against_fp64, random_call
 
 WARM_CALL_MICROSECONDS = 15.0
@@ -32,14 +32,14 @@ def embed(call: Call, **options) -> torch.Tensor:
 def long_way(monkeypatch):
     """The outcomes of asking for a remembered call: True if there was none."""
     outcomes = []
-    run = WARM.run
+    run = PATCH_EMBED.repeated.run
 
     def watched(*arguments, **options):
         out = run(*arguments, **options)
         outcomes.append(out is None)
         return out
 
-    monkeypatch.setattr(WARM, "run", watched)
+    monkeypatch.setattr(PATCH_EMBED.repeated, "run", watched)
     return outcomes
 
 
@@ -170,9 +170,9 @@ def test_dead_constants_are_forgotten():
     embed(call)
     embed(call)
     weight = id(call.weight)
-    assert any(key[0] == weight for key in WARM._calls)
+    assert any(weight in key for key in PATCH_EMBED.repeated.calls)
     del call
-    assert not any(key[0] == weight for key in WARM._calls)
+    assert not any(weight in key for key in PATCH_EMBED.repeated.calls)
 
 
 def microseconds(function, calls: int = 25, rounds: int = 60) -> float:

@@ -15,8 +15,8 @@ from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm, reference
 from cute_kernels.compile import compile_plan, host_arguments
 from cute_kernels.config import GemmProblem
 from cute_kernels.emulator import host
-from cute_kernels.operations.gemm import _decode_config, _encode_config, prepare_gemm
-from cute_kernels.plan import make_plan
+from cute_kernels.operations.gemm import prepare_gemm
+from cute_kernels.plan import PLANNERS, make_plan
 from cute_kernels.runtime.gpu import BoundLaunch
 from tests.ops.exact import fp32, fractions, nearest
 
@@ -137,10 +137,10 @@ def test_emulated_kernels_equal_the_reference(config, out_dtype):
 def test_bias_is_prepared_once():
     a, b, bias = make_call(n=16)
     cute_kernels.clear_cache()
-    first = prepare_gemm(a, b, bias).tensors.bias
-    assert prepare_gemm(a, b, bias).tensors.bias is first
+    first = prepare_gemm(a, b, bias).operands.bias
+    assert prepare_gemm(a, b, bias).operands.bias is first
     bias.add_(1)
-    again = prepare_gemm(a, b, bias).tensors.bias
+    again = prepare_gemm(a, b, bias).operands.bias
     assert again is not first and torch.equal(again[:16], bias) and not again[16:].any()
 
 
@@ -188,7 +188,8 @@ def test_backward_is_refused():
     "config", [Sm100GemmConfig(256, 128, 4, idle_clocks=3), Sm90GemmConfig(pingpong=True), Sm90GemmConfig(split_k=2)]
 )
 def test_configs_survive_the_operator(config):
-    decoded = _decode_config(*_encode_config(config))
+    codec = PLANNERS["gemm"].codec
+    decoded = codec.decode(*codec.encode(config))
     assert decoded == config and [type(v) for v in vars(decoded).values()] == [type(v) for v in vars(config).values()]
 
 

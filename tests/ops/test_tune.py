@@ -9,13 +9,14 @@ import weakref
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
 from cute_kernels import Sm90GemmConfig, tune_gemm
 from cute_kernels.commands.cli import main
 from cute_kernels.config import GemmProblem
+from cute_kernels.operations import base
 from cute_kernels.operations import gemm as gemm_op
-from cute_kernels.operations import patch_embed as ops
 from cute_kernels.plan import gemm_candidates, make_plan
 from cute_kernels.tuning import search as tune
 from cute_kernels.tuning import store as tuned
@@ -146,9 +147,9 @@ def device(root, monkeypatch):
         return {plan: lambda plan=plan: times.get(plan.config, 2.0 + noise.random()) for plan in plans}
 
     monkeypatch.setattr(tune, "gemm_timers", timers)
-    monkeypatch.setattr(ops, "choose_backend", lambda place, backend: "kernel")
-    monkeypatch.setattr(ops, "device_facts", lambda index: (H200.arch, H200.sm_count))
-    monkeypatch.setattr(gemm_op, "device_facts", lambda index: (H200.arch, H200.sm_count))
+    monkeypatch.setattr(tune, "choose_backend", lambda place, backend: "kernel")
+    for module in (base, gemm_op, tune):
+        monkeypatch.setattr(module, "device_facts", lambda index: (H200.arch, H200.sm_count))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: H200.name)
@@ -158,8 +159,9 @@ def device(root, monkeypatch):
 
 def planned(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> object:
     """The configuration of a call of `gemm` on the device."""
-    a, b = (torch.empty(rows, k, dtype=dtype, device="meta") for rows in (m, n))
-    return gemm_op._plan(a, b, None, None, None, torch.device("cuda", 0)).config
+    with FakeTensorMode():
+        a, b = (torch.empty(rows, k, dtype=dtype, device="cuda") for rows in (m, n))
+    return gemm_op.GEMM.plan(gemm_op.GemmArguments(a, b, None, None, "auto", None, True)).config
 
 
 def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
@@ -170,9 +172,10 @@ def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
     fastest = candidates[7]
     assert fastest != default
     device[fastest] = 1.5
-    monkeypatch.setattr(gemm_op, "_WARM", {"a call": "with the old configuration"})
+    calls = gemm_op.GEMM.repeated.calls
+    monkeypatch.setitem(calls, "a call", "with the old configuration")
     assert tune_gemm(3000, 500, 640) == fastest
-    assert planned(3000, 500, 640) == fastest and not gemm_op._WARM
+    assert planned(3000, 500, 640) == fastest and not calls
     forget(monkeypatch)
     assert planned(3000, 500, 640) == fastest
     assert planned(3000, 508, 640) == make_plan(GemmProblem(3000, 508, 640), arch="sm_90a").config

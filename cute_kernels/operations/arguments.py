@@ -1,0 +1,299 @@
+"""The table of an operation's arguments: a dataclass whose fields say what each argument is.
+
+From the fields follow, in one place, the operator's schema, how arguments travel through torch's dispatcher and back,
+the checks that need nothing but a tensor's metadata, and what a repeated call looks at
+(`cute_kernels.operations.base`). An argument is added by adding a field:
+
+    @dataclass(frozen=True, eq=False)
+    class GemmArguments:
+        a: torch.Tensor = tensor(*IN_DTYPES, shapes=("[M, K]", "[B, M, K]"), dense=True)
+        bias: torch.Tensor | None = tensor(*OUT_DTYPES, optional=True, role="derived")
+        allow_tf32: bool = plain("bool allow_tf32=False", bool, default=False)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cute_kernels.config_codec import ConfigCodec
+from cute_kernels.operations.scales import split_scale
+from cute_kernels.runtime.devices import check_backend
+from cute_kernels.runtime.repeat import Role
+
+_REQUIRED = object()
+"""Default of a parameter that has none."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One argument. Tensors come first in a schema, in the order of the table, then everything else.
+
+    Attributes:
+        role: what it is to a repeated call, see `cute_kernels.runtime.repeat.Repeatable`.
+        operand: name of the operand that it is or gives; its own where empty.
+        optional: whether None is allowed.
+    """
+
+    role: Role = "static"
+    operand: str = ""
+    optional: bool = False
+
+    def tensors(self, name: str) -> tuple[str, ...]:
+        """Declarations of tensors in the schema."""
+        return ()
+
+    def others(self, name: str) -> tuple[tuple[str, Any], ...]:
+        """Declarations of everything else, each with its default."""
+        return ()
+
+    def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
+        """Values of `tensors` and of `others`. Raises TypeError or ValueError for what cannot be an argument at all."""
+        raise NotImplementedError
+
+    def decoded(self, name: str, parameters: list[str]) -> str:
+        """Python expression of the value, from the operator's parameters of this row: the inverse of `encode`."""
+        return parameters[0]
+
+
+@dataclass(frozen=True)
+class TensorRow(Row):
+    """A tensor.
+
+    Attributes:
+        dtypes: allowed element types.
+        shapes: allowed shapes in words, ``"[N, K]"``, of which the number of extents is checked; none if empty.
+        dense: contiguous, and every extent at least 1.
+    """
+
+    dtypes: tuple[torch.dtype, ...] = ()
+    shapes: tuple[str, ...] = ()
+    dense: bool = False
+
+    def tensors(self, name: str) -> tuple[str, ...]:
+        return (f"Tensor{'?' if self.optional else ''} {name}",)
+
+    def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
+        if not isinstance(value, torch.Tensor) and not (value is None and self.optional):
+            raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
+        return (value,), ()
+
+    def check_dtype(self, name: str, value: torch.Tensor) -> None:
+        if value.dtype not in self.dtypes:
+            raise TypeError(f"{name} has dtype {value.dtype}, allowed: {', '.join(map(str, self.dtypes))}")
+
+    def check_shape(self, name: str, value: torch.Tensor) -> None:
+        if self.shapes and value.dim() not in [shape.count(",") + 1 for shape in self.shapes]:
+            raise ValueError(f"{name} has shape {list(value.shape)}, allowed: {' or '.join(self.shapes)}")
+
+    def check_dense(self, name: str, value: torch.Tensor) -> None:
+        if 0 in value.shape:
+            raise ValueError(f"{name} has shape {list(value.shape)}: every extent must be at least 1")
+        if not value.is_contiguous():
+            raise ValueError(
+                f"{name} has strides {list(value.stride())} for shape {list(value.shape)}, allowed: contiguous "
+                f"(use {name}.contiguous())"
+            )
+
+
+@dataclass(frozen=True)
+class ScaleRow(Row):
+    """A factor: None (1), a number, or a tensor, which travels beside the number 1."""
+
+    role: Role = "scale"
+    optional: bool = True
+
+    def tensors(self, name: str) -> tuple[str, ...]:
+        return (f"Tensor? {name}",)
+
+    def others(self, name: str) -> tuple[tuple[str, Any], ...]:
+        return ((f"float {name}_value", _REQUIRED),)
+
+    def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
+        number, held = split_scale(name, value)
+        return (held,), (number,)
+
+    def decoded(self, name: str, parameters: list[str]) -> str:
+        held, number = parameters
+        return f"{number} if {held} is None else {held}"
+
+
+@dataclass(frozen=True)
+class ConfigRow(Row):
+    """Tunables, one of the classes that a codec knows, or None."""
+
+    codec: ConfigCodec | None = None
+
+    def others(self, name: str) -> tuple[tuple[str, Any], ...]:
+        return self.codec.parameters
+
+    def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
+        return (), self.codec.encode(value)
+
+    def decoded(self, name: str, parameters: list[str]) -> str:
+        return f"None if {parameters[0]} is None else decode_config({', '.join(parameters)})"
+
+
+@dataclass(frozen=True)
+class PlainRow(Row):
+    """Something that an operator's schema has a type for.
+
+    Attributes:
+        declaration: in the schema, with its name.
+        check: raises for a value of another type.
+        default: in the schema.
+    """
+
+    declaration: str = ""
+    check: Callable[[str, Any], None] = lambda name, value: None
+    default: Any = _REQUIRED
+
+    def others(self, name: str) -> tuple[tuple[str, Any], ...]:
+        return ((self.declaration, self.default),)
+
+    def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
+        self.check(name, value)
+        return (), (value,)
+
+
+def _parameter(declaration: str) -> str:
+    """The name in a declaration of a schema."""
+    return declaration.partition("=")[0].split()[-1]
+
+
+def _field(row: Row) -> Any:
+    return dataclasses.field(metadata={"row": row})
+
+
+def tensor(
+    *dtypes: torch.dtype,
+    shapes: tuple[str, ...] = (),
+    dense: bool = False,
+    optional: bool = False,
+    role: Role = "varies",
+    operand: str = "",
+) -> Any:
+    """A field that is a tensor; see `TensorRow`."""
+    return _field(TensorRow(role, operand, optional, dtypes, shapes, dense))
+
+
+def scale() -> Any:
+    """A field that is a factor; see `ScaleRow`."""
+    return _field(ScaleRow())
+
+
+def config(codec: ConfigCodec) -> Any:
+    """The field of the tunables; see `ConfigRow`."""
+    return _field(ConfigRow(codec=codec))
+
+
+def backend() -> Any:
+    """The field of the backend."""
+    return _field(PlainRow(role="ignored", declaration="str backend", check=lambda name, value: check_backend(value)))
+
+
+def plain(declaration: str, kind: type, *, optional: bool = False, default: Any = _REQUIRED) -> Any:
+    """A field of another type that the schema has; its values are instances of ``kind``, or None if optional."""
+    expected = f"{'torch.' * (kind.__module__ == 'torch')}{kind.__name__}{' or None' * optional}"
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, kind) and not (value is None and optional):
+            raise TypeError(f"{name} is {type(value).__name__}, expected {expected}")
+
+    return _field(PlainRow(declaration=declaration, check=check, default=default))
+
+
+class ArgumentTable:
+    """What follows from the fields of a dataclass of arguments.
+
+    Attributes:
+        kind: the dataclass.
+        rows: by name, in the order of the fields.
+        decode: the operator's arguments -> values in the order of the fields. Generated, since the repeated calls of a
+            compiled function come this way.
+    """
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.rows: dict[str, Row] = {field.name: field.metadata["row"] for field in dataclasses.fields(kind)}
+        self._tensors = [text for name, row in self.rows.items() for text in row.tensors(name)]
+        self._others = [part for name, row in self.rows.items() for part in row.others(name)]
+        self.decode: Callable[..., tuple] = self._make_decode()
+
+    @property
+    def schema(self) -> str:
+        """Parameters of the operator."""
+        return ", ".join([*self._tensors, *(text for text, _ in self._others)])
+
+    def encode(self, values: dict[str, Any]) -> list[Any]:
+        """Arguments of the operator.
+
+        Raises:
+            TypeError, ValueError: a value that cannot be an argument at all.
+        """
+        tensors: list[Any] = []
+        others: list[Any] = []
+        for name, row in self.rows.items():
+            held, more = row.encode(name, values[name])
+            tensors.extend(held)
+            others.extend(more)
+        return tensors + others
+
+    def _make_decode(self) -> Callable[..., tuple]:
+        """That of ``gemm`` reads:
+
+        def decode(a, b, bias, out_dtype, backend, config_type=None, config_numbers=(), allow_tf32=False):
+            return (a, b, bias, out_dtype, backend,
+                    None if config_type is None else decode_config(config_type, config_numbers), allow_tf32)
+        """
+        declared = [(text, _REQUIRED) for text in self._tensors] + self._others
+        parameters = [
+            _parameter(text) + ("" if default is _REQUIRED else f"={default!r}") for text, default in declared
+        ]
+        values, namespace = [], {}
+        for name, row in self.rows.items():
+            own = [*row.tensors(name), *(text for text, _ in row.others(name))]
+            values.append(row.decoded(name, [_parameter(text) for text in own]))
+            if isinstance(row, ConfigRow):
+                namespace["decode_config"] = row.codec.decode
+        exec(f"def decode({', '.join(parameters)}):\n    return ({', '.join(values)})", namespace)  # noqa: S102
+        return namespace["decode"]
+
+    def tensors_of(self, arguments: Any) -> list[tuple[str, Row, torch.Tensor]]:
+        """Tensors that are there, in the order of the fields."""
+        found = [(name, row, getattr(arguments, name)) for name, row in self.rows.items()]
+        return [(name, row, value) for name, row, value in found if isinstance(value, torch.Tensor)]
+
+    def check(self, arguments: Any, check_shapes: Callable[[Any], None]) -> None:
+        """Everything that can be told from the metadata of the tensors; also runs on fake tensors.
+
+        Args:
+            arguments: of the table's kind.
+            check_shapes: what the operation itself has to say, about types and extents that depend on each other.
+
+        Raises:
+            TypeError, ValueError: naming the argument, what was given and what is allowed.
+        """
+        given = self.tensors_of(arguments)
+        for name, _, value in given:
+            if value.layout is not torch.strided:
+                raise TypeError(f"{name} has layout {value.layout}, allowed: {torch.strided}")
+        known = [(name, row, value) for name, row, value in given if isinstance(row, TensorRow)]
+        for name, row, value in known:
+            row.check_dtype(name, value)
+        for name, row, value in known:
+            row.check_shape(name, value)
+        for name, row, value in known:
+            if row.dense:
+                row.check_dense(name, value)
+        check_shapes(arguments)
+        first, _, reference = given[0]
+        for name, _, value in given[1:]:
+            if value.device != reference.device:
+                raise ValueError(
+                    f"{name} is on {value.device} and {first} is on {reference.device}: they must be on one device"
+                )

@@ -1,0 +1,230 @@
+"""The way of a call, the same for every operation: check once, plan, prepare operands, launch, remember.
+
+    operation(arguments)
+      | RepeatedCalls.run     known --------------------> launch
+      v ArgumentTable.check   types, shapes, devices, once
+      v Operation.plan        arguments -> problem -> plan
+      v Operation.operands    plan + arguments -> tensors and numbers that the kernel takes
+      v runtime               gpu | emulated, each compiling what is not compiled yet; or plain torch
+      '- RepeatedCalls.put
+
+An operation is a subclass of `Operation` with a dataclass of arguments (`cute_kernels.operations.arguments`) and what
+is its own: shapes that depend on each other, its problem, its operands, its reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from cute_kernels.operations.arguments import ArgumentTable
+from cute_kernels.plan import Plan, Planner, make_plan
+from cute_kernels.runtime import gpu
+from cute_kernels.runtime.devices import choose_backend, device_facts
+from cute_kernels.runtime.operands import Operands
+from cute_kernels.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
+
+ROW_BYTES = 16
+"""TMA: global row pitch and base address are multiples of 16 bytes."""
+
+# Looked up once, for the sake of repeated calls; see `dispatch_is_intercepted`.
+_is_compiling, _is_profiling = torch.compiler.is_compiling, torch.autograd._profiler_enabled
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_functorch_level, _tracing_state = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+
+A = TypeVar("A")
+"""The dataclass of an operation's arguments."""
+
+
+def dispatch_is_intercepted() -> bool:
+    """Whether something traces or intercepts operators: `torch.compile`, export, modes, functorch, the profiler.
+
+    Otherwise, and unless the result would need a gradient, which the operator refuses on backward, the dispatcher would
+    do nothing but call `Operation.execute`, and take tens of microseconds for it.
+    """
+    return bool(
+        _is_compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _functorch_level() is not None
+        or _tracing_state() is not None
+        or _is_profiling()
+    )
+
+
+def is_plain(tensor: torch.Tensor, gradients: bool) -> bool:
+    """Whether nothing but this package would look at the tensor: no subclass, no gradient."""
+    return type(tensor) in PLAIN_TENSORS and not (gradients and tensor.requires_grad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A checked call, ready for `cute_kernels.runtime`.
+
+    Attributes:
+        plan: how it runs.
+        operands: what the kernel reads and writes.
+        output_shape: of what the operation returns.
+        derive: of each derived argument, what makes its operand anew.
+    """
+
+    plan: Plan
+    operands: Operands
+    output_shape: tuple[int, ...]
+    derive: dict[str, Callable[[torch.Tensor], torch.Tensor]] = dataclasses.field(default_factory=dict)
+
+    def result(self) -> torch.Tensor:
+        """The output without the padding of its rows, contiguous: a view of the operand where there is none."""
+        return self.operands.out[..., : self.output_shape[-1]].contiguous().view(self.output_shape)
+
+
+class Operation(ABC, Generic[A]):
+    """One operation, registered with torch as ``torch.ops.cute_kernels.<name>`` when it is made.
+
+    Checking, preparation and dispatch live behind the operator, so that `torch.compile` sees one node and a direct call
+    is checked all the same.
+
+    Attributes:
+        planner: what is registered of it for planning; its name is that of the operator.
+        arguments: the dataclass of its arguments.
+        scales: how its factors become one, if it has any.
+        repeated: its remembered calls.
+    """
+
+    planner: Planner
+    arguments: type[A]
+    scales: ScaleProduct | None = None
+
+    def __init__(self) -> None:
+        self.name = self.planner.operation
+        self.table = ArgumentTable(self.arguments)
+        self.repeated = RepeatedCalls(
+            [Repeatable(name, row.role, row.optional, row.operand or name) for name, row in self.table.rows.items()],
+            self.scales,
+        )
+        self._backend = list(self.table.rows).index("backend")
+        self._register()
+
+    # ---- what an operation says of itself ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def check_shapes(self, a: A) -> None:
+        """Types and extents that depend on each other; runs on fake tensors, too."""
+
+    def check_values(self, a: A) -> None:
+        """What numbers in host memory have to be; not on fake tensors."""
+
+    @abstractmethod
+    def problem(self, a: A) -> Any:
+        """What is to be computed, as plans see it."""
+
+    def chosen_config(self, a: A, problem: Any) -> Any:
+        """The configuration to plan with on a GPU; None leaves it to the plan."""
+        return a.config
+
+    @abstractmethod
+    def prepare(self, a: A, plan: Plan) -> Prepared:
+        """Lays out the operands of checked arguments, output included."""
+
+    @abstractmethod
+    def reference(self, a: A) -> torch.Tensor:
+        """The result in plain torch."""
+
+    @abstractmethod
+    def output_shape(self, a: A) -> tuple[int, ...]:
+        """Shape of the result."""
+
+    @abstractmethod
+    def output_dtype(self, a: A) -> torch.dtype:
+        """Element type of the result."""
+
+    # ---- the way of a call -------------------------------------------------------------------------------------------
+
+    def __call__(self, direct: bool, **values: Any) -> torch.Tensor:
+        """A call that is not remembered.
+
+        Args:
+            direct: nothing intercepts operators, so that the dispatcher may be left out.
+            values: the arguments.
+        """
+        flat = self.table.encode(values)
+        if direct:
+            gradients = torch.is_grad_enabled()
+            tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
+            if tensors[0].is_cuda and all(is_plain(tensor, gradients) for tensor in tensors):
+                return self.execute(self.arguments(**values))
+        return getattr(torch.ops.cute_kernels, self.name)(*flat)
+
+    def check(self, a: A) -> None:
+        """Everything that can be told from the metadata of the tensors."""
+        self.table.check(a, self.check_shapes)
+
+    def plan(self, a: A) -> Plan:
+        """For a CUDA device that has a kernel; otherwise for the architecture of the config, SM100 without one."""
+        device, problem = next(iter(self.table.tensors_of(a)))[2].device, self.problem(a)
+        if device.type != "cuda":
+            return make_plan(problem, a.config)
+        arch, sm_count = device_facts(torch.cuda.current_device() if device.index is None else device.index)
+        return make_plan(problem, self.chosen_config(a, problem), arch, sm_count=sm_count)
+
+    def checked(self, a: A) -> Prepared:
+        """The operands of a call, which is checked, and its plan: everything but the launch."""
+        self.check(a)
+        return self.prepare(a, self.plan(a))
+
+    def execute(self, a: A) -> torch.Tensor:
+        """Checks, computes, and remembers the call if it was made on a GPU."""
+        self.check(a)
+        self.check_values(a)
+        executor = choose_backend(next(iter(self.table.tensors_of(a)))[2].device, a.backend)
+        if executor == "reference":
+            if a.config is not None:
+                # A call that no kernel could run must not pass where it is tried without one.
+                make_plan(self.problem(a), a.config)
+            return self.reference(a)
+        prepared = self.prepare(a, self.plan(a))
+        if executor == "emulator":
+            # Late, since launches on a GPU need neither the emulator nor its dependencies.
+            import cute_kernels.runtime.emulated as emulated
+
+            emulated.launch(prepared.plan, prepared.operands)
+            return prepared.result()
+        gpu.launch(prepared.plan, prepared.operands)
+        out = prepared.result()
+        values = {name: getattr(a, name) for name in self.table.rows}
+        self.repeated.put(values, prepared.plan, prepared.operands, out, prepared.derive)
+        return out
+
+    # ---- the operator ------------------------------------------------------------------------------------------------
+
+    def _run(self, *flat: Any) -> torch.Tensor:
+        values = self.table.decode(*flat)
+        if values[self._backend] == "auto":
+            out = self.repeated.run(*values, False)  # gradients are the dispatcher's matter here
+            if out is not None:
+                return out
+        return self.execute(self.arguments(*values))
+
+    def _fake(self, *flat: Any) -> torch.Tensor:
+        a = self.arguments(*self.table.decode(*flat))
+        self.check(a)
+        first = next(iter(self.table.tensors_of(a)))[2]
+        return first.new_empty(self.output_shape(a), dtype=self.output_dtype(a))
+
+    def _no_backward(self, ctx: Any, grad: torch.Tensor) -> None:
+        raise NotImplementedError(f"cute_kernels.{self.name} has no backward: call it under torch.no_grad()")
+
+    def _register(self) -> None:
+        library = self._library = torch.library.Library("cute_kernels", "FRAGMENT")
+        library.define(
+            f"{self.name}({self.table.schema}) -> Tensor",
+            # The kernel reads rows through TMA: a compiler must not hand it other strides than the program had.
+            tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+        )
+        library.impl(self.name, self._run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"cute_kernels::{self.name}", self._fake, lib=library)
+        torch.library.register_autograd(f"cute_kernels::{self.name}", self._no_backward, lib=library)
