@@ -1,4 +1,4 @@
-"""The two inputs of planning: what is asked (`PatchEmbedProblem`, `GemmProblem`) and how (a config class per kernel).
+"""The two inputs of planning: what is asked (a problem class per operation) and how (a config class per kernel).
 
 All are frozen, hashable and free of torch and of hardware limits: they check the types of their fields, and
 `cute_kernels.plan` is the only judge of legality.
@@ -14,6 +14,8 @@ EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
 WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
+PixelSource = Literal["auto", "strips"]
+TileOrder = Literal["row", "image"]
 
 LAUNCH_ARGUMENT = {"launch_argument": True}
 """Metadata of a problem's field that kernels take as an argument of every launch.
@@ -166,6 +168,101 @@ class Sm90PatchEmbedConfig:
 
 
 @dataclass(frozen=True)
+class PatchEmbedImagesProblem:
+    """Facts of one call of ``out[b, s, n] = scale[n] * sum_k pixel[b, s, k] * w[n, k] + table[s, n]``.
+
+    ``pixel[b, s, k]`` are the pixels of patch s of image b, k counts them by (channel, row, column), and s counts the
+    patches row by row.
+
+    Attributes:
+        batch: images.
+        channels, height, width: of an image, in pixels.
+        patch: pixels of a patch along each side.
+        n: output features, rows of the weight.
+        in_dtype: element type of the images, as torch names it.
+        channels_last: the channels of a pixel are neighbours in memory; otherwise the pixels of a row are.
+        precision: ``"int8"``: integer weights with one FP32 scale per feature, exact sums.
+        table_rows: rows of the table: 0 (absent), 1 (bias only) or the number of patches of an image.
+        out_dtype: element type of the output, as torch names it.
+
+    Raises:
+        TypeError: a size that is no integer, or a name that is no string.
+    """
+
+    batch: int = field(metadata=LAUNCH_ARGUMENT)
+    channels: int
+    height: int = field(metadata=LAUNCH_ARGUMENT)
+    width: int = field(metadata=LAUNCH_ARGUMENT)
+    patch: int
+    n: int = field(metadata=LAUNCH_ARGUMENT)
+    in_dtype: str = "uint8"
+    channels_last: bool = False
+    precision: str = "int8"
+    table_rows: int = field(default=0, metadata=LAUNCH_ARGUMENT)
+    out_dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    @property
+    def grid_height(self) -> int:
+        """Patches in a column of an image."""
+        return self.height // self.patch
+
+    @property
+    def grid_width(self) -> int:
+        """Patches in a row of an image, a grid row."""
+        return self.width // self.patch
+
+    @property
+    def positions(self) -> int:
+        """Patches of an image."""
+        return self.grid_height * self.grid_width
+
+    @property
+    def k(self) -> int:
+        """Pixels of a patch, in all channels."""
+        return self.channels * self.patch * self.patch
+
+
+@dataclass(frozen=True)
+class Sm90ImagesConfig:
+    """Tunables of the SM90a kernel that reads patches out of images, ``out^T = weight * patches^T``.
+
+    A tile is ``tile_patches`` neighbouring patches of a grid row in ``tile_images`` images, the N of a WGMMA.
+
+    Attributes:
+        source: how patches come out of the images. ``"strips"``: TMA boxes of whole pieces of image rows, which lie in
+            shared memory as the WGMMA wants them; ``"auto"``: what the images allow.
+        tile_patches: 1 to 16; 0: the grid row in as few pieces as serve it well.
+        tile_images: such that a tile has a multiple of 16 patches, up to 256; 0: up to 128 patches.
+        warpgroups: as in `Sm90PatchEmbedConfig`; 0: what pads the features least, as for ``cluster``.
+        cluster: as in `Sm90PatchEmbedConfig`; 0: chosen.
+        stages: operand buffers between TMA and WGMMA, at most 64; 0: two tiles' worth, or what shared memory holds.
+        stage_blocks: K blocks of 128 bytes in one stage, 8 rows of a patch in one channel each: 1 or 2.
+        pingpong: as in `Sm90PatchEmbedConfig`.
+        order: ``"row"``: images run fastest, so that the table is read once per grid row; ``"image"``: positions do.
+
+    Raises:
+        TypeError: a field of the wrong type.
+        ValueError: an integer other than 0 and 1 for ``pingpong``.
+    """
+
+    source: PixelSource = "auto"
+    tile_patches: int = 0
+    tile_images: int = 0
+    warpgroups: int = 0
+    cluster: int = 0
+    stages: int = 0
+    stage_blocks: int = 2
+    pingpong: bool = True
+    order: TileOrder = "row"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True)
 class GemmProblem:
     """Facts of one call of ``out[l, m, n] = sum_k a[l, m, k] * b[l, n, k] + bias[n]``, accumulated in FP32.
 
@@ -258,4 +355,4 @@ class Sm90GemmConfig:
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig
 PatchEmbedConfig = Sm100PatchEmbedConfig | Sm90PatchEmbedConfig
-Config = PatchEmbedConfig | GemmConfig
+Config = PatchEmbedConfig | GemmConfig | Sm90ImagesConfig

@@ -73,11 +73,14 @@ def require(versions: tuple[str, ...] = KERNEL_VERSIONS) -> None:
 _FOR_KERNELS = {
     "dsl_user_op": ("cutlass.cutlass_dsl", "dsl_user_op"),
     "nvvm": ("cutlass._mlir.dialects.nvvm", None),
+    "cute_ir": ("cutlass._mlir.dialects.cute", None),
+    "mlir_types": ("cutlass.cutlass_dsl", "T"),
+    "tensor_of": ("cutlass.cute.tensor", "_Tensor"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """``from cute_kernels.dsl import dsl_user_op, nvvm``: the decorator of operations, and the NVVM dialect."""
+    """``from cute_kernels.dsl import dsl_user_op``: the decorator of operations; MLIR dialects, types and values."""
     if name not in _FOR_KERNELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _FOR_KERNELS[name]

@@ -45,7 +45,7 @@ CHOICES = {
 MEANINGS = {("sm_90a", "stages", 0): "two tiles' worth, or what fits"}
 """What a default stands for where its number does not say it, by architecture and field."""
 
-KINDS = {name.replace("_", "-"): planner.configs for name, planner in PLANNERS.items()}
+KINDS = {kernel: PLANNERS[kernel.replace("-", "_")].configs for kernel in CHOICES}
 """Of each kernel, the class of its tunables by architecture."""
 
 

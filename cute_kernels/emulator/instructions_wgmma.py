@@ -94,10 +94,12 @@ def parse_form(instruction: Instruction) -> Form:
         UnsupportedPTX: an accumulator that the operands do not have here, sparse forms, a shape that does not exist.
     """
     parts = instruction.parts
-    saturate = parts[-1] == "satfinite"
-    parts = parts[:-1] if saturate else parts
+    # PTX ISA: .satfinite behind the shape; CUTLASS has it at the end, which the assembler takes as well.
+    place = next((i for i in (5, 8) if parts[i : i + 1] == ("satfinite",)), None)
+    saturate = place is not None
+    parts = parts[:place] + parts[place + 1 :] if saturate else parts
     if len(parts) != 8 or parts[2:4] != ("sync", "aligned"):
-        form = "<shape>.<type of D>.<type of A>.<type of B>{.satfinite}"
+        form = "<shape>{.satfinite}.<type of D>.<type of A>.<type of B>"
         raise instruction.refuse(f"wgmma.mma_async.sync.aligned.{form} is implemented")
     shape, d_type, a_name, b_name = parts[4:]
     if a_name not in _TYPES or b_name not in _TYPES or d_type != _TYPES[a_name][0].d_type:

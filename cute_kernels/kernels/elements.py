@@ -11,6 +11,8 @@ ELEMENT_TYPES = {
     "float32": cutlass.Float32,
     "tfloat32": cutlass.TFloat32,
     "int32": cutlass.Int32,
+    "int8": cutlass.Int8,
+    "uint8": cutlass.Uint8,
 }
 """Of numbers, and of what pointers point to. A tensor map of ``"tfloat32"`` makes TMA round FP32 on its way to shared
 memory."""

@@ -11,7 +11,8 @@ import pkgutil
 from dataclasses import dataclass
 from enum import Enum
 
-from cute_kernels.plan import Plan, Sm90GemmPlan, Sm90PatchEmbedPlan, Sm100GemmPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan import Plan, Sm90GemmPlan, Sm100GemmPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan.sm90_transposed import TransposedPlan
 
 
 class Signal(Enum):
@@ -173,8 +174,8 @@ def sm100_graph(plan: Sm100PatchEmbedPlan | Sm100GemmPlan) -> Graph:
     )  # fmt: skip
 
 
-def sm90_graph(plan: Sm90PatchEmbedPlan) -> Graph:
-    """load -> mma, where a consumer warpgroup drains its own registers: the graph of every WGMMA GEMM of this package.
+def sm90_graph(plan: TransposedPlan) -> Graph:
+    """load -> mma, where a consumer warpgroup drains its own registers: the graph of kernels that compute ``out^T``.
 
     Named barriers: ``staged`` of a warpgroup separates its writes to staging from the TMA store that reads them;
     ``turn`` of a warpgroup is where the one before it hands over the tensor cores.

@@ -57,6 +57,41 @@ class PositionOrder:
 
 
 @dataclass(frozen=True)
+class ImageOrder:
+    """As `PositionOrder`, with row blocks running fastest: a cluster stays at a position while it has images.
+
+    What belongs to a position is fetched once for many tiles.
+    """
+
+    row_tiles: Int32
+    positions: Int32
+    first: Int32
+    step: Int32
+
+    @property
+    def tiles(self) -> Int32:
+        return self.row_tiles * self.positions
+
+    @property
+    def _swapped(self) -> PositionOrder:
+        return PositionOrder(self.positions, self.row_tiles, self.first, self.step)
+
+    def start(self) -> tuple[Int32, Int32]:
+        """(row block, position) of this cluster's first tile."""
+        position, row_block = self._swapped.start()
+        return row_block, position
+
+    def stride(self) -> tuple[Int32, Int32]:
+        """What one step adds to (position, row block) before a carry."""
+        return self._swapped.stride()
+
+    def advance(self, row_block: Int32, position: Int32, stride: tuple[Int32, Int32]) -> tuple[Int32, Int32]:
+        """(row block, position) one step further."""
+        position, row_block = self._swapped.advance(position, row_block, stride)
+        return row_block, position
+
+
+@dataclass(frozen=True)
 class SnakeOrder:
     """Row-major tile order whose odd rows run backwards, dealt round-robin to the clusters.
 

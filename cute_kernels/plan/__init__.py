@@ -7,7 +7,7 @@ CuTe DSL.
 
 from __future__ import annotations
 
-from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
+from cute_kernels.config import Config, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, reject
 from cute_kernels.plan.gemm import GEMM
 from cute_kernels.plan.gemm.base import GemmPlan
@@ -18,6 +18,9 @@ from cute_kernels.plan.patch_embed import PATCH_EMBED
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
 from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan
 from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
+from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES
+from cute_kernels.plan.patch_embed_images.base import ImagesPlan
+from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
 from cute_kernels.plan.planner import Planner, Target
 
 __all__ = [
@@ -28,11 +31,13 @@ __all__ = [
     "VECTOR_BYTES",
     "Arch",
     "GemmPlan",
+    "ImagesPlan",
     "Operand",
     "PatchEmbedPlan",
     "Plan",
     "Planner",
     "Sm90GemmPlan",
+    "Sm90ImagesPlan",
     "Sm90PatchEmbedPlan",
     "Sm100GemmPlan",
     "Sm100PatchEmbedPlan",
@@ -42,7 +47,7 @@ __all__ = [
     "make_plan",
 ]
 
-PLANNERS: dict[str, Planner] = {planner.operation: planner for planner in (PATCH_EMBED, GEMM)}
+PLANNERS: dict[str, Planner] = {planner.operation: planner for planner in (PATCH_EMBED, PATCH_EMBED_IMAGES, GEMM)}
 """Every operation by its name. Commands, tuner and the codec of configurations read this, too."""
 
 _BY_PROBLEM = {planner.problem: planner for planner in PLANNERS.values()}
@@ -65,7 +70,7 @@ def gemm_candidates(problem: GemmProblem, arch: str, *, sm_count: int | None = N
 
 
 def make_plan(
-    problem: PatchEmbedProblem | GemmProblem,
+    problem: PatchEmbedProblem | PatchEmbedImagesProblem | GemmProblem,
     config: Config | None = None,
     arch: str | None = None,
     *,
@@ -76,17 +81,22 @@ def make_plan(
     Args:
         problem: what to compute.
         config: tunables of the architecture; the default configuration when None.
-        arch: a key of `ARCHS`; that of the config's type when None, and sm_100a without a config.
+        arch: a key of `ARCHS`; that of the config's type when None, and the operation's first without a config.
         sm_count: multiprocessors of the device at hand; that of the architecture's usual part when None.
 
     Raises:
         ValueError: a limit is broken; the message names the limit, the value and the nearest legal value.
         TypeError: the config belongs to another architecture or to another kernel.
+        NotImplementedError: the architecture has no kernel for the operation.
     """
     planner = _BY_PROBLEM[type(problem)]
     if arch is None:
-        arch = next((name for name, kind in planner.configs.items() if isinstance(config, kind)), "sm_100a")
-    limits, target = _limits(arch), planner.targets[arch]
+        names = (name for name, kind in planner.configs.items() if isinstance(config, kind))
+        arch = next(names, next(iter(planner.targets)))
+    limits = _limits(arch)
+    if arch not in planner.targets:
+        raise NotImplementedError(f"{planner.operation} has kernels for {', '.join(planner.targets)}, not for {arch}")
+    target = planner.targets[arch]
     if config is not None and not isinstance(config, target.config):
         raise TypeError(f"config is {type(config).__name__}, {arch} takes {target.config.__name__}")
     planner.check(problem)

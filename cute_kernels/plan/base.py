@@ -178,3 +178,20 @@ def require(name: str, value: object, legal: tuple, rule: str) -> None:
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def check_smem(plan: Plan) -> None:
+    """Shared memory, by the number of stages or what is in one."""
+    if plan.smem_bytes <= plan.arch.smem_bytes:
+        return
+    fixed = plan.smem_bytes - plan.config.stages * plan.stage_bytes
+    fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
+    rule = (
+        f"{plan.config.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
+        f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
+    )
+    if fit < 2:
+        blocks = plan.config.stage_blocks
+        room = (plan.arch.smem_bytes - fixed) // 2
+        reject("stage_blocks", blocks, f"{rule}, and two stages are needed", room // (plan.stage_bytes // blocks))
+    reject("stages", plan.config.stages, rule, fit)

@@ -248,8 +248,8 @@ class IntegerWgmma(Wgmma):
 
     @property
     def opcode(self) -> str:
-        suffix = ".satfinite" if self.saturate else ""
-        return f"m64n{self.n}k{self.k}.s32.{self.a_type}.{self.b_type}{suffix}"
+        saturate = ".satfinite" if self.saturate else ""
+        return f"m64n{self.n}k{self.k}{saturate}.s32.{self.a_type}.{self.b_type}"
 
     def immediates(self) -> list[int]:
         return []

@@ -322,6 +322,14 @@ def test_unknown_forms_of_integers_are_refused(old: str, new: str, message: str)
         run(case, changed(case, (old, new)))
 
 
+@pytest.mark.parametrize(("old", "new"), [("k32.s32", "k32.satfinite.s32"), (".s8.u8", ".s8.u8.satfinite")])
+def test_places_of_satfinite(old: str, new: str) -> None:
+    case = IntegerWgmma(n=8)
+    out = run(case, changed(case, (old, new)))
+    assert np.array_equal(out, case.fragments(replace(case, saturate=True).expected()))
+    assert not np.array_equal(out, case.fragments(case.expected()))
+
+
 def test_floats_do_not_saturate() -> None:
     case = Wgmma(n=8)
     with pytest.raises(UnsupportedPTX, match="satfinite exists for integers"):

@@ -14,6 +14,7 @@ from cute_kernels.config import (
     GemmConfig,
     PatchEmbedConfig,
     Sm90GemmConfig,
+    Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
     Sm100GemmConfig,
     Sm100PatchEmbedConfig,
@@ -24,6 +25,7 @@ from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
 from tests.emulator.gemm_inputs import POISON as GEMM_POISON
+from tests.emulator.image_inputs import PATCH, ImagesCase, make_images_case
 from tests.emulator.kernel_inputs import POISON, Case, make_case
 
 _SM90 = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
@@ -147,6 +149,25 @@ def _gemm_inputs(target: GemmTarget) -> GemmCase:
     return make_gemm_case(m=rows, n=target.n, k=target.k, config=target.config, sm_count=sm_count, seed=5)
 
 
+@dataclass(frozen=True)
+class ImagesTarget(KernelTarget):
+    """A configuration of the kernel over images, grid rows of one tile, ``k`` pixels of a patch in all channels."""
+
+    config: Sm90ImagesConfig
+
+    def case(self) -> ImagesCase:
+        return _images_inputs(self).fresh()
+
+
+@functools.lru_cache(maxsize=16)
+def _images_inputs(target: ImagesTarget) -> ImagesCase:
+    config = target.config
+    return make_images_case(
+        batch=target.batch, channels=target.k // PATCH**2, n=target.n, config=config, sm_count=config.cluster, seed=5,
+        grid=(target.positions // config.tile_patches, config.tile_patches),
+    )  # fmt: skip
+
+
 TARGETS: dict[str, KernelTarget] = {
     "sm100": KernelTarget(Sm100PatchEmbedConfig(), 12, 128, 256, quick=True),
     "sm100-4-warps": KernelTarget(Sm100PatchEmbedConfig(tile_n=128, stages=3, epilogue_warps=4), 12, 128, 128),
@@ -157,6 +178,10 @@ TARGETS: dict[str, KernelTarget] = {
     "sm90-one-cta": KernelTarget(dataclasses.replace(_SM90, cluster=1, pingpong=False, weight="streamed"), 64, 4, 128),
     "sm90-three-warpgroups": KernelTarget(
         dataclasses.replace(_SM90, warpgroups=3, tile_rows=32, stages=8), 64, 4, 384, k=640
+    ),
+    "images-sm90": ImagesTarget(
+        Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=2, cluster=2, stages=3, stage_blocks=1),
+        12, 8, 256, k=256,
     ),
     "gemm-sm100-level-7": GemmTarget(Sm100GemmConfig(256, stages=2), 8, 128, 256, k=320),
     "gemm-sm100-two-pairs": GemmTarget(

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 import cute_kernels.plan
-from cute_kernels.plan import ARCHS, make_plan
-from cute_kernels.plan.patch_embed import sm90
-from tests.plan import limits
+from cute_kernels.plan import ARCHS, make_plan, sm90_transposed
+from tests.plan import image_limits, limits
 from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm, patchify
 
-LIMITS = limits.limits()
+LIMITS = [*limits.limits(), *image_limits.limits()]
 PLANS = Path(cute_kernels.plan.__file__).parent
 
 
@@ -65,7 +64,7 @@ def test_registers_of_the_dense_gemm() -> None:
 
 def test_barriers_of_a_stage() -> None:
     """Two mbarriers of 8 bytes (PTX ISA, mbarrier objects) for each of 64 stages are the 1,024 bytes of the region."""
-    assert sm90.STAGE_BARRIER_BYTES == 2 * 8
+    assert sm90_transposed.STAGE_BARRIER_BYTES == 2 * 8
     assert limits.embed("sm_90a", replace(limits.SMALL90, stages=64))().smem[1].offset == 64 * 2 * 8
 
 

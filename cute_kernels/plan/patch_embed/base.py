@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
-from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Plan, reject, round_up
+from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Plan, check_smem, reject, round_up
 from cute_kernels.plan.operands import Operand, sizes
 
 TableLayout = Literal["blocked", "paired"]
@@ -97,19 +97,8 @@ def check_epilogue(epilogue: str) -> None:
 
 
 def check_capacity(plan: PatchEmbedPlan) -> None:
-    """Shared memory, by the number of stages or what is in one, and the 32-bit indices of the table."""
-    if plan.smem_bytes > plan.arch.smem_bytes:
-        fixed = plan.smem_bytes - plan.config.stages * plan.stage_bytes
-        fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
-        rule = (
-            f"{plan.config.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
-            f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
-        )
-        if fit < 2:
-            blocks = plan.config.stage_blocks
-            room = (plan.arch.smem_bytes - fixed) // 2
-            reject("stage_blocks", blocks, f"{rule}, and two stages are needed", room // (plan.stage_bytes // blocks))
-        reject("stages", plan.config.stages, rule, fit)
+    """Shared memory, and the 32-bit indices of the table."""
+    check_smem(plan)
     if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
         rule = f"the bias + position table is indexed with 32 bits and has {plan.padded_n} padded columns"
         largest = (2**31 - 1) // plan.padded_n // LANES * LANES - plan.problem.table_index

@@ -19,45 +19,34 @@ from cute_kernels.plan.base import (
     smem_map,
 )
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
-
-WARPGROUP_THREADS = 128
-WARPGROUP_FEATURES = 64
-"""Rows of a WGMMA: the output features that one warpgroup computes."""
-
-CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
-"""Registers per consumer thread by consumer warpgroups, and"""
-
-PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
-"""per producer thread: setmaxnreg hands the register file of 65,536 to those who need it, in multiples of 8."""
-
-STAGE_BARRIER_BYTES = 16
-"""Two mbarriers of a stage: full and empty."""
-
-ADDRESSING_REGISTERS = 32
-"""What a consumer needs besides weight fragments and accumulators, as the assembler reports it without spills."""
+from cute_kernels.plan.sm90_transposed import (
+    WARPGROUP_FEATURES,
+    WARPGROUP_THREADS,
+    TransposedPlan,
+    check_barriers,
+    ring_stages,
+)
+from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_registers
 
 
 @dataclass(frozen=True)
-class Sm90PatchEmbedPlan(PatchEmbedPlan):
-    """The persistent WGMMA kernel. A tile is ``tile_rows`` rows of ``x`` by the features of one CTA.
-
-    A CTA keeps its ``warpgroups * 64`` features, its slab, for the whole launch. The ``cluster`` CTAs of a cluster have
-    neighbouring slabs and share their tiles of ``x``; ``groups`` clusters cover all features, and every group walks the
-    rows in the same order, so that ``x`` comes from DRAM once and from L2 afterwards.
-    """
+class Sm90PatchEmbedPlan(TransposedPlan, PatchEmbedPlan):
+    """The persistent WGMMA kernel over FP8 rows, as `TransposedPlan` says."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed.kernel:PatchEmbedKernel"
-    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_graph"
-
     config: Sm90PatchEmbedConfig
 
-    k_block_bytes: int = 128
-    mma_k_bytes: int = 32
     table_layout: TableLayout = "paired"
-    swizzle_period: int = 1024
-    barrier_bytes: int = 1024
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tile_rows(self) -> int:
+        return self.config.tile_rows
+
+    @property
+    def resident(self) -> bool:
+        return self.config.weight == "registers"
 
     @property
     def positions(self) -> int:
@@ -84,69 +73,11 @@ class Sm90PatchEmbedPlan(PatchEmbedPlan):
 
     @property
     def tiles(self) -> int:
-        """Tiles of ``x``; each is taken once by every group."""
         return self.row_tiles * self.position_tiles
 
     @property
     def tile_k(self) -> int:
         return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
-
-    @property
-    def features(self) -> int:
-        """Output features of one CTA."""
-        return self.config.warpgroups * WARPGROUP_FEATURES
-
-    @property
-    def slabs(self) -> int:
-        return -(-self.problem.n // self.features)
-
-    @property
-    def groups(self) -> int:
-        """Clusters that together cover all features."""
-        return -(-self.slabs // self.config.cluster)
-
-    @property
-    def clusters(self) -> int:
-        """As many whole groups as the device holds at once, at least one, never more than there are tiles."""
-        resident_groups = self.sm_count // self.config.cluster // self.groups
-        return max(1, min(resident_groups, self.tiles)) * self.groups
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.config.cluster, 1, 1)
-
-    # ---- warps -----------------------------------------------------------------------------------------------------
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
-        return ("mma",) * (4 * self.config.warpgroups) + ("load", "idle", "idle", "idle")
-
-    @property
-    def load_warp(self) -> int:
-        return 4 * self.config.warpgroups
-
-    @property
-    def consumer_registers(self) -> int:
-        return CONSUMER_REGISTERS[self.config.warpgroups]
-
-    @property
-    def producer_registers(self) -> int:
-        return PRODUCER_REGISTERS[self.config.warpgroups]
-
-    @property
-    def tile_stages(self) -> int:
-        """Stages that one tile takes."""
-        return -(-self.k_blocks // self.config.stage_blocks)
-
-    @property
-    def handover_stage(self) -> int:
-        """Stage of a tile after whose issue the next warpgroup may begin the same tile.
-
-        The last one where the ring holds two tiles: then one warpgroup has the tensor cores to itself while another
-        stores. With a shorter ring an earlier one, since a stage is free only when every warpgroup has read it.
-        """
-        return min(self.tile_stages - 1, max(0, self.config.stages - self.tile_stages + 1))
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -161,7 +92,6 @@ class Sm90PatchEmbedPlan(PatchEmbedPlan):
 
     @property
     def stage_bytes(self) -> int:
-        """Operand bytes of one stage in one CTA; all of them complete on this CTA's full barrier."""
         return self.x_stage_bytes + self.weight_stage_bytes
 
     @property
@@ -180,26 +110,7 @@ class Sm90PatchEmbedPlan(PatchEmbedPlan):
             ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
         ))  # fmt: skip
 
-    @property
-    def accumulator_registers(self) -> int:
-        return self.config.tile_rows // 2
-
-    @property
-    def weight_registers(self) -> int:
-        """Registers per thread of resident weight fragments: 64 x K bytes over 128 threads."""
-        return self.k_blocks * 16 if self.config.weight == "registers" else 0
-
-    @property
-    def needed_registers(self) -> int:
-        """Registers that a consumer thread holds through a tile."""
-        return self.weight_registers + self.accumulator_registers + ADDRESSING_REGISTERS
-
     # ---- bias + position table -------------------------------------------------------------------------------------
-
-    @property
-    def padded_n(self) -> int:
-        """Features rounded up to what all CTAs together compute, so that table reads need no bounds check."""
-        return self.groups * self.config.cluster * self.features
 
     @property
     def table_shape(self) -> tuple[int, int, int, int] | None:
@@ -294,38 +205,9 @@ def plan_configured(
     return plan
 
 
-def check_barriers(plan: Sm90PatchEmbedPlan) -> None:
-    """The region of the barriers has a full and an empty one for each stage; operands begin right behind it."""
-    most = plan.barrier_bytes // STAGE_BARRIER_BYTES
-    if plan.config.stages > most:
-        rule = f"the {plan.barrier_bytes:,} B of barriers hold those of {most} stages"
-        others = plan.smem_bytes - plan.config.stages * plan.stage_bytes
-        room = (plan.arch.smem_bytes - others) // plan.stage_bytes
-        reject("stages", plan.config.stages, rule, max(2, min(most, room)))
-
-
 def check_registers(plan: Sm90PatchEmbedPlan) -> None:
-    """Weight fragments, accumulators and addressing of a consumer thread, against what setmaxnreg gives it."""
-    needed = plan.needed_registers
-    # A WGMMA's accumulators must fit what a thread has before setmaxnreg takes effect, too: the assembler says so.
-    at_entry = plan.arch.register_file // plan.threads // 8 * 8
-    if plan.accumulator_registers + ADDRESSING_REGISTERS > at_entry:
-        rule = (
-            f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing, the "
-            f"limit with {plan.threads} threads is {at_entry}"
-        )
-        reject("tile_rows", plan.config.tile_rows, rule, (at_entry - ADDRESSING_REGISTERS) * 2 // 16 * 16)
-    if needed <= plan.consumer_registers:
-        return
-    rule = (
-        f"{plan.weight_registers} registers of weight, {plan.accumulator_registers} of accumulators and "
-        f"{ADDRESSING_REGISTERS} for addressing make {needed}, the limit with {plan.config.warpgroups} warpgroups is "
-        f"{plan.consumer_registers}"
-    )
-    fit = (plan.consumer_registers - plan.weight_registers - ADDRESSING_REGISTERS) * 2 // 16 * 16
-    if fit >= 16:
-        reject("tile_rows", plan.config.tile_rows, rule, fit)
-    reject("weight", plan.config.weight, rule, "streamed")
+    """As `cute_kernels.plan.sm90_transposed.check_registers`; a streamed weight takes no registers."""
+    check_consumer_registers(plan, "tile_rows", 1, 16, ("weight", plan.config.weight, "streamed"))
 
 
 def resolve(problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch) -> Sm90PatchEmbedConfig:
@@ -338,8 +220,7 @@ def resolve(problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch
         config = dataclasses.replace(config, order="position" if by_position else "flat")
     if config.stages == 0:
         least = Sm90PatchEmbedPlan(problem, dataclasses.replace(config, stages=2), arch, arch.sm_count)
-        room = 2 + (arch.smem_bytes - least.smem_bytes) // least.stage_bytes
-        config = dataclasses.replace(config, stages=max(2, min(room, 2 * least.tile_stages)))
+        config = dataclasses.replace(config, stages=ring_stages(least))
     return config
 
 

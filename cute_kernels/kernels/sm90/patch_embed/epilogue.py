@@ -6,46 +6,34 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32
-from cutlass.cute.nvgpu import warp
+from cutlass import Float32, Int32
 
 from cute_kernels.kernels.epilogue_math import scale_add_round
+from cute_kernels.kernels.sm90.transposed.staging import ROWS_PER_STORE, TransposedStaging
 from cute_kernels.kernels.table_rows import TableRows
-from cute_kernels.plan import VECTOR_BYTES, Sm90PatchEmbedPlan
-
-ROWS_PER_STORE = 16
-"""Rows of ``x`` (WGMMA columns) that one stmatrix.x4 of a warp covers, with the warp's 16 features."""
+from cute_kernels.plan import Sm90PatchEmbedPlan
 
 
 @dataclass(frozen=True)
 class Epilogue:
     """Drains one warpgroup's accumulators of 64 features x tile_rows rows.
 
-    A thread holds features ``lane / 4`` and ``lane / 4 + 8`` of its warp's 16, and of every 8 rows two neighbouring
-    ones (PTX ISA, wgmma accumulator layout). stmatrix with ``.trans`` turns that into rows of features.
-
     Attributes:
-        staging: this warpgroup's staging buffer, tile_rows rows of 64 features, SWIZZLE_128B.
-        store_atom, store_source, store_target: TMA store of the buffer to ``[box, row block, 64-feature block,
-            position block]``; TMA clips rows, features and positions beyond the output.
+        staging: this warpgroup's buffer, stored to ``[box, row block, 64-feature block, position block]``.
         table: ``[2, 8, padded features / 16, rows]`` view of the bias + position table, or None: a thread's pair of
             features, its place in a block of 16, the block.
         table_rows: which row of the table a row of the output gets.
         feature_block: this warpgroup's block of 64 features.
-        staged: named barrier of this warpgroup.
+        thread: index in the warpgroup.
     """
 
     plan: Sm90PatchEmbedPlan
-    staging: cute.Pointer
-    store_atom: cute.CopyAtom
-    store_source: cute.Tensor
-    store_target: cute.Tensor
+    staging: TransposedStaging
     table: cute.Tensor | None
     table_rows: TableRows
     scale: Float32
     feature_block: Int32
     thread: Int32
-    staged: Int32
 
     @cute.jit
     def prefetch(self, row_block: Int32, position: Int32) -> cute.Tensor | None:
@@ -69,45 +57,23 @@ class Epilogue:
     def store(self, accumulator: cute.Tensor, fetched: cute.Tensor | None, row_block: Int32, position: Int32) -> None:
         """Converts, stages and stores one tile; returns as soon as the TMA store is issued."""
         plan = self.plan
-        lane, warp_index = self.thread % 32, self.thread // 32
-        # stmatrix: lanes 8 i to 8 i + 7 give the row addresses of matrix i; matrices 0, 1 are features 0-7, 8-15 of
-        # rows 0-7, matrices 2, 3 of rows 8-15. SWIZZLE_128B: chunk XOR row % 8, the buffer begins on 1024 bytes.
-        row = lane // 16 * 8 + lane % 8
-        chunk = (warp_index * 2 + lane // 8 % 2) ^ lane % 8
-        offset = cute.assume(row * 128 + chunk * VECTOR_BYTES, divby=VECTOR_BYTES)
-        target = cute.recast_ptr(self.staging + offset, dtype=BFloat16)
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), BFloat16)
-
+        addresses = self.staging.addresses()
         first_table_row = Int32(0)
         if cutlass.const_expr(plan.config.order == "flat" and self.table is not None and not plan.prefetches_table):
             first_table_row = self._first_table_row(row_block)
-        if warp_index == 0:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
-        self._synchronise()
+        self.staging.acquire()
         for i in cutlass.range_constexpr(plan.config.tile_rows // ROWS_PER_STORE):
             registers = cute.make_rmem_tensor(cute.make_layout(8), Float32)
             for j in cutlass.range_constexpr(8):
                 registers[j] = accumulator[i * 8 + j]
             addends = self._addends(fetched, row_block, position, first_table_row, i)
             values = scale_add_round(registers, addends, self.scale, plan.config.epilogue, packed_f32=False)
-            rows_16 = cute.make_tensor(target + i * (ROWS_PER_STORE * 64), cute.make_layout((8, 1)))
-            cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), rows_16)
-        cute.arch.fence_view_async_shared()
-        self._synchronise()
-        if warp_index == 0:
-            cute.copy(
-                self.store_atom, self.store_source, self.store_target[None, row_block, self.feature_block, position]
-            )
-            cute.arch.cp_async_bulk_commit_group()
+            self.staging.write(addresses, values, i)
+        self.staging.store(row_block, self.feature_block, position)
 
     @cute.jit
     def finish(self) -> None:
-        """The CTA must not exit before TMA has read its staging."""
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
-
-    @cute.jit
-    def _synchronise(self) -> None:
-        cute.arch.barrier(barrier_id=self.staged, number_of_threads=128)
+        self.staging.finish()
 
     @cute.jit
     def _addends(

@@ -19,14 +19,13 @@ from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed.epilogue import Epilogue
 from cute_kernels.kernels.sm90.patch_embed.load import Load
-from cute_kernels.kernels.sm90.patch_embed.mma import Mma
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
+from cute_kernels.kernels.sm90.transposed.mma import Mma
+from cute_kernels.kernels.sm90.transposed.staging import TransposedStaging
+from cute_kernels.kernels.sm90.transposed.weight import resident_weight
 from cute_kernels.kernels.table_rows import TableRows, index_view
 from cute_kernels.kernels.tiles import PositionOrder
 from cute_kernels.plan import Sm90PatchEmbedPlan
-
-FRAGMENT_WORDS = 4
-"""Registers per thread of a 64 x 32 byte A operand."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ class PatchEmbedKernel:
             mine = cute.local_tile(weight_tensor, (64, plan.tile_k, blocks), (warpgroup_index, 0, 0))
             weight = args.tiled_mma.make_fragment_A(slice_.partition_A(mine))
         else:
-            weight = _resident_weight(args.tiled_mma, slice_, args.weight, feature_block, plan.k_blocks * plan.tile_k)
+            weight = resident_weight(args.tiled_mma, slice_, args.weight, feature_block, plan.k_blocks * plan.tile_k)
         x_fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(x_tensor))
 
         buffer = staging + cute.assume(warpgroup_index * plan.staging_bytes, divby=plan.swizzle_period)
@@ -215,14 +214,14 @@ class PatchEmbedKernel:
         if cutlass.const_expr(plan.problem.scale_source == "pointer"):
             scale = args.scale[0]
         named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
-        epilogue = Epilogue(
-            plan, buffer, args.out_atom, source, target, args.table,
-            TableRows(args.table_rows, args.table_index, args.rows), scale, feature_block, thread,
-            named["staged 0"] + warpgroup_index,
-        )  # fmt: skip
+        staging = TransposedStaging(
+            buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index
+        )
+        table_rows = TableRows(args.table_rows, args.table_index, args.rows)
+        epilogue = Epilogue(plan, staging, args.table, table_rows, scale, feature_block, thread)
         return Mma(
-            plan, args.tiled_mma, weight, x_fragments, pipe, epilogue, order, args.tile_stages, warpgroup_index, thread,
-            named["turn 0"],
+            plan, args.tiled_mma, Float32, weight, x_fragments, pipe, epilogue, order, args.tile_stages,
+            warpgroup_index, thread, named["turn 0"],
         )  # fmt: skip
 
 
@@ -240,27 +239,6 @@ def _rows(rows: Int32, columns: Int32) -> cute.Layout:
 
 def _blocks(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=Float8E4M3FN), layout.outer)
-
-
-@cute.jit
-def _resident_weight(tiled_mma, slice_, weight, feature_block, columns: cutlass.Constexpr[int]) -> cute.Tensor:
-    """This thread's fragments of 64 features x ``columns`` of the weight, zero beyond its end.
-
-    A fragment register is four neighbouring bytes of K, and K is a multiple of 16: a register is all inside or all out.
-    """
-    fragments = cute.make_rmem_tensor(tiled_mma.partition_shape_A((64, columns)), Float8E4M3FN)
-    words = cute.recast_tensor(fragments, Int32)
-    coordinates = slice_.partition_A(cute.make_identity_tensor((64, columns)))
-    for step in cutlass.range_constexpr(columns // 32):
-        for j in cutlass.range_constexpr(FRAGMENT_WORDS):
-            i = step * FRAGMENT_WORDS + j
-            row, column = coordinates[i * 4]
-            row = feature_block * 64 + row
-            words[i] = Int32(0)
-            if row < weight.shape[0] and column < weight.shape[1]:
-                address = weight.iterator + cute.crd2idx((row, cute.assume(column, divby=4)), weight.layout)
-                words[i] = cute.make_tensor(cute.recast_ptr(address, dtype=Int32), cute.make_layout(1))[0]
-    return fragments
 
 
 PatchEmbedKernel.kernel.set_name_prefix("patch_embed_sm90a", remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -7,20 +7,33 @@ which a warpgroup can keep in registers for the whole launch, and the rows of a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from cute_kernels.kernels.pipes import PipelineState
-from cute_kernels.kernels.sm90.patch_embed.epilogue import Epilogue
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
-from cute_kernels.kernels.tiles import PositionOrder
-from cute_kernels.plan import Sm90PatchEmbedPlan
+from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.plan.sm90_transposed import TransposedPlan
 
 MMA_STEPS = 4
 """WGMMAs of K = 32 bytes in one K block of 128 bytes."""
+
+
+class Epilogue(Protocol):
+    """What becomes of a tile's accumulators. ``row_block`` and ``position`` are what the tile order gives."""
+
+    def prefetch(self, row_block: Int32, position: Int32) -> Any:
+        """What is fetched before the WGMMAs of a tile, to be handed to `store`."""
+
+    def store(self, accumulator: cute.Tensor, fetched: Any, row_block: Int32, position: Int32) -> None:
+        """Stores one tile."""
+
+    def finish(self) -> None:
+        """At the end of the kernel."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +41,22 @@ class Mma:
     """Computes and stores this warpgroup's 64 features of every tile of its cluster.
 
     Attributes:
-        tiled_mma: 64 x tile_rows x 32 FP8 instruction of one warpgroup.
+        tiled_mma: 64 x tile_rows x 32 bytes instruction of one warpgroup.
+        accumulator_type: of its result.
         weight: A operand: register fragments ``[.., k step]`` if resident, otherwise shared-memory descriptors
             ``[.., k step in block, block]``.
         x_fragments: shared-memory descriptors ``[.., k step in block, block]``.
         turn: first of the named barriers by which warpgroups hand the tensor cores to each other.
     """
 
-    plan: Sm90PatchEmbedPlan
+    plan: TransposedPlan
     tiled_mma: cute.TiledMma
+    accumulator_type: type
     weight: cute.Tensor
     x_fragments: cute.Tensor
     operands: Sm90Pipe
     epilogue: Epilogue
-    order: PositionOrder
+    order: PositionOrder | ImageOrder
     tile_stages: Int32
     warpgroup: Int32
     thread: Int32
@@ -50,7 +65,8 @@ class Mma:
     @cute.jit
     def run(self) -> None:
         plan = self.plan
-        accumulator = cute.make_rmem_tensor(self.tiled_mma.partition_shape_C((64, plan.config.tile_rows)), Float32)
+        shape = self.tiled_mma.partition_shape_C((64, plan.tile_rows))
+        accumulator = cute.make_rmem_tensor(shape, self.accumulator_type)
         state = self.operands.consumer_state()
         if self.warpgroup == plan.config.warpgroups - 1 and self.order.first < self.order.tiles:
             self._pass_turn(0)
@@ -65,7 +81,7 @@ class Mma:
             state.advance()
             if cutlass.const_expr(plan.handover_stage == 0):
                 self._hand_over(is_last)
-            if cutlass.const_expr(plan.config.weight == "registers"):
+            if cutlass.const_expr(plan.resident):
                 for stage in cutlass.range_constexpr(1, plan.tile_stages):
                     self._stage(accumulator, stage, state)
                     state.advance()
@@ -95,7 +111,7 @@ class Mma:
         """Issues the WGMMAs of one stage as one group; stage 0 overwrites the accumulators."""
         self.operands.wait_full(state)
         warpgroup.fence()
-        blocks, resident = self.plan.config.stage_blocks, self.plan.config.weight == "registers"
+        blocks, resident = self.plan.config.stage_blocks, self.plan.resident
         for i in cutlass.range_constexpr(blocks * MMA_STEPS):
             k_block, step = stage * blocks + i // MMA_STEPS, i % MMA_STEPS
             if cutlass.const_expr(not resident or k_block < self.plan.k_blocks):

@@ -1,0 +1,237 @@
+"""The persistent integer GEMM over images for Hopper: allocate, build pipes, dispatch to roles.
+
+As the kernel over FP8 rows, with patches that TMA reads out of the images themselves: a strip of whole pieces of image
+rows is a K-major operand as it lands (`cute_kernels.plan.patch_embed_images.base`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int8, Int32, Int64, Uint8
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from cute_kernels.kernels.graph import sm90_graph
+from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.sm90.frame import begin
+from cute_kernels.kernels.sm90.patch_embed_images.epilogue import TABLE_VALUES, Epilogue
+from cute_kernels.kernels.sm90.patch_embed_images.load import Load
+from cute_kernels.kernels.sm90.pipes import Sm90Pipe
+from cute_kernels.kernels.sm90.transposed.mma import Mma
+from cute_kernels.kernels.sm90.transposed.staging import TransposedStaging
+from cute_kernels.kernels.sm90.transposed.weight import resident_weight
+from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH
+from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes."""
+
+    tiled_mma: cute.TiledMma
+    images_atom: cute.CopyAtom
+    images: cute.Tensor
+    weight: cute.Tensor
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    table: cute.Tensor | None
+    scale: cute.Tensor
+    image_tiles: Int32
+    row_tiles: Int32
+    position_tiles: Int32
+    groups: Int32
+
+
+class PatchEmbedImagesKernel:
+    """Host entry and kernel for one plan. Images, their sizes and features are launch arguments; channels are not."""
+
+    def __init__(self, plan: Sm90ImagesPlan) -> None:
+        self.plan = plan
+        self.graph = sm90_graph(plan)
+
+    @cute.jit
+    def __call__(
+        self,
+        images_pointer: cute.Pointer,
+        weight_pointer: cute.Pointer,
+        scale_pointer: cute.Pointer,
+        table_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        batch: Int32,
+        height: Int32,
+        width: Int32,
+        n: Int32,
+        clusters: Int32,
+        stream,
+    ) -> None:
+        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
+        plan, config, channels = self.plan, self.plan.config, self.plan.problem.channels
+        grid_width, grid_height = width // STRIP_PATCH, height // STRIP_PATCH
+        images = cute.make_tensor(images_pointer, _images_layout(batch, channels, height, width))
+        out = cute.make_tensor(out_pointer, _out_layout(batch, grid_height, grid_width, n))
+        weight = cute.make_tensor(weight_pointer, cute.make_layout((n, plan.problem.k), stride=(plan.problem.k, 1)))
+        tiled_mma = cute.make_tiled_mma(
+            warpgroup.MmaI8Op(
+                Int8, Uint8, Int32, (64, plan.tile_rows, 32), warpgroup.OperandSource.RMEM,
+                OperandMajorMode.K, OperandMajorMode.K,
+            )
+        )  # fmt: skip
+        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        images_atom, images_view = cpasync.make_tiled_tma_atom(
+            load, images, self._strip_layout(1), plan.stage_box, num_multicast=config.cluster
+        )
+        out_atom, out_view = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box()
+        )
+        row_tiles = cute.ceil_div(grid_width, plan.tile_patches)
+        position_tiles = row_tiles * grid_height
+        groups = cute.ceil_div(cute.ceil_div(n, plan.features), config.cluster)
+        table = None
+        if cutlass.const_expr(table_pointer is not None):
+            blocks = groups * (config.cluster * plan.features // 16)
+            shape = (TABLE_VALUES, 32, plan.table_period, blocks, position_tiles)
+            table = cute.make_tensor(table_pointer, cute.make_ordered_layout(shape, order=(0, 1, 2, 3, 4)))
+        arguments = DeviceArguments(
+            tiled_mma, images_atom, images_view, weight, out_atom, out_view, table,
+            cute.make_tensor(scale_pointer, cute.make_layout((n,))), cute.ceil_div(batch, plan.tile_images), row_tiles,
+            position_tiles, groups,
+        )  # fmt: skip
+        launch_clusters(self.kernel(arguments), plan, clusters, stream)
+
+    def _strip_layout(self, stages: int) -> cute.Layout:
+        """The bytes of the stages as TMA fills them: ``[pixels of a row, images, rows, 1, stages]``."""
+        pixels, images, rows, _ = self.plan.stage_box
+        stride = (1, pixels, pixels * images, self.plan.stage_bytes)
+        if stages == 1:
+            return cute.make_layout(self.plan.stage_box, stride=stride)
+        return cute.make_layout((*self.plan.stage_box, stages), stride=(*stride, self.plan.stage_bytes))
+
+    def _operand_layout(self) -> cute.Layout:
+        """The same bytes as K-major blocks without swizzle: ``[patches, 128 bytes of K, blocks]``.
+
+        A patch's 16 pixels of a row are neighbours, and so are the patches of all images; 8 rows make a block.
+        """
+        plan = self.plan
+        shape = (plan.tile_rows, (STRIP_PATCH, 8), plan.config.stages * plan.config.stage_blocks)
+        return cute.make_layout(shape, stride=(16, (1, 16 * plan.tile_rows), plan.k_block_bytes * plan.tile_rows))
+
+    def _out_box(self) -> tuple[int, int, int, int]:
+        """``[patches, features, images, grid rows]`` of a warpgroup's part of a tile."""
+        return (self.plan.tile_patches, 64, self.plan.tile_images, 1)
+
+    def _staging_layout(self) -> cute.ComposedLayout:
+        """That box in BF16, SWIZZLE_128B: patches follow each other, image after image, as the columns of a tile do."""
+        outer = cute.make_layout(
+            self._out_box(), stride=(64, 1, 64 * self.plan.tile_patches, 64 * self.plan.tile_rows)
+        )
+        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments) -> None:
+        plan, config = self.plan, self.plan.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
+
+        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        strips, staging = (storage + region.offset for region in plan.smem[1:])
+        pipe = make_pipes(self.graph, barriers, Sm90Pipe)["operands"]
+
+        begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.out_atom))
+
+        cluster = cute.arch.block_idx()[0] // config.cluster
+        clusters = cute.arch.grid_dim()[0] // config.cluster
+        slab = cluster % args.groups * config.cluster + cta_rank
+        kind = ImageOrder if config.order == "row" else PositionOrder
+        order = kind(args.image_tiles, args.position_tiles, cluster // args.groups, clusters // args.groups)
+
+        if warp >= plan.load_warp:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp == plan.load_warp:
+                self._load(args, strips, pipe, order, cta_rank).run()
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            self._mma(args, strips, staging, pipe, order, slab, warp // 4).run()
+
+    def _load(self, args, strips, pipe, order, cta_rank) -> Load:
+        boxes = cute.make_tensor(strips, self._strip_layout(self.plan.config.stages))
+        pixels = cute.local_tile(args.images, self.plan.stage_box, (None,) * 4)
+        blocks, source = cpasync.tma_partition(
+            args.images_atom, cta_rank, cute.make_layout(self.plan.config.cluster),
+            cute.group_modes(boxes, 0, 4), cute.group_modes(pixels, 0, 4),
+        )  # fmt: skip
+        return Load(self.plan, args.images_atom, source, blocks, pipe, order, args.row_tiles)
+
+    def _mma(self, args, strips, staging, pipe, order, slab, warpgroup_index) -> Mma:
+        plan, config = self.plan, self.plan.config
+        thread = cute.arch.thread_idx()[0] % 128
+        slice_ = args.tiled_mma.get_slice(thread)
+        feature_block = slab * config.warpgroups + warpgroup_index
+        columns = plan.k_blocks * plan.k_block_bytes
+        weight = resident_weight(args.tiled_mma, slice_, args.weight, feature_block, columns)
+        patches = cute.make_tensor(strips, self._operand_layout())
+        fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(patches))
+
+        buffer = staging + cute.assume(warpgroup_index * plan.staging_bytes, divby=plan.swizzle_period)
+        layout = self._staging_layout()
+        staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=BFloat16), layout.outer)
+        boxes = cute.local_tile(args.out, self._out_box(), (None,) * 4)
+        source, target = cpasync.tma_partition(
+            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 4), cute.group_modes(boxes, 0, 4)
+        )
+        named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
+        buffer = TransposedStaging(buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index)
+        epilogue = Epilogue(
+            plan, buffer, args.table, _scales(args.scale, feature_block, thread), self._held(), args.row_tiles,
+            feature_block, thread,
+        )  # fmt: skip
+        return Mma(
+            plan, args.tiled_mma, Int32, weight, fragments, pipe, epilogue, order, Int32(plan.tile_stages),
+            warpgroup_index, thread, named["turn 0"],
+        )  # fmt: skip
+
+    def _held(self) -> tuple[cute.Tensor, cute.Tensor] | None:
+        if not self.plan.holds_table:
+            return None
+        values = cute.make_rmem_tensor(cute.make_layout((TABLE_VALUES, self.plan.table_period)), Float32)
+        values.fill(0.0)
+        position = cute.make_rmem_tensor(cute.make_layout(1), Int32)
+        position.fill(-1)
+        return values, position
+
+
+def _images_layout(batch: Int32, channels: int, height: Int32, width: Int32) -> cute.Layout:
+    """Contiguous ``[B, C, H, W]`` seen as ``[W, B, H, C]``, the order of a strip's bytes; 16-byte rows for TMA."""
+    width = cute.assume(width, divby=STRIP_PATCH)
+    plane = cute.assume(height * width, divby=STRIP_PATCH)
+    image = cute.assume(plane * channels, divby=STRIP_PATCH)
+    return cute.make_layout((width, batch, height, channels), stride=(1, image, width, plane))
+
+
+def _out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) -> cute.Layout:
+    """Contiguous ``[B, grid rows, patches, N]`` seen as ``[patches, N, B, grid rows]``."""
+    n = cute.assume(n, divby=8)
+    row = cute.assume(grid_width * n, divby=8)
+    image = cute.assume(grid_height * row, divby=8)
+    return cute.make_layout((grid_width, n, batch, grid_height), stride=(n, 1, image, row))
+
+
+@cute.jit
+def _scales(scale: cute.Tensor, feature_block: Int32, thread: Int32) -> tuple[Float32, Float32]:
+    """Of the two features that a thread has, ``lane / 4`` and ``lane / 4 + 8`` of its warp's 16; 0 beyond the last."""
+    feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
+    first, second = Float32(0.0), Float32(0.0)
+    if feature < scale.shape[0]:
+        first = scale[feature]
+    if feature + 8 < scale.shape[0]:
+        second = scale[feature + 8]
+    return first, second
+
+
+PatchEmbedImagesKernel.kernel.set_name_prefix(
+    "patch_embed_images_sm90a", remove_cutlass_symbol=True, keep_mangled_name=False
+)

@@ -1,0 +1,239 @@
+"""Plan of the SM90a kernel over images: strips through shared memory, integer weights resident in registers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    LANES,
+    Arch,
+    SmemRegion,
+    check_smem,
+    reject,
+    require,
+    round_up,
+    smem_map,
+)
+from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES, ImagesPlan
+from cute_kernels.plan.sm90_transposed import (
+    ADDRESSING_REGISTERS,
+    BLOCK_REGISTERS,
+    WARPGROUP_FEATURES,
+    TransposedPlan,
+    check_barriers,
+    check_registers,
+    ring_stages,
+)
+
+COLUMN_GROUP = 8
+"""Columns of a WGMMA that its accumulators repeat with: a thread has two of each."""
+
+ROWS_PER_STORE = 16
+"""Columns of a WGMMA that one stmatrix.x4 of a warp covers."""
+
+MOST_COLUMNS = 256
+"""The largest N of a WGMMA."""
+
+USUAL_COLUMNS = 128
+"""Columns of a tile if the config does not say: two warpgroups' accumulators fit beside 768 inputs' weight."""
+
+_UNSHARED = {1: 1.15, 2: 1.0}
+"""Of a CTA without a neighbour that shares its strips, by CTAs of a cluster, and"""
+
+_ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
+"""of the tensor cores in its epilogue, by warpgroups: what they weigh against padding. Estimates."""
+
+
+@dataclass(frozen=True)
+class Sm90ImagesPlan(ImagesPlan, TransposedPlan):
+    """The persistent WGMMA kernel over strips, as `TransposedPlan` says."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed_images.kernel:PatchEmbedImagesKernel"
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tile_rows(self) -> int:
+        return self.tile_patches * self.tile_images
+
+    @property
+    def resident(self) -> bool:
+        return True
+
+    @property
+    def stage_box(self) -> tuple[int, int, int, int]:
+        """Pixels of a row, images, rows and channels of the box that fills a stage."""
+        return (16 * self.tile_patches, self.tile_images, 8 * self.config.stage_blocks, 1)
+
+    @property
+    def stages_per_channel(self) -> int:
+        return 2 // self.config.stage_blocks
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def stage_bytes(self) -> int:
+        return math.prod(self.stage_box)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
+        return self.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype]
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            ("barriers", self.barrier_bytes, 128),
+            (f"strips: {stages} stages", stages * self.stage_bytes, self.swizzle_period),
+            ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
+
+    # ---- bias + position table -------------------------------------------------------------------------------------
+
+    @property
+    def table_period(self) -> int:
+        """Groups of 8 columns after which the positions of a tile repeat: columns are patches, image by image."""
+        if self.problem.table_rows == 1:
+            return 1
+        return self.tile_patches // math.gcd(COLUMN_GROUP, self.tile_patches)
+
+    @property
+    def table_shape(self) -> tuple[int, int, int, int, int] | None:
+        """``[position tiles, padded_n / 16, table_period, 32, 4]``, or None without bias and positions.
+
+        What a lane of a warp adds to its accumulators of 16 features and 8 columns, as the lane holds them:
+        ``[t, b, j, l, r]`` belongs to feature ``16 b + l / 4 + 8 (r / 2)`` and patch
+        ``(8 j + 2 (l % 4) + r % 2) % tile_patches`` of tile t. With a bias alone there is one tile.
+        """
+        if self.problem.table_rows == 0:
+            return None
+        tiles = self.position_tiles if self.problem.table_rows > 1 else 1
+        return (tiles, self.padded_n // 16, self.table_period, LANES, 4)
+
+    @property
+    def table_registers(self) -> int:
+        """Table values of a thread for all columns of a tile."""
+        return 4 * self.table_period if self.problem.table_rows else 0
+
+    @property
+    def holds_table(self) -> bool:
+        """The values stay in registers until the position changes; otherwise they are read where they are added."""
+        return 0 < self.table_registers <= self.consumer_registers - self.needed_registers
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        what = f"{self.tile_images} images x {self.tile_patches} patches of a grid row"
+        table = "none" if self.table_shape is None else f"{self.table_shape}, {'held' if self.holds_table else 'read'}"
+        return [
+            ("source", f"{c.source}: TMA boxes of {self.stage_box} pixels, images, rows, channels"),
+            ("tile", f"{what} = {self.tile_rows} columns x {self.features} features, {self.k_blocks} K blocks of 128"),
+            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
+            ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
+            ("registers", f"{self.needed_registers} + table, of {self.consumer_registers} per consumer thread"),
+            ("epilogue", f"table {table}, pingpong {c.pingpong}"),
+        ]
+
+
+def plan_sm90_images(
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig | None, arch: Arch, sm_count: int
+) -> Sm90ImagesPlan:
+    """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
+    config = config or Sm90ImagesConfig()
+    require("source", config.source, ("auto", "strips"), "how patches come out of the images")
+    require("warpgroups", config.warpgroups, (0, 1, 2, 3), "consumer warpgroups that registers allow; 0 chooses")
+    rule = "pairs of multiprocessors share strips; larger clusters leave some idle; 0 chooses"
+    require("cluster", config.cluster, (0, 1, 2), rule)
+    require("stage_blocks", config.stage_blocks, (1, 2), "halves of a patch of one channel in a stage")
+    require("order", config.order, ("row", "image"), "images or positions run fastest")
+    most = min(MOST_PATCHES, problem.grid_width)
+    rule = f"a row of a TMA box has {BOX_BYTES} bytes at most, a grid row {problem.grid_width} patches; 0 chooses"
+    if not 0 <= config.tile_patches <= most:
+        reject("tile_patches", config.tile_patches, rule, min(max(config.tile_patches, 1), most))
+    if config.stages < 2 and config.stages != 0:
+        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
+    config = resolve(problem, config, arch, sm_count)
+    if sm_count < config.cluster:
+        reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    check_tile(config)
+    plan = Sm90ImagesPlan(problem, config, arch, sm_count)
+    check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), _channels(plan))
+    check_barriers(plan)
+    check_smem(plan)
+    if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
+        rule = f"the table is indexed with 32 bits and has {plan.padded_n} padded columns"
+        rows = (2**31 - 1) // (plan.padded_n * plan.row_tiles * plan.table_period * COLUMN_GROUP)
+        reject("height", problem.height, rule, rows * problem.patch)
+    return plan
+
+
+def images_step(tile_patches: int) -> int:
+    """What the images of a tile are a multiple of, so that its columns are one of 16."""
+    return ROWS_PER_STORE // math.gcd(ROWS_PER_STORE, tile_patches)
+
+
+def check_tile(config: Sm90ImagesConfig) -> None:
+    """The columns of a tile are a legal N of an integer WGMMA, and pairs of its groups of 8 fill a stmatrix."""
+    step = images_step(config.tile_patches)
+    largest = MOST_COLUMNS // config.tile_patches // step * step
+    if config.tile_images % step or not 1 <= config.tile_images <= largest:
+        rule = f"with {config.tile_patches} patches multiples of {step} up to {largest} make N = 16 to 256"
+        reject("tile_images", config.tile_images, rule, min(max(round_up(config.tile_images, step), step), largest))
+
+
+def _channels(plan: Sm90ImagesPlan) -> tuple[str, int, int]:
+    """Channels, and how many of them leave room for the smallest tile of these patches."""
+    smallest = plan.tile_patches * images_step(plan.tile_patches) // 2
+    room = plan.consumer_registers - ADDRESSING_REGISTERS - smallest
+    return "channels", plan.problem.channels, max(1, room // (BLOCK_REGISTERS * plan.k_blocks // plan.problem.channels))
+
+
+def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
+    """The configuration with what it leaves open filled in: shape of the tiles, warpgroups, cluster, stages."""
+    warpgroups = (config.warpgroups,) if config.warpgroups else (2, 3, 1)
+    clusters = (config.cluster,) if config.cluster else (2, 1) if sm_count > 1 else (1,)
+    patches = (config.tile_patches,) if config.tile_patches else range(min(MOST_PATCHES, problem.grid_width), 0, -1)
+    plans = []
+    for choice in itertools.product(warpgroups, clusters, patches):
+        shape = dict(zip(("warpgroups", "cluster", "tile_patches"), choice, strict=True))
+        shaped = dataclasses.replace(config, source="strips", stages=config.stages or 2, **shape)
+        plans.append(Sm90ImagesPlan(problem, _with_images(problem, shaped, arch), arch, sm_count))
+    fit = [plan for plan in plans if plan.needed_registers <= plan.consumer_registers]
+    # Where nothing fits, the plan that lacks the fewest registers says so.
+    plan = min(fit, key=_cost) if fit else min(plans, key=lambda plan: plan.needed_registers - plan.consumer_registers)
+    stages = config.stages or ring_stages(plan)
+    return dataclasses.replace(plan.config, stages=stages)
+
+
+def _with_images(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch) -> Sm90ImagesConfig:
+    """As many images as fit the usual columns and the registers, and no more than there are; at least one step."""
+    if config.tile_images:
+        return config
+    step = images_step(config.tile_patches)
+    smallest = Sm90ImagesPlan(problem, dataclasses.replace(config, tile_images=step), arch, arch.sm_count)
+    room = smallest.consumer_registers - smallest.needed_registers + smallest.accumulator_registers
+    columns = min(USUAL_COLUMNS, 2 * room)
+    images = min(columns // config.tile_patches, round_up(problem.batch, step)) // step * step
+    return dataclasses.replace(config, tile_images=max(step, images))
+
+
+def _cost(plan: Sm90ImagesPlan) -> float:
+    """Of shapes that a problem allows, the one of least cost is taken.
+
+    Products of features and patches that do not exist; rows of TMA boxes, of which those of 16 bytes took 2 to 3 times
+    as long as those of 224 on an H200; WGMMAs of few columns, for which a weight fragment is read as often as for many.
+    """
+    config, problem = plan.config, plan.problem
+    patches = plan.row_tiles * plan.tile_patches / problem.grid_width
+    wide = 1.0 if plan.tile_rows <= USUAL_COLUMNS else 2.0
+    rows = (1 + 1 / plan.tile_patches) * (1 + 16 / plan.tile_rows) * wide
+    return plan.padded_n * patches * rows * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]

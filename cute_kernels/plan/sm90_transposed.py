@@ -1,0 +1,220 @@
+"""What plans of the SM90a kernels that compute ``out^T = weight * x^T`` have in common.
+
+Features are the rows of a WGMMA, which a warpgroup keeps for the whole launch; rows of ``x`` are its columns. The parts
+of such kernels are in `cute_kernels.kernels.sm90.transposed`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cute_kernels.plan.base import Plan, reject
+
+WARPGROUP_THREADS = 128
+WARPGROUP_FEATURES = 64
+"""Rows of a WGMMA: the output features that one warpgroup computes."""
+
+CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
+"""Registers per consumer thread by consumer warpgroups, and"""
+
+PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
+"""per producer thread: setmaxnreg hands the register file of 65,536 to those who need it, in multiples of 8."""
+
+STAGE_BARRIER_BYTES = 16
+"""Two mbarriers of a stage: full and empty."""
+
+ADDRESSING_REGISTERS = 32
+"""What a consumer needs besides weight fragments and accumulators, as the assembler reports it without spills."""
+
+BLOCK_REGISTERS = 16
+"""Registers per thread of a warpgroup's weight fragments for one K block: 64 x 128 bytes over 128 threads."""
+
+
+@dataclass(frozen=True)
+class TransposedPlan(Plan):
+    """A persistent kernel whose tiles are ``tile_rows`` rows of ``x`` by the features of one CTA.
+
+    A CTA keeps its ``warpgroups * 64`` features, its slab, for the whole launch. The ``cluster`` CTAs of a cluster have
+    neighbouring slabs and share their tiles of ``x``; ``groups`` clusters cover all features, and every group walks the
+    rows in the same order, so that ``x`` comes from DRAM once and from L2 afterwards.
+
+    Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `resident`, `stage_bytes`.
+    """
+
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_graph"
+
+    k_block_bytes: int = 128
+    mma_k_bytes: int = 32
+    swizzle_period: int = 1024
+    barrier_bytes: int = 1024
+
+    @property
+    @abstractmethod
+    def tile_rows(self) -> int:
+        """Rows of ``x`` in a tile, the N of a WGMMA."""
+
+    @property
+    @abstractmethod
+    def tiles(self) -> int:
+        """Tiles of ``x``; each is taken once by every group."""
+
+    @property
+    @abstractmethod
+    def resident(self) -> bool:
+        """The weight stays in registers; otherwise it comes through the stages with ``x``."""
+
+    @property
+    @abstractmethod
+    def stage_bytes(self) -> int:
+        """Operand bytes of one stage in one CTA; all of them complete on this CTA's full barrier."""
+
+    @property
+    def features(self) -> int:
+        """Output features of one CTA."""
+        return self.config.warpgroups * WARPGROUP_FEATURES
+
+    @property
+    def slabs(self) -> int:
+        return -(-self.problem.n // self.features)
+
+    @property
+    def groups(self) -> int:
+        """Clusters that together cover all features."""
+        return -(-self.slabs // self.config.cluster)
+
+    @property
+    def padded_n(self) -> int:
+        """Features rounded up to what all CTAs together compute, so that table reads need no bounds check."""
+        return self.groups * self.config.cluster * self.features
+
+    @property
+    def clusters(self) -> int:
+        """As many whole groups as the device holds at once, at least one, never more than there are tiles."""
+        resident_groups = self.sm_count // self.config.cluster // self.groups
+        return max(1, min(resident_groups, self.tiles)) * self.groups
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.config.cluster, 1, 1)
+
+    # ---- warps -----------------------------------------------------------------------------------------------------
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
+        return ("mma",) * (4 * self.config.warpgroups) + ("load", "idle", "idle", "idle")
+
+    @property
+    def load_warp(self) -> int:
+        return 4 * self.config.warpgroups
+
+    @property
+    def consumer_registers(self) -> int:
+        return CONSUMER_REGISTERS[self.config.warpgroups]
+
+    @property
+    def producer_registers(self) -> int:
+        return PRODUCER_REGISTERS[self.config.warpgroups]
+
+    @property
+    def tile_stages(self) -> int:
+        """Stages that one tile takes."""
+        return -(-self.k_blocks // self.config.stage_blocks)
+
+    @property
+    def handover_stage(self) -> int:
+        """Stage of a tile after whose issue the next warpgroup may begin the same tile.
+
+        The last one where the ring holds two tiles: then one warpgroup has the tensor cores to itself while another
+        stores. With a shorter ring an earlier one, since a stage is free only when every warpgroup has read it.
+        """
+        return min(self.tile_stages - 1, max(0, self.config.stages - self.tile_stages + 1))
+
+    # ---- registers -------------------------------------------------------------------------------------------------
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.tile_rows // 2
+
+    @property
+    def weight_registers(self) -> int:
+        """Registers per thread of resident weight fragments."""
+        return self.k_blocks * BLOCK_REGISTERS if self.resident else 0
+
+    @property
+    def needed_registers(self) -> int:
+        """Registers that a consumer thread holds through a tile."""
+        return self.weight_registers + self.accumulator_registers + ADDRESSING_REGISTERS
+
+    @property
+    def entry_registers(self) -> int:
+        """Registers of a thread before setmaxnreg takes effect, which its WGMMAs' accumulators have to fit as well."""
+        return self.arch.register_file // self.threads // 8 * 8
+
+
+def check_barriers(plan: TransposedPlan) -> None:
+    """The region of the barriers has a full and an empty one for each stage; operands begin right behind it."""
+    most = plan.barrier_bytes // STAGE_BARRIER_BYTES
+    if plan.config.stages > most:
+        rule = f"the {plan.barrier_bytes:,} B of barriers hold those of {most} stages"
+        others = plan.smem_bytes - plan.config.stages * plan.stage_bytes
+        room = (plan.arch.smem_bytes - others) // plan.stage_bytes
+        reject("stages", plan.config.stages, rule, max(2, min(most, room)))
+
+
+def check_registers(
+    plan: TransposedPlan, name: str, rows: int, step: int, otherwise: tuple[str, object, object]
+) -> None:
+    """Weight fragments, accumulators and addressing of a consumer thread, against what setmaxnreg gives it.
+
+    Args:
+        plan: to be checked.
+        name: the field that gives the rows of a tile.
+        rows: rows of a tile for each unit of it.
+        step: what it is a multiple of.
+        otherwise: name, value and nearest legal value to report where the weight alone is too much.
+    """
+
+    def fit(room: int) -> int:
+        """The largest value whose accumulators have room in so many registers."""
+        return 2 * room // (rows * step) * step
+
+    value = plan.tile_rows // rows
+    # The assembler says that a WGMMA's accumulators must fit what a thread has at entry, too.
+    at_entry = plan.entry_registers
+    if plan.accumulator_registers + ADDRESSING_REGISTERS > at_entry:
+        rule = (
+            f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing, the "
+            f"limit with {plan.threads} threads is {at_entry}"
+        )
+        reject(name, value, rule, fit(at_entry - ADDRESSING_REGISTERS))
+    if plan.needed_registers <= plan.consumer_registers:
+        return
+    rule = (
+        f"{plan.weight_registers} registers of weight, {plan.accumulator_registers} of accumulators and "
+        f"{ADDRESSING_REGISTERS} for addressing make {plan.needed_registers}, the limit with "
+        f"{plan.config.warpgroups} warpgroups is {plan.consumer_registers}"
+    )
+    smaller = fit(plan.consumer_registers - plan.weight_registers - ADDRESSING_REGISTERS)
+    if smaller >= step:
+        reject(name, value, rule, smaller)
+    reject(otherwise[0], otherwise[1], rule, otherwise[2])
+
+
+def ring_stages(plan: TransposedPlan) -> int:
+    """Two tiles' worth of stages, or what shared memory holds beside what is no stage; at least 2."""
+    room = plan.config.stages + (plan.arch.smem_bytes - plan.smem_bytes) // plan.stage_bytes
+    return max(2, min(room, 2 * plan.tile_stages))
+
+
+__all__ = [
+    "ADDRESSING_REGISTERS",
+    "WARPGROUP_FEATURES",
+    "WARPGROUP_THREADS",
+    "TransposedPlan",
+    "check_barriers",
+    "check_registers",
+    "ring_stages",
+]

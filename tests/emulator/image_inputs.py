@@ -1,0 +1,102 @@
+"""Random images, weights and tables for whole-kernel tests, and what integer arithmetic says the output must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cute_kernels import reference
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.operations.fragment_table import fragment_table
+from cute_kernels.plan import ImagesPlan, make_plan
+from cute_kernels.runtime.operands import Operands
+from tests.emulator.kernel_inputs import POISON
+
+PATCH = 16
+
+
+@dataclass(frozen=True)
+class ImagesCase:
+    plan: ImagesPlan
+    tensors: Operands
+    expected: torch.Tensor
+
+    def mismatches(self) -> torch.Tensor:
+        """Boolean ``[B, S, N]``: output bits that differ."""
+        return self.tensors.out.view(torch.int16) != self.expected.view(torch.int16)
+
+    def fresh(self) -> ImagesCase:
+        """The same inputs with a poisoned output of its own."""
+        out = torch.full_like(self.tensors.out.view(torch.int16), POISON).view(torch.bfloat16)
+        return ImagesCase(self.plan, self.tensors.replace(out=out), self.expected)
+
+
+def sums(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Exact int64 ``[B, S, N]``, pixel by pixel of a patch: no rows are made, no floating-point number is used."""
+    batch, channels, height, width = images.shape
+    wide = images.numpy().astype(np.int64)
+    kernel = weight.numpy().astype(np.int64).reshape(-1, channels, PATCH, PATCH)
+    total = np.zeros((batch, height // PATCH, width // PATCH, kernel.shape[0]), np.int64)
+    for channel, row, column in np.ndindex(channels, PATCH, PATCH):
+        pixels = wide[:, channel, row::PATCH, column::PATCH]
+        total += pixels[..., None] * kernel[:, channel, row, column]
+    return torch.from_numpy(total.reshape(batch, -1, kernel.shape[0]))
+
+
+def make_images_case(
+    *,
+    batch: int = 3,
+    channels: int = 3,
+    grid: tuple[int, int] = (2, 4),
+    n: int = 64,
+    bias: bool = True,
+    pos: bool = True,
+    extreme: bool = False,
+    config: Sm90ImagesConfig | None = None,
+    sm_count: int | None = None,
+    seed: int = 0,
+) -> ImagesCase:
+    """Inputs drawn from a seed, a poisoned output, and what the contract says the output must be.
+
+    Args:
+        batch, channels, n: sizes.
+        grid: patches of a column and of a row of an image.
+        bias, pos: parts of the table.
+        extreme: pixels of 255 and weights near both ends, whose sums pass 2^24 where FP32 cannot hold all integers.
+        config, sm_count: as for `make_plan`.
+        seed: of the numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    height, width = grid[0] * PATCH, grid[1] * PATCH
+    positions = grid[0] * grid[1]
+    images = torch.randint(0, 256, (batch, channels, height, width), generator=generator, dtype=torch.uint8)
+    weight = torch.randint(-128, 128, (n, channels * PATCH**2), generator=generator, dtype=torch.int8)
+    if extreme:
+        images |= 0xF0
+        weight[::2], weight[1::2] = weight[::2].abs().clamp(max=127) | 0x78, -(weight[1::2].abs() | 0x78)
+    scale = torch.rand(n, generator=generator) * 1e-5 + 1e-6
+    bias_values = torch.randn(n, generator=generator) if bias else None
+    pos_values = torch.randn(positions, n, generator=generator) if pos else None
+    rows = positions if pos else int(bias)
+    problem = PatchEmbedImagesProblem(batch, channels, height, width, PATCH, n, table_rows=rows)
+    plan = make_plan(problem, config, "sm_90a", sm_count=sm_count)
+    table = None
+    if rows:
+        table = fragment_table(bias_values, pos_values, plan.table_shape, grid[1], plan.tile_patches)
+        assert tuple(table.shape) == plan.table_shape
+    out = torch.full((batch, positions, n), POISON, dtype=torch.int16).view(torch.bfloat16)
+    addend = None
+    for part in (bias_values, pos_values):
+        if part is not None:
+            addend = part if addend is None else addend + part
+    # FP32 of an int64 is rounded to nearest, ties to even, as the contract has it.
+    accumulator = sums(images, weight).to(torch.float32)
+    wide = scale.expand_as(accumulator)
+    if addend is None:
+        result = accumulator * wide
+    else:
+        result = reference.fma32(accumulator, wide, addend.expand_as(accumulator))
+    tensors = Operands(images=images, weight=weight, scale=scale, table=table, out=out)
+    return ImagesCase(plan, tensors, result.to(torch.bfloat16))

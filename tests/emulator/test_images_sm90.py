@@ -1,0 +1,162 @@
+"""The SM90a kernel over images in the emulator: bit for bit against integer arithmetic, and broken on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cute_kernels.compile import Artifact, compile_plan
+from cute_kernels.config import Sm90ImagesConfig
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace
+from cute_kernels.runtime import emulated
+from tests.emulator.image_inputs import ImagesCase, make_images_case, sums
+
+POLICIES = ("eager", "lazy", "random")
+BASE = Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=2, cluster=2, stages=3, stage_blocks=1)
+replace = dataclasses.replace
+CONFIGS = {  # and the channels that they are compiled for
+    "base": (BASE, 1),
+    "whole channels": (replace(BASE, stages=2, stage_blocks=2), 3),
+    "together, by image": (replace(BASE, pingpong=False, order="image"), 1),
+    "1 warpgroup, 1 CTA": (replace(BASE, warpgroups=1, cluster=1, tile_patches=1, tile_images=16), 1),
+    "3 warpgroups, table read": (
+        replace(BASE, warpgroups=3, cluster=1, tile_patches=7, tile_images=16, stages=4, stage_blocks=2), 2,
+    ),
+    "256 bytes": (replace(BASE, tile_patches=16, tile_images=2, stages=4), 1),
+}  # fmt: skip
+TABLES = {"positions": (True, True), "bias": (True, False), "none": (False, False)}
+
+
+def check(case: ImagesCase, options: Options | None = None) -> None:
+    emulated.launch(case.plan, case.tensors, options)
+    wrong = case.mismatches()
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_is_bit_exact(name: str) -> None:
+    """Several tiles per cluster; images, grid rows and features end inside a tile."""
+    config, channels = CONFIGS[name]
+    grid = (2, config.tile_patches + 1)
+    case = make_images_case(
+        batch=config.tile_images + 1, channels=channels, grid=grid, n=72, config=config, sm_count=config.cluster, seed=1
+    )
+    assert case.plan.tiles // (case.plan.clusters // case.plan.groups) >= 4
+    assert case.plan.holds_table == ("table read" not in name)
+    check(case, Options(completion="lazy"))
+
+
+# Another table is another kernel, so not every configuration has all three.
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=15)
+@given(
+    kind=st.sampled_from([*((name, "positions") for name in CONFIGS), ("base", "bias"), ("256 bytes", "none")]),
+    batch=st.integers(1, 9),
+    grid=st.sampled_from([(1, 24), (1, 17), (2, 9), (1, 16), (3, 5), (3, 2)]),
+    n=st.integers(1, 18).map(lambda i: 8 * i),
+    sm_count=st.sampled_from([2, 6, 132]),
+    completion=st.sampled_from(POLICIES),
+    interleave=st.sampled_from(["round_robin", "random", "starve"]),
+    seed=st.integers(0, 2**20),
+)
+def test_any_images_under_any_schedule(kind, grid, completion, interleave, seed, **facts) -> None:
+    """Widths of 32 to 384 pixels; whole and partial tiles along grid rows and images."""
+    config, channels = CONFIGS[kind[0]]
+    bias, pos = TABLES[kind[1]]
+    grid = (grid[0], max(grid[1], config.tile_patches))
+    case = make_images_case(channels=channels, grid=grid, bias=bias, pos=pos, config=config, seed=seed, **facts)
+    check(case, Options(seed=seed, completion=completion, interleave=interleave))
+
+
+def test_result_does_not_depend_on_the_schedule() -> None:
+    case = make_images_case(batch=9, channels=1, grid=(2, 5), n=136, config=BASE, sm_count=2, seed=7)
+    for completion, interleave in (("eager", "starve"), ("lazy", "starve"), ("lazy", "random"), ("random", "random")):
+        options = Options(seed=3, completion=completion, interleave=interleave, spurious_try_wait_failures=True)
+        check(case.fresh(), options)
+
+
+@pytest.mark.parametrize("stages", [2, 5])
+def test_rings_of_less_than_two_tiles(stages: int) -> None:
+    """Warpgroups take turns, and a stage is free only when all of them have read it: the turn is passed on earlier."""
+    config = replace(BASE, stages=stages, warpgroups=3)
+    case = make_images_case(batch=8, channels=2, grid=(1, 4), n=192, config=config, sm_count=2, seed=stages)
+    plan = case.plan
+    assert plan.tile_stages == 4 and plan.handover_stage == max(0, stages - 3) < 3
+    check(case, Options(interleave="starve"))
+
+
+def test_sums_that_fp32_rounds() -> None:
+    """Beyond 2^24 an FP32 number does not hold every integer: the conversion rounds to nearest, ties to even."""
+    config, channels = CONFIGS["whole channels"]
+    case = make_images_case(
+        batch=4, channels=channels, grid=(1, 4), n=64, extreme=True, config=config, sm_count=2, seed=2
+    )
+    accumulators = sums(case.tensors.images, case.tensors.weight)
+    assert accumulators.min() < -(2**24) and accumulators.max() > 2**24 and (accumulators % 2 == 1).any()
+    check(case)
+
+
+def test_default_config() -> None:
+    """Three channels and a grid row of 224 pixels: the kernel of the headline, on one cluster."""
+    case = make_images_case(batch=9, grid=(1, 14), n=256, sm_count=2, seed=224)
+    config = case.plan.config
+    assert (config.tile_patches, config.tile_images, config.warpgroups, config.cluster) == (14, 8, 2, 2)
+    assert case.plan.holds_table
+    check(case, Options(completion="lazy"))
+
+
+def test_counts() -> None:
+    """What the emulator counts is what the plan says: a wgmma per K step, warpgroup and tile."""
+    case = make_images_case(batch=8, channels=1, grid=(2, 4), n=256, config=BASE, sm_count=2, seed=2)
+    report = emulated.launch(case.plan, case.tensors)
+    assert report.mma_instructions == case.plan.tiles * 4 * case.plan.k_blocks * 4
+    assert report.by_role["idle"] < report.by_role["load"] < report.by_role["mma"]
+
+
+# --- broken on purpose ----------------------------------------------------------------------------------------------
+
+
+def _edited(case: ImagesCase, pattern: str, replacement: str = "") -> Artifact:
+    """The kernel of a case with every match of a pattern replaced."""
+    artifact = compile_plan(case.plan, emulated=True)
+    ptx, count = re.subn(pattern, replacement, artifact.ptx)
+    assert count, f"nothing matches {pattern}"
+    return dataclasses.replace(artifact, ptx=ptx)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> ImagesCase:
+    return make_images_case(batch=9, channels=1, grid=(2, 5), n=136, config=BASE, sm_count=2, seed=7)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement"),
+    [(r"\.s32\.s8\.u8", ".s32.s8.s8"), (r"cvt\.rn\.f32\.s32", "cvt.rn.f32.u32"), (r"ld\.global\.v4\.\w+.*;", "")],
+    ids=["signed pixels", "unsigned sums", "no table"],
+)
+def test_wrong_arithmetic_gives_wrong_results(inputs: ImagesCase, pattern: str, replacement: str) -> None:
+    case = inputs.fresh()
+    emulated.launch(case.plan, case.tensors, artifact=_edited(case, pattern, replacement))
+    assert case.mismatches().float().mean() > 0.4
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error", "message"),
+    [
+        (r"fence\.proxy\.async.*;", ProxyFenceMissing, r"\(mma\)"),
+        (r"mbarrier\.arrive\.shared::cluster\.b64.*;", Hang, r"\(load\) waits for parity"),
+        (r"bar\.arrive.*;", Hang, r"\(mma\) waits at named barrier \d+ of CTA \d"),
+        (r"wgmma\.wait_group\.sync\.aligned\s+1;", SharedMemoryRace, r"wgmma\.mma_async"),
+        (r"bar\.sync.*;", SharedMemoryRace, r"TMA store .* reads"),
+    ],
+)
+def test_missing_synchronisation(inputs: ImagesCase, pattern: str, error: type[Exception], message: str) -> None:
+    case = inputs.fresh()
+    with pytest.raises(error, match=message):
+        emulated.launch(
+            case.plan, case.tensors, Options(interleave="random"), artifact=_edited(case, pattern)
+        )

@@ -1,0 +1,99 @@
+"""Every limit of the SM90a kernel over images, in the words of `tests.plan.limits`.
+
+Nothing here is read from the code under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.plan import make_plan
+from tests.plan.limits import TMA_ROWS, Limit, MakePlan
+
+HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
+BARE = replace(HEADLINE, table_rows=0)
+GRAY = replace(BARE, channels=1)
+
+
+def images(problem: PatchEmbedImagesProblem = HEADLINE, sm_count: int | None = None, **config: Any) -> MakePlan:
+    return partial(make_plan, problem, Sm90ImagesConfig(**config), sm_count=sm_count)
+
+
+def limits() -> Iterator[Limit]:
+    yield from _configurations()
+    yield from _problems()
+
+
+def _configurations() -> Iterator[Limit]:
+    def field(name: str, legal: Any, illegal: Any, nearest: Any, problem: PatchEmbedImagesProblem = HEADLINE) -> Limit:
+        message = rf"^{name} = {illegal!r} is not possible.*nearest legal value: {nearest!r}$"
+        return Limit(f"{name} {illegal}", images(problem, **{name: legal}), images(problem, **{name: illegal}), message)
+
+    yield field("source", "strips", "gather", "auto")
+    yield field("order", "image", "flat", "row")
+    yield field("tile_patches", 14, 15, 14)
+    yield field("tile_patches", 16, 17, 16, replace(BARE, width=512))
+    yield field("tile_patches", 0, -1, 1)
+    for name, most, problem in (("stage_blocks", 2, HEADLINE), ("cluster", 2, HEADLINE), ("warpgroups", 3, GRAY)):
+        yield field(name, most, most + 1, most, problem)
+        yield field(name, 1, -1, 0 if name != "stage_blocks" else 1, problem)
+    yield field("stages", 2, 1, 2)
+    yield field("stages", 7, 8, 7)  # 7 x 28,672 + 1,024 + 2 x 14,336 B are 230,400 of 232,448
+    small = replace(BARE, batch=1, width=32)
+    message = r"^stages = 65 .*1,024 B of barriers hold those of 64 stages.*value: 64$"
+    rings = [images(small, stages=stages, stage_blocks=1) for stages in (64, 65)]
+    yield Limit("barriers of a ring of images", *rings, message)
+    clusters = [images(sm_count=sms, cluster=2) for sms in (2, 1)]
+    yield Limit("a cluster's multiprocessors", *clusters, r"^sm_count = 1 .*cluster needs 2 multiprocessors.*value: 2$")
+
+    def tile(legal: int, illegal: int, message: str, problem: PatchEmbedImagesProblem = GRAY, **config: Any) -> Limit:
+        makes = [images(problem, tile_images=n, **config) for n in (legal, illegal)]
+        return Limit(f"tile_images {illegal} of {config['tile_patches']} patches", *makes, message)
+
+    yield tile(16, 24, r"^tile_images = 24 .*multiples of 8 up to 16 .*value: 16$", tile_patches=14)
+    yield tile(8, 9, r"^tile_images = 9 .*value: 16$", tile_patches=14)
+    yield tile(4, -4, r"^tile_images = -4 .*value: 4$", tile_patches=4)
+    # 96 registers of weight, 32 for addressing, of 232: 104 of accumulators.
+    message = r"^tile_images = 112 .*make 240, the limit with 2 .* is 232.*value: 104$"
+    yield tile(104, 112, message, BARE, tile_patches=2, warpgroups=2)
+    # Before setmaxnreg a thread of 512 has 128.
+    message = r"^tile_images = 104 .*limit with 512 threads is 128.*value: 96$"
+    yield tile(96, 104, message, tile_patches=2, warpgroups=3)
+
+
+def _problems() -> Iterator[Limit]:
+    def change(legal: dict[str, Any], illegal: dict[str, Any], message: str, **config: Any) -> Limit:
+        makes = [images(replace(HEADLINE, **values), **config) for values in (legal, illegal)]
+        return Limit(f"images with {illegal}", *makes, message)
+
+    yield change({"in_dtype": "uint8"}, {"in_dtype": "bfloat16"}, r"^in_dtype = 'bfloat16' .*value: 'uint8'$")
+    yield change({"precision": "int8"}, {"precision": "int16"}, r"^precision = 'int16' .*value: 'int8'$")
+    yield change({"out_dtype": "bfloat16"}, {"out_dtype": "float32"}, r"^out_dtype = 'float32' .*value: 'bfloat16'$")
+    yield change({"channels_last": False}, {"channels_last": True}, r"^channels_last = True .*neighbouring pixels")
+    yield change({"patch": 16}, {"patch": 14}, r"^patch = 14 .*16 bytes of a strip.*value: 16$")
+    yield change({}, {"height": 230}, r"^height = 230 .*whole patches of 16.*value: 224$")
+    yield change({}, {"width": 0}, r"^width = 0 .*value: 16$")
+    yield change({"batch": 1}, {"batch": 0}, r"^batch = 0 .*value: 1$")
+    yield change({"batch": TMA_ROWS}, {"batch": TMA_ROWS + 1}, rf"^batch = .*value: {TMA_ROWS}$")
+    yield change({"channels": 1}, {"channels": 0}, r"^channels = 0 .*value: 1$")
+    # 32 registers of weight for each channel, 32 for addressing, 7 of accumulators' 16 columns, of 240.
+    yield change({"channels": 6}, {"channels": 7}, r"^channels = 7 .*224 registers of weight.*value: 6$")
+    yield change({"n": 776}, {"n": 772}, r"^n = 772 .*multiple of 16 bytes.*value: 776$")
+    yield change({"n": 8}, {"n": 0}, r"^n = 0 .*value: 8$")
+    yield change({"table_rows": 196}, {"table_rows": 195}, r"^table_rows = 195 .*legal: 0, 1, 196; .*value: 196$")
+    yield change({"table_rows": 1}, {"table_rows": 2}, r"^table_rows = 2 .*value: 1$")
+    # 2^31 / (3 x 224) rows of an image, 2^31 / 196 features.
+    tall = {"height": 3_195_648, "table_rows": 0}
+    message = r"^height = 3195664 .*strides are 32-bit; nearest legal value: 3195648$"
+    yield change(tall, tall | {"height": 3_195_664}, message)
+    message = r"^n = 10956552 .*strides are 32-bit; nearest legal value: 10956544$"
+    yield change({"n": 10_956_544, "table_rows": 0}, {"n": 10_956_552, "table_rows": 0}, message)
+    # 384 padded features x 2 tiles of a grid row x 9 groups of 8 columns for every 16 rows of pixels.
+    wide = {"channels": 1, "width": 256, "n": 8}
+    legal, illegal = (wide | {"height": 16 * s, "table_rows": 16 * s} for s in (38_836, 38_837))
+    config = {"warpgroups": 3, "cluster": 2, "tile_patches": 9, "tile_images": 16}
+    yield change(legal, illegal, r"^height = 621392 .*indexed with 32 bits.*value: 621376$", **config)

@@ -1,0 +1,88 @@
+"""Plans of the SM90a kernel over images: what is chosen; limits are in `tests.plan.image_limits`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig, Sm90PatchEmbedConfig
+from cute_kernels.kernels.graph import graph_of
+from cute_kernels.plan import PLANNERS, make_plan
+
+HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
+replace = dataclasses.replace
+
+
+def test_headline() -> None:
+    """14 patches of a grid row in 8 images are 112 columns; three groups of clusters cover 768 features."""
+    plan = make_plan(HEADLINE, None, "sm_90a")
+    assert (plan.tile_patches, plan.tile_images, plan.tile_rows) == (14, 8, 112)
+    assert (plan.config.warpgroups, plan.config.cluster, plan.groups, plan.clusters) == (2, 2, 3, 66)
+    assert (plan.image_tiles, plan.position_tiles, plan.tiles) == (592, 14, 8288)
+    assert (plan.k_blocks, plan.tile_stages, plan.config.stages) == (6, 3, 6)
+    assert plan.stage_box == (224, 8, 16, 1) and plan.stage_bytes == 28_672
+    assert (plan.weight_registers, plan.accumulator_registers, plan.table_registers) == (96, 56, 28)
+    assert plan.holds_table and plan.table_shape == (14, 48, 7, 32, 4)
+    assert plan.smem_bytes == 1024 + 6 * 28_672 + 2 * 112 * 128
+    assert [barrier.stages for barrier in graph_of(plan).barriers()] == [6, 6]
+    assert PLANNERS["patch_embed_images"].configs == {"sm_90a": Sm90ImagesConfig}
+
+
+@given(
+    grid=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    batch=st.integers(1, 5000),
+    channels=st.integers(1, 5),
+    n=st.integers(1, 250).map(lambda i: 8 * i),
+    table=st.sampled_from([0, 1, 2]),
+    sm_count=st.sampled_from([1, 2, 78, 132]),
+)
+def test_every_size_has_a_default(grid, batch, channels, n, table, sm_count) -> None:
+    """Tiles cover the images, the features and the table, and what the kernel relies on holds."""
+    height, width = grid
+    rows = {0: 0, 1: 1, 2: height * width}[table]
+    problem = PatchEmbedImagesProblem(batch, channels, 16 * height, 16 * width, 16, n, table_rows=rows)
+    plan = make_plan(problem, None, "sm_90a", sm_count=sm_count)
+    assert plan.tile_rows % 16 == 0 and 16 <= plan.tile_rows <= 256
+    assert plan.tile_patches <= min(width, 16) <= 16
+    assert plan.row_tiles * plan.tile_patches >= width > (plan.row_tiles - 1) * plan.tile_patches
+    assert plan.image_tiles * plan.tile_images >= batch > (plan.image_tiles - 1) * plan.tile_images
+    assert plan.padded_n >= n and plan.smem_bytes <= plan.arch.smem_bytes
+    assert plan.needed_registers + (plan.table_registers if plan.holds_table else 0) <= plan.consumer_registers
+    assert plan.config.stages >= 2 and plan.stage_bytes == plan.tile_rows * 128 * plan.config.stage_blocks
+    assert 1 <= plan.clusters * plan.config.cluster <= max(sm_count, plan.groups * plan.config.cluster)
+    if rows > 1:
+        tiles, blocks, period, lanes, values = plan.table_shape
+        assert (tiles, 16 * blocks, lanes, values) == (plan.position_tiles, plan.padded_n, 32, 4)
+        assert period * 8 % plan.tile_patches == 0 and period == math.lcm(8, plan.tile_patches) // 8
+    assert make_plan(problem, plan.config, sm_count=sm_count) == plan
+
+
+def test_other_arguments() -> None:
+    with pytest.raises(NotImplementedError, match=r"patch_embed_images has kernels for sm_90a, not for sm_100a"):
+        make_plan(HEADLINE, None, "sm_100a")
+    with pytest.raises(TypeError, match="Sm90PatchEmbedConfig, sm_90a takes Sm90ImagesConfig"):
+        make_plan(HEADLINE, Sm90PatchEmbedConfig(), "sm_90a")
+    with pytest.raises(ValueError, match="pingpong"):
+        Sm90ImagesConfig(pingpong=2)
+    with pytest.raises(TypeError, match="batch"):
+        PatchEmbedImagesProblem(1.0, 3, 224, 224, 16, 768)
+
+
+def test_kernels_are_shared_between_sizes() -> None:
+    """Images, their sizes, features and positions are launch arguments; what is compiled in has another key."""
+    plan = make_plan(HEADLINE, None, "sm_90a")
+    other = make_plan(replace(HEADLINE, batch=100, height=448, table_rows=392), plan.config)
+    assert other.kernel_key == plan.kernel_key
+    for change in ({"channels": 1}, {"table_rows": 1}, {"table_rows": 0}):
+        assert make_plan(replace(HEADLINE, **change), plan.config).kernel_key != plan.kernel_key
+
+
+def test_description_names_what_was_chosen() -> None:
+    text = dict(make_plan(HEADLINE, None, "sm_90a").describe())
+    assert "[4736, 3, 224, 224] uint8 NCHW, patches of 16" in text["problem"]
+    assert "8 images x 14 patches of a grid row = 112 columns x 128 features" in text["tile"]
+    assert "(224, 8, 16, 1)" in text["source"] and "held" in text["epilogue"]
