@@ -89,3 +89,53 @@ def griddepcontrol() -> None:
     """
     cute.arch.griddepcontrol_wait()
     cute.arch.griddepcontrol_launch_dependents()
+
+
+@dsl_user_op
+def add_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 sum rounded to nearest even, never fused with what stands before or behind it."""
+    return _binary("add.rn.f32", a, b, loc, ip)
+
+
+@dsl_user_op
+def sub_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 difference rounded to nearest even."""
+    return _binary("sub.rn.f32", a, b, loc, ip)
+
+
+@dsl_user_op
+def min_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """The lesser; of a NaN and a number the number."""
+    return _binary("min.f32", a, b, loc, ip)
+
+
+@dsl_user_op
+def max_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """The greater; of a NaN and a number the number."""
+    return _binary("max.f32", a, b, loc, ip)
+
+
+@dsl_user_op
+def div_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 quotient rounded to nearest even (IEEE 754)."""
+    return _binary("div.rn.f32", a, b, loc, ip)
+
+
+@dsl_user_op
+def add_exponent(value: Float32, shifted: Float32, *, loc=None, ip=None) -> Float32:
+    """``value * 2**n`` where ``n`` is the integer in the low bits of ``shifted``, for normal numbers."""
+    return cute.arch.inline_ptx(
+        "{\n\t.reg .b32 bits, exponent;\n\tmov.b32 bits, {$r0};\n\tmov.b32 exponent, {$r1};\n\t"
+        "shl.b32 exponent, exponent, 23;\n\tadd.s32 bits, bits, exponent;\n\tmov.b32 {$w0}, bits;\n\t}",
+        write_only_types=[Float32],
+        read_only_args=[value, shifted],
+        loc=loc,
+        ip=ip,
+    )
+
+
+def _binary(instruction: str, a: Float32, b: Float32, loc, ip) -> Float32:
+    return cute.arch.inline_ptx(
+        f"{instruction} {{$w0}}, {{$r0}}, {{$r1}};",
+        write_only_types=[Float32], read_only_args=[a, b], loc=loc, ip=ip,
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Activations: the device function bit for bit against the reference, and the reference against FP64."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+
+import cuda.bindings.driver as driver
+import cutlass.cute as cute
+import numpy as np
+import pytest
+import torch
+from cutlass import Float32, Int32
+from cutlass.cute.runtime import make_ptr
+from cutlass.cute.typing import AddressSpace
+
+from cute_kernels import emulator
+from cute_kernels.emulator import host
+from cute_kernels.reference.activations import ACTIVATIONS
+from tests.emulator.activation_kernel import ActivationKernel
+
+EXACT = {
+    "silu": lambda x: x / (1 + math.exp(-x)) if x > -700 else 0.0,
+    "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+def values(count: int = 6000) -> torch.Tensor:
+    """Dense around zero, every exponent, and what is special."""
+    generator = torch.Generator().manual_seed(3)
+    bits = torch.randint(-(2**31), 2**31, (count // 2,), generator=generator).to(torch.int32).view(torch.float32)
+    special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3.4e38, -3.4e38, 87.0, -87.5, 126.0]
+    # Around the exponents at which the power becomes infinite, and at which 1 swallows it.
+    edges = torch.linspace(-89.5, -86.5, 400), torch.linspace(-9.6, -8.6, 200), torch.linspace(16, 18, 100)
+    return torch.cat([torch.randn(count // 2, generator=generator) * 6, bits, torch.tensor(special), *edges])
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "none"])
+def test_the_device_function_gives_the_references_bits(activation, arch):
+    source = values()
+    target = torch.full_like(source, 77.0)
+    pointers = [make_ptr(Float32, t.data_ptr(), AddressSpace.gmem, assumed_align=4) for t in (source, target)]
+    arguments = (*pointers, Int32(source.numel()), driver.CUstream(0))
+    with tempfile.TemporaryDirectory() as directory, host.recording_runtime():
+        options = f"--gpu-arch={arch} --keep-ptx --dump-dir={directory}"
+        function = cute.compile(ActivationKernel(activation), *arguments, options=options)
+    launch = host.record(function, *arguments)
+    memory = emulator.GlobalMemory()
+    memory.register_tensor(source, "source", writable=False)
+    memory.register_tensor(target, "target", writable=True)
+    ptx = function.__ptx__
+    emulator.run(
+        ptx, re.search(r"\.entry\s+(\w+)", ptx).group(1), grid=launch.grid, block=launch.block,
+        cluster=launch.cluster, dynamic_smem=launch.dynamic_smem, params=launch.params, memory=memory,
+    )  # fmt: skip
+    expected = ACTIVATIONS[activation](source)
+    assert torch.equal(target.isnan(), expected.isnan())
+    numbers = ~expected.isnan()
+    assert torch.equal(target[numbers].view(torch.int32), expected[numbers].view(torch.int32))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_reference_is_the_function_to_a_few_units(activation):
+    x = torch.linspace(-10, 10, 4001)
+    got = ACTIVATIONS[activation](x).double().numpy()
+    expected = np.array([EXACT[activation](float(v)) for v in x])
+    # Relative where the exponential is FP32's; GELU's tail falls faster than the cancellation in its exact form shows.
+    error = np.abs(got - expected)
+    bound = np.maximum(2e-6 * np.abs(expected), 1e-12) if activation == "silu" else 2e-6 * np.abs(expected) + 1e-12
+    assert (error <= bound).all()
+    torch_function = torch.nn.functional.silu if activation == "silu" else (
+        lambda v: torch.nn.functional.gelu(v, approximate="tanh")
+    )
+    torch.testing.assert_close(ACTIVATIONS[activation](x), torch_function(x), rtol=5e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_far_from_zero(activation):
+    x = torch.tensor([0.0, -0.0, math.inf, 1e30, 3.4e38, -60.0, -1e4, -3.4e38])
+    y = ACTIVATIONS[activation](x)
+    assert torch.equal(y[:5], x[:5]) and torch.signbit(y[1])
+    assert (y[5:].abs() < 1e-15).all() and torch.isnan(ACTIVATIONS[activation](torch.tensor(math.nan)))
