@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
@@ -16,6 +16,9 @@ WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
 PixelSource = Literal["auto", "strips"]
 TileOrder = Literal["row", "image"]
+Activation = Literal["none", "silu", "gelu_tanh"]
+ACTIVATIONS = get_args(Activation)
+"""Of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
 
 LAUNCH_ARGUMENT = {"launch_argument": True}
 """Metadata of a problem's field that kernels take as an argument of every launch.
@@ -264,7 +267,7 @@ class Sm90ImagesConfig:
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """Facts of one call of ``out[l, m, n] = sum_k a[l, m, k] * b[l, n, k] + bias[n]``, accumulated in FP32.
+    """Facts of one call of ``out[l, m, n] = activation(sum_k a[l, m, k] * b[l, n, k] + bias[n])``, accumulated in FP32.
 
     Attributes:
         m, n, k: rows of ``a``, rows of ``b`` and the elements they have in common.
@@ -273,6 +276,7 @@ class GemmProblem:
             TF32 on its way to the tensor core.
         out_dtype: element type of the output: bfloat16, float16 or float32.
         bias: whether an FP32 vector of N values is added before the one rounding to ``out_dtype``.
+        activation: one of `ACTIVATIONS`, applied in FP32 before that rounding.
     """
 
     m: int = field(metadata=LAUNCH_ARGUMENT)
@@ -282,6 +286,7 @@ class GemmProblem:
     in_dtype: str = "bfloat16"
     out_dtype: str = "bfloat16"
     bias: bool = False
+    activation: Activation = "none"
 
     def __post_init__(self) -> None:
         check_types(self)

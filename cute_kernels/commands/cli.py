@@ -15,7 +15,7 @@ from typing import Any
 
 from cute_kernels import __version__, compile, dsl, files
 from cute_kernels.commands import doctor
-from cute_kernels.config import GemmProblem, PatchEmbedProblem
+from cute_kernels.config import ACTIVATIONS, GemmProblem, PatchEmbedProblem
 from cute_kernels.config_codec import parse_settings, spell
 from cute_kernels.emulator import command
 from cute_kernels.emulator.errors import EmulatorError
@@ -187,6 +187,7 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
     for name, remark in (("in", "; float32 is multiplied as TF32"), ("out", "")):
         group.add_argument(f"--{name}-dtype", choices=dtypes, default="bfloat16", help=f"default: %(default)s{remark}")
     group.add_argument("--bias", action="store_true", help="add a bias")
+    group.add_argument("--activation", choices=ACTIVATIONS, default="none", help="of the sum; default: %(default)s")
     of_gemm = [action.dest for action in group._group_actions]
     parser.set_defaults(foreign={"patch-embed": of_gemm, "gemm": of_patch_embed}, parser=parser)
 
@@ -198,7 +199,7 @@ def _plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
     config = _config(options, options.kernel)
     if options.kernel == "gemm":
         sizes = (options.m, options.n, options.k, options.batches)
-        product = GemmProblem(*sizes, options.in_dtype, options.out_dtype, options.bias)
+        product = GemmProblem(*sizes, options.in_dtype, options.out_dtype, options.bias, options.activation)
         return make_plan(product, config, options.arch, sm_count=sm_count)
     problem = PatchEmbedProblem(
         m=options.batch * options.positions,

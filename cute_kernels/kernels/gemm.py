@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from cute_kernels.kernels.activations import activate
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import launch_clusters
@@ -113,17 +114,23 @@ def bias_view(pointer: cute.Pointer | None, plan: GemmPlan, n: Int32) -> cute.Te
 
 
 @cute.jit
-def add_round(accumulator: cute.Tensor, bias: cute.Tensor | None, dtype: cutlass.Constexpr) -> cute.Tensor:
-    """``accumulator + bias`` in ``dtype``, elementwise over one thread's registers: one addition, one conversion.
+def finish(
+    accumulator: cute.Tensor, bias: cute.Tensor | None, activation: cutlass.Constexpr, dtype: cutlass.Constexpr
+) -> cute.Tensor:
+    """``activation(accumulator + bias)`` in ``dtype``, elementwise over one thread's registers.
 
     Args:
         accumulator: FP32 registers; overwritten.
         bias: FP32 registers of the same count, or None.
-        dtype: element type of the result.
+        activation: one of `cute_kernels.config.ACTIVATIONS`.
+        dtype: element type of the result, to which it is rounded once.
     """
     if cutlass.const_expr(bias is not None):
         for i in cutlass.range_constexpr(cute.size(accumulator)):
             accumulator[i] = accumulator[i] + bias[i]
+    if cutlass.const_expr(activation != "none"):
+        for i in cutlass.range_constexpr(cute.size(accumulator)):
+            accumulator[i] = activate(accumulator[i], activation)
     if cutlass.const_expr(dtype is Float32):
         return accumulator
     out = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), dtype)

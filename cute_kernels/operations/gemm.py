@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.plan import GemmPlan
@@ -30,14 +30,15 @@ def gemm(
     config: GemmConfig | None = None,
     backend: Backend = "auto",
     allow_tf32: bool = False,
+    activation: Activation = "none",
 ) -> torch.Tensor:
-    """Dense product ``a @ b.T + bias``, in the layout of `torch.nn.functional.linear`, accumulated in FP32.
+    """``activation(a @ b.T + bias)``, in the layout of `torch.nn.functional.linear`, accumulated in FP32.
 
     The accumulator is rounded once per tensor-core instruction of 16 elements of K (8 of TF32); FP32 ``bias`` is added
-    with one rounding and the sum is rounded once to ``out_dtype``: `cute_kernels.reference.gemm` says the same in plain
-    torch, and what the ``split_k`` of a config changes in the order of the additions. Of float32 operands the tensor
-    core multiplies TF32, which has FP32's range and 11 significant bits: every element is rounded to the nearest one
-    first, ties to even.
+    with one rounding, the activation is computed in FP32 from operations that IEEE 754 rounds correctly, and the result
+    is rounded once to ``out_dtype``: `cute_kernels.reference.gemm` says the same in plain torch, and what the
+    ``split_k`` of a config changes in the order of the additions. Of float32 operands the tensor core multiplies TF32,
+    which has FP32's range and 11 significant bits: every element is rounded to the nearest one first, ties to even.
 
     Args:
         a: ``[M, K]`` or ``[B, M, K]`` bfloat16, float16 or, with ``allow_tf32``, float32, contiguous; every extent at
@@ -55,6 +56,8 @@ def gemm(
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
         allow_tf32: accepts float32 operands although 13 of their 24 significant bits are lost; of no effect on others.
+        activation: ``"none"``, ``"silu"`` (``x * sigmoid(x)``) or ``"gelu_tanh"`` (GELU in its tanh form, as
+            `torch.nn.functional.gelu` with ``approximate="tanh"``), at the cost of about 20 instructions per element.
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy.
@@ -67,12 +70,13 @@ def gemm(
     """
     direct = backend == "auto" and not dispatch_is_intercepted()
     if direct:
-        out = _repeated.run(a, b, bias, out_dtype, backend, config, allow_tf32, torch.is_grad_enabled())
+        out = _repeated.run(a, b, bias, out_dtype, backend, config, allow_tf32, activation, torch.is_grad_enabled())
         if out is not None:
             return out
     return GEMM(
-        direct, a=a, b=b, bias=bias, out_dtype=out_dtype, backend=backend, config=config, allow_tf32=allow_tf32
-    )
+        direct, a=a, b=b, bias=bias, out_dtype=out_dtype, backend=backend, config=config, allow_tf32=allow_tf32,
+        activation=activation,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +90,7 @@ class GemmArguments:
     backend: Backend = arguments.backend()
     config: GemmConfig | None = arguments.config(PLANNER.codec)
     allow_tf32: bool = arguments.plain("bool allow_tf32=False", bool, default=False)
+    activation: Activation = arguments.plain("str activation='none'", str, default="none")
 
 
 class _Gemm(Operation[GemmArguments]):
@@ -101,6 +106,8 @@ class _Gemm(Operation[GemmArguments]):
             )
         if a.dtype != b.dtype:
             raise TypeError(f"a has dtype {a.dtype} and b has dtype {b.dtype}: they must be equal")
+        if args.activation not in ACTIVATIONS:
+            raise ValueError(f"activation = {args.activation!r}, allowed: {', '.join(map(repr, ACTIVATIONS))}")
         if args.out_dtype is not None and args.out_dtype not in _TYPES:
             raise ValueError(f"out_dtype = {args.out_dtype}, allowed: {', '.join(map(str, _TYPES))}")
         if b.dim() > a.dim():
@@ -124,7 +131,8 @@ class _Gemm(Operation[GemmArguments]):
         n, k = args.b.shape[-2:]
         batches = args.a.shape[0] if args.b.dim() == 3 else 1
         dtypes = (str(dtype).removeprefix("torch.") for dtype in (args.a.dtype, self.output_dtype(args)))
-        return GemmProblem(args.a.numel() // (batches * k), n, k, batches, *dtypes, args.bias is not None)
+        has_bias = args.bias is not None
+        return GemmProblem(args.a.numel() // (batches * k), n, k, batches, *dtypes, has_bias, args.activation)
 
     def chosen_config(self, args: GemmArguments, problem: GemmProblem) -> GemmConfig | None:
         """Without a config what `cute_kernels.tune_gemm` found on this kind of device, if it did."""
@@ -152,7 +160,8 @@ class _Gemm(Operation[GemmArguments]):
         a, b = args.a, args.b
         rows = a.view(-1, a.shape[-1]) if b.dim() == 2 else a
         split = getattr(args.config, "split_k", 1)
-        return reference.gemm(rows, b, args.bias, args.out_dtype, split).view(self.output_shape(args))
+        out = reference.gemm(rows, b, args.bias, args.out_dtype, split, args.activation)
+        return out.view(self.output_shape(args))
 
     def output_shape(self, args: GemmArguments) -> tuple[int, ...]:
         return (*args.a.shape[:-1], args.b.shape[-2])
@@ -172,9 +181,10 @@ def prepare_gemm(
     out_dtype: torch.dtype | None = None,
     config: GemmConfig | None = None,
     allow_tf32: bool = False,
+    activation: Activation = "none",
 ) -> Prepared:
     """Everything but the launch; arguments and errors as `gemm`, and ValueError for an illegal config."""
-    return GEMM.checked(GemmArguments(a, b, bias, out_dtype, "auto", config, allow_tf32))
+    return GEMM.checked(GemmArguments(a, b, bias, out_dtype, "auto", config, allow_tf32, activation))
 
 
 def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ import itertools
 
 import torch
 
+from cute_kernels.reference.activations import ACTIVATIONS
 from cute_kernels.reference.rounding import granularity, round_exactly, round_tf32
 
 # Bounds the float64 temporaries of one row chunk, in elements.
@@ -25,11 +26,13 @@ def gemm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     split_k: int = 1,
+    activation: str = "none",
 ) -> torch.Tensor:
-    """``a @ b.T + bias`` by the contract of `cute_kernels.gemm`.
+    """``activation(a @ b.T + bias)`` by the contract of `cute_kernels.gemm`.
 
     The FP32 accumulator starts from +0 and is rounded once per 32 bytes of K, in ascending k; FP32 ``bias`` is added
-    with one rounding, and the sum is rounded once more to ``out_dtype``. float32 operands are rounded to TF32 first.
+    with one rounding, the activation follows in FP32, and the result is rounded once more to ``out_dtype``. float32
+    operands are rounded to TF32 first.
 
     With ``split_k`` s > 1 and c blocks of 128 bytes of K, slice i of s has blocks ``i * c // s`` to
     ``(i + 1) * c // s - 1``. Each has an accumulator of its own; before the bias, slices 0 and 1 are added, 2 and 3,
@@ -41,6 +44,7 @@ def gemm(
         bias: ``[N]`` or None.
         out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
         split_k: 1, 2, 4 or 8, `cute_kernels.Sm90GemmConfig.split_k`.
+        activation: a key of `cute_kernels.reference.activations.ACTIVATIONS`.
 
     Returns:
         ``[.., M, N]`` in ``out_dtype``.
@@ -65,7 +69,8 @@ def gemm(
             while len(slices) > 1:
                 slices = [x + y for x, y in zip(slices[::2], slices[1::2], strict=True)]
             (acc,) = slices
-            out[index][start : start + rows] = acc if bias is None else acc + bias.to(torch.float32)
+            acc = acc if bias is None else acc + bias.to(torch.float32)
+            out[index][start : start + rows] = ACTIVATIONS[activation](acc)
     return out
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.config import Activation, GemmConfig, GemmProblem
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
 from cute_kernels.runtime.devices import choose_backend, device_facts
@@ -46,6 +46,7 @@ def tune_gemm(
     dtype: torch.dtype = torch.bfloat16,
     out_dtype: torch.dtype | None = None,
     bias: bool = False,
+    activation: Activation = "none",
     device: torch.device | int | str | None = None,
     candidates: int = 24,
     rounds: int = 5,
@@ -62,6 +63,7 @@ def tune_gemm(
         dtype: bfloat16, float16 or, multiplied as TF32, float32, of ``a`` and ``b``.
         out_dtype: bfloat16, float16 or float32; ``dtype`` when None.
         bias: whether there is one.
+        activation: as of `cute_kernels.gemm`.
         device: CUDA device; the current one when None.
         candidates: how many are timed, the most promising first.
         rounds: timed runs of each, of which the median counts.
@@ -84,7 +86,7 @@ def tune_gemm(
         if not isinstance(value, torch.dtype) and (value is not None or name == "dtype"):
             raise TypeError(f"{name} is {type(value).__name__}, expected torch.dtype")
     names = (str(value).removeprefix("torch.") for value in (dtype, out_dtype or dtype))
-    problem = GemmProblem(m, n, k, batches, *names, bias)
+    problem = GemmProblem(m, n, k, batches, *names, bias, activation)
     place = torch.device("cuda" if device is None else device)
     if place.type != "cuda":
         raise ValueError(f"device = {str(device)!r}, allowed: a CUDA device")

@@ -41,6 +41,7 @@ def make_gemm_case(
     in_dtype: torch.dtype = torch.bfloat16,
     out_dtype: torch.dtype = torch.bfloat16,
     bias: bool = True,
+    activation: str = "none",
     config: GemmConfig | None = None,
     arch: str | None = None,
     sm_count: int | None = None,
@@ -52,11 +53,11 @@ def make_gemm_case(
     b = torch.randn(batches, n, k, generator=generator).to(in_dtype)
     values = torch.randn(n, generator=generator) if bias else None
     names = (str(dtype).removeprefix("torch.") for dtype in (in_dtype, out_dtype))
-    plan = make_plan(GemmProblem(m, n, k, batches, *names, bias), config, arch, sm_count=sm_count)
+    plan = make_plan(GemmProblem(m, n, k, batches, *names, bias, activation), config, arch, sm_count=sm_count)
     padded = None if values is None else torch.nn.functional.pad(values, (0, plan.padded_n - n))
     out = torch.full((batches, m, plan.out_pitch), POISON[out_dtype], dtype=BITS[out_dtype]).view(out_dtype)
     expected = out.clone()
-    expected[..., :n] = reference.gemm(a, b, values, out_dtype, getattr(plan.config, "split_k", 1))
+    expected[..., :n] = reference.gemm(a, b, values, out_dtype, getattr(plan.config, "split_k", 1), activation)
     return GemmCase(plan, Operands(a=a, b=b, bias=padded, out=out), expected)
 
 

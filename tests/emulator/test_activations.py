@@ -15,10 +15,11 @@ from cutlass import Float32, Int32
 from cutlass.cute.runtime import make_ptr
 from cutlass.cute.typing import AddressSpace
 
-from cute_kernels import emulator
+from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, emulator
 from cute_kernels.emulator import host
 from cute_kernels.reference.activations import ACTIVATIONS
 from tests.emulator.activation_kernel import ActivationKernel
+from tests.emulator.gemm_inputs import check, make_gemm_case
 
 EXACT = {
     "silu": lambda x: x / (1 + math.exp(-x)) if x > -700 else 0.0,
@@ -82,3 +83,26 @@ def test_far_from_zero(activation):
     y = ACTIVATIONS[activation](x)
     assert torch.equal(y[:5], x[:5]) and torch.signbit(y[1])
     assert (y[5:].abs() < 1e-15).all() and torch.isnan(ACTIVATIONS[activation](torch.tensor(math.nan)))
+
+
+GEMM_CONFIGS = [
+    Sm100GemmConfig(),
+    Sm100GemmConfig(block_m=256, stages=4),
+    Sm90GemmConfig(),
+    Sm90GemmConfig(tile_n=128, pingpong=True, cluster_m=1),
+    Sm90GemmConfig(tile_n=64, cluster_m=1, split_k=2, store_stages=1),
+]
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("config", GEMM_CONFIGS, ids=str)
+def test_the_gemm_applies_it_behind_the_bias(config, activation):
+    check(make_gemm_case(m=150, n=72, k=192, activation=activation, config=config))
+
+
+@pytest.mark.parametrize(
+    ("out_dtype", "bias"), [(torch.float32, True), (torch.float16, False), (torch.bfloat16, False)]
+)
+def test_output_types_and_no_bias(out_dtype, bias):
+    for config in (Sm100GemmConfig(), Sm90GemmConfig()):
+        check(make_gemm_case(m=40, n=64, k=64, out_dtype=out_dtype, bias=bias, activation="gelu_tanh", config=config))

@@ -238,6 +238,8 @@ A, B = torch.zeros(4, 16, dtype=BF16), torch.zeros(6, 16, dtype=BF16)
         ({"bias": torch.zeros(6, dtype=torch.int32)}, TypeError, "bias has dtype torch.int32"),
         ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias is on meta and a is on cpu"),
         ({"backend": "gpu"}, ValueError, "backend = 'gpu'"),
+        ({"activation": "relu"}, ValueError, "activation = 'relu', allowed: 'none', 'silu', 'gelu_tanh'"),
+        ({"activation": None}, TypeError, "activation is NoneType, expected str"),
         (
             {"config": cute_kernels.Sm100PatchEmbedConfig()},
             TypeError,
@@ -254,3 +256,22 @@ def test_refusals_name_argument_given_and_allowed(arguments, error, message):
     arguments = {"a": A, "b": B} | arguments
     with pytest.raises(error, match=message):
         gemm(arguments.pop("a"), arguments.pop("b"), **arguments)
+
+
+@pytest.mark.parametrize(("activation", "torch_function"), [
+    ("silu", torch.nn.functional.silu),
+    ("gelu_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+])  # fmt: skip
+def test_an_activation_follows_the_bias(activation, torch_function):
+    generator = torch.Generator().manual_seed(8)
+    a, b = (torch.randn(rows, 32, generator=generator).bfloat16() for rows in (20, 24))
+    bias = torch.randn(24, generator=generator)
+    out = gemm(a, b, bias=bias, out_dtype=torch.float32, activation=activation)
+    torch.testing.assert_close(out, torch_function(a.float() @ b.float().T + bias), rtol=1e-5, atol=1e-5)
+    for config in (Sm90GemmConfig(tile_n=64, store_stages=1), Sm100GemmConfig()):
+        emulated = gemm(
+            a, b, bias=bias, out_dtype=torch.float32, activation=activation, config=config, backend="emulator"
+        )
+        assert torch.equal(emulated, out)
+    compiled = torch.compile(lambda x: gemm(x, b, bias=bias, activation=activation), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(a), gemm(a, b, bias=bias, activation=activation))

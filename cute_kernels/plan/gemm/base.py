@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.config import ACTIVATIONS, GemmConfig, GemmProblem
 from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Plan, SmemRegion, reject, require, round_up, smem_map
 from cute_kernels.plan.operands import Operand, sizes
 
@@ -127,13 +127,15 @@ class GemmPlan(Plan):
     def describe_problem(self) -> str:
         p = self.problem
         batch = f"{p.batches} x " if p.batches > 1 else ""
-        return f"{batch}[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, bias {p.bias}"
+        activation = "" if p.activation == "none" else f", {p.activation}"
+        return f"{batch}[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, bias {p.bias}{activation}"
 
 
 def check_gemm_problem(p: GemmProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
     require("in_dtype", p.in_dtype, ("bfloat16", "float16", "float32"), "operands of the tensor core, float32 as TF32")
     require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "what the epilogue rounds to")
+    require("activation", p.activation, ACTIVATIONS, "what the epilogue applies before it rounds")
     # TMA coordinates are 32-bit and a tile may begin before the end of the tensor and reach beyond it.
     largest = 2**31 - 1024
     for name, value in (("m", p.m), ("n", p.n), ("k", p.k), ("batches", p.batches)):

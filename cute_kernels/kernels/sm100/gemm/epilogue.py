@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.elements import ELEMENT_TYPES
-from cute_kernels.kernels.gemm import add_round
+from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.sm100.cluster import ClusterPlace
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe, release_accumulator
 from cute_kernels.kernels.staging import WarpStaging
@@ -46,7 +46,7 @@ class GemmEpilogue:
     @cute.jit
     def run(self) -> None:
         plan = self.plan
-        width = plan.tmem_load_width
+        width, dtype = plan.tmem_load_width, ELEMENT_TYPES[plan.problem.out_dtype]
         lane = cute.arch.lane_idx()
         quarter = self.warp % 4
 
@@ -80,7 +80,7 @@ class GemmEpilogue:
                     if cutlass.const_expr(column + width == plan.config.tile_n):
                         release_accumulator(self.accumulator, state, wave)
                     registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
-                    values = add_round(registers, bias, ELEMENT_TYPES[plan.problem.out_dtype])
+                    values = finish(registers, bias, plan.problem.activation, dtype)
                     self.staging.write_row(values, row_chunks, buffer, part * width)
                 row_block = (m_tile * plan.waves + wave) * (plan.mma_m // LANES) + self.place.rank * 4 + quarter
                 self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)

@@ -10,7 +10,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from cute_kernels.kernels.elements import ELEMENT_TYPES
-from cute_kernels.kernels.gemm import add_round
+from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm90.gemm.split_k import PartialSums
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
@@ -140,7 +140,7 @@ class GemmMma:
         if cutlass.const_expr(not config.pingpong):
             row += self.warpgroup * plan.warpgroup_rows
         first_column = (n_tile * config.cluster_n + self.rank_n) * config.tile_n
-        groups = plan.store_columns // COLUMN_GROUP
+        groups, dtype = plan.store_columns // COLUMN_GROUP, ELEMENT_TYPES[plan.problem.out_dtype]
         for i in cutlass.range_constexpr(plan.regions_per_tile):
             wave, region = divmod(i, plan.regions_per_tile // plan.waves)
             buffer = i % config.store_stages
@@ -155,7 +155,7 @@ class GemmMma:
                     values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
                 if cutlass.const_expr(self.partials is not None):
                     self.partials.add(values, (wave * config.tile_n + column) // 8)
-                rounded = add_round(values, biases[group], ELEMENT_TYPES[plan.problem.out_dtype])
+                rounded = finish(values, biases[group], plan.problem.activation, dtype)
                 self._stage_group(rounded, buffer, group)
             row_block = row // plan.store_rows + wave * (64 // plan.store_rows)
             self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)
