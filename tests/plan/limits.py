@@ -140,6 +140,8 @@ def shared_memory() -> Iterator[Limit]:
         gemm("sm_90a", replace(split, stages=8)),
         r"^stages = 8 .*238,592 B of shared memory.*nearest legal value: 7$",
     )
+    at, beyond = (patchify(channels=1, height=1, patch=1, width=width) for width in (SMEM_BYTES, SMEM_BYTES + 1))
+    yield Limit("patchify: shared memory to the byte", at, beyond, f"{SMEM_BYTES + 1:,} B of .*value: {SMEM_BYTES}$")
     # 16 rows of 14,528 pixels of one byte are 232,448 B.
     at, beyond = (patchify(channels=1, height=16, width=width) for width in (14_528, 14_544))
     yield Limit("patchify: a row of patches", at, beyond, "232,704 B of shared memory, .* 232,448 B; .*value: 14528$")
