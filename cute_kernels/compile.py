@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels import dsl
+from cute_kernels import kernel_cache as cache
 from cute_kernels.plan import Operand, Plan
-from cute_kernels.runtime import kernel_cache as cache
 
 _COMPILE_LOCK = threading.Lock()
 """`cute.compile` keeps global state and is not thread-safe."""

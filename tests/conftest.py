@@ -55,10 +55,14 @@ def pytest_terminal_summary(terminalreporter) -> None:
     terminalreporter.write_line(f"seconds of all processes by part: {parts or 'no test ran'}")
 
 
+# pytest names the test that runs; torch.compile and Triton name the folders of their caches at their first use.
+SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "TRITON_")
+
+
 def process_state() -> dict[str, object]:
     """What one test could leave behind for another."""
     return {
-        "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "environment": {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_LIBRARIES)},
         "current directory": os.getcwd(),
         "import path": list(sys.path),
         "torch's default type": torch.get_default_dtype(),

@@ -13,16 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import __version__, compile, dsl, files
+from cute_kernels import __version__, compile, dsl, files, kernel_cache
 from cute_kernels.commands import doctor
 from cute_kernels.config import ACTIVATIONS, GemmProblem, PatchEmbedProblem
 from cute_kernels.config_codec import parse_settings, spell
 from cute_kernels.emulator import command
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.plan import ARCHS, PLANNERS, Plan, make_plan
-from cute_kernels.runtime import kernel_cache, launch_facts
+from cute_kernels.runtime import launch_facts, tuned
 from cute_kernels.siglip.models import ARCHITECTURES
-from cute_kernels.tuning import store as tuned
 
 # Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
 CHOICES = {

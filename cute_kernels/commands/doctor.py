@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from cute_kernels import dsl
+from cute_kernels import kernel_cache as cache
 from cute_kernels.plan import ARCHS
-from cute_kernels.runtime import kernel_cache as cache
 
 Status = Literal["ok", "note", "wrong"]
 

@@ -83,18 +83,18 @@ class Session:
         report: Callable[[EmulatedLaunch], None] | None = None,
         keep_ptx: str | os.PathLike[str] | None = None,
     ) -> None:
-        from cute_kernels.emulator.cuda_tensors import CudaOnHost, DeviceFacts  # torch is loaded when it is needed
+        from cute_kernels.emulator import cuda_tensors  # torch is loaded when it is needed
 
         capability, name, multiprocessors, l2_bytes = ARCHITECTURES[arch]
         self.arch, self.options = arch, options
-        self.facts = DeviceFacts(capability, name, multiprocessors, l2_bytes)
+        self.facts = cuda_tensors.DeviceFacts(capability, name, multiprocessors, l2_bytes)
         self.launches: list[EmulatedLaunch] = []
         self.failures: list[EmulatorError] = []
         self.traces: list[Path] = []
         self._report = report
         self._kept = KeptLaunches(keep_ptx) if keep_ptx is not None else None
         self._graph: Graph | None = None
-        self._tensors = CudaOnHost(self.facts, self._refuse_in_graph)
+        self._tensors = cuda_tensors.CudaOnHost(self.facts, self._refuse_in_graph)
         self._allocations: dict[int, Any] = {}
 
     def launch(self, launch: host.CapturedLaunch) -> None:
@@ -165,14 +165,14 @@ class Session:
     @contextlib.contextmanager
     def active(self) -> Iterator[Session]:
         """Redirects CuTe DSL, torch.cuda and what host code asks of the driver."""
-        from cute_kernels.emulator.fake_arguments import accepting_tensors
+        from cute_kernels.emulator import fake_arguments
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(dsl.compiling_for(self.arch))
             stack.enter_context(self._tensors.active())
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
-            stack.enter_context(accepting_tensors())
+            stack.enter_context(fake_arguments.accepting_tensors())
             stack.enter_context(host.recording_runtime())
             stack.enter_context(host.intercept(self.launch, self.refuse))
             yield self

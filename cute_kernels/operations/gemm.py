@@ -13,10 +13,10 @@ from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.gemm import GEMM as PLANNER
+from cute_kernels.runtime import tuned
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, device_facts
 from cute_kernels.runtime.operands import Operands
-from cute_kernels.tuning import store as tuned
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 

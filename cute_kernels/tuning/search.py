@@ -15,9 +15,9 @@ import torch
 from cute_kernels.config import Activation, GemmConfig, GemmProblem
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
+from cute_kernels.runtime import tuned
 from cute_kernels.runtime.devices import choose_backend, device_facts
 from cute_kernels.runtime.gpu import bound_launch
-from cute_kernels.tuning import store as tuned
 
 ROTATED_BYTES = 160 << 20
 """Operands and outputs of all input sets together: more than an L2, so that no launch finds its inputs there."""

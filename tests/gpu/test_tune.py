@@ -9,7 +9,7 @@ import cute_kernels
 from cute_kernels.config import GemmProblem
 from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan import gemm_candidates
-from cute_kernels.tuning import store as tuned
+from cute_kernels.runtime import tuned
 from cute_kernels.tuning.search import gemm_timers, interleaved
 
 

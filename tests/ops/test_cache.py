@@ -16,10 +16,10 @@ import cutlass
 import pytest
 
 from cute_kernels import compile
+from cute_kernels import kernel_cache as cache
 from cute_kernels.commands.cli import main
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import kernel_cache as cache
 from cute_kernels.runtime.frames import check_layout
 
 KEY = ("sm_90a", Sm90PatchEmbedConfig(), True, "value", 6)
@@ -188,7 +188,7 @@ def test_off_leaves_no_trace(tmp_path, monkeypatch):
 def test_concurrent_processes_build_once(root, tmp_path):
     """Six processes ask at the same time; each says whether it built, and all get the same kernel."""
     program = (
-        "import sys, time, json; from cute_kernels.runtime import kernel_cache as cache\n"
+        "import sys, time, json; from cute_kernels import kernel_cache as cache\n"
         "def build():\n"
         "    print('built'); time.sleep(1.0)\n"
         "    return cache.CompiledKernel('k', sys.argv[1], b'c', b'o', 'p')\n"

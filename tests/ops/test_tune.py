@@ -18,8 +18,8 @@ from cute_kernels.config import GemmProblem
 from cute_kernels.operations import base
 from cute_kernels.operations import gemm as gemm_op
 from cute_kernels.plan import gemm_candidates, make_plan
+from cute_kernels.runtime import tuned
 from cute_kernels.tuning import search as tune
-from cute_kernels.tuning import store as tuned
 
 H200 = tuned.Device("NVIDIA H200", "sm_90a", 132)
 PROBLEM = GemmProblem(100, 200, 640)

@@ -139,7 +139,7 @@ def fingerprint() -> str:
 
 
 def _origin() -> dict[str, object]:
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parent
     # Plans are constants of the generated code; dsl.py chooses its options, and compile.py its arguments.
     modules = [module for folder in ("kernels", "plan") for module in (package / folder).rglob("*.py")]
     sources = sorted([*modules, package / "compile.py", package / "dsl.py"])

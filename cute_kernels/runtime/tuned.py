@@ -1,6 +1,6 @@
 """Configurations that `cute_kernels.tune_gemm` found fastest, by problem and device: in memory and on disk.
 
-On disk each is a small JSON file beside the compiled kernels (`cute_kernels.runtime.kernel_cache`), written as a whole
+On disk each is a small JSON file beside the compiled kernels (`cute_kernels.kernel_cache`), written as a whole
 and read only if nobody else could have written it. A configuration that this version's plan does not take is as good as
 none.
 """
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cute_kernels import kernel_cache as cache
 from cute_kernels.config import GemmConfig, GemmProblem
 from cute_kernels.plan import PLANNERS, make_plan
-from cute_kernels.runtime import kernel_cache as cache
 
 SCHEMA = "cute-kernels/tuned/1"
 _NAME = re.compile(r"[0-9a-f]{40}\.tuned")
