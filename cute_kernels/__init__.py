@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from cute_kernels.config import (
     GemmProblem,
+    PatchEmbedImagesProblem,
     PatchEmbedProblem,
     Sm90GemmConfig,
+    Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
     Sm100GemmConfig,
     Sm100PatchEmbedConfig,
@@ -25,6 +27,7 @@ from cute_kernels.config import (
 if TYPE_CHECKING:
     from cute_kernels.operations.gemm import gemm
     from cute_kernels.operations.patch_embed import patch_embed
+    from cute_kernels.operations.patch_embed_images import patch_embed_images
     from cute_kernels.operations.patch_weight import prepare_patch_weight
     from cute_kernels.runtime.constants import clear_cache, frozen_constants
     from cute_kernels.tuning.search import tune_gemm
@@ -36,7 +39,9 @@ Problem, TileConfig, Sm90Config = PatchEmbedProblem, Sm100PatchEmbedConfig, Sm90
 
 __all__ = [
     "GemmProblem",
+    "PatchEmbedImagesProblem",
     "PatchEmbedProblem",
+    "Sm90ImagesConfig",
     "Sm90PatchEmbedConfig",
     "Sm90GemmConfig",
     "Sm100GemmConfig",
@@ -45,6 +50,7 @@ __all__ = [
     "frozen_constants",
     "gemm",
     "patch_embed",
+    "patch_embed_images",
     "prepare_patch_weight",
     "tune_gemm",
 ]
@@ -55,6 +61,7 @@ _WITH_TORCH = {
     "frozen_constants": "runtime.constants",
     "gemm": "operations.gemm",
     "patch_embed": "operations.patch_embed",
+    "patch_embed_images": "operations.patch_embed_images",
     "prepare_patch_weight": "operations.patch_weight",
     "tune_gemm": "tuning.search",
 }

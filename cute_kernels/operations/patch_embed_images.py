@@ -1,0 +1,230 @@
+"""`patch_embed_images`: its arguments, what they have to be, and what the kernel gets of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from cute_kernels import reference
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.operations import arguments
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
+from cute_kernels.operations.fragment_table import fragment_table
+from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight
+from cute_kernels.plan import ImagesPlan, make_plan
+from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
+from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.runtime.devices import Backend, check_backend
+from cute_kernels.runtime.operands import Operands
+
+__all__ = ["PATCH_EMBED_IMAGES", "PatchEmbedImagesArguments", "patch_embed_images"]
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_PRECISIONS = {dtype: name for name, dtype in WIDE_TYPES.items()}
+
+
+def patch_embed_images(
+    images: torch.Tensor,
+    weight: PatchWeight,
+    bias: torch.Tensor | None = None,
+    pos_embed: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    config: Sm90ImagesConfig | None = None,
+    backend: Backend = "auto",
+) -> torch.Tensor:
+    """Patch embedding of images: what a normalisation, a Conv2d of stride p and the addition of positions give.
+
+    With ``"int8"`` weights the kernel reads uint8 pixels out of the images themselves; the processor's normalisation is
+    in the prepared weight. Sums of products are integers and exact, so that the result is the same in every bit on
+    every device: ``round(fma32(fp32(sum), scale[n], table[s, n]))`` with ``table = (bias + offset) + pos_embed``, each
+    addition rounded to FP32 and absent terms left out; `cute_kernels.reference.patch_embed_images` says the same in
+    plain torch for all precisions.
+
+    Args:
+        images: ``[B, C, H, W]``, H and W whole patches. uint8 with the raw values 0 to 255; with ``"bf16"`` and
+            ``"fp16"`` weights also normalised bfloat16, float16 or float32, rounded to the weight's type. B may be 0.
+            Images that are not contiguous (channels_last among them) or do not begin on 16 bytes are copied by every
+            call.
+        weight: of `cute_kernels.prepare_patch_weight`, for these C and patches.
+        bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias and positions is laid out
+            once and found again by object, memory and autograd's version counter, as for `cute_kernels.patch_embed`.
+        pos_embed: ``[S, N]`` likewise, positions in row-major order of the patch grid, S = H / p * W / p.
+        out_dtype: ``torch.bfloat16``; plain torch also has float16 and float32.
+        config: tunables of the kernel, `Sm90ImagesConfig`; None takes the plan's default. An illegal one is refused on
+            every backend.
+        backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
+            compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
+
+    Returns:
+        ``[B, S, N]``, contiguous. There is no backward: differentiating the result raises NotImplementedError.
+
+    Raises:
+        TypeError: an argument of the wrong type, element type or layout.
+        ValueError: a wrong shape, device, backend or config value, or a problem that no kernel takes: today these are
+            uint8 images of patches of 16 x 16 with ``"int8"`` weights.
+        NotImplementedError: a device without a kernel.
+    """
+    if not isinstance(weight, PatchWeight):
+        raise TypeError(
+            f"weight is {type(weight).__name__}, expected what cute_kernels.prepare_patch_weight returns"
+        )
+    if not isinstance(images, torch.Tensor):
+        raise TypeError(f"images is {type(images).__name__}, expected torch.Tensor")
+    held = weight._buffers  # attributes of modules are found much more slowly
+    raw = images.dtype is torch.uint8
+    values = held["raw"] if raw else held["normalised"]
+    if values is None:
+        raise TypeError(
+            f"images has dtype {images.dtype} with a weight of precision {weight.precision!r}, allowed: torch.uint8"
+        )
+    offset = held["offset"] if raw else None
+    low, scale, patch = held["raw_low"], held["scale"], weight.patch
+    direct = backend == "auto" and not dispatch_is_intercepted()
+    if direct:
+        gradients = torch.is_grad_enabled()
+        out = _repeated.run(
+            images, values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
+        )
+        if out is not None:
+            return out
+    return PATCH_EMBED_IMAGES(
+        direct, images=images, weight=values, weight_low=low, weight_scale=scale, weight_offset=offset, bias=bias,
+        pos_embed=pos_embed, patch=patch, out_dtype=out_dtype, backend=backend, config=config,
+    )  # fmt: skip
+
+
+def _constant(*dtypes: torch.dtype, optional: bool = True) -> torch.Tensor | None:
+    return arguments.tensor(*dtypes, optional=optional, role="constant")
+
+
+@dataclass(frozen=True, eq=False)
+class PatchEmbedImagesArguments:
+    """The table of arguments; a prepared weight travels as its tensors."""
+
+    images: torch.Tensor = arguments.tensor(torch.uint8, *_FLOATS, shapes=("[B, C, H, W]",))
+    weight: torch.Tensor = arguments.tensor(
+        torch.int8, *_PRECISIONS, shapes=("[N, K]",), dense=True, role="constant"
+    )
+    weight_low: torch.Tensor | None = _constant(torch.int8)
+    weight_scale: torch.Tensor | None = _constant(torch.float32)
+    weight_offset: torch.Tensor | None = _constant(torch.float32)
+    bias: torch.Tensor | None = _constant(*_FLOATS)
+    pos_embed: torch.Tensor | None = _constant(*_FLOATS)
+    patch: int = arguments.plain("int patch", int)
+    out_dtype: torch.dtype = arguments.plain("ScalarType out_dtype", torch.dtype)
+    backend: Backend = arguments.backend()
+    config: Sm90ImagesConfig | None = arguments.config(PLANNER.codec)
+
+
+class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
+    planner = PLANNER
+    arguments = PatchEmbedImagesArguments
+
+    def check_shapes(self, a: PatchEmbedImagesArguments) -> None:
+        _, channels, height, width = a.images.shape
+        n, k = a.weight.shape
+        patch = a.patch
+        if patch < 1:
+            raise ValueError(f"patch = {patch}, allowed: at least 1")
+        if k != channels * patch * patch:
+            made_for = k // patch**2
+            raise ValueError(f"images has C = {channels}, allowed: C = {made_for}, which weight was prepared for")
+        for name, extent in (("H", height), ("W", width)):
+            if extent < patch or extent % patch:
+                nearest = max(patch, (extent + patch // 2) // patch * patch)
+                raise ValueError(
+                    f"images has {name} = {extent}, allowed: whole patches, multiples of {patch}, nearest {nearest}"
+                )
+        if a.weight.dtype is torch.int8 and a.images.dtype is not torch.uint8:
+            raise TypeError(f"images has dtype {a.images.dtype} with an integer weight, allowed: torch.uint8")
+        integers = a.weight.dtype is torch.int8
+        if (a.weight_scale is not None) != integers or (a.weight_low is not None and not integers):
+            raise TypeError(f"weight has dtype {a.weight.dtype}: integers alone have weight_scale and weight_low")
+        if n % 8:
+            raise ValueError(f"weight has N = {n}, allowed: multiples of 8")
+        positions = height // patch * (width // patch)
+        shapes = {
+            "weight_low": (n, k), "weight_scale": (n,), "weight_offset": (n,), "bias": (n,),
+            "pos_embed": (positions, n),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            value = getattr(a, name)
+            if value is not None and tuple(value.shape) != shape:
+                words = "[S, N]" if name == "pos_embed" else "[N]" if len(shape) == 1 else "[N, K]"
+                raise ValueError(f"{name} has shape {list(value.shape)}, allowed: {words} = {list(shape)}")
+        if a.out_dtype not in _FLOATS:
+            raise ValueError(f"out_dtype = {a.out_dtype}, allowed: {', '.join(map(str, _FLOATS))}")
+
+    def problem(self, a: PatchEmbedImagesArguments) -> PatchEmbedImagesProblem:
+        batch, channels, height, width = a.images.shape
+        addends = (a.weight_offset, a.bias, a.pos_embed)
+        positions = height // a.patch * (width // a.patch)
+        precision = _PRECISIONS.get(a.weight.dtype) or ("int8" if a.weight_low is None else "int16")
+        return PatchEmbedImagesProblem(
+            batch=batch, channels=channels, height=height, width=width, patch=a.patch, n=a.weight.shape[0],
+            in_dtype=_name(a.images.dtype), precision=precision, out_dtype=_name(a.out_dtype),
+            table_rows=positions if a.pos_embed is not None else int(any(x is not None for x in addends)),
+        )  # fmt: skip
+
+    def prepare(self, a: PatchEmbedImagesArguments, plan: ImagesPlan) -> Prepared:
+        """Makes the images contiguous and aligned, builds the table, allocates the output."""
+        images = a.images.contiguous()
+        operands = Operands(
+            images=images if images.data_ptr() % ROW_BYTES == 0 else images.clone(),
+            weight=a.weight,
+            scale=a.weight_scale,
+            table=self._table(a, plan),
+            out=torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device),
+        )
+        return Prepared(plan, operands, self.output_shape(a))
+
+    def _table(self, a: PatchEmbedImagesArguments, plan: ImagesPlan) -> torch.Tensor | None:
+        shape = plan.table_shape
+        if shape is None:
+            return None
+
+        def build() -> torch.Tensor:
+            return fragment_table(_shifted(a), a.pos_embed, shape, plan.problem.grid_width, plan.tile_patches)
+
+        key = ("fragment table", shape, plan.problem.grid_width, plan.tile_patches)
+        return DERIVED.get(key, (a.weight_offset, a.bias, a.pos_embed), build)
+
+    def execute(self, a: PatchEmbedImagesArguments) -> torch.Tensor:
+        """As every operation; of no images nothing is launched."""
+        if a.images.dim() and not a.images.shape[0]:
+            self.check(a)
+            check_backend(a.backend)
+            if a.config is not None:
+                make_plan(dataclasses.replace(self.problem(a), batch=1), a.config)
+            return torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device)
+        return super().execute(a)
+
+    def reference(self, a: PatchEmbedImagesArguments) -> torch.Tensor:
+        return reference.patch_embed_images(
+            a.images, a.weight, a.weight_low, a.weight_scale, _shifted(a), a.pos_embed, a.patch, a.out_dtype
+        )
+
+    def output_shape(self, a: PatchEmbedImagesArguments) -> tuple[int, ...]:
+        batch, _, height, width = a.images.shape
+        return batch, height // a.patch * (width // a.patch), a.weight.shape[0]
+
+    def output_dtype(self, a: PatchEmbedImagesArguments) -> torch.dtype:
+        return a.out_dtype
+
+
+def _shifted(a: PatchEmbedImagesArguments) -> torch.Tensor | None:
+    """``bias + offset``, one FP32 addition, or what is there of them."""
+    if a.bias is None or a.weight_offset is None:
+        return a.weight_offset if a.bias is None else a.bias
+    return a.bias.to(torch.float32) + a.weight_offset
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+PATCH_EMBED_IMAGES = _PatchEmbedImages()
+_repeated = PATCH_EMBED_IMAGES.repeated

@@ -1,0 +1,187 @@
+"""`patch_embed_images`: against normalisation and convolution, on the emulator bit for bit, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cute_kernels import Sm90ImagesConfig, Sm100PatchEmbedConfig, patch_embed_images, prepare_patch_weight, reference
+from cute_kernels.operations.patch_weight import PatchWeight
+from cute_kernels.runtime.constants import DERIVED
+
+SMALL = Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=1, cluster=1, stages=3, stage_blocks=1)
+MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+
+
+def pixels(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gray_weight(n: int = 40, precision: str = "int8", patch: int = 16) -> PatchWeight:
+    return prepare_patch_weight(numbers(n, 1, patch, patch) * 0.1, precision=precision, channels=1)
+
+
+def assert_same_bits(*arguments, **keywords) -> torch.Tensor:
+    out = patch_embed_images(*arguments, **keywords, backend="emulator")
+    expected = patch_embed_images(*arguments, **keywords, backend="reference")
+    assert out.shape == expected.shape and out.is_contiguous() and out.dtype is torch.bfloat16
+    wrong = out.view(torch.int16) != expected.view(torch.int16)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+    return out
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("int8", 0.02), ("int16", 0.005), ("bf16", 0.01)])
+@pytest.mark.parametrize("patch", [16, 14])
+def test_it_is_normalisation_convolution_and_positions(precision: str, tolerance: float, patch: int) -> None:
+    """Root mean square of the difference to FP64, relative to the part without bias and positions."""
+    images, kernel = pixels(2, 3, 3 * patch, 2 * patch), numbers(32, 3, patch, patch) * 0.05
+    bias, pos = numbers(32, seed=2), numbers(6, 32, seed=3)
+    weight = prepare_patch_weight(kernel, precision=precision, mean=MEAN, std=STD)
+    mean, std = (torch.tensor(x, dtype=torch.float64)[:, None, None] for x in (MEAN, STD))
+    normalised = (images.double() / 255 - mean) / std
+    product = torch.nn.functional.conv2d(normalised, kernel.double(), stride=patch).flatten(2).transpose(1, 2)
+    out = patch_embed_images(images, weight, bias, pos, out_dtype=torch.float32)
+    assert out.shape == (2, 6, 32)
+    error = out.double() - (product + bias + pos)
+    assert error.square().mean().sqrt() < tolerance * product.square().mean().sqrt()
+    if precision == "bf16":
+        given_normalised = patch_embed_images(normalised.float(), weight, bias, pos, out_dtype=torch.float32)
+        error = given_normalised.double() - (product + bias + pos)
+        assert error.square().mean().sqrt() < tolerance * product.square().mean().sqrt()
+
+
+def test_model_width_with_the_default_config() -> None:
+    """768 features, three channels; bias, positions and the offset of the normalisation in one table."""
+    weight = prepare_patch_weight(numbers(768, 3, 16, 16) * 0.05, mean=MEAN, std=STD)
+    out = assert_same_bits(pixels(2, 3, 16, 224), weight, numbers(768, seed=2), numbers(14, 768, seed=3))
+    assert out.shape == (2, 14, 768)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=8)
+@given(
+    batch=st.integers(1, 6),
+    grid=st.tuples(st.integers(1, 3), st.integers(4, 6)),
+    n=st.integers(1, 12).map(lambda i: 8 * i),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    with_bias=st.booleans(),
+    with_pos=st.booleans(),
+    layout=st.sampled_from(["contiguous", "channels_last", "sliced", "unaligned"]),
+    seed=st.integers(0, 2**20),
+)
+def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, seed) -> None:
+    """Images of any layout: TMA reads contiguous ones that begin on 16 bytes, others are copied, not misread."""
+    height, width = 16 * grid[0], 16 * grid[1]
+    images = pixels(batch, 1, height, width, seed=seed)
+    if layout == "channels_last":
+        images = images.to(memory_format=torch.channels_last)
+    elif layout == "sliced":
+        images = pixels(batch, 1, height, width + 3, seed=seed)[..., 2:-1]
+    elif layout == "unaligned":
+        images = pixels(images.numel() + 1, seed=seed)[1:].view(images.shape)
+    bias = numbers(n, seed=seed).to(dtype) if with_bias else None
+    pos = numbers(grid[0] * grid[1], n, seed=seed + 1).to(dtype) if with_pos else None
+    assert_same_bits(images, gray_weight(n), bias, pos, config=SMALL)
+
+
+def test_bias_offset_and_positions_are_added_in_this_order() -> None:
+    """FP32 additions: (bias + offset) + position, by hand."""
+    weight, images = gray_weight(8), pixels(1, 1, 16, 64)
+    bias, pos = numbers(8) * 1e3, numbers(4, 8, seed=2) * 1e-3
+    table = (bias + weight.offset) + pos
+    sums = reference.images.integer_sums(reference.images.patch_rows(images, 16), weight.raw).float()
+    expected = reference.fma32(sums, weight.scale.expand_as(sums), table).bfloat16()
+    assert torch.equal(patch_embed_images(images, weight, bias, pos)[0], expected)
+    assert torch.equal(assert_same_bits(images, weight, bias, pos, config=SMALL)[0], expected)
+
+
+def test_the_table_is_made_once_and_anew_after_a_write() -> None:
+    weight, images, pos = gray_weight(), pixels(1, 1, 16, 64), numbers(4, 40)
+    assert_same_bits(images, weight, None, pos, config=SMALL)
+    before = DERIVED.misses
+    assert_same_bits(images, weight, None, pos, config=SMALL)
+    assert DERIVED.misses == before
+    pos += 1
+    assert_same_bits(images, weight, None, pos, config=SMALL)
+    assert DERIVED.misses == before + 1
+
+
+@pytest.mark.parametrize("backend", ["auto", "emulator", "reference"])
+def test_no_images(backend: str) -> None:
+    out = patch_embed_images(torch.empty(0, 1, 32, 64, dtype=torch.uint8), gray_weight(), backend=backend)
+    assert out.shape == (0, 8, 40) and out.dtype is torch.bfloat16
+    with pytest.raises(ValueError, match="H = 33"):
+        patch_embed_images(torch.empty(0, 1, 33, 64, dtype=torch.uint8), gray_weight(), backend=backend)
+    with pytest.raises(ValueError, match="stages = 1"):
+        config = Sm90ImagesConfig(stages=1)
+        patch_embed_images(torch.empty(0, 1, 32, 64, dtype=torch.uint8), gray_weight(), config=config, backend=backend)
+
+
+IMAGES = pixels(2, 1, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"images": IMAGES.numpy()}, TypeError, "images is ndarray, expected torch.Tensor"),
+        ({"images": IMAGES.int()}, TypeError, "images has dtype torch.int32 .*allowed: torch.uint8"),
+        ({"images": IMAGES.float()}, TypeError, "images has dtype torch.float32 with a weight of precision 'int8'"),
+        ({"images": IMAGES[0]}, ValueError, r"images has shape \[1, 32, 64\], allowed: \[B, C, H, W\]"),
+        ({"images": pixels(2, 3, 32, 64)}, ValueError, "images has C = 3, allowed: C = 1, which weight was prepared"),
+        ({"images": pixels(2, 1, 40, 64)}, ValueError, "images has H = 40, allowed: .*multiples of 16, nearest 48"),
+        ({"images": pixels(2, 1, 32, 8)}, ValueError, "images has W = 8, allowed: .*nearest 16"),
+        ({"images": IMAGES.to_sparse()}, TypeError, "images has layout torch.sparse_coo"),
+        ({"weight": numbers(40, 256)}, TypeError, "weight is Tensor, expected what .*prepare_patch_weight returns"),
+        ({"bias": numbers(41)}, ValueError, r"bias has shape \[41\], allowed: \[N\] = \[40\]"),
+        ({"bias": numbers(40).double()}, TypeError, "bias has dtype torch.float64"),
+        ({"bias": 1.0}, TypeError, "bias is float, expected torch.Tensor"),
+        ({"pos_embed": numbers(7, 40)}, ValueError, r"pos_embed has shape \[7, 40\], allowed: \[S, N\] = \[8, 40\]"),
+        ({"pos_embed": numbers(8, 40).to("meta")}, ValueError, "pos_embed is on meta and images is on cpu"),
+        ({"out_dtype": torch.int8}, ValueError, "out_dtype = torch.int8, allowed: torch.bfloat16"),
+        ({"out_dtype": "bfloat16"}, TypeError, "out_dtype is str, expected torch.dtype"),
+        ({"backend": "cuda"}, ValueError, "backend = 'cuda', allowed"),
+        ({"config": Sm100PatchEmbedConfig()}, TypeError, "config is Sm100PatchEmbedConfig, .*Sm90ImagesConfig"),
+        ({"config": Sm90ImagesConfig(tile_patches=5)}, ValueError, "tile_patches = 5 is not possible"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "emulator"])
+def test_bad_input_is_refused_by_name(change: dict, error: type[Exception], message: str, backend: str) -> None:
+    arguments = {"images": IMAGES, "weight": gray_weight(), "backend": backend} | change
+    with pytest.raises(error, match=message):
+        patch_embed_images(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("images", "weight", "keywords", "message"),
+    [
+        (IMAGES, gray_weight(precision="int16"), {}, "precision = 'int16' is not possible"),
+        (IMAGES.bfloat16(), gray_weight(precision="bf16"), {}, "in_dtype = 'bfloat16' is not possible"),
+        (IMAGES, gray_weight(), {"out_dtype": torch.float32}, "out_dtype = 'float32' is not possible"),
+        (pixels(2, 1, 28, 28), gray_weight(patch=14), {}, "patch = 14 is not possible"),
+    ],
+)
+def test_what_has_no_kernel_is_plain_torch_elsewhere(images, weight, keywords, message: str) -> None:
+    assert patch_embed_images(images, weight, **keywords).shape[0] == 2
+    with pytest.raises(ValueError, match=message):
+        patch_embed_images(images, weight, **keywords, backend="emulator")
+
+
+def test_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Schema, fake tensors and autograd by torch's own check; one node under torch.compile."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch would set it, and leave it
+    weight = gray_weight()
+    flat = (IMAGES, weight.raw, None, weight.scale, weight.offset, None, None, 16, torch.bfloat16, "auto")
+    torch.library.opcheck(torch.ops.cute_kernels.patch_embed_images, flat)
+    compiled = torch.compile(patch_embed_images, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(IMAGES, weight), patch_embed_images(IMAGES, weight))
+    torch.compiler.reset()
+    bias = numbers(40).requires_grad_()
+    with pytest.raises(NotImplementedError, match="patch_embed_images has no backward"):
+        patch_embed_images(IMAGES, weight, bias).sum().backward()
