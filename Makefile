@@ -21,7 +21,7 @@ test: $(VENV)/.installed-test
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 
-# On a machine with an SM90 GPU. nvidia-ml-py reads its clocks and power. Peers whose packages are missing are shown as such.
+# On a machine with an SM90 or SM100 GPU. nvidia-ml-py reads its clocks and power. Peers whose packages are missing are shown as such.
 bench: $(VENV)/.installed-run
 	$(BIN)/python -m pip install --quiet nvidia-ml-py
 	$(BIN)/python -m bench.patch_embed $(ARGS)

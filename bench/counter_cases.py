@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
-from cute_kernels.plan import Plan
+from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
+from cute_kernels.plan import ARCHS, Plan, make_plan
 from cute_kernels.runtime.operands import Operands
 
 CTAS, WARPS = 4, 2
@@ -70,10 +70,10 @@ class PtxCase:
     instruction: str
     offsets: tuple[int, ...]
 
-    @property
-    def ptx(self) -> str:
+    def ptx(self, arch: str = "sm_90a") -> str:
+        """The module, for one architecture: code for an architecture-specific target runs on no other."""
         return (
-            ".version 8.0\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 dynamic[];\n"
+            f".version {_ISA[arch]}\n.target {arch}\n.address_size 64\n.extern .shared .align 1024 .b8 dynamic[];\n"
             f".visible .entry {self.name}(.param .u64 table, .param .u64 data, .param .u64 out)\n"
             f"{{{_HEAD}    {self.instruction}{_TAIL}}}\n"
         )
@@ -82,6 +82,9 @@ class PtxCase:
     def table(self) -> np.ndarray:
         return np.array(self.offsets, np.uint32)
 
+
+_ISA = {"sm_90a": "8.0", "sm_100a": "8.6"}
+"""First PTX ISA that has the target."""
 
 _WIDTHS = {1: ".u8", 2: ".u16", 4: ".u32", 8: ".v2.u32", 16: ".v4.u32"}
 _DATA = {1: "%r10", 2: "%r10", 4: "%r10", 8: "{%r10, %r11}", 16: "{%r10, %r11, %r12, %r13}"}
@@ -154,13 +157,32 @@ def launch_bytes(pointers: tuple[int, int, int]) -> list[bytes]:
 # --- our kernel ------------------------------------------------------------------------------------------------------
 
 _BASE = Sm90PatchEmbedConfig()
-SM90_CONFIGS: dict[str, Sm90PatchEmbedConfig] = {
-    "sm90 default": _BASE,
-    "sm90 streamed weight": dataclasses.replace(_BASE, weight="streamed", stages=4, stage_blocks=1),
-    "sm90 flat rows": dataclasses.replace(_BASE, order="flat"),
+CONFIGS: dict[str, dict[str, PatchEmbedConfig]] = {
+    "sm_90a": {
+        "sm90 default": _BASE,
+        "sm90 streamed weight": dataclasses.replace(_BASE, weight="streamed", stages=4, stage_blocks=1),
+        "sm90 flat rows": dataclasses.replace(_BASE, order="flat"),
+    },
+    "sm_100a": {
+        "sm100 default": Sm100PatchEmbedConfig(),
+        "sm100 128 columns": Sm100PatchEmbedConfig(tile_n=128, stages=6),
+        "sm100 bf16x2": Sm100PatchEmbedConfig(epilogue="bf16x2"),
+    },
 }
-SM90_PROBLEM = PatchEmbedProblem(m=128 * 4, n=768, k=768, table_rows=4)
-SM90_SMS = 132
+"""Of our kernel, by architecture and by the name that they have among the cases."""
+
+PROBLEM = PatchEmbedProblem(m=128 * 4, n=768, k=768, table_rows=4)
+
+KERNEL_NAMES = {"sm_90a": "patch_embed_sm90a_0", "sm_100a": "patch_embed_sm100a_0"}
+"""Entry point of our kernel, as a profiler shows it."""
+
+CHIPS = {"sm_90a": "gh100", "sm_100a": "gb100"}
+"""What Nsight Compute calls the chips whose metrics it lists."""
+
+
+def plan(arch: str, name: str) -> Plan:
+    """Of our kernel in one of its `CONFIGS`, for the multiprocessors of the architecture's usual part."""
+    return make_plan(PROBLEM, CONFIGS[arch][name], arch, sm_count=ARCHS[arch].sm_count)
 
 
 def random_tensors(plan: Plan, device: str) -> Operands:

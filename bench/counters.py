@@ -1,12 +1,13 @@
-"""Counts of the emulator against Nsight Compute on an SM90 GPU, and per tile of the SM100 kernel.
+"""Counts of the emulator against Nsight Compute on a GPU, and per tile of the SM100 kernel.
 
     python -m bench.counters emulate EMULATED.json       anywhere; seconds
-    python -m bench.counters profile PROFILED.json       on an H100 or H200 with ncu; minutes
+    python -m bench.counters profile PROFILED.json       on an H100, H200 or B200 with ncu; minutes
     python -m bench.counters table EMULATED.json PROFILED.json
     python -m bench.counters design                      SM100: wavefronts per CTA and tile
     python -m bench.counters gemm                        SM100 dense GEMM: per FLOP, by configuration
 
-`profile` starts ncu on `python -m bench.counters launch`, which runs each kernel of `bench/counter_cases.py` once.
+`emulate --arch sm_100a` counts what a B200 is to be compared with. `profile` starts ncu on
+`python -m bench.counters launch`, which runs each kernel of `bench/counter_cases.py` once.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 
 from bench import counter_cases as cases
 from bench import gemm_counters
+from bench.configs import arch_of
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.plan import make_plan
@@ -126,23 +128,28 @@ _EXPLORED = ("tma", "gmma", "wavefronts_mem_shared", "wavefronts_mem_lg", "bank_
 # --- the emulator ----------------------------------------------------------------------------------------------------
 
 
-def emulate(progress: Callable[[str], None] = print) -> Counts:
-    """Counts of every case in the emulator."""
-    result = {case.name: _values(emulate_ptx(case)) for case in cases.ptx_cases()}
+def emulate(arch: str = "sm_90a", progress: Callable[[str], None] = print) -> Counts:
+    """Counts of every case in the emulator.
+
+    Args:
+        arch: whose PTX and kernels are counted, a key of `cute_kernels.plan.ARCHS`.
+        progress: called with a line for each step.
+    """
+    result = {case.name: _values(emulate_ptx(case, arch)) for case in cases.ptx_cases()}
     progress(f"{len(result)} PTX cases")
-    for name in cases.SM90_CONFIGS:
-        result[name] = emulate_sm90(name)
+    for name in cases.CONFIGS[arch]:
+        result[name] = emulate_kernel(arch, name)
         progress(name)
     return result
 
 
-def emulate_sm90(name: str) -> dict[str, float]:
-    """Counts of our SM90 kernel in one of its configurations."""
-    plan = make_plan(cases.SM90_PROBLEM, cases.SM90_CONFIGS[name], "sm_90a", sm_count=cases.SM90_SMS)
+def emulate_kernel(arch: str, name: str) -> dict[str, float]:
+    """Counts of our kernel in one of its configurations."""
+    plan = cases.plan(arch, name)
     return _values(emulated.launch(plan, cases.random_tensors(plan, "cpu"), Options(counters=True)))
 
 
-def emulate_ptx(case: cases.PtxCase) -> Any:
+def emulate_ptx(case: cases.PtxCase, arch: str = "sm_90a") -> Any:
     """The Report of one PTX case."""
     memory = GlobalMemory()
     pointers = []
@@ -154,7 +161,7 @@ def emulate_ptx(case: cases.PtxCase) -> Any:
         pointers.append(part)
     pointers[0][:] = case.table.view(np.uint8)
     return run(
-        case.ptx,
+        case.ptx(arch),
         case.name,
         grid=(cases.CTAS, 1, 1),
         block=(32 * cases.WARPS, 1, 1),
@@ -176,6 +183,8 @@ def launch_all() -> None:
     """Runs each case once on the current device, in order (the program that ncu profiles)."""
     from cuda.bindings import driver
 
+    arch = arch_of(torch.cuda.get_device_capability())
+
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
         status, *values = function(*arguments)
         if status != driver.CUresult.CUDA_SUCCESS:
@@ -186,26 +195,28 @@ def launch_all() -> None:
     out = torch.zeros(cases.OUT_BYTES, dtype=torch.uint8, device="cuda")
     for case in cases.ptx_cases():
         table = torch.from_numpy(case.table.view("int32")).cuda()
-        module = call(driver.cuModuleLoadData, case.ptx.encode())
+        module = call(driver.cuModuleLoadData, case.ptx(arch).encode())
         function = call(driver.cuModuleGetFunction, module, case.name.encode())
         pointers = tuple(tensor.data_ptr() for tensor in (table, data, out))
         arguments = (pointers, (ctypes.c_void_p,) * 3)
         shape = (cases.CTAS, 1, 1, 32 * cases.WARPS, 1, 1, cases.SHARED_BYTES, 0)
         call(driver.cuLaunchKernel, function, *shape, arguments, 0)
         torch.cuda.synchronize()
-    for config in cases.SM90_CONFIGS.values():
-        plan = make_plan(cases.SM90_PROBLEM, config, "sm_90a", sm_count=cases.SM90_SMS)
+    for name in cases.CONFIGS[arch]:
+        plan = cases.plan(arch, name)
         gpu.launch(plan, cases.random_tensors(plan, "cuda"))
         torch.cuda.synchronize()
 
 
-def case_names() -> list[str]:
+def case_names(arch: str = "sm_90a") -> list[str]:
     """Of all cases, in the order of their launches."""
-    return [case.name for case in cases.ptx_cases()] + list(cases.SM90_CONFIGS)
+    return [case.name for case in cases.ptx_cases()] + list(cases.CONFIGS[arch])
 
 
-def profile(ncu: str, explore: bool = False) -> dict[str, Any]:
-    """Runs ncu on every case; ``explore`` also records what `_EXPLORED` names, in many more passes.
+def profile(ncu: str, arch: str, explore: bool = False) -> dict[str, Any]:
+    """Runs ncu on every case, on a device of ``arch``.
+
+    ``explore`` also records what `_EXPLORED` names, in many more passes.
 
     Returns:
         ``counts`` as `emulate` gives them, ``metrics`` (case -> every metric read) and ``ncu`` (its version).
@@ -214,7 +225,8 @@ def profile(ncu: str, explore: bool = False) -> dict[str, Any]:
         RuntimeError: ncu fails, or profiles other kernels than the cases.
     """
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")
-    query = subprocess.run([ncu, "--query-metrics", "--chips", "gh100"], capture_output=True, text=True, check=True)
+    asked = [ncu, "--query-metrics", "--chips", cases.CHIPS[arch]]
+    query = subprocess.run(asked, capture_output=True, text=True, check=True)
     wanted = chosen_metrics(query.stdout, explore)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
@@ -229,7 +241,7 @@ def profile(ncu: str, explore: bool = False) -> dict[str, Any]:
         if done.returncode or '"ID"' not in text:
             said = "\n".join(part[-2000:] for part in (text, done.stdout, done.stderr))
             raise RuntimeError(f"{' '.join(command)} failed ({done.returncode}): {said}")
-    metrics = parse_csv(text)
+    metrics = parse_csv(text, arch)
     return {"ncu": version[-2] if len(version) > 1 else version[0], "counts": as_counts(metrics), "metrics": metrics}
 
 
@@ -260,7 +272,7 @@ def _first(values: dict[str, float], counter: Counter) -> float | None:
     return None
 
 
-def parse_csv(text: str) -> Counts:
+def parse_csv(text: str, arch: str = "sm_90a") -> Counts:
     """Metrics per case from ``ncu --csv --page raw``: a header, a row of units, and a row per kernel.
 
     Raises:
@@ -268,9 +280,9 @@ def parse_csv(text: str) -> Counts:
     """
     header, _units_row, *rows = csv.reader(text[text.index('"ID"') :].splitlines())
     rows = [row for row in rows if len(row) == len(header)]  # ncu adds lines of its own
-    names = case_names()
+    names = case_names(arch)
     found = [row[header.index("Kernel Name")].split("(")[0] for row in rows]
-    expected = [name if name.startswith("case_") else "patch_embed_sm90a_0" for name in names]
+    expected = [name if name.startswith("case_") else cases.KERNEL_NAMES[arch] for name in names]
     if found != expected:
         raise RuntimeError(f"ncu profiled {len(found)} kernels, {len(expected)} expected: {found[:3]} ... {found[-3:]}")
     columns = [i for i, name in enumerate(header) if "__" in name and not name.startswith("launch__")]
@@ -354,7 +366,9 @@ def design(images: int = 64) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("emulate").add_argument("output", type=Path)
+    emulating = commands.add_parser("emulate")
+    emulating.add_argument("output", type=Path)
+    emulating.add_argument("--arch", choices=tuple(cases.CONFIGS), default="sm_90a", help="default: %(default)s")
     profiling = commands.add_parser("profile")
     profiling.add_argument("output", type=Path)
     profiling.add_argument("--ncu", default="ncu", help="default: %(default)s")
@@ -366,9 +380,12 @@ def main() -> int:
         commands.add_parser(name)
     arguments = parser.parse_args()
     if arguments.command == "emulate":
-        arguments.output.write_text(json.dumps({"counts": emulate()}, indent=1) + "\n")
+        arguments.output.write_text(json.dumps({"counts": emulate(arguments.arch)}, indent=1) + "\n")
     elif arguments.command == "profile":
-        arguments.output.write_text(json.dumps(profile(arguments.ncu, arguments.explore), indent=1) + "\n")
+        import torch
+
+        arch = arch_of(torch.cuda.get_device_capability())
+        arguments.output.write_text(json.dumps(profile(arguments.ncu, arch, arguments.explore), indent=1) + "\n")
     elif arguments.command == "launch":
         launch_all()
     elif arguments.command == "design":

@@ -29,12 +29,14 @@ import torch
 from rich.console import Console
 
 from bench import gemm_cases, patch_embed
+from bench.configs import arch_of, check_parsable, parse_config
 from bench.gemm_cases import GemmCase, GemmData
 from bench.peers import OURS, Peer
 from bench.peers import gemm_peers as peers_module
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
-from cute_kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from cute_kernels.config import GemmConfig
+from cute_kernels.plan import GEMM_CONFIG_TYPES
 from cute_kernels.plan.gemm import sm90 as sm90_gemm
 from cute_kernels.plan.gemm import sm100 as sm100_gemm
 
@@ -50,27 +52,11 @@ PEERS = (
 )
 
 
-def parse_config(text: str, kind: type[GemmConfig]) -> GemmConfig:
-    """``"tile_n=192,pingpong=1"``: the defaults of ``kind`` but for these fields; all values are integers.
-
-    Raises:
-        ValueError: an unknown field or no integer.
-    """
-    names = {field.name for field in dataclasses.fields(kind)}
-    values = {}
-    for item in text.split(","):
-        name, separator, value = (part.strip() for part in item.partition("="))
-        if not separator or name not in names:
-            raise ValueError(f"{item!r} in {text!r}, allowed: name=integer with {', '.join(sorted(names))}")
-        values[name] = int(value)
-    return kind(**values)
-
-
-def candidates(capability: tuple[int, int]) -> tuple[type[GemmConfig], tuple[GemmConfig, ...]]:
-    """The class of an architecture's tunables, and what its chooser chooses from."""
-    if capability == (10, 0):
-        return Sm100GemmConfig, tuple(sm100_gemm.CANDIDATES)
-    return Sm90GemmConfig, sm90_gemm.CANDIDATES
+CANDIDATES: dict[str, tuple[GemmConfig, ...]] = {
+    "sm_90a": tuple(sm90_gemm.CANDIDATES),
+    "sm_100a": tuple(sm100_gemm.CANDIDATES),
+}
+"""What the chooser of each architecture chooses from."""
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -99,6 +85,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"peers {sorted(unknown)}, allowed: {', '.join(peer.name for peer in PEERS)}")
     arguments.peers = [peer for peer in PEERS if arguments.peers is None or peer.name in (*arguments.peers, OURS)]
     try:
+        for text in arguments.configs:
+            if text != "candidates":
+                check_parsable(text, GEMM_CONFIG_TYPES)
         if not arguments.limit > 0:
             raise ValueError(f"--limit {arguments.limit}, allowed: a positive number of seconds")
         arguments.protocol = Protocol(
@@ -115,19 +104,18 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def chosen_configs(texts: Sequence[str], capability: tuple[int, int]) -> dict[str, GemmConfig]:
-    """Configurations by the text that names them in the table.
+def chosen_configs(texts: Sequence[str], arch: str) -> dict[str, GemmConfig]:
+    """Configurations of an architecture's kernel, by the text that names them in the table.
 
     Raises:
         ValueError: as `parse_config`.
     """
-    kind, known = candidates(capability)
     configs: dict[str, GemmConfig] = {}
     for text in texts:
         if text != "candidates":
-            configs[text] = parse_config(text, kind)
+            configs[text] = parse_config(text, GEMM_CONFIG_TYPES[arch])
             continue
-        for config in known:
+        for config in CANDIDATES[arch]:
             configs[",".join(map(str, map(int, dataclasses.astuple(config))))] = config
     return configs
 
@@ -189,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     device = torch.device("cuda", torch.cuda.current_device())
     try:
-        configs = chosen_configs(arguments.configs, torch.cuda.get_device_capability(device))
+        configs = chosen_configs(arguments.configs, arch_of(torch.cuda.get_device_capability(device)))
     except ValueError as error:
         print(f"bench.gemm: {error}", file=sys.stderr)
         return 2

@@ -33,10 +33,13 @@ import cute_kernels
 from bench import cases as case_module
 from bench import results as results_module
 from bench.cases import Case, CaseData
+from bench.configs import arch_of, check_parsable, parse_config
 from bench.gemm_cases import GemmData
 from bench.peers import OURS, Candidate, Peer, PeerUnavailable, cublaslt, ours, select
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
+from cute_kernels.config import PatchEmbedConfig
+from cute_kernels.plan import CONFIG_TYPES
 
 LAUNCH_COST_BELOW_MS = 0.2
 """Launch cost is measured where a launch is short enough for it to count."""
@@ -48,7 +51,7 @@ _PACKAGES = ("nvidia-cutlass-dsl", "triton", "quack-kernels", "nvidia-cublas", "
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Command line; ``cases``, ``protocol``, ``peers`` and ``configs`` of the result are ready to use."""
+    """Command line; ``cases``, ``protocol`` and ``peers`` of the result are ready to use."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", choices=("headline", "models"), default="headline")
     parser.add_argument("--models", nargs="+", help=f"of {', '.join(case_module.MODELS)}")
@@ -65,7 +68,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     try:
         arguments.peers = select(arguments.peers)
-        arguments.configs = [(text, ours.parse_config(text)) for text in arguments.configs]
+        for text in arguments.configs:
+            check_parsable(text, CONFIG_TYPES)
         arguments.protocol = Protocol(
             rounds=arguments.rounds if arguments.rounds is not None else 3 if arguments.quick else 7,
             sustained_s=arguments.sustained if arguments.sustained is not None else 0.2 if arguments.quick else 0.6,
@@ -75,6 +79,15 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     return arguments
+
+
+def chosen_configs(texts: Sequence[str], arch: str) -> dict[str, PatchEmbedConfig]:
+    """Configurations of an architecture's kernel, by the text that names them in the table.
+
+    Raises:
+        ValueError: as `parse_config`.
+    """
+    return {text: parse_config(text, CONFIG_TYPES[arch]) for text in texts}
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
@@ -154,12 +167,18 @@ def build_and_check(peer: Peer, build, data: CaseData | GemmData) -> tuple[PeerR
     return result, None
 
 
-def run_case(case: Case, arguments: argparse.Namespace, device: torch.device, sampler: DeviceSampler) -> CaseResult:
-    """Builds, checks and times all peers of a case."""
+def run_case(
+    case: Case,
+    configs: dict[str, PatchEmbedConfig],
+    arguments: argparse.Namespace,
+    device: torch.device,
+    sampler: DeviceSampler,
+) -> CaseResult:
+    """Builds, checks and times all peers of a case, and our kernel in ``configs`` besides."""
     case = case_module.fit(case, torch.cuda.mem_get_info(device)[0])
     data = CaseData(case, device, arguments.seed)
     entries = [(peer, peer.build) for peer in arguments.peers]
-    for text, config in arguments.configs:
+    for text, config in configs.items():
         entry = Peer(f"{OURS} {text}", "complete", "ours", "build")
         entries.insert(1, (entry, functools.partial(ours.build, config=config)))
     result, candidates = CaseResult(case), {}
@@ -217,6 +236,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("bench.patch_embed: no CUDA device", file=sys.stderr)
         return 2
     device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        configs = chosen_configs(arguments.configs, arch_of(torch.cuda.get_device_capability(device)))
+    except ValueError as error:
+        print(f"bench.patch_embed: {error}", file=sys.stderr)
+        return 2
     sampler = DeviceSampler(device)
     now = datetime.datetime.now(datetime.timezone.utc)
     results = Results(
@@ -226,14 +250,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         protocol=arguments.protocol,
     )
     for case in arguments.cases:
-        for config in (None, *(config for _, config in arguments.configs)):
+        for config in (None, *configs.values()):
             # A refused configuration is reported with its case, as any peer's failure.
             with contextlib.suppress(ValueError):
                 ours.compile_ahead(case, config, device)
     name = arguments.name or f"{arguments.suite}-{now:%Y-%m-%d}"
     for case in arguments.cases:
         print(case.name, file=sys.stderr, flush=True)
-        results.cases.append(run_case(case, arguments, device, sampler))
+        results.cases.append(run_case(case, configs, arguments, device, sampler))
         # Written after every case: an interrupted run keeps what it has measured.
         paths = write(results, arguments.output, name)
         gc.collect()

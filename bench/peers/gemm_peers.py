@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 
 import cute_kernels
+from bench.configs import arch_of
 from bench.gemm_cases import DTYPES, GemmCase, GemmData
-from bench.peers import Candidate, PeerUnavailable
+from bench.peers import Candidate, PeerUnavailable, quack_configs
 from bench.peers.cublaslt import CublasError, Matmul, Operand
 from bench.timing import elapsed_ms, fastest
 from cute_kernels.compile import compile_plan
@@ -18,26 +19,15 @@ from cute_kernels.config import GemmConfig, GemmProblem
 from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan import make_plan
 
-QUACK_CONFIGS = (
-    # (rows, columns, cluster along rows, cluster along columns, pingpong)
-    (128, 256, 2, 1, False),
-    (256, 128, 2, 1, False),
-    (256, 192, 2, 1, False),
-    (128, 192, 2, 1, True),
-    (128, 192, 1, 2, True),
-    (128, 128, 2, 1, True),
-    (64, 128, 2, 1, True),
-)
-
 
 def compile_ahead(case: GemmCase, config: GemmConfig | None, device: torch.device) -> None:
     """Compiles the kernel of a case into the in-memory cache; a configuration that the plan refuses is left out."""
-    major, minor = torch.cuda.get_device_capability(device)
+    arch = arch_of(torch.cuda.get_device_capability(device))
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
     dtype = str(DTYPES[case.dtype]).removeprefix("torch.")
     problem = GemmProblem(case.m, case.n, case.k, in_dtype=dtype, out_dtype=dtype)
     with contextlib.suppress(ValueError):
-        compile_plan(make_plan(problem, config, f"sm_{major}{minor}a", sm_count=sm_count))
+        compile_plan(make_plan(problem, config, arch, sm_count=sm_count))
 
 
 def build_ours(data: GemmData, config: GemmConfig | None = None) -> Candidate:
@@ -94,25 +84,18 @@ def build_cublaslt(data: GemmData) -> Candidate:
 
 
 def build_quack(data: GemmData) -> Candidate:
-    """The fastest of quack's SM90 tiles, clusters and schedules."""
+    """The fastest of quack's tiles, clusters and schedules for the architecture at hand."""
     if data.case.dtype != "bf16":
         raise PeerUnavailable("set up here for 16-bit operands only")
-    if torch.cuda.get_device_capability(data.device) != (9, 0):
-        raise PeerUnavailable("set up here for compute capability 9.0 only")
+    _, configs = quack_configs.for_device(quack_configs.GEMM, data.device)
     import quack.gemm
 
-    def launch(config: tuple, slot: int) -> torch.Tensor:
-        rows, columns, cluster_m, cluster_n, pingpong = config
-        quack.gemm.gemm(
-            data.a[slot][None], data.b[None], data.out[slot][None], None, None, rows, columns, cluster_m, cluster_n,
-            pingpong=pingpong, persistent=True,
-        )  # fmt: skip
+    def launch(config: quack_configs.QuackConfig, slot: int) -> torch.Tensor:
+        tile = (config.rows, config.columns, config.cluster_m, config.cluster_n)
+        quack.gemm.gemm(data.a[slot][None], data.b[None], data.out[slot][None], None, None, *tile, **config.options)
         return data.out[slot]
 
-    launches = {}
-    for config in QUACK_CONFIGS:
-        name = "{}x{}, cluster ({}, {}), {}".format(*config[:4], "pingpong" if config[4] else "cooperative")
-        launches[name] = functools.partial(launch, config)
+    launches = {config.name: functools.partial(launch, config) for config in configs}
     return _best(data, launches, (RuntimeError, ValueError, TypeError, AssertionError))
 
 

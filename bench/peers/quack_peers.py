@@ -1,4 +1,4 @@
-"""quack's SM90 GEMM (CuTe DSL), batched over positions with a row vector per batch, or flat without it."""
+"""quack's GEMM (CuTe DSL), batched over positions with a row vector per batch, or flat without it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,28 @@ import functools
 import torch
 
 from bench.cases import CaseData
-from bench.peers import Candidate, PeerUnavailable
+from bench.peers import Candidate, PeerUnavailable, quack_configs
 from bench.timing import elapsed_ms, fastest
-
-# (rows, columns, cluster along rows, cluster along columns, pingpong)
-CONFIGS = (
-    (128, 192, 2, 1, True),
-    (128, 192, 1, 2, True),
-    (128, 128, 2, 1, True),
-    (256, 128, 2, 1, False),
-    (256, 192, 1, 1, False),
-)
 
 
 @functools.cache
-def _gemm():
-    """quack's `gemm` with fast FP8 accumulation, which its front end has no argument for."""
-    import quack.cache
+def _gemm(arch: str):
+    """quack's `gemm`; on SM90 with fast FP8 accumulation, which its front end has no argument for.
+
+    SM100 has one kind of FP8 accumulation only.
+    """
     import quack.gemm
 
-    class FastAccumulation(quack.gemm.GemmDefaultSm90):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, fp8_fast_accum=True, **kwargs)
+    if arch == "sm_90a":
+        import quack.cache
 
-    # quack's cache on disk does not know about this class.
-    quack.cache.CACHE_ENABLED = False
-    quack.gemm.GemmDefaultSm90 = FastAccumulation
+        class FastAccumulation(quack.gemm.GemmDefaultSm90):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, fp8_fast_accum=True, **kwargs)
+
+        # quack's cache on disk does not know about this class.
+        quack.cache.CACHE_ENABLED = False
+        quack.gemm.GemmDefaultSm90 = FastAccumulation
     return quack.gemm.gemm
 
 
@@ -58,32 +54,30 @@ def build_gemm(data: CaseData) -> Candidate:
 
 
 def _build(data: CaseData, inputs, weight, outputs, vector: torch.Tensor | None) -> Candidate:
-    if torch.cuda.get_device_capability(data.device) != (9, 0):
-        raise PeerUnavailable("set up here for compute capability 9.0 only")
-    gemm = _gemm()
+    arch, configs = quack_configs.for_device(quack_configs.PATCH_EMBED, data.device)
+    gemm = _gemm(arch)
 
-    def launcher(config: tuple):
-        rows, columns, cluster_m, cluster_n, pingpong = config
+    def launcher(config: quack_configs.QuackConfig):
+        tile = (config.rows, config.columns, config.cluster_m, config.cluster_n)
 
         def launch(slot: int) -> torch.Tensor:
             gemm(
-                inputs[slot], weight, outputs[slot], None, None, rows, columns, cluster_m, cluster_n,
-                pingpong=pingpong, persistent=True, rowvec_bias=vector, alpha=data.scale,
+                inputs[slot], weight, outputs[slot], None, None, *tile, rowvec_bias=vector, alpha=data.scale,
+                **config.options,
             )  # fmt: skip
             return data.out[slot]
 
         return launch
 
     candidates, failures = {}, []
-    for config in CONFIGS:
-        name = "{}x{}, cluster ({}, {}), {}".format(*config[:4], "pingpong" if config[4] else "cooperative")
+    for config in configs:
         launch = launcher(config)
         try:
             elapsed_ms(launch, 1, 1)
         except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-            failures.append(f"{name}: {error}".splitlines()[0][:200])
+            failures.append(f"{config.name}: {error}".splitlines()[0][:200])
         else:
-            candidates[name] = launch
+            candidates[config.name] = launch
     if not candidates:
         raise PeerUnavailable("; ".join(failures))
     best = fastest(candidates, data.case.slots)

@@ -7,8 +7,8 @@ import torch
 
 from bench import patch_embed as program
 from bench.cases import Case, CaseData
+from bench.configs import parse_config
 from bench.peers import OURS, PEERS, Candidate, Peer, PeerUnavailable
-from bench.peers.ours import parse_config
 from cute_kernels import Sm90PatchEmbedConfig
 
 DATA = CaseData(Case("base-p16", 2, 3, 32, 16, 2), torch.device("cpu"))
@@ -56,10 +56,10 @@ def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_configs_are_typed() -> None:
-    config = parse_config("tile_rows=192, pingpong=false,weight=streamed")
+    config = parse_config("tile_rows=192, pingpong=false,weight=streamed", Sm90PatchEmbedConfig)
     assert config == Sm90PatchEmbedConfig(tile_rows=192, pingpong=False, weight="streamed")
     with pytest.raises(ValueError, match="true or false"):
-        parse_config("pingpong=0")
+        parse_config("pingpong=2", Sm90PatchEmbedConfig)
 
 
 def test_recorded_command_repeats_the_run_anywhere() -> None:

@@ -37,12 +37,12 @@ def test_peers_are_chosen_by_name_and_ours_is_always_there(capsys: pytest.Captur
 
 
 def test_configs() -> None:
-    configs = program.chosen_configs(["candidates", "tile_n=192,pingpong=1"], (9, 0))
+    configs = program.chosen_configs(["candidates", "tile_n=192,pingpong=1"], "sm_90a")
     assert list(configs.values()) == [*CANDIDATES, Sm90GemmConfig(tile_n=192, pingpong=True)]
-    assert program.chosen_configs(["stages=3"], (10, 0)) == {"stages=3": Sm100GemmConfig(stages=3)}
+    assert program.chosen_configs(["stages=3"], "sm_100a") == {"stages=3": Sm100GemmConfig(stages=3)}
     for text in ("tile_k=3", "stages", "stages=many"):
         with pytest.raises(ValueError, match="tile_k|stages|many"):
-            program.chosen_configs([text], (9, 0))
+            program.chosen_configs([text], "sm_90a")
 
 
 def test_check_notices_one_wrong_row_one_unwritten_element_and_a_wrong_shape() -> None:

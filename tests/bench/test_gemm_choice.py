@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 from bench import tile_order
-from bench import tune_sm90_gemm as tuner
+from bench import tune_gemm as tuner
 from bench.gemm_cases import siglip2, squares
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan

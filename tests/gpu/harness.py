@@ -88,6 +88,33 @@ def random_call(
     )
 
 
+DRY_RUN = False
+"""Set by tests/gpu/conftest.py where the emulator takes the place of the device: sizes are then reduced."""
+
+
+def _reduced(extent: int, most: int, tile: int) -> int:
+    """``extent``, or in a dry run at most ``most``, of the same remainder modulo ``tile``."""
+    if not DRY_RUN or extent <= most:
+        return extent
+    return most - (most - extent) % tile
+
+
+def sized_rows(rows: int) -> int:
+    """Rows of a call."""
+    return _reduced(rows, 600, 256)
+
+
+def sized(images: int, positions: int, n: int, k: int) -> tuple[int, int, int, int]:
+    """The size of a patch embed: what is given, or in a dry run a few tiles of it."""
+    positions = _reduced(positions, 300, 32)
+    return _reduced(images, max(1, 600 // positions), 1), positions, _reduced(n, 264, 128), _reduced(k, 400, 128)
+
+
+def sized_gemm(m: int, n: int, k: int) -> tuple[int, int, int]:
+    """The size of a dense GEMM, likewise."""
+    return _reduced(m, 600, 128), _reduced(n, 300, 64), _reduced(k, 300, 64)
+
+
 def run_poisoned(
     call: Call, config: PatchEmbedConfig | None, *, sm_count: int | None = None
 ) -> tuple[torch.Tensor, Plan]:

@@ -9,19 +9,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from cute_kernels.config import Sm90PatchEmbedConfig
 from cute_kernels.operations.patch_embed import prepare_launch
 from cute_kernels.runtime import gpu
 from tests.gpu.harness import random_call, run_poisoned
+from tests.gpu.patch_embed_configs import AT_HAND
 
-CONFIGS = (
-    Sm90PatchEmbedConfig(tile_rows=64, stages=3),
-    Sm90PatchEmbedConfig(tile_rows=64, stages=5, stage_blocks=1, warpgroups=3, order="flat"),
-    Sm90PatchEmbedConfig(tile_rows=128, stages=2, weight="streamed", epilogue="bf16x2"),
-    Sm90PatchEmbedConfig(tile_rows=48, stages=2, warpgroups=1, cluster=1, weight="streamed", order="flat"),
-    Sm90PatchEmbedConfig(tile_rows=32, stages=4, pingpong=False),
-    Sm90PatchEmbedConfig(tile_rows=32, stages=4, tile_positions=4),
-)
+CONFIGS = AT_HAND.sanitized
 
 
 def main() -> None:

@@ -11,15 +11,13 @@ import torch
 
 import cute_kernels
 from cute_kernels import reference
-from cute_kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.operations import gemm as gemm_op
 from cute_kernels.operations.gemm import prepare_gemm
-from cute_kernels.plan.gemm import sm90 as sm90_gemm
-from cute_kernels.plan.gemm import sm100 as sm100_gemm
 from cute_kernels.runtime import gpu
+from tests.gpu.gemm_configs import CONFIGS, name
+from tests.gpu.harness import sized_gemm
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-IS_SM90 = torch.cuda.get_device_capability() == (9, 0)
 
 GUARD = 4096
 """Elements before and after the output in which a write beyond it would be seen."""
@@ -29,35 +27,6 @@ ACCUMULATION_ERROR = 2.0**-16
 
 HALF_ULP = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-24}
 """Largest relative error of rounding to a type."""
-
-SM90 = [
-    *(config for config in sm90_gemm.CANDIDATES if config.split_k == 1),
-    Sm90GemmConfig(128, 256, 3, 1, 2),
-    Sm90GemmConfig(128, 128, 4, 2, 2),
-    Sm90GemmConfig(128, 128, 2, 1, 1),
-    Sm90GemmConfig(256, 128, 4, 1, 2),
-    Sm90GemmConfig(256, 192, 3, 2, 1, store_stages=1),
-    Sm90GemmConfig(128, 128, 5, 2, 2, pingpong=True, group_m=1),
-    Sm90GemmConfig(64, 64, 8, 1, 1, pingpong=True, store_stages=1, group_m=3),
-    Sm90GemmConfig(192, 128, 4, 2, 1, pingpong=True),
-    Sm90GemmConfig(64, 192, 5, 1, 2, pingpong=True, store_stages=3),
-    Sm90GemmConfig(64, 128, 7, 4, 1, pingpong=True),
-    Sm90GemmConfig(128, 64, 8, 2, 4, store_stages=1),
-]
-SM100 = [
-    *sm100_gemm.CANDIDATES,
-    sm100_gemm.ONE_ACCUMULATOR,
-    dataclasses.replace(sm100_gemm.WIDE, cluster_m=4),
-    dataclasses.replace(sm100_gemm.WIDE, cluster_n=2),
-    Sm100GemmConfig(tile_n=64, stages=3, cluster_m=4, cluster_n=2),
-    Sm100GemmConfig(tile_n=256, stages=5, store_stages=4),
-    Sm100GemmConfig(tile_n=64, stages=3, store_stages=1, idle_clocks=40),
-]
-CONFIGS = SM90 if IS_SM90 else SM100
-
-
-def name(config: GemmConfig | None) -> str:
-    return "default" if config is None else "-".join(str(int(value)) for value in dataclasses.astuple(config))
 
 
 def draw(m, n, k, batches=0, *, dtype=BF16, seed=0, small_integers=False, bias=True):
@@ -92,6 +61,7 @@ def run_guarded(a, b, bias, out_dtype, config, *, sm_count: int | None = None) -
 
 def check(shape, config, record_property, *, batches=0, dtype=BF16, out_dtype=None, bias=True, seed=0, **options):
     """Random data against FP64, and small integers bit for bit against the contract."""
+    shape = sized_gemm(*shape)
     a, b, addend = draw(*shape, batches, dtype=dtype, seed=seed, bias=bias)
     out = run_guarded(a, b, addend, out_dtype, config, **options).double()
     expected = a.double() @ b.double().mT + (0 if addend is None else addend.double())
@@ -128,7 +98,7 @@ def test_types(dtype, out_dtype, bias, config, record_property):
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
 def test_tf32(config, record_property):
     """Rounding by TMA, seen through the identity; random data against FP64 of the rounded operands; exact integers."""
-    a, b, _ = draw(515, 128, 128, dtype=FP32, seed=1, bias=False)
+    a, b, _ = draw(*sized_gemm(515, 128, 128), dtype=FP32, seed=1, bias=False)
     rounded = reference.round_tf32(a)
     identity = torch.eye(128, device="cuda")
     assert torch.equal(run_guarded(a, identity, None, None, config), rounded)
@@ -138,7 +108,7 @@ def test_tf32(config, record_property):
     record_property("TF32 GEMM accumulation error / sum |a| |b|", error)
     assert error <= ACCUMULATION_ERROR, f"accumulation error {error:.3g} of sum |a| |b|"
     for shape, batches in (((1000, 776, 260), 0), ((130, 97, 1036), 3), ((1, 1, 4), 0)):
-        a, b, bias = draw(*shape, batches, dtype=FP32, small_integers=True)
+        a, b, bias = draw(*sized_gemm(*shape), batches, dtype=FP32, small_integers=True)
         out = run_guarded(a, b, bias, None, config)
         assert torch.equal(out, ((a.double() @ b.double().mT).float() + bias))
 
@@ -154,6 +124,7 @@ def test_default_configuration(shape, record_property):
     check(shape, None, record_property)
 
 
+@pytest.mark.gpu_only("takes 5 GB")
 def test_more_than_two_to_the_31_output_elements(record_property):
     """Offsets beyond 32 bits; rows on both sides of the boundary, and the last ones."""
     m, n, k = 720_000, 3072, 64
@@ -166,13 +137,14 @@ def test_more_than_two_to_the_31_output_elements(record_property):
 
 def test_results_do_not_depend_on_tiles_or_schedule():
     """Random data: no configuration changes a bit, as all accumulate 16 elements of K at a time in ascending order."""
-    a, b, bias = draw(700, 600, 1032, seed=3)
+    a, b, bias = draw(*sized_gemm(700, 600, 1032), seed=3)
     first = run_guarded(a, b, bias, FP32, CONFIGS[0])
     for config in CONFIGS[1:]:
         assert torch.equal(run_guarded(a, b, bias, FP32, config), first), name(config)
 
 
 @pytest.mark.parametrize("out_dtype", [BF16, FP32], ids=str)
+@pytest.mark.gpu_only("torch.compile and a CUDA graph")
 def test_public_function(out_dtype, record_property):
     """Eager, compiled and replayed from a graph after the inputs changed, odd width and a misaligned slice."""
     a, b, bias = draw(200, 131, 136, small_integers=True)
@@ -196,6 +168,7 @@ def test_public_function(out_dtype, record_property):
     assert torch.equal(captured, expected)
 
 
+@pytest.mark.gpu_only("several streams at once")
 def test_many_streams_at_once():
     """Launches on several streams and back to back on one: dependent launches must wait for their inputs."""
     a, b, _ = draw(512, 512, 512, small_integers=True, bias=False)
@@ -219,7 +192,7 @@ def test_many_streams_at_once():
     assert torch.equal(second.double(), first.double() @ chain.double().T)
 
 
-def test_repeated_calls_take_the_short_way_and_see_what_changed(record_property):
+def test_repeated_calls_take_the_short_way_and_see_what_changed():
     """The second call of a shape plans nothing; new rows, a changed bias and another output type are seen."""
     a, b, bias = draw(96, 64, 72, small_integers=True)
 
@@ -249,6 +222,12 @@ def test_repeated_calls_take_the_short_way_and_see_what_changed(record_property)
             cute_kernels.gemm(*wide, bias=bias)
     with pytest.raises(NotImplementedError, match="no backward"):
         cute_kernels.gemm(a.clone().requires_grad_(), b).float().sum().backward()
+
+
+@pytest.mark.gpu_only("times")
+def test_host_time_of_a_warm_call(record_property):
+    a, b, bias = draw(96, 64, 72, small_integers=True)
+    cute_kernels.gemm(a, b, bias=bias)
     start = time.perf_counter()
     for _ in range(500):
         cute_kernels.gemm(a, b, bias=bias)

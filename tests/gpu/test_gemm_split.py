@@ -8,15 +8,9 @@ import pytest
 import torch
 
 from cute_kernels.config import Sm90GemmConfig
-from tests.gpu.test_gemm import BF16, FP16, FP32, check, draw, name, run_guarded
-
-SPLIT = [
-    Sm90GemmConfig(128, 64, 5, 1, 1, store_stages=1, split_k=2),
-    Sm90GemmConfig(128, 128, 3, 2, 1, split_k=2),
-    Sm90GemmConfig(128, 128, 4, 1, 2, store_stages=1, split_k=4),
-    Sm90GemmConfig(128, 64, 7, 1, 1, store_stages=1, split_k=8),
-    Sm90GemmConfig(256, 128, 2, 1, 1, store_stages=2, split_k=2),
-]
+from tests.gpu.gemm_configs import SPLIT, name
+from tests.gpu.harness import sized_gemm
+from tests.gpu.test_gemm import BF16, FP16, FP32, check, draw, run_guarded
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=name)
@@ -32,7 +26,7 @@ def test_split_along_k(config, record_property):
 
 def test_a_split_gives_the_same_bits_every_time():
     """The order of the additions is that of the contract, whichever CTA comes first, in any tile."""
-    a, b, bias = draw(700, 600, 4104, seed=3)
+    a, b, bias = draw(*sized_gemm(700, 600, 4104), seed=3)
     for split_k in (2, 4):
         first = run_guarded(a, b, bias, FP32, Sm90GemmConfig(128, 64, 4, 1, 1, store_stages=1, split_k=split_k))
         for config in (Sm90GemmConfig(128, 64, 4, 2, 1, store_stages=1), Sm90GemmConfig(128, 128, 3, 1, 2)):

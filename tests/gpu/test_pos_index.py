@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from cute_kernels import Sm90PatchEmbedConfig, patch_embed, reference
-from tests.gpu.harness import Call, check_against_fp64, random_call
+from cute_kernels import patch_embed, reference
+from tests.gpu.harness import Call, check_against_fp64, random_call, sized_rows
+from tests.gpu.patch_embed_configs import AT_HAND
 
 
 def packed(rows: int, positions: int, n: int, k: int, seed: int = 0, **options) -> tuple[Call, torch.Tensor]:
@@ -24,17 +25,10 @@ def expected_call(call: Call, index: torch.Tensor) -> Call:
     return dataclasses.replace(call, pos_embed=call.pos_embed[index.long()])
 
 
-CONFIGS = [
-    None,
-    Sm90PatchEmbedConfig(),
-    Sm90PatchEmbedConfig(tile_rows=32, warpgroups=1, cluster=1, weight="streamed"),
-    Sm90PatchEmbedConfig(tile_rows=96, warpgroups=3, weight="streamed", epilogue="bf16x2"),
-]
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=["default", "registers", "streamed", "bf16x2"])
+@pytest.mark.parametrize("config", AT_HAND.indexed.values(), ids=AT_HAND.indexed)
 @pytest.mark.parametrize(("rows", "positions"), [(1, 1), (77, 3), (1000, 196), (20_003, 1024)])
 def test_every_row_gets_the_position_that_it_names(rows, positions, config, record_property):
+    rows = sized_rows(rows)
     for dtype in (torch.int32, torch.int64):
         call, index = packed(rows, positions, 776, 768)
         out = patch_embed(call.x, call.weight, call.bias, call.pos_embed, pos_index=index.to(dtype),
@@ -83,6 +77,7 @@ def test_with_and_without_an_index_are_told_apart(record_property):
         check_against_fp64(expected_call(call, index), indexed, "f32", record_property)
 
 
+@pytest.mark.gpu_only("torch.compile and a CUDA graph")
 def test_an_index_compiles_and_replays(record_property):
     call, index = packed(500, 196, 264, 256)
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
 import torch
 
-from cute_kernels import Sm90PatchEmbedConfig, patch_embed
+from cute_kernels import patch_embed
 from cute_kernels.compile import compile_plan
 from tests.gpu.harness import Call, check_against_fp64, random_call, run_poisoned
+from tests.gpu.patch_embed_configs import AT_HAND
 
 
 def embed(call: Call, **options) -> torch.Tensor:
     return patch_embed(call.x, call.weight, call.bias, call.pos_embed, scale_a=call.scale, **options)
 
 
+@pytest.mark.gpu_only("torch's own checks of an operator")
 def test_operator_contract():
     """torch's own checks, but for test_schema, which compares tensors with an `allclose` that FP8 does not have."""
     call = random_call(3, 7, 72, 48)
@@ -37,6 +40,7 @@ def test_arguments_are_not_written_and_not_aliased():
         assert tensor.untyped_storage().data_ptr() != out.untyped_storage().data_ptr()
 
 
+@pytest.mark.gpu_only("torch.compile")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_graph_breaks(dynamic, record_property):
     scale = torch.tensor(0.05, device="cuda")
@@ -51,6 +55,7 @@ def test_compiles_without_graph_breaks(dynamic, record_property):
         check_against_fp64(Call(call.x, call.weight, call.bias, call.pos_embed, 0.05), out, "f32", record_property)
 
 
+@pytest.mark.gpu_only("a CUDA graph")
 def test_cuda_graph_replays_on_new_data(record_property):
     call = random_call(50, 21, 768, 768)
     embed(call)
@@ -69,6 +74,7 @@ def test_cuda_graph_replays_on_new_data(record_property):
         check_against_fp64(fresh, out, "f32", record_property)
 
 
+@pytest.mark.gpu_only("two streams at once")
 def test_runs_on_the_current_stream(record_property):
     """The input is produced late on a side stream: a launch on any other stream would read zeros."""
     call = random_call(50, 21, 768, 768)
@@ -86,6 +92,7 @@ def test_runs_on_the_current_stream(record_property):
     check_against_fp64(call, out, "f32", record_property)
 
 
+@pytest.mark.gpu_only("waits of the host for the device")
 def test_nothing_synchronises():
     call = random_call(5, 21, 768, 768, scale="pointer")
     embed(call)
@@ -114,12 +121,11 @@ def test_inference_mode_and_two_dimensions(record_property):
     check_against_fp64(call, flat, "f32", record_property)
 
 
+@pytest.mark.gpu_only("streams of several threads")
 def test_threads_compile_and_launch_at_once(record_property):
     """Eight threads, four kernels that nobody has compiled, each thread on its own stream."""
     call = random_call(70, 11, 264, 256)
-    configs = [
-        Sm90PatchEmbedConfig(tile_rows=16 * i, stages=5, stage_blocks=1, warpgroups=1, cluster=1) for i in (2, 3, 5, 7)
-    ] * 2
+    configs = AT_HAND.threads * 2
     outputs: list[torch.Tensor | Exception] = [RuntimeError("thread did not finish")] * len(configs)
     start = threading.Barrier(len(configs))
 
@@ -149,7 +155,7 @@ def test_threads_compile_and_launch_at_once(record_property):
 
 def test_one_kernel_serves_all_batches():
     small, large = random_call(64, 4, 264, 256), random_call(1000, 9, 264, 256)
-    config = Sm90PatchEmbedConfig(tile_rows=64, stages=5)
+    config = dataclasses.replace(AT_HAND.base, stages=5)
     plans = [run_poisoned(call, config)[1] for call in (small, large)]
     assert compile_plan(plans[0]) is compile_plan(plans[1])
 

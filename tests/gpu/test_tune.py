@@ -11,8 +11,10 @@ from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan import gemm_candidates
 from cute_kernels.runtime import tuned
 from cute_kernels.tuning.search import gemm_timers, interleaved
+from tests.gpu import architecture
 
 
+@pytest.mark.gpu_only("times")
 @pytest.mark.parametrize(("shape", "bias"), [((196, 768, 1024), True), ((2048, 1024, 512), False)])
 def test_the_winner_is_used(shape, bias, tmp_path, monkeypatch):
     monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path))
@@ -30,11 +32,11 @@ def test_the_winner_is_used(shape, bias, tmp_path, monkeypatch):
         assert torch.equal(cute_kernels.gemm(a, b, bias=addend), expected)
 
 
+@pytest.mark.gpu_only("times")
 def test_a_shorter_kernel_is_timed_as_shorter(tmp_path, monkeypatch):
     times = {}
     for k in (512, 4096):
         problem = GemmProblem(4096, 4096, k)
-        arch = f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}a"
-        (plan,) = gemm_candidates(problem, arch)[:1]
+        (plan,) = gemm_candidates(problem, architecture.at_hand())[:1]
         times[k] = interleaved(gemm_timers(problem, [plan]), 3)[plan]
     assert 4 < times[4096] / times[512] < 12

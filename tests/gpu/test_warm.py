@@ -13,12 +13,14 @@ import time
 import pytest
 import torch
 
-from cute_kernels import PatchEmbedProblem, Sm90PatchEmbedConfig, clear_cache, patch_embed
+from cute_kernels import PatchEmbedProblem, clear_cache, patch_embed
 from cute_kernels.compile import compile_plan
 from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import gpu
+from tests.gpu import architecture
 from tests.gpu.harness import Call, check_against_fp64, random_call
+from tests.gpu.patch_embed_configs import AT_HAND
 
 WARM_CALL_MICROSECONDS = 15.0
 """Fails above this; the target is 10 us and `docs/measurements.md` has the figure. The rest is room for a slow host."""
@@ -51,6 +53,7 @@ def test_a_repeated_call_is_remembered_and_reads_its_new_rows(long_way, record_p
     assert long_way == [True, False, False]
 
 
+@pytest.mark.gpu_only("the dispatcher of torch")
 def test_rows_that_need_a_gradient_are_refused_a_backward():
     call = random_call(50, 21, 264, 256)
     embed(call)
@@ -123,6 +126,7 @@ def test_a_warm_call_checks_its_arguments(bad, error):
         patch_embed(**(arguments | {name: make(arguments.get(name))}))
 
 
+@pytest.mark.gpu_only("the dispatcher of torch")
 def test_gradients_are_still_refused():
     call = random_call(7, 7, 264, 256)
     embed(call)
@@ -142,6 +146,7 @@ def test_a_slice_that_tma_cannot_read_takes_the_long_way(record_property):
     check_against_fp64(call, embed(call), "f32", record_property)
 
 
+@pytest.mark.gpu_only("several streams")
 def test_another_stream_waits_for_the_table(record_property):
     """Remembered per stream: the first call on another one orders itself behind the table."""
     call = random_call(50, 21, 768, 768)
@@ -187,6 +192,7 @@ def microseconds(function, calls: int = 25, rounds: int = 60) -> float:
     return statistics.median(times)
 
 
+@pytest.mark.gpu_only("times")
 def test_host_time_of_a_warm_call(record_property):
     call = random_call(1, 196, 768, 768)
     parameters = (call.weight, torch.nn.Parameter(call.bias), torch.nn.Parameter(call.pos_embed))
@@ -198,7 +204,7 @@ def test_host_time_of_a_warm_call(record_property):
         operator = microseconds(
             lambda: torch.ops.cute_kernels.patch_embed(call.x, *parameters, None, None, None, 0.05, 1.0, "auto")
         )
-    plan = make_plan(PatchEmbedProblem(196, 768, 768, 196), arch="sm_90a")
+    plan = make_plan(PatchEmbedProblem(196, 768, 768, 196), arch=architecture.at_hand())
     bound = gpu.bound_launch(plan)
     out = torch.empty(196, 768, dtype=torch.bfloat16, device="cuda")
     table = torch.zeros(plan.table_shape, device="cuda")
@@ -239,6 +245,7 @@ print(json.dumps([times, out.float().isfinite().all().item()]))
 """
 
 
+@pytest.mark.gpu_only("processes of their own, and times")
 def test_first_call_from_disk_is_the_same_and_faster(tmp_path, record_property):
     """Three processes: compile and store, load, and rebuild after damage. All results are equal bit for bit."""
     environment = os.environ | {"CUTE_KERNELS_CACHE_DIR": str(tmp_path / "cache")}
@@ -267,10 +274,11 @@ def test_first_call_from_disk_is_the_same_and_faster(tmp_path, record_property):
     assert first[1] < first[0] * 0.75
 
 
+@pytest.mark.gpu_only("an error of the driver")
 def test_launch_errors_are_raised():
     """More clusters than a grid may have: the CUDA runtime refuses, and its reason arrives."""
     call = random_call(7, 7, 264, 256)
-    plan = make_plan(PatchEmbedProblem(49, 264, 256, 7), Sm90PatchEmbedConfig(tile_rows=64, stages=2, stage_blocks=1))
+    plan = make_plan(PatchEmbedProblem(49, 264, 256, 7), dataclasses.replace(AT_HAND.base, stages=2))
     bound = gpu.BoundLaunch(plan, compile_plan(plan))
     bound._frames.values.clusters = 2**30
     table, out = torch.zeros(plan.table_shape, device="cuda"), torch.zeros(49, 264, dtype=torch.bfloat16, device="cuda")

@@ -255,7 +255,7 @@ MACS_PER_CLOCK = 2048
 BLOCK_MACS = 64
 """Multiply-adds of 16-bit operands per output that take the time of one K block, of any element type: 128 bytes."""
 
-# The constants from here on were fitted to the timings that `default_config` names (`python -m bench.tune_sm90 fit
+# The constants from here on were fitted to the timings that `default_config` names (`python -m bench.tune fit
 # --operation gemm`). They rank configurations; they do not predict microseconds.
 
 FETCHED_BYTES_PER_CLOCK = 95

@@ -1,20 +1,23 @@
-"""Where the default configurations of SM90 come from: times every candidate, then fits the predicted time.
+"""Where default configurations come from: times every candidate, then fits SM90's predicted time.
 
-    python -m bench.tune_sm90 measure --output FILE.json   # on an SM90 GPU
-    python -m bench.tune_sm90 fit FILE.json                 # anywhere: coefficients and how well they choose
-    python -m bench.tune_sm90 measure --operation gemm --output FILE.json   # the dense GEMM: bench/tune_sm90_gemm.py
-    python -m bench.tune_sm90 fit --operation gemm FILE.json ...
+    python -m bench.tune measure --output FILE.json    # on an SM90 or SM100 GPU
+    python -m bench.tune fit FILE.json                 # anywhere: coefficients and how well they choose
+    python -m bench.tune measure --operation gemm --output FILE.json   # the dense GEMM: bench/tune_gemm.py
+    python -m bench.tune fit --operation gemm FILE.json ...
 
 A time is that of one launch in a CUDA graph of 24, median of 7 replays; every candidate's output is compared with
 FP64 first. The fit is non-negative least squares on relative errors per class (weight, order), where a timing counts
 less the slower it is: what matters is that the best are predicted well. "Regret" is the time of the chosen candidate
-over that of the fastest; "unseen" is the regret when the case itself was left out of the fit.
+over that of the fastest; "unseen" is the regret when the case itself was left out of the fit. SM100's patch embed has
+one default for all sizes, so there is nothing to fit: `fit` prints what each configuration takes over the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -25,11 +28,12 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from bench import tune_sm90_gemm
+from bench import tune_gemm
 from bench.compile_ahead import compile_all
-from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
+from bench.configs import arch_of
+from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.operations.table import build_table
-from cute_kernels.plan import ARCHS, Sm90PatchEmbedPlan
+from cute_kernels.plan import ARCHS, CONFIG_TYPES, Plan, Sm90PatchEmbedPlan, make_plan
 from cute_kernels.plan.patch_embed import sm90_default as default
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning.search import replay_timer
@@ -48,14 +52,13 @@ CASES = (
 )  # fmt: skip
 """(positions, N, K, images)."""
 
-ARCH = ARCHS["sm_90a"]
 LAUNCHES, REPLAYS, SCALE = 24, 7, 0.05
 CHECKED_ROWS = 20_000
 FAST_ENOUGH = 2.2
 """Slower candidates than this many times the fastest say nothing about the choice and are left out of the fit."""
 
 Case = tuple[int, int, int, int]
-Timing = tuple[float, Sm90PatchEmbedConfig]
+Timing = tuple[float, PatchEmbedConfig]
 
 
 def problem(case: Case) -> PatchEmbedProblem:
@@ -63,15 +66,23 @@ def problem(case: Case) -> PatchEmbedProblem:
     return PatchEmbedProblem(images * positions, n, k, positions)
 
 
-def candidates(case: Case) -> list[Sm90PatchEmbedPlan]:
-    return list(default.candidates(problem(case), ARCH, ARCH.sm_count))
+def candidates(case: Case, arch: str = "sm_90a", sm_count: int | None = None) -> list[Plan]:
+    """What is timed of a case: SM90's search space, or every legal configuration of SM100."""
+    count = ARCHS[arch].sm_count if sm_count is None else sm_count
+    if arch == "sm_90a":
+        return list(default.candidates(problem(case), ARCHS[arch], count))
+    plans = []
+    for values in itertools.product((128, 256), range(2, 9), (4, 5), (16, 32, 64)):
+        with contextlib.suppress(ValueError):
+            plans.append(make_plan(problem(case), Sm100PatchEmbedConfig(*values), arch, sm_count=count))
+    return plans
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def time_case(case: Case) -> list[Timing]:
-    """Microseconds of every candidate, fastest first.
+def time_case(case: Case, plans: Sequence[Plan]) -> list[Timing]:
+    """Microseconds of every plan, fastest first.
 
     Raises:
         AssertionError: a candidate computes something else.
@@ -89,7 +100,7 @@ def time_case(case: Case) -> list[Timing]:
     expected += (bias + pos).double().repeat(images, 1)[:checked]
 
     timings = []
-    for plan in candidates(case):
+    for plan in plans:
         table = build_table(
             bias, pos, positions=positions, columns=plan.padded_n, dtype=torch.float32, layout=plan.table_layout
         )
@@ -114,6 +125,10 @@ def time_case(case: Case) -> list[Timing]:
 # --- fitting ---------------------------------------------------------------------------------------------------------
 
 
+def sm90_plan(case: Case, config: Sm90PatchEmbedConfig) -> Sm90PatchEmbedPlan:
+    return Sm90PatchEmbedPlan(problem(case), config, ARCHS["sm_90a"], ARCHS["sm_90a"].sm_count)
+
+
 def fit(measured: dict[Case, list[Timing]]) -> dict[tuple[str, str], tuple[float, ...]]:
     """Coefficients of `cute_kernels.plan.patch_embed.sm90_default.facts` per class."""
     rows: dict[tuple[str, str], list[tuple[np.ndarray, float]]] = {}
@@ -122,7 +137,7 @@ def fit(measured: dict[Case, list[Timing]]) -> dict[tuple[str, str], tuple[float
         for time, config in timings:
             if time <= FAST_ENOUGH * fastest:
                 importance = (fastest / time) ** 3 / time
-                facts = np.array(default.facts(Sm90PatchEmbedPlan(problem(case), config, ARCH, ARCH.sm_count)))
+                facts = np.array(default.facts(sm90_plan(case, config)))
                 rows.setdefault((config.weight, config.order), []).append((facts * importance, time * importance))
     return {
         key: tuple(round(float(value), 3) for value in nnls(np.array([a for a, _ in equations]),
@@ -135,27 +150,28 @@ def regret(case: Case, timings: Sequence[Timing], coefficients: dict[tuple[str, 
     """Time of the candidate with the least predicted time over that of the fastest."""
 
     def predicted(config: Sm90PatchEmbedConfig) -> float:
-        plan = Sm90PatchEmbedPlan(problem(case), config, ARCH, ARCH.sm_count)
+        plan = sm90_plan(case, config)
         pairs = zip(coefficients[config.weight, config.order], default.facts(plan), strict=True)
         return sum(a * b for a, b in pairs)
 
     return min(timings, key=lambda timing: predicted(timing[1]))[0] / timings[0][0]
 
 
-def read(path: Path) -> dict[Case, list[Timing]]:
+def read(path: Path) -> tuple[str, dict[Case, list[Timing]]]:
+    """Architecture and timings: the inverse of `write`."""
     document = json.loads(path.read_text())
-    names = document["fields"]
-    return {
+    names, arch = document["fields"], document.get("arch", "sm_90a")
+    return arch, {
         tuple(entry["case"]): [
-            (time, Sm90PatchEmbedConfig(**dict(zip(names, values, strict=True)))) for time, *values in rows
+            (time, CONFIG_TYPES[arch](**dict(zip(names, values, strict=True)))) for time, *values in rows
         ]
         for entry in document["cases"]
         for rows in [entry["timings"]]
     }
 
 
-def write(path: Path, measured: dict[Case, list[Timing]], environment: dict[str, str]) -> None:
-    names = [field.name for field in dataclasses.fields(Sm90PatchEmbedConfig)]
+def write(path: Path, arch: str, measured: dict[Case, list[Timing]], environment: dict[str, str]) -> None:
+    names = [field.name for field in dataclasses.fields(CONFIG_TYPES[arch])]
     cases = [
         {
             "case": case,
@@ -167,7 +183,8 @@ def write(path: Path, measured: dict[Case, list[Timing]], environment: dict[str,
         }
         for case, timings in measured.items()
     ]
-    path.write_text(json.dumps({"environment": environment, "fields": names, "cases": cases}).replace("]], ", "]],\n"))
+    document = {"arch": arch, "environment": environment, "fields": names, "cases": cases}
+    path.write_text(json.dumps(document).replace("]], ", "]],\n"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,20 +198,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.operation == "gemm":
         if arguments.command == "measure":
-            tune_sm90_gemm.measure(arguments.output)
+            tune_gemm.measure(arguments.output)
         else:
-            tune_sm90_gemm.report_fit(arguments.files)
+            tune_gemm.report_fit(arguments.files)
         return 0
     if arguments.command == "measure":
-        print(f"{compile_all(plan for case in CASES for plan in candidates(case))} kernels", file=sys.stderr)
-        measured = {}
-        for case in CASES:
-            measured[case] = time_case(case)
-            time, config = measured[case][0]
-            print(f"{case}: {time:.2f} us, {config}", file=sys.stderr, flush=True)
-        write(arguments.output, measured, {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})
-        return 0
-    measured = {case: timings for path in arguments.files for case, timings in read(path).items()}
+        measure(arguments.output)
+    else:
+        report(arguments.files)
+    return 0
+
+
+def measure(path: Path) -> None:
+    """Times all cases on the current device and writes them."""
+    arch = arch_of(torch.cuda.get_device_capability())
+    sm_count = torch.cuda.get_device_properties(0).multi_processor_count
+    plans = {case: candidates(case, arch, sm_count) for case in CASES}
+    print(f"{compile_all(plan for group in plans.values() for plan in group)} kernels", file=sys.stderr)
+    measured = {}
+    for case in CASES:
+        measured[case] = time_case(case, plans[case])
+        time, config = measured[case][0]
+        print(f"{case}: {time:.2f} us, {config}", file=sys.stderr, flush=True)
+    write(path, arch, measured, {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})
+
+
+def report(paths: Sequence[Path]) -> None:
+    """Prints SM90's fit and how well it chooses, or what each of SM100's configurations takes over the fastest.
+
+    Raises:
+        ValueError: timings of several architectures.
+    """
+    files = [read(path) for path in paths]
+    archs = {arch for arch, _ in files}
+    measured = {case: timings for _, cases in files for case, timings in cases.items()}
+    if len(archs) > 1:
+        raise ValueError(f"timings of {' and '.join(sorted(archs))}, allowed: those of one architecture")
+    if archs == {"sm_100a"}:
+        for mean, most, count, config in overall(measured):
+            print(f"mean {mean:.3f}, most {most:.3f} of the fastest in {count} of {len(measured)} cases: {config}")
+        return
     coefficients = fit(measured)
     for key, values in coefficients.items():
         print(f"{key}: {values},")
@@ -203,7 +246,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         others = fit({other: rows for other, rows in measured.items() if other != case})
         seen, unseen = (regret(case, timings, model) for model in (coefficients, others))
         print(f"{case!s:34}{timings[0][0]:12.2f}{seen:9.3f}{unseen:9.3f}")
-    return 0
+
+
+def overall(measured: dict[Case, list[Timing]]) -> list[tuple[float, float, int, PatchEmbedConfig]]:
+    """Per configuration: geometric mean and largest of its times over the fastest, number of cases; best first.
+
+    Those that were recorded in most cases come first: where one is missing, it was slower than `FAST_ENOUGH`.
+    """
+    ratios: dict[PatchEmbedConfig, list[float]] = {}
+    for timings in measured.values():
+        for time, config in timings:
+            ratios.setdefault(config, []).append(time / timings[0][0])
+    rows = [(statistics.geometric_mean(values), max(values), len(values), key) for key, values in ratios.items()]
+    return sorted(rows, key=lambda row: (-row[2], row[0]))
 
 
 if __name__ == "__main__":

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench import tune_sm90
+from bench import tune
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.patch_embed import sm90_default
 
-RECORDED = tune_sm90.read(Path("bench/results/h200-tune-2026-11-21.json"))
+ARCH, RECORDED = tune.read(Path("bench/results/h200-tune-2026-11-21.json"))
 
 
 def test_coefficients_are_those_that_the_fit_gives() -> None:
-    assert tune_sm90.fit(RECORDED) == sm90_default.MICROSECONDS
+    assert tune.fit(RECORDED) == sm90_default.MICROSECONDS
 
 
 def test_the_chosen_configuration_is_near_the_fastest_measured() -> None:
     for case, timings in RECORDED.items():
-        plan = make_plan(tune_sm90.problem(case), arch="sm_90a")
+        plan = make_plan(tune.problem(case), arch="sm_90a")
         measured = {config: time for time, config in timings}
         assert measured[plan.config] <= 1.09 * timings[0][0], (case, plan.config)
 
@@ -25,10 +25,10 @@ def test_the_chosen_configuration_is_near_the_fastest_measured() -> None:
 def test_a_case_is_predicted_without_its_own_timings() -> None:
     """Not a memory of the cases: left out of the fit, none is chosen much worse."""
     for case in ((196, 768, 768, 8), (1024, 1152, 768, 8), (576, 1536, 768, 64)):
-        others = tune_sm90.fit({other: timings for other, timings in RECORDED.items() if other != case})
-        assert tune_sm90.regret(case, RECORDED[case], others) <= 1.05
+        others = tune.fit({other: timings for other, timings in RECORDED.items() if other != case})
+        assert tune.regret(case, RECORDED[case], others) <= 1.05
 
 
 def test_recorded_file_survives_writing(tmp_path: Path) -> None:
-    tune_sm90.write(tmp_path / "again.json", RECORDED, {})
-    assert tune_sm90.read(tmp_path / "again.json") == RECORDED
+    tune.write(tmp_path / "again.json", ARCH, RECORDED, {})
+    assert tune.read(tmp_path / "again.json") == ("sm_90a", RECORDED)

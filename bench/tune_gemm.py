@@ -1,4 +1,4 @@
-"""The dense GEMM's part of `bench.tune_sm90`: what every configuration of the search space takes, and what it says.
+"""The dense GEMM's part of `bench.tune`: what every configuration of the search space takes, and what it says.
 
 Times are those of `cute_kernels.tuning.search`: launches in CUDA graphs, all candidates and torch's own product in
 turn, medians of the rounds. The device is hardly ever idle, so that large sizes are timed at the clocks of its power
@@ -25,10 +25,10 @@ from scipy.optimize import least_squares
 
 from bench import results
 from bench.compile_ahead import compile_all
-from bench.gemm import parse_config
+from bench.configs import arch_of, parse_config
 from bench.gemm_cases import GemmCase, siglip2, squares
-from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
+from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig
+from cute_kernels.plan import GEMM_CONFIG_TYPES, GemmPlan, gemm_candidates, make_plan
 from cute_kernels.plan.gemm import sm90 as sm90_gemm
 from cute_kernels.tuning import search as tune
 
@@ -58,31 +58,32 @@ class Timings:
 
     case: GemmCase
     torch: float
-    ours: tuple[tuple[float, Sm90GemmConfig], ...]
+    ours: tuple[tuple[float, GemmConfig], ...]
 
 
 def problem(case: GemmCase) -> GemmProblem:
     return GemmProblem(case.m, case.n, case.k)
 
 
-def plans(case: GemmCase, sm_count: int | None = None) -> list[GemmPlan]:
+def plans(case: GemmCase, sm_count: int | None = None, arch: str = "sm_90a") -> list[GemmPlan]:
     """What is timed of a case, the chooser's own first."""
-    own = make_plan(problem(case), arch="sm_90a", sm_count=sm_count)
-    found = gemm_candidates(problem(case), "sm_90a", sm_count=sm_count)
+    own = make_plan(problem(case), arch=arch, sm_count=sm_count)
+    found = gemm_candidates(problem(case), arch, sm_count=sm_count)
     return list(dict.fromkeys([own, *found[:CANDIDATES]]))
 
 
 def measure(path: Path, cases: Sequence[GemmCase] = CASES) -> None:
     """Times all cases on the current device; the file is written anew after each."""
+    arch = arch_of(torch.cuda.get_device_capability())
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     began = time.perf_counter()
-    count = compile_all(plan for case in cases for plan in plans(case, sm_count))
+    count = compile_all(plan for case in cases for plan in plans(case, sm_count, arch))
     print(f"{count} kernels after {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     environment = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     measured: list[Timings] = []
     for case in cases:
-        measured.append(time_case(case, plans(case, sm_count)))
-        write(path, measured, environment)
+        measured.append(time_case(case, plans(case, sm_count, arch)))
+        write(path, arch, measured, environment)
         report(measured[-1:], sys.stderr)
         gc.collect()
         torch.cuda.empty_cache()
@@ -108,8 +109,8 @@ def time_case(case: GemmCase, candidates: Sequence[GemmPlan]) -> Timings:
     return Timings(case, reference, tuple(ours))
 
 
-def write(path: Path, measured: Sequence[Timings], environment: dict[str, str]) -> None:
-    names = [field.name for field in dataclasses.fields(Sm90GemmConfig)]
+def write(path: Path, arch: str, measured: Sequence[Timings], environment: dict[str, str]) -> None:
+    names = [field.name for field in dataclasses.fields(GEMM_CONFIG_TYPES[arch])]
     cases = [
         {
             "case": [entry.case.name, entry.case.m, entry.case.n, entry.case.k],
@@ -118,25 +119,28 @@ def write(path: Path, measured: Sequence[Timings], environment: dict[str, str]) 
         }
         for entry in measured
     ]
-    text = json.dumps({"operation": "gemm", "environment": environment, "fields": names, "cases": cases})
+    document = {"operation": "gemm", "arch": arch, "environment": environment, "fields": names, "cases": cases}
+    text = json.dumps(document)
     path.write_text(text.replace("]], ", "]],\n").replace("]]}, ", "]]},\n"))
 
 
-def read(path: Path) -> list[Timings]:
+def read(path: Path, arch: str = "sm_90a") -> list[Timings]:
     """Inverse of `write`.
 
     Raises:
-        ValueError: the timings of another operation.
+        ValueError: the timings of another operation or architecture.
     """
     document = json.loads(path.read_text())
     if document.get("operation") != "gemm":
         raise ValueError(f"{path} has no timings of the dense GEMM")
-    names = document["fields"]
+    if document.get("arch", "sm_90a") != arch:
+        raise ValueError(f"{path} has timings of {document['arch']}, expected {arch}")
+    names, kind = document["fields"], GEMM_CONFIG_TYPES[arch]
     return [
         Timings(
             GemmCase(*entry["case"]),
             entry["torch"],
-            tuple((value, Sm90GemmConfig(**dict(zip(names, rest, strict=True)))) for value, *rest in entry["timings"]),
+            tuple((value, kind(**dict(zip(names, rest, strict=True)))) for value, *rest in entry["timings"]),
         )
         for entry in document["cases"]
     ]

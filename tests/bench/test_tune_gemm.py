@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from bench import tune_sm90, tune_sm90_gemm
+from bench import tune, tune_gemm
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import Sm90GemmConfig
 from cute_kernels.plan import GemmPlan, make_plan
@@ -16,44 +16,44 @@ from cute_kernels.plan.gemm import sm90 as sm90_gemm
 CASE = GemmCase("small", 512, 256, 128)
 
 
-def timings(*microseconds: float) -> tune_sm90_gemm.Timings:
+def timings(*microseconds: float) -> tune_gemm.Timings:
     """The chooser's own configuration has the first time."""
-    plans = tune_sm90_gemm.plans(CASE)
+    plans = tune_gemm.plans(CASE)
     ours = sorted(zip(microseconds, (plan.config for plan in plans), strict=False), key=lambda pair: pair[0])
-    return tune_sm90_gemm.Timings(CASE, 7.0, tuple(ours))
+    return tune_gemm.Timings(CASE, 7.0, tuple(ours))
 
 
 def test_the_choosers_own_configuration_is_timed_first_and_once() -> None:
-    for case in tune_sm90_gemm.CASES:
-        found = tune_sm90_gemm.plans(case)
-        assert found[0] == make_plan(tune_sm90_gemm.problem(case), arch="sm_90a")
-        assert len(found) == len(set(found)) <= tune_sm90_gemm.CANDIDATES + 1
+    for case in tune_gemm.CASES:
+        found = tune_gemm.plans(case)
+        assert found[0] == make_plan(tune_gemm.problem(case), arch="sm_90a")
+        assert len(found) == len(set(found)) <= tune_gemm.CANDIDATES + 1
 
 
 def test_files_survive_and_others_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "timings.json"
-    tune_sm90_gemm.write(path, [timings(3.0, 2.0, 4.0), timings(5.5)], {"gpu": "none"})
-    assert tune_sm90_gemm.read(path) == [timings(3.0, 2.0, 4.0), timings(5.5)]
-    tune_sm90_gemm.report(tune_sm90_gemm.read(path))
+    tune_gemm.write(path, "sm_90a", [timings(3.0, 2.0, 4.0), timings(5.5)], {"gpu": "none"})
+    assert tune_gemm.read(path) == [timings(3.0, 2.0, 4.0), timings(5.5)]
+    tune_gemm.report(tune_gemm.read(path))
     lines = capsys.readouterr().out.splitlines()
     assert "torch / fastest 3.500, chosen / fastest 1.500: 2.00 " in lines[0]
     assert "torch / fastest 1.273, chosen / fastest 1.000: 5.50 " in lines[1]
-    assert tune_sm90.main(["fit", "--operation", "gemm", str(path)]) == 0
+    assert tune.main(["fit", "--operation", "gemm", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2] == "chosen / fastest, now: mean 1.2500, most 1.5000; 2 of 2 cases"
-    assert [line.split(" = ")[0] for line in lines[:-2]] == list(tune_sm90_gemm.FITTED)
+    assert [line.split(" = ")[0] for line in lines[:-2]] == list(tune_gemm.FITTED)
     with pytest.raises(ValueError, match="no timings of the dense GEMM"):
-        tune_sm90_gemm.read(Path("bench/results/h200-tune-2026-11-21.json"))
+        tune_gemm.read(Path("bench/results/h200-tune-2026-11-21.json"))
 
 
 def test_regret_needs_the_chosen_configuration() -> None:
-    assert tune_sm90_gemm.regret(timings(3.0, 2.0)) == 1.5
-    others = tune_sm90_gemm.Timings(CASE, 7.0, timings(3.0, 2.0).ours[:1])
-    assert tune_sm90_gemm.regret(others) is None
+    assert tune_gemm.regret(timings(3.0, 2.0)) == 1.5
+    others = tune_gemm.Timings(CASE, 7.0, timings(3.0, 2.0).ours[:1])
+    assert tune_gemm.regret(others) is None
 
 
-def planned(entry: tune_sm90_gemm.Timings, config: Sm90GemmConfig) -> GemmPlan:
-    return make_plan(tune_sm90_gemm.problem(entry.case), config, "sm_90a")
+def planned(entry: tune_gemm.Timings, config: Sm90GemmConfig) -> GemmPlan:
+    return make_plan(tune_gemm.problem(entry.case), config, "sm_90a")
 
 
 def test_a_fit_finds_the_constants_that_made_the_timings() -> None:
@@ -61,12 +61,12 @@ def test_a_fit_finds_the_constants_that_made_the_timings() -> None:
     others = {"FETCHED_BYTES_PER_CLOCK": 60.0, "BLOCK_CLOCKS": 220.0, "SPLIT_CLOCKS": 3000.0}
     measured = []
     for scale, case in enumerate((*squares((512, 2048)), *siglip2((1, 8))), 1):
-        plans = tune_sm90_gemm.plans(case)[:20]
+        plans = tune_gemm.plans(case)[:20]
         with mock.patch.multiple(sm90_gemm, **others):
             ours = [(sm90_gemm.modelled_clocks(plan) * scale, plan.config) for plan in plans]
         ours.sort(key=lambda pair: pair[0])
-        measured.append((tune_sm90_gemm.Timings(case, 1.0, tuple(ours)), 1.0))
-    fitted = tune_sm90_gemm.fit(measured)
+        measured.append((tune_gemm.Timings(case, 1.0, tuple(ours)), 1.0))
+    fitted = tune_gemm.fit(measured)
     assert fitted["FETCHED_BYTES_PER_CLOCK"] == pytest.approx(60, rel=0.1)
     assert fitted["BLOCK_CLOCKS"] == pytest.approx(220, rel=0.1)
     with mock.patch.multiple(sm90_gemm, **fitted):
@@ -75,7 +75,7 @@ def test_a_fit_finds_the_constants_that_made_the_timings() -> None:
 
 
 def test_a_run_of_bench_gemm_is_read_per_way_of_timing() -> None:
-    found = tune_sm90_gemm.read_bench(Path("bench/results/h200-gemm-configs-2026-11-21.json"))
+    found = tune_gemm.read_bench(Path("bench/results/h200-gemm-configs-2026-11-21.json"))
     assert len(found) == 2 * 18 and {len(entry.ours) for entry in found} == {9}
     assert all(entry.ours[0][0] == min(value for value, _ in entry.ours) for entry in found)
     assert found[0].case.name == "2048" and 20 < found[0].ours[0][0] < 30

@@ -1,0 +1,68 @@
+"""Configurations by text: ``tile_rows=192,pingpong=false`` on a command line, for the architecture at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
+
+from cute_kernels.config import Config
+from cute_kernels.plan import ARCHS
+
+Kind = TypeVar("Kind", bound=Config)
+
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_config(text: str, kind: type[Kind]) -> Kind:
+    """``"tile_n=192,pingpong=true"``: the defaults of ``kind`` but for these fields.
+
+    Raises:
+        ValueError: an unknown field, or a value of another type than the field's.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    values: dict[str, object] = {}
+    for item in text.split(","):
+        name, separator, value = (part.strip() for part in item.partition("="))
+        if not separator or name not in defaults:
+            raise ValueError(f"{item!r} in {text!r}, allowed: name=value with {', '.join(defaults)}")
+        if isinstance(defaults[name], bool):
+            if value not in _BOOLEANS:
+                raise ValueError(f"{item!r}: true or false")
+            values[name] = _BOOLEANS[value]
+        else:
+            values[name] = int(value) if isinstance(defaults[name], int) else value
+    return kind(**values)
+
+
+def check_parsable(text: str, kinds: Mapping[str, type[Config]]) -> None:
+    """Refuses a text that is a configuration on no architecture, before a device is asked for.
+
+    Args:
+        text: as of `parse_config`.
+        kinds: class of the tunables by architecture.
+
+    Raises:
+        ValueError: says what is wrong with it on each of them.
+    """
+    reasons = []
+    for arch, kind in kinds.items():
+        try:
+            parse_config(text, kind)
+        except ValueError as error:
+            reasons.append(f"{arch}: {error}")
+    if len(reasons) == len(kinds):
+        raise ValueError("; ".join(reasons))
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """The key of `cute_kernels.plan.ARCHS` that devices of a compute capability run.
+
+    Raises:
+        ValueError: there is no kernel for them.
+    """
+    for name, arch in ARCHS.items():
+        if arch.compute_capability == tuple(capability):
+            return name
+    allowed = ", ".join("{}.{}".format(*arch.compute_capability) for arch in ARCHS.values())
+    raise ValueError("compute capability {}.{}, allowed: {}".format(*capability, allowed))

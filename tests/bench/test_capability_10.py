@@ -1,0 +1,139 @@
+"""The benchmarks on a device of compute capability 10.0 that is not there: arguments, cases, peers, our kernel's calls.
+
+Our kernel runs in the emulator and torch's peers on the CPU. Not shown: times, CUDA graphs, `torch.compile`, and peers
+whose packages are not installed, of which only the reasons are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench import cases, gemm, gemm_cases, patch_embed, tune, tune_gemm
+from bench.configs import arch_of, parse_config
+from bench.peers import OURS, PeerUnavailable, quack_configs
+from bench.results import from_json
+from bench.timing import Run
+from cute_kernels.config import GemmProblem, PatchEmbedProblem, Sm100GemmConfig, Sm100PatchEmbedConfig
+from cute_kernels.plan import CONFIG_TYPES, GEMM_CONFIG_TYPES, make_plan
+from tests.gpu import emulated
+
+ARCH = "sm_100a"
+
+
+class NoSampler:
+    """Stands for NVML."""
+
+    driver, power_limit_watts = "none", 0.0
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+
+def launched_once(launches, protocol, *_, **__) -> dict[str, list[Run]]:
+    """Stands for `measure`: what is timed is launched, and no time is taken."""
+    for launch in launches.values():
+        launch(0)
+    return {name: [Run(mode, 0, 1, 1.0) for mode in ("burst", "sustained")] for name in launches}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An emulated B200, inputs of one set, and no times."""
+    for program in (patch_embed, gemm):
+        monkeypatch.setattr(program, "DeviceSampler", NoSampler)
+        monkeypatch.setattr(program, "measure", launched_once)
+        monkeypatch.setattr(program, "elapsed_ms", lambda *_, **__: 1.0)
+    monkeypatch.setattr(cases, "ROTATED_BYTES", 1)
+    monkeypatch.setattr(gemm_cases, "ROTATED_BYTES", 1)
+    with emulated.device(ARCH):
+        yield
+
+
+def peers_of(path: Path) -> dict[str, SimpleNamespace]:
+    (result,) = from_json(path.read_text()).cases
+    return {peer.name: peer for peer in result.peers}
+
+
+def test_the_patch_embed(device: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cases.MODELS, "tiny", (80, 72, (7,)))
+    argv = "--suite models --models tiny --batches 5 --configs tile_n=128,epilogue_warps=4 tile_n=512".split()
+    names = [OURS, "scaled_mm + add", "Triton flat", "quack position-major", "quack", "copy of the same bytes"]
+    argv += ["--peers", *names, "--output", str(tmp_path), "--name", "b200"]
+    assert patch_embed.main(argv) == 0
+    peers = peers_of(tmp_path / "b200.json")
+    assert peers[OURS].check.passed and peers[f"{OURS} tile_n=128,epilogue_warps=4"].check.passed
+    assert "tile_n = 512" in peers[f"{OURS} tile_n=512"].reason
+    assert peers["copy of the same bytes"].runs
+    if "quack" not in sys.modules:
+        assert all(peers[name].reason.startswith("not installed") for name in ("Triton flat", "quack"))
+
+
+def test_the_gemm(device: None, tmp_path: Path) -> None:
+    argv = "--sizes 136 --configs tile_n=64,store_stages=1 --peers quack --name b200 --output".split()
+    assert gemm.main([*argv, str(tmp_path)]) == 0
+    peers = peers_of(tmp_path / "b200.json")
+    assert peers[OURS].check.passed and peers[OURS].detail.startswith("Sm100GemmConfig")
+    assert peers[f"{OURS} tile_n=64,store_stages=1"].check.passed
+    assert "set up here" not in peers["quack"].reason
+
+
+def test_a_configuration_of_the_other_architecture_is_refused(device: None, capsys) -> None:
+    assert patch_embed.main(["--configs", "tile_rows=64"]) == 2
+    assert "allowed: name=value with tile_n, stages" in capsys.readouterr().err
+    assert gemm.main(["--configs", "tile_m=64"]) == 2
+    assert "allowed: name=value with block_m" in capsys.readouterr().err
+
+
+def test_configurations_by_text() -> None:
+    config = parse_config("tile_n=128,epilogue=bf16x2", CONFIG_TYPES[ARCH])
+    assert config == Sm100PatchEmbedConfig(tile_n=128, epilogue="bf16x2")
+    assert parse_config("cluster_m=4", GEMM_CONFIG_TYPES[ARCH]) == Sm100GemmConfig(cluster_m=4)
+    assert list(gemm.chosen_configs(["candidates"], ARCH).values()) == list(gemm.CANDIDATES[ARCH])
+    assert arch_of((10, 0)) == ARCH and arch_of((9, 0)) == "sm_90a"
+    with pytest.raises(ValueError, match="compute capability 10.3, allowed: 10.0, 9.0"):
+        arch_of((10, 3))
+
+
+def test_quack_has_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, arch in (((10, 0), ARCH), ((9, 0), "sm_90a")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, found=capability: found)
+        for configs in (quack_configs.PATCH_EMBED, quack_configs.GEMM):
+            assert quack_configs.for_device(configs, torch.device("cuda")) == (arch, configs[arch])
+            assert len({config.name for config in configs[arch]}) == len(configs[arch]) >= 5
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    with pytest.raises(PeerUnavailable, match="compute capability 8.0"):
+        quack_configs.for_device(quack_configs.GEMM, torch.device("cuda"))
+
+
+def test_every_case_has_a_plan() -> None:
+    """Of both benchmarks, default and candidates; the tuners' candidates are legal and distinct."""
+    for case in cases.make_cases(list(cases.MODELS), None, cases.BATCHES):
+        make_plan(PatchEmbedProblem(case.rows, case.n, case.k, case.positions), None, ARCH)
+    for case in (*gemm_cases.squares(), *gemm_cases.siglip2()):
+        for config in (None, *gemm.CANDIDATES[ARCH]):
+            make_plan(GemmProblem(case.m, case.n, case.k), config, ARCH)
+    for case in tune.CASES[:3]:
+        plans = tune.candidates(case, ARCH)
+        assert len(plans) == len(set(plans)) == (7 + 4) * 6 and Sm100PatchEmbedConfig() in {p.config for p in plans}
+    for case in tune_gemm.CASES[:6]:
+        plans = tune_gemm.plans(case, arch=ARCH)
+        assert len(plans) == len(set(plans)) >= 4 and plans[0] == make_plan(tune_gemm.problem(case), arch=ARCH)
+
+
+def test_timings_of_the_tuner_are_read_back(tmp_path: Path, capsys) -> None:
+    path, case = tmp_path / "timings.json", tune.CASES[0]
+    configs = [plan.config for plan in tune.candidates(case, ARCH)[:3]]
+    timings = [(2.0, configs[1]), (3.0, configs[0]), (4.0, configs[2])]
+    tune.write(path, ARCH, {case: timings}, {})
+    assert tune.read(path) == (ARCH, {case: timings})
+    assert tune.main(["fit", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"mean 1.000, most 1.000 of the fastest in 1 of 1 cases: {configs[1]}" and len(lines) == 3
+    with pytest.raises(ValueError, match="one architecture"):
+        tune.report([path, Path("bench/results/h200-tune-2026-11-21.json")])

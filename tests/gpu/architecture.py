@@ -1,0 +1,15 @@
+"""Which of the supported architectures the device at hand has, real or emulated."""
+
+from __future__ import annotations
+
+import torch
+
+from cute_kernels.plan import ARCHS
+
+
+def at_hand() -> str | None:
+    """A key of `cute_kernels.plan.ARCHS`, or None without a GPU or with one that has no kernel."""
+    if not torch.cuda.is_available():
+        return None
+    capability = torch.cuda.get_device_capability()
+    return next((name for name, arch in ARCHS.items() if arch.compute_capability == capability), None)

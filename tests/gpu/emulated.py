@@ -1,0 +1,75 @@
+"""A device that is not there: `patch_embed` and `gemm` on "cuda" tensors, executed by the emulator.
+
+`cute_kernels.emulator.capturing` serves the tensors and answers what torch asks of a device. What is added here leads
+the operations' own way to a GPU (checks, plan, table, warm calls, argument frames by name) up to the last step, where a
+launch in the emulator takes the place of one by the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
+
+import torch
+
+from cute_kernels.compile import compile_plan, host_arguments
+from cute_kernels.emulator import capturing
+from cute_kernels.emulator.cuda_tensors import CudaTensor
+from cute_kernels.operations import gemm, patch_embed
+from cute_kernels.plan import Plan
+from cute_kernels.runtime import gpu, repeat
+
+_NO_STREAM = 0
+
+
+class EmulatedLaunch:
+    """A plan's kernel, with the interface of `cute_kernels.runtime.gpu.BoundLaunch`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._function = compile_plan(plan, emulated=True).function
+        self._given = {operand.name for operand in plan.operands if operand.given}
+
+    def __call__(self, *, stream: int, **given: float | int | None) -> None:
+        """Executes the kernel at once."""
+        given = {name: value for name, value in given.items() if name in self._given}
+        self._function(*host_arguments(self.plan, stream=stream, **given))
+
+    def with_constants(self, parameters: Sequence[str], **constants: float | int | None) -> Callable[..., None]:
+        """The launch as a function of ``parameters``."""
+
+        def launch(*values: float | int | None) -> None:
+            self(**constants, **dict(zip(parameters, values, strict=True)))
+
+        return launch
+
+
+@contextlib.contextmanager
+def device(arch: str) -> Iterator[capturing.Session]:
+    """Puts one emulated device of an architecture in the place of all GPUs.
+
+    Args:
+        arch: a key of `cute_kernels.plan.ARCHS`.
+    """
+    with contextlib.ExitStack() as stack, capturing.capture(arch) as session:
+        tensors = (*repeat.PLAIN_TENSORS, CudaTensor)
+
+        def replace(target: object, **values: object) -> None:
+            for name, value in values.items():
+                stack.enter_context(mock.patch.object(target, name, value, create=True))
+
+        bound_launch = functools.lru_cache(maxsize=None)(EmulatedLaunch)
+        replace(gpu, bound_launch=bound_launch)
+        replace(repeat, bound_launch=bound_launch)
+        # The mode that serves the tensors is no interception of the operations.
+        replace(patch_embed, dispatch_is_intercepted=lambda: False, PLAIN_TENSORS=tensors)
+        replace(gemm, dispatch_is_intercepted=lambda: False)
+        replace(repeat, PLAIN_TENSORS=tensors, _current_stream=lambda device: _NO_STREAM, _current_device=lambda: 0)
+        replace(repeat, _is_capturing=lambda: False)
+        replace(torch._C, _cuda_getCurrentRawStream=lambda device: _NO_STREAM)
+        replace(torch.cuda, is_current_stream_capturing=lambda: False)
+        patch_embed.device_facts.cache_clear()
+        stack.callback(patch_embed.device_facts.cache_clear)
+        yield session

@@ -1,0 +1,111 @@
+"""tests/gpu on machines without a GPU: every architecture has its cases, and those of SM100 run in the emulator."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem, Sm100GemmConfig
+from cute_kernels.plan import ARCHS, make_plan
+from tests.gpu import gemm_configs, patch_embed_configs
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FOLDER = REPOSITORY / "tests" / "gpu"
+SPLIT_K = "test_gemm_split.py"
+
+SAMPLE = (
+    "test_emulator_agreement.py::test_equal_bits_where_sums_are_exact[shape0-default]",
+    "test_gemm.py::test_types[torch.bfloat16-torch.float32-True-128-256-6-2-8-0-2-1-2]",
+    "test_kernel.py::test_inner_extent[16-128-3-4-32-f32]",
+    "test_pos_index.py::test_a_batch_of_padded_rows_keeps_its_shape",
+    "test_torch.py::test_arguments_are_not_written_and_not_aliased",
+    "test_warm.py::test_clear_cache_forgets_warm_calls",
+)
+"""Executed with every change, by file and name; the others with ``pytest tests/gpu --dry-run-arch sm_100a``."""
+
+# Lists what is collected and what is left out, and executes the sample.
+PROGRAM = """
+import json, sys, pytest
+
+class Sample:
+    def __init__(self, names):
+        self.names, self.left_out = names, []
+
+    def pytest_deselected(self, items):
+        self.left_out += [item.nodeid for item in items]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        found = {"collected": [item.nodeid for item in items], "left out": self.left_out}
+        open(sys.argv[2], "w").write(json.dumps(found))
+        items[:] = [item for item in items if item.nodeid.rpartition("tests/gpu/")[2] in self.names]
+
+names = json.loads(sys.argv[3])
+options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--dry-run-arch", sys.argv[1], "tests/gpu"]
+sys.exit(pytest.main(options, plugins=[Sample(names)]))
+"""
+
+
+def test_the_architectures_have_selections() -> None:
+    assert set(patch_embed_configs.SELECTIONS) == set(gemm_configs.SELECTIONS) == set(ARCHS)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(patch_embed_configs.Selection)])
+def test_no_architecture_has_fewer_cases(field: str) -> None:
+    sm90, sm100 = (getattr(patch_embed_configs.SELECTIONS[arch], field) for arch in ("sm_90a", "sm_100a"))
+    if isinstance(sm90, (tuple, dict)):
+        assert len(sm100) >= len(sm90) > 0
+    assert len(gemm_configs.SM100) >= len(gemm_configs.SM90) > 0
+
+
+def configs_of(selection: patch_embed_configs.Selection) -> Iterator[Config]:
+    for value in (getattr(selection, field.name) for field in dataclasses.fields(selection)):
+        for entry in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,):
+            yield from (case.config for case in entry) if isinstance(entry, tuple) else (entry,)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_selections_are_legal_and_distinct(arch: str) -> None:
+    selection = patch_embed_configs.SELECTIONS[arch]
+    for config in configs_of(selection):
+        assert make_plan(PatchEmbedProblem(64 * 32, 384, 256, 32), config, arch).arch.name == arch
+    groups = (selection.tile_edges, selection.positions, selection.rings, selection.stage_shapes)
+    for case in (case for cases in groups for group in cases.values() for case in group):
+        images, positions, n, k = case.shape
+        make_plan(PatchEmbedProblem(images * positions, n, k, positions), case.config, arch)
+    assert set(Counter(selection.variants).values()) == {1}
+    types = (("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float32"))
+    for config, (in_dtype, out_dtype) in itertools.product(gemm_configs.SELECTIONS[arch], types):
+        make_plan(GemmProblem(515, 393, 200, 1, in_dtype, out_dtype, True), config, arch)
+
+
+def functions(path: Path) -> set[str]:
+    """Names of the tests of a file."""
+    body = ast.parse(path.read_text()).body
+    return {node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+def test_a_device_of_capability_10_0(tmp_path: Path) -> None:
+    """Every test is collected, none for want of a configuration, and a sample passes in the emulator."""
+    report = tmp_path / "collected.json"
+    command = [sys.executable, "-c", PROGRAM, "sm_100a", str(report), json.dumps(SAMPLE)]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    found = json.loads(report.read_text())
+    names = {where: [name.rpartition("tests/gpu/")[2] for name in found[where]] for where in found}
+    assert set(SAMPLE) <= set(names["collected"]) and f"{len(SAMPLE)} passed" in run.stdout
+    assert not any("NOTSET" in name for name in names["collected"])
+    known = {name.partition("[")[0] for name in (*names["collected"], *names["left out"])}
+    files = [path for path in FOLDER.glob("test_*.py") if path.name != SPLIT_K]
+    assert known == {f"{path.name}::{test}" for path in files for test in functions(path)}
+    # What is left out for good: the SM100 kernel does not split K.
+    assert not any(field.name == "split_k" for field in dataclasses.fields(Sm100GemmConfig))
