@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from cute_kernels.config import Config
-from cute_kernels.plan import ARCHS
+from cute_kernels.plan import ARCHS, PLANNERS
 
 Kind = TypeVar("Kind", bound=Config)
+
+CONFIG_TYPES: dict[str, dict[str, type[Config]]] = {
+    operation: {arch: target.config for arch, target in planner.targets.items()}
+    for operation, planner in PLANNERS.items()
+}
+"""Class of the tunables, by operation and architecture."""
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 

@@ -29,14 +29,13 @@ import torch
 from rich.console import Console
 
 from bench import gemm_cases, patch_embed
-from bench.configs import arch_of, check_parsable, parse_config
+from bench.configs import CONFIG_TYPES, arch_of, check_parsable, parse_config
 from bench.gemm_cases import GemmCase, GemmData
 from bench.peers import OURS, Peer
 from bench.peers import gemm_peers as peers_module
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
 from cute_kernels.config import GemmConfig
-from cute_kernels.plan import GEMM_CONFIG_TYPES
 from cute_kernels.plan.gemm import sm90 as sm90_gemm
 from cute_kernels.plan.gemm import sm100 as sm100_gemm
 
@@ -87,7 +86,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     try:
         for text in arguments.configs:
             if text != "candidates":
-                check_parsable(text, GEMM_CONFIG_TYPES)
+                check_parsable(text, CONFIG_TYPES["gemm"])
         if not arguments.limit > 0:
             raise ValueError(f"--limit {arguments.limit}, allowed: a positive number of seconds")
         arguments.protocol = Protocol(
@@ -113,7 +112,7 @@ def chosen_configs(texts: Sequence[str], arch: str) -> dict[str, GemmConfig]:
     configs: dict[str, GemmConfig] = {}
     for text in texts:
         if text != "candidates":
-            configs[text] = parse_config(text, GEMM_CONFIG_TYPES[arch])
+            configs[text] = parse_config(text, CONFIG_TYPES["gemm"][arch])
             continue
         for config in CANDIDATES[arch]:
             configs[",".join(map(str, map(int, dataclasses.astuple(config))))] = config

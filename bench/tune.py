@@ -30,10 +30,10 @@ from scipy.optimize import nnls
 
 from bench import tune_gemm
 from bench.compile_ahead import compile_all
-from bench.configs import arch_of
+from bench.configs import CONFIG_TYPES, arch_of
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.operations.table import build_table
-from cute_kernels.plan import ARCHS, CONFIG_TYPES, Plan, Sm90PatchEmbedPlan, make_plan
+from cute_kernels.plan import ARCHS, Plan, Sm90PatchEmbedPlan, make_plan
 from cute_kernels.plan.patch_embed import sm90_default as default
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning.search import replay_timer
@@ -163,7 +163,7 @@ def read(path: Path) -> tuple[str, dict[Case, list[Timing]]]:
     names, arch = document["fields"], document.get("arch", "sm_90a")
     return arch, {
         tuple(entry["case"]): [
-            (time, CONFIG_TYPES[arch](**dict(zip(names, values, strict=True)))) for time, *values in rows
+            (time, CONFIG_TYPES["patch_embed"][arch](**dict(zip(names, values, strict=True)))) for time, *values in rows
         ]
         for entry in document["cases"]
         for rows in [entry["timings"]]
@@ -171,7 +171,7 @@ def read(path: Path) -> tuple[str, dict[Case, list[Timing]]]:
 
 
 def write(path: Path, arch: str, measured: dict[Case, list[Timing]], environment: dict[str, str]) -> None:
-    names = [field.name for field in dataclasses.fields(CONFIG_TYPES[arch])]
+    names = [field.name for field in dataclasses.fields(CONFIG_TYPES["patch_embed"][arch])]
     cases = [
         {
             "case": case,

@@ -25,10 +25,10 @@ from scipy.optimize import least_squares
 
 from bench import results
 from bench.compile_ahead import compile_all
-from bench.configs import arch_of, parse_config
+from bench.configs import CONFIG_TYPES, arch_of, parse_config
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig
-from cute_kernels.plan import GEMM_CONFIG_TYPES, GemmPlan, gemm_candidates, make_plan
+from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
 from cute_kernels.plan.gemm import sm90 as sm90_gemm
 from cute_kernels.tuning import search as tune
 
@@ -110,7 +110,7 @@ def time_case(case: GemmCase, candidates: Sequence[GemmPlan]) -> Timings:
 
 
 def write(path: Path, arch: str, measured: Sequence[Timings], environment: dict[str, str]) -> None:
-    names = [field.name for field in dataclasses.fields(GEMM_CONFIG_TYPES[arch])]
+    names = [field.name for field in dataclasses.fields(CONFIG_TYPES["gemm"][arch])]
     cases = [
         {
             "case": [entry.case.name, entry.case.m, entry.case.n, entry.case.k],
@@ -135,7 +135,7 @@ def read(path: Path, arch: str = "sm_90a") -> list[Timings]:
         raise ValueError(f"{path} has no timings of the dense GEMM")
     if document.get("arch", "sm_90a") != arch:
         raise ValueError(f"{path} has timings of {document['arch']}, expected {arch}")
-    names, kind = document["fields"], GEMM_CONFIG_TYPES[arch]
+    names, kind = document["fields"], CONFIG_TYPES["gemm"][arch]
     return [
         Timings(
             GemmCase(*entry["case"]),

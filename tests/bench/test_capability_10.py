@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from bench import cases, gemm, gemm_cases, patch_embed, tune, tune_gemm
-from bench.configs import arch_of, parse_config
+from bench.configs import CONFIG_TYPES, arch_of, parse_config
 from bench.peers import OURS, PeerUnavailable, quack_configs
 from bench.results import from_json
 from bench.timing import Run
 from cute_kernels.config import GemmProblem, PatchEmbedProblem, Sm100GemmConfig, Sm100PatchEmbedConfig
-from cute_kernels.plan import CONFIG_TYPES, GEMM_CONFIG_TYPES, make_plan
+from cute_kernels.plan import make_plan
 from tests.gpu import emulated
 
 ARCH = "sm_100a"
@@ -91,9 +91,9 @@ def test_a_configuration_of_the_other_architecture_is_refused(device: None, caps
 
 
 def test_configurations_by_text() -> None:
-    config = parse_config("tile_n=128,epilogue=bf16x2", CONFIG_TYPES[ARCH])
+    config = parse_config("tile_n=128,epilogue=bf16x2", CONFIG_TYPES["patch_embed"][ARCH])
     assert config == Sm100PatchEmbedConfig(tile_n=128, epilogue="bf16x2")
-    assert parse_config("cluster_m=4", GEMM_CONFIG_TYPES[ARCH]) == Sm100GemmConfig(cluster_m=4)
+    assert parse_config("cluster_m=4", CONFIG_TYPES["gemm"][ARCH]) == Sm100GemmConfig(cluster_m=4)
     assert list(gemm.chosen_configs(["candidates"], ARCH).values()) == list(gemm.CANDIDATES[ARCH])
     assert arch_of((10, 0)) == ARCH and arch_of((9, 0)) == "sm_90a"
     with pytest.raises(ValueError, match="compute capability 10.3, allowed: 10.0, 9.0"):

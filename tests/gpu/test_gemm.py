@@ -50,7 +50,7 @@ def run_guarded(a, b, bias, out_dtype, config, *, sm_count: int | None = None) -
     count = tensors.out.numel()
     guarded = torch.full((count + 2 * GUARD,), float("nan"), dtype=tensors.out.dtype, device="cuda")
     out = guarded[GUARD : GUARD + count].view(tensors.out.shape)
-    gpu.launch(plan, dataclasses.replace(tensors, out=out))
+    gpu.launch(plan, tensors.replace(out=out))
     torch.cuda.synchronize()
     for where, guard in (("before", guarded[:GUARD]), ("after", guarded[-GUARD:])):
         assert bool(guard.isnan().all()), f"wrote {where} the output"
