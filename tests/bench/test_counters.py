@@ -71,8 +71,9 @@ def test_cases_of_every_architecture() -> None:
         assert f".target {arch}\n" in case.ptx(arch)
         report = counters.emulate_ptx(case, arch)
         assert report.units.total("wavefronts", "ld.shared") == 32 * REQUESTS
-        names = [name if name.startswith("case_") else cases.KERNEL_NAMES[arch] for name in counters.case_names(arch)]
-        assert list(counters.parse_csv(ncu_csv([(name, "1", "2") for name in names]), arch)) == counters.case_names(arch)
+        names = counters.case_names(arch)
+        rows = [(name if name.startswith("case_") else cases.KERNEL_NAMES[arch], "1", "2") for name in names]
+        assert list(counters.parse_csv(ncu_csv(rows), arch)) == names
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,6 @@ SPLIT_K = "test_gemm_split.py"
 SAMPLE = (
     "test_emulator_agreement.py::test_equal_bits_where_sums_are_exact[shape0-default]",
     "test_gemm.py::test_types[torch.bfloat16-torch.float32-True-128-256-6-2-8-0-2-1-2]",
-    "test_kernel.py::test_inner_extent[16-128-3-4-32-f32]",
-    "test_pos_index.py::test_a_batch_of_padded_rows_keeps_its_shape",
     "test_warm.py::test_clear_cache_forgets_warm_calls",
 )
 """Executed with every change, by file and name; the others with ``pytest tests/gpu --dry-run-arch sm_100a``."""
