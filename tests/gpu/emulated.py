@@ -17,9 +17,9 @@ import torch
 from cute_kernels.compile import compile_plan, host_arguments
 from cute_kernels.emulator import capturing
 from cute_kernels.emulator.cuda_tensors import CudaTensor
-from cute_kernels.operations import gemm, patch_embed
+from cute_kernels.operations import base, gemm, patch_embed
 from cute_kernels.plan import Plan
-from cute_kernels.runtime import gpu, repeat
+from cute_kernels.runtime import devices, gpu, repeat
 
 _NO_STREAM = 0
 
@@ -53,23 +53,29 @@ def device(arch: str) -> Iterator[capturing.Session]:
     Args:
         arch: a key of `cute_kernels.plan.ARCHS`.
     """
+    tensors = (*repeat.PLAIN_TENSORS, CudaTensor)
+    repeated = {
+        "PLAIN": tensors,
+        "current_stream": lambda device: _NO_STREAM,
+        "current_device": lambda: 0,
+        "is_capturing": lambda: False,
+    }
     with contextlib.ExitStack() as stack, capturing.capture(arch) as session:
-        tensors = (*repeat.PLAIN_TENSORS, CudaTensor)
 
         def replace(target: object, **values: object) -> None:
             for name, value in values.items():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
 
-        bound_launch = functools.lru_cache(maxsize=None)(EmulatedLaunch)
-        replace(gpu, bound_launch=bound_launch)
-        replace(repeat, bound_launch=bound_launch)
-        # The mode that serves the tensors is no interception of the operations.
-        replace(patch_embed, dispatch_is_intercepted=lambda: False, PLAIN_TENSORS=tensors)
-        replace(gemm, dispatch_is_intercepted=lambda: False)
-        replace(repeat, PLAIN_TENSORS=tensors, _current_stream=lambda device: _NO_STREAM, _current_device=lambda: 0)
-        replace(repeat, _is_capturing=lambda: False)
-        replace(torch._C, _cuda_getCurrentRawStream=lambda device: _NO_STREAM)
+        replace(gpu, bound_launch=functools.lru_cache(maxsize=None)(EmulatedLaunch))
         replace(torch.cuda, is_current_stream_capturing=lambda: False)
-        patch_embed.device_facts.cache_clear()
-        stack.callback(patch_embed.device_facts.cache_clear)
+        for module in (base, repeat):
+            replace(module, PLAIN_TENSORS=tensors)
+        stack.enter_context(mock.patch.dict(repeat._SHARED, repeated))
+        for module, operation in ((patch_embed, patch_embed.PATCH_EMBED), (gemm, gemm.GEMM)):
+            # The mode that serves the tensors is no interception of the operations.
+            replace(module, dispatch_is_intercepted=lambda: False)
+            stack.enter_context(mock.patch.dict(operation.repeated.run.__globals__, repeated))
+            for forget in (operation.repeated.clear, devices.device_facts.cache_clear):
+                forget()
+                stack.callback(forget)
         yield session
