@@ -48,6 +48,7 @@ dsl-versions: $(VENV)/.installed-test
 # What takes too long for every change.
 nightly: mutate sentryward dsl-versions $(VENV)/.installed-test
 	SCHEDULE_EXAMPLES=1000 $(BIN)/python -m pytest -n 2 --timeout 3600 tests/emulator/test_schedules.py
+	KERNEL_KEY_FIELDS=1 $(BIN)/python -m pytest --timeout 3600 tests/plan/test_kernel_key.py
 
 clean:
 	rm -rf $(VENV) demo.png .hypothesis .pytest_cache .ruff_cache

@@ -1,0 +1,179 @@
+"""Repeated calls without a GPU: CPU tensors stand for CUDA tensors, and a recorder for the launch.
+
+What tests/gpu/test_warm.py shows by results is shown here by what would be launched: the addresses of every operand, or
+None where the call has to be made the long way.
+"""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+
+from cute_kernels.operations import gemm as gemm_op
+from cute_kernels.operations import patch_embed as patch_embed_op
+from cute_kernels.runtime import repeat
+from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.runtime.repeat import RepeatedCalls
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Launches by operand names; CPU tensors are taken for CUDA tensors on the default stream of a device -1."""
+    seen: list[dict] = []
+
+    class Recorder:
+        def __init__(self, plan):
+            self.plan = plan
+
+        def with_constants(self, parameters, **constants):
+            return lambda *values: seen.append(constants | dict(zip(parameters, values, strict=True)))
+
+    finder = repeat._finder
+
+    def without_device(arguments):
+        source, name = finder(arguments)
+        assert source.count(".is_cuda") == 1
+        return source.replace(".is_cuda", ".is_cpu"), name
+
+    monkeypatch.setattr(repeat, "_finder", without_device)
+    monkeypatch.setattr(repeat, "gpu", types.SimpleNamespace(bound_launch=Recorder))
+    for name, value in (("current_stream", 7), ("current_device", -1), ("is_capturing", False)):
+        monkeypatch.setitem(repeat._SHARED, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return seen
+
+
+def remember(operation, values: dict) -> RepeatedCalls:
+    """Repeated calls of the operation, of which one was made."""
+    calls = RepeatedCalls(operation.repeated._arguments, operation.scales)
+    prepared = operation.checked(operation.arguments(**values))
+    calls.put(values, prepared.plan, prepared.operands, prepared.result(), prepared.derive)
+    return calls
+
+
+def run(calls: RepeatedCalls, values: dict, gradients: bool = False) -> torch.Tensor | None:
+    return calls.run(*values.values(), gradients)
+
+
+def patches(**changes) -> dict:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 6, 32, generator=generator).to(FP8)
+    weight = torch.randn(16, 32, generator=generator).to(FP8)
+    bias, pos = torch.randn(16, generator=generator), torch.randn(6, 16, generator=generator)
+    values = {"x": x, "weight": weight, "bias": bias, "pos_embed": pos, "pos_index": None, "scale_a": 0.5}
+    return values | {"scale_b": None, "backend": "auto", "config": None} | changes
+
+
+def products(**changes) -> dict:
+    a, b = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
+    values = {"a": a, "b": b, "bias": torch.randn(8), "out_dtype": None, "backend": "auto", "config": None}
+    return values | {"allow_tf32": False} | changes
+
+
+def test_the_launch_has_the_addresses_of_new_rows_and_of_the_same_constants(launches):
+    first = patches()
+    calls = remember(patch_embed_op.PATCH_EMBED, first)
+    again = first | {"x": first["x"].clone(), "scale_a": 0.25}
+    out = run(calls, again)
+    assert out.shape == (2, 6, 16) and out.dtype == torch.bfloat16 and out.is_contiguous()
+    table = patch_embed_op.prepare_launch(*list(first.values())[:4], 0.5, None).operands.table
+    assert launches == [{
+        "x": again["x"].data_ptr(), "weight": first["weight"].data_ptr(), "table": table.data_ptr(), "index": None,
+        "out": out.data_ptr(), "scale": 0.25, "stream": 7,
+    }]  # fmt: skip
+
+
+def test_an_index_and_a_scale_in_memory_are_new_in_every_launch(launches):
+    index, scale = torch.zeros(2, 6, dtype=torch.int32), torch.tensor([0.5])
+    first = patches(pos_index=index, scale_a=scale)
+    calls = remember(patch_embed_op.PATCH_EMBED, first)
+    again = first | {"pos_index": index.clone(), "scale_a": scale.clone()}
+    assert run(calls, again) is not None
+    assert launches[0]["index"] == again["pos_index"].data_ptr() != index.data_ptr()
+    assert launches[0]["scale"] == again["scale_a"].data_ptr() != scale.data_ptr()
+    assert run(calls, again | {"pos_index": index.long()}) is None
+    assert run(calls, again | {"pos_index": index[:, ::2]}) is None
+    assert run(calls, again | {"scale_a": scale.double()}) is None
+    assert run(calls, again | {"scale_a": torch.ones(2)}) is None
+
+
+def slice_off_16_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    memory = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
+    return memory[8 // tensor.itemsize :][: tensor.numel()].view(tensor.shape)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v | {"x": slice_off_16_bytes(v["x"])},
+        lambda v: v | {"x": v["x"].mT.contiguous().mT},
+        lambda v: v | {"x": v["x"][:1]},
+        lambda v: v | {"x": v["x"].float()},
+        lambda v: v | {"x": [1.0]},
+        lambda v: v | {"weight": v["weight"].clone()},
+        lambda v: v | {"bias": None},
+        lambda v: v | {"pos_index": [0]},
+        lambda v: v | {"config": "fast"},
+        lambda v: v | {"scale_b": 2.0},
+        lambda v: v["bias"].add_(1) is None or v,
+        lambda v: v["pos_embed"].t_() is None or v,
+        lambda v: setattr(v["bias"], "data", torch.zeros(16)) or v,
+        lambda v: v["bias"].requires_grad_() is None or v,
+        lambda v: DERIVED.clear() or v,
+    ],
+    ids=range(15),
+)
+def test_what_changed_goes_the_long_way(launches, change):
+    values = patches()
+    calls = remember(patch_embed_op.PATCH_EMBED, values)
+    assert run(calls, values, gradients=True) is not None
+    assert run(calls, change(values), gradients=True) is None and len(launches) == 1
+
+
+def test_illegal_numbers_are_refused(launches):
+    calls = remember(patch_embed_op.PATCH_EMBED, values := patches())
+    with pytest.raises(ValueError, match="scale_a = -1.0"):
+        run(calls, values | {"scale_a": -1.0})
+    assert not launches
+
+
+def test_dead_constants_are_forgotten(launches):
+    calls = remember(patch_embed_op.PATCH_EMBED, values := patches())
+    assert len(calls.calls) == 1
+    del values["weight"]
+    assert not calls.calls
+
+
+def test_a_copied_input_or_output_is_not_remembered(launches):
+    values = patches()
+    assert not remember(patch_embed_op.PATCH_EMBED, values | {"x": slice_off_16_bytes(values["x"])}).calls
+    assert not remember(gemm_op.GEMM, products(b=torch.randn(5, 16).bfloat16(), bias=None)).calls  # rows of 10 bytes
+
+
+def test_a_product_takes_both_operands_and_the_bias_of_the_moment(launches):
+    first = products()
+    calls = remember(gemm_op.GEMM, first)
+    again = first | {"a": first["a"].clone(), "b": first["b"].clone()}
+    out = run(calls, again)
+    before = launches[0]
+    assert (before["a"], before["b"]) == (again["a"].data_ptr(), again["b"].data_ptr())
+    assert out.shape == (5, 8) and before["out"] == out.data_ptr()
+    first["bias"].add_(1)
+    padded = gemm_op.prepare_gemm(*list(again.values())[:3]).operands.bias
+    assert run(calls, again) is not None
+    assert launches[1]["bias"] == padded.data_ptr() and torch.equal(padded[:8], first["bias"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"out_dtype": torch.float32}, {"allow_tf32": True}, {"bias": None}, {"b": torch.zeros(16, 16).half()}, {"b": 1}],
+)
+def test_another_product_goes_the_long_way(launches, change):
+    values = products()
+    calls = remember(gemm_op.GEMM, values)
+    assert run(calls, values | change) is None and not launches

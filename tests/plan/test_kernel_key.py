@@ -1,0 +1,140 @@
+"""The key of a compiled kernel: every field of every problem and configuration is in it, or does not reach the code.
+
+Where a changed field leaves the key as it is, both kernels are compiled and their PTX compared. All such fields are
+changed at once, in one kernel; with ``KERNEL_KEY_FIELDS=1`` (make nightly) each by itself as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import pkgutil
+
+import pytest
+
+from cute_kernels.compile import compile_uncached
+from cute_kernels.config import (
+    GemmProblem,
+    PatchEmbedProblem,
+    Sm90GemmConfig,
+    Sm90PatchEmbedConfig,
+    Sm100GemmConfig,
+    Sm100PatchEmbedConfig,
+)
+from cute_kernels.plan import PLANNERS, Plan, make_plan
+
+PATCHES = PatchEmbedProblem(m=14 * 37, n=264, k=144, table_rows=14)
+OTHER_PATCHES = {
+    "m": 14 * 41, "n": 520, "k": 160, "table_rows": 7, "scale_source": "pointer", "table_index": True,
+    "in_dtype": None, "out_dtype": None,
+}  # fmt: skip
+PRODUCT = GemmProblem(m=300, n=200, k=256)
+OTHER_PRODUCT = {
+    "m": 500, "n": 328, "k": 512, "batches": 3, "in_dtype": "float16", "out_dtype": "float32", "bias": True
+}  # fmt: skip
+BASES = {
+    "patch_embed, sm100": (PATCHES, Sm100PatchEmbedConfig(), OTHER_PATCHES, {
+        "tile_n": 128, "stages": 3, "epilogue_warps": 4, "tmem_load_width": 16, "epilogue": "bf16x2",
+    }),
+    "patch_embed, sm90, position": (
+        PATCHES, Sm90PatchEmbedConfig(tile_rows=32, stages=4, stage_blocks=1, cluster=1, order="position"),
+        OTHER_PATCHES | {"table_index": None}, {
+            "tile_rows": 64, "warpgroups": 1, "stages": 3, "stage_blocks": 2, "cluster": 2, "weight": "streamed",
+            "order": "flat", "pingpong": False, "epilogue": "bf16x2", "tile_positions": 2,
+        },
+    ),
+    "patch_embed, sm90, flat": (
+        PATCHES, Sm90PatchEmbedConfig(tile_rows=32, stages=4, stage_blocks=1, cluster=1, order="flat"),
+        OTHER_PATCHES, {},
+    ),
+    "gemm, sm100": (PRODUCT, Sm100GemmConfig(stages=3), OTHER_PRODUCT, {
+        "block_m": 256, "tile_n": 256, "stages": 4, "store_stages": 1, "group_m": 4, "idle_clocks": 7, "cluster_m": 4,
+        "cluster_n": 2, "accumulators": 1,
+    }),
+    "gemm, sm90": (
+        PRODUCT, Sm90GemmConfig(tile_m=128, tile_n=128, stages=3, cluster_m=1, store_stages=1), OTHER_PRODUCT, {
+            "tile_m": 256, "tile_n": 64, "stages": 4, "cluster_m": 2, "cluster_n": 2, "pingpong": True,
+            "store_stages": 2, "group_m": 4, "split_k": 2,
+        },
+    ),
+}  # fmt: skip
+"""Problem and configuration, and another value of every field; None where there is no other legal one here."""
+
+
+def variants(name: str) -> tuple[Plan, dict[str, Plan]]:
+    """The plan of a base, and one with another value of each field and of the number of multiprocessors."""
+    problem, config, problems, configs = BASES[name]
+    found = {
+        field: make_plan(dataclasses.replace(problem, **{field: value}), config)
+        for field, value in problems.items()
+        if value is not None
+    }
+    found |= {
+        field: make_plan(problem, dataclasses.replace(config, **{field: value}))
+        for field, value in configs.items()
+        if value is not None
+    }
+    # Sizes of which consequences may be compiled in: another number of K blocks, a table higher than a tile.
+    further = {"k": 3 * problem.k} | ({"table_rows": 74} if isinstance(problem, PatchEmbedProblem) else {})
+    for field, value in further.items():
+        found[f"{field}, further"] = make_plan(dataclasses.replace(problem, **{field: value}), config)
+    return make_plan(problem, config), found | {"sm_count": make_plan(problem, config, sm_count=8)}
+
+
+@functools.cache
+def ptx(plan: Plan) -> str:
+    """Of a kernel that was compiled for this very plan."""
+    return compile_uncached(plan).ptx
+
+
+def test_there_is_another_value_of_every_field():
+    """A new field needs one here."""
+    for planner in PLANNERS.values():
+        for kind in (planner.problem, *planner.configs.values()):
+            fields = {field.name for field in dataclasses.fields(kind)}
+            listed: set[str] = set()
+            for problem, config, problems, configs in BASES.values():
+                listed |= set(problems) if kind is type(problem) else set()
+                listed |= set(configs) if kind is type(config) else set()
+            assert fields <= listed, f"{kind.__name__}: {', '.join(fields - listed)}"
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_what_is_not_in_the_key_does_not_reach_the_code(name):
+    """Of launch arguments the key has what the plan says, so that sizes cost no compilation."""
+    plan, changed = variants(name)
+    same = [field for field, other in changed.items() if other.kernel_key == plan.kernel_key]
+    named = {field.partition(",")[0] for field in same}
+    assert {"m", "n", "k", "sm_count"} <= named <= {"m", "n", "k", "batches", "table_rows", "sm_count"}
+    sizes = {}
+    for field in same:
+        size = field.partition(",")[0]
+        if size != "sm_count":
+            sizes[size] = getattr(changed[field].problem, size)
+    if "table_rows" in sizes:
+        sizes["m"] = 11 * sizes["table_rows"]
+    together = make_plan(dataclasses.replace(plan.problem, **sizes), plan.config, sm_count=8)
+    assert together.kernel_key == plan.kernel_key
+    assert ptx(together) == ptx(plan)
+    if os.environ.get("KERNEL_KEY_FIELDS") == "1":
+        for field in same:
+            assert ptx(changed[field]) == ptx(plan), field
+
+
+def test_a_replaced_constant_of_a_plan_is_in_the_key():
+    """Tests replace them to break kernels on purpose."""
+    plan = make_plan(PRODUCT, Sm100GemmConfig())
+    assert dataclasses.replace(plan, barrier_bytes=2048).kernel_key != plan.kernel_key
+    assert dataclasses.replace(plan, barrier_bytes=1024).kernel_key == plan.kernel_key
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_host_functions_take_the_operands_of_the_table_in_its_order(name):
+    """Two pointers the wrong way round would be of the same type."""
+    plan, _ = variants(name)
+    host_function = inspect.unwrap(pkgutil.resolve_name(plan.kernel).__call__)
+    names = inspect.signature(host_function).parameters
+    parameters = [name.removesuffix("_pointer").removesuffix("_argument") for name in names]
+    assert parameters == ["self", *(operand.name for operand in plan.operands), "stream"]
