@@ -72,7 +72,7 @@ def patches(**changes) -> dict:
 def products(**changes) -> dict:
     a, b = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
     values = {"a": a, "b": b, "bias": torch.randn(8), "out_dtype": None, "backend": "auto", "config": None}
-    return values | {"allow_tf32": False} | changes
+    return values | {"allow_tf32": False, "activation": "none"} | changes
 
 
 def test_the_launch_has_the_addresses_of_new_rows_and_of_the_same_constants(launches):
@@ -171,7 +171,10 @@ def test_a_product_takes_both_operands_and_the_bias_of_the_moment(launches):
 
 @pytest.mark.parametrize(
     "change",
-    [{"out_dtype": torch.float32}, {"allow_tf32": True}, {"bias": None}, {"b": torch.zeros(16, 16).half()}, {"b": 1}],
+    [
+        {"out_dtype": torch.float32}, {"allow_tf32": True}, {"activation": "silu"}, {"bias": None},
+        {"b": torch.zeros(16, 16).bfloat16()}, {"b": torch.zeros(8, 16).half()}, {"b": 1},
+    ],  # fmt: skip
 )
 def test_another_product_goes_the_long_way(launches, change):
     values = products()

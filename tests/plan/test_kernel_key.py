@@ -17,8 +17,10 @@ import pytest
 from cute_kernels.compile import compile_uncached
 from cute_kernels.config import (
     GemmProblem,
+    PatchEmbedImagesProblem,
     PatchEmbedProblem,
     Sm90GemmConfig,
+    Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
     Sm100GemmConfig,
     Sm100PatchEmbedConfig,
@@ -32,7 +34,8 @@ OTHER_PATCHES = {
 }  # fmt: skip
 PRODUCT = GemmProblem(m=300, n=200, k=256)
 OTHER_PRODUCT = {
-    "m": 500, "n": 328, "k": 512, "batches": 3, "in_dtype": "float16", "out_dtype": "float32", "bias": True
+    "m": 500, "n": 328, "k": 512, "batches": 3, "in_dtype": "float16", "out_dtype": "float32", "bias": True,
+    "activation": "silu",
 }  # fmt: skip
 BASES = {
     "patch_embed, sm100": (PATCHES, Sm100PatchEmbedConfig(), OTHER_PATCHES, {
@@ -48,6 +51,20 @@ BASES = {
     "patch_embed, sm90, flat": (
         PATCHES, Sm90PatchEmbedConfig(tile_rows=32, stages=4, stage_blocks=1, cluster=1, order="flat"),
         OTHER_PATCHES, {},
+    ),
+    "patch_embed_images, sm90": (
+        PatchEmbedImagesProblem(6, 3, 64, 96, 16, 264, table_rows=1),
+        Sm90ImagesConfig(
+            source="strips", tile_patches=6, tile_images=8, warpgroups=2, cluster=1, stages=3, stage_blocks=1
+        ),
+        {
+            "batch": 9, "channels": 1, "height": 96, "width": 192, "patch": None, "n": 520, "table_rows": 24,
+            "in_dtype": None, "channels_last": None, "precision": None, "out_dtype": None,
+        },
+        {
+            "source": None, "tile_patches": 4, "tile_images": 16, "warpgroups": 1, "cluster": 2, "stages": 4,
+            "stage_blocks": 2, "pingpong": False, "order": "image",
+        },
     ),
     "gemm, sm100": (PRODUCT, Sm100GemmConfig(stages=3), OTHER_PRODUCT, {
         "block_m": 256, "tile_n": 256, "stages": 4, "store_stages": 1, "group_m": 4, "idle_clocks": 7, "cluster_m": 4,
@@ -77,7 +94,8 @@ def variants(name: str) -> tuple[Plan, dict[str, Plan]]:
         if value is not None
     }
     # Sizes of which consequences may be compiled in: another number of K blocks, a table higher than a tile.
-    further = {"k": 3 * problem.k} | ({"table_rows": 74} if isinstance(problem, PatchEmbedProblem) else {})
+    further = {"k": 3 * problem.k} if isinstance(problem, (PatchEmbedProblem, GemmProblem)) else {}
+    further |= {"table_rows": 74} if isinstance(problem, PatchEmbedProblem) else {}
     for field, value in further.items():
         found[f"{field}, further"] = make_plan(dataclasses.replace(problem, **{field: value}), config)
     return make_plan(problem, config), found | {"sm_count": make_plan(problem, config, sm_count=8)}
@@ -107,13 +125,14 @@ def test_what_is_not_in_the_key_does_not_reach_the_code(name):
     plan, changed = variants(name)
     same = [field for field, other in changed.items() if other.kernel_key == plan.kernel_key]
     named = {field.partition(",")[0] for field in same}
-    assert {"m", "n", "k", "sm_count"} <= named <= {"m", "n", "k", "batches", "table_rows", "sm_count"}
+    sizes_of_launches = {f.name for f in dataclasses.fields(plan.problem) if f.metadata.get("launch_argument")}
+    assert sizes_of_launches - {"table_rows"} <= named - {"sm_count"} <= sizes_of_launches and "sm_count" in named
     sizes = {}
     for field in same:
         size = field.partition(",")[0]
         if size != "sm_count":
             sizes[size] = getattr(changed[field].problem, size)
-    if "table_rows" in sizes:
+    if {"m", "table_rows"} <= set(sizes):
         sizes["m"] = 11 * sizes["table_rows"]
     together = make_plan(dataclasses.replace(plan.problem, **sizes), plan.config, sm_count=8)
     assert together.kernel_key == plan.kernel_key
