@@ -25,6 +25,7 @@ from cute_kernels.config import (
 )
 
 if TYPE_CHECKING:
+    from cute_kernels import integrations, nn
     from cute_kernels.operations.gemm import gemm
     from cute_kernels.operations.patch_embed import patch_embed
     from cute_kernels.operations.patch_embed_images import patch_embed_images
@@ -49,6 +50,8 @@ __all__ = [
     "clear_cache",
     "frozen_constants",
     "gemm",
+    "integrations",
+    "nn",
     "patch_embed",
     "patch_embed_images",
     "prepare_patch_weight",
@@ -65,6 +68,8 @@ _WITH_TORCH = {
     "prepare_patch_weight": "operations.patch_weight",
     "tune_gemm": "tuning.search",
 }
+#: Packages that need torch and whose names are not put here: attribute access imports them.
+_PACKAGES = ("integrations", "nn")
 
 
 def _load() -> None:
@@ -74,6 +79,8 @@ def _load() -> None:
 
 def __getattr__(name: str) -> Any:
     """Imports torch when a name is asked for that needs it: that takes a second, and emulator and commands can wait."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _WITH_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _load()
@@ -81,7 +88,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WITH_TORCH})
+    return sorted({*globals(), *_WITH_TORCH, *_PACKAGES})
 
 
 if "torch" in sys.modules:  # nothing to wait for: the operators are in torch.ops from the import on

@@ -1,0 +1,80 @@
+"""open_clip's models with this package's patch embedding.
+
+    from cute_kernels.integrations import open_clip
+    model = open_clip.convert(open_clip_model)
+
+Vision towers of open_clip's own (``VisionTransformer.conv1``) and of timm, which its SigLIP and SigLIP2 configurations
+use. Class tokens and positions stay the tower's; parameters keep their names, and checkpoints do not change.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import torch
+
+from cute_kernels.integrations import timm
+from cute_kernels.integrations.replace import check_model, convert_all, revert_all
+from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
+
+
+def convert(
+    model: torch.nn.Module,
+    precision: Precision = "bf16",
+    *,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    pixels: Pixels = "auto",
+    backend: Backend = "auto",
+) -> torch.nn.Module:
+    """Gives an open_clip model this package's patch embedding, in place, and returns it.
+
+    Args:
+        model: what ``open_clip.create_model`` returned, or its vision tower.
+        precision: what is multiplied, see `cute_kernels.nn.PatchOptions`.
+        mean, std: the normalisation that uint8 images get; None takes the tower's ``image_mean`` and ``image_std``, and
+            those of CLIP's processor where it has none.
+        pixels, backend: see `cute_kernels.nn.PatchOptions`.
+
+    Raises:
+        ModuleNotFoundError: no open_clip.
+        TypeError, ValueError: an argument that is not allowed; a model without a vision transformer.
+    """
+    check_model(model)
+    try:
+        transformer = importlib.import_module("open_clip.transformer")
+        constants = importlib.import_module("open_clip.constants")
+        towers = importlib.import_module("open_clip.timm_model")
+    except ModuleNotFoundError as error:
+        if error.name != "open_clip":
+            raise
+        raise ModuleNotFoundError("this needs open_clip: pip install 'cute-kernels[open-clip]'") from error
+
+    def normalisation(tower: torch.nn.Module) -> dict[str, float | Sequence[float]]:
+        known_mean, known_std = getattr(tower, "image_mean", None), getattr(tower, "image_std", None)
+        return {
+            "mean": mean if mean is not None else known_mean or constants.OPENAI_DATASET_MEAN,
+            "std": std if std is not None else known_std or constants.OPENAI_DATASET_STD,
+        }
+
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, transformer.VisionTransformer):
+            options = PatchOptions(
+                precision=precision,
+                channels=module.conv1.in_channels,
+                pixels=pixels,
+                backend=backend,
+                **normalisation(module),
+            )
+            found.append((f"{name}.conv1".lstrip("."), module.conv1, options))
+        elif isinstance(module, towers.TimmModel):
+            inner = timm.find(module, precision, pixels=pixels, backend=backend, **normalisation(module))
+            found += [(f"{name}.{layer_name}".lstrip("."), layer, options) for layer_name, layer, options in inner]
+    return convert_all(model, found, "vision transformer of open_clip")
+
+
+def revert(model: torch.nn.Module) -> torch.nn.Module:
+    """Undoes `convert`, in place, and returns the model."""
+    return revert_all(model)

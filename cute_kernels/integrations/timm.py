@@ -1,0 +1,118 @@
+"""timm's vision transformers with this package's patch embedding.
+
+    from cute_kernels.integrations import timm
+    model = timm.convert(timm_model)
+
+The layer ``proj`` of timm's ``PatchEmbed`` and ``NaFlexEmbeds`` is run by the kernels; positions and class tokens stay
+timm's, an addition of their own. Parameters keep their names, and checkpoints do not change.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import torch
+
+from cute_kernels.integrations.replace import Found, check_model, convert_all, revert_all
+from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
+
+
+def convert(
+    model: torch.nn.Module,
+    precision: Precision = "bf16",
+    *,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    pixels: Pixels = "auto",
+    backend: Backend = "auto",
+) -> torch.nn.Module:
+    """Gives a timm model this package's patch embedding, in place, and returns it.
+
+    Args:
+        model: what ``timm.create_model`` returned, or a module with such a model in it.
+        precision: what is multiplied, see `cute_kernels.nn.PatchOptions`.
+        mean, std: the normalisation that uint8 images get; None takes that of the model's ``pretrained_cfg``, and 0.5
+            where it has none.
+        pixels, backend: see `cute_kernels.nn.PatchOptions`.
+
+    Raises:
+        ModuleNotFoundError: no timm.
+        TypeError, ValueError: an argument that is not allowed; a model without a ``PatchEmbed`` or ``NaFlexEmbeds``;
+            one whose layer is no patch embedding (patches that overlap, a stem of several convolutions).
+    """
+    check_model(model)
+    found = find(model, precision, mean=mean, std=std, pixels=pixels, backend=backend)
+    return convert_all(model, found, "PatchEmbed or NaFlexEmbeds of timm")
+
+
+def revert(model: torch.nn.Module) -> torch.nn.Module:
+    """Undoes `convert`, in place, and returns the model."""
+    return revert_all(model)
+
+
+def find(
+    model: torch.nn.Module,
+    precision: Precision,
+    *,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+    pixels: Pixels,
+    backend: Backend,
+) -> list[Found]:
+    """The layers that `convert` would convert, with their options.
+
+    Raises:
+        ModuleNotFoundError: no timm.
+        TypeError, ValueError: an argument that is not allowed.
+    """
+    kinds = _kinds()
+    found = []
+    for name, module in model.named_modules():
+        if not isinstance(module, kinds):
+            continue
+        layer = module.proj
+        channels = layer.in_channels if isinstance(layer, torch.nn.Conv2d) else getattr(module, "in_chans", 3)
+        config = _pretrained_config(model, name)
+        linear = isinstance(layer, torch.nn.Linear)
+        options = PatchOptions(
+            precision=precision,
+            order="hwc" if linear and getattr(module, "channels_last", True) else "chw",
+            channels=channels,
+            mean=_for_channels(config.get("mean", 0.5), channels) if mean is None else mean,
+            std=_for_channels(config.get("std", 0.5), channels) if std is None else std,
+            pixels=pixels,
+            backend=backend,
+        )
+        found.append((f"{name}.proj".lstrip("."), layer, options))
+    return found
+
+
+def _kinds() -> tuple[type, ...]:
+    try:
+        kinds = [importlib.import_module("timm.layers").PatchEmbed]
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise
+        raise ModuleNotFoundError("this needs timm: pip install 'cute-kernels[timm]'") from error
+    try:
+        kinds.append(importlib.import_module("timm.models.naflexvit").NaFlexEmbeds)
+    except (ModuleNotFoundError, AttributeError):  # of a timm before NaFlex
+        pass
+    return tuple(kinds)
+
+
+def _pretrained_config(model: torch.nn.Module, name: str) -> dict:
+    """Of the innermost module around the layer that has one."""
+    while True:
+        owner = model.get_submodule(name) if name else model
+        if isinstance(getattr(owner, "pretrained_cfg", None), dict):
+            return owner.pretrained_cfg
+        if not name:
+            return {}
+        name = name.rpartition(".")[0]
+
+
+def _for_channels(value: float | Sequence[float], channels: int) -> float | Sequence[float]:
+    """A model of other than three channels has the configuration of three all the same."""
+    return value if isinstance(value, float) or len(value) == channels else sum(value) / len(value)

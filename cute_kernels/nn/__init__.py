@@ -1,0 +1,9 @@
+"""Patch embeddings as modules: what models have, run by the kernels."""
+
+from __future__ import annotations
+
+from cute_kernels.nn.layers import PatchConv2d, PatchLinear, convert_layer, revert_layer
+from cute_kernels.nn.options import PatchOptions
+from cute_kernels.nn.patch_embed import PatchEmbed
+
+__all__ = ["PatchConv2d", "PatchEmbed", "PatchLinear", "PatchOptions", "convert_layer", "revert_layer"]

@@ -1,0 +1,342 @@
+"""What stands between a module's parameters and the operations: prepared weights, positions, and when to stay out.
+
+A module keeps its parameters, so that checkpoints, optimisers and initialisation see what they always saw. What the
+kernels read is made from them, kept beside them and made anew when they change.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from warnings import warn
+
+import torch
+
+from cute_kernels import siglip
+from cute_kernels.nn._shim import patch_embed_images
+from cute_kernels.nn.options import PatchOptions
+from cute_kernels.nn.positions import stamp
+from cute_kernels.operations import gemm as gemm_operation
+from cute_kernels.operations import patch_embed as patch_embed_operation
+from cute_kernels.operations import patch_weight
+from cute_kernels.runtime import devices
+from cute_kernels.siglip.weights import E4M3_MAX
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_REASONS: dict[tuple[torch.device, str], str | None] = {}
+_RAW_FACTOR = 8.0
+"""Normalised pixels this many times as large as mean and std allow are taken for pixels that nobody normalised."""
+
+
+@dataclass(frozen=True)
+class Fp8Weight:
+    """``[N, K]`` E4M3 values and their multiplier, K in the order of the rows that they multiply."""
+
+    values: torch.Tensor
+    scale: float
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Fp8Weight:
+        """Moves and never casts."""
+        return Fp8Weight(self.values.to(fn(self.values).device), self.scale)
+
+
+class PatchEngine:
+    """Runs one patch embedding whose parameters live in a module.
+
+    Not a module and without a state of its own: a copy or a pickle of it has the options and makes the rest anew.
+
+    Args:
+        options: how to run it.
+    """
+
+    def __init__(self, options: PatchOptions) -> None:
+        self.options = options
+        # Kind of weight -> the parameter that it was made from, its stamp, and what was made.
+        self._prepared: dict[str, tuple[weakref.ref, tuple, Any]] = {}
+
+    def __reduce__(self) -> tuple:
+        return PatchEngine, (self.options,)
+
+    # --- when ------------------------------------------------------------------------------------------------------
+
+    def takes_over(self, pixels: torch.Tensor, *parameters: torch.Tensor | None, training: bool = True) -> bool:
+        """Whether the kernels compute this call; otherwise the plain module does.
+
+        It does while gradients are wanted (gradients are enabled and a tensor requires them), while a graph is traced
+        or exported, for parameters that are no plain bfloat16, float16 or float32 tensors, for features that are no
+        multiple of 8, and on devices without a kernel. Of the last, and of gradients of a module that is not in
+        ``training``, a warning tells.
+
+        Args:
+            pixels: images or rows.
+            parameters: the weight, and what else is read, or None.
+            training: of the module.
+        """
+        tensors = [pixels, *(parameter for parameter in parameters if parameter is not None)]
+        if self.options.backend == "torch" or torch.jit.is_tracing() or torch.compiler.is_exporting():
+            return False
+        for tensor in tensors:
+            if type(tensor) not in _PLAIN_TYPES or tensor.is_meta or tensor.layout is not torch.strided:
+                return False
+        if any(parameter.dtype not in _FLOATS for parameter in tensors[1:]) or tensors[1].shape[0] % 8:
+            return False
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            if not training and not pixels.requires_grad:
+                warn(
+                    "A patch embedding in eval mode runs the plain torch module, for gradients are enabled and its "
+                    "parameters require them: use torch.no_grad() or torch.inference_mode(), or freeze them.",
+                    stacklevel=4,
+                )
+            return False
+        reason = _no_kernel(pixels.device, self.options.backend)
+        if reason is not None:
+            warn(f"{reason}. The plain torch module runs instead.", stacklevel=4)
+        return reason is None
+
+    def takes_over_rows(self, rows: torch.Tensor, *parameters: torch.Tensor | None, training: bool = True) -> bool:
+        """As `takes_over`; floating-point rows whose K is no multiple of 8 are not read by `cute_kernels.gemm`."""
+        readable = self.options.precision == "fp8" or rows.dtype == torch.uint8 or rows.shape[-1] % 8 == 0
+        return readable and self.takes_over(rows, *parameters, training=training)
+
+    def check_pixels(self, pixels: torch.Tensor, *, by_kernel: bool) -> None:
+        """Refuses pixels of another type than promised, and floating-point ones that nobody normalised.
+
+        The second needs their values, which are looked at for CPU tensors only: on a GPU the host would have to wait.
+
+        Args:
+            pixels: images or rows.
+            by_kernel: whether a kernel is to multiply them, which is what integer precisions restrict.
+
+        Raises:
+            TypeError, ValueError: as said.
+        """
+        options = self.options
+        if pixels.dtype == torch.uint8:
+            if options.pixels == "normalised":
+                raise TypeError(
+                    "images has dtype torch.uint8, which is raw, and normalised pixels were promised: normalise them, "
+                    "or say pixels='auto' to have them normalised here with mean and std"
+                )
+            return
+        if not pixels.is_floating_point():
+            raise TypeError(f"images has dtype {pixels.dtype}, allowed: torch.uint8 and floating-point types")
+        if options.pixels == "raw" or (options.integer and by_kernel):
+            why = "raw pixels were promised" if options.pixels == "raw" else f"precision is {options.precision!r}"
+            raise TypeError(
+                f"images has dtype {pixels.dtype} and {why}, allowed: torch.uint8 (of a processor with "
+                "do_rescale=False and do_normalize=False); 'bf16', 'fp16' and 'fp8' take normalised pixels"
+            )
+        if pixels.device.type == "cpu" and pixels.numel() and not torch.compiler.is_compiling():
+            largest, bound = float(pixels.detach().abs().amax()), self.options.bound
+            if largest > _RAW_FACTOR * bound:
+                raise ValueError(
+                    f"images has magnitudes up to {largest:.4g}, and pixels normalised with mean {list(options.mean)} "
+                    f"and std {list(options.std)} reach {bound:.4g}: they look raw. Allowed: normalised pixels, or raw "
+                    "ones as torch.uint8"
+                )
+
+    # --- what ------------------------------------------------------------------------------------------------------
+
+    def images(
+        self,
+        images: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        pos_embed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``[B, S, N]`` in the type of ``weight``.
+
+        Args:
+            images: ``[B, C, H, W]``; pixels beyond the last whole patch are left out, as a convolution does.
+            weight: ``[N, C, p, p]``, or ``[N, C * p * p]`` in the order of the options.
+            bias: ``[N]`` or None.
+            pos_embed: ``[S, N]`` or None.
+        """
+        prepared = self.prepared("images", weight)
+        patch = self.patch(weight)
+        if isinstance(prepared, Fp8Weight):
+            rows = self._e4m3(siglip.patchify(self._normalised(images, patch), patch, drop_rest=True))
+            return self._fp8(rows, prepared, bias, pos_embed).to(weight.dtype)
+        height, width = (extent - extent % patch for extent in images.shape[2:])
+        if (height, width) != tuple(images.shape[2:]):
+            images = images[:, :, :height, :width].contiguous()
+        return patch_embed_images(
+            images, prepared, bias, pos_embed, out_dtype=weight.dtype, backend=self.options.backend
+        )
+
+    def rows(
+        self,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        table: torch.Tensor | None = None,
+        index: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``[.., N]`` in the type of ``weight``, of patches that are rows already.
+
+        Args:
+            rows: ``[.., C * p * p]`` in the order of the options.
+            weight, bias: as in `images`.
+            table: ``[T, N]`` positions, and which of them each row gets:
+            index: ``[..]`` int32.
+        """
+        flat, n = rows.reshape(-1, rows.shape[-1]), weight.shape[0]
+        if not flat.shape[0]:
+            return torch.empty(*rows.shape[:-1], n, dtype=weight.dtype, device=rows.device)
+        if self.options.precision == "fp8":
+            values = self._e4m3(self._normalised(flat, 0))
+            where = None if index is None else index.reshape(-1)
+            out = self._fp8(values, self.prepared("rows", weight), bias, table, where).to(weight.dtype)
+            return out.view(*rows.shape[:-1], n)
+        if rows.dtype == torch.uint8:
+            out = patch_embed_images(
+                self._one_patch_images(flat, weight),
+                self.prepared("images", weight),
+                bias,
+                out_dtype=weight.dtype,
+                backend=self.options.backend,
+            )
+        else:
+            matrix = self.prepared("rows", weight)
+            out = gemm_operation.gemm(
+                flat.to(matrix.dtype).contiguous(),
+                matrix,
+                bias=bias,
+                out_dtype=weight.dtype,
+                backend=self.options.backend,
+            )
+        out = out.view(*rows.shape[:-1], n)
+        return out if table is None else out.add_(table.to(out.dtype)[index.long()])
+
+    def normalised(self, pixels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Pixels for the plain module: those of uint8 normalised in FP32, in the type of ``weight``."""
+        if pixels.dtype != torch.uint8:
+            return pixels.to(weight.dtype) if weight.is_floating_point() else pixels
+        return self._normalised(pixels, self.patch(weight)).to(weight.dtype)
+
+    def patch(self, weight: torch.Tensor) -> int:
+        """Side of a patch in pixels."""
+        return weight.shape[-1] if weight.dim() == 4 else round((weight.shape[1] / self.options.channels) ** 0.5)
+
+    # --- what the kernels read -----------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    def prepared(self, kind: str, weight: torch.Tensor) -> Any:
+        """What ``weight`` became: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`.
+
+        Made anew when the parameter is another one or was written to. Not noticed is a write past autograd's version
+        counter (through ``.data``): `forget` is for those.
+        """
+        found = self._prepared.get(kind)
+        current = stamp(weight)
+        if found is not None and found[0]() is weight and found[1] == current:
+            return found[2]
+        with torch.no_grad():
+            value = self._prepare(kind, weight.detach())
+        self._prepared[kind] = (weakref.ref(weight), current, value)
+        return value
+
+    def _prepare(self, kind: str, weight: torch.Tensor) -> Any:
+        options = self.options
+        if options.precision == "fp8":
+            rows = weight.flatten(1)
+            if kind == "images" and weight.dim() == 2 and options.order == "hwc":
+                patch = self.patch(weight)
+                rows = weight.view(-1, patch, patch, options.channels).permute(0, 3, 1, 2).flatten(1)
+            quantised = siglip.quantize(rows)
+            return Fp8Weight(quantised.values.contiguous(), quantised.scale)
+        if kind == "rows":
+            return weight.flatten(1).to(patch_weight.WIDE_TYPES[options.precision]).contiguous()
+        channels = weight.shape[1] if weight.dim() == 4 else options.channels
+        return patch_weight.prepare_patch_weight(
+            weight,
+            precision=options.precision,
+            order=options.order if weight.dim() == 2 else "chw",
+            channels=channels,
+            mean=options.mean,
+            std=options.std,
+        )
+
+    def forget(self) -> None:
+        """Drops what was made from the parameters."""
+        self._prepared.clear()
+
+    def follow(self, weight: torch.Tensor, before: tuple, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """After ``module._apply(fn)``: what was up to date moves along, and keeps its element types.
+
+        So ``model.to(torch.bfloat16)`` leaves an int8 weight alone that was made from the float32 one.
+
+        Args:
+            weight: the parameter as it is now.
+            before: `stamp` of it as it was.
+            fn: what was applied.
+        """
+        for kind, (_, known, value) in list(self._prepared.items()):
+            if known == before:
+                moved = value.to(fn(value).device) if isinstance(value, torch.Tensor) else value._apply(fn)
+                self._prepared[kind] = (weakref.ref(weight), stamp(weight), moved)
+            else:
+                del self._prepared[kind]
+
+    # --- pieces ----------------------------------------------------------------------------------------------------
+
+    def _normalised(self, pixels: torch.Tensor, patch: int) -> torch.Tensor:
+        """uint8 pixels in FP32 as a processor has them; others as they are.
+
+        Args:
+            pixels: ``[B, C, H, W]``, or ``[.., C * p * p]`` in the order of the options.
+            patch: of images; unused for rows.
+        """
+        if pixels.dtype != torch.uint8:
+            return pixels
+        mean, std = (torch.tensor(value, device=pixels.device) for value in (self.options.mean, self.options.std))
+        scaled = pixels.to(torch.float32) / 255
+        if pixels.dim() == 4:
+            return (scaled - mean[:, None, None]) / std[:, None, None]
+        per_channel = pixels.shape[-1] // len(self.options.mean)
+        if self.options.order == "chw":
+            mean, std = mean.repeat_interleave(per_channel), std.repeat_interleave(per_channel)
+        else:
+            mean, std = mean.repeat(per_channel), std.repeat(per_channel)
+        return (scaled - mean) / std
+
+    def _e4m3(self, normalised: torch.Tensor) -> torch.Tensor:
+        """Rounded with the fixed multiplier ``bound / 448``: no maximum is looked for, so an image's rows do not depend
+        on the others of its batch. What lies beyond the bound saturates."""
+        scaled = normalised.to(torch.float32) * (E4M3_MAX / self.options.bound)
+        return scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+
+    def _fp8(self, rows, weight: Fp8Weight, bias, pos_embed, pos_index=None) -> torch.Tensor:
+        return patch_embed_operation.patch_embed(
+            rows,
+            weight.values,
+            bias,
+            pos_embed,
+            pos_index=pos_index,
+            scale_a=self.options.bound / E4M3_MAX,
+            scale_b=weight.scale,
+            backend=self.options.backend,
+        )
+
+    def _one_patch_images(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Rows as images of one patch each: contiguous or channels_last, as the order of the rows is."""
+        patch = self.patch(weight)
+        if self.options.order == "hwc":
+            return rows.view(-1, patch, patch, rows.shape[-1] // patch**2).permute(0, 3, 1, 2)
+        return rows.view(-1, rows.shape[-1] // patch**2, patch, patch)
+
+
+@torch.compiler.assume_constant_result
+def _no_kernel(device: torch.device, backend: str) -> str | None:
+    """Why no kernel runs on this device, or None."""
+    if (device, backend) not in _REASONS:
+        try:
+            devices.choose_backend(device, backend)
+        except NotImplementedError as error:
+            _REASONS[device, backend] = str(error)
+        else:
+            _REASONS[device, backend] = None
+    return _REASONS[device, backend]

@@ -1,0 +1,126 @@
+"""The two layers that patch embeddings are made of, run by the kernels: what a model's own module becomes in place.
+
+`convert_layer` changes the class of a `torch.nn.Conv2d` or `torch.nn.Linear` and nothing else: parameters, hooks,
+``state_dict`` and ``isinstance`` checks stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cute_kernels.nn.engine import PatchEngine
+from cute_kernels.nn.options import PatchOptions
+from cute_kernels.nn.positions import stamp
+
+
+class EngineMixin:
+    """For a `torch.nn.Module` with an engine: what was made from its weight goes where the module goes.
+
+    A class whose weight is another module's overrides `engine_weight`.
+    """
+
+    engine: PatchEngine
+
+    def engine_weight(self) -> torch.Tensor:
+        return self.weight
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        before = stamp(self.engine_weight())
+        super()._apply(fn, recurse)
+        self.engine.follow(self.engine_weight(), before, fn)
+        return self
+
+    def forget_prepared(self) -> None:
+        """Makes what the kernels read anew at the next call: after a write that autograd's version counter missed."""
+        self.engine.forget()
+
+
+class PatchConv2d(EngineMixin, torch.nn.Conv2d):
+    """A convolution over whole patches, by `cute_kernels.patch_embed_images`; made by `convert_layer`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``[B, N, H // p, W // p]`` of ``[B, C, H, W]``, as a view whose memory is ``[B, S, N]``."""
+        takes_over = input.dim() == 4 and self.engine.takes_over(
+            input, self.weight, self.bias, training=self.training
+        )
+        self.engine.check_pixels(input, by_kernel=takes_over)
+        if not takes_over:
+            return super().forward(self.engine.normalised(input, self.weight))
+        out = self.engine.images(input, self.weight, self.bias)
+        return out.transpose(1, 2).unflatten(2, tuple(extent // self.weight.shape[-1] for extent in input.shape[2:]))
+
+
+class PatchLinear(EngineMixin, torch.nn.Linear):
+    """A linear layer over patches that are rows already, by `cute_kernels.gemm`; made by `convert_layer`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``[.., N]`` of ``[.., C * p * p]``."""
+        takes_over = self.engine.takes_over_rows(input, self.weight, self.bias, training=self.training)
+        self.engine.check_pixels(input, by_kernel=takes_over)
+        if not takes_over:
+            return super().forward(self.engine.normalised(input, self.weight))
+        return self.engine.rows(input, self.weight, self.bias)
+
+
+_PLAIN = {PatchConv2d: torch.nn.Conv2d, PatchLinear: torch.nn.Linear}
+
+
+def check_layer(module: torch.nn.Module, channels: int = 3) -> None:
+    """Refuses what is no patch embedding.
+
+    Args:
+        module: to be a Conv2d whose kernel is its stride, or a Linear over flattened patches.
+        channels: C of a Linear.
+
+    Raises:
+        TypeError: neither, or a subclass with a forward of its own.
+        ValueError: a kernel that is not square or not the stride; padding, dilation or groups; a Linear whose inputs
+            are no square patches; features that are no multiple of 8.
+    """
+    forward = getattr(type(module), "forward", None)
+    if forward not in (torch.nn.Conv2d.forward, torch.nn.Linear.forward):
+        raise TypeError(f"module is {type(module).__name__}, expected torch.nn.Conv2d or torch.nn.Linear")
+    if isinstance(module, torch.nn.Conv2d):
+        rows, columns = module.kernel_size
+        if rows != columns:
+            raise ValueError(f"module has kernel_size = {module.kernel_size}, allowed: square patches")
+        if module.stride != module.kernel_size:
+            raise ValueError(f"module has stride = {module.stride}, allowed: kernel_size = {module.kernel_size}")
+        if module.padding not in ("valid", (0, 0)):
+            raise ValueError(f"module has padding = {module.padding!r}, allowed: none")
+        if module.dilation != (1, 1):
+            raise ValueError(f"module has dilation = {module.dilation}, allowed: 1")
+        if module.groups != 1:
+            raise ValueError(f"module has groups = {module.groups}, allowed: 1")
+    else:
+        side = round((module.in_features / channels) ** 0.5)
+        if not side or channels * side * side != module.in_features:
+            raise ValueError(f"module has in_features = {module.in_features}, allowed: C * p * p with C = {channels}")
+    n = module.weight.shape[0]
+    if n % 8:
+        raise ValueError(f"module has {n} features, allowed: multiples of 8")
+
+
+def convert_layer(module: torch.nn.Module, options: PatchOptions) -> torch.nn.Module:
+    """Makes ``module`` a `PatchConv2d` or `PatchLinear`, in place, and returns it; a converted one gets new options.
+
+    Raises:
+        TypeError, ValueError: as `check_layer`.
+    """
+    if type(module) not in _PLAIN:
+        check_layer(module, options.channels)
+        module.__class__ = PatchConv2d if isinstance(module, torch.nn.Conv2d) else PatchLinear
+    module.engine = PatchEngine(options)
+    return module
+
+
+def revert_layer(module: torch.nn.Module) -> bool:
+    """Undoes `convert_layer`; returns whether there was anything to undo."""
+    if type(module) not in _PLAIN:
+        return False
+    module.__class__ = _PLAIN[type(module)]
+    del module.engine
+    return True

@@ -1,0 +1,72 @@
+"""How a patch embedding is to be run, checked where it is said and not at the first image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from cute_kernels.operations import patch_weight
+
+Precision = Literal["bf16", "fp16", "int8", "int16", "fp8"]
+Order = Literal["chw", "hwc"]
+Pixels = Literal["auto", "raw", "normalised"]
+Backend = Literal["auto", "emulator", "reference", "torch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchOptions:
+    """What the kernels need to know beyond the weight.
+
+    Attributes:
+        precision: what is multiplied. ``"bf16"`` and ``"fp16"`` take normalised pixels and uint8; ``"int8"`` and
+            ``"int16"`` take uint8 pixels only, exactly; ``"fp8"`` rounds pixels and weight to E4M3.
+        order: what a patch's pixels are flattened as in a Linear weight and in rows: ``"chw"`` or ``"hwc"``.
+        channels: C of a Linear weight; of a convolution's it is read from the weight.
+        mean, std: the normalisation of the model's processor, one number or one per channel. uint8 images are
+            normalised with them; they also bound what normalised pixels can be.
+        pixels: what is promised: ``"raw"`` refuses floating-point pixels, ``"normalised"`` refuses uint8, ``"auto"``
+            takes uint8 as raw and floating point as normalised.
+        backend: ``"auto"``, ``"emulator"`` and ``"reference"`` as for `cute_kernels.patch_embed_images`; ``"torch"``
+            is the plain module, for comparison.
+
+    Raises:
+        TypeError, ValueError: a value that is not allowed.
+    """
+
+    precision: Precision = "bf16"
+    order: Order = "chw"
+    channels: int = 3
+    mean: float | Sequence[float] = 0.5
+    std: float | Sequence[float] = 0.5
+    pixels: Pixels = "auto"
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        for name, kind in (("precision", Precision), ("order", Order), ("pixels", Pixels), ("backend", Backend)):
+            value = getattr(self, name)
+            if value not in get_args(kind):
+                raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, get_args(kind)))}")
+        if isinstance(self.channels, bool) or not isinstance(self.channels, int):
+            raise TypeError(f"channels is {type(self.channels).__name__}, expected int")
+        if self.channels < 1:
+            raise ValueError(f"channels = {self.channels}, allowed: at least 1")
+        if self.integer and self.pixels == "normalised":
+            raise ValueError(f"pixels = 'normalised' with precision = {self.precision!r}, which multiplies uint8")
+        # The smallest weight there is has the same rules for mean and std as the model's.
+        smallest = torch.zeros(8, self.channels, 1, 1, device="cpu")
+        checked = patch_weight.prepare_patch_weight(smallest, mean=self.mean, std=self.std)
+        object.__setattr__(self, "mean", checked.mean)
+        object.__setattr__(self, "std", checked.std)
+
+    @property
+    def integer(self) -> bool:
+        """Whether uint8 pixels are the only ones that the precision multiplies."""
+        return self.precision in ("int8", "int16")
+
+    @property
+    def bound(self) -> float:
+        """The largest magnitude that a pixel between 0 and 255 has after normalisation."""
+        return max(max(abs(mean), abs(1 - mean)) / std for mean, std in zip(self.mean, self.std, strict=True))

@@ -1,0 +1,245 @@
+"""`PatchEmbed`: a patch embedding as a module, from the convolution or linear layer that it replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cute_kernels import siglip
+from cute_kernels.nn.engine import PatchEngine
+from cute_kernels.nn.layers import EngineMixin, check_layer
+from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precision
+from cute_kernels.nn.positions import Interpolation, PositionCache, native_grid
+
+
+class PatchEmbed(EngineMixin, torch.nn.Module):
+    """Images (or patches as rows) to embeddings with positions, in one call of a kernel; made by `from_module`.
+
+    The parameters are those of the replaced module, the same objects: optimisers, checkpoints and ``state_dict`` keys
+    (``weight``, ``bias``) do not change, and loading works both ways. What the kernels read is made from them, moves
+    with the module, keeps its element types under ``.to(dtype)``, and is made anew after a write to them.
+
+    There is no backward. While gradients are enabled and images or parameters require them, the plain torch module runs
+    on the unquantised parameters, so training works as before. The same holds while a graph is traced or exported, and
+    on devices without a kernel (with one warning).
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Conv2d | torch.nn.Linear,
+        options: PatchOptions,
+        pos_embed: torch.Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        positions: PositionCache | None = None,
+    ) -> None:
+        """As `from_module`, with checked options."""
+        super().__init__()
+        check_layer(module, options.channels)
+        self.register_parameter("weight", module.weight)
+        self.register_parameter("bias", module.bias)
+        self.grid = None
+        if isinstance(pos_embed, torch.nn.Parameter):
+            self.register_parameter("pos_embed", pos_embed)
+        else:
+            self.register_buffer("pos_embed", pos_embed, persistent=False)
+        if pos_embed is not None:
+            self.grid = _checked_grid(pos_embed, grid, self.weight.shape[0])
+        elif grid is not None:
+            self.grid = _two_integers("grid", grid)
+        self.engine = PatchEngine(options)
+        self.positions = PositionCache() if positions is None else positions
+        if self.weight.dim() == 4 and not self.weight.is_meta:
+            self.engine.prepared("images", self.weight)
+        self.train(module.training)
+
+    @classmethod
+    def from_module(
+        cls,
+        module: torch.nn.Conv2d | torch.nn.Linear,
+        *,
+        pos_embed: torch.Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        precision: Precision = "bf16",
+        order: Order = "chw",
+        channels: int = 3,
+        mean: float | Sequence[float] = 0.5,
+        std: float | Sequence[float] = 0.5,
+        pixels: Pixels = "auto",
+        interpolation: Interpolation = "bicubic",
+        antialias: bool = False,
+        backend: Backend = "auto",
+    ) -> PatchEmbed:
+        """The same embedding, run by the kernels.
+
+        Args:
+            module: Conv2d ``[N, C, p, p]`` whose kernel is its stride, without padding, dilation or groups; or Linear
+                ``[N, C * p * p]`` over flattened patches. N is a multiple of 8.
+            pos_embed: ``[S, N]`` or ``[1, S, N]`` to be added, positions in row-major order of the patch grid, or None.
+                It belongs to the model that it was taken from: a Parameter is trained and moved with this module too,
+                and is not in its ``state_dict``. Whoever replaces the object (``load_state_dict(assign=True)``) sets
+                ``.pos_embed`` again, or passes it to `forward` instead.
+            grid: (rows, columns) of ``pos_embed``; a square when None.
+            precision: what is multiplied, see `PatchOptions`.
+            order: of a Linear weight, and of rows: ``"chw"`` or ``"hwc"``.
+            channels: C of a Linear weight.
+            mean, std: the normalisation of the model's processor, after pixels were divided by 255; one number or one
+                per channel.
+            pixels: what is promised, see `PatchOptions`.
+            interpolation, antialias: how positions are resized for another grid, in FP32, by
+                `torch.nn.functional.interpolate`. Once per grid, kept for 32 grids, forgotten when the parameter
+                changes.
+            backend: see `PatchOptions`.
+
+        Raises:
+            TypeError: another kind of module, or an argument of the wrong type.
+            ValueError: a module that is no patch embedding, by name of what differs; a wrong value.
+        """
+        if interpolation not in ("bicubic", "bilinear"):
+            raise ValueError(f"interpolation = {interpolation!r}, allowed: 'bicubic', 'bilinear'")
+        options = PatchOptions(
+            precision=precision,
+            order=order,
+            channels=module.in_channels if isinstance(module, torch.nn.Conv2d) else channels,
+            mean=mean,
+            std=std,
+            pixels=pixels,
+            backend=backend,
+        )
+        return cls(module, options, pos_embed, grid, PositionCache(interpolation, antialias))
+
+    def forward(
+        self,
+        pixels: torch.Tensor,
+        pos_embed: torch.Tensor | None = None,
+        *,
+        spatial_shapes: torch.Tensor | Sequence[Sequence[int]] | None = None,
+    ) -> torch.Tensor:
+        """Embeddings in the type of the weight.
+
+        Args:
+            pixels: images ``[B, C, H, W]``, contiguous or channels_last (others are copied once), or rows
+                ``[B, L, C * p * p]`` in the order of the module. uint8 is raw and is normalised here; floating point is
+                normalised already. Pixels beyond an image's last whole patch are left out, as a convolution does.
+            pos_embed: in place of the module's own.
+            spatial_shapes: of rows: ``[B, 2]`` patch grids (rows, columns), which rows need to get positions; the rest
+                of an image's L rows is padding and gets the first position of the image.
+
+        Returns:
+            ``[B, S, N]`` of images, ``[B, L, N]`` of rows.
+
+        Raises:
+            TypeError: pixels of another type than the precision multiplies or than promised.
+            ValueError: a wrong shape; CPU pixels that look raw; grids that do not fit.
+        """
+        if not isinstance(pixels, torch.Tensor):
+            raise TypeError(f"pixels is {type(pixels).__name__}, expected torch.Tensor")
+        pos = self.pos_embed if pos_embed is None else pos_embed
+        native = self.grid if pos_embed is None or self.grid is not None else None
+        if pos is not None:
+            native = _checked_grid(pos, native, self.weight.shape[0])
+        decide = self.engine.takes_over if pixels.dim() == 4 else self.engine.takes_over_rows
+        takes_over = decide(pixels, self.weight, self.bias, pos, training=self.training)
+        self.engine.check_pixels(pixels, by_kernel=takes_over)
+        if pixels.dim() == 4:
+            return self._images(pixels, pos, native, takes_over)
+        if pixels.dim() == 3:
+            return self._rows(pixels, pos, native, spatial_shapes, takes_over)
+        raise ValueError(f"pixels has shape {list(pixels.shape)}, allowed: [B, C, H, W] or [B, L, C * p * p]")
+
+    def _images(self, images, pos, native, takes_over: bool) -> torch.Tensor:
+        patch, channels = self.engine.patch(self.weight), self.engine.options.channels
+        grid = (images.shape[2] // patch, images.shape[3] // patch)
+        if images.shape[1] != channels or 0 in grid:
+            raise ValueError(
+                f"images has shape {list(images.shape)}, allowed: [B, {channels}, H, W] with H and W at least {patch}"
+            )
+        table = None if pos is None else self.positions.table(pos, native, grid)
+        if takes_over:
+            return self.engine.images(images, self.weight, self.bias, table)
+        images = self.engine.normalised(images, self.weight)
+        if self.weight.dim() == 4:
+            out = torch.nn.functional.conv2d(images, self.weight, self.bias, stride=patch).flatten(2).transpose(1, 2)
+        else:
+            rows = siglip.patchify(images, patch, drop_rest=True)
+            if self.engine.options.order == "hwc":
+                rows = rows.unflatten(-1, (channels, patch, patch)).permute(0, 1, 3, 4, 2).flatten(2)
+            out = torch.nn.functional.linear(rows, self.weight, self.bias)
+        return out if table is None else out + table.to(out.dtype)
+
+    def _rows(self, rows, pos, native, spatial_shapes, takes_over: bool) -> torch.Tensor:
+        matrix = self.weight.flatten(1)
+        if rows.shape[-1] != matrix.shape[1]:
+            raise ValueError(f"rows has K = {rows.shape[-1]}, allowed: {matrix.shape[1]}")
+        table = index = None
+        if pos is not None:
+            if spatial_shapes is None:
+                raise ValueError("spatial_shapes is missing: rows with positions need the patch grid of every image")
+            grids = checked_grids(spatial_shapes, *rows.shape[:2])
+            table, index = self.positions.packed(pos, native, grids, rows.shape[1])
+        if takes_over:
+            return self.engine.rows(rows, self.weight, self.bias, table, index)
+        out = torch.nn.functional.linear(self.engine.normalised(rows, self.weight), matrix, self.bias)
+        return out if table is None else out + table.to(out.dtype)[index.long()]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(f"{prefix}pos_embed", None)
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, *others) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *others)
+        if f"{prefix}pos_embed" in missing_keys:
+            missing_keys.remove(f"{prefix}pos_embed")
+
+    def extra_repr(self) -> str:
+        options = self.engine.options
+        return (
+            f"features={self.weight.shape[0]}, channels={options.channels}, patch={self.engine.patch(self.weight)}, "
+            f"precision={options.precision!r}, grid={self.grid}"
+        )
+
+
+def checked_grids(
+    spatial_shapes: torch.Tensor | Sequence[Sequence[int]], batch: int, length: int
+) -> tuple[tuple[int, int], ...]:
+    """(rows, columns) of every image; reading a tensor on a GPU makes the host wait once.
+
+    Raises:
+        ValueError: another number of images, a grid without patches, or more patches than rows.
+    """
+    shapes = spatial_shapes.tolist() if isinstance(spatial_shapes, torch.Tensor) else spatial_shapes
+    grids = tuple(_two_integers("spatial_shapes", shape) for shape in shapes)
+    if len(grids) != batch:
+        raise ValueError(f"spatial_shapes has {len(grids)} grids, allowed: one per image, {batch}")
+    for rows, columns in grids:
+        if rows * columns > length:
+            raise ValueError(f"spatial_shapes has a grid of {rows} x {columns} patches, allowed: at most {length}")
+    return grids
+
+
+def _two_integers(name: str, value: Sequence[int]) -> tuple[int, int]:
+    pair = tuple(value)
+    if len(pair) != 2 or any(isinstance(extent, bool) or not isinstance(extent, int) for extent in pair):
+        raise ValueError(f"{name} has {value!r}, allowed: two integers (rows, columns)")
+    if min(pair) < 1:
+        raise ValueError(f"{name} has {pair}, allowed: at least 1")
+    return pair
+
+
+def _checked_grid(pos_embed: torch.Tensor, grid: tuple[int, int] | None, features: int) -> tuple[int, int]:
+    if not isinstance(pos_embed, torch.Tensor):
+        raise TypeError(f"pos_embed is {type(pos_embed).__name__}, expected torch.Tensor")
+    if not pos_embed.is_floating_point():
+        raise TypeError(f"pos_embed has dtype {pos_embed.dtype}, allowed: floating-point types")
+    shapes = f"[S, N] or [1, S, N] with N = {features}"
+    if pos_embed.dim() not in (2, 3) or pos_embed.shape[-1] != features or pos_embed.shape[0] == 0:
+        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: {shapes}")
+    if pos_embed.dim() == 3 and pos_embed.shape[0] != 1:
+        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: {shapes}")
+    if grid is None:
+        return native_grid(pos_embed)
+    rows, columns = _two_integers("grid", grid)
+    if rows * columns != pos_embed.shape[-2]:
+        raise ValueError(f"grid = {(rows, columns)} with {pos_embed.shape[-2]} positions: rows x columns must be S")
+    return rows, columns

@@ -1,0 +1,144 @@
+"""Position embeddings for the grids that images have, interpolated once per grid and kept."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Interpolation = Literal["bicubic", "bilinear"]
+
+
+def stamp(tensor: torch.Tensor) -> tuple:
+    """Differs when the tensor's numbers may: memory, version counter, type, device and layout.
+
+    A tensor made in inference mode has no version counter; of such a one only another memory is noticed.
+    """
+    version = None if tensor.is_inference() else tensor._version
+    return (tensor.data_ptr(), version, tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride())
+
+
+def interpolate(
+    pos_embed: torch.Tensor, native: tuple[int, int], grid: tuple[int, int], mode: Interpolation, antialias: bool
+) -> torch.Tensor:
+    """``[rows * columns, N]`` float32 of ``pos_embed`` ``[S, N]`` or ``[1, S, N]``, of grid ``native``, for ``grid``.
+
+    `torch.nn.functional.interpolate` in FP32, ``align_corners=False``, whatever the type of the parameter.
+    """
+    image = pos_embed.reshape(*native, -1).to(torch.float32).permute(2, 0, 1)[None]
+    resized = torch.nn.functional.interpolate(image, size=grid, mode=mode, align_corners=False, antialias=antialias)
+    return resized[0].flatten(1).t().contiguous()
+
+
+def native_grid(pos_embed: torch.Tensor) -> tuple[int, int]:
+    """The square grid of ``[S, N]`` or ``[1, S, N]`` positions.
+
+    Raises:
+        ValueError: another shape, or S is no square.
+    """
+    if pos_embed.dim() not in (2, 3) or (pos_embed.dim() == 3 and pos_embed.shape[0] != 1):
+        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: [S, N] or [1, S, N]")
+    positions = pos_embed.shape[-2]
+    side = math.isqrt(positions)
+    if side * side != positions:
+        raise ValueError(f"pos_embed has S = {positions} positions, allowed: a square grid, or say `grid`")
+    return side, side
+
+
+@dataclass
+class PositionCache:
+    """The last ``capacity`` results for one parameter, forgotten when the parameter changes.
+
+    Attributes:
+        mode, antialias: as `torch.nn.functional.interpolate` has them.
+        capacity: how many grids, or batches of grids, are kept.
+        misses: how often something was computed.
+    """
+
+    mode: Interpolation = "bicubic"
+    antialias: bool = False
+    capacity: int = 32
+    misses: int = 0
+
+    def __post_init__(self) -> None:
+        self._entries: OrderedDict[Hashable, object] = OrderedDict()
+        self._source: tuple[weakref.ref, tuple] | None = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple:
+        return PositionCache, (self.mode, self.antialias, self.capacity)
+
+    def table(self, pos_embed: torch.Tensor, native: tuple[int, int], grid: tuple[int, int]) -> torch.Tensor:
+        """``[S, N]``: ``pos_embed`` itself where the grids are equal, otherwise `interpolate`'s result.
+
+        The same object call after call, since operations find what they derive from it by object; computed anew where
+        gradients flow through it.
+        """
+        if grid == native and pos_embed.dim() == 2:
+            return pos_embed
+
+        def build() -> torch.Tensor:
+            if grid == native:
+                return pos_embed.flatten(0, 1)
+            return interpolate(pos_embed, native, grid, self.mode, self.antialias)
+
+        return self._keep(pos_embed, ("table", native, grid), build)
+
+    def packed(
+        self, pos_embed: torch.Tensor, native: tuple[int, int], grids: tuple[tuple[int, int], ...], length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions of images of several grids, each padded to ``length`` rows with its first position.
+
+        Returns:
+            ``[T, N]``, the tables of the distinct grids one after the other, and ``[B, length]`` int32, which row of
+            it each row of the batch gets.
+        """
+
+        def build() -> tuple[torch.Tensor, torch.Tensor]:
+            tables, first, total = [], {}, 0
+            for rows, columns in dict.fromkeys(grids):
+                tables.append(self.table(pos_embed, native, (rows, columns)).to(torch.float32))
+                first[rows, columns] = total
+                total += rows * columns
+            index = torch.empty(len(grids), length, dtype=torch.int32)
+            for image, (rows, columns) in enumerate(grids):
+                index[image] = first[rows, columns]
+                index[image, : rows * columns] += torch.arange(rows * columns, dtype=torch.int32)
+            return torch.cat(tables), index.to(pos_embed.device)
+
+        return self._keep(pos_embed, ("packed", native, grids, length), build)
+
+    @torch.compiler.disable
+    def _keep(self, pos_embed: torch.Tensor, key: Hashable, build: Callable[[], object]) -> object:
+        """``build()``, or its result of an earlier call with this key and the parameter as it was."""
+        if torch.is_grad_enabled() and pos_embed.requires_grad:
+            return build()
+        current = stamp(pos_embed)
+        with self._lock:
+            if self._source is None or self._source[0]() is not pos_embed or self._source[1] != current:
+                self._entries.clear()
+                self._source = (weakref.ref(pos_embed), current)
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return self._entries[key]
+        value = build()
+        with self._lock:
+            self.misses += 1
+            if self._source[1] == current:
+                self._entries[key] = value
+            while len(self._entries) > self.capacity:
+                self._entries.popitem(last=False)
+        return value
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -1,0 +1,113 @@
+"""`convert_layer`: a convolution or linear layer of a model that is somebody else's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from cute_kernels.nn import PatchConv2d, PatchLinear, PatchOptions, convert_layer, revert_layer
+
+OPTIONS = PatchOptions(precision="int16")
+
+
+def images() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (2, 3, 40, 48), dtype=torch.uint8, generator=generator)
+
+
+@pytest.fixture
+def convolution() -> torch.nn.Conv2d:
+    torch.manual_seed(0)
+    return torch.nn.Conv2d(3, 16, 16, 16).requires_grad_(False)
+
+
+def test_a_convolution_becomes_the_kernel_and_back(convolution):
+    expected = convolution(images() / 127.5 - 1)
+    keys, before = list(convolution.state_dict()), dict(convolution.named_parameters())
+    converted = convert_layer(convolution, OPTIONS)
+    assert converted is convolution and type(convolution) is PatchConv2d and isinstance(convolution, torch.nn.Conv2d)
+    got = convolution(images())
+    assert got.shape == expected.shape == (2, 16, 2, 3)
+    assert torch.allclose(got, expected, atol=1e-4)
+    assert got.flatten(2).transpose(1, 2).is_contiguous()  # what models do next costs no copy
+    assert list(convolution.state_dict()) == keys
+    assert all(before[name] is parameter for name, parameter in convolution.named_parameters())
+    assert revert_layer(convolution) and type(convolution) is torch.nn.Conv2d
+    assert not revert_layer(convolution)
+    assert torch.equal(convolution(images() / 127.5 - 1), expected)
+
+
+def test_the_kernel_and_not_the_convolution_ran(convolution):
+    """int8 differs from the convolution by its rounding, and by no more."""
+    expected = convolution(images() / 127.5 - 1)
+    got = convert_layer(convolution, PatchOptions(precision="int8"))(images())
+    error = (got - expected).norm() / expected.norm()
+    assert 1e-4 < error < 1e-2
+
+
+def test_a_linear_layer_of_rows():
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(768, 16).requires_grad_(False)
+    rows = torch.randint(0, 256, (2, 5, 768), dtype=torch.uint8)
+    expected = linear(rows / 127.5 - 1)
+    converted = convert_layer(linear, OPTIONS)
+    assert type(converted) is PatchLinear
+    assert torch.allclose(converted(rows), expected, atol=1e-4)
+    convert_layer(linear, PatchOptions(precision="bf16"))  # new options for a converted one
+    got = linear(rows / 127.5 - 1)
+    assert 1e-4 < (got - expected).norm() / expected.norm() < 4e-3
+
+
+def test_rows_that_no_kernel_reads():
+    """K = 588 is no multiple of 8: the plain layer."""
+    linear = torch.nn.Linear(588, 16).requires_grad_(False)
+    rows = torch.rand(2, 5, 588) * 2 - 1
+    expected = linear(rows)
+    assert torch.equal(convert_layer(linear, PatchOptions(precision="bf16"))(rows), expected)
+
+
+def test_training_and_the_step_after_it(convolution):
+    convolution.requires_grad_(True)
+    twin = copy.deepcopy(convolution)
+    convert_layer(convolution, OPTIONS)
+    with torch.no_grad():
+        convolution(images())
+    for layer, pixels in ((convolution, images()), (twin, images() / 127.5 - 1)):
+        layer(pixels).square().mean().backward()
+        torch.optim.SGD(layer.parameters(), lr=1.0).step()
+    assert torch.allclose(convolution.weight, twin.weight)
+    with torch.no_grad():
+        assert torch.allclose(convolution(images()), twin(images() / 127.5 - 1), atol=1e-4)
+
+
+def test_the_plain_layer_on_demand(convolution):
+    expected = convolution(images() / 127.5 - 1)
+    got = convert_layer(convolution, PatchOptions(backend="torch"))(images())
+    assert torch.allclose(got, expected, atol=1e-6)
+
+
+def test_a_model_that_is_cast_keeps_its_integers(convolution):
+    model = torch.nn.Sequential(convert_layer(convolution, PatchOptions(precision="int8")))
+    model(images())
+    before = convolution.engine.prepared("images", convolution.weight).raw.clone()
+    model.to(torch.bfloat16)
+    assert convolution.weight.dtype == torch.bfloat16
+    after = convolution.engine.prepared("images", convolution.weight).raw
+    assert after.dtype == torch.int8 and torch.equal(after, before)
+
+
+def test_layers_that_are_refused():
+    class Other(torch.nn.Linear):
+        def forward(self, input):
+            return input
+
+    with pytest.raises(TypeError, match="module is Other"):
+        convert_layer(Other(768, 8), OPTIONS)
+    with pytest.raises(TypeError, match="module is Identity"):
+        convert_layer(torch.nn.Identity(), OPTIONS)
+    refused = torch.nn.Conv2d(3, 8, 16, 16, padding=2)
+    with pytest.raises(ValueError, match="padding"):
+        convert_layer(refused, OPTIONS)
+    assert type(refused) is torch.nn.Conv2d
