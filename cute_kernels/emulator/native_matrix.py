@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from cute_kernels.emulator.native import Library, has_feature
-from cute_kernels.emulator.native_mma import INTEGERS, MAX_SUM, execution
+from cute_kernels.emulator.native_mma import INTEGERS, LARGEST_SHORT, MAX_SUM, execution
 from cute_kernels.emulator.native_operands import LANES, K, scans
 
 _ROWS = 4  # of B per pass over A in float64: 4 x 32 accumulators are half of AVX-512's registers
@@ -126,7 +126,8 @@ class E4m3Unit:
     def multiply(self, n: int, cells: int, accumulate: bool) -> None:
         """``cells[:n] = round(b[:n] @ a (+ cells[:n]))``; cells: address of float32 [n, 128], contiguous."""
         a, b = self._operand_a, self._operand_b
-        if self.short and K * INTEGERS[a.largest] * INTEGERS[b.largest] <= MAX_SUM:
+        fits = max(a.largest, b.largest) <= LARGEST_SHORT and K * INTEGERS[a.largest] * INTEGERS[b.largest] <= MAX_SUM
+        if self.short and fits:
             self._multiply_short(self._short_b, n, self._short_a, cells, int(accumulate))
             return
         for operand, out, row, column in ((a, self._a, 1, LANES), (b, self._b, K, 1)):

@@ -16,6 +16,8 @@ from cute_kernels.emulator.native_operands import LANES, K, scans
 
 MAX_SUM = (1 << 31) - 1
 INTEGERS = [(c & 7 | 8) << (c >> 3) - 1 if c >> 3 else c for c in range(128)]  # magnitude code -> value * 2^9
+LARGEST_SHORT = max(code for code, value in enumerate(INTEGERS) if value < 1 << 15)
+"""Magnitude code of the largest value that the operands' 16-bit integers hold: 0x67, which is 60."""
 #: MMAs that an accumulator may be the sum of: each adds less than 2^23 to it on a grid of 2^-18.
 SUMS_LIMIT = 1 << 11
 _CTAS, _N, _COLUMNS, _ACCUMULATE, _PARTS = 0, 8, 16, 24, 32  # offsets in a job
@@ -174,7 +176,11 @@ size:
   %i.b = load i64, ptr %i.b.p
   %product = mul i64 %i.a, %i.b
   %sum = mul i64 %product, {K}
-  %fits = icmp ule i64 %sum, {MAX_SUM}
+  %sum.fits = icmp ule i64 %sum, {MAX_SUM}
+  %a.fits = icmp ule i64 %most.a.next, {LARGEST_SHORT}
+  %b.fits = icmp ule i64 %most.b.next, {LARGEST_SHORT}
+  %both.fit = and i1 %a.fits, %b.fits
+  %fits = and i1 %sum.fits, %both.fit
   br i1 %fits, label %multiply, label %no
 multiply:
   %q = phi i64 [0, %size], [%q.next, %multiply]

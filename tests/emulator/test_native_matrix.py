@@ -51,7 +51,12 @@ def load(unit: E4m3Unit, a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -
 
 
 # 0x67 is 60, the largest value of 16 bits; 0x54 and 0x58 are 12 and 16: 32 x 16 x 16 x 2^18 is 2^31.
-@pytest.mark.parametrize("codes", [(0x7E, 0x7E), (0x67, 0x67), (0x54, 0x54), (0x58, 0x58), (0x67, 0x3F), (0x3F, 0x7E)])
+CODES = [(0x7E, 0x7E), (0x67, 0x67), (0x54, 0x54), (0x58, 0x58), (0x67, 0x3F), (0x3F, 0x7E)]
+# Sums below 2^31 of one operand that 16 bits do not hold and a small one: 64 and 1, 448 and 0.5.
+LARGE_AND_SMALL = [(0x68, 0x38), (0x38, 0x68), (0x7E, 0x30), (0x30, 0x7E)]
+
+
+@pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("n", [8, 24, 256])
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_products_are_rounded_once(unit: E4m3Unit, n: int, accumulate: bool, codes: tuple[int, int]) -> None:
@@ -68,6 +73,15 @@ def test_products_are_rounded_once(unit: E4m3Unit, n: int, accumulate: bool, cod
         below = np.float32(float(exact))  # 53 bits hold the sum, so this rounds once
         assert Fraction(float(exact)) == exact
         assert cells[row, lane] == below
+
+
+@pytest.mark.parametrize("codes", LARGE_AND_SMALL)
+def test_an_operand_beyond_16_bits(unit: E4m3Unit, codes: tuple[int, int]) -> None:
+    first, second = operands(1, LANES, codes[0]), operands(2, 24, codes[1])
+    load(unit, first, second)
+    cells = np.empty((24, LANES), np.float32)
+    unit.multiply(24, cells.ctypes.data, False)
+    np.testing.assert_array_equal(cells, (second[2] @ first[2].T).astype(np.float32))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -229,7 +243,11 @@ def test_instructions_up_to_the_limit(short_unit: E4m3Unit) -> None:
 
 
 # Codes 0x57 and 0x58 are 15 and 16: 32 x 16 x 16 x 2^18 is 2^31.
-@pytest.mark.parametrize(("codes", "fits"), [((0x57, 0x58), True), ((0x58, 0x58), False), ((0x7E, 0x40), False)])
+@pytest.mark.parametrize(
+    ("codes", "fits"),
+    [((0x57, 0x58), True), ((0x58, 0x58), False), ((0x7E, 0x40), False), ((0x67, 0x38), True), ((0x38, 0x67), True)]
+    + [(codes, False) for codes in LARGE_AND_SMALL],
+)
 def test_operands_that_integers_do_not_hold(short_unit: E4m3Unit, codes: tuple[int, int], fits: bool) -> None:
     mma = Mma(2, 32, codes)
     expected, before = mma.expected(True), mma.results()
