@@ -16,7 +16,7 @@ demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -47,8 +47,7 @@ dsl-versions: $(VENV)/.installed-test
 
 # What takes too long for every change.
 nightly: mutate sentryward dsl-versions $(VENV)/.installed-test
-	SCHEDULE_EXAMPLES=1000 $(BIN)/python -m pytest -n 2 --timeout 3600 tests/emulator/test_schedules.py
-	KERNEL_KEY_FIELDS=1 $(BIN)/python -m pytest --timeout 3600 tests/plan/test_kernel_key.py
+	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo.png .hypothesis .pytest_cache .ruff_cache

@@ -21,18 +21,30 @@ import pytest
 import torch
 
 import cute_kernels
+from tests.nightly import NIGHTLY, examples
 
-# Tests that emulate a kernel take seconds, so the time of an example says nothing. HYPOTHESIS_PROFILE=thorough draws
-# fresh and more examples.
-hypothesis.settings.register_profile("default", deadline=None, max_examples=25, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=400, print_blob=True)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+# Tests that emulate a kernel take seconds, so the time of an example says nothing. A night draws more examples, anew.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, max_examples=examples(25, 200), derandomize=not NIGHTLY, print_blob=True
+)
+hypothesis.settings.load_profile("suite")
 
 # Tests compile what they test, and leave the user's cache alone.
 os.environ["CUTE_KERNELS_CACHE_DIR"] = "off"
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: run by `make nightly` alone, which sets NIGHTLY=1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if item.get_closest_marker("nightly") and not NIGHTLY]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 @pytest.hookimpl(trylast=True)

@@ -26,7 +26,7 @@ PROGRAM = str(Path(exit_program.__file__))
 def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     command = [sys.executable, "-m", "cute_kernels", "emulate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

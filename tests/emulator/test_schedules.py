@@ -1,12 +1,11 @@
 """Our kernels under schedules that hypothesis draws and shrinks; a failure prints the command that replays it.
 
-SCHEDULE_EXAMPLES sets how many (`make nightly`: many); the default fits into a quick test run.
+`make nightly` draws many; 20 fit into a quick test run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 
 import pytest
@@ -17,8 +16,7 @@ from cute_kernels.emulator import back_end
 from cute_kernels.emulator.native_translate import NativeLaunch
 from tests.emulator.schedules import COMPLETIONS, INTERLEAVES, Run, main
 from tests.mutation.targets import TARGETS
-
-EXAMPLES = int(os.environ.get("SCHEDULE_EXAMPLES", "20"))
+from tests.nightly import examples
 
 SCHEDULES = {
     "seed": st.integers(0, 2**16),
@@ -38,7 +36,7 @@ RUNS = st.builds(
 
 
 @settings(
-    max_examples=EXAMPLES,
+    max_examples=examples(20, 1000),
     deadline=None,
     print_blob=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -200,7 +200,7 @@ def test_concurrent_processes_build_once(root, tmp_path):
         subprocess.Popen([sys.executable, "-c", program, str(i), start], stdout=subprocess.PIPE, text=True)
         for i in range(6)
     ]
-    outputs = [run.communicate(timeout=60)[0].split() for run in runs]
+    outputs = [run.communicate(timeout=300)[0].split() for run in runs]
     assert sorted(len(lines) for lines in outputs) == [1, 1, 1, 1, 1, 2], "exactly one built"
     (builder,) = [index for index, lines in enumerate(outputs) if len(lines) == 2]
     assert {json.loads(lines[-1]) for lines in outputs} == {str(builder)}

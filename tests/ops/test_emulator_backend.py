@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cute_kernels import Sm100PatchEmbedConfig, compile, patch_embed
 from cute_kernels.runtime.constants import DERIVED
+from tests.nightly import examples
 
 FP8 = torch.float8_e4m3fn
 
@@ -31,7 +32,7 @@ def fp8(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator).to(FP8)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(8, 200))
 @given(
     seed=st.integers(0, 2**32),
     images=st.integers(1, 3),

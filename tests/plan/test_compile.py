@@ -28,23 +28,47 @@ def sass(cubin: bytes) -> str:
         return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
 
 
-def test_cold_compilation_takes_less_than_five_seconds() -> None:
-    """In a fresh process, imports of CuTe DSL included.
+COLD = """
+import sys
+from time import process_time
 
-    Processor time, of the best of three: a core that is shared is slower by the clock of the process, too.
-    """
-    program = (
-        "import time; from cute_kernels.compile import compile_plan; from cute_kernels.plan import make_plan\n"
-        "from cute_kernels.config import PatchEmbedProblem\n"
-        "compile_plan(make_plan(PatchEmbedProblem(928256, 768, 768, 196))); print(time.process_time())"
-    )
+class Item:
+    def __init__(self, value):
+        self.value = value
+
+def calibrate():
+    begin, table = process_time(), {}
+    for i in range(300_000):
+        item = Item(i)
+        table[i & 1023] = (item, str(i), isinstance(item, Item))
+    return process_time() - begin
+
+before, begin = calibrate(), process_time()
+from cute_kernels.compile import compile_plan
+from cute_kernels.config import PatchEmbedProblem
+from cute_kernels.plan import make_plan
+compile_plan(make_plan(PatchEmbedProblem(928256, 768, 768, 196)))
+taken = process_time() - begin
+heavy = {"torch", "transformers", "matplotlib", "scipy", "skimage"}
+print(taken / (before + calibrate()), *(sys.modules.keys() & heavy))
+"""
+
+COLD_LIMIT = 32
+"""Processor time of a cold compilation over that of 600,000 turns of a loop in Python. Measured: 16 to 20; the seconds
+themselves depend on who shares the core."""
+
+
+def test_cold_compilation_takes_no_longer_than_it_should() -> None:
+    """In a fresh process, imports of CuTe DSL included; nothing heavy is imported besides. Best of three."""
     environment = os.environ | {"CUTE_KERNELS_CACHE_DIR": "off"}
-    command = [sys.executable, "-c", program]
-    times = []
-    while len(times) < 3 and (not times or times[-1] >= 5.0):
+    ratios: list[float] = []
+    while len(ratios) < 3 and (not ratios or ratios[-1] >= COLD_LIMIT):
+        command = [sys.executable, "-c", COLD]
         run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        times.append(float(run.stdout.split()[-1]))
-    assert min(times) < 5.0
+        ratio, *imported = run.stdout.split()
+        assert not imported
+        ratios.append(float(ratio))
+    assert min(ratios) < COLD_LIMIT, ratios
 
 
 def test_no_cluster_scope_fences_in_the_tile_loops() -> None:

@@ -1,7 +1,7 @@
 """The key of a compiled kernel: every field of every problem and configuration is in it, or does not reach the code.
 
 Where a changed field leaves the key as it is, both kernels are compiled and their PTX compared. All such fields are
-changed at once, in one kernel; with ``KERNEL_KEY_FIELDS=1`` (make nightly) each by itself as well.
+changed at once, in one kernel; `make nightly` compares each by itself as well.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
 import pkgutil
 
 import pytest
@@ -26,6 +25,7 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
 )
 from cute_kernels.plan import PLANNERS, Plan, make_plan
+from tests.nightly import NIGHTLY
 
 PATCHES = PatchEmbedProblem(m=14 * 37, n=264, k=144, table_rows=14)
 OTHER_PATCHES = {
@@ -137,7 +137,7 @@ def test_what_is_not_in_the_key_does_not_reach_the_code(name):
     together = make_plan(dataclasses.replace(plan.problem, **sizes), plan.config, sm_count=8)
     assert together.kernel_key == plan.kernel_key
     assert ptx(together) == ptx(plan)
-    if os.environ.get("KERNEL_KEY_FIELDS") == "1":
+    if NIGHTLY:
         for field in same:
             assert ptx(changed[field]) == ptx(plan), field
 
