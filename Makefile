@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench mutate hardware sentryward dsl-versions nightly clean
+.PHONY: demo test lint bench mutate hardware sentryward dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -45,12 +45,16 @@ sentryward: $(VENV)/.installed-test
 dsl-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.dsl_versions $(ARGS)
 
+# The documentation as a site, site/index.html; fails if a link, an anchor or a reference leads nowhere.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 # What takes too long for every change.
 nightly: mutate sentryward dsl-versions $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:
-	rm -rf $(VENV) demo.png .hypothesis .pytest_cache .ruff_cache
+	rm -rf $(VENV) site demo.png .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev,hf]'
@@ -59,6 +63,10 @@ $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 $(VENV)/.installed-run: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
+
+$(VENV)/.installed-docs: pyproject.toml .ci/constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@ $(VENV)/.installed-run
 
 # Some distributions split ensurepip off; the system's pip then fills the environment.
 $(BIN)/python:

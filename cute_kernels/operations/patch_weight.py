@@ -139,9 +139,10 @@ def prepare_patch_weight(
         order: what a patch's pixels are flattened as in a Linear weight: ``"chw"`` (channel, row, column), or ``"hwc"``
             (row, column, channel), as NaFlex checkpoints have it. A Conv2d weight is ``"chw"``.
         channels: C of a Linear weight.
-        mean, std: one number or one per channel: the normalisation of the model's processor, after pixels were divided
-            by 255. They count for uint8 images, whose normalisation this folds into the weight; images that are
-            normalised already are multiplied by the weight as it is.
+        mean: one number or one per channel: what the model's processor subtracts from pixels that were divided by 255.
+            It counts for uint8 images, whose normalisation this folds into the weight; images that are normalised
+            already are multiplied by the weight as it is.
+        std: what it divides by then, likewise.
 
     Returns:
         The prepared weight, on the device of ``weight``.

@@ -59,7 +59,10 @@ def tune_gemm(
     round. Where the winner splits K, the order of the additions changes with it (`cute_kernels.reference.gemm`).
 
     Args:
-        m, n, k, batches: sizes, as of `GemmProblem`: ``a`` is ``[m, k]`` or ``[batches, m, k]``.
+        m: rows of ``a``, which is ``[m, k]`` or ``[batches, m, k]``.
+        n: rows of ``b``.
+        k: elements of a row of either.
+        batches: products, as of `GemmProblem`.
         dtype: bfloat16, float16 or, multiplied as TF32, float32, of ``a`` and ``b``.
         out_dtype: bfloat16, float16 or float32; ``dtype`` when None.
         bias: whether there is one.

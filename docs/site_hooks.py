@@ -1,0 +1,60 @@
+"""What `make docs` adds to the pages in docs/: the README as the first one, the notebook, the help of every command.
+
+MkDocs calls these functions (https://www.mkdocs.org/user-guide/plugins/#events).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from cute_kernels.commands import cli
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "bench" / "results"
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Adds the generated pages, and the pictures of bench/results that pages show."""
+    # Links of the README are relative to the repository's root, those of a page to docs/.
+    readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
+    index = f"---\nhide: [navigation]\n---\n\n{readme}"
+    generated = {"index.md": index, "explore.md": notebook(), "commands.md": commands()}
+    for path, content in generated.items():
+        files.append(File.generated(config, path, content=content))
+    for picture in sorted(PICTURES.glob("*.png")):
+        files.append(File.generated(config, f"bench/results/{picture.name}", abs_src_path=str(picture)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """bench/ lies beside docs/ in the repository and inside of the site."""
+    return markdown.replace("](../bench/results/", "](bench/results/")
+
+
+def notebook() -> str:
+    """docs/explore.py: its Markdown cells as text, the others as code."""
+    cells = re.split(r"^# %%", (ROOT / "docs" / "explore.py").read_text(), flags=re.MULTILINE)[1:]
+    parts = []
+    for cell in cells:
+        kind, _, body = cell.partition("\n")
+        if "[markdown]" in kind:
+            parts.append("\n".join(line.removeprefix("#").removeprefix(" ") for line in body.strip().splitlines()))
+        else:
+            parts.append(f"```python\n{body.strip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def commands() -> str:
+    """Every command's --help."""
+    os.environ["COLUMNS"] = "100"
+    parser = cli._parser()
+    (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    parts = ["# Command line\n\nWhat `cute-kernels COMMAND --help` prints."]
+    parts += [f"## {name}\n\n```text\n{command.format_help()}```" for name, command in subparsers.choices.items()]
+    return "\n\n".join(parts) + "\n"
