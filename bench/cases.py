@@ -24,7 +24,7 @@ MODELS: dict[str, tuple[int, int, tuple[int, ...]]] = {
 ROTATED_BYTES = 160 << 20
 """Input sets of a case together, at least: more than twice the L2 cache of any supported GPU holds for one of them."""
 
-_MAX_SLOTS = 512
+MAX_SLOTS = 512
 _CHECK_ROWS = 1 << 15
 
 
@@ -76,7 +76,7 @@ class Case:
     @property
     def slots(self) -> int:
         """Input sets to rotate among."""
-        return max(1, min(_MAX_SLOTS, -(-ROTATED_BYTES // self.bytes)))
+        return max(1, min(MAX_SLOTS, -(-ROTATED_BYTES // self.bytes)))
 
     @property
     def memory(self) -> int:

@@ -35,6 +35,7 @@ from bench import results as results_module
 from bench.cases import Case, CaseData
 from bench.configs import CONFIG_TYPES, arch_of, check_parsable, parse_config
 from bench.gemm_cases import GemmData
+from bench.image_cases import ImagesData
 from bench.peers import OURS, Candidate, Peer, PeerUnavailable, cublaslt, ours, select
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
@@ -136,7 +137,7 @@ def environment(device: torch.device, sampler: DeviceSampler) -> dict[str, str]:
     return facts
 
 
-def build_and_check(peer: Peer, build, data: CaseData | GemmData) -> tuple[PeerResult, Candidate | None]:
+def build_and_check(peer: Peer, build, data: CaseData | GemmData | ImagesData) -> tuple[PeerResult, Candidate | None]:
     """A peer's candidate, or the reason why there is none. A wrong result is a reason."""
     result = PeerResult(peer.name, peer.scope)
     try:
@@ -147,7 +148,7 @@ def build_and_check(peer: Peer, build, data: CaseData | GemmData) -> tuple[PeerR
             out = candidate.launch(0)
             if data.device.type == "cuda":
                 torch.cuda.synchronize(data.device)
-            result.check = data.check(out, with_table=peer.scope == "complete")
+            result.check = data.check(out, with_table=peer.scope != "GEMM only")
             if not result.check.passed:
                 result.reason = (
                     f"WRONG: row error {result.check.row_error:.3g}, {result.check.unwritten} elements unwritten"

@@ -13,9 +13,13 @@ from rich.table import Table
 
 from bench.cases import Case, Check
 from bench.gemm_cases import GemmCase
+from bench.image_cases import ImagesCase
 from bench.timing import LaunchCost, Protocol, Run, Summary, summarize
 
 SCHEMA = "cute-kernels/bench/1"
+
+_KINDS = {"m": GemmCase, "side": ImagesCase}
+"""A field by which a case of another kind than `Case` is known."""
 
 
 @dataclass
@@ -23,7 +27,7 @@ class PeerResult:
     """One peer on one case. Either ``reason`` says why there is nothing, or the rest is there.
 
     Attributes:
-        scope: "complete", "GEMM only" or "copy".
+        scope: a `bench.peers.Scope`.
         detail: the configuration that was chosen.
         check: against FP64; None for a copy.
         runs: every timed run.
@@ -50,7 +54,7 @@ class PeerResult:
 class CaseResult:
     """One case and its peers."""
 
-    case: Case | GemmCase
+    case: Case | GemmCase | ImagesCase
     peers: list[PeerResult] = field(default_factory=list)
 
 
@@ -83,7 +87,8 @@ def from_json(text: str) -> Results:
     results.protocol = _load(Protocol, results.protocol)
     results.cases = [_load(CaseResult, case) for case in results.cases]
     for case in results.cases:
-        case.case = _load(GemmCase if "m" in case.case else Case, case.case)
+        kind = next((kind for field, kind in _KINDS.items() if field in case.case), Case)
+        case.case = _load(kind, case.case)
         case.peers = [_load(PeerResult, peer) for peer in case.peers]
         for peer in case.peers:
             peer.runs = [_load(Run, run) for run in peer.runs]
@@ -226,7 +231,7 @@ def report(results: Results, ours: str) -> str:
 
 # --- plot ------------------------------------------------------------------------------------------------------------
 
-_COLORS = {"complete": "#4c72b0", "GEMM only": "#bbbbbb", "copy": "#dddddd"}
+_COLORS = {"complete": "#4c72b0", "rows given": "#55a868", "GEMM only": "#bbbbbb", "copy": "#dddddd"}
 _OURS, _VARIANT = "#c44e52", "#e6b1b3"
 
 

@@ -14,7 +14,8 @@ from typing import Literal
 from bench.cases import CaseData
 from bench.timing import Launch
 
-Scope = Literal["complete", "GEMM only", "copy"]
+Scope = Literal["complete", "rows given", "GEMM only", "copy"]
+"""What a peer does: everything; all but the preparation of its rows; the product alone; a copy of as many bytes."""
 
 
 class PeerUnavailable(RuntimeError):

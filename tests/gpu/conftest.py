@@ -17,8 +17,8 @@ import torch
 from cute_kernels.plan import ARCHS
 from tests.gpu import architecture, emulated, harness
 
-NEEDS_SPLIT_K = "test_gemm_split.py"
-"""Only the SM90 kernel splits K."""
+NEEDS_SM90 = ("test_gemm_split.py", "test_images.py")
+"""Files of what only SM90 has a kernel for: the split of K, and images."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +41,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if not collection_path.match("test_*.py"):
         return None
     arch = architecture.at_hand()
-    if arch is None or (collection_path.name == NEEDS_SPLIT_K and arch != "sm_90a"):
+    if arch is None or (collection_path.name in NEEDS_SM90 and arch != "sm_90a"):
         return True
     return None
 

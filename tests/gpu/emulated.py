@@ -1,4 +1,4 @@
-"""A device that is not there: `patch_embed` and `gemm` on "cuda" tensors, executed by the emulator.
+"""A device that is not there: the operations on "cuda" tensors, executed by the emulator.
 
 `cute_kernels.emulator.capturing` serves the tensors and answers what torch asks of a device. What is added here leads
 the operations' own way to a GPU (checks, plan, table, warm calls, argument frames by name) up to the last step, where a
@@ -17,7 +17,7 @@ import torch
 from cute_kernels.compile import compile_plan, host_arguments
 from cute_kernels.emulator import capturing
 from cute_kernels.emulator.cuda_tensors import CudaTensor
-from cute_kernels.operations import base, gemm, patch_embed
+from cute_kernels.operations import base, gemm, patch_embed, patch_embed_images
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import devices, gpu, repeat
 
@@ -71,7 +71,11 @@ def device(arch: str) -> Iterator[capturing.Session]:
         for module in (base, repeat):
             replace(module, PLAIN_TENSORS=tensors)
         stack.enter_context(mock.patch.dict(repeat._SHARED, repeated))
-        for module, operation in ((patch_embed, patch_embed.PATCH_EMBED), (gemm, gemm.GEMM)):
+        operations = (
+            (patch_embed, patch_embed.PATCH_EMBED), (gemm, gemm.GEMM),
+            (patch_embed_images, patch_embed_images.PATCH_EMBED_IMAGES),
+        )  # fmt: skip
+        for module, operation in operations:
             # The mode that serves the tensors is no interception of the operations.
             replace(module, dispatch_is_intercepted=lambda: False)
             stack.enter_context(mock.patch.dict(operation.repeated.run.__globals__, repeated))

@@ -1,0 +1,179 @@
+"""Sizes of the patch embed of images, their random inputs, and the reference that checks every peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bench.cases import BATCHES, MAX_SLOTS, ROTATED_BYTES, Check
+
+MODELS: dict[str, tuple[int, int]] = {
+    "vit-s16": (384, 224), "base-p16": (768, 224), "base-p16-256": (768, 256), "base-p16-384": (768, 384),
+    "large-p16-256": (1024, 256), "so400m-p16-384": (1152, 384),
+}  # fmt: skip
+"""Features, and pixels along a side of an image; patches of 16 x 16 in three channels."""
+
+MEAN, STD = 0.5, 0.5
+"""Of SigLIP's processor."""
+
+_PATCH, _CHANNELS = 16, 3
+_CHUNK = 32
+
+
+@dataclass(frozen=True)
+class ImagesCase:
+    """``images`` uint8 images of ``side`` x ``side`` pixels, ``n`` output features in BF16.
+
+    ``requested_images`` differs from ``images`` if the size asked for does not fit the memory of the device.
+    """
+
+    model: str
+    images: int
+    side: int
+    n: int
+    requested_images: int
+
+    @property
+    def positions(self) -> int:
+        return (self.side // _PATCH) ** 2
+
+    @property
+    def rows(self) -> int:
+        return self.images * self.positions
+
+    @property
+    def k(self) -> int:
+        return _CHANNELS * _PATCH**2
+
+    @property
+    def pixels(self) -> int:
+        """Bytes of the images."""
+        return self.images * _CHANNELS * self.side**2
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} x {self.images}"
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the size asked for did not fit."""
+        return self.images != self.requested_images
+
+    @property
+    def title(self) -> str:
+        """One line that says what was measured."""
+        reduced = f", reduced from {self.requested_images} images: memory" if self.reduced else ""
+        shape = f"[{self.images}, {_CHANNELS}, {self.side}, {self.side}]"
+        return f"{self.model}: {shape} uint8 -> [.., {self.positions}, {self.n}], {self.slots} input sets{reduced}"
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes through device memory: every input read once, every output written once."""
+        return self.pixels + 2 * self.rows * self.n + self.n * self.k + 4 * self.positions * self.n
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.k * self.n
+
+    @property
+    def slots(self) -> int:
+        """Input sets to rotate among."""
+        return max(1, min(MAX_SLOTS, -(-ROTATED_BYTES // self.bytes)))
+
+    @property
+    def memory(self) -> int:
+        """Device bytes while all peers are alive: images and rows, copies in FP32 and BF16 on the way, outputs."""
+        return 2 * self.slots * self.pixels + 16 * self.pixels + 8 * self.rows * self.n + (3 << 30)
+
+
+def make_cases(models: Sequence[str], batches: Sequence[int] = BATCHES) -> list[ImagesCase]:
+    """Cases in the order of the arguments.
+
+    Raises:
+        ValueError: an unknown model, or a batch below 1.
+    """
+    for model in models:
+        if model not in MODELS:
+            raise ValueError(f"model {model!r}, allowed: {', '.join(MODELS)}")
+    if any(batch < 1 for batch in batches):
+        raise ValueError(f"batches {list(batches)}, allowed: at least 1")
+    sizes = [(model, *MODELS[model], batch) for model in models for batch in batches]
+    return [ImagesCase(model, batch, side, n, batch) for model, n, side, batch in sizes]
+
+
+class ImagesCheck(Check):
+    """As `Check`. E4M3 rows and weights alone differ by 0.04 of the product; a row at a wrong position by about 1."""
+
+    LIMIT = 0.1
+
+
+class ImagesData:
+    """Random images with the statistics of photographs, on one device: power depends on the data.
+
+    Attributes:
+        images: one ``[B, 3, H, W]`` uint8 tensor per slot.
+        weight: ``[N, 3, 16, 16]`` BF16, of a Conv2d. bias: ``[N]`` BF16. pos: ``[S, N]`` BF16.
+    """
+
+    def __init__(self, case: ImagesCase, device: torch.device, seed: int = 0) -> None:
+        self.case, self.device = case, device
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=device)
+
+        side = case.side
+        self.images = [
+            torch.empty(case.images, _CHANNELS, side, side, dtype=torch.uint8, device=device)
+            for _ in range(case.slots)
+        ]
+        for images in self.images:
+            for part in images.split(128):
+                coarse = normal(len(part), _CHANNELS, side // _PATCH, side // _PATCH)
+                smooth = torch.nn.functional.interpolate(coarse, (side, side), mode="bilinear", align_corners=False)
+                part.copy_((118 + 60 * smooth + 8 * normal(*part.shape)).clamp(0, 255))
+        self.weight = (normal(case.n, _CHANNELS, _PATCH, _PATCH) * 0.02).to(torch.bfloat16)
+        self.bias = (normal(case.n) * 0.1).to(torch.bfloat16)
+        self.pos = (normal(case.positions, case.n) * 0.1).to(torch.bfloat16)
+
+    def normalised(self, images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What the processor gives, computed in ``dtype``."""
+        return (images.to(dtype) * (1 / 255) - MEAN) / STD
+
+    def rows(self, images: torch.Tensor) -> torch.Tensor:
+        """``[B, S, K]`` in the order of the weight, as a view or a copy of any type."""
+        grid = self.case.side // _PATCH
+        split = images.reshape(-1, _CHANNELS, grid, _PATCH, grid, _PATCH)
+        return split.permute(0, 2, 4, 1, 3, 5).reshape(-1, self.case.positions, self.case.k)
+
+    def poison(self) -> None:
+        """NaN into the block that the allocator hands out next for an output."""
+        case = self.case
+        torch.full((case.rows, case.n), float("nan"), dtype=torch.bfloat16, device=self.device)
+
+    def _reference(self, with_table: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        weight = self.weight.double().view(self.case.n, -1).T
+        addend = self.bias.double() + self.pos.double() if with_table else 0.0
+        for start in range(0, self.case.images, _CHUNK):
+            rows = self.rows(self.normalised(self.images[0][start : start + _CHUNK], torch.float64))
+            yield start, rows @ weight + addend
+
+    def check(self, out: torch.Tensor, *, with_table: bool) -> Check:
+        """Every element of the output of slot 0 against FP64.
+
+        Raises:
+            ValueError: wrong shape or element type.
+        """
+        case = self.case
+        if out.dtype != torch.bfloat16 or tuple(out.shape) != (case.images, case.positions, case.n):
+            expected = f"BF16 [{case.images}, {case.positions}, {case.n}]"
+            raise ValueError(f"output {out.dtype} {list(out.shape)}, expected {expected}")
+        worst, total, norm, unwritten = (torch.zeros((), dtype=torch.float64, device=self.device) for _ in range(4))
+        for start, ref in self._reference(with_table):
+            part = out[start : start + ref.shape[0]].double()
+            squares, scale = (part - ref).square().sum(-1), ref.square().sum(-1)
+            worst = torch.maximum(worst, (squares / scale).max().sqrt())
+            total, norm, unwritten = total + squares.sum(), norm + scale.sum(), unwritten + part.isnan().sum()
+        return ImagesCheck(float(worst), float((total / norm).sqrt()), int(unwritten))

@@ -1,0 +1,150 @@
+"""From uint8 images to patch embeddings, against what people run today, on one GPU, in the same run.
+
+    python -m bench.images                              # 224 x 224, 768 features, 1 to 4736 images, all peers
+    python -m bench.images --batches 4736               # the headline size alone
+    python -m bench.images --models so400m-p16-384 --batches 64 512
+
+Every peer is checked, element by element against FP64 with the result poisoned before, and ours bit by bit against the
+exact reference as well, before it is timed by the protocol of bench/timing.py. Writes NAME.json (every run), NAME.md
+and NAME.png into --output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import functools
+import gc
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from bench import image_cases, patch_embed
+from bench.cases import BATCHES, fit
+from bench.image_cases import ImagesCase, ImagesData
+from bench.peers import OURS, Peer, image_peers
+from bench.results import CaseResult, PeerResult, Results
+from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
+from cute_kernels import Sm90ImagesConfig
+
+
+def parse_config(text: str) -> Sm90ImagesConfig:
+    """``"tile_images=16,order=image,pingpong=0"``: a configuration that differs from the defaults in these.
+
+    Raises:
+        ValueError: an unknown field, or a value of another type than the field's.
+    """
+    kinds = {field.name: type(field.default) for field in dataclasses.fields(Sm90ImagesConfig)}
+    values: dict[str, object] = {}
+    for item in text.split(","):
+        name, separator, value = (part.strip() for part in item.partition("="))
+        if not separator or name not in kinds:
+            raise ValueError(f"{item!r} in {text!r}, allowed: name=value with {', '.join(kinds)}")
+        values[name] = value if kinds[name] is str else int(value)
+    return Sm90ImagesConfig(**values)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Command line; ``cases``, ``protocol``, ``peers`` and ``configs`` of the result are ready to use."""
+    known = [peer.name for peer in image_peers.PEERS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["base-p16"], help=f"of {', '.join(image_cases.MODELS)}")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help=f"images, default {BATCHES}")
+    parser.add_argument("--peers", nargs="+", choices=known, metavar="NAME", help=f"of {', '.join(known)}; default all")
+    parser.add_argument("--configs", nargs="+", default=[], metavar="FIELD=VALUE,...", help="more of our kernel")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sustained", type=float, default=0.6, metavar="SECONDS")
+    parser.add_argument("--settle", type=float, default=0.2, metavar="SECONDS", help="untimed, before a sustained run")
+    parser.add_argument("--limit", type=float, default=math.inf, metavar="SECONDS", help="of the whole run, about")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("bench/results"))
+    parser.add_argument("--name", help="of the files, default images-DATE")
+    arguments = parser.parse_args(argv)
+    chosen = arguments.peers or known
+    arguments.peers = [peer for peer in image_peers.PEERS if peer.name in chosen or peer.name == OURS]
+    try:
+        arguments.configs = {text: parse_config(text) for text in arguments.configs}
+        arguments.protocol = Protocol(
+            rounds=arguments.rounds, sustained_s=arguments.sustained, settle_s=arguments.settle, seed=arguments.seed
+        )
+        arguments.cases = image_cases.make_cases(arguments.models, arguments.batches)
+    except (ValueError, TypeError) as error:
+        parser.error(str(error))
+    return arguments
+
+
+def run_case(
+    case: ImagesCase, arguments: argparse.Namespace, device: torch.device, sampler: DeviceSampler, deadline: float
+) -> CaseResult:
+    """Builds, checks and times all peers of a case; ``deadline`` as of `measure`, and peers are not built after it."""
+    if device.type == "cuda":
+        case = fit(case, torch.cuda.mem_get_info(device)[0])
+    data = ImagesData(case, device, arguments.seed)
+    entries = [(peer, peer.build) for peer in arguments.peers]
+    for index, (text, config) in enumerate(arguments.configs.items()):
+        entry = Peer(f"{OURS} {text}", "complete", "image_peers", "build_ours")
+        entries.insert(1 + index, (entry, functools.partial(image_peers.build_ours, config=config)))
+    torch._dynamo.reset()  # a size is compiled in, and the compiled functions of a case live as long as it
+    result, candidates = CaseResult(case), {}
+    for peer, build in entries:
+        began = time.perf_counter()
+        if peer.name != OURS and began > deadline:
+            result.peers.append(PeerResult(peer.name, peer.scope, reason="the time of this case was up"))
+            continue
+        entry, candidate = patch_embed.build_and_check(peer, build, data)
+        result.peers.append(entry)
+        if candidate is not None:
+            candidates[peer.name] = candidate
+        note = entry.reason or entry.detail or "ready"
+        print(f"  {peer.name}: {note} ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+    launches = {name: candidate.launch for name, candidate in candidates.items()}
+    runs = measure(launches, arguments.protocol, sampler, case.slots, case=case.name, deadline=deadline)
+    for entry in result.peers:
+        entry.runs = runs.get(entry.name, [])
+        short = entry.runs and elapsed_ms(launches[entry.name], 10, case.slots) < patch_embed.LAUNCH_COST_BELOW_MS
+        if short and entry.scope != "copy":
+            candidate = candidates[entry.name]
+            entry.cost = launch_cost(candidate.launch, case.slots, around_capture=candidate.around_capture)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, or 1 if our kernel did not run or was wrong in some case."""
+    began = time.perf_counter()
+    arguments = parse_arguments(argv)
+    if not torch.cuda.is_available():
+        print("bench.images: no CUDA device", file=sys.stderr)
+        return 2
+    device = torch.device("cuda", torch.cuda.current_device())
+    sampler = DeviceSampler(device)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    results = Results(
+        date=now.strftime("%Y-%m-%d %H:%M UTC"),
+        command=patch_embed.recorded_command(sys.argv[1:] if argv is None else argv, "bench.images"),
+        environment=patch_embed.environment(device, sampler),
+        protocol=arguments.protocol,
+    )
+    name = arguments.name or f"images-{now:%Y-%m-%d}"
+    for index, case in enumerate(arguments.cases):
+        print(case.title, file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        deadline = start + (began + arguments.limit - start) / (len(arguments.cases) - index)
+        results.cases.append(run_case(case, arguments, device, sampler, deadline))
+        # Written after every case: an interrupted run keeps what it has measured.
+        paths = patch_embed.write(results, arguments.output, name)
+        gc.collect()
+        torch.cuda.empty_cache()
+    patch_embed.print_tables(results, Console(width=None if sys.stdout.isatty() else 190))
+    print(*paths, sep="\n")
+    ours_ran = all(peer.runs for result in results.cases for peer in result.peers if peer.name == OURS)
+    return 0 if ours_ran else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

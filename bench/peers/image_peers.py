@@ -1,0 +1,179 @@
+"""From uint8 images to embeddings: our kernel, our kernel over rows, and the chains that people run today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+import cute_kernels
+from bench.image_cases import MEAN, STD, ImagesData
+from bench.peers import OURS, Candidate, Peer
+from cute_kernels import reference
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
+
+Chain = Callable[[torch.Tensor], torch.Tensor]
+
+_EXACT_IMAGES = 64
+_FP8_MAX = 448.0
+_MODULE = "image_peers"
+
+PEERS: tuple[Peer, ...] = (
+    Peer(OURS, "complete", _MODULE, "build_ours"),
+    Peer("patch_embed on FP8 rows", "rows given", _MODULE, "build_rows"),
+    Peer("prepare compiled + patch_embed", "complete", _MODULE, "build_prepared"),
+    Peer("patchify + linear compiled", "complete", _MODULE, "build_linear"),
+    Peer("conv compiled", "complete", _MODULE, "build_conv_compiled"),
+    Peer("conv", "complete", _MODULE, "build_conv"),
+    Peer("conv channels_last compiled", "complete", _MODULE, "build_conv_channels_last_compiled"),
+    Peer("conv channels_last", "complete", _MODULE, "build_conv_channels_last"),
+    Peer("timm", "complete", _MODULE, "build_timm"),
+    Peer("copy of the same bytes", "copy", _MODULE, "build_copy"),
+)
+
+
+def build_ours(data: ImagesData, config: cute_kernels.Sm90ImagesConfig | None = None) -> Candidate:
+    """`cute_kernels.patch_embed_images` with int8 weights; of the last images every bit is compared.
+
+    Raises:
+        RuntimeError: a bit differs from the reference.
+    """
+    weight = cute_kernels.prepare_patch_weight(data.weight, mean=MEAN, std=STD)
+
+    def launch(slot: int) -> torch.Tensor:
+        return cute_kernels.patch_embed_images(data.images[slot], weight, data.bias, data.pos, config=config)
+
+    some, out = data.images[0][-_EXACT_IMAGES:], launch(0)[-_EXACT_IMAGES:]
+    shift = data.bias.float() + weight.offset
+    expected = reference.patch_embed_images(some, weight.raw, None, weight.scale, shift, data.pos, weight.patch)
+    wrong = int((out.view(torch.int16) != expected.view(torch.int16)).sum())
+    if wrong:
+        raise RuntimeError(f"{wrong} of {out.numel()} elements differ from the exact reference")
+    arguments = PatchEmbedImagesArguments(
+        data.images[0], weight.raw, None, weight.scale, weight.offset, data.bias, data.pos, weight.patch,
+        torch.bfloat16, "auto", config,
+    )  # fmt: skip
+    chosen = PATCH_EMBED_IMAGES.plan(arguments).config
+    tile = f"{chosen.tile_images} images x {chosen.tile_patches} patches"
+    detail = f"{tile}, {chosen.warpgroups} warpgroups, cluster {chosen.cluster}, {chosen.stages} stages, {chosen.order}"
+    return Candidate(launch, detail, cute_kernels.frozen_constants)
+
+
+def _fp8_weight(data: ImagesData) -> tuple[torch.Tensor, float]:
+    weight = data.weight.float().view(data.case.n, -1)
+    scale = float(weight.abs().max()) / _FP8_MAX
+    return (weight / scale).to(torch.float8_e4m3fn), scale
+
+
+def _fp8_rows(data: ImagesData, images: torch.Tensor) -> torch.Tensor:
+    return data.rows((data.normalised(images, torch.float32) * _FP8_MAX).to(torch.float8_e4m3fn))
+
+
+def build_rows(data: ImagesData) -> Candidate:
+    """`cute_kernels.patch_embed` alone, on E4M3 rows that exist already."""
+    weight, scale = _fp8_weight(data)
+    rows = [torch.cat([_fp8_rows(data, part) for part in images.split(256)]) for images in data.images]
+
+    def launch(slot: int) -> torch.Tensor:
+        return cute_kernels.patch_embed(
+            rows[slot], weight, data.bias, data.pos, scale_a=1 / _FP8_MAX, scale_b=scale
+        )
+
+    return Candidate(launch, "E4M3", cute_kernels.frozen_constants)
+
+
+def build_prepared(data: ImagesData) -> Candidate:
+    """Normalise, patchify and cast to E4M3 in one compiled function, then `cute_kernels.patch_embed`."""
+    weight, scale = _fp8_weight(data)
+    prepare = _compiled(lambda images: _fp8_rows(data, images))
+
+    def launch(slot: int) -> torch.Tensor:
+        rows = prepare(data.images[slot])
+        return cute_kernels.patch_embed(rows, weight, data.bias, data.pos, scale_a=1 / _FP8_MAX, scale_b=scale)
+
+    return Candidate(launch, "E4M3", cute_kernels.frozen_constants)
+
+
+def build_linear(data: ImagesData) -> Candidate:
+    """Normalise, patchify, BF16 linear, positions: one compiled function."""
+    weight = data.weight.view(data.case.n, -1)
+
+    def chain(images: torch.Tensor) -> torch.Tensor:
+        rows = data.rows(data.normalised(images, torch.float32).to(torch.bfloat16))
+        return torch.nn.functional.linear(rows, weight, data.bias) + data.pos
+
+    return _candidate(data, _compiled(chain), "BF16")
+
+
+def _conv(data: ImagesData, channels_last: bool) -> Chain:
+    """As Hugging Face's processor on the GPU and `SiglipVisionEmbeddings`: Conv2d, flatten, transpose, positions."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    weight = data.weight.contiguous(memory_format=layout)
+
+    def chain(images: torch.Tensor) -> torch.Tensor:
+        pixels = data.normalised(images, torch.float32).to(torch.bfloat16)
+        pixels = pixels.contiguous(memory_format=layout)
+        maps = torch.nn.functional.conv2d(pixels, weight, data.bias, stride=weight.shape[-1])
+        return maps.flatten(2).transpose(1, 2) + data.pos
+
+    return chain
+
+
+def build_conv(data: ImagesData) -> Candidate:
+    """Eager, NCHW."""
+    return _candidate(data, _conv(data, False), "BF16, eager")
+
+
+def build_conv_compiled(data: ImagesData) -> Candidate:
+    """Compiled, NCHW."""
+    return _candidate(data, _compiled(_conv(data, False)), "BF16, torch.compile")
+
+
+def build_conv_channels_last(data: ImagesData) -> Candidate:
+    """Eager, channels_last from the normalised pixels on."""
+    return _candidate(data, _conv(data, True), "BF16, eager")
+
+
+def build_conv_channels_last_compiled(data: ImagesData) -> Candidate:
+    """Compiled, channels_last from the normalised pixels on."""
+    return _candidate(data, _compiled(_conv(data, True)), "BF16, torch.compile")
+
+
+def build_timm(data: ImagesData) -> Candidate:
+    """As timm's prefetcher and `PatchEmbed`: normalised in place in BF16, projection, flatten, positions; eager."""
+    mean, std = (torch.full((1, 3, 1, 1), 255 * x, dtype=torch.bfloat16, device=data.device) for x in (MEAN, STD))
+    case = data.case
+    projection = torch.nn.Conv2d(3, case.n, 16, 16, device=data.device, dtype=torch.bfloat16)
+    with torch.no_grad():
+        projection.weight.copy_(data.weight)
+        projection.bias.copy_(data.bias)
+    projection.requires_grad_(False)
+
+    def chain(images: torch.Tensor) -> torch.Tensor:
+        pixels = images.to(torch.bfloat16).sub_(mean).div_(std)
+        return projection(pixels).flatten(2).transpose(1, 2) + data.pos
+
+    return _candidate(data, chain, "BF16, eager")
+
+
+def build_copy(data: ImagesData) -> Candidate:
+    """Device-to-device copy that reads and writes, together, as many bytes as the kernel must."""
+    half = data.case.bytes // 2
+    raw = [torch.empty(2 * half, dtype=torch.uint8, device=data.device).random_() for _ in range(data.case.slots)]
+
+    def launch(slot: int) -> torch.Tensor:
+        return raw[slot][half:].copy_(raw[slot][:half])
+
+    return Candidate(launch, f"{data.case.bytes / 1e6:.0f} MB read + written")
+
+
+def _compiled(function: Chain) -> Chain:
+    return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+def _candidate(data: ImagesData, chain: Chain, detail: str) -> Candidate:
+    def launch(slot: int) -> torch.Tensor:
+        with torch.no_grad():
+            return chain(data.images[slot])
+
+    return Candidate(launch, detail)
