@@ -409,7 +409,7 @@ def test_fault_that_the_emulator_reports(capsys, monkeypatch):
         raise Hang("cluster 0 hangs:\n  warp 1 waits")
 
     monkeypatch.setattr(emulated, "launch", hang)
-    assert main(["demo"]) == 1
+    assert main(["demo"]) == 3
     assert capsys.readouterr().err.endswith("cute-kernels: Hang: cluster 0 hangs:\n  warp 1 waits\n")
     monkeypatch.setattr(emulated, "launch", lambda *arguments, **more: 1 / 0)
     with pytest.raises(ZeroDivisionError):
