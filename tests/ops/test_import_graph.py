@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("commands",),
+    ("integrations",),
+    ("nn",),
     ("tuning", "siglip"),
     ("operations",),
     ("runtime",),
