@@ -92,7 +92,9 @@ def run(checkout: Path, rounds: int) -> dict[str, float]:
     Raises:
         SystemExit: with what the process wrote.
     """
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    # In front of what is there: on a machine without an environment of its own, dependencies come that way.
+    paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, __file__, "--measure", "--rounds", str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=checkout)
     if done.returncode:
