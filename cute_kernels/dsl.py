@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -180,6 +181,7 @@ def argument_pointers(function: Any, arguments: tuple) -> tuple[list[int], Any]:
 
 _RECORDER = "_cute_kernels_recorder"
 _HOOK_LOCK = threading.Lock()
+_COMPILING = threading.local()  # tvm_ffi: whether the innermost compilation under `compiling_for` asked for TVM-FFI
 
 
 class Recorder(Protocol):
@@ -187,9 +189,11 @@ class Recorder(Protocol):
 
     Attributes:
         ptx: set to the text of the compiled module, None if it was not kept, before its library is loaded.
+        parameters: set then to the number of the host function's parameters, None if it is not known.
     """
 
     ptx: str | None
+    parameters: int | None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls something of CuTe DSL that calls into the machine code."""
@@ -237,7 +241,7 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
             recorder = getattr(self.engine, _RECORDER, None)
             if recorder is None:
                 return load(self)
-            recorder.ptx = ptx(self)
+            recorder.ptx, recorder.parameters = ptx(self), _host_parameters(self)
             self.__dict__["num_devices"] = 1  # a cached property, otherwise filled by asking the driver
             recorder.call(load, self)
             return []  # there is no library that the driver would have to unload
@@ -245,11 +249,31 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
         @functools.wraps(run)
         def run_compiled_program(self: Any, exe_args: list[Any]) -> Any:
             recorder = getattr(self.jit_module.engine, _RECORDER, None)
-            return run(self, exe_args) if recorder is None else recorder.call(run, self, exe_args)
+            if recorder is None:
+                return run(self, exe_args)
+            if recorder.parameters not in (None, len(exe_args)):
+                # The machine code would take for addresses what happens to lie behind those of the arguments.
+                raise TypeError(
+                    f"the call passes {len(exe_args)} values to host code compiled for {recorder.parameters}: there "
+                    "are too few or too many arguments, or one is of a type that CuTe DSL passes over, such as a "
+                    "Python number in a tuple"
+                )
+            return recorder.call(run, self, exe_args)
 
         compiler.jit, compiled._load_cuda_library = jit, load_cuda_library
         executor.run_compiled_program = run_compiled_program
         dsl._runtime_can_run_compiled = runtime_can_run_compiled
+
+
+def _host_parameters(function: Any) -> int | None:
+    """Number of the parameters of a compiled host function, that is of addresses that a call passes."""
+    if function.ir_module is None:
+        return None
+    for operation in function.ir_module.body.operations:
+        name = operation.attributes["sym_name"].value if "sym_name" in operation.attributes else None
+        if name == function.function_name and operation.regions[0].blocks:
+            return len(operation.regions[0].blocks[0].arguments)
+    return None
 
 
 def recorder_of(function: Any) -> Recorder | None:
@@ -263,8 +287,11 @@ def register_symbol(engine: Any, name: str, address: Any) -> None:
 
 
 @contextlib.contextmanager
-def compiling_for(arch: str) -> Iterator[None]:
+def compiling_for(arch: str, unsupported: type[Exception] = NotImplementedError) -> Iterator[None]:
     """Every DSL of the cutlass package compiles for ``arch``, without TVM-FFI, and keeps its PTX with source lines.
+
+    Object files hold no PTX, and those that were made inside could not be called with TVM-FFI: writing one, and calling
+    a function of one, raises ``unsupported``. Caches of such files stay as they are.
 
     Raises:
         ModuleNotFoundError, UnsupportedVersion: as `require`, of the versions that the emulator supports.
@@ -280,18 +307,57 @@ def compiling_for(arch: str) -> Iterator[None]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         settings = {"arch": arch, "keep_ptx": True, "dump_dir": folder, "lineinfo": True, "enable_tvm_ffi": False}
         kinds = map(_instance, _subclasses(cutlass.base_dsl.dsl.BaseDSL))
+        everywhere = False
         for dsl in {id(dsl): dsl for dsl in kinds if dsl is not None}.values():
+            everywhere = everywhere or bool(dsl.envar.enable_tvm_ffi)
             for name, value in settings.items():
                 stack.enter_context(mock.patch.object(dsl.envar, name, value))
-        stack.enter_context(mock.patch.object(cutlass.base_dsl.compiler.CompileOptions, "enable_tvm_ffi", False))
+        compiler = cutlass.base_dsl.compiler
+
+        def enable_tvm_ffi(self: Any) -> bool:
+            _COMPILING.tvm_ffi = everywhere or bool(self.options[compiler.EnableTVMFFI].value)
+            return False
+
+        stack.enter_context(mock.patch.object(compiler.CompileOptions, "enable_tvm_ffi", property(enable_tvm_ffi)))
         tensor = cutlass.cute.runtime._Tensor
         make = tensor.__init__
 
         def without_tvm_ffi(self: Any, value: Any, *args: Any, enable_tvm_ffi: bool = False, **kwargs: Any) -> None:
             make(self, value, *args, **kwargs)
 
+        def export_to_c(self: Any, *args: Any, **kwargs: Any) -> None:
+            raise unsupported("functions that are compiled for the emulator cannot be written to object files")
+
+        load = cutlass.cute.runtime.load_module
+
+        def load_module(path: Any, *args: Any, enable_tvm_ffi: bool = False, **kwargs: Any) -> Any:
+            if not enable_tvm_ffi:
+                return load(path, *args, enable_tvm_ffi=False, **kwargs)
+            return _ObjectFile(str(path), unsupported)
+
         stack.enter_context(mock.patch.object(tensor, "__init__", without_tvm_ffi))
+        function = importlib.import_module("cutlass.base_dsl.jit_executor").JitCompiledFunction
+        stack.enter_context(mock.patch.object(function, "export_to_c", export_to_c))
+        stack.enter_context(mock.patch.object(cutlass.cute.runtime, "load_module", load_module))
         yield
+
+
+class _ObjectFile:
+    """Compiled functions in a file, of which there is no PTX."""
+
+    def __init__(self, path: str, unsupported: type[Exception]) -> None:
+        self._path, self._unsupported = path, unsupported
+
+    def __getitem__(self, name: str) -> Callable[..., None]:
+        def function(*_: Any, **__: Any) -> None:
+            raise self._unsupported(
+                f"{name} was loaded from the object file {self._path}, which holds no PTX; switch the program's cache "
+                "of compiled functions off, or give it another folder"
+            )
+
+        return function
+
+    __getattr__ = __getitem__
 
 
 def _subclasses(base: type) -> Iterator[type]:
@@ -312,13 +378,14 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @contextlib.contextmanager
 def adapting_calls(
-    remember: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+    remember: Callable[[tuple[Any, ...], dict[str, Any], bool], Any],
     adapt: Callable[[Any, list[str], tuple[Any, ...], dict[str, Any]], _Arguments],
 ) -> Iterator[None]:
     """Calls of functions that are compiled inside, made inside, pass other arguments than they were given.
 
     Args:
-        remember: (args, kwargs of `cute.compile`) -> what ``adapt`` needs to know, false if calls stay as they are.
+        remember: (args, kwargs of `cute.compile`, whether it was asked for TVM-FFI) -> what ``adapt`` needs to know,
+            false if calls stay as they are.
         adapt: (what was remembered, names of the run-time parameters, args, kwargs of the call) -> the args and kwargs
             that are passed, objects that CuTe DSL converts or that have ``__c_pointers__``.
     """
@@ -333,8 +400,9 @@ def adapting_calls(
 
     @functools.wraps(compile_)
     def compile_and_remember(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _COMPILING.tvm_ffi = False
         function = compile_(self, *args, **kwargs)
-        memory = remember(args, kwargs)
+        memory = remember(args, kwargs, _COMPILING.tvm_ffi)
         if memory and hasattr(function, "execution_args"):
             function.execution_args._cute_kernels_memory = memory
         return function
@@ -361,8 +429,49 @@ def context_initialisers() -> Iterator[tuple[Any, str]]:
         yield importlib.import_module("cutlass.cuda"), "initialize_cuda_context"
 
 
+# --- arguments of `cute.compile` and of calls ------------------------------------------------------------------------
+
+
 def is_fake_tensor(value: Any) -> bool:
     """Whether an argument of `cute.compile` stands for a tensor by its type, extents and strides alone."""
     import cutlass.cute.runtime
 
     return isinstance(value, cutlass.cute.runtime._FakeTensor)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether an argument of `cute.compile` is a tensor, fake or of memory."""
+    import cutlass.cute.runtime
+
+    return isinstance(value, (cutlass.cute.runtime._FakeTensor, cutlass.cute.runtime._Tensor))
+
+
+def is_pointer(value: Any) -> bool:
+    """Whether an argument of `cute.compile` is a pointer."""
+    import cutlass.cute.runtime
+
+    return isinstance(value, cutlass.cute.runtime._Pointer)
+
+
+def is_constexpr(field: dataclasses.Field) -> bool:
+    """Whether a field of a data class is a constant of the compiled function."""
+    import cutlass.base_dsl.utils.tree_utils
+
+    return cutlass.base_dsl.utils.tree_utils.is_constexpr_field(field)
+
+
+def adapted(value: Any) -> Any:
+    """An argument as the object that CuTe DSL makes of it, if it has an adapter for its type."""
+    import cutlass.base_dsl.runtime.jit_arg_adapters
+
+    if hasattr(value, "__c_pointers__"):
+        return value
+    adapter = cutlass.base_dsl.runtime.jit_arg_adapters.JitArgAdapterRegistry.get_registered_adapter(value)
+    return value if adapter is None else adapter(value)
+
+
+def c_pointers(value: Any) -> list[Any]:
+    """Addresses of what an `adapted` argument is passed by."""
+    import cutlass.base_dsl.typing
+
+    return cutlass.base_dsl.typing.get_c_pointers(value)

@@ -17,7 +17,12 @@ from pathlib import Path
 
 from cute_kernels import dsl
 
-EMULATOR_TESTS = ("tests/emulator/test_host.py", "tests/emulator/test_capturing.py", "tests/emulator/test_im2col.py")
+EMULATOR_TESTS = (
+    "tests/emulator/test_host.py",
+    "tests/emulator/test_capturing.py",
+    "tests/emulator/test_call_arguments.py",
+    "tests/emulator/test_im2col.py",
+)
 KERNEL_TESTS = (
     *EMULATOR_TESTS,
     "tests/plan/test_compile.py",

@@ -165,14 +165,14 @@ class Session:
     @contextlib.contextmanager
     def active(self) -> Iterator[Session]:
         """Redirects CuTe DSL, torch.cuda and what host code asks of the driver."""
-        from cute_kernels.emulator import fake_arguments
+        from cute_kernels.emulator import call_arguments
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(dsl.compiling_for(self.arch))
+            stack.enter_context(dsl.compiling_for(self.arch, UnsupportedOperation))
             stack.enter_context(self._tensors.active())
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
-            stack.enter_context(fake_arguments.accepting_tensors())
+            stack.enter_context(call_arguments.converting_calls())
             stack.enter_context(host.recording_runtime())
             stack.enter_context(host.intercept(self.launch, self.refuse))
             yield self

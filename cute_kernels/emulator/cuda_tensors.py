@@ -27,6 +27,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from cute_kernels.emulator.cuda_operators import CudaOperators, on_device_backward
+
 DEVICE = torch.device("cuda", 0)
 _ALIGNMENT = 512  # bytes, of what the CUDA allocator returns
 
@@ -69,6 +71,7 @@ class CudaOnHost(TorchFunctionMode):
         super().__init__()
         self.facts, self.refuse = facts, refuse
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._operators = CudaOperators(self)
 
     def regions(self) -> Iterator[tuple[int, int]]:
         """(address, bytes) of every storage on the device that is still alive."""
@@ -112,11 +115,38 @@ class CudaOnHost(TorchFunctionMode):
             handler = _HANDLERS.get(func)
             if handler is not None:
                 return handler(self, args, kwargs)
-            if name == "__get__" and args and isinstance(args[0], CudaTensor):
+            if name == "__get__" and args and self.is_on_device(args[0]):
                 owner = getattr(func, "__self__", None)
                 if owner in _ANSWERS:
                     return _ANSWERS[owner]
+                if owner is torch.Tensor.grad:
+                    return self._gradient(args[0])
             return self._run(func, args, kwargs)
+
+    def is_on_device(self, value: Any) -> bool:
+        """Whether a tensor stands for one in device memory.
+
+        What torch's autograd makes of a `CudaTensor` (a saved output, a view) is a plain tensor with its storage.
+        """
+        if isinstance(value, CudaTensor):
+            return True
+        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+            return False
+        try:
+            known = self._storages.get(value.untyped_storage().data_ptr())
+        except RuntimeError:  # torch.compile's tensors have none
+            return False
+        return known is not None and not known[0].expired()
+
+    def _gradient(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Autograd makes plain tensors; the one that is kept is the one that the program sees."""
+        gradient = tensor.grad
+        if gradient is None or isinstance(gradient, CudaTensor):
+            return gradient
+        adopted = self.adopt(gradient)
+        if adopted.data_ptr() != gradient.data_ptr():
+            tensor.grad = adopted
+        return adopted
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         asked = _device_type(kwargs.get("device"))
@@ -125,7 +155,9 @@ class CudaOnHost(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         inputs, _ = tree_flatten((args, kwargs))
-        on_device = asked == "cuda" or asked is None and any(type(x) is CudaTensor for x in inputs)
+        on_device = asked == "cuda" or asked is None and any(map(self.is_on_device, inputs))
+        if on_device:
+            self._operators.prepare(func)
         result = func(*args, **kwargs)
         if not on_device or getattr(func, "__name__", "") in ("__dlpack__", "numpy", "__array__"):
             return result
@@ -142,6 +174,8 @@ class CudaOnHost(TorchFunctionMode):
             func: what made it.
             aligned: of one call: new storages by the address of the ones that they replace.
         """
+        if type(tensor) is torch.Tensor and tensor.requires_grad and tensor.is_leaf:
+            return self.adopt(tensor.detach(), func, aligned).requires_grad_()  # a view of a leaf would not be one
         if tensor.layout is not torch.strided or not tensor.untyped_storage().nbytes():
             return _as_cuda(tensor)
         storage = tensor.untyped_storage()
@@ -157,7 +191,7 @@ class CudaOnHost(TorchFunctionMode):
 
     def move(self, tensor: torch.Tensor, device: Any, dtype: Any, copy: bool, rest: dict) -> torch.Tensor:
         """Tensor.to: ``device`` is a device, its name, or None to stay."""
-        here = isinstance(tensor, CudaTensor)
+        here = self.is_on_device(tensor)
         there = here if device is None else _device_type(device) == "cuda"
         if device is not None and _device_type(device) not in ("cuda", "cpu"):
             return tensor.to(device, dtype=dtype, copy=copy, **rest)
@@ -175,6 +209,8 @@ class CudaOnHost(TorchFunctionMode):
             for name, value in self._queries().items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
             stack.enter_context(mock.patch.object(torch, "Generator", Generator))
+            stack.enter_context(on_device_backward(self))
+            stack.enter_context(self._operators)
             stack.enter_context(self)
             yield self
 
@@ -328,14 +364,14 @@ def _to(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
         if rest:
             dtype = rest.pop(0)
     if other is not None:
-        device, dtype = (DEVICE if isinstance(other, CudaTensor) else "cpu"), other.dtype
+        device, dtype = (DEVICE if mode.is_on_device(other) else "cpu"), other.dtype
     if len(rest) > 1:  # (non_blocking, copy)
         copy = rest[1]
     return mode.move(tensor, device, tensor.dtype if dtype is None else dtype, copy, kwargs)
 
 
 def _copy(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
-    if isinstance(args[0], CudaTensor):
+    if mode.is_on_device(args[0]):
         mode.refuse("copy_")
     kwargs.pop("non_blocking", None)
     return torch.Tensor.copy_(*args[:2], **kwargs)
@@ -357,7 +393,7 @@ def _dlpack(mode: CudaOnHost, args: tuple, kwargs: dict) -> Any:
     tensor = args[0]
     for name in ("stream", "dl_device", "max_version"):
         kwargs.pop(name, None)
-    if not isinstance(tensor, CudaTensor):
+    if not mode.is_on_device(tensor):
         return tensor.__dlpack__(**kwargs)
     capsule = mode.adopt(tensor).as_subclass(torch.Tensor).__dlpack__(**kwargs)
     head = _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))  # first member of a DLManagedTensor
@@ -372,11 +408,11 @@ _HANDLERS: dict[Any, Callable[[CudaOnHost, tuple, dict], Any]] = {
     torch.Tensor.pin_memory: lambda mode, args, kwargs: args[0],
     torch.Tensor.is_pinned: lambda mode, args, kwargs: False,
     torch.Tensor.record_stream: lambda mode, args, kwargs: None,
-    torch.Tensor.get_device: lambda mode, args, kwargs: 0 if isinstance(args[0], CudaTensor) else -1,
+    torch.Tensor.get_device: lambda mode, args, kwargs: 0 if mode.is_on_device(args[0]) else -1,
     torch.Tensor.copy_: _copy,
     torch.Tensor.__dlpack__: _dlpack,
     torch.Tensor.__dlpack_device__: lambda mode, args, kwargs: (
-        (_DL_CUDA, 0) if isinstance(args[0], CudaTensor) else args[0].__dlpack_device__()
+        (_DL_CUDA, 0) if mode.is_on_device(args[0]) else args[0].__dlpack_device__()
     ),
 }
 _ANSWERS = {torch.Tensor.device: DEVICE, torch.Tensor.is_cuda: True, torch.Tensor.is_cpu: False}

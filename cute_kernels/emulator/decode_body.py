@@ -41,6 +41,10 @@ _SPECIAL = re.compile(
 )
 
 
+_PARTS, _COLORS = "xyzw", "rgba"
+"""Suffixes of a vector register's elements (PTX ISA, "Vectors as Operands")."""
+
+
 @dataclass
 class _Scope:
     """A brace level of a kernel body."""
@@ -48,7 +52,17 @@ class _Scope:
     parent: _Scope | None
     suffix: str
     registers: set[str] = field(default_factory=set)
+    vectors: dict[str, int] = field(default_factory=dict)  # elements of registers declared as .v2 or .v4
     labels: set[str] = field(default_factory=set)
+
+    def elements(self, name: str) -> int:
+        """How many elements a vector register has; 0 for any other name."""
+        scope: _Scope | None = self
+        while scope is not None and name not in scope.registers:
+            if name in scope.vectors:
+                return scope.vectors[name]
+            scope = scope.parent
+        return 0
 
     def find(self, name: str, names: str) -> str | None:
         scope: _Scope | None = self
@@ -161,6 +175,9 @@ class Body:
 
     def _declare_registers(self, reader: Reader, scope: _Scope) -> None:
         type_token = reader.take()
+        elements = int(type_token.text[2:]) if type_token.text in (".v2", ".v4") else 0
+        if elements:
+            type_token = reader.take()
         kind = type_token.text[1:]
         if kind not in TYPE_BITS:
             raise UnsupportedPTX(f"registers of type .{kind} are not supported", ptx_line=type_token.line)
@@ -171,6 +188,9 @@ class Body:
                 reader.take()
                 names = [f"{name}{i}" for i in range(reader.take_number())]
                 reader.take(">")
+            if elements:
+                scope.vectors.update(dict.fromkeys(names, elements))
+                names = [f"{each}.{part}" for each in names for part in _PARTS[:elements]]
             for each in names:
                 scope.registers.add(each)
                 self.registers[each + scope.suffix] = kind
@@ -356,6 +376,12 @@ class _OperandReader(Reader):
         register = self.scope.find(name, "registers")
         if register is not None:
             return Register(register)
+        elements = self.scope.elements(name)
+        if elements:
+            return Vector(tuple(self._name(f"{name}.{part}") for part in _PARTS[:elements]))
+        vector, _, color = name.rpartition(".")
+        if color and color in _COLORS and self.scope.elements(vector):
+            return self._name(f"{vector}.{_PARTS[_COLORS.index(color)]}")
         if name.startswith("%"):
             if not _SPECIAL.fullmatch(name):
                 line = self.tokens[0].line

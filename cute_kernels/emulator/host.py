@@ -176,12 +176,14 @@ class _Recorder:
     """Stand-ins for the runtime's entry points, registered with one JIT engine.
 
     Attributes:
-        ptx: text of the compiled module, once the function has loaded its library.
+        ptx, parameters: text of the compiled module and number of the host function's parameters, once the function has
+            loaded its library.
         error: what went wrong in the last stand-in that failed.
     """
 
     def __init__(self, engine: Any) -> None:
         self.ptx: str | None = None
+        self.parameters: int | None = None
         self.error: Exception | None = None
         self._names: list[ctypes.Array] = []
         launch = (_INT, ctypes.POINTER(_LaunchConfig), _TEXT, _POINTER_OUT)

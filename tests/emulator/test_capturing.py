@@ -199,6 +199,89 @@ def test_what_is_computed_on_the_device_stays_there(device) -> None:
         assert torch.empty(3).is_cuda
 
 
+class Doubled(torch.autograd.Function):
+    """2 * x, whose backward says where it ran and what it was given."""
+
+    seen: list[bool] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        y = 2 * x
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (saved,) = ctx.saved_tensors
+        made = torch.empty_like(saved)
+        Doubled.seen += [gradient.is_cuda, saved.is_cuda, made.is_cuda]
+        return made.copy_(2 * gradient)
+
+
+@pytest.mark.parametrize("how", ["backward", "grad", "torch.autograd.backward"])
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+def test_backward_runs_where_forward_did(device, place: str, how: str) -> None:
+    """Saved outputs, and gradients that torch itself computed, come from its C++ code as plain tensors."""
+    Doubled.seen = []
+    x = torch.arange(6.0, device=place, requires_grad=True)
+    loss = (Doubled.apply(x) * torch.arange(6.0, device=place)).sum()
+    if how == "grad":
+        (gradient,) = torch.autograd.grad(loss, x)
+    else:
+        loss.backward() if how == "backward" else torch.autograd.backward([loss])
+        gradient = x.grad
+    assert Doubled.seen == [place == "cuda"] * 3
+    assert gradient.is_cuda == (place == "cuda") and gradient.tolist() == [2.0 * i for i in range(6)]
+    if place == "cuda":
+        assert any(start <= gradient.data_ptr() < start + nbytes for start, nbytes in device.regions())
+    if how != "grad":
+        x.grad.zero_()
+        assert x.grad.tolist() == [0.0] * 6, "what is written to a gradient stays"
+
+
+def test_autograd_is_torch_s_own_again_afterwards() -> None:
+    names = ("apply", "apply_boxed")
+    nodes = torch.autograd.function.BackwardCFunction
+    before = [getattr(nodes, name, None) for name in names], torch.autograd._engine_run_backward
+    with CudaOnHost(FACTS).active():
+        pass
+    assert before == ([getattr(nodes, name, None) for name in names], torch.autograd._engine_run_backward)
+
+
+def define_operator(name: str):
+    """An operator with a kernel for CUDA alone, and autograd."""
+
+    @torch.library.custom_op(f"test_capturing::{name}", mutates_args=(), device_types="cuda")
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        assert x.is_cuda
+        made = torch.empty_like(x)
+        assert made.is_cuda
+        return made.copy_(x / 2)
+
+    halve.register_autograd(lambda ctx, gradient: gradient / 2)
+    return halve
+
+
+EARLY = define_operator("early")
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_operators_for_cuda_alone(monkeypatch, when: str) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp")  # torch sets it at the first call, and this takes it back
+    with CudaOnHost(FACTS).active():
+        operator = EARLY if when == "before" else define_operator("inside")
+        x = torch.arange(4.0, device="cuda", requires_grad=True)
+        for call in (operator, getattr(torch.ops.test_capturing, operator._name)):
+            y = call(x)
+            assert y.is_cuda and y.tolist() == [0.0, 0.5, 1.0, 1.5]
+        y.sum().backward()
+        assert x.grad.tolist() == [0.5] * 4
+        with pytest.raises(NotImplementedError, match="'CPU' backend"):
+            operator(torch.arange(4.0))
+    with pytest.raises(NotImplementedError, match="'CPU' backend"):
+        operator(torch.arange(4.0))
+
+
 def test_device_memory_is_aligned_and_forgotten_with_its_tensor(device) -> None:
     tensors = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in (1, 100, 1000, 33)]
     views = [t[:1] for t in tensors]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +103,24 @@ def test_inline_assembly_scopes_have_their_own_labels_and_registers():
     assert targets == [4, 1, 7, 4]  # each D and W is the one of its own braces
 
 
+@pytest.mark.parametrize("scoped", [False, True])
+def test_vector_registers(scoped: bool):
+    """Elements by .xyzw and .rgba; the name alone stands for all (PTX ISA, "Vectors as Operands")."""
+    body = """
+        .reg .v4 .b32 whole;
+        .reg .v2 .b32 %v<2>;
+        mov.b32 whole.x, 5;  mov.b32 whole.g, 6;  mov.b32 whole.z, 7;  mov.b32 whole.a, 8;
+        ld.param.u64 %d1, [p0];
+        st.global.v4.b32 [%d1], whole;
+        ld.global.v2.b32 %v1, [%d1 + 8];
+        mov.b32 %v0.x, %v1.y;  mov.b32 %v0.y, %v1.x;
+        st.global.v2.b32 [%d1 + 16], %v0;
+    """
+    data = np.zeros(6, np.uint32)
+    launch(module(f"{{ {body} }}" if scoped else body, parameters=1), data, block=(1, 1, 1))
+    assert data.tolist() == [5, 6, 7, 8, 8, 7]
+
+
 def test_an_inner_scope_sees_the_registers_around_it():
     kernel = decode("{ .reg .b32 inner; mov.b32 inner, %r7; { mov.b32 %r8, inner; } }")
     inner = kernel.instructions[0].operands[0]
@@ -163,7 +182,7 @@ def test_module_variables():
         ("L: L: ret;", "defined twice"),
         ("mov.b32 {%r1, %r2;", "expected"),
         (".tex .u32 x;", "directive '.tex'"),
-        (".reg .v4 %q;", "registers of type .v4"),
+        (".reg .v3 .b32 %q;", "registers of type .v3"),
         ("mov.u32 %q5, 1;", "^register %q5 is not declared at PTX line"),
         ("mov.u32 %r1, %tid.q;", "register %tid.q is not declared"),
         ("@%pp bra L; L: ret;", "register %pp is not declared"),
