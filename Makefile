@@ -57,11 +57,11 @@ clean:
 	rm -rf $(VENV) site demo.png .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev,hf]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ $(VENV)/.installed-run
 
 $(VENV)/.installed-run: pyproject.toml .ci/constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	touch $@
 
 $(VENV)/.installed-docs: pyproject.toml .ci/constraints.txt | $(BIN)/python

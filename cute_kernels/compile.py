@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import pkgutil
 import re
 import subprocess
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import dsl
+from cute_kernels import dsl, extras
 from cute_kernels import kernel_cache as cache
 from cute_kernels.plan import Operand, Plan
 
@@ -173,13 +174,14 @@ def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
     """Reads a cubin's resource usage with NVIDIA's `cuobjdump` (package ``nvidia-cuda-cuobjdump``).
 
     Raises:
-        RuntimeError: the tool is missing or its report does not name the kernel.
+        MissingExtra: the tool is missing.
+        RuntimeError: its report does not name the kernel.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         report = subprocess.run(
-            [_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True
+            [cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     pattern = rf"Function {re.escape(kernel_name)}:\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)"
     match = re.search(pattern, report)
@@ -189,10 +191,15 @@ def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
     return Resources(registers, stack, local, shared)
 
 
-def _cuobjdump() -> str:
-    import nvidia
+def cuobjdump() -> str:
+    """Path of NVIDIA's tool.
 
-    for root in nvidia.__path__:
+    Raises:
+        MissingExtra: it is not installed (extra ``emulator``).
+    """
+    package = importlib.util.find_spec("nvidia")  # a namespace that NVIDIA's wheels share
+    for root in package.submodule_search_locations if package is not None else ():
         for candidate in sorted(Path(root).glob("*/bin/cuobjdump")):
             return str(candidate)
-    raise RuntimeError("cuobjdump not found: pip install nvidia-cuda-cuobjdump")
+    text = "the resources of a kernel need nvidia-cuda-cuobjdump"
+    raise extras.MissingExtra(f"{text}: {extras.how_to_install('emulator')}")

@@ -8,19 +8,18 @@ import io
 import json
 import os
 import sys
+import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import __version__, compile, dsl, files, kernel_cache
+from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
 from cute_kernels.commands import doctor
 from cute_kernels.config import ACTIVATIONS, GemmProblem, PatchEmbedProblem
 from cute_kernels.config_codec import parse_settings, spell
-from cute_kernels.emulator import command
-from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.plan import ARCHS, PLANNERS, Plan, make_plan
-from cute_kernels.runtime import launch_facts, tuned
+from cute_kernels.runtime import tuned
 from cute_kernels.siglip.models import ARCHITECTURES
 
 # Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
@@ -76,7 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError:
             _discard_output()
         return 2
-    except EmulatorError as error:
+    except Exception as error:
+        # The emulator is an extra: what has not been imported cannot have raised anything.
+        errors, command = (sys.modules.get(f"cute_kernels.emulator.{name}") for name in ("errors", "command"))
+        if errors is None or not isinstance(error, errors.EmulatorError):
+            raise
         print(f"cute-kernels: {type(error).__name__}: {error}", file=sys.stderr)
         return command.exit_status(error)
 
@@ -94,11 +97,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=command.CommandParser)
+    command = _emulate_command()
+    kind = argparse.ArgumentParser if command is None else command.CommandParser
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=kind)
     _add_demo(commands)
     _add_plan(commands)
     _add_ptx(commands)
-    command.add_parser(commands)
+    _add_emulate(commands)
     _add_cache(commands)
     _add_doctor(commands)
     return parser
@@ -247,6 +252,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    extras.require("demo", "the command demo")
     import rich.console
 
     from cute_kernels.commands import demo  # imports torch
@@ -322,16 +328,45 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
 
 
 def _ptx(options: argparse.Namespace) -> int:
+    extras.require("emulator", "the command ptx, which records the launch with the emulator,")
+    compile.cuobjdump()
+    import cute_kernels.runtime.launch_facts as launch_facts
+
     output = options.output or Path(options.kernel.replace("-", "_") + ".ptx")
     files.check_output(output)
     facts_path = output.with_name(output.name + ".json")
     files.check_output(facts_path)
     plan = _plan_of(options)
     artifact = compile.compile_plan(plan)
+    facts = launch_facts.launch_facts(plan, artifact)
     files.write_text(output, artifact.ptx)
-    files.write_text(facts_path, json.dumps(launch_facts.launch_facts(plan, artifact), indent=2) + "\n")
+    files.write_text(facts_path, json.dumps(facts, indent=2) + "\n")
     print(f"{output}\n{facts_path}")
     return 0
+
+
+# --- emulate ---------------------------------------------------------------------------------------------------------
+
+
+def _emulate_command() -> types.ModuleType | None:
+    """The module of the command; None where the emulator's dependencies are missing."""
+    if extras.missing("emulator"):
+        return None
+    import cute_kernels.emulator.command as command
+
+    return command
+
+
+def _add_emulate(commands: argparse._SubParsersAction) -> None:
+    """Where the emulator's dependencies are missing, the command is there too, and says so."""
+    command = _emulate_command()
+    if command is not None:
+        command.add_parser(commands)
+        return
+    text = "run a CuTe DSL program without a GPU (needs the extra emulator, which is not installed)"
+    parser = commands.add_parser("emulate", help=text, add_help=False, prefix_chars="\0")  # takes options as they come
+    parser.add_argument("arguments", nargs="*")
+    parser.set_defaults(run=lambda _: extras.require("emulator", "the command emulate"))
 
 
 # --- cache -----------------------------------------------------------------------------------------------------------

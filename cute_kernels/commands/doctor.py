@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from cute_kernels import dsl
+from cute_kernels import dsl, extras
 from cute_kernels import kernel_cache as cache
 from cute_kernels.plan import ARCHS
 
@@ -29,6 +29,14 @@ DSL, DSL_VERSIONS = dsl.DISTRIBUTION, dsl.KERNEL_VERSIONS
 _RUNTIME_WHEELS = {f"{DSL}-libs-cu12": 12, f"{DSL}-libs-cu13": 13}
 _OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
 """Oldest Linux driver for each CUDA major version (CUDA Toolkit release notes, minor version compatibility)."""
+
+
+_EXTRA_USES = {
+    "emulator": 'backend="emulator", emulate, ptx',
+    "demo": "demo, pictures of timelines",
+    "hf": "Hugging Face checkpoints",
+}
+_EXTRA_PROGRAMS = {"emulator": ("nvidia-cuda-cuobjdump",)}
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def diagnose(environment: Environment) -> list[Finding]:
     """Every finding, in reading order."""
     checks: tuple[Callable[[Environment], Iterable[Finding]], ...] = (
         _check_python, _check_gpu, _check_torch, _check_dsl, _check_runtime_wheels, _check_bindings, _check_compiler,
-        _check_cache,
+        _check_extras, _check_cache,
     )  # fmt: skip
     return [finding for check in checks for finding in check(environment)]
 
@@ -203,7 +211,7 @@ def _check_runtime_wheels(e: Environment) -> Iterable[Finding]:
 def _check_bindings(e: Environment) -> Iterable[Finding]:
     bindings, python = e.distributions.get("cuda-bindings"), e.distributions.get("cuda-python")
     if bindings is None:
-        yield Finding("cuda-bindings", "wrong", "not installed", "pip install cuda-python")
+        yield Finding("cuda-bindings", "wrong", "not installed", "pip install cuda-bindings")
         return
     if python is not None and _numbers(python)[:1] != _numbers(bindings)[:1]:
         remedy = "pip install --force-reinstall cuda-python"
@@ -211,7 +219,7 @@ def _check_bindings(e: Environment) -> Iterable[Finding]:
         return
     needed, major = (_numbers(e.torch_cuda)[0] if e.torch_cuda else None), _numbers(bindings)[0]
     if e.driver is not None and e.gpus and needed is not None and major < needed:
-        text, remedy = f"{bindings} is older than torch's CUDA {e.torch_cuda}", f"pip install 'cuda-python>={needed}'"
+        text, remedy = f"{bindings} is older than torch's CUDA {e.torch_cuda}", f"pip install 'cuda-bindings>={needed}'"
         yield Finding("cuda-bindings", "wrong", text, remedy)
         return
     yield Finding("cuda-bindings", "ok", bindings)
@@ -223,6 +231,17 @@ def _check_compiler(e: Environment) -> Iterable[Finding]:
         yield Finding("C compiler", "note", text, "apt install gcc, or set CC")
     else:
         yield Finding("C compiler", "ok", e.compiler)
+
+
+def _check_extras(e: Environment) -> Iterable[Finding]:
+    for extra, use in _EXTRA_USES.items():
+        needed = (*extras.EXTRAS[extra].values(), *_EXTRA_PROGRAMS.get(extra, ()))
+        absent = [name for name in needed if name not in e.distributions]
+        if absent:
+            text = f"not installed: {', '.join(absent)}; {use} {'need it' if len(absent) == 1 else 'need them'}"
+            yield Finding(f"extra {extra}", "note", text, extras.how_to_install(extra))
+        else:
+            yield Finding(f"extra {extra}", "ok", use)
 
 
 def _check_cache(e: Environment) -> Iterable[Finding]:

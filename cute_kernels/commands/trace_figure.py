@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cute_kernels import extras
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -25,8 +27,10 @@ def draw_trace(trace: str | Path, cluster: int = 0, steps: tuple[int, int] | Non
         steps: part of the axis; all of it when None.
 
     Raises:
+        MissingExtra: matplotlib is not installed (extra ``demo``).
         ValueError: the trace does not have that cluster.
     """
+    extras.require("demo", "the picture of a timeline", ("matplotlib",))
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

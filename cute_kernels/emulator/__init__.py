@@ -1,9 +1,14 @@
 """Executes the PTX that CuTe DSL generates for sm_100a on a CPU, bit for bit, under a seeded scheduler.
 
 `run` executes a launch; `capture` runs a whole CuTe DSL program; `host` gets launches out of CuTe DSL without a GPU.
+Needs the extra ``emulator``; without it, importing this package raises `cute_kernels.extras.MissingExtra`.
 """
 
 from __future__ import annotations
+
+from cute_kernels import extras
+
+extras.require("emulator", "the emulator")  # before the modules below import it
 
 from cute_kernels.emulator import host
 from cute_kernels.emulator.capturing import capture

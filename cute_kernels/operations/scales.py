@@ -6,9 +6,10 @@ device and never checked, since looking at it would wait for the device; NaN or 
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import numbers
 
-import numpy as np
 import torch
 
 # A number strictly between these rounds to a finite FP32 number greater than 0: half the smallest subnormal, and the
@@ -30,7 +31,7 @@ def split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, t
         if scale.layout is not torch.strided:
             raise TypeError(f"{name} has layout {scale.layout}, allowed: {torch.strided}")
         return 1.0, scale
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.integer, np.floating)):
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise TypeError(f"{name} is {type(scale).__name__}, expected a number, an FP32 tensor of one element, or None")
     try:
         number = float(scale)
@@ -70,8 +71,12 @@ def combine_numbers(scale_a: float | None, scale_b: float | None) -> float:
     """As `combine_scales`, of two numbers."""
     number_a, _ = split_scale("scale_a", scale_a)
     number_b, _ = split_scale("scale_b", scale_b)
-    with np.errstate(over="ignore", under="ignore"):
-        scale = float(np.float32(number_a) * np.float32(number_b))
+    scale = _fp32(_fp32(number_a) * _fp32(number_b))  # FP64 holds the product of two FP32 numbers exactly
     if not 0.0 < scale < float("inf"):
         raise ValueError(f"scale_a * scale_b = {number_a} * {number_b} is {scale} in FP32, allowed: finite and > 0")
     return scale
+
+
+def _fp32(number: float) -> float:
+    """The nearest FP32 number, ties to even; infinity where that is nearer than the largest."""
+    return ctypes.c_float(number).value

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cute_kernels import extras
 from cute_kernels.siglip.models import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -38,4 +39,5 @@ _HOME = dict.fromkeys(("Preprocessing", "patchify", "to_rgb"), "preprocessing")
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    extras.require("hf", "cute_kernels.siglip", ("numpy", "PIL"))
     return getattr(importlib.import_module(f"{__name__}.{_HOME.get(name, 'weights')}"), name)

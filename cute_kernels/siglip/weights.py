@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from cute_kernels import extras
 from cute_kernels.siglip.models import ARCHITECTURES
 from cute_kernels.siglip.preprocessing import RESAMPLING, Preprocessing
 
@@ -127,7 +128,7 @@ def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
         directory: what ``save_pretrained`` wrote: a whole model or its vision tower. Nothing is downloaded.
 
     Raises:
-        ModuleNotFoundError: transformers is not installed (extra ``hf``).
+        MissingExtra: transformers is not installed (extra ``hf``).
         FileNotFoundError: no ``config.json`` there.
         ValueError: another model type, damaged files, weights missing from the checkpoint, or preprocessing that is not
             supported.
@@ -135,10 +136,8 @@ def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(f"{directory} holds no config.json; expected a Hugging Face checkpoint")
-    try:
-        import transformers
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("loading a checkpoint needs transformers: pip install 'cute-kernels[hf]'") from error
+    extras.require("hf", "loading a checkpoint")
+    import transformers
 
     kind = _read_json(directory / "config.json").get("model_type")
     classes = {

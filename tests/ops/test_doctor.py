@@ -69,9 +69,9 @@ def test_a_healthy_machine_has_nothing_wrong_and_is_described():
         (changed({"cuda-python": "12.9.0"}), "cuda-bindings", "13.3.1 beside cuda-python 12.9.0", "--force-reinstall"),
         (
             changed({"cuda-bindings": "12.9.0", "cuda-python": "12.9.0"}), "cuda-bindings",
-            "older than torch's CUDA 13.0", "'cuda-python>=13'",
+            "older than torch's CUDA 13.0", "'cuda-bindings>=13'",
         ),
-        (changed({"cuda-bindings": None}), "cuda-bindings", "not installed", "pip install cuda-python"),
+        (changed({"cuda-bindings": None}), "cuda-bindings", "not installed", "pip install cuda-bindings"),
         (changed(driver="550.54.15"), "driver", "too old for CUDA 13", "580.65 or later"),
         (changed(gpus=(), torch_error="no device is visible"), "GPU", "no device is visible", "CUDA_VISIBLE_DEVICES"),
         (changed(gpus=(), torch_cuda=None), "GPU", "built without CUDA", "torch built for CUDA"),
@@ -94,6 +94,18 @@ def test_a_new_dsl_is_wrong_once_per_part():
     assert subject == "CuTe DSL"
     assert "tested with 4.8.0, 4.8.1" in text
     assert "4.8.1" in remedy
+
+
+def test_missing_extras_are_noted_with_what_they_are_for():
+    found = {f.subject: f for f in doctor.diagnose(HEALTHY) if f.subject.startswith("extra")}
+    assert {f.status for f in found.values()} == {"note"} and len(found) == 3
+    assert "numpy, ml-dtypes, llvmlite, nvidia-cuda-cuobjdump" in found["extra emulator"].text
+    assert found["extra hf"].remedy == "pip install 'cute-kernels[hf]'"
+
+    complete = ("numpy", "ml-dtypes", "llvmlite", "nvidia-cuda-cuobjdump", "pillow")
+    found = {f.subject: f for f in doctor.diagnose(changed(dict.fromkeys(complete, "1.0")))}
+    assert found["extra emulator"].status == "ok"
+    assert found["extra hf"].text == "not installed: transformers; Hugging Face checkpoints need it"
 
 
 @pytest.mark.parametrize(
