@@ -52,7 +52,7 @@ def test_every_config_is_bit_exact(name: str) -> None:
 
 
 # Another table is another kernel, so not every configuration has all three.
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=15)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=8)
 @given(
     kind=st.sampled_from([*((name, "positions") for name in CONFIGS), ("base", "bias"), ("256 bytes", "none")]),
     batch=st.integers(1, 9),
@@ -74,7 +74,7 @@ def test_any_images_under_any_schedule(kind, grid, completion, interleave, seed,
 
 def test_result_does_not_depend_on_the_schedule() -> None:
     case = make_images_case(batch=9, channels=1, grid=(2, 5), n=136, config=BASE, sm_count=2, seed=7)
-    for completion, interleave in (("eager", "starve"), ("lazy", "starve"), ("lazy", "random"), ("random", "random")):
+    for completion, interleave in (("eager", "starve"), ("lazy", "random"), ("random", "starve")):
         options = Options(seed=3, completion=completion, interleave=interleave, spurious_try_wait_failures=True)
         check(case.fresh(), options)
 

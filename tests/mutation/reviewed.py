@@ -110,7 +110,11 @@ REVIEWS: tuple[Review, ...] = (
         True,
         "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
     ),
-    Review("relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py* (run)", True, _NOTHING_FOLLOWS),
+    # Not what an election follows: that is the first wait of a tile, to which a compiler gives the place of the drain.
+    Review(
+        "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py* (run)", True, _NOTHING_FOLLOWS,
+        following="[!e]*",
+    ),
     Review(
         "drop",
         "mbarrier.try_wait*",

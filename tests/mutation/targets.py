@@ -80,7 +80,7 @@ class KernelTarget:
         """Inputs on one cluster, and an output of its own that is poisoned anew at every call."""
         case = _inputs(self)
         out = torch.full_like(case.tensors.out.view(torch.int16), POISON).view(torch.bfloat16)
-        return dataclasses.replace(case, tensors=dataclasses.replace(case.tensors, out=out))
+        return dataclasses.replace(case, tensors=case.tensors.replace(out=out))
 
     @functools.cached_property
     def artifact(self) -> Artifact:
@@ -138,7 +138,7 @@ class GemmTarget(KernelTarget):
         case = _gemm_inputs(self)
         dtype = case.tensors.out.dtype
         out = torch.full_like(case.tensors.out.view(BITS[dtype]), GEMM_POISON[dtype]).view(dtype)
-        return dataclasses.replace(case, tensors=dataclasses.replace(case.tensors, out=out))
+        return dataclasses.replace(case, tensors=case.tensors.replace(out=out))
 
 
 @functools.lru_cache(maxsize=16)

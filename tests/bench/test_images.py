@@ -1,0 +1,52 @@
+"""bench/images.py without a GPU: the command line, the documents, and every eager peer against FP64 at a tiny size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench import image_cases, images, results
+from bench.image_cases import ImagesCase, ImagesData
+from bench.peers import OURS, image_peers
+from bench.results import CaseResult, PeerResult, Results
+from bench.timing import Protocol
+
+CASE = ImagesCase("tiny", 2, 32, 16, 2)
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = images.parse_arguments([
+        "--batches", "1", "64", "--peers", "conv", "--configs", "order=image,pingpong=0", "--rounds", "3",
+    ])  # fmt: skip
+    assert [case.name for case in arguments.cases] == ["base-p16 x 1", "base-p16 x 64"]
+    assert [peer.name for peer in arguments.peers] == [OURS, "conv"]
+    (config,) = arguments.configs.values()
+    assert (config.order, config.pingpong, config.stages) == ("image", False, 0)
+    assert arguments.protocol.rounds == 3
+    for wrong in (["--models", "x"], ["--batches", "0"], ["--configs", "stages"], ["--configs", "order=1,x=2"]):
+        with pytest.raises(SystemExit):
+            images.parse_arguments(wrong)
+        assert "allowed" in capsys.readouterr().err
+
+
+def test_sizes() -> None:
+    case = next(iter(image_cases.make_cases(["base-p16"], [4736])))
+    assert (case.positions, case.rows, case.k) == (196, 928_256, 768)
+    assert case.pixels == 4736 * 3 * 224 * 224 and case.flops == 2 * 928_256 * 768 * 768
+    assert case.slots == 1 and "4736" in case.title
+
+
+def test_a_document_is_read_back() -> None:
+    result = CaseResult(CASE, [PeerResult(OURS, "complete", reason="not timed")])
+    document = Results("now", "bench.images", {}, Protocol(), [result])
+    assert results.from_json(results.to_json(document)) == document
+
+
+@pytest.mark.parametrize("build", ["build_ours", "build_rows", "build_conv", "build_conv_channels_last", "build_timm"])
+def test_peers_compute_the_same(build: str) -> None:
+    """With positions in the wrong order the check fails: it can."""
+    data = ImagesData(CASE, torch.device("cpu"))
+    out = getattr(image_peers, build)(data).launch(0)
+    check = data.check(out.contiguous(), with_table=True)
+    assert check.passed and 0 < check.row_error < (0.08 if build == "build_rows" else 0.02)
+    assert not data.check(out.flip(1).contiguous(), with_table=True).passed
