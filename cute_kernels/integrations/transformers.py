@@ -79,7 +79,7 @@ class _NaFlex(EngineMixin):
 
     def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor) -> torch.Tensor:
         layer, positions = self.patch_embedding, self.position_embedding.weight
-        takes_over = _is_plain(layer, torch.nn.Linear) and self.engine.takes_over_rows(
+        takes_over = _is_plain(layer, torch.nn.Linear) and self.engine.takes_over(
             pixel_values, layer.weight, layer.bias, positions, training=self.training
         )
         self.engine.check_pixels(pixel_values, by_kernel=takes_over)
@@ -107,7 +107,7 @@ class _Rows(EngineMixin):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         layer = self.proj
         rows = hidden_states.reshape(-1, layer.weight[0].numel())
-        takes_over = _is_plain(layer, torch.nn.Conv3d) and self.engine.takes_over_rows(
+        takes_over = _is_plain(layer, torch.nn.Conv3d) and self.engine.takes_over(
             rows, layer.weight, layer.bias, training=self.training
         )
         self.engine.check_pixels(rows, by_kernel=takes_over)

@@ -15,18 +15,17 @@ from warnings import warn
 import torch
 
 from cute_kernels import siglip
-from cute_kernels.nn._shim import patch_embed_images
+from cute_kernels.nn import availability
 from cute_kernels.nn.options import PatchOptions
 from cute_kernels.nn.positions import stamp
 from cute_kernels.operations import gemm as gemm_operation
 from cute_kernels.operations import patch_embed as patch_embed_operation
+from cute_kernels.operations import patch_embed_images as images_operation
 from cute_kernels.operations import patch_weight
-from cute_kernels.runtime import devices
 from cute_kernels.siglip.weights import E4M3_MAX
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-_REASONS: dict[tuple[torch.device, str], str | None] = {}
 _RAW_FACTOR = 8.0
 """Normalised pixels this many times as large as mean and std allow are taken for pixels that nobody normalised."""
 
@@ -91,15 +90,28 @@ class PatchEngine:
                     stacklevel=4,
                 )
             return False
-        reason = _no_kernel(pixels.device, self.options.backend)
+        reason = availability.no_device(pixels.device, self.options.backend)
+        if reason is None and self.options.integer and pixels.dtype == torch.uint8:
+            reason = self._no_integer_kernel(pixels, parameters[0])
         if reason is not None:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=4)
         return reason is None
 
-    def takes_over_rows(self, rows: torch.Tensor, *parameters: torch.Tensor | None, training: bool = True) -> bool:
-        """As `takes_over`; floating-point rows whose K is no multiple of 8 are not read by `cute_kernels.gemm`."""
-        readable = self.options.precision == "fp8" or rows.dtype == torch.uint8 or rows.shape[-1] % 8 == 0
-        return readable and self.takes_over(rows, *parameters, training=training)
+    def _no_integer_kernel(self, pixels: torch.Tensor, weight: torch.Tensor) -> str | None:
+        """Floating-point precisions can always be a product of rows; integers need a kernel that takes the images."""
+        images = self._whole(pixels, weight) if pixels.dim() == 4 else self._one_patch_images(pixels, weight)
+        if self._images_out_dtype(images, weight) is not None:
+            return None
+        return (
+            f"no kernel takes images of shape {list(images.shape[1:])} with patches of {self.patch(weight)} and "
+            f"precision {self.options.precision!r} on {pixels.device}"
+        )
+
+    def _images_out_dtype(self, images: torch.Tensor, weight: torch.Tensor) -> torch.dtype | None:
+        options = self.options
+        return availability.images_out_dtype(
+            images, self.patch(weight), weight.shape[0], options.precision, weight.dtype, options.backend
+        )
 
     def check_pixels(self, pixels: torch.Tensor, *, by_kernel: bool) -> None:
         """Refuses pixels of another type than promised, and floating-point ones that nobody normalised.
@@ -160,12 +172,13 @@ class PatchEngine:
         if isinstance(prepared, Fp8Weight):
             rows = self._e4m3(siglip.patchify(self._normalised(images, patch), patch, drop_rest=True))
             return self._fp8(rows, prepared, bias, pos_embed).to(weight.dtype)
-        height, width = (extent - extent % patch for extent in images.shape[2:])
-        if (height, width) != tuple(images.shape[2:]):
-            images = images[:, :, :height, :width].contiguous()
-        return patch_embed_images(
-            images, prepared, bias, pos_embed, out_dtype=weight.dtype, backend=self.options.backend
-        )
+        images = self._whole(images, weight)
+        out_dtype = self._images_out_dtype(images, weight)
+        if out_dtype is not None:
+            return self._by_images(images, prepared, bias, pos_embed, out_dtype).to(weight.dtype)
+        rows = siglip.patchify(self._normalised(images, patch).to(prepared.normalised.dtype), patch)
+        out = self._product(rows, prepared.normalised, bias, weight.dtype)
+        return out if pos_embed is None else out.add_(pos_embed.to(out.dtype))
 
     def rows(
         self,
@@ -191,23 +204,15 @@ class PatchEngine:
             where = None if index is None else index.reshape(-1)
             out = self._fp8(values, self.prepared("rows", weight), bias, table, where).to(weight.dtype)
             return out.view(*rows.shape[:-1], n)
+        out_dtype = None
         if rows.dtype == torch.uint8:
-            out = patch_embed_images(
-                self._one_patch_images(flat, weight),
-                self.prepared("images", weight),
-                bias,
-                out_dtype=weight.dtype,
-                backend=self.options.backend,
-            )
+            images = self._one_patch_images(flat, weight)
+            out_dtype = self._images_out_dtype(images, weight)
+        if out_dtype is not None:
+            out = self._by_images(images, self.prepared("images", weight), bias, None, out_dtype).to(weight.dtype)
         else:
             matrix = self.prepared("rows", weight)
-            out = gemm_operation.gemm(
-                flat.to(matrix.dtype).contiguous(),
-                matrix,
-                bias=bias,
-                out_dtype=weight.dtype,
-                backend=self.options.backend,
-            )
+            out = self._product(self._normalised(flat, 0).to(matrix.dtype), matrix, bias, weight.dtype)
         out = out.view(*rows.shape[:-1], n)
         return out if table is None else out.add_(table.to(out.dtype)[index.long()])
 
@@ -309,6 +314,24 @@ class PatchEngine:
         scaled = normalised.to(torch.float32) * (E4M3_MAX / self.options.bound)
         return scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
 
+    def _by_images(self, images, prepared, bias, pos_embed, out_dtype: torch.dtype) -> torch.Tensor:
+        backend = self.options.backend
+        return images_operation.patch_embed_images(
+            images, prepared, bias, pos_embed, out_dtype=out_dtype, backend=backend
+        )
+
+    def _product(self, rows, matrix: torch.Tensor, bias, out_dtype: torch.dtype) -> torch.Tensor:
+        """``[.., N]`` by `cute_kernels.gemm`, with K filled up by zeros to the whole 16 bytes that it reads."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        if not flat.shape[0]:
+            return torch.empty(*rows.shape[:-1], matrix.shape[0], dtype=out_dtype, device=rows.device)
+        if missing := -flat.shape[1] % 8:
+            flat, matrix = (torch.nn.functional.pad(operand, (0, missing)) for operand in (flat, matrix))
+        out = gemm_operation.gemm(
+            flat.contiguous(), matrix, bias=bias, out_dtype=out_dtype, backend=self.options.backend
+        )
+        return out.view(*rows.shape[:-1], -1)
+
     def _fp8(self, rows, weight: Fp8Weight, bias, pos_embed, pos_index=None) -> torch.Tensor:
         return patch_embed_operation.patch_embed(
             rows,
@@ -321,22 +344,20 @@ class PatchEngine:
             backend=self.options.backend,
         )
 
+    def _whole(self, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Without the pixels beyond the last whole patch."""
+        patch = self.patch(weight)
+        height, width = (extent - extent % patch for extent in images.shape[2:])
+        if (height, width) == tuple(images.shape[2:]):
+            return images
+        return images[:, :, :height, :width].contiguous()
+
     def _one_patch_images(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Rows as images of one patch each: contiguous or channels_last, as the order of the rows is."""
         patch = self.patch(weight)
+        if rows.shape[-1] != weight[0].numel():
+            raise ValueError(f"rows has K = {rows.shape[-1]}, allowed: {weight[0].numel()}")
+        rows = rows.reshape(-1, rows.shape[-1])
         if self.options.order == "hwc":
             return rows.view(-1, patch, patch, rows.shape[-1] // patch**2).permute(0, 3, 1, 2)
         return rows.view(-1, rows.shape[-1] // patch**2, patch, patch)
-
-
-@torch.compiler.assume_constant_result
-def _no_kernel(device: torch.device, backend: str) -> str | None:
-    """Why no kernel runs on this device, or None."""
-    if (device, backend) not in _REASONS:
-        try:
-            devices.choose_backend(device, backend)
-        except NotImplementedError as error:
-            _REASONS[device, backend] = str(error)
-        else:
-            _REASONS[device, backend] = None
-    return _REASONS[device, backend]

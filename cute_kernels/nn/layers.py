@@ -58,7 +58,7 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``[.., N]`` of ``[.., C * p * p]``."""
-        takes_over = self.engine.takes_over_rows(input, self.weight, self.bias, training=self.training)
+        takes_over = self.engine.takes_over(input, self.weight, self.bias, training=self.training)
         self.engine.check_pixels(input, by_kernel=takes_over)
         if not takes_over:
             return super().forward(self.engine.normalised(input, self.weight))

@@ -139,8 +139,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         native = self.grid if pos_embed is None or self.grid is not None else None
         if pos is not None:
             native = _checked_grid(pos, native, self.weight.shape[0])
-        decide = self.engine.takes_over if pixels.dim() == 4 else self.engine.takes_over_rows
-        takes_over = decide(pixels, self.weight, self.bias, pos, training=self.training)
+        takes_over = self.engine.takes_over(pixels, self.weight, self.bias, pos, training=self.training)
         self.engine.check_pixels(pixels, by_kernel=takes_over)
         if pixels.dim() == 4:
             return self._images(pixels, pos, native, takes_over)

@@ -60,12 +60,14 @@ def test_a_linear_layer_of_rows():
     assert 1e-4 < (got - expected).norm() / expected.norm() < 4e-3
 
 
-def test_rows_that_no_kernel_reads():
-    """K = 588 is no multiple of 8: the plain layer."""
+def test_rows_whose_length_the_product_does_not_read():
+    """K = 588 is no multiple of 8."""
+    torch.manual_seed(0)
     linear = torch.nn.Linear(588, 16).requires_grad_(False)
     rows = torch.rand(2, 5, 588) * 2 - 1
     expected = linear(rows)
-    assert torch.equal(convert_layer(linear, PatchOptions(precision="bf16"))(rows), expected)
+    got = convert_layer(linear, PatchOptions(precision="bf16"))(rows)
+    assert 1e-4 < (got - expected).norm() / expected.norm() < 4e-3
 
 
 def test_training_and_the_step_after_it(convolution):

@@ -282,6 +282,35 @@ def test_an_empty_batch():
     assert ours(torch.zeros(0, 7, 768)).shape == (0, 7, 24)
 
 
+@torch.no_grad()
+def test_the_kernel_of_images_in_the_emulator():
+    """The bits of the reference, and float32 from a kernel that writes bfloat16."""
+    module, pos, images = convolution(), positions(2, 2), uint8_images(32, 32, batch=1)
+    ours, same = (
+        PatchEmbed.from_module(module, pos_embed=pos, precision="int8", backend=backend)
+        for backend in ("emulator", "reference")
+    )
+    got = ours(images)
+    assert got.dtype == torch.float32 and torch.equal(got, same(images).bfloat16().float())
+
+
+@torch.no_grad()
+def test_without_a_kernel_of_images_patches_are_multiplied_as_rows():
+    module, pos, images = convolution(14), positions(2, 2), uint8_images(28, 30, batch=1)
+    ours = PatchEmbed.from_module(module, pos_embed=pos, backend="emulator", mean=MEAN, std=STD)
+    expected = plain(normalise(images), module, pos)
+    assert 1e-5 < error(ours(images), expected) < ERRORS["bf16"]
+    assert torch.equal(ours(normalise(images)), ours(images))
+
+
+@torch.no_grad()
+def test_integers_without_a_kernel_are_the_plain_module_and_it_says_so():
+    module, images = convolution(14), uint8_images(28, 28, batch=1)
+    ours = PatchEmbed.from_module(module, precision="int8", backend="emulator", mean=MEAN, std=STD)
+    with pytest.warns(UserWarning, match="no kernel takes images"):
+        assert error(ours(images), plain(normalise(images), module)) < 1e-6
+
+
 def test_compiled():
     ours = PatchEmbed.from_module(convolution(), pos_embed=positions(), precision="int8").requires_grad_(False)
     images = uint8_images(64, 64)
@@ -380,6 +409,8 @@ def test_shapes_of_pixels():
         for shape in ((3, 48, 48), (2, 4, 48, 48), (2, 3, 8, 48), (2, 9, 767)):
             with pytest.raises(ValueError, match="allowed"):
                 ours(torch.zeros(shape))
+        with pytest.raises(ValueError, match="allowed: 768"):
+            ours(torch.zeros(2, 9, 767, dtype=torch.uint8), spatial_shapes=[[3, 3], [3, 3]])
         rows = torch.zeros(2, 9, 768)
         with pytest.raises(ValueError, match="spatial_shapes is missing"):
             ours(rows)

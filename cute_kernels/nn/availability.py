@@ -1,0 +1,69 @@
+"""What there is a kernel for, asked before a call instead of caught after it."""
+
+from __future__ import annotations
+
+import torch
+
+from cute_kernels import plan
+from cute_kernels.config import PatchEmbedImagesProblem
+from cute_kernels.runtime import devices
+
+_REASONS: dict[tuple[torch.device, str], str | None] = {}
+
+
+@torch.compiler.assume_constant_result
+def no_device(device: torch.device, backend: str) -> str | None:
+    """Why nothing of this package runs on a device, or None."""
+    if (device, backend) not in _REASONS:
+        try:
+            devices.choose_backend(device, backend)
+        except NotImplementedError as error:
+            _REASONS[device, backend] = str(error)
+        else:
+            _REASONS[device, backend] = None
+    return _REASONS[device, backend]
+
+
+@torch.compiler.disable
+def images_out_dtype(
+    images: torch.Tensor, patch: int, features: int, precision: str, wanted: torch.dtype, backend: str
+) -> torch.dtype | None:
+    """The type in which `cute_kernels.patch_embed_images` can give a result that is to be ``wanted``, or None.
+
+    The references have every type; a kernel may have bfloat16 alone, and then that is it.
+
+    Args:
+        images: ``[B, C, H, W]``, whole patches.
+        patch: side of a patch.
+        features: N.
+        precision: of the prepared weight.
+        wanted: element type of the result.
+        backend: as for the operation.
+    """
+    executor = devices.choose_backend(images.device, backend)
+    if executor == "reference" or not images.shape[0]:
+        return wanted
+    arch = sm_count = None
+    if executor == "kernel":
+        index = images.device.index
+        arch, sm_count = devices.device_facts(torch.cuda.current_device() if index is None else index)
+    batch, channels, height, width = images.shape
+    for out_dtype in dict.fromkeys((wanted, torch.bfloat16)):
+        problem = PatchEmbedImagesProblem(
+            batch=batch,
+            channels=channels,
+            height=height,
+            width=width,
+            patch=patch,
+            n=features,
+            in_dtype=str(images.dtype).removeprefix("torch."),
+            precision=precision,
+            table_rows=height // patch * (width // patch),
+            out_dtype=str(out_dtype).removeprefix("torch."),
+        )
+        try:
+            plan.make_plan(problem, None, arch, sm_count=sm_count)
+        except (ValueError, NotImplementedError):
+            continue
+        return out_dtype
+    return None
