@@ -10,13 +10,17 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench mutate hardware sentryward dsl-versions docs nightly clean
+.PHONY: demo test integrations lint bench mutate hardware sentryward dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# timm and open_clip, which need torchvision and with it another torch: in an environment of their own.
+integrations: $(VENV)-integrations/.installed
+	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -50,11 +54,11 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # What takes too long for every change.
-nightly: mutate sentryward dsl-versions $(VENV)/.installed-test
+nightly: integrations mutate sentryward dsl-versions $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:
-	rm -rf $(VENV) site demo.png .hypothesis .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-integrations site demo.png .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'

@@ -17,7 +17,7 @@ ERRORS = {"bf16": 5e-3, "fp16": 8e-4, "int8": 2e-2, "int16": 1e-4, "fp8": 8e-2}
 TEXT = {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}
 OWN = {"image_size": 64, "layers": 2, "width": 48, "head_width": 12, "patch_size": 16}
 TIMM = {
-    "image_size": 64,
+    "image_size": 224,
     "timm_model_name": "vit_base_patch16_siglip_224",
     "timm_model_pretrained": False,
     "timm_pool": "map",
@@ -30,14 +30,14 @@ def clip(vision: dict) -> CLIP:
     return CLIP(embed_dim=768 if "timm_model_name" in vision else 32, vision_cfg=vision, text_cfg=TEXT).eval()
 
 
-def raw() -> torch.Tensor:
+def raw(size: int = 64) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=generator)
+    return torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8, generator=generator)
 
 
-def normalised(mean, std) -> torch.Tensor:
+def normalised(mean, std, size: int = 64) -> torch.Tensor:
     mean, std = (torch.tensor(value)[:, None, None] for value in (mean, std))
-    return (raw() / 255 - mean) / std
+    return (raw(size) / 255 - mean) / std
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -62,8 +62,8 @@ def test_a_tower_of_timm(precision):
     plain = clip(TIMM)
     ours = integration.convert(copy.deepcopy(plain), precision, mean=0.5, std=0.5)
     assert type(ours.visual.trunk.patch_embed.proj) is PatchConv2d
-    expected = plain.encode_image(normalised((0.5,) * 3, (0.5,) * 3))
-    assert 1e-7 < error(ours.encode_image(raw()), expected) < ERRORS[precision]
+    expected = plain.encode_image(normalised((0.5,) * 3, (0.5,) * 3, 224))
+    assert 1e-7 < error(ours.encode_image(raw(224)), expected) < ERRORS[precision]
 
 
 @torch.no_grad()

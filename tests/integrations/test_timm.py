@@ -7,7 +7,7 @@ import copy
 import pytest
 import timm
 import torch
-from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from timm.models.vision_transformer import VisionTransformer
 
 from cute_kernels.integrations import timm as integration
@@ -79,18 +79,28 @@ def test_a_model_by_name_has_its_own_normalisation():
 @pytest.mark.parametrize("precision", ERRORS)
 @torch.no_grad()
 def test_naflex_embeds_of_patches(precision, channels_last):
-    plain = naflex(embed_proj_type="linear", channels_last=channels_last)
+    plain = NaFlexEmbeds(
+        16, embed_dim=48, proj_type="linear", class_token=False, pos_embed_grid_size=(4, 4), channels_last=channels_last
+    )
     ours = integration.convert(copy.deepcopy(plain), precision)
-    assert type(ours.embeds.proj) is PatchLinear
+    assert type(ours.proj) is PatchLinear
     rows = torch.randint(0, 256, (2, 12, 768), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     coordinates = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij"), -1).view(1, 12, 2)
     coordinates, valid = coordinates.expand(2, -1, -1), torch.ones(2, 12, dtype=torch.bool)
-    expected, _ = plain.embeds(rows / 127.5 - 1, coordinates, valid)
+    expected, _ = plain(rows / 127.5 - 1, coordinates, valid)
     for pixels in (rows,) if precision.startswith("int") else (rows, rows / 127.5 - 1):
-        got, _ = ours.embeds(pixels, coordinates, valid)
+        got, _ = ours(pixels, coordinates, valid)
         assert 1e-6 < error(got, expected) < ERRORS[precision]
-    images = raw()  # which such a model takes as well, and cuts itself
-    assert error(ours.embeds(images)[0], plain.embeds(images / 127.5 - 1)[0]) < ERRORS[precision]
+    images = raw()  # which such a module takes as well, and cuts itself
+    assert error(ours(images)[0], plain(images / 127.5 - 1)[0]) < ERRORS[precision]
+
+
+@torch.no_grad()
+def test_a_naflex_model_of_patches():
+    plain = naflex(embed_proj_type="linear")
+    ours = integration.convert(copy.deepcopy(plain), "int16")
+    assert type(ours.embeds.proj) is PatchLinear
+    assert error(ours(raw()), plain(raw() / 127.5 - 1)) < ERRORS["int16"]
 
 
 @torch.no_grad()

@@ -1,0 +1,112 @@
+"""A vLLM plugin: patch embeddings of vLLM's vision towers by this package's kernels.
+
+vLLM finds `plugin` through the entry point ``vllm.general_plugins`` in every one of its processes. It does nothing
+unless the environment variable ``CUTE_KERNELS_VLLM`` names a precision:
+
+    CUTE_KERNELS_VLLM=bf16 vllm serve ...
+
+It registers a replacement of vLLM's ``Conv2dLayer`` (``CustomOp.register_oot``), which runs the kernels where such a
+layer is a patch embedding and vLLM's own code everywhere else. vLLM's towers cast pixels to the type of the weights, so
+the precisions are those of normalised pixels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cute_kernels.nn.engine import PatchEngine
+from cute_kernels.nn.layers import EngineMixin
+from cute_kernels.nn.options import PatchOptions
+
+VARIABLE = "CUTE_KERNELS_VLLM"
+_ALLOWED = ("bf16", "fp16", "fp8")
+_LAYER = "Conv2dLayer"
+# CLIP's, which of the normalisations in use reaches furthest: FP8's fixed scale covers the others too.
+_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+def plugin() -> None:
+    """vLLM's entry point: `register` with the precision that the environment names, or nothing.
+
+    Raises:
+        ValueError: another precision.
+    """
+    precision = os.environ.get(VARIABLE, "")
+    if precision:
+        register(precision)
+
+
+def register(precision: str = "bf16") -> type:
+    """Replaces vLLM's ``Conv2dLayer`` for layers to come; again, it changes the precision of layers to come.
+
+    Returns:
+        The class that takes its place.
+
+    Raises:
+        ModuleNotFoundError: no vLLM, or one without ``vllm.model_executor.layers.conv``.
+        ValueError: another precision, or somebody else's replacement is registered.
+    """
+    if precision not in _ALLOWED:
+        raise ValueError(
+            f"{VARIABLE} = {precision!r}, allowed: {', '.join(map(repr, _ALLOWED))} (vLLM's towers cast uint8 pixels)"
+        )
+    try:
+        layers = importlib.import_module("vllm.model_executor.layers.conv")
+        registry = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "vllm":
+            raise
+        raise ModuleNotFoundError(
+            "this needs vLLM with model_executor.layers.conv: https://docs.vllm.ai says how to install it"
+        ) from error
+    options = PatchOptions(precision=precision, mean=_MEAN, std=_STD)
+    known = registry.get(_LAYER)
+    if known is None:
+        known = _replacement(getattr(layers, _LAYER))
+        getattr(layers, _LAYER).register_oot(known)
+    elif not issubclass(known, EngineMixin):
+        raise ValueError(f"vLLM's {_LAYER} has a replacement already: {known.__module__}.{known.__qualname__}")
+    known.options = options
+    return known
+
+
+def _replacement(base: type) -> type:
+    class PatchConv2dLayer(EngineMixin, base):
+        options: PatchOptions
+
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            options = self.options
+            if self.in_channels != len(options.mean):
+                options = PatchOptions(precision=options.precision, channels=self.in_channels)
+            self.engine = PatchEngine(options)
+            self.is_patch_embedding = (
+                tuple(self.kernel_size) == tuple(self.stride)
+                and self.kernel_size[0] == self.kernel_size[1]
+                and not any(self.padding)
+                and set(self.dilation) == {1}
+                and self.groups == 1
+            )
+
+        # vLLM calls one of these, by platform and by whether its custom operations are enabled.
+        def forward_native(self, x: torch.Tensor) -> torch.Tensor:
+            return self._embed(x, super().forward_native)
+
+        def forward_cuda(self, x: torch.Tensor) -> torch.Tensor:
+            return self._embed(x, super().forward_cuda)
+
+        def _embed(self, x: torch.Tensor, otherwise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+            # vLLM fills parameters in place after they were made, and runs without gradients.
+            if not self.is_patch_embedding or not self.engine.takes_over(x, self.weight, self.bias):
+                return otherwise(x)
+            self.engine.check_pixels(x, by_kernel=True)
+            out = self.engine.images(x, self.weight, self.bias)
+            patch = self.weight.shape[-1]
+            return out.transpose(1, 2).unflatten(2, (x.shape[2] // patch, x.shape[3] // patch))
+
+    return PatchConv2dLayer

@@ -1,0 +1,119 @@
+"""The vLLM plugin's mechanics, against a stand-in for the few names of vLLM that it uses.
+
+What vLLM itself makes of the plugin is not tested here: it does not install beside this package's pins without a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from importlib import metadata
+
+import pytest
+import torch
+
+from cute_kernels.integrations import vllm as integration
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """``CustomOp`` creates what is registered under its class's name and dispatches to one of the forwards."""
+    registry: dict[str, type] = {}
+
+    class CustomOp(torch.nn.Module):
+        def __new__(cls, *_, **__):
+            return super().__new__(registry.get(cls.__name__, cls))
+
+        def __init__(self):
+            super().__init__()
+            self.chosen = self.forward_native
+
+        def forward(self, x):
+            return self.chosen(x)
+
+        @classmethod
+        def register_oot(cls, replacement):
+            assert cls.__name__ not in registry
+            replacement.name = cls.__name__
+            registry[cls.__name__] = replacement
+            return replacement
+
+    class Conv2dLayer(CustomOp):
+        def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, bias=True):
+            super().__init__()
+            self.in_channels, self.groups = in_channels, 1
+            self.kernel_size, self.stride = (kernel_size,) * 2, (stride,) * 2
+            self.padding, self.dilation = (padding,) * 2, (1, 1)
+            self.weight = torch.nn.Parameter(torch.randn(out_channels, in_channels, kernel_size, kernel_size) * 0.05)
+            self.bias = torch.nn.Parameter(torch.randn(out_channels)) if bias else None
+
+        def forward_native(self, x):
+            return torch.nn.functional.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+
+        forward_cuda = forward_native
+
+    names = ["vllm", "vllm.model_executor", "vllm.model_executor.layers"]
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        sys.modules[name].__path__ = []
+    custom_op = types.ModuleType("vllm.model_executor.custom_op")
+    custom_op.op_registry_oot = registry
+    layers = types.ModuleType("vllm.model_executor.layers.conv")
+    layers.Conv2dLayer = Conv2dLayer
+    monkeypatch.setitem(sys.modules, custom_op.__name__, custom_op)
+    monkeypatch.setitem(sys.modules, layers.__name__, layers)
+    monkeypatch.delenv(integration.VARIABLE, raising=False)
+    return types.SimpleNamespace(layer=Conv2dLayer, registry=registry)
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("bf16", 4e-3), ("fp16", 5e-4), ("fp8", 7e-2)])
+@torch.no_grad()
+def test_a_patch_embedding_is_replaced_and_others_are_not(vllm, monkeypatch, precision, allowed):
+    monkeypatch.setenv(integration.VARIABLE, precision)
+    integration.plugin()
+    integration.plugin()  # vLLM may load it again
+    layer, overlapping = vllm.layer(3, 16, 14, stride=14, bias=False), vllm.layer(3, 16, 14, stride=7)
+    assert isinstance(layer, vllm.layer) and type(layer) is vllm.registry["Conv2dLayer"]
+    assert list(layer.state_dict()) == ["weight"]
+    pixels = torch.rand(2, 3, 42, 30) * 2 - 1
+    for forward in (layer, layer.forward_cuda, layer.forward_native):
+        layer.weight.mul_(-1)  # as a loader writes after the layer was made
+        expected = torch.nn.functional.conv2d(pixels, layer.weight, stride=14)
+        got = forward(pixels)
+        assert got.shape == expected.shape
+        assert 1e-6 < (got - expected).norm() / expected.norm() < allowed
+    expected = torch.nn.functional.conv2d(pixels, overlapping.weight, overlapping.bias, stride=7)
+    assert torch.equal(overlapping(pixels), expected)
+
+
+def test_nothing_happens_without_the_variable(vllm):
+    integration.plugin()
+    assert not vllm.registry
+
+
+@pytest.mark.parametrize("precision", ["int8", "int16", "bfloat16"])
+def test_other_precisions(vllm, monkeypatch, precision):
+    monkeypatch.setenv(integration.VARIABLE, precision)
+    with pytest.raises(ValueError, match="CUTE_KERNELS_VLLM"):
+        integration.plugin()
+    assert not vllm.registry
+
+
+def test_somebody_elses_replacement(vllm):
+    vllm.layer.register_oot(type("Theirs", (vllm.layer,), {}))
+    with pytest.raises(ValueError, match="Theirs"):
+        integration.register()
+
+
+def test_without_vllm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ModuleNotFoundError, match="needs vLLM"):
+        integration.register()
+
+
+def test_the_entry_point(request):
+    """As pyproject.toml declares it: an installation that is older than the declaration would not have it."""
+    text, target = (request.config.rootpath / "pyproject.toml").read_text(), "cute_kernels.integrations.vllm:plugin"
+    assert f'[project.entry-points."vllm.general_plugins"]\ncute_kernels = "{target}"' in text
+    entry = metadata.EntryPoint("cute_kernels", target, "vllm.general_plugins")
+    assert entry.load() is integration.plugin
