@@ -49,7 +49,7 @@ def convert(
     except ModuleNotFoundError as error:
         if error.name != "open_clip":
             raise
-        raise ModuleNotFoundError("this needs open_clip: pip install 'cute-kernels[open-clip]'") from error
+        raise ModuleNotFoundError("this needs open_clip: pip install open_clip_torch") from error
 
     def normalisation(tower: torch.nn.Module) -> dict[str, float | Sequence[float]]:
         known_mean, known_std = getattr(tower, "image_mean", None), getattr(tower, "image_std", None)

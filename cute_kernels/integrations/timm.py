@@ -94,7 +94,7 @@ def _kinds() -> tuple[type, ...]:
     except ModuleNotFoundError as error:
         if error.name != "timm":
             raise
-        raise ModuleNotFoundError("this needs timm: pip install 'cute-kernels[timm]'") from error
+        raise ModuleNotFoundError("this needs timm: pip install timm") from error
     try:
         kinds.append(importlib.import_module("timm.models.naflexvit").NaFlexEmbeds)
     except (ModuleNotFoundError, AttributeError):  # of a timm before NaFlex

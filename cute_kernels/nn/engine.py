@@ -6,6 +6,7 @@ kernels read is made from them, kept beside them and made anew when they change.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from warnings import warn
 
 import torch
 
-from cute_kernels import siglip
 from cute_kernels.nn import availability
 from cute_kernels.nn.options import PatchOptions
 from cute_kernels.nn.positions import stamp
@@ -22,8 +22,9 @@ from cute_kernels.operations import gemm as gemm_operation
 from cute_kernels.operations import patch_embed as patch_embed_operation
 from cute_kernels.operations import patch_embed_images as images_operation
 from cute_kernels.operations import patch_weight
-from cute_kernels.siglip.weights import E4M3_MAX
+from cute_kernels.reference.images import patch_rows
 
+E4M3_MAX = 448.0
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _RAW_FACTOR = 8.0
@@ -170,14 +171,18 @@ class PatchEngine:
         prepared = self.prepared("images", weight)
         patch = self.patch(weight)
         if isinstance(prepared, Fp8Weight):
-            rows = self._e4m3(siglip.patchify(self._normalised(images, patch), patch, drop_rest=True))
+            rows = patch_rows(self._e4m3(self._normalised(self._whole(images, weight), patch)), patch)
+            rows = rows.view(images.shape[0], self._positions(images, patch), rows.shape[1])
+            if not images.shape[0]:
+                return rows.new_empty(*rows.shape[:2], weight.shape[0], dtype=weight.dtype)
             return self._fp8(rows, prepared, bias, pos_embed).to(weight.dtype)
         images = self._whole(images, weight)
         out_dtype = self._images_out_dtype(images, weight)
         if out_dtype is not None:
             return self._by_images(images, prepared, bias, pos_embed, out_dtype).to(weight.dtype)
-        rows = siglip.patchify(self._normalised(images, patch).to(prepared.normalised.dtype), patch)
+        rows = patch_rows(self._normalised(images, patch).to(prepared.normalised.dtype), patch)
         out = self._product(rows, prepared.normalised, bias, weight.dtype)
+        out = out.view(images.shape[0], self._positions(images, patch), out.shape[1])
         return out if pos_embed is None else out.add_(pos_embed.to(out.dtype))
 
     def rows(
@@ -251,8 +256,12 @@ class PatchEngine:
             if kind == "images" and weight.dim() == 2 and options.order == "hwc":
                 patch = self.patch(weight)
                 rows = weight.view(-1, patch, patch, options.channels).permute(0, 3, 1, 2).flatten(1)
-            quantised = siglip.quantize(rows)
-            return Fp8Weight(quantised.values.contiguous(), quantised.scale)
+            largest = float(rows.abs().amax())
+            if not math.isfinite(largest):
+                raise ValueError("weight has NaN or infinity, allowed: finite numbers")
+            scale = largest / E4M3_MAX or 1.0
+            values = (rows.to(torch.float32) / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+            return Fp8Weight(values.contiguous(), scale)
         if kind == "rows":
             return weight.flatten(1).to(patch_weight.WIDE_TYPES[options.precision]).contiguous()
         channels = weight.shape[1] if weight.dim() == 4 else options.channels
@@ -330,7 +339,7 @@ class PatchEngine:
         out = gemm_operation.gemm(
             flat.contiguous(), matrix, bias=bias, out_dtype=out_dtype, backend=self.options.backend
         )
-        return out.view(*rows.shape[:-1], -1)
+        return out.view(*rows.shape[:-1], matrix.shape[0])
 
     def _fp8(self, rows, weight: Fp8Weight, bias, pos_embed, pos_index=None) -> torch.Tensor:
         return patch_embed_operation.patch_embed(
@@ -343,6 +352,10 @@ class PatchEngine:
             scale_b=weight.scale,
             backend=self.options.backend,
         )
+
+    @staticmethod
+    def _positions(images: torch.Tensor, patch: int) -> int:
+        return images.shape[2] // patch * (images.shape[3] // patch)
 
     def _whole(self, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Without the pixels beyond the last whole patch."""

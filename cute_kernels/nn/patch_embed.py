@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from cute_kernels import siglip
 from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.layers import EngineMixin, check_layer
 from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import Interpolation, PositionCache, native_grid
+from cute_kernels.reference.images import patch_rows
 
 
 class PatchEmbed(EngineMixin, torch.nn.Module):
@@ -161,7 +161,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         if self.weight.dim() == 4:
             out = torch.nn.functional.conv2d(images, self.weight, self.bias, stride=patch).flatten(2).transpose(1, 2)
         else:
-            rows = siglip.patchify(images, patch, drop_rest=True)
+            height, width = grid[0] * patch, grid[1] * patch
+            rows = patch_rows(images[:, :, :height, :width], patch).view(images.shape[0], grid[0] * grid[1], -1)
             if self.engine.options.order == "hwc":
                 rows = rows.unflatten(-1, (channels, patch, patch)).permute(0, 1, 3, 4, 2).flatten(2)
             out = torch.nn.functional.linear(rows, self.weight, self.bias)

@@ -277,6 +277,14 @@ def test_rows_with_positions_of_their_grids(precision, order):
             assert error(ours(normalised, spatial_shapes=shapes.tolist()), expected) < ERRORS[precision]
 
 
+@pytest.mark.parametrize("backend", ["auto", "emulator"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_an_empty_batch_of_images(precision, backend):
+    ours = PatchEmbed.from_module(convolution(), pos_embed=positions(), precision=precision, backend=backend)
+    with torch.no_grad():
+        assert ours(uint8_images(batch=0)).shape == (0, 9, 24)
+
+
 def test_an_empty_batch():
     ours = PatchEmbed.from_module(torch.nn.Linear(768, 24)).requires_grad_(False)
     assert ours(torch.zeros(0, 7, 768)).shape == (0, 7, 24)
