@@ -204,7 +204,8 @@ def plain(declaration: str, kind: type, *, optional: bool = False, default: Any 
         if not isinstance(value, kind) and not (value is None and optional):
             raise TypeError(f"{name} is {type(value).__name__}, expected {expected}")
 
-    return _field(PlainRow(declaration=declaration, check=check, default=default))
+    role: Role = {str: "word", int: "number"}.get(kind, "static")
+    return _field(PlainRow(role, declaration=declaration, check=check, default=default))
 
 
 class ArgumentTable:

@@ -27,12 +27,15 @@ from cute_kernels.runtime import gpu
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.operands import Operands
 
-Role = Literal["varies", "constant", "derived", "scale", "static", "ignored"]
+Role = Literal["varies", "constant", "derived", "scale", "static", "word", "number", "ignored"]
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Types without an override of what operators do."""
 
 _CAPACITY = 1024
+
+_BY_VALUE = {"word": "str", "number": "int"}
+"""Roles of what is found by its value, and the one type that it has."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class Repeatable:
             tensor of the model, found again by its identity, from which operands were made once; ``"derived"``: a
             tensor from which an operand is looked up in every call; ``"scale"``: a factor, None, a number or one
             number in memory; ``"static"``: anything else that the result depends on, found by its identity;
-            ``"ignored"``: of no influence.
+            ``"word"`` and ``"number"``: a `str` or an `int` likewise, found by its value, since the dispatcher makes a
+            new object for every call; ``"ignored"``: of no influence.
         optional: whether a tensor may be None.
         operand: the operand that a tensor is, or gives.
     """
@@ -210,6 +214,9 @@ def _key(arguments: Sequence[Repeatable]) -> str:
     for a in arguments:
         if a.role == "constant" or a.role == "static":
             parts.append(f"id({a.name})")
+        elif a.role in _BY_VALUE:
+            # Of another type, bool among them, an argument is illegal and not to be taken for an equal one.
+            parts.append(f"{a.name} if type({a.name}) is {_BY_VALUE[a.role]} else None")
         elif a.role == "scale":
             parts.append(f"type({a.name})")
         elif a.role in ("varies", "derived"):

@@ -183,3 +183,12 @@ def test_another_product_goes_the_long_way(launches, change):
     values = products()
     calls = remember(gemm_op.GEMM, values)
     assert run(calls, values | change) is None and not launches
+
+
+def test_a_call_is_found_by_equal_words_and_numbers_whatever_object_holds_them(launches):
+    """The dispatcher makes a new string, and a new integer above 256, for every call."""
+    first = products(activation="silu")
+    calls = remember(gemm_op.GEMM, first)
+    assert run(calls, first | {"activation": "".join(["si", "lu"])}) is not None
+    assert run(calls, first | {"activation": "gelu_tanh"}) is None
+    assert run(calls, first | {"activation": ["silu"]}) is None
