@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from cute_kernels.operations.arguments import ArgumentTable
+from cute_kernels.operations.sharding import register_if_used
 from cute_kernels.plan import Plan, Planner, make_plan
 from cute_kernels.runtime import gpu
 from cute_kernels.runtime.devices import choose_backend, device_facts
@@ -210,6 +211,8 @@ class Operation(ABC, Generic[A]):
         return self.execute(self.arguments(*values))
 
     def _fake(self, *flat: Any) -> torch.Tensor:
+        # DTensor asks for the type of a result before it asks for shardings.
+        register_if_used(self.name)
         a = self.arguments(*self.table.decode(*flat))
         self.check(a)
         first = next(iter(self.table.tensors_of(a)))[2]

@@ -61,7 +61,8 @@ def gemm(
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy.
-        There is no backward: differentiating the result raises NotImplementedError.
+        There is no backward: differentiating the result raises NotImplementedError. Of DTensors it is a DTensor
+        (`cute_kernels.operations.sharding`).
 
     Raises:
         TypeError: an argument of the wrong type or element type, float32 without ``allow_tf32`` among them.

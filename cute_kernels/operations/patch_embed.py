@@ -70,7 +70,8 @@ def patch_embed(
     Returns:
         ``[B, S, N]`` bfloat16, contiguous. A 2-D ``x`` without ``pos_embed`` has no S: the result is ``[rows, N]``.
         NaN and infinity in any tensor are not looked for and propagate as IEEE 754 says. There is no backward:
-        differentiating the result raises NotImplementedError.
+        differentiating the result raises NotImplementedError. Of DTensors it is a DTensor
+        (`cute_kernels.operations.sharding`).
 
     Raises:
         TypeError: an argument of the wrong type, element type or layout.
