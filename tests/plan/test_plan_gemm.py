@@ -85,6 +85,16 @@ def test_the_chooser_takes_the_shape_that_fits() -> None:
     assert make_plan(GemmProblem(256, 128 * 74, 512)).config == LEVEL_8
 
 
+@pytest.mark.parametrize(
+    ("in_dtype", "block", "step"), [("bfloat16", 64, 16), ("float16", 64, 16), ("float32", 32, 8)]
+)
+def test_elements_of_a_stage_and_of_an_instruction(in_dtype: str, block: int, step: int) -> None:
+    """128 bytes of K in a stage; K of an MMA is 16 elements of 16 bits or 8 of TF32 (PTX ISA, tcgen05.mma, wgmma)."""
+    for arch in ARCHS:
+        plan = make_plan(square(512, in_dtype=in_dtype), arch=arch)
+        assert (plan.tile_k, plan.mma_k, plan.k_blocks) == (block, step, 512 // block)
+
+
 @pytest.mark.parametrize(("out_dtype", "columns"), [("bfloat16", 64), ("float16", 64), ("float32", 32)])
 def test_a_store_buffer_is_128_bytes_wide(out_dtype: str, columns: int) -> None:
     for arch in ARCHS:

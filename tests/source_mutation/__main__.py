@@ -1,0 +1,119 @@
+"""Mutation testing of planning, operations and runtime: ``python -m tests.source_mutation``. docs/mutation.md
+
+Mutants are drawn at random by a printed seed; the score leaves out those that are reviewed as equivalent. Fails where a
+survivor has no review.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.source_mutation.judge import copy_of, judge, preload
+from tests.source_mutation.mutants import Mutant, mutant_at, places
+from tests.source_mutation.parts import PARTS
+from tests.source_mutation.reviewed import EQUIVALENT
+
+ROOT = Path(__file__).parents[2]
+
+Task = tuple[str, Mutant]
+
+
+def work(tasks: multiprocessing.SimpleQueue, results: multiprocessing.SimpleQueue) -> None:
+    """Judges mutants until there are none."""
+    with copy_of(ROOT) as copy:
+        while (task := tasks.get()) is not None:
+            part, mutant = task
+            results.put((task, judge(copy, PARTS[part], mutant)))
+
+
+def run(tasks: list[Task], jobs: int) -> dict[Task, str]:
+    """The outcome of every task."""
+    context = multiprocessing.get_context("fork")
+    queue, results = context.SimpleQueue(), context.SimpleQueue()
+    workers = [context.Process(target=work, args=(queue, results)) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    for task in [*tasks, *[None] * jobs]:
+        queue.put(task)
+    outcomes: dict[Task, str] = {}
+    while len(outcomes) < len(tasks):
+        (part, mutant), outcome = results.get()
+        outcomes[part, mutant] = outcome
+        print(f"{len(outcomes)}/{len(tasks)} {part} {outcome:8} {mutant}", flush=True)
+    for worker in workers:
+        worker.join()
+    return outcomes
+
+
+def equivalent(mutant: Mutant) -> bool:
+    return (mutant.path, mutant.before, mutant.after) in EQUIVALENT
+
+
+def summary(outcomes: dict[Task, str]) -> tuple[str, bool]:
+    """A Markdown table, and whether all survivors are reviewed."""
+    lines = ["| part | mutants | killed | hang | equivalent | other survivors | score |", "|---|" + "---|" * 6]
+    for part in PARTS:
+        found = {mutant: outcome for (of, mutant), outcome in outcomes.items() if of == part}
+        if not found:
+            continue
+        counts = Counter(found.values())
+        same = sum(outcome == "survived" and equivalent(mutant) for mutant, outcome in found.items())
+        others, noticed = counts["survived"] - same, counts["killed"] + counts["hangs"]
+        score = f"{noticed / (noticed + others):.1%}" if noticed + others else "-"
+        numbers = (len(found), counts["killed"], counts["hangs"], same, others, score)
+        lines.append(f"| {part} | {' | '.join(map(str, numbers))} |")
+    unexplained = [m for (_, m), outcome in outcomes.items() if outcome == "survived" and not equivalent(m)]
+    lines += ["", *(f"- {mutant}" for mutant in unexplained)]
+    return "\n".join(lines), not unexplained
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
+    parser.add_argument("--sample", type=int, default=200, help="mutants of each part; 0: all (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=None, help="of the sample; default: a new one, which is printed")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="JSON file for the outcomes")
+    parser.add_argument("--again", type=Path, help="only what survived, by such a file")
+    options = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
+    print(f"--seed {seed}", flush=True)
+    tasks: list[Task] = []
+    survived = None
+    if options.again is not None:
+        recorded = json.loads(options.again.read_text())["survived"]
+        survived = {(m["path"], m["operator"], m["occurrence"]) for m in recorded}
+    for part in options.part or PARTS:
+        found = list(places(ROOT, PARTS[part].sources))
+        if survived is not None:
+            drawn = [m for m in found if (m.path, m.operator, m.occurrence) in survived]
+        else:
+            drawn = random.Random(seed).sample(found, min(options.sample or len(found), len(found)))
+        print(f"{part}: {len(drawn)} of {len(found)} mutants", flush=True)
+        tasks += [(part, mutant_at(ROOT, place)) for place in drawn]
+    preload()
+    with copy_of(ROOT) as copy:
+        for part in dict.fromkeys(part for part, _ in tasks):
+            if judge(copy, PARTS[part], None) != "survived":
+                print(f"{part}: its tests fail without a mutation", file=sys.stderr)
+                return 2
+    outcomes = run(tasks, options.jobs)
+    text, explained = summary(outcomes)
+    print(f"\n{text}")
+    if options.output is not None:
+        lists: dict[str, list] = {"killed": [], "hangs": [], "survived": []}
+        for (_, mutant), outcome in outcomes.items():
+            lists[outcome].append(dataclasses.asdict(mutant))
+        options.output.write_text(json.dumps({"seed": seed, **lists}, indent=1) + "\n")
+    return 0 if explained else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

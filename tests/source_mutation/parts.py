@@ -1,0 +1,51 @@
+"""What is mutated, and which tests have to notice: those that run in seconds, the nearest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the package.
+
+    Attributes:
+        sources: folders and files to mutate.
+        tests: files that judge a mutant, in this order; the first failure ends it.
+        seconds: what a run of these tests may take before a mutant counts as one that hangs.
+    """
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+    seconds: int = 600
+
+
+PARTS = {
+    "plan": Part(
+        ("cute_kernels/plan",),
+        (
+            "tests/plan/test_limits.py", "tests/plan/test_plan.py", "tests/plan/test_plan_gemm.py",
+            "tests/plan/test_plan_sm90.py", "tests/plan/test_plan_images.py", "tests/plan/test_plan_patchify.py",
+            "tests/plan/test_graph.py", "tests/bench/test_tune.py", "tests/bench/test_tune_gemm.py",
+            "tests/bench/test_gemm_choice.py",
+        ),
+    ),
+    "operations": Part(
+        ("cute_kernels/operations",),
+        (
+            "tests/ops/test_table.py", "tests/ops/test_patch_weight.py", "tests/ops/test_patch_embed.py",
+            "tests/ops/test_gemm.py", "tests/ops/test_tune.py", "tests/ops/test_repeat.py",
+            "tests/ops/test_patch_embed_images.py", "tests/ops/test_emulator_backend.py",
+        ),
+        900,
+    ),
+    "runtime": Part(
+        ("cute_kernels/runtime", "cute_kernels/kernel_cache.py"),
+        (
+            "tests/ops/test_derived.py", "tests/ops/test_tune.py", "tests/ops/test_repeat.py",
+            "tests/ops/test_launch.py", "tests/ops/test_cache.py", "tests/ops/test_patch_embed.py",
+            "tests/ops/test_gemm.py", "tests/ops/test_cli.py",
+        ),
+        900,
+    ),
+}  # fmt: skip
