@@ -24,7 +24,9 @@ def test_headline() -> None:
     assert (plan.config.warpgroups, plan.config.cluster, plan.groups, plan.clusters) == (2, 2, 3, 66)
     assert (plan.image_tiles, plan.position_tiles, plan.tiles) == (592, 14, 8288)
     assert (plan.k_blocks, plan.tile_stages, plan.config.stages) == (6, 3, 6)
-    assert plan.stage_box == (224, 8, 16, 1) and plan.stage_bytes == 28_672
+    assert plan.stage_box == (224, 8, 16, 1) and plan.stage_bytes == 28_672 and plan.stages_per_channel == 1
+    halves = make_plan(HEADLINE, replace(plan.config, stage_blocks=1))
+    assert halves.stage_box == (224, 8, 8, 1) and halves.stages_per_channel == 2
     assert (plan.weight_registers, plan.accumulator_registers, plan.table_registers) == (96, 56, 28)
     assert plan.holds_table and plan.table_shape == (14, 48, 7, 32, 4)
     assert plan.smem_bytes == 1024 + 6 * 28_672 + 2 * 112 * 128
@@ -59,6 +61,22 @@ def test_every_size_has_a_default(grid, batch, channels, n, table, sm_count) -> 
         assert (tiles, 16 * blocks, lanes, values) == (plan.position_tiles, plan.padded_n, 32, 4)
         assert period * 8 % plan.tile_patches == 0 and period == math.lcm(8, plan.tile_patches) // 8
     assert make_plan(problem, plan.config, sm_count=sm_count) == plan
+
+
+@pytest.mark.parametrize(
+    ("width", "patches", "tiles"), [(1, 1, 1), (5, 5, 1), (14, 14, 1), (17, 6, 3), (27, 14, 2), (33, 12, 3), (37, 8, 5)]
+)
+def test_a_grid_row_is_cut_into_pieces_that_pad_little(width: int, patches: int, tiles: int) -> None:
+    """17 patches are three pieces of 6 rather than 16 and 1: a piece that is mostly beyond the image costs as much."""
+    plan = make_plan(replace(HEADLINE, width=16 * width, table_rows=0), None, "sm_90a")
+    assert (plan.tile_patches, plan.row_tiles) == (patches, tiles)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 8, 9, 4736])
+def test_tiles_are_whole_numbers(batch: int) -> None:
+    plan = make_plan(replace(HEADLINE, batch=batch), Sm90ImagesConfig(tile_patches=14, tile_images=8), "sm_90a")
+    numbers = (plan.image_tiles, plan.row_tiles, plan.position_tiles, plan.tiles, plan.clusters)
+    assert plan.image_tiles == math.ceil(batch / 8) and all(type(number) is int for number in numbers)
 
 
 def test_other_arguments() -> None:

@@ -219,6 +219,19 @@ def test_what_a_config_leaves_open_is_chosen_by_the_problem() -> None:
     assert make_plan(HEADLINE, Sm90PatchEmbedConfig(weight="streamed")).config.stages == 3  # what fits
 
 
+def test_what_is_compiled_in_besides_config_and_types() -> None:
+    """Loops over K are unrolled; a flat order wraps once in a tile, or divides, or has no table to walk."""
+    flat, position = Sm90PatchEmbedConfig(order="flat"), Sm90PatchEmbedConfig(order="position")
+    for config, change, wraps in (
+        (flat, {}, True), (flat, {"table_rows": 127}, False), (flat, {"table_rows": 128}, True),
+        (flat, {"table_rows": 0}, None), (flat, {"table_index": True}, None), (position, {}, None),
+    ):  # fmt: skip
+        plan = make_plan(dataclasses.replace(HEADLINE, **change), config)
+        table = change.get("table_rows", 196) > 0
+        assert plan.compiled_in == {"table": table, "k_blocks": 6, "table_wraps_once": wraps}
+        assert ("k_blocks", 6) in plan.kernel_key and hash(plan.kernel_key)
+
+
 def test_an_index_needs_flat_order_and_a_table() -> None:
     with pytest.raises(ValueError, match=r"order = 'position'.*own table row; nearest legal value: 'flat'"):
         make_plan(dataclasses.replace(HEADLINE, table_index=True), Sm90PatchEmbedConfig(order="position"))

@@ -323,11 +323,8 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
     `python -m pytest tests/bench/test_gemm_choice.py` says how near to the fastest the choice is there.
     """
     costs = []
-    for index, candidate in enumerate(CANDIDATES):
-        c = candidate
+    for index, c in enumerate(CANDIDATES):
         idle = (c.cluster_m - 1) * c.tile_m >= problem.m or (c.cluster_n - 1) * c.tile_n >= problem.n
-        if problem.out_dtype == "float32" and c.tile_n * 4 // 128 % c.store_stages:
-            c = dataclasses.replace(c, store_stages=2)
         plan = Sm90GemmPlan(problem, c, arch, sm_count)
         # TMA fills rows that do not exist: 16 rows took 1.5 times as long in tiles of 128 as in tiles of 64.
         hollow = c.tile_m > WARPGROUP_ROWS and 2 * problem.m <= c.tile_m
