@@ -74,7 +74,7 @@ $(VENV)/.installed-run: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-docs: pyproject.toml .ci/constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[demo,docs]'
 	touch $@ $(VENV)/.installed-run
 
 # Some distributions split ensurepip off; the system's pip then fills the environment.
