@@ -27,6 +27,10 @@ WIDE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LARGEST = {"int8": 127, "int16": 127 * 256 + 127}
 """Of an integer weight. Two terms of 8 bits, both signed, reach 127 * 256 + 127."""
 
+_MOST_LOST = 0.01
+"""Of a floating-point weight by rounding, in the Euclidean norm. FP16 rounds to 2**-12, but below 2**-14 its steps stay
+2**-24 wide; BF16 rounds to 2**-9 and has FP32's range."""
+
 _SCHEMA = 1
 
 
@@ -151,7 +155,8 @@ def prepare_patch_weight(
         TypeError: an argument of the wrong type, or a weight of another element type.
         ValueError: a shape that is no weight of square patches, N that is no multiple of 8, another precision or
             order, mean or std of the wrong length, not finite, or a std that is not greater than 0; NaN or infinity in
-            the weight, or a feature whose scale leaves FP32's range.
+            the weight, a feature whose scale leaves FP32's range, or numbers that FP16 rounds to infinity or, in all,
+            by more than 1% because they are too small for it.
     """
     kernel = _convolution_order(weight, order, channels)
     _check_choice("precision", precision, get_args(Precision))
@@ -199,6 +204,11 @@ def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     rounded = rows.to(dtype)
     if not bool(torch.isfinite(rounded).all()):
         raise ValueError(f"weight has numbers beyond the range of {dtype}")
+    if float((rounded.to(torch.float64) - rows).norm()) > _MOST_LOST * float(rows.norm()):
+        raise ValueError(
+            f"weight has numbers too small for {dtype}, which would lose more than {_MOST_LOST:.0%} of them (those "
+            "that uint8 pixels multiply are divided by 255 std), allowed: larger ones, or another precision"
+        )
     return rounded
 
 

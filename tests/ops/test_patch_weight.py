@@ -117,6 +117,15 @@ def test_it_travels():
         prepare_patch_weight(conv_weight(), precision="bf16").set_extra_state(prepared.get_extra_state())
 
 
+def test_fp16_takes_a_feature_that_hardly_counts():
+    weight = conv_weight()
+    weight[3] *= 1e-6
+    weight[4] = 0
+    prepared = prepare_patch_weight(weight, precision="fp16")
+    lost = prepared.raw.double() * 127.5 - weight.flatten(1)
+    assert lost.norm() < 1e-3 * weight.norm()
+
+
 def with_nan() -> torch.Tensor:
     weight = conv_weight()
     weight[1, 2, 3, 4] = torch.nan
@@ -146,6 +155,7 @@ def with_nan() -> torch.Tensor:
         ({"channels": 0}, ValueError, "channels = 0, allowed: at least 1"),
         ({"weight": torch.full((8, 12), 1e-45)}, ValueError, "a feature whose scale is no normal FP32 number"),
         ({"weight": torch.full((8, 12), 1e6), "precision": "fp16"}, ValueError, "beyond the range of torch.float16"),
+        ({"weight": conv_weight() * 1e-4, "precision": "fp16"}, ValueError, "numbers too small for torch.float16"),
     ],
 )
 def test_bad_arguments(arguments, error, message):
