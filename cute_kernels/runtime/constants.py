@@ -1,7 +1,8 @@
 """Tensors derived from a model's constants (the table, the padded weight), kept while the constants live unchanged.
 
 An entry is used again only if every source is the same Python object with the same memory, shape and autograd version
-counter. Not noticed: writes that bypass the version counter (``tensor.data.copy_``, a NumPy alias, a foreign kernel).
+counter. Not noticed: writes that bypass the version counter (``tensor.data.copy_``, a NumPy alias, a foreign kernel),
+except those of optimisers, some of which do so (``fused=True`` in torch): after every step of one this module counts.
 Call `clear_cache` after such a write. Tensors made in inference mode have no version counter and are never cached, and
 nothing is taken from or put into the cache while a CUDA graph is captured, so that a replay sees the current constants
 (`frozen_constants` lifts this).
@@ -14,8 +15,10 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 Sources = Sequence["torch.Tensor | None"]
 
@@ -149,6 +152,15 @@ def _order_after(entry: _Entry) -> None:
 
 
 DERIVED = DerivedTensors()
+
+
+def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Makes the step of an optimiser visible in the version counters of what it may have written."""
+    written = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    torch.autograd.graph.increment_version([p for p in written if not p.is_inference()])
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 def clear_cache() -> None:

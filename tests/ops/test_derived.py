@@ -224,3 +224,16 @@ def test_freezing_waits_once_and_still_guards_the_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: other)
     doubled(cache, source)
     assert recorded == [other] and not waited
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_a_fused_optimiser_which_passes_by_the_version_counter_is_noticed(kind):
+    bias, frozen = (torch.nn.Parameter(torch.ones(8)) for _ in range(2))
+    cache = DerivedTensors()
+    optimizer = kind([bias, frozen], lr=0.5, fused=True)
+    assert torch.equal(cache.get("double", (bias,), lambda: bias.detach() * 2), torch.full((8,), 2.0))
+    bias.grad = torch.ones(8)
+    before = frozen._version
+    optimizer.step()
+    assert torch.equal(cache.get("double", (bias,), lambda: bias.detach() * 2), bias.detach() * 2)
+    assert not torch.equal(bias, torch.ones(8)) and frozen._version == before
