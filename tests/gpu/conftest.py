@@ -17,9 +17,6 @@ import torch
 from cute_kernels.plan import ARCHS
 from tests.gpu import architecture, emulated, harness
 
-NEEDS_SM90 = ("test_gemm_split.py", "test_images.py")
-"""Files of what only SM90 has a kernel for: the split of K, and images."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--dry-run-arch", choices=tuple(ARCHS), help="tests/gpu on an emulated device, at small sizes")
@@ -41,7 +38,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if not collection_path.match("test_*.py"):
         return None
     arch = architecture.at_hand()
-    if arch is None or (collection_path.name in NEEDS_SM90 and arch != "sm_90a"):
+    if arch is None or (collection_path.name in architecture.NEEDS_SM90 and arch != "sm_90a"):
         return True
     return None
 

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem, Sm100GemmConfig
-from cute_kernels.plan import ARCHS, make_plan
-from tests.gpu import gemm_configs, patch_embed_configs
+from cute_kernels.plan import ARCHS, PLANNERS, make_plan
+from tests.gpu import architecture, gemm_configs, patch_embed_configs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "tests" / "gpu"
-SPLIT_K = "test_gemm_split.py"
 
 SAMPLE = (
     "test_emulator_agreement.py::test_equal_bits_where_sums_are_exact[shape0-default]",
@@ -102,7 +101,11 @@ def test_a_device_of_capability_10_0(tmp_path: Path) -> None:
     assert set(SAMPLE) <= set(names["collected"]) and f"{len(SAMPLE)} passed" in run.stdout
     assert not any("NOTSET" in name for name in names["collected"])
     known = {name.partition("[")[0] for name in (*names["collected"], *names["left out"])}
-    files = [path for path in FOLDER.glob("test_*.py") if path.name != SPLIT_K]
+    files = [path for path in FOLDER.glob("test_*.py") if path.name not in architecture.NEEDS_SM90]
     assert known == {f"{path.name}::{test}" for path in files for test in functions(path)}
-    # What is left out for good: the SM100 kernel does not split K.
+
+
+def test_what_is_not_for_sm100_has_no_kernel_there() -> None:
+    assert architecture.NEEDS_SM90 == ("test_gemm_split.py", "test_images.py")
     assert not any(field.name == "split_k" for field in dataclasses.fields(Sm100GemmConfig))
+    assert "sm_100a" not in PLANNERS["patch_embed_images"].targets
