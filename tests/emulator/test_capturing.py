@@ -239,6 +239,16 @@ def test_backward_runs_where_forward_did(device, place: str, how: str) -> None:
         assert x.grad.tolist() == [0.0] * 6, "what is written to a gradient stays"
 
 
+def test_what_is_written_to_a_gradient_that_torch_computed_stays(device) -> None:
+    """The gradient's storage is copied where it is not aligned as device memory, which most of these are not."""
+    for _ in range(16):
+        x = torch.ones(5, device="cuda", requires_grad=True)
+        (x * x).sum().backward()
+        assert x.grad.is_cuda and x.grad.data_ptr() % 512 == 0 and x.grad.tolist() == [2.0] * 5
+        x.grad.zero_()
+        assert x.grad.tolist() == [0.0] * 5
+
+
 def test_autograd_is_torch_s_own_again_afterwards() -> None:
     names = ("apply", "apply_boxed")
     nodes = torch.autograd.function.BackwardCFunction

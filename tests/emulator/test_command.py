@@ -15,9 +15,11 @@ import torch
 from cutlass.cute.runtime import from_dlpack
 
 from cute_kernels.commands import cli
-from cute_kernels.emulator import EmulatorError, Hang, IllegalAccess, UnsupportedPTX, capture, host, run
+from cute_kernels.emulator import EmulatorError, Hang, IllegalAccess, Options, UnsupportedPTX, capture, host, run
 from cute_kernels.emulator.errors import error_behind
+from cute_kernels.runtime import emulated
 from tests.emulator import exit_program
+from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import module
 
 PROGRAM = str(Path(exit_program.__file__))
@@ -236,6 +238,14 @@ def test_the_error_of_a_bare_run_carries_the_ptx(body: str) -> None:
     with pytest.raises(EmulatorError) as caught:
         run(text, grid=1, block=32)
     assert caught.value.ptx == text and caught.value.launch is None and caught.value.launch_name() == ""
+
+
+def test_the_error_of_a_planned_launch_carries_both() -> None:
+    case = make_case()
+    with pytest.raises(Hang) as caught:
+        emulated.launch(case.plan, case.tensors, Options(max_warp_instructions=1))
+    assert caught.value.launch.grid == case.plan.grid
+    assert f".entry {caught.value.launch.kernel_name}(" in caught.value.ptx
 
 
 def test_an_intercepted_launch_that_is_refused_is_handed_on() -> None:

@@ -109,7 +109,7 @@ def test_vector_registers(scoped: bool):
     body = """
         .reg .v4 .b32 whole;
         .reg .v2 .b32 %v<2>;
-        mov.b32 whole.x, 5;  mov.b32 whole.g, 6;  mov.b32 whole.z, 7;  mov.b32 whole.a, 8;
+        mov.b32 whole.r, 5;  mov.b32 whole.y, 6;  mov.b32 whole.b, 7;  mov.b32 whole.a, 8;
         ld.param.u64 %d1, [p0];
         st.global.v4.b32 [%d1], whole;
         ld.global.v2.b32 %v1, [%d1 + 8];
