@@ -161,7 +161,7 @@ def planned(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> obje
     """The configuration of a call of `gemm` on the device."""
     with FakeTensorMode():
         a, b = (torch.empty(rows, k, dtype=dtype, device="cuda") for rows in (m, n))
-    return gemm_op.GEMM.plan(gemm_op.GemmArguments(a, b, None, None, "auto", None, True)).config
+    return gemm_op.GEMM.plan(gemm_op.GemmArguments(a, b, None, None, "auto", None, True, "none")).config
 
 
 def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
