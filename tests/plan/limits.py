@@ -269,7 +269,8 @@ def tile_numbers() -> Iterator[Limit]:
     ):
         facts = {"m": down * rows, "n": across * columns, "k": 8, "batches": batches}
         at, beyond = (gemm(arch, config, sm_count=sm_count, **facts) for sm_count in (2, 4))
-        yield Limit(f"gemm {arch}: tile numbers", at, beyond, f"^m = {down * rows} .*there are {2**31 - 2} tiles")
+        refused = f"^m = {down * rows} .*there are {2**31 - 2} tiles; nearest legal value: {down * rows // 2}$"
+        yield Limit(f"gemm {arch}: tile numbers", at, beyond, refused)
 
 
 def devices() -> Iterator[Limit]:

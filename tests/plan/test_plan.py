@@ -211,6 +211,13 @@ def test_fields_of_another_type_are_refused_by_name(kind, field, value, message)
         kind(**sizes | {field: value})
 
 
+def test_elements_of_a_stage() -> None:
+    """128 bytes of K in a stage, and an FP8 element has one."""
+    for arch in ARCHS:
+        plan = make_plan(dataclasses.replace(HEADLINE, k=592), arch=arch)
+        assert (plan.tile_k, plan.k_blocks) == (128, 5)
+
+
 def test_integers_of_other_libraries_become_python_integers() -> None:
     """A `repr` of np.int64(4) would be another key of the disk cache."""
     config = Sm100PatchEmbedConfig(stages=np.int64(4), tile_n=np.uint16(256))

@@ -184,6 +184,7 @@ def test_every_candidate_is_legal_at_every_size() -> None:
                 assert make_plan(problem, chosen.config) == chosen
     for candidate in CANDIDATES:
         assert make_plan(square(4096), candidate).smem_bytes <= 232_448
+    assert len(set(CANDIDATES)) == len(CANDIDATES)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
