@@ -80,7 +80,10 @@ def describe(instructions: Sequence[Instruction]) -> str:
     """PTX lines, texts and source lines for people: "PTX line 7 `st.shared.b32 [%r1], %r2`, kernel.py:12"."""
     if len(instructions) > _MOST_NAMED:
         lines = [instruction.line for instruction in instructions]
-        return f"one of {len(lines)} instructions in PTX lines {min(lines)} to {max(lines)}"
+        sources = list(dict.fromkeys(i.source for i in instructions if i.source))
+        more = f" and {len(sources) - _MOST_NAMED} more lines" if len(sources) > _MOST_NAMED else ""
+        where = f", {', '.join(sources[:_MOST_NAMED])}{more}" if sources else ""
+        return f"one of {len(lines)} instructions in PTX lines {min(lines)} to {max(lines)}{where}"
     places = (f"PTX line {i.line} `{i.text}`" + (f", {i.source}" if i.source else "") for i in instructions)
     return " or ".join(places)
 

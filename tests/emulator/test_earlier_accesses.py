@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -200,3 +201,13 @@ def test_many_are_counted():
     kernel = parse(module(stores + " ret;")).kernels["k"]
     lines = [i.line for i in kernel.instructions[:5]]
     assert describe(kernel.instructions[:5]) == f"one of 5 instructions in PTX lines {lines[0]} to {lines[-1]}"
+
+
+def test_many_instructions_of_an_unrolled_loop_have_its_source_line() -> None:
+    """A loop that the compiler unrolled is one line of the program, which is what its author looks for."""
+    kernel = parse(module("mov.u32 %r1, 0;\n" * 5 + "ret;")).kernels["k"]
+    first, *others = kernel.instructions[:5]
+    same = [dataclasses.replace(i, source="loop.py:19") for i in (first, *others)]
+    assert describe(same).endswith(", loop.py:19")
+    several = [dataclasses.replace(i, source=f"loop.py:{n}") for n, i in enumerate((first, *others))]
+    assert describe(several).endswith(", loop.py:0, loop.py:1, loop.py:2 and 2 more lines")

@@ -10,6 +10,7 @@ import torch
 
 from cute_kernels import patch_embed
 from cute_kernels.commands import cli
+from cute_kernels.reference import patch_embed_conv2d
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -20,8 +21,13 @@ def blocks(language: str) -> list[str]:
 
 
 def test_python_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    embedding, product = blocks("python")
+    from_images, embedding, product = blocks("python")
     scope: dict = {}
+    exec(compile(from_images, "README.md", "exec"), scope)
+    assert capsys.readouterr().out == "torch.Size([2, 196, 768]) torch.bfloat16\n"
+    expected = patch_embed_conv2d(scope["images"] / 127.5 - 1, scope["conv"].weight, scope["conv"].bias, None)
+    assert (scope["out"].float() - expected).norm() / expected.norm() < 0.02
+    scope = {}
     exec(compile(embedding, "README.md", "exec"), scope)
     exec(compile(product, "README.md", "exec"), {})
     assert capsys.readouterr().out.splitlines()[-1] == "torch.Size([2, 100, 50])"
