@@ -10,13 +10,17 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test integrations lint bench mutate mutate-source hardware sentryward dsl-versions docs nightly clean
+.PHONY: demo test orders integrations lint bench mutate mutate-source hardware sentryward dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# The whole suite in ten random orders: does a test need another one before it? docs/testing.md
+orders: $(VENV)/.installed-test
+	$(BIN)/python -m tests.random_orders $(ARGS)
 
 # timm and open_clip, which need torchvision and with it another torch: in an environment of their own.
 integrations: $(VENV)-integrations/.installed
@@ -59,11 +63,11 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # What takes too long for every change.
-nightly: integrations mutate mutate-source sentryward dsl-versions $(VENV)/.installed-test
+nightly: integrations orders mutate mutate-source sentryward dsl-versions $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-integrations site demo.png .hypothesis .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-integrations site demo.png random-orders .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'

@@ -1,0 +1,129 @@
+"""Runs the whole suite in several random orders and fails unless every order was complete and clean.
+
+`python -m tests.random_orders --seeds 10 --processes 6 [pytest's arguments]`, which `make orders` calls. Each seed is
+one order, that of `make test ARGS=--randomly-seed=SEED`. The processes of one order take its tests from the front, a
+block at a time, so that each of them runs a part of the order in order.
+
+Processes are forked after the libraries have been imported once: reading torch and CuTe DSL anew in each of sixty
+processes takes longer than the tests. Nothing of the package or of the tests is imported before the fork, because the
+order of such imports is what a random order varies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+
+import pytest
+
+LIBRARIES = ("numpy", "hypothesis", "torch", "cutlass", "cutlass.cute", "cutlass.torch")
+BLOCK = 24  # tests: small beside a process's share, and large beside a module's fixtures
+
+
+class Share:
+    """A pytest plugin: of the tests of one order, runs the blocks that no other process of that order has taken."""
+
+    def __init__(self, taken: Synchronized[int], collected: Synchronized[int]) -> None:
+        self.taken, self.collected = taken, collected
+
+    def _tests(self, items: list[pytest.Item]) -> Iterator[pytest.Item]:
+        while True:
+            with self.taken.get_lock():
+                start = self.taken.value
+                self.taken.value += BLOCK
+            if start >= len(items):
+                return
+            yield from items[start : start + BLOCK]
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.collected.value = len(session.items)
+        tests = self._tests(session.items)
+        test = next(tests, None)
+        while test is not None:
+            following = next(tests, None)
+            test.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
+            test = following
+        return True
+
+
+def run_share(seed: int, process: int, share: Share, folder: Path, arguments: list[str]) -> None:
+    """The body of one process: runs one share of one order, its output and its results in files of ``folder``."""
+    name = f"{seed}-{process}"
+    output = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.modules["torch"].set_num_threads(1)
+    options = [f"--randomly-seed={seed}", "-p", "no:cacheprovider", f"--basetemp={folder / f'{name}.tmp'}"]
+    status = pytest.main([*options, f"--junitxml={folder / f'{name}.xml'}", *arguments], plugins=[share])
+    sys.stdout.flush()
+    os._exit(int(status))  # what libraries do at exit is for the process that imported them
+
+
+def result(seed: int, processes: int, collected: int, folder: Path) -> tuple[bool, str]:
+    """Whether an order was complete and clean, and what is to be said of it."""
+    ran, failed = 0, []
+    for process in range(processes):
+        try:
+            cases = list(ElementTree.parse(folder / f"{seed}-{process}.xml").iter("testcase"))
+        except (OSError, ElementTree.ParseError):
+            failed.append(f"process {process} ended without results: {folder / f'{seed}-{process}.log'}")
+            continue
+        ran += len({(case.get("classname"), case.get("name")) for case in cases})
+        for case in cases:
+            if any(child.tag in ("failure", "error", "skipped") for child in case):
+                failed.append(f"process {process}: {case.get('classname')}::{case.get('name')}")
+    clean = not failed and ran == collected > 0
+    return clean, "\n  ".join([f"seed {seed}: {ran} of {collected} tests ran, {len(failed)} not clean", *failed])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The suite in several random orders.")
+    parser.add_argument("--seeds", type=int, default=10, help="how many orders (10)")
+    parser.add_argument("--first", type=int, default=1, help="the first seed (1)")
+    parser.add_argument("--together", type=int, default=1, help="how many orders run at the same time (1)")
+    parser.add_argument("--processes", type=int, default=2, help="processes of each order (2)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="limit of all orders together")
+    parser.add_argument("--folder", type=Path, default=Path("random-orders"), help="for logs and results")
+    options, arguments = parser.parse_known_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    deadline = time.monotonic() + options.seconds
+    fork = multiprocessing.get_context("fork")
+    seeds = range(options.first, options.first + options.seeds)
+    dirty = []
+    for start in range(0, len(seeds), options.together):
+        running = {}
+        for seed in seeds[start : start + options.together]:
+            share = Share(fork.Value("i", 0), fork.Value("i", 0))
+            jobs = [
+                fork.Process(target=run_share, args=(seed, process, share, options.folder, arguments))
+                for process in range(options.processes)
+            ]
+            for job in jobs:
+                job.start()
+            running[seed] = share, jobs
+        for seed, (share, jobs) in running.items():
+            for job in jobs:
+                job.join(min(max(0.0, deadline - time.monotonic()), 1e6))
+                if job.is_alive():
+                    job.kill()
+                    job.join()
+            clean, text = result(seed, options.processes, share.collected.value, options.folder)
+            print(text, flush=True)
+            if not clean:
+                dirty.append(seed)
+    print(f"{len(seeds) - len(dirty)} of {len(seeds)} orders were complete and clean")
+    return bool(dirty)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
