@@ -17,6 +17,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import tempfile
 import threading
 import warnings
@@ -87,6 +88,21 @@ def __getattr__(name: str) -> Any:
     module, attribute = _FOR_KERNELS[name]
     found = importlib.import_module(module)
     return found if attribute is None else getattr(found, attribute)
+
+
+def name_kernel(kernel: Any, name: str) -> None:
+    """Gives a kernel the name that profilers and PTX show, without what CuTe DSL would add of its own.
+
+    Kernels are named where their modules are imported, with every version that the emulator supports. Before 4.8 there
+    is no leaving out; `compile_function` then refuses the kernel anyway.
+
+    Args:
+        kernel: a function or method decorated with ``cute.kernel``.
+        name: unique among all kernels of the package.
+    """
+    options = {"remove_cutlass_symbol": True, "keep_mangled_name": False}
+    known = inspect.signature(kernel.set_name_prefix).parameters
+    kernel.set_name_prefix(name, **{option: value for option, value in options.items() if option in known})
 
 
 # --- compiling -------------------------------------------------------------------------------------------------------

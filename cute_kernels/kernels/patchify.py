@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.gemm import ELEMENT_TYPES
 from cute_kernels.plan.patchify import PatchifyPlan
@@ -129,4 +130,4 @@ def _copy_vector(source: cute.Pointer, target: cute.Pointer, count: cutlass.Cons
     cute.autovec_copy(values, cute.make_tensor(target, cute.make_layout(count)))
 
 
-PatchifyKernel.kernel.set_name_prefix("patchify", remove_cutlass_symbol=True, keep_mangled_name=False)
+dsl.name_kernel(PatchifyKernel.kernel, "patchify")

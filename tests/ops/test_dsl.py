@@ -26,7 +26,7 @@ INTERNALS = ("cutlass.base_dsl", "cutlass.cutlass_dsl", "cutlass._mlir")
 #: Attributes of compiled functions, engines and DSL objects that CuTe DSL does not document.
 PRIVATE = {
     "__ptx__", "__cubin__", "_FakeTensor", "_Tensor", "_get_dsl", "_has_cuda_result", "capi_func", "dump_to_object",
-    "execution_args", "load_module", "raw_register_runtime", "envar", "get_shared_libs",
+    "execution_args", "load_module", "raw_register_runtime", "envar", "get_shared_libs", "set_name_prefix",
 }  # fmt: skip
 
 
@@ -134,6 +134,21 @@ def test_the_emulator_takes_more_versions_than_the_kernels(version, found: str, 
     with pytest.raises(dsl.UnsupportedVersion, match=rf"{re.escape(found)} is installed; .*4\.6\.0, .*4\.8\.1"):
         with host.recording_runtime():
             pytest.fail("reached")
+
+
+def test_kernels_are_named_in_every_version_that_the_emulator_takes() -> None:
+    """The emulator's users import this package with versions that know a prefix alone."""
+    named = []
+
+    def before(name: str) -> None:
+        named.append((name,))
+
+    def since(name: str, *, remove_cutlass_symbol: bool = False, keep_mangled_name: bool = True) -> None:
+        named.append((name, remove_cutlass_symbol, keep_mangled_name))
+
+    for function in (before, since):
+        dsl.name_kernel(types.SimpleNamespace(set_name_prefix=function), "gemm")
+    assert named == [("gemm",), ("gemm", True, False)]
 
 
 @pytest.mark.parametrize("part", ["base", "cu12", "cu13"])

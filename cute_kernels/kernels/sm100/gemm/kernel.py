@@ -14,6 +14,7 @@ import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
+from cute_kernels import dsl
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma
 from cute_kernels.kernels.graph import sm100_graph
@@ -115,4 +116,4 @@ def _load(sharers: int) -> cpasync.CopyBulkTensorTileG2SOp | cpasync.CopyBulkTen
     return kind(tcgen05.CtaGroup.TWO)
 
 
-GemmKernel.kernel.set_name_prefix("gemm_sm100a", remove_cutlass_symbol=True, keep_mangled_name=False)
+dsl.name_kernel(GemmKernel.kernel, "gemm_sm100a")

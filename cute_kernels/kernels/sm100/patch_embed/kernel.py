@@ -15,6 +15,7 @@ import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import Float8E4M3FN, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
+from cute_kernels import dsl
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import launch_clusters, scale_of
 from cute_kernels.kernels.load import Load, tma_operand
@@ -185,4 +186,4 @@ def _rows(rows: Int32, columns: Int32, divisor: int) -> cute.Layout:
     return cute.make_layout((rows, columns), stride=(columns, 1))
 
 
-PatchEmbedKernel.kernel.set_name_prefix("patch_embed_sm100a", remove_cutlass_symbol=True, keep_mangled_name=False)
+dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm100a")

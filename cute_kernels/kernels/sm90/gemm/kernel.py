@@ -10,6 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, TFloat32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
+from cute_kernels import dsl
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma
 from cute_kernels.kernels.graph import sm90_gemm_graph
@@ -130,4 +131,4 @@ class GemmKernel(GemmHost):
         return cute.local_tile(view, (rows, self.plan.tile_k), (None, None, None))
 
 
-GemmKernel.kernel.set_name_prefix("gemm_sm90a", remove_cutlass_symbol=True, keep_mangled_name=False)
+dsl.name_kernel(GemmKernel.kernel, "gemm_sm90a")

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
+from cute_kernels import dsl
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import launch_clusters, scale_of
 from cute_kernels.kernels.pipes import make_pipes
@@ -241,4 +242,4 @@ def _blocks(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=Float8E4M3FN), layout.outer)
 
 
-PatchEmbedKernel.kernel.set_name_prefix("patch_embed_sm90a", remove_cutlass_symbol=True, keep_mangled_name=False)
+dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm90a")

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int8, Int32, Int64, Uint8
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
+from cute_kernels import dsl
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.pipes import make_pipes
@@ -232,6 +233,4 @@ def _scales(scale: cute.Tensor, feature_block: Int32, thread: Int32) -> tuple[Fl
     return first, second
 
 
-PatchEmbedImagesKernel.kernel.set_name_prefix(
-    "patch_embed_images_sm90a", remove_cutlass_symbol=True, keep_mangled_name=False
-)
+dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm90a")
