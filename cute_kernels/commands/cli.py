@@ -9,42 +9,15 @@ import json
 import os
 import sys
 import types
-import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
 from cute_kernels.commands import doctor
-from cute_kernels.config import ACTIVATIONS, GemmProblem, PatchEmbedProblem
-from cute_kernels.config_codec import parse_settings, spell
-from cute_kernels.plan import ARCHS, PLANNERS, Plan, make_plan
+from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, arch_of, config_of, count, plan_of
+from cute_kernels.config_codec import spell
 from cute_kernels.runtime import tuned
 from cute_kernels.siglip.models import ARCHITECTURES
-
-# Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
-CHOICES = {
-    "patch-embed": {
-        "sm_100a": {"tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64)},
-        "sm_90a": {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
-    },
-    "gemm": {
-        "sm_100a": {
-            "block_m": (128, 256), "tile_n": (64, 128, 256), "cluster_m": (2, 4), "cluster_n": (1, 2),
-            "accumulators": (1, 2),
-        },
-        "sm_90a": {
-            "tile_m": (64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "cluster_m": (1, 2, 4),
-            "cluster_n": (1, 2, 4), "split_k": (1, 2, 4, 8),
-        },
-    },
-}  # fmt: skip
-
-MEANINGS = {("sm_90a", "stages", 0): "two tiles' worth, or what fits"}
-"""What a default stands for where its number does not say it, by architecture and field."""
-
-KINDS = {kernel: PLANNERS[kernel.replace("-", "_")].configs for kernel in CHOICES}
-"""Of each kernel, the class of its tunables by architecture."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,110 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    """A positive integer, as argparse's ``type``."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return int(text)
-
-
 def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 63:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**63 - 1")
     return int(text)
-
-
-def _add_config(parser: argparse.ArgumentParser, *kernels: str) -> None:
-    """``--arch`` and ``--set`` for these kernels; the plan judges the values."""
-    lines = []
-    for kernel in kernels:
-        for arch, kind in KINDS[kernel].items():
-            fields = dataclasses.fields(kind)
-            tunables = ", ".join(
-                _describe(kind, field, CHOICES[kernel][arch], MEANINGS.get((arch, field.name, field.default), ""))
-                for field in fields
-            )
-            lines.append(f"{kernel}, {arch} ({kind.__name__}): {tunables}.")
-    group = parser.add_argument_group("the kernel", " ".join(lines))
-    group.add_argument(
-        "--arch", choices=tuple(ARCHS), default="sm_100a", help="target architecture (default: %(default)s)"
-    )
-    group.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        dest="settings",
-        help="a tunable of the kernel, any number of times; the others keep the values above. Without any, the plan "
-        "chooses for the problem; for patch-embed on sm_100a it always takes the values above",
-    )
-
-
-def _describe(config: type, field: dataclasses.Field, legal: dict[str, tuple[int, ...]], meaning: str) -> str:
-    kind = typing.get_type_hints(config)[field.name]
-    choices = legal.get(field.name, (True, False) if kind is bool else typing.get_args(kind))
-    default = f"{field.name}={spell(field.default)}" + (f" ({meaning})" if meaning else "")
-    return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
-
-
-def _config(options: argparse.Namespace, kernel: str) -> Any:
-    """The configuration of ``--arch`` and ``--set``; None, for the plan's choice, without ``--set``.
-
-    Raises:
-        ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
-    """
-    return parse_settings(KINDS[kernel][options.arch], options.settings, options.arch)
-
-
-def _add_problem(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the problem of patch-embed")
-    group.add_argument("--batch", type=_count, default=1, help="images (default: %(default)s)")
-    group.add_argument("--positions", type=_count, default=196, help="patches per image (default: %(default)s)")
-    group.add_argument("--features", type=_count, default=768, help="N (default: %(default)s)")
-    group.add_argument("--in-features", type=_count, default=768, help="K, before zero-padding (default: %(default)s)")
-    group.add_argument(
-        "--table",
-        choices=("positions", "bias", "none"),
-        default="positions",
-        help="what the epilogue adds: bias and position embedding, bias only, nothing (default: %(default)s)",
-    )
-    group.add_argument(
-        "--scale",
-        choices=("value", "pointer"),
-        default="value",
-        help="scale as a launch parameter or read from device memory (default: %(default)s)",
-    )
-    of_patch_embed = [action.dest for action in group._group_actions]
-    group = parser.add_argument_group("the problem of gemm")
-    for name, meaning in (("m", "rows of a"), ("n", "rows of b"), ("k", "elements of a row")):
-        group.add_argument(f"--{name}", type=_count, default=4096, help=f"{meaning} (default: %(default)s)")
-    group.add_argument("--batches", type=_count, default=1, help="products (default: %(default)s)")
-    dtypes = ("bfloat16", "float16", "float32")
-    for name, remark in (("in", "; float32 is multiplied as TF32"), ("out", "")):
-        group.add_argument(f"--{name}-dtype", choices=dtypes, default="bfloat16", help=f"default: %(default)s{remark}")
-    group.add_argument("--bias", action="store_true", help="add a bias")
-    group.add_argument("--activation", choices=ACTIVATIONS, default="none", help="of the sum; default: %(default)s")
-    of_gemm = [action.dest for action in group._group_actions]
-    parser.set_defaults(foreign={"patch-embed": of_gemm, "gemm": of_patch_embed}, parser=parser)
-
-
-def _plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
-    for name in options.foreign[options.kernel]:
-        if getattr(options, name) != options.parser.get_default(name):
-            raise ValueError(f"--{name.replace('_', '-')} is no option of {options.kernel}")
-    config = _config(options, options.kernel)
-    if options.kernel == "gemm":
-        sizes = (options.m, options.n, options.k, options.batches)
-        product = GemmProblem(*sizes, options.in_dtype, options.out_dtype, options.bias, options.activation)
-        return make_plan(product, config, options.arch, sm_count=sm_count)
-    problem = PatchEmbedProblem(
-        m=options.batch * options.positions,
-        n=options.features,
-        k=-(-options.in_features // 16) * 16,
-        table_rows={"positions": options.positions, "bias": 1, "none": 0}[options.table],
-        scale_source=options.scale,
-    )
-    return make_plan(problem, config, options.arch, sm_count=sm_count)
 
 
 # --- demo ------------------------------------------------------------------------------------------------------------
@@ -234,7 +107,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         help="shape of the seeded weights used without --model (default: %(default)s)",
     )
     parser.add_argument(
-        "--image-size", type=_count, default=224, help="whole patches, for seeded weights (default: %(default)s)"
+        "--image-size", type=count, default=224, help="whole patches, for seeded weights (default: %(default)s)"
     )
     parser.add_argument("--seed", type=_seed, default=0, help="of weights and schedule (default: %(default)s)")
     parser.add_argument(
@@ -247,7 +120,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write a timeline of the emulated launch for https://ui.perfetto.dev"
     )
-    _add_config(parser, "patch-embed")
+    add_kernel(parser, "patch-embed")
     parser.set_defaults(run=_demo)
 
 
@@ -266,8 +139,8 @@ def _demo(options: argparse.Namespace) -> int:
         image_size=options.image_size,
         seed=options.seed,
         backend=options.backend,
-        arch=options.arch,
-        config=_config(options, "patch-embed"),
+        arch=arch_of(options, "patch-embed"),
+        config=config_of(options, "patch-embed"),
         output=options.output,
         trace=options.trace,
     )
@@ -291,14 +164,14 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
         "nothing and needs no GPU.",
     )
     parser.add_argument("kernel", nargs="?", choices=tuple(KINDS), default="patch-embed", help="default: %(default)s")
-    _add_problem(parser)
-    parser.add_argument("--sm-count", type=_count, help="multiprocessors (default: those of a B200 or H200)")
-    _add_config(parser, *KINDS)
+    add_problem(parser)
+    parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
+    add_kernel(parser, *KINDS)
     parser.set_defaults(run=_plan)
 
 
 def _plan(options: argparse.Namespace) -> int:
-    plan = _plan_of(options, options.sm_count)
+    plan = plan_of(options, options.sm_count)
     config = ", ".join(f"{name}={spell(value)}" for name, value in dataclasses.asdict(plan.config).items())
     rows = [*plan.describe(), ("grid, cluster", f"{plan.grid}, {plan.cluster}"), ("config", config)]
     width = max(len(name) for name, _ in rows)
@@ -320,10 +193,10 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("kernel", choices=tuple(KINDS))
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE",
-        help="PTX file; facts go to FILE.json (default: patch_embed.ptx or gemm.ptx)",
+        help="PTX file; facts go to FILE.json (default: the name of the kernel, e.g. patch_embed.ptx)",
     )  # fmt: skip
-    _add_problem(parser)
-    _add_config(parser, *KINDS)
+    add_problem(parser)
+    add_kernel(parser, *KINDS)
     parser.set_defaults(run=_ptx)
 
 
@@ -336,7 +209,7 @@ def _ptx(options: argparse.Namespace) -> int:
     files.check_output(output)
     facts_path = output.with_name(output.name + ".json")
     files.check_output(facts_path)
-    plan = _plan_of(options)
+    plan = plan_of(options)
     artifact = compile.compile_plan(plan)
     facts = launch_facts.launch_facts(plan, artifact)
     files.write_text(output, artifact.ptx)

@@ -15,12 +15,15 @@ import pytest
 
 from cute_kernels import __version__, compile
 from cute_kernels.commands import demo, doctor
-from cute_kernels.commands.cli import CHOICES, KINDS, main
+from cute_kernels.commands.cli import main
+from cute_kernels.commands.kernel_options import CHOICES, KINDS, MEANINGS
 from cute_kernels.compile import compile_plan, host_arguments
 from cute_kernels.config import (
     GemmProblem,
+    PatchEmbedImagesProblem,
     PatchEmbedProblem,
     Sm90GemmConfig,
+    Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
     Sm100GemmConfig,
     Sm100PatchEmbedConfig,
@@ -86,6 +89,15 @@ def test_ptx_variants(tmp_path, table, scale, rows):
         (["ptx", "gemm", "--table", "none"], "--table is no option of gemm"),
         (["plan", "patch-embed", "--bias"], "--bias is no option of patch-embed"),
         (["plan", "--in-dtype", "float16"], "--in-dtype is no option of patch-embed"),
+        (["plan", "gemm", "--in-dtype", "uint8"], "nearest legal value: 'bfloat16'"),
+        (["plan", "gemm", "--batch", "2"], "--batch is no option of gemm"),
+        (["plan", "patch-embed-images", "--positions", "49"], "--positions is no option of patch-embed-images"),
+        (["plan", "patch-embed-images", "--m", "49"], "--m is no option of patch-embed-images"),
+        (["plan", "patch-embed", "--channels-last"], "--channels-last is no option of patch-embed"),
+        (["plan", "patch-embed-images", "--arch=sm_90a", "--height", "230"], "nearest legal value: 224"),
+        (["plan", "patch-embed-images", "--arch=sm_90a", "--set", "warpgroups=4"], "nearest legal value: 3"),
+        (["plan", "patch-embed-images", "--arch=sm_90a", "--set", "tile_n=64"], "fields for sm_90a: source, tile_pat"),
+        (["plan", "patch-embed-images", "--arch=sm_90a", "--patch", "7"], "nearest legal value: 16"),
         (["plan", "--set", "warpgroups=3"], "fields for sm_100a: tile_n, stages, epilogue_warps"),
         (["plan", "--arch", "sm_90a", "--set", "tile_n=128"], "fields for sm_90a: tile_rows, warpgroups, stages"),
         (["plan", "--set", "stages"], "--set stages: expected FIELD=VALUE"),
@@ -130,13 +142,21 @@ def test_counts_are_positive(command, option, value, capsys):
     assert f"argument {option}: '{value}' is not a positive integer" in capsys.readouterr().err
 
 
+def test_a_kernel_that_an_architecture_lacks(monkeypatch, capsys):
+    monkeypatch.setitem(KINDS, "patch-embed-images", {"sm_90a": Sm90ImagesConfig})
+    assert main(["plan", "patch-embed-images", "--arch", "sm_100a"]) == 2
+    assert "--arch sm_100a: allowed for patch-embed-images: sm_90a" in capsys.readouterr().err
+    assert main(["plan", "patch-embed-images"]) == 0  # without --arch, the first that there is
+    assert "sm_90a" in capsys.readouterr().out
+
+
 def test_seeds_are_not_negative(capsys):
     with pytest.raises(SystemExit):
         main(["demo", "--seed=-1"])
     assert "argument --seed: '-1' is not" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["demo"], ["plan"], ["plan", "gemm"], ["ptx", "patch-embed"]])
+@pytest.mark.parametrize("command", [["demo"], ["plan"], ["plan", "gemm"], ["ptx", "patch-embed-images"]])
 def test_help_shows_tunables_and_choices(command, capsys):
     with pytest.raises(SystemExit):
         main([*command, "--help"])
@@ -145,7 +165,12 @@ def test_help_shows_tunables_and_choices(command, capsys):
         for arch, choices in CHOICES[kernel].items():
             defaults = KINDS[kernel][arch]()
             for name, values in choices.items():
-                assert f"{name}={getattr(defaults, name)} of {{{', '.join(map(str, values))}}}" in shown
+                default = f"{name}={getattr(defaults, name)}"
+                meaning = MEANINGS.get((kernel, arch, name), "")
+                default += f" ({meaning})" if meaning else ""
+                assert f"{default} of {{{', '.join(map(str, values))}}}" in shown
+    if command != ["demo"]:
+        assert "tile_images=0 (chosen for the problem), warpgroups=0 (chosen for the problem) of {0, 1, 2, 3}" in shown
     assert "stages=0 (two tiles' worth, or what fits), stage_blocks=2" in shown
     assert "pingpong=true of {true, false}" in shown
     assert "epilogue=f32 of {f32, bf16x2}" in shown
@@ -156,17 +181,23 @@ def test_choices_are_what_the_plan_allows():
     least = {
         ("patch-embed", "sm_100a"): [{}],
         ("patch-embed", "sm_90a"): [{}],
+        ("patch-embed-images", "sm_90a"): [{}],
         ("gemm", "sm_100a"): [{"tile_n": 64, "store_stages": 1}],
         ("gemm", "sm_90a"): [
             {"tile_n": 64, "store_stages": 1, "cluster_m": 1, "tile_m": 64 if turns else 128, "pingpong": turns}
             for turns in (False, True)
         ],
     }
+    problems = {
+        "patch-embed": PatchEmbedProblem(196, 768, 256),
+        "patch-embed-images": PatchEmbedImagesProblem(1, 3, 32, 32, 16, 192, table_rows=1),
+        "gemm": GemmProblem(512, 512, 512),
+    }
     for (kernel, arch), others in least.items():
-        problem = PatchEmbedProblem(196, 768, 256) if kernel == "patch-embed" else GemmProblem(512, 512, 512)
+        problem = problems[kernel]
         for name, values in CHOICES[kernel][arch].items():
             legal = set()
-            for settings, value in itertools.product(others, range(1, 513)):
+            for settings, value in itertools.product(others, range(513)):
                 config = dataclasses.replace(KINDS[kernel][arch](), stages=2, **(settings | {name: value}))
                 with contextlib.suppress(ValueError):
                     make_plan(problem, config)
@@ -184,6 +215,19 @@ def test_choices_are_what_the_plan_allows():
             ["--arch=sm_90a", "--set=warpgroups=3", "--set=tile_rows=64", "--set=pingpong=false", "--set=order=flat"],
             PatchEmbedProblem(196, 768, 768, 196),
             Sm90PatchEmbedConfig(warpgroups=3, tile_rows=64, pingpong=False, order="flat"),
+            "sm_90a",
+        ),
+        (
+            ["patch-embed-images", "--arch=sm_90a", "--batch=5"],
+            PatchEmbedImagesProblem(5, 3, 224, 224, 16, 768, table_rows=196),
+            None,
+            "sm_90a",
+        ),
+        (
+            ["patch-embed-images", "--arch=sm_90a", "--height=32", "--width=480", "--channels=1", "--features=264",
+             "--table=bias", "--set=order=image", "--set=tile-patches=15", "--set=pingpong=false"],
+            PatchEmbedImagesProblem(1, 1, 32, 480, 16, 264, table_rows=1),
+            Sm90ImagesConfig(order="image", tile_patches=15, pingpong=False),
             "sm_90a",
         ),
         (["gemm"], GemmProblem(4096, 4096, 4096), None, "sm_100a"),
@@ -233,6 +277,24 @@ def test_ptx_of_the_sm90_kernel(tmp_path):
     assert facts["dynamic_smem_bytes"] == plan.smem_bytes
     maps = {p["tensor"]: p for p in facts["parameters"] if p["holds"] == "tensor map"}
     assert sorted(maps) == ["out", "x"]
+    located = [name for p in facts["parameters"] if p["holds"] == "bytes" for name in p["offsets"]]
+    assert sorted(located) == ["scale", "table", "weight"]
+
+
+def test_ptx_of_the_images_kernel(tmp_path, monkeypatch):
+    """Boxes of a strip in the images' map, and the other tensors where the parameters say."""
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--batch", "3", "--height", "32", "--width", "64", "--features", "72"]
+    assert main(["ptx", "patch-embed-images", "--arch", "sm_90a", *sizes]) == 0
+    facts = json.loads((tmp_path / "patch_embed_images.ptx.json").read_text())
+    plan = make_plan(PatchEmbedImagesProblem(3, 3, 32, 64, 16, 72, table_rows=8), arch="sm_90a")
+    assert (tmp_path / "patch_embed_images.ptx").read_text() == compile_plan(plan).ptx
+    assert facts["config"] == dataclasses.asdict(plan.config) and facts["problem"] == dataclasses.asdict(plan.problem)
+    assert (facts["arch"], facts["table_shape"], facts["grid"]) == ("sm_90a", list(plan.table_shape), list(plan.grid))
+    maps = {p["tensor"]: p for p in facts["parameters"] if p["holds"] == "tensor map"}
+    assert sorted(maps) == ["images", "out"]
+    assert (maps["images"]["dtype"], maps["images"]["extents"][0], maps["out"]["dtype"]) == ("u8", 64, "bf16")
+    assert "stands for" not in facts["parameters_note"]
     located = [name for p in facts["parameters"] if p["holds"] == "bytes" for name in p["offsets"]]
     assert sorted(located) == ["scale", "table", "weight"]
 

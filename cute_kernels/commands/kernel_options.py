@@ -1,0 +1,239 @@
+"""Options by which commands name a kernel, a problem and tunables: ``--batch``, ``--arch``, ``--set`` and the like."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import typing
+from typing import Any
+
+from cute_kernels.config import ACTIVATIONS, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.config_codec import parse_settings, spell
+from cute_kernels.plan import PLANNERS, Plan, make_plan
+
+# Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
+CHOICES = {
+    "patch-embed": {
+        "sm_100a": {"tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64)},
+        "sm_90a": {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
+    },
+    "patch-embed-images": {
+        "sm_90a": {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (1, 2)},
+    },
+    "gemm": {
+        "sm_100a": {
+            "block_m": (128, 256), "tile_n": (64, 128, 256), "cluster_m": (2, 4), "cluster_n": (1, 2),
+            "accumulators": (1, 2),
+        },
+        "sm_90a": {
+            "tile_m": (64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "cluster_m": (1, 2, 4),
+            "cluster_n": (1, 2, 4), "split_k": (1, 2, 4, 8),
+        },
+    },
+}  # fmt: skip
+
+_CHOSEN = "chosen for the problem"
+
+MEANINGS = {
+    ("patch-embed", "sm_90a", "stages"): "two tiles' worth, or what fits",
+    ("patch-embed-images", "sm_90a", "stages"): "two tiles' worth, or what fits",
+    **{
+        ("patch-embed-images", "sm_90a", field): _CHOSEN
+        for field in ("tile_patches", "tile_images", "warpgroups", "cluster")
+    },
+}
+"""What a default of 0 stands for, by kernel, architecture and field."""
+
+KINDS = {kernel: PLANNERS[kernel.replace("-", "_")].configs for kernel in CHOICES}
+"""Of each kernel, the class of its tunables by architecture; the first is that of a command without ``--arch``."""
+
+
+def count(text: str) -> int:
+    """A positive integer, as argparse's ``type``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+# --- tunables --------------------------------------------------------------------------------------------------------
+
+
+def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
+    """``--arch`` and ``--set`` for these kernels; the plan judges the values."""
+    lines = []
+    for kernel in kernels:
+        for arch, kind in KINDS[kernel].items():
+            tunables = ", ".join(_describe(kernel, arch, kind, field) for field in dataclasses.fields(kind))
+            lines.append(f"{kernel}, {arch} ({kind.__name__}): {tunables}.")
+    group = parser.add_argument_group("the kernel", " ".join(lines))
+    archs = dict.fromkeys(arch for kernel in kernels for arch in KINDS[kernel])
+    defaults = {kernel: next(iter(KINDS[kernel])) for kernel in kernels}
+    common = defaults[kernels[0]]
+    others = "".join(f", of {kernel} {arch}" for kernel, arch in defaults.items() if arch != common)
+    group.add_argument("--arch", choices=tuple(archs), help=f"target architecture (default: {common}{others})")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="settings",
+        help="a tunable of the kernel, any number of times; the others keep the values above. Without any, the plan "
+        "chooses for the problem; for patch-embed on sm_100a it always takes the values above",
+    )
+
+
+def _describe(kernel: str, arch: str, config: type, field: dataclasses.Field) -> str:
+    kind = typing.get_type_hints(config)[field.name]
+    known = CHOICES[kernel].get(arch, {})
+    choices = known.get(field.name, (True, False) if kind is bool else typing.get_args(kind))
+    meaning = MEANINGS.get((kernel, arch, field.name), "")
+    default = f"{field.name}={spell(field.default)}" + (f" ({meaning})" if meaning else "")
+    return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
+
+
+def arch_of(options: argparse.Namespace, kernel: str) -> str:
+    """The architecture of ``--arch``, or the kernel's first.
+
+    Raises:
+        ValueError: the kernel does not exist for it.
+    """
+    arch = options.arch or next(iter(KINDS[kernel]))
+    if arch not in KINDS[kernel]:
+        raise ValueError(f"--arch {arch}: allowed for {kernel}: {', '.join(KINDS[kernel])}")
+    return arch
+
+
+def config_of(options: argparse.Namespace, kernel: str) -> Any:
+    """The configuration of ``--arch`` and ``--set``; None, for the plan's choice, without ``--set``.
+
+    Raises:
+        ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
+    """
+    arch = arch_of(options, kernel)
+    return parse_settings(KINDS[kernel][arch], options.settings, arch)
+
+
+# --- problems --------------------------------------------------------------------------------------------------------
+
+
+class _Problems:
+    """Groups of options on a parser, each of one or several kernels."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
+        self._owners: dict[str, tuple[str, ...]] = {}
+        parser.set_defaults(owners=self._owners, parser=parser)
+
+    def group(self, *kernels: str) -> typing.Callable[..., None]:
+        """``add_argument`` of a group for these kernels."""
+        group = self._parser.add_argument_group(f"the problem of {' and '.join(kernels)}")
+
+        def add(name: str, **settings: Any) -> None:
+            self._owners[group.add_argument(name, **settings).dest] = kernels
+
+        return add
+
+
+def add_problem(parser: argparse.ArgumentParser) -> None:
+    """The options of every kernel's problem, which `plan_of` reads."""
+    problems = _Problems(parser)
+    dtypes = ("bfloat16", "float16", "float32")
+
+    add = problems.group("patch-embed", "patch-embed-images")
+    add("--batch", type=count, default=1, help="images (default: %(default)s)")
+    add("--features", type=count, default=768, help="N (default: %(default)s)")
+    add(
+        "--table",
+        choices=("positions", "bias", "none"),
+        default="positions",
+        help="what the epilogue adds: bias and position embedding, bias only (of uint8 images, the normalisation's "
+        "offset counts as bias), nothing (default: %(default)s)",
+    )
+
+    add = problems.group("patch-embed")
+    add("--positions", type=count, default=196, help="patches per image (default: %(default)s)")
+    add("--in-features", type=count, default=768, help="K, before zero-padding (default: %(default)s)")
+    add(
+        "--scale",
+        choices=("value", "pointer"),
+        default="value",
+        help="scale as a launch parameter or read from device memory (default: %(default)s)",
+    )
+
+    add = problems.group("patch-embed-images")
+    for name in ("height", "width"):
+        add(f"--{name}", type=count, default=224, help="of an image in pixels, whole patches (default: %(default)s)")
+    add("--channels", type=count, default=3, help="default: %(default)s")
+    add("--patch", type=count, default=16, help="pixels of a patch along each side (default: %(default)s)")
+    add("--channels-last", action="store_true", help="the channels of a pixel are neighbours in memory")
+    add(
+        "--precision",
+        choices=("int8", "int16", "bf16", "fp16"),
+        default="int8",
+        help="of the prepared weight (default: %(default)s)",
+    )
+
+    add = problems.group("gemm")
+    for name, meaning in (("m", "rows of a"), ("n", "rows of b"), ("k", "elements of a row")):
+        add(f"--{name}", type=count, default=4096, help=f"{meaning} (default: %(default)s)")
+    add("--batches", type=count, default=1, help="products (default: %(default)s)")
+    add("--bias", action="store_true", help="add a bias")
+    add("--activation", choices=ACTIVATIONS, default="none", help="of the sum; default: %(default)s")
+
+    add = problems.group("gemm", "patch-embed-images")
+    add(
+        "--in-dtype",
+        choices=(*dtypes, "uint8"),
+        help="default: bfloat16; of patch-embed-images uint8. gemm multiplies float32 as TF32",
+    )
+    add("--out-dtype", choices=dtypes, default="bfloat16", help="default: %(default)s")
+
+
+def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
+    """The plan of a command with `add_problem` and `add_kernel` for its ``kernel``.
+
+    Raises:
+        ValueError: an option of another kernel, a setting that cannot be read, or what the plan refuses.
+    """
+    kernel = options.kernel
+    for name, owners in options.owners.items():
+        if kernel not in owners and getattr(options, name) != options.parser.get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} is no option of {kernel}")
+    config = config_of(options, kernel)
+    problem = _PROBLEMS[kernel](options)
+    return make_plan(problem, config, arch_of(options, kernel), sm_count=sm_count)
+
+
+def _gemm(options: argparse.Namespace) -> GemmProblem:
+    sizes = (options.m, options.n, options.k, options.batches)
+    return GemmProblem(*sizes, options.in_dtype or "bfloat16", options.out_dtype, options.bias, options.activation)
+
+
+def _patch_embed(options: argparse.Namespace) -> PatchEmbedProblem:
+    return PatchEmbedProblem(
+        m=options.batch * options.positions,
+        n=options.features,
+        k=-(-options.in_features // 16) * 16,
+        table_rows={"positions": options.positions, "bias": 1, "none": 0}[options.table],
+        scale_source=options.scale,
+    )
+
+
+def _patch_embed_images(options: argparse.Namespace) -> PatchEmbedImagesProblem:
+    problem = PatchEmbedImagesProblem(
+        batch=options.batch,
+        channels=options.channels,
+        height=options.height,
+        width=options.width,
+        patch=options.patch,
+        n=options.features,
+        in_dtype=options.in_dtype or "uint8",
+        channels_last=options.channels_last,
+        precision=options.precision,
+        out_dtype=options.out_dtype,
+    )
+    rows = {"positions": problem.positions, "bias": 1, "none": 0}[options.table]
+    return dataclasses.replace(problem, table_rows=rows)
+
+
+_PROBLEMS = {"patch-embed": _patch_embed, "patch-embed-images": _patch_embed_images, "gemm": _gemm}
