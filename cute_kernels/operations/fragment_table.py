@@ -1,4 +1,4 @@
-"""The bias + position table as the accumulators of a WGMMA lie in registers, whose columns are patches."""
+"""The bias + position table as accumulators lie in registers whose columns are patches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fragment_table(
     Args:
         bias: ``[N]`` or None, in any floating-point type; not both are None.
         pos_embed: ``[S, N]`` or None, positions in row-major order of the patch grid.
-        shape: ``[position tiles, blocks of 16 features, period, 32, 4]``, `Sm90ImagesPlan.table_shape`.
+        shape: ``[position tiles, blocks of 16 features, period, 32, 4]``, `StripsPlan.table_shape`.
         grid_width: patches of a grid row.
         tile_patches: neighbouring patches of a tile.
 

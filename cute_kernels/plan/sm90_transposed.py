@@ -10,7 +10,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.plan.base import Plan, reject
+from cute_kernels.plan.base import reject
+from cute_kernels.plan.feature_slabs import FeatureSlabs
 
 WARPGROUP_THREADS = 128
 WARPGROUP_FEATURES = 64
@@ -33,12 +34,10 @@ BLOCK_REGISTERS = 16
 
 
 @dataclass(frozen=True)
-class TransposedPlan(Plan):
-    """A persistent kernel whose tiles are ``tile_rows`` rows of ``x`` by the features of one CTA.
+class TransposedPlan(FeatureSlabs):
+    """A persistent kernel whose tiles are ``tile_rows`` rows of ``x`` by the ``warpgroups * 64`` features of one CTA.
 
-    A CTA keeps its ``warpgroups * 64`` features, its slab, for the whole launch. The ``cluster`` CTAs of a cluster have
-    neighbouring slabs and share their tiles of ``x``; ``groups`` clusters cover all features, and every group walks the
-    rows in the same order, so that ``x`` comes from DRAM once and from L2 afterwards.
+    The ``cluster`` CTAs of a cluster share their tiles of ``x``, as `FeatureSlabs` says.
 
     Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `resident`, `stage_bytes`.
     """
@@ -57,11 +56,6 @@ class TransposedPlan(Plan):
 
     @property
     @abstractmethod
-    def tiles(self) -> int:
-        """Tiles of ``x``; each is taken once by every group."""
-
-    @property
-    @abstractmethod
     def resident(self) -> bool:
         """The weight stays in registers; otherwise it comes through the stages with ``x``."""
 
@@ -72,32 +66,11 @@ class TransposedPlan(Plan):
 
     @property
     def features(self) -> int:
-        """Output features of one CTA."""
         return self.config.warpgroups * WARPGROUP_FEATURES
 
     @property
-    def slabs(self) -> int:
-        return -(-self.problem.n // self.features)
-
-    @property
-    def groups(self) -> int:
-        """Clusters that together cover all features."""
-        return -(-self.slabs // self.config.cluster)
-
-    @property
-    def padded_n(self) -> int:
-        """Features rounded up to what all CTAs together compute, so that table reads need no bounds check."""
-        return self.groups * self.config.cluster * self.features
-
-    @property
-    def clusters(self) -> int:
-        """As many whole groups as the device holds at once, at least one, never more than there are tiles."""
-        resident_groups = self.sm_count // self.config.cluster // self.groups
-        return max(1, min(resident_groups, self.tiles)) * self.groups
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.config.cluster, 1, 1)
+    def ctas(self) -> int:
+        return self.config.cluster
 
     # ---- warps -----------------------------------------------------------------------------------------------------
 
@@ -117,11 +90,6 @@ class TransposedPlan(Plan):
     @property
     def producer_registers(self) -> int:
         return PRODUCER_REGISTERS[self.config.warpgroups]
-
-    @property
-    def tile_stages(self) -> int:
-        """Stages that one tile takes."""
-        return -(-self.k_blocks // self.config.stage_blocks)
 
     @property
     def handover_stage(self) -> int:

@@ -1,10 +1,4 @@
-"""What plans of the patch embed of images have in common: the problem's limits, and how strips cut images into tiles.
-
-A strip is a TMA box of whole pieces of image rows: 8 rows of the pixels of ``tile_patches`` neighbouring patches in
-``tile_images`` images. It lands in shared memory as ``[row][image][pixel]``. A patch's 16 pixels of a row are 16 bytes,
-so that patch n of the box, image by image, begins at 16 n: with the rows as chunks of K, that is a K-major operand
-without swizzle (PTX ISA, shared memory matrix layout), and nothing has to be gathered or rearranged.
-"""
+"""What plans of the patch embed of images have in common: the problem's limits, and how tiles cut images up."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -12,7 +11,6 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.plan.base import (
     ITEMSIZE,
-    LANES,
     Arch,
     SmemRegion,
     check_smem,
@@ -21,7 +19,8 @@ from cute_kernels.plan.base import (
     round_up,
     smem_map,
 )
-from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES, ImagesPlan
+from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES
+from cute_kernels.plan.patch_embed_images.strips import StripsPlan, check_table, images_step
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
     BLOCK_REGISTERS,
@@ -31,9 +30,6 @@ from cute_kernels.plan.sm90_transposed import (
     check_registers,
     ring_stages,
 )
-
-COLUMN_GROUP = 8
-"""Columns of a WGMMA that its accumulators repeat with: a thread has two of each."""
 
 ROWS_PER_STORE = 16
 """Columns of a WGMMA that one stmatrix.x4 of a warp covers."""
@@ -52,35 +48,16 @@ _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
 
 
 @dataclass(frozen=True)
-class Sm90ImagesPlan(ImagesPlan, TransposedPlan):
+class Sm90ImagesPlan(StripsPlan, TransposedPlan):
     """The persistent WGMMA kernel over strips, as `TransposedPlan` says."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed_images.kernel:PatchEmbedImagesKernel"
-
-    # ---- tiles -----------------------------------------------------------------------------------------------------
-
-    @property
-    def tile_rows(self) -> int:
-        return self.tile_patches * self.tile_images
 
     @property
     def resident(self) -> bool:
         return True
 
-    @property
-    def stage_box(self) -> tuple[int, int, int, int]:
-        """Pixels of a row, images, rows and channels of the box that fills a stage."""
-        return (16 * self.tile_patches, self.tile_images, 8 * self.config.stage_blocks, 1)
-
-    @property
-    def stages_per_channel(self) -> int:
-        return 2 // self.config.stage_blocks
-
     # ---- memory ----------------------------------------------------------------------------------------------------
-
-    @property
-    def stage_bytes(self) -> int:
-        return math.prod(self.stage_box)
 
     @property
     def staging_bytes(self) -> int:
@@ -98,26 +75,6 @@ class Sm90ImagesPlan(ImagesPlan, TransposedPlan):
         ))  # fmt: skip
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
-    @property
-    def table_period(self) -> int:
-        """Groups of 8 columns after which the positions of a tile repeat: columns are patches, image by image."""
-        if self.problem.table_rows == 1:
-            return 1
-        return self.tile_patches // math.gcd(COLUMN_GROUP, self.tile_patches)
-
-    @property
-    def table_shape(self) -> tuple[int, int, int, int, int] | None:
-        """``[position tiles, padded_n / 16, table_period, 32, 4]``, or None without bias and positions.
-
-        What a lane of a warp adds to its accumulators of 16 features and 8 columns, as the lane holds them:
-        ``[t, b, j, l, r]`` belongs to feature ``16 b + l / 4 + 8 (r / 2)`` and patch
-        ``(8 j + 2 (l % 4) + r % 2) % tile_patches`` of tile t. With a bias alone there is one tile.
-        """
-        if self.problem.table_rows == 0:
-            return None
-        tiles = self.position_tiles if self.problem.table_rows > 1 else 1
-        return (tiles, self.padded_n // 16, self.table_period, LANES, 4)
 
     @property
     def table_registers(self) -> int:
@@ -169,16 +126,8 @@ def plan_sm90_images(
     check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), _channels(plan))
     check_barriers(plan)
     check_smem(plan)
-    if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
-        rule = f"the table is indexed with 32 bits and has {plan.padded_n} padded columns"
-        rows = (2**31 - 1) // (plan.padded_n * plan.row_tiles * plan.table_period * COLUMN_GROUP)
-        reject("height", problem.height, rule, rows * problem.patch)
+    check_table(plan)
     return plan
-
-
-def images_step(tile_patches: int) -> int:
-    """What the images of a tile are a multiple of, so that its columns are one of 16."""
-    return ROWS_PER_STORE // math.gcd(ROWS_PER_STORE, tile_patches)
 
 
 def check_tile(config: Sm90ImagesConfig) -> None:

@@ -10,10 +10,9 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.sm90.transposed.staging import ROWS_PER_STORE, TransposedStaging
-from cute_kernels.plan.patch_embed_images.sm90 import COLUMN_GROUP, Sm90ImagesPlan
-
-TABLE_VALUES = 4
-"""What a thread adds to its accumulators of 8 columns: two features x two columns."""
+from cute_kernels.kernels.strips import TABLE_VALUES
+from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
+from cute_kernels.plan.patch_embed_images.strips import COLUMN_GROUP
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Epilogue:
         staging: this warpgroup's buffer, stored to ``[box, tile of a grid row, 64-feature block, image tile, grid
             row]``.
         table: ``[4, 32, period, padded features / 16, position tiles]`` view of the table, or None: see
-            `Sm90ImagesPlan.table_shape`.
+            `StripsPlan.table_shape`.
         scales: of the two features of a thread.
         held: registers ``[4, period]`` of table values, and of which position tile they are: read anew only where that
             changes, which with images running fastest is once per many tiles. None if registers do not allow it.

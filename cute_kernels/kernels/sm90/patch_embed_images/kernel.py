@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int8, Int32, Int64, Uint8
+from cutlass import BFloat16, Float32, Int8, Int16, Int32, Int64, Uint8
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from cute_kernels import dsl
@@ -18,12 +17,22 @@ from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.frame import begin
-from cute_kernels.kernels.sm90.patch_embed_images.epilogue import TABLE_VALUES, Epilogue
-from cute_kernels.kernels.sm90.patch_embed_images.load import Load
+from cute_kernels.kernels.sm90.patch_embed_images.epilogue import Epilogue
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.sm90.transposed.mma import Mma
 from cute_kernels.kernels.sm90.transposed.staging import TransposedStaging
 from cute_kernels.kernels.sm90.transposed.weight import resident_weight
+from cute_kernels.kernels.strips import (
+    TABLE_VALUES,
+    images_layout,
+    operand_layout,
+    out_layout,
+    scale_of_feature,
+    strip_boxes,
+    strip_layout,
+    table_view,
+)
+from cute_kernels.kernels.strips_load import StripLoad
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH
 from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
@@ -72,8 +81,8 @@ class PatchEmbedImagesKernel:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
         plan, config, channels = self.plan, self.plan.config, self.plan.problem.channels
         grid_width, grid_height = width // STRIP_PATCH, height // STRIP_PATCH
-        images = cute.make_tensor(images_pointer, _images_layout(batch, channels, height, width))
-        out = cute.make_tensor(out_pointer, _out_layout(batch, grid_height, grid_width, n))
+        images = cute.make_tensor(images_pointer, images_layout(batch, channels, height, width))
+        out = cute.make_tensor(out_pointer, out_layout(batch, grid_height, grid_width, n))
         weight = cute.make_tensor(weight_pointer, cute.make_layout((n, plan.problem.k), stride=(plan.problem.k, 1)))
         tiled_mma = cute.make_tiled_mma(
             warpgroup.MmaI8Op(
@@ -83,7 +92,7 @@ class PatchEmbedImagesKernel:
         )  # fmt: skip
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
         images_atom, images_view = cpasync.make_tiled_tma_atom(
-            load, images, self._strip_layout(1), plan.stage_box, num_multicast=config.cluster
+            load, images, strip_layout(plan, 1), plan.stage_box, num_multicast=config.cluster
         )
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box()
@@ -91,34 +100,13 @@ class PatchEmbedImagesKernel:
         row_tiles = cute.ceil_div(grid_width, plan.tile_patches)
         position_tiles = row_tiles * grid_height
         groups = cute.ceil_div(cute.ceil_div(n, plan.features), config.cluster)
-        table = None
-        if cutlass.const_expr(table_pointer is not None):
-            blocks = groups * (config.cluster * plan.features // 16)
-            shape = (TABLE_VALUES, 32, plan.table_period, blocks, position_tiles)
-            table = cute.make_tensor(table_pointer, cute.make_ordered_layout(shape, order=(0, 1, 2, 3, 4)))
+        table = table_view(plan, table_pointer, groups, position_tiles)
         arguments = DeviceArguments(
             tiled_mma, images_atom, images_view, weight, out_atom, out_view, table,
             cute.make_tensor(scale_pointer, cute.make_layout((n,))), cute.ceil_div(batch, plan.tile_images), row_tiles,
             position_tiles, groups,
         )  # fmt: skip
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
-
-    def _strip_layout(self, stages: int) -> cute.Layout:
-        """The bytes of the stages as TMA fills them: ``[pixels of a row, images, rows, 1, stages]``."""
-        pixels, images, rows, _ = self.plan.stage_box
-        stride = (1, pixels, pixels * images, self.plan.stage_bytes)
-        if stages == 1:
-            return cute.make_layout(self.plan.stage_box, stride=stride)
-        return cute.make_layout((*self.plan.stage_box, stages), stride=(*stride, self.plan.stage_bytes))
-
-    def _operand_layout(self) -> cute.Layout:
-        """The same bytes as K-major blocks without swizzle: ``[patches, 128 bytes of K, blocks]``.
-
-        A patch's 16 pixels of a row are neighbours, and so are the patches of all images; 8 rows make a block.
-        """
-        plan = self.plan
-        shape = (plan.tile_rows, (STRIP_PATCH, 8), plan.config.stages * plan.config.stage_blocks)
-        return cute.make_layout(shape, stride=(16, (1, 16 * plan.tile_rows), plan.k_block_bytes * plan.tile_rows))
 
     def _out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warpgroup's part of a tile."""
@@ -158,14 +146,13 @@ class PatchEmbedImagesKernel:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             self._mma(args, strips, staging, pipe, order, slab, warp // 4).run()
 
-    def _load(self, args, strips, pipe, order, cta_rank) -> Load:
-        boxes = cute.make_tensor(strips, self._strip_layout(self.plan.config.stages))
-        pixels = cute.local_tile(args.images, self.plan.stage_box, (None,) * 4)
-        blocks, source = cpasync.tma_partition(
-            args.images_atom, cta_rank, cute.make_layout(self.plan.config.cluster),
-            cute.group_modes(boxes, 0, 4), cute.group_modes(pixels, 0, 4),
-        )  # fmt: skip
-        return Load(self.plan, args.images_atom, source, blocks, pipe, order, args.row_tiles)
+    def _load(self, args, strips, pipe, order, cta_rank) -> StripLoad:
+        ctas = self.plan.config.cluster
+        source, blocks = strip_boxes(self.plan, (args.images_atom, args.images), strips, (ctas, cta_rank))
+        multicast = Int16((1 << ctas) - 1) if ctas > 1 else None
+        return StripLoad(
+            self.plan, args.images_atom, source, blocks, pipe, order, args.row_tiles, multicast=multicast
+        )
 
     def _mma(self, args, strips, staging, pipe, order, slab, warpgroup_index) -> Mma:
         plan, config = self.plan, self.plan.config
@@ -174,7 +161,7 @@ class PatchEmbedImagesKernel:
         feature_block = slab * config.warpgroups + warpgroup_index
         columns = plan.k_blocks * plan.k_block_bytes
         weight = resident_weight(args.tiled_mma, slice_, args.weight, feature_block, columns)
-        patches = cute.make_tensor(strips, self._operand_layout())
+        patches = cute.make_tensor(strips, operand_layout(plan))
         fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(patches))
 
         buffer = staging + cute.assume(warpgroup_index * plan.staging_bytes, divby=plan.swizzle_period)
@@ -186,10 +173,11 @@ class PatchEmbedImagesKernel:
         )
         named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
         buffer = TransposedStaging(buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index)
+        feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
+        scales = (scale_of_feature(args.scale, feature), scale_of_feature(args.scale, feature + 8))
         epilogue = Epilogue(
-            plan, buffer, args.table, _scales(args.scale, feature_block, thread), self._held(), args.row_tiles,
-            feature_block, thread,
-        )  # fmt: skip
+            plan, buffer, args.table, scales, self._held(), args.row_tiles, feature_block, thread
+        )
         return Mma(
             plan, args.tiled_mma, Int32, weight, fragments, pipe, epilogue, order, Int32(plan.tile_stages),
             warpgroup_index, thread, named["turn 0"],
@@ -203,34 +191,6 @@ class PatchEmbedImagesKernel:
         position = cute.make_rmem_tensor(cute.make_layout(1), Int32)
         position.fill(-1)
         return values, position
-
-
-def _images_layout(batch: Int32, channels: int, height: Int32, width: Int32) -> cute.Layout:
-    """Contiguous ``[B, C, H, W]`` seen as ``[W, B, H, C]``, the order of a strip's bytes; 16-byte rows for TMA."""
-    width = cute.assume(width, divby=STRIP_PATCH)
-    plane = cute.assume(height * width, divby=STRIP_PATCH)
-    image = cute.assume(plane * channels, divby=STRIP_PATCH)
-    return cute.make_layout((width, batch, height, channels), stride=(1, image, width, plane))
-
-
-def _out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) -> cute.Layout:
-    """Contiguous ``[B, grid rows, patches, N]`` seen as ``[patches, N, B, grid rows]``."""
-    n = cute.assume(n, divby=8)
-    row = cute.assume(grid_width * n, divby=8)
-    image = cute.assume(grid_height * row, divby=8)
-    return cute.make_layout((grid_width, n, batch, grid_height), stride=(n, 1, image, row))
-
-
-@cute.jit
-def _scales(scale: cute.Tensor, feature_block: Int32, thread: Int32) -> tuple[Float32, Float32]:
-    """Of the two features that a thread has, ``lane / 4`` and ``lane / 4 + 8`` of its warp's 16; 0 beyond the last."""
-    feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
-    first, second = Float32(0.0), Float32(0.0)
-    if feature < scale.shape[0]:
-        first = scale[feature]
-    if feature + 8 < scale.shape[0]:
-        second = scale[feature + 8]
-    return first, second
 
 
 dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm90a")

@@ -1,0 +1,89 @@
+"""Plans of the kernels that read uint8 images as strips: what a stage holds, and the table beside its columns.
+
+A strip is a TMA box of whole pieces of image rows: rows of the pixels of ``tile_patches`` neighbouring patches in some
+images. It lands in shared memory as ``[row][image][pixel]``. A patch's 16 pixels of a row are 16 bytes, so that patch n
+of the box, image by image, begins at 16 n: with the rows as chunks of K, that is a K-major operand without swizzle (PTX
+ISA, shared memory matrix layout), and nothing has to be gathered or rearranged.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cute_kernels.config import PatchEmbedImagesProblem
+from cute_kernels.plan.base import LANES, reject
+from cute_kernels.plan.feature_slabs import FeatureSlabs
+from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH, STRIP_ROWS, ImagesPlan
+
+COLUMN_GROUP = 8
+"""Columns of a tensor core's result that its accumulators repeat with: a thread has two of each."""
+
+BLOCK_FEATURES = 16
+"""Features of which a thread has two: lane / 4 and lane / 4 + 8."""
+
+
+class StripsPlan(ImagesPlan, FeatureSlabs):
+    """Columns of a tile are its patches, image by image; features are the rows of the tensor core's result."""
+
+    @property
+    def tile_rows(self) -> int:
+        """Patches of a tile."""
+        return self.tile_patches * self.tile_images
+
+    @property
+    def cta_images(self) -> int:
+        """Images of a tile that one CTA has in its shared memory."""
+        return self.tile_images
+
+    @property
+    def cta_patches(self) -> int:
+        """Patches of a tile that one CTA has in its shared memory."""
+        return self.tile_patches * self.cta_images
+
+    @property
+    def stage_box(self) -> tuple[int, int, int, int]:
+        """Pixels of a row, images, rows and channels of the box that fills a stage."""
+        rows = STRIP_ROWS * self.config.stage_blocks
+        return (STRIP_PATCH * self.tile_patches, self.cta_images, rows, 1)
+
+    @property
+    def stages_per_channel(self) -> int:
+        return STRIP_PATCH // STRIP_ROWS // self.config.stage_blocks
+
+    @property
+    def stage_bytes(self) -> int:
+        return math.prod(self.stage_box)
+
+    @property
+    def table_period(self) -> int:
+        """Groups of 8 columns after which the positions of a tile repeat."""
+        if self.problem.table_rows == 1:
+            return 1
+        return self.tile_patches // math.gcd(COLUMN_GROUP, self.tile_patches)
+
+    @property
+    def table_shape(self) -> tuple[int, int, int, int, int] | None:
+        """``[position tiles, padded_n / 16, table_period, 32, 4]``, or None without bias and positions.
+
+        What a lane of a warp adds to its accumulators of 16 features and 8 columns, as the lane holds them:
+        ``[t, b, j, l, r]`` belongs to feature ``16 b + l / 4 + 8 (r / 2)`` and patch
+        ``(8 j + 2 (l % 4) + r % 2) % tile_patches`` of tile t. With a bias alone there is one tile.
+        """
+        if self.problem.table_rows == 0:
+            return None
+        tiles = self.position_tiles if self.problem.table_rows > 1 else 1
+        return (tiles, self.padded_n // BLOCK_FEATURES, self.table_period, LANES, 4)
+
+
+def images_step(tile_patches: int, columns: int = 16) -> int:
+    """What the images of a tile are a multiple of, so that its patches are one of ``columns``."""
+    return columns // math.gcd(columns, tile_patches)
+
+
+def check_table(plan: StripsPlan) -> None:
+    """The table is indexed with 32 bits."""
+    problem: PatchEmbedImagesProblem = plan.problem
+    if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
+        rule = f"the table is indexed with 32 bits and has {plan.padded_n} padded columns"
+        rows = (2**31 - 1) // (plan.padded_n * plan.row_tiles * plan.table_period * COLUMN_GROUP)
+        reject("height", problem.height, rule, rows * problem.patch)
