@@ -59,7 +59,8 @@ def patch_embed_images(
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
 
     Returns:
-        ``[B, S, N]``, contiguous. There is no backward: differentiating the result raises NotImplementedError.
+        ``[B, S, N]``, contiguous. There is no backward: differentiating the result raises NotImplementedError. Of
+        DTensors, the buffers of the weight among them, it is a DTensor (`cute_kernels.operations.sharding`).
 
     Raises:
         TypeError: an argument of the wrong type, element type or layout.

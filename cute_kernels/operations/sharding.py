@@ -11,6 +11,7 @@ from the operator's contract.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -47,6 +48,22 @@ def patch_embed_shardings(shapes: Mapping[str, Shape], parts: int) -> Iterator[S
         yield 2 if counted else 1, {"weight": 0, "bias": 0, "pos_embed": 1}
 
 
+def patch_embed_images_shardings(shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
+    """Images, rows of patches, features; arguments as of `patch_embed_shardings`.
+
+    Rows of pixels are divided where every part has whole patches: positions count them row by row, so that a part's
+    are neighbours. Of the weight, all that is made per feature is divided with it.
+    """
+    images, (n, k) = shapes["images"], shapes["weight"]
+    patch = math.isqrt(k // images[1])
+    yield 0, {"images": 0}
+    if images[2] % (patch * parts) == 0:
+        yield 1, {"images": 2, "pos_embed": 0}
+    if n % (8 * parts) == 0:
+        per_feature = ("weight", "weight_low", "weight_scale", "weight_offset", "bias")
+        yield 2, dict.fromkeys(per_feature, 0) | {"pos_embed": 1}
+
+
 def gemm_shardings(shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
     """Batches, rows of ``a``, rows of ``b``; arguments as of `patch_embed_shardings`."""
     rows = len(shapes["a"]) - 2
@@ -60,6 +77,7 @@ def gemm_shardings(shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding
 SHARDINGS: dict[str, Callable[[Mapping[str, Shape], int], Iterator[Sharding]]] = {
     "gemm": gemm_shardings,
     "patch_embed": patch_embed_shardings,
+    "patch_embed_images": patch_embed_images_shardings,
 }
 """By operator of ``torch.ops.cute_kernels``."""
 

@@ -1,4 +1,4 @@
-"""`patch_embed` and `gemm` on DTensor, on two GPUs with NCCL."""
+"""`patch_embed`, `patch_embed_images` and `gemm` on DTensor, on two GPUs with NCCL."""
 
 from __future__ import annotations
 

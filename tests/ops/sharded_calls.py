@@ -1,4 +1,4 @@
-"""`patch_embed` and `gemm` on DTensor, by several processes, compared with the same calls on whole tensors.
+"""The operations on DTensor, by several processes, compared with the same calls on whole tensors.
 
     python -m tests.ops.sharded_calls RANK WORLD STORE OUTPUT BACKEND
 
@@ -9,6 +9,7 @@ are small integers wherever they are multiplied, so that sums are exact on every
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import subprocess
@@ -22,12 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module
 
 import cute_kernels
+from cute_kernels.operations.patch_weight import PatchWeight
 
 FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor | PatchWeight]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Case:
         options: more arguments.
         transform: of the DTensors, after they were sharded.
         compiled: through torch.compile.
+        precision: of a prepared weight.
         mesh: its shape; shards are along its first dimension.
         exchanges: arguments are redistributed between processes, which gloo does not do for FP8.
     """
@@ -53,6 +56,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     transform: Callable[[dict[str, DTensor], DeviceMesh], dict[str, DTensor]] = lambda tensors, mesh: tensors
     compiled: bool = False
+    precision: str = ""
     mesh: tuple[int, ...] = (2,)
     exchanges: bool = False
 
@@ -62,6 +66,13 @@ def embed(x: tuple[int, ...], positions: int = 0, index: bool = False, n: int = 
     shapes = {"x": (*x, 32), "weight": (n, 32)} | ({"bias": (n,)} if bias else {})
     shapes |= ({"pos_embed": (positions, n)} if positions else {}) | ({"pos_index": x} if index else {})
     return Case(cute_kernels.patch_embed, shapes, options={"scale_a": 0.25, **more.pop("options", {})}, **more)
+
+
+def embed_images(images: tuple[int, ...], positions: int = 0, n: int = 32, precision: str = "int8", **more) -> Case:
+    """A patch embed of images whose patches are 8 x 8 pixels."""
+    shapes = {"images": images, "weight": (n, images[1], 8, 8), "bias": (n,)}
+    shapes |= {"pos_embed": (positions, n)} if positions else {}
+    return Case(cute_kernels.patch_embed_images, shapes, precision=precision, **more)
 
 
 def product(a: tuple[int, ...], b: tuple[int, ...], bias: bool = True, **more) -> Case:
@@ -129,6 +140,26 @@ CASES: dict[str, Case] = {
     "inner extent of FP8": embed((4, 6), 6, shards={"x": 2, "weight": 1}, exchanges=True),
     "images, compiled": embed((4, 6), 6, shards={"x": 0}, out=0, compiled=True),
     "features, compiled": embed((4, 6), 6, shards={"weight": 0}, out=2, compiled=True),
+    "pixels, replicas": embed_images((2, 3, 16, 16), 4),
+    "pixels of images": embed_images((4, 3, 16, 24), 6, shards={"images": 0}, out=0),
+    "pixels of one image for two": embed_images((1, 3, 16, 24), 6, shards={"images": 0}, exchanges=True),
+    "pixels of images on a mesh of two dimensions": embed_images(
+        (3, 3, 16, 16), 4, shards={"images": 0}, out=0, mesh=(2, 1)
+    ),
+    "pixels of rows of patches": embed_images((2, 3, 32, 16), 8, shards={"images": 2, "pos_embed": 0}, out=1),
+    "pixels of rows of patches, positions replicated": embed_images((2, 3, 32, 16), 8, shards={"images": 2}, out=1),
+    "pixels of half patches": embed_images((2, 3, 24, 16), 6, shards={"images": 2}, exchanges=True),
+    "pixels of columns": embed_images((2, 3, 16, 32), 8, shards={"images": 3}, exchanges=True),
+    "pixels' features": embed_images((2, 3, 16, 16), 4, shards={"weight": 0, "bias": 0, "pos_embed": 1}, out=2),
+    "pixels' features, addends replicated": embed_images((2, 3, 16, 16), 4, shards={"weight": 0}, out=2),
+    "pixels' features without positions": embed_images((2, 3, 16, 16), shards={"weight": 0}, out=2),
+    "pixels' features that divide into no multiples of 8": embed_images(
+        (2, 3, 16, 16), 4, n=24, shards={"weight": 0}, exchanges=True
+    ),
+    "pixels, weights of two terms": embed_images((2, 1, 16, 16), 4, precision="int16", shards={"weight": 0}, out=2),
+    "normalised pixels": embed_images((4, 3, 16, 16), 4, precision="bf16", shards={"images": 0}, out=0),
+    "normalised pixels' features": embed_images((2, 3, 16, 16), 4, precision="bf16", shards={"weight": 0}, out=2),
+    "pixels of images, compiled": embed_images((4, 3, 16, 16), 4, shards={"images": 0}, out=0, compiled=True),
     "gemm, replicas": product((20, 16), (24, 16)),
     "gemm, rows of a": product((20, 16), (24, 16), shards={"a": 0}, out=0),
     "gemm, rows of b": product((20, 16), (24, 16), shards={"b": 0, "bias": 0}, out=1),
@@ -156,7 +187,14 @@ def draw(case: Case, device: str) -> Tensors:
     kinds = {"x": FP8, "weight": FP8, "a": BF16, "b": BF16}
     tensors = {}
     for name, shape in case.shapes.items():
-        if name in kinds:
+        if case.precision and name == "weight":
+            value = cute_kernels.prepare_patch_weight(
+                torch.randint(-3, 4, shape, generator=generator).float(), precision=case.precision, channels=shape[1]
+            )
+        elif name == "images":
+            value = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+            value = value.to(BF16) if case.precision == "bf16" else value
+        elif name in kinds:
             value = torch.randint(-3, 4, shape, generator=generator).to(kinds[name])
         elif name == "pos_index":
             value = torch.randint(0, case.shapes["pos_embed"][0], shape, generator=generator, dtype=torch.int32)
@@ -166,12 +204,20 @@ def draw(case: Case, device: str) -> Tensors:
     return tensors
 
 
-def sharded(tensor: torch.Tensor, along: int | None, mesh: DeviceMesh) -> DTensor:
-    """As `distribute_tensor` makes it, without communication."""
+def sharded(tensor: torch.Tensor | PatchWeight, along: int | None, mesh: DeviceMesh) -> DTensor | PatchWeight:
+    """As `distribute_tensor` makes it, without communication; of a prepared weight, all its buffers."""
+    if isinstance(tensor, PatchWeight):
+
+        def divide(_: str, module: torch.nn.Module, mesh: DeviceMesh) -> None:
+            for name, buffer in module.named_buffers(recurse=False):
+                module.register_buffer(name, sharded(buffer, along, mesh))
+
+        return distribute_module(copy.deepcopy(tensor), mesh, divide)
     rest: list[Placement] = [Replicate()] * (mesh.ndim - 1)
     if along is None:
         return DTensor.from_local(tensor, mesh, [Replicate(), *rest], run_check=False)
-    part = tensor.chunk(mesh.size(0), along)[mesh.get_local_rank(0)].contiguous()
+    parts, rank = tensor.chunk(mesh.size(0), along), mesh.get_local_rank(0)
+    part = (parts[rank] if rank < len(parts) else tensor.narrow(along, 0, 0)).contiguous()
     shape, stride = tensor.shape, tensor.stride()
     return DTensor.from_local(part, mesh, [Shard(along), *rest], run_check=False, shape=shape, stride=stride)
 

@@ -1,4 +1,4 @@
-"""`patch_embed` and `gemm` on DTensor: two processes with gloo, and what is registered when."""
+"""`patch_embed`, `patch_embed_images` and `gemm` on DTensor: two processes with gloo, and what is registered when."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from cute_kernels.operations.sharding import gemm_shardings, patch_embed_shardings, register
+from cute_kernels.operations.sharding import (
+    gemm_shardings,
+    patch_embed_images_shardings,
+    patch_embed_shardings,
+    register,
+)
 from tests.ops import sharded_calls
 from tests.ops.sharded_calls import CASES
 
@@ -48,11 +53,20 @@ def test_only_whole_images_and_whole_vectors_are_divided() -> None:
     assert [along for along, _ in gemm_shardings({"a": (7, 16), "b": (5, 16)}, 4)] == [0, 1]
 
 
+def test_images_are_divided_between_patches() -> None:
+    """96 rows of pixels are 6 rows of patches."""
+    shapes = {"images": (5, 3, 96, 32), "weight": (48, 768), "pos_embed": (12, 48)}
+    divided = {parts: [along for along, _ in patch_embed_images_shardings(shapes, parts)] for parts in range(1, 9)}
+    all_three = [0, 1, 2]
+    assert divided == {1: all_three, 2: all_three, 3: all_three, 4: [0], 5: [0], 6: all_three, 7: [0], 8: [0]}
+
+
 def test_no_sharding_divides_the_inner_extent() -> None:
     inner = {"x": -1, "weight": 1, "a": -1, "b": -1}
     for shardings, shapes in (
         (patch_embed_shardings, {"x": (4, 6, 32), "weight": (32, 32)}),
         (patch_embed_shardings, {"x": (24, 32), "weight": (32, 32)}),
+        (patch_embed_images_shardings, {"images": (2, 3, 16, 16), "weight": (32, 192)}),
         (gemm_shardings, {"a": (8, 16), "b": (8, 16)}),
         (gemm_shardings, {"a": (2, 8, 16), "b": (2, 8, 16)}),
         (gemm_shardings, {"a": (2, 8, 16), "b": (8, 16)}),
