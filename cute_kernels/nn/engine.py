@@ -7,7 +7,6 @@ kernels read is made from them, kept beside them and made anew when they change.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from cute_kernels.nn import availability
 from cute_kernels.nn.options import PatchOptions
-from cute_kernels.nn.positions import stamp
+from cute_kernels.nn.origin import Origin
 from cute_kernels.operations import gemm as gemm_operation
 from cute_kernels.operations import patch_embed as patch_embed_operation
 from cute_kernels.operations import patch_embed_images as images_operation
@@ -54,8 +53,8 @@ class PatchEngine:
 
     def __init__(self, options: PatchOptions) -> None:
         self.options = options
-        # Kind of weight -> the parameter that it was made from, its stamp, and what was made.
-        self._prepared: dict[str, tuple[weakref.ref, tuple, Any]] = {}
+        # Kind of weight -> the parameter that it was made from, and what was made.
+        self._prepared: dict[str, tuple[Origin, Any]] = {}
 
     def __reduce__(self) -> tuple:
         return PatchEngine, (self.options,)
@@ -237,16 +236,17 @@ class PatchEngine:
     def prepared(self, kind: str, weight: torch.Tensor) -> Any:
         """What ``weight`` became: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`.
 
-        Made anew when the parameter is another one or was written to. Not noticed is a write past autograd's version
-        counter (through ``.data``): `forget` is for those.
+        Made anew when the parameter is another one or was written to (`cute_kernels.nn.origin`). Not noticed is a write
+        past autograd's version counter (through ``.data``): `forget` is for those.
         """
         found = self._prepared.get(kind)
-        current = stamp(weight)
-        if found is not None and found[0]() is weight and found[1] == current:
-            return found[2]
-        with torch.no_grad():
+        if found is not None and found[0].is_unchanged(weight):
+            return found[1]
+        origin = Origin(weight)
+        # Not tensors of inference mode, which operations could not find again: these have no version counter.
+        with torch.inference_mode(False), torch.no_grad():
             value = self._prepare(kind, weight.detach())
-        self._prepared[kind] = (weakref.ref(weight), current, value)
+        self._prepared[kind] = (origin, value)
         return value
 
     def _prepare(self, kind: str, weight: torch.Tensor) -> Any:
@@ -278,22 +278,25 @@ class PatchEngine:
         """Drops what was made from the parameters."""
         self._prepared.clear()
 
-    def follow(self, weight: torch.Tensor, before: tuple, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def up_to_date(self, weight: torch.Tensor) -> list[str]:
+        """Kinds of what was made from ``weight`` as it is now."""
+        return [kind for kind, (origin, _) in self._prepared.items() if origin.is_unchanged(weight)]
+
+    def follow(self, weight: torch.Tensor, kinds: list[str], fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """After ``module._apply(fn)``: what was up to date moves along, and keeps its element types.
 
         So ``model.to(torch.bfloat16)`` leaves an int8 weight alone that was made from the float32 one.
 
         Args:
             weight: the parameter as it is now.
-            before: `stamp` of it as it was.
+            kinds: `up_to_date` of it as it was.
             fn: what was applied.
         """
-        for kind, (_, known, value) in list(self._prepared.items()):
-            if known == before:
-                moved = value.to(fn(value).device) if isinstance(value, torch.Tensor) else value._apply(fn)
-                self._prepared[kind] = (weakref.ref(weight), stamp(weight), moved)
-            else:
-                del self._prepared[kind]
+        made, self._prepared = self._prepared, {}
+        for kind in kinds:
+            value = made[kind][1]
+            moved = value.to(fn(value).device) if isinstance(value, torch.Tensor) else value._apply(fn)
+            self._prepared[kind] = (Origin(weight), moved)
 
     # --- pieces ----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ import torch
 
 from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.options import PatchOptions
-from cute_kernels.nn.positions import stamp
 
 
 class EngineMixin:
@@ -28,9 +27,9 @@ class EngineMixin:
         return self.weight
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        before = stamp(self.engine_weight())
+        kinds = self.engine.up_to_date(self.engine_weight())
         super()._apply(fn, recurse)
-        self.engine.follow(self.engine_weight(), before, fn)
+        self.engine.follow(self.engine_weight(), kinds, fn)
         return self
 
     def forget_prepared(self) -> None:

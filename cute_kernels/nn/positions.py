@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -12,16 +11,9 @@ from typing import Literal
 
 import torch
 
+from cute_kernels.nn.origin import Origin
+
 Interpolation = Literal["bicubic", "bilinear"]
-
-
-def stamp(tensor: torch.Tensor) -> tuple:
-    """Differs when the tensor's numbers may: memory, version counter, type, device and layout.
-
-    A tensor made in inference mode has no version counter; of such a one only another memory is noticed.
-    """
-    version = None if tensor.is_inference() else tensor._version
-    return (tensor.data_ptr(), version, tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride())
 
 
 def interpolate(
@@ -68,7 +60,7 @@ class PositionCache:
 
     def __post_init__(self) -> None:
         self._entries: OrderedDict[Hashable, object] = OrderedDict()
-        self._source: tuple[weakref.ref, tuple] | None = None
+        self._source: Origin | None = None
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple:
@@ -119,18 +111,20 @@ class PositionCache:
         """``build()``, or its result of an earlier call with this key and the parameter as it was."""
         if torch.is_grad_enabled() and pos_embed.requires_grad:
             return build()
-        current = stamp(pos_embed)
         with self._lock:
-            if self._source is None or self._source[0]() is not pos_embed or self._source[1] != current:
+            if self._source is None or not self._source.is_unchanged(pos_embed):
                 self._entries.clear()
-                self._source = (weakref.ref(pos_embed), current)
+                self._source = Origin(pos_embed)
+            source = self._source
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return self._entries[key]
-        value = build()
+        # Not tensors of inference mode, which operations could not find again: these have no version counter.
+        with torch.inference_mode(False), torch.no_grad():
+            value = build()
         with self._lock:
             self.misses += 1
-            if self._source[1] == current:
+            if self._source is source:
                 self._entries[key] = value
             while len(self._entries) > self.capacity:
                 self._entries.popitem(last=False)
