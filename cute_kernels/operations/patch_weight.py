@@ -94,12 +94,42 @@ class PatchWeight(torch.nn.Module):
         Raises:
             ValueError: another schema, or the state of a weight of another precision, whose buffers differ.
         """
+        self._check_state(state)
+        self.order, self.patch, self.channels = state["order"], state["patch"], state["channels"]
+        self.mean, self.std = tuple(state["mean"]), tuple(state["std"])
+
+    def _check_state(self, state: dict[str, Any]) -> None:
         if state.get("schema") != _SCHEMA:
             raise ValueError(f"state of a PatchWeight has schema {state.get('schema')!r}, allowed: {_SCHEMA}")
         if state["precision"] != self.precision:
             raise ValueError(f"state has precision {state['precision']!r}, this PatchWeight has {self.precision!r}")
-        self.order, self.patch, self.channels = state["order"], state["patch"], state["channels"]
-        self.mean, self.std = tuple(state["mean"]), tuple(state["std"])
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        """All of a state or nothing: buffers of different weights mean nothing together.
+
+        ``load_state_dict`` reports what does not fit as it does shapes that differ.
+
+        Raises:
+            ValueError: as `set_extra_state`.
+        """
+        found = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        if "_extra_state" in found:
+            self._check_state(found["_extra_state"])
+        own = {name: buffer for name, buffer in self._buffers.items() if buffer is not None} | {"_extra_state": None}
+        if not own.keys().isdisjoint(found):
+            problems = [f"{name} is missing" for name in own if name not in found]
+            for name in own.keys() & found.keys() - {"_extra_state"}:
+                given, expected = ((tuple(tensor.shape), tensor.dtype) for tensor in (found[name], own[name]))
+                if given != expected:
+                    problems.append(f"{name} has shape and dtype {given}, allowed: {expected}")
+            if problems:
+                error_msgs.append(f"PatchWeight {prefix.rstrip('.')!r} stays as it is: {'; '.join(sorted(problems))}")
+                return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def extra_repr(self) -> str:
         return (

@@ -117,6 +117,42 @@ def test_it_travels():
         prepare_patch_weight(conv_weight(), precision="bf16").set_extra_state(prepared.get_extra_state())
 
 
+OTHER_STATES = {
+    "another precision": lambda: prepare_patch_weight(conv_weight(seed=9), precision="bf16").state_dict(),
+    "another patch": lambda: prepare_patch_weight(conv_weight(patch=16), precision="int16").state_dict(),
+    "other features": lambda: prepare_patch_weight(conv_weight(n=24), precision="int16").state_dict(),
+    "another type": lambda: state_of() | {"raw": torch.zeros(16, 588)},
+    "a part": lambda: {name: value for name, value in state_of().items() if name != "raw_low"},
+    "no extra state": lambda: {name: value for name, value in state_of().items() if name != "_extra_state"},
+    "another schema": lambda: state_of() | {"_extra_state": {"schema": 99}},
+}
+
+
+def state_of() -> dict:
+    return prepare_patch_weight(conv_weight(seed=9), precision="int16").state_dict()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", OTHER_STATES)
+def test_a_state_that_does_not_fit_changes_nothing(name, strict):
+    """Also where the program catches the error; inside of a model too."""
+    prepared = prepare_patch_weight(conv_weight(), precision="int16", mean=MEAN, std=STD)
+    model = torch.nn.ModuleDict({"patch": prepared})
+    before = {name: buffer.clone() for name, buffer in prepared.named_buffers()}
+    state = {f"patch.{key}": value for key, value in OTHER_STATES[name]().items()}
+    with pytest.raises((ValueError, RuntimeError), match="precision|schema|stays as it is"):
+        model.load_state_dict(state, strict=strict)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in prepared.named_buffers())
+    assert (prepared.mean, prepared.std) == (MEAN, STD)
+
+
+def test_a_model_s_state_without_the_weight():
+    model = torch.nn.ModuleDict({"patch": prepare_patch_weight(conv_weight(), precision="int8")})
+    missing = model.load_state_dict({}, strict=False).missing_keys
+    assert sorted(missing) == ["patch._extra_state", "patch.offset", "patch.raw", "patch.scale"]
+    model.load_state_dict(model.state_dict(), assign=True)
+
+
 def test_fp16_takes_a_feature_that_hardly_counts():
     weight = conv_weight()
     weight[3] *= 1e-6
