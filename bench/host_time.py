@@ -41,6 +41,7 @@ def cases() -> dict[str, Callable[[], object]]:
     x, weight = (draw(*shape).to(torch.float8_e4m3fn) for shape in ((1, 196, 768), (768, 768)))
     bias, pos = torch.nn.Parameter(draw(768)), torch.nn.Parameter(draw(196, 768))
     scale = torch.tensor(0.05, device="cuda")
+    rows, features = torch.rand(1, 196, 1, device="cuda"), torch.rand(1, 768, device="cuda")
     index = torch.arange(196, device="cuda", dtype=torch.int32)[None]
     a, b, addend = draw(196, 768).bfloat16(), draw(768, 768).bfloat16(), draw(768)
     patch_embed, gemm = cute_kernels.patch_embed, cute_kernels.gemm
@@ -48,6 +49,7 @@ def cases() -> dict[str, Callable[[], object]]:
     return {
         "patch_embed": lambda: patch_embed(x, weight, bias, pos, scale_a=0.05),
         "patch_embed, scale tensor": lambda: patch_embed(x, weight, bias, pos, scale_a=scale),
+        "patch_embed, row-wise scales": lambda: patch_embed(x, weight, bias, pos, scale_a=rows, scale_b=features),
         "patch_embed, pos_index": lambda: patch_embed(x, weight, bias, pos, pos_index=index, scale_a=0.05),
         "patch_embed, torch.ops": lambda: operator(x, weight, bias, pos, None, None, None, 0.05, 1.0, "auto"),
         "gemm": lambda: gemm(a, b),

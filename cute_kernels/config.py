@@ -70,7 +70,10 @@ def _boolean(name: str, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class PatchEmbedProblem:
-    """Facts of one call of ``out[m, n] = scale * sum_k x[m, k] * w[n, k] + table[row(m), n]``.
+    """Facts of one call of ``out[m, n] = scale[m, n] * sum_k x[m, k] * w[n, k] + table[row(m), n]``.
+
+    The scale is the FP32 product of one number for each row of ``x`` and one for each feature; where either is the same
+    for all, it is part of a number for the whole call.
 
     Attributes:
         m: rows of ``x`` and of the output (images x positions for patch embedding).
@@ -81,8 +84,11 @@ class PatchEmbedProblem:
             ``m % table_rows``.
         in_dtype: element type of ``x`` and weight, as torch names it.
         out_dtype: element type of the output, as torch names it.
-        scale_source: ``"value"`` passes the scale in the launch parameters, ``"pointer"`` reads one FP32 from device
-            memory when the kernel starts.
+        scale_source: where the number for the whole call is: ``"value"`` passes it in the launch parameters,
+            ``"pointer"`` reads one FP32 from device memory when the kernel starts.
+        row_scale: every row of ``x`` has a factor of its own, in memory.
+        feature_scale: every feature has a factor of its own, in memory. With both there is no number for the whole
+            call.
 
     Raises:
         TypeError: a size that is no integer, or a name that is no string.
@@ -96,6 +102,13 @@ class PatchEmbedProblem:
     out_dtype: str = "bfloat16"
     scale_source: ScaleSource = "value"
     table_index: bool = False
+    row_scale: bool = False
+    feature_scale: bool = False
+
+    @property
+    def call_scale(self) -> bool:
+        """There is a number for the whole call."""
+        return not (self.row_scale and self.feature_scale)
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -159,6 +159,8 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         default="value",
         help="scale as a launch parameter or read from device memory (default: %(default)s)",
     )
+    add("--row-scale", action="store_true", help="a factor of the scale for every row of x")
+    add("--feature-scale", action="store_true", help="a factor of the scale for every feature")
 
     add = problems.group("patch-embed-images")
     for name in ("height", "width"):
@@ -216,6 +218,8 @@ def _patch_embed(options: argparse.Namespace) -> PatchEmbedProblem:
         k=-(-options.in_features // 16) * 16,
         table_rows={"positions": options.positions, "bias": 1, "none": 0}[options.table],
         scale_source=options.scale,
+        row_scale=options.row_scale,
+        feature_scale=options.feature_scale,
     )
 
 

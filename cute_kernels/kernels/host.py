@@ -1,12 +1,11 @@
-"""What the host functions of all kernels have in common: how they launch, and the scale of the patch embeds."""
+"""What the host functions of all kernels have in common: how they launch."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 from cute_kernels.plan import Plan
 
@@ -29,10 +28,3 @@ def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> No
         stream=stream,
         use_pdl=True,
     )
-
-
-def scale_of(plan: Plan, argument: Float32 | cute.Pointer) -> Float32 | cute.Tensor:
-    """The dequantisation multiplier: its value, or the one number that the kernel reads when it starts."""
-    if plan.problem.scale_source == "pointer":
-        return cute.make_tensor(argument, cute.make_layout(1))
-    return argument

@@ -102,7 +102,10 @@ class TensorRow(Row):
 
 @dataclass(frozen=True)
 class ScaleRow(Row):
-    """A factor: None (1), a number, or a tensor, which travels beside the number 1."""
+    """A factor: None (1), a number, or a tensor, which travels beside the number 1.
+
+    ``operand`` is what a tensor of more than one element is.
+    """
 
     role: Role = "scale"
     optional: bool = True
@@ -181,9 +184,9 @@ def tensor(
     return _field(TensorRow(role, operand, optional, dtypes, shapes, dense))
 
 
-def scale() -> Any:
+def scale(operand: str) -> Any:
     """A field that is a factor; see `ScaleRow`."""
-    return _field(ScaleRow())
+    return _field(ScaleRow(operand=operand))
 
 
 def config(codec: ConfigCodec) -> Any:

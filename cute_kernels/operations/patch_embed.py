@@ -10,7 +10,7 @@ from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
-from cute_kernels.operations.scales import combine_numbers, combine_scales
+from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.patch_embed import PATCH_EMBED as PLANNER
@@ -41,6 +41,9 @@ def patch_embed(
 ) -> torch.Tensor:
     """FP8 patch embedding: ``out[b, s, :] = scale_a * scale_b * (x[b, s, :] @ weight.T) + bias + pos_embed[s, :]``.
 
+    Multipliers have the names and shapes of `torch.nn.functional.scaled_mm`: one for a whole tensor, or one for each
+    row of ``x`` and of ``weight``, in any combination.
+
     Args:
         x: ``[B, S, K]`` or ``[B * S, K]`` float8_e4m3fn, contiguous; B >= 1, S >= 1, K >= 1. A slice whose memory does
             not start on 16 bytes is copied, and K that is no multiple of 16 is zero-padded, once per call.
@@ -55,8 +58,11 @@ def patch_embed(
             outside ``0 .. S - 1`` raises ValueError for CPU tensors; on a GPU, where looking would make the host wait,
             it gives a row of NaN. int64 is converted by two small kernels, and such a call is never a warm one.
         scale_a: dequantisation multiplier of ``x``: None (1), a number that is finite and > 0 in FP32, or an FP32
-            tensor of one element, which is read on the device and not checked.
-        scale_b: dequantisation multiplier of ``weight``, likewise. The kernel applies the FP32 product of both.
+            tensor, which is read on the device and not checked: of one element, or of one for each row, ``[B * S, 1]``
+            or with a 3-D ``x`` also ``[B, S, 1]``. Of rows, any stride; what is not contiguous is copied.
+        scale_b: dequantisation multiplier of ``weight``, likewise: of one element, or of one for each feature,
+            ``[1, N]``. Row m and feature n are multiplied by ``scale = fp32(scale_a[m] * scale_b[n])``, so that rows
+            with equal multipliers get the bits that one multiplier for all gives.
         out_dtype: ``torch.bfloat16``.
         config: tunables of the kernel, `Sm100PatchEmbedConfig` for SM100 or `Sm90PatchEmbedConfig` for SM90; None
             takes the plan's default. An illegal one is refused on every backend. The emulator runs the kernel of the
@@ -76,7 +82,7 @@ def patch_embed(
     Raises:
         TypeError: an argument of the wrong type, element type or layout.
         ValueError: a wrong shape, stride, device, scale, backend or config value.
-        NotImplementedError: row-wise scales, or a device without a kernel.
+        NotImplementedError: a device without a kernel.
     """
     direct = backend == "auto" and out_dtype is torch.bfloat16 and not dispatch_is_intercepted()
     if direct:
@@ -103,8 +109,8 @@ class PatchEmbedArguments:
     bias: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")
     pos_embed: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")
     pos_index: torch.Tensor | None = arguments.tensor(torch.int32, torch.int64, optional=True, operand="index")
-    scale_a: float | torch.Tensor | None = arguments.scale()
-    scale_b: float | torch.Tensor | None = arguments.scale()
+    scale_a: float | torch.Tensor | None = arguments.scale("row_scale")
+    scale_b: float | torch.Tensor | None = arguments.scale("feature_scale")
     backend: Backend = arguments.backend()
     config: PatchEmbedConfig | None = arguments.config(PLANNER.codec)
 
@@ -137,8 +143,9 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
                 raise ValueError(f"pos_embed has S = {positions} and x has S = {x.shape[1]}: they must be equal")
             if x.dim() == 2 and rows % positions:
                 raise ValueError(f"x has {rows} rows, allowed: a multiple of pos_embed's S = {positions}")
-        _check_scale("scale_a", a.scale_a, (rows, 1))
-        _check_scale("scale_b", a.scale_b, (1, n))
+        by_row = {"[M, 1]": (rows, 1)} | ({"[B, S, 1]": (*x.shape[:2], 1)} if x.dim() == 3 else {})
+        _check_scale("scale_a", a.scale_a, by_row)
+        _check_scale("scale_b", a.scale_b, {"[1, N]": (1, n)})
 
     def check_values(self, a: PatchEmbedArguments) -> None:
         if a.pos_index is not None and a.pos_index.device.type == "cpu":
@@ -147,7 +154,7 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
     def problem(self, a: PatchEmbedArguments) -> PatchEmbedProblem:
         n, k = a.weight.shape
         positions = a.pos_embed.shape[0] if a.pos_embed is not None else 1
-        in_memory = any(isinstance(scale, torch.Tensor) for scale in (a.scale_a, a.scale_b))
+        in_memory = any(isinstance(only_number(scale), torch.Tensor) for scale in (a.scale_a, a.scale_b))
         return PatchEmbedProblem(
             m=a.x.numel() // k,
             n=n,
@@ -155,6 +162,8 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
             table_rows=0 if a.bias is None and a.pos_embed is None else positions,
             scale_source="pointer" if in_memory else "value",
             table_index=a.pos_index is not None,
+            row_scale=is_vector(a.scale_a),
+            feature_scale=is_vector(a.scale_b),
         )
 
     def prepare(self, a: PatchEmbedArguments, plan: PatchEmbedPlan) -> Prepared:
@@ -168,7 +177,9 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
             weight=weight,
             table=_table(a.bias, a.pos_embed, plan),
             index=None if a.pos_index is None else _int32_index(a.pos_index),
-            scale=combine_scales(a.scale_a, a.scale_b),
+            scale=combine_scales(only_number(a.scale_a), only_number(a.scale_b)) if problem.call_scale else None,
+            row_scale=in_kernel_order(a.scale_a),
+            feature_scale=in_kernel_order(a.scale_b),
             out=torch.empty(problem.m, problem.n, dtype=torch.bfloat16, device=a.x.device),
         )
         return Prepared(plan, operands, self.output_shape(a))
@@ -176,8 +187,11 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
     def reference(self, a: PatchEmbedArguments) -> torch.Tensor:
         contract = _REFERENCES["f32" if a.config is None else a.config.epilogue]
         index = None if a.pos_index is None else a.pos_index.view(-1)
-        rows, scale = a.x.view(-1, a.x.shape[-1]), combine_scales(a.scale_a, a.scale_b)
-        return contract(rows, a.weight, a.bias, a.pos_embed, scale, index).view(self.output_shape(a))
+        scale = combine_scales(only_number(a.scale_a), only_number(a.scale_b))
+        scale = a.scale_b * scale if is_vector(a.scale_b) else scale
+        row_scale = a.scale_a.reshape(-1, 1) if is_vector(a.scale_a) else None
+        rows = a.x.view(-1, a.x.shape[-1])
+        return contract(rows, a.weight, a.bias, a.pos_embed, scale, index, row_scale).view(self.output_shape(a))
 
     def output_shape(self, a: PatchEmbedArguments) -> tuple[int, ...]:
         n = a.weight.shape[0]
@@ -221,19 +235,15 @@ def prepare_launch(
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check_scale(name: str, scale: float | torch.Tensor | None, along: tuple[int, int]) -> None:
-    """``along``: the shape of row-wise scales."""
+def _check_scale(name: str, scale: float | torch.Tensor | None, vectors: dict[str, tuple[int, ...]]) -> None:
+    """``vectors``: legal shapes of more than one element, by what they are called."""
     if not isinstance(scale, torch.Tensor):
         return
     if scale.dtype != torch.float32:
-        raise TypeError(f"{name} has dtype {scale.dtype}, allowed: torch.float32")
-    if scale.numel() != 1 and tuple(scale.shape) == along:
-        raise NotImplementedError(
-            f"{name} has shape {list(scale.shape)}: row-wise scales are planned as a second operand of the "
-            "epilogue, applied before bias and pos_embed, and do not exist yet; allowed: one element"
-        )
-    if scale.numel() != 1:
-        raise ValueError(f"{name} has shape {list(scale.shape)}, allowed: a tensor of one element")
+        raise TypeError(f"{name} has dtype {scale.dtype}, allowed: {torch.float32}")
+    if is_vector(scale) and tuple(scale.shape) not in vectors.values():
+        allowed = " or ".join(f"{words} = {list(shape)}" for words, shape in vectors.items())
+        raise ValueError(f"{name} has shape {list(scale.shape)}, allowed: a tensor of one element, or {allowed}")
 
 
 def _check_index(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: torch.Tensor) -> None:

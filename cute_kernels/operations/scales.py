@@ -1,5 +1,8 @@
 """The two dequantisation multipliers of a call, and their product, which is what a kernel applies.
 
+A multiplier is one number, or FP32 numbers for every row or every feature. Those that are one number are multiplied
+before the launch; a kernel multiplies the product with the others.
+
 Numbers are checked: each, and the product, must be finite and greater than 0 in FP32. A tensor's value is read on the
 device and never checked, since looking at it would wait for the device; NaN or infinity in it reaches the output.
 """
@@ -17,6 +20,8 @@ import torch
 _FP32_OVERFLOW = (2.0 - 2.0**-24) * 2.0**127
 _FP32_UNDERFLOW = 2.0**-150
 
+_VECTOR_BYTES = 16
+
 
 def split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
     """``(number, tensor)`` of a scale as the operator takes it; the number is 1 beside a tensor.
@@ -32,7 +37,7 @@ def split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, t
             raise TypeError(f"{name} has layout {scale.layout}, allowed: {torch.strided}")
         return 1.0, scale
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise TypeError(f"{name} is {type(scale).__name__}, expected a number, an FP32 tensor of one element, or None")
+        raise TypeError(f"{name} is {type(scale).__name__}, expected a number, an FP32 tensor, or None")
     try:
         number = float(scale)
     except OverflowError:  # an integer beyond FP64, whose digits would fill a screen
@@ -43,6 +48,27 @@ def split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, t
         rounded = "0" if number < 1.0 else "inf"
         raise ValueError(f"{name} = {scale} is {rounded} in FP32, allowed: finite and greater than 0 in FP32")
     return number, None
+
+
+def is_vector(scale: object) -> bool:
+    """Whether a multiplier has a number for every row or feature: a tensor of more than one element."""
+    return isinstance(scale, torch.Tensor) and scale.numel() != 1
+
+
+def only_number(scale: float | torch.Tensor | None) -> float | torch.Tensor | None:
+    """A multiplier that is one number, and None, which is 1, in place of any other."""
+    return None if is_vector(scale) else scale
+
+
+def in_kernel_order(scale: float | torch.Tensor | None) -> torch.Tensor | None:
+    """``[elements]``, as a kernel reads the numbers of rows or features in memory; None of a multiplier that is one.
+
+    The tensor's own memory where that is contiguous and begins on the 16 bytes of a vector load.
+    """
+    if not is_vector(scale):
+        return None
+    flat = scale.resolve_neg().reshape(-1).contiguous()
+    return flat if flat.data_ptr() % _VECTOR_BYTES == 0 else flat.clone()
 
 
 def combine_scales(scale_a: float | torch.Tensor | None, scale_b: float | torch.Tensor | None) -> float | torch.Tensor:

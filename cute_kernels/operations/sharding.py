@@ -29,7 +29,8 @@ def patch_embed_shardings(shapes: Mapping[str, Shape], parts: int) -> Iterator[S
     """Images or rows, positions, features.
 
     Rows ``[B * S, K]`` with a position embedding count positions from their first row, so that only whole images may be
-    divided; features are divided in multiples of the 8 that the operator takes.
+    divided; features are divided in multiples of the 8 that the operator takes. Multipliers of rows and features are
+    divided with them; those of the rows of a 3-D ``x`` as ``[B * S, 1]`` where the parts are equal, along B.
 
     Args:
         shapes: of the tensors that are given, by argument.
@@ -37,15 +38,19 @@ def patch_embed_shardings(shapes: Mapping[str, Shape], parts: int) -> Iterator[S
     """
     x, n = shapes["x"], shapes["weight"][0]
     indexed, positions = "pos_index" in shapes, shapes.get("pos_embed", (1,))[0]
-    rows = {"x": 0} | ({"pos_index": 0} if indexed else {})
-    if len(x) == 3 or indexed or x[0] // positions % parts == 0:
+    row_scale = shapes.get("scale_a", ())
+    by_row = math.prod(row_scale) > 1
+    flat = by_row and len(row_scale) < len(x)
+    rows = {"x": 0} | ({"pos_index": 0} if indexed else {}) | ({"scale_a": 0} if by_row else {})
+    if (len(x) == 3 or indexed or x[0] // positions % parts == 0) and not (flat and x[0] % parts):
         yield 0, rows
-    if len(x) == 3:
+    if len(x) == 3 and not flat:
         along = {"pos_index": 1} if indexed else {"pos_embed": 0}
-        yield 1, {"x": 1} | along
+        yield 1, {"x": 1} | along | ({"scale_a": 1} if by_row else {})
     if n % (8 * parts) == 0:
         counted = len(x) == 3 or ("pos_embed" in shapes and not indexed)
-        yield 2 if counted else 1, {"weight": 0, "bias": 0, "pos_embed": 1}
+        by_feature = {"scale_b": 1} if math.prod(shapes.get("scale_b", ())) > 1 else {}
+        yield 2 if counted else 1, {"weight": 0, "bias": 0, "pos_embed": 1} | by_feature
 
 
 def patch_embed_images_shardings(shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:

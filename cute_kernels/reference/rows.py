@@ -56,9 +56,10 @@ def _table_rows(
     return pos if bias is None else bias.to(torch.float32) + pos
 
 
-def _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish) -> torch.Tensor:
+def _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish) -> torch.Tensor:
     rows, n = x.shape[0], weight.shape[0]
-    scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device).reshape(())
+    scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
+    scale = scale.reshape(()) if scale.numel() == 1 else scale.reshape(1, n)
     out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
     step = max(1, _CHUNK_ELEMENTS // n)
     for start in range(0, rows, step):
@@ -68,7 +69,8 @@ def _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish) -> torc
             positions = torch.arange(start, min(start + step, rows), device=x.device)
             positions %= 1 if pos_embed is None else pos_embed.shape[0]
         acc = accumulate(x[start : start + step], weight)
-        out[start : start + step] = finish(acc, scale, _table_rows(bias, pos_embed, positions))
+        factor = scale if row_scale is None else row_scale.reshape(rows, 1)[start : start + step] * scale
+        out[start : start + step] = finish(acc, factor, _table_rows(bias, pos_embed, positions))
     return out
 
 
@@ -79,6 +81,7 @@ def patch_embed_f32(
     pos_embed: torch.Tensor | None,
     scale: float | torch.Tensor = 1.0,
     pos_index: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The default contract: ``bf16(fma32(acc, scale, bias + pos))``, one FP32 rounding and one rounding to BF16.
 
@@ -87,17 +90,19 @@ def patch_embed_f32(
         weight: ``[N, K]`` float8_e4m3fn.
         bias: ``[N]`` or None.
         pos_embed: ``[positions, N]`` or None; ``bias + pos`` is summed in FP32.
-        scale: dequantisation multiplier, a number or an FP32 tensor of one element.
+        scale: dequantisation multiplier: a number, an FP32 tensor of one element, or ``[1, N]`` FP32.
         pos_index: ``[rows]`` int32 or int64, the position of every row instead; a number that is none gives NaN.
+        row_scale: ``[rows, 1]`` FP32 or None: the multiplier of row m is then ``fp32(row_scale[m] * scale)``.
 
     Returns:
         ``[rows, N]`` bfloat16. Without bias and pos, ``bf16(fp32(acc * scale))``.
     """
 
     def finish(acc, scale, table):
-        return (acc * scale if table is None else fma32(acc, scale, table.expand_as(acc))).to(torch.bfloat16)
+        fused = acc * scale if table is None else fma32(acc, scale.expand_as(acc), table.expand_as(acc))
+        return fused.to(torch.bfloat16)
 
-    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish)
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish)
 
 
 def patch_embed_bf16x2(
@@ -107,6 +112,7 @@ def patch_embed_bf16x2(
     pos_embed: torch.Tensor | None,
     scale: float | torch.Tensor = 1.0,
     pos_index: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The CUDA original's contract: ``bf16(bf16(acc * scale) + bf16(bias + pos))``, arguments as `patch_embed_f32`."""
 
@@ -115,4 +121,4 @@ def patch_embed_bf16x2(
         # torch adds BF16 through FP32, whose 24 bits are more than 2 * 8 + 2: the sum is rounded to BF16 correctly.
         return rounded if table is None else rounded + table.to(torch.bfloat16)
 
-    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, finish)
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish)

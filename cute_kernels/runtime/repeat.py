@@ -46,10 +46,11 @@ class Repeatable:
         name: of the argument.
         role: ``"varies"``: a tensor that differs from call to call, and is an operand as it is; ``"constant"``: a
             tensor of the model, found again by its identity, from which operands were made once; ``"derived"``: a
-            tensor from which an operand is looked up in every call; ``"scale"``: a factor, None, a number or one
-            number in memory; ``"static"``: anything else that the result depends on, found by its identity;
-            ``"word"`` and ``"number"``: a `str` or an `int` likewise, found by its value, since the dispatcher makes a
-            new object for every call; ``"ignored"``: of no influence.
+            tensor from which an operand is looked up in every call; ``"scale"``: a factor, None, a number, one
+            number in memory, or a tensor of more of them, which is an operand as it is; ``"static"``: anything else
+            that the result depends on, found by its identity; ``"word"`` and ``"number"``: a `str` or an `int`
+            likewise, found by its value, since the dispatcher makes a new object for every call; ``"ignored"``: of no
+            influence.
         optional: whether a tensor may be None.
         operand: the operand that a tensor is, or gives.
     """
@@ -62,12 +63,12 @@ class Repeatable:
 
 @dataclass(frozen=True)
 class ScaleProduct:
-    """How the factors of a call become one: as numbers, and where one of them is in memory as a tensor on the device.
+    """How those factors of a call that are one number become one: in Python, or as a tensor where one is in memory.
 
     Attributes:
-        operand: which one takes it.
-        numbers: ``(factor, ...) -> float``; raises ValueError or TypeError.
-        tensors: ``(factor, ...) -> tensor`` of one element.
+        operand: which one takes it; absent where every factor is a tensor of more than one element.
+        numbers: ``(factor, ...) -> float``, None in place of what is no one number; raises ValueError or TypeError.
+        tensors: ``(factor, ...) -> tensor`` of one element, likewise.
     """
 
     operand: str
@@ -116,8 +117,11 @@ class RepeatedCalls:
         """
         given = [a for a in self._arguments if isinstance(values[a.name], torch.Tensor)]
         constants = [a for a in given if a.role == "constant"]
+        vectors = [a for a in given if a.role == "scale" and values[a.name].numel() != 1]
         copied = any(
-            getattr(operands, a.operand).data_ptr() != values[a.name].data_ptr() for a in given if a.role == "varies"
+            getattr(operands, a.operand).data_ptr() != values[a.name].data_ptr()
+            for a in given
+            if a.role == "varies" or a in vectors
         )
         # An output with padded rows is copied, too. Memory of a graph's own pool must not outlive the graph.
         if copied or out.data_ptr() != operands.out.data_ptr() or torch.cuda.is_current_stream_capturing():
@@ -135,6 +139,7 @@ class RepeatedCalls:
         shape = _Shape(
             present=frozenset(a.name for a in given),
             dense=frozenset(a.name for a in constants if values[a.name].is_contiguous()),
+            vectors=frozenset(a.name for a in vectors),
             alignments=tuple((o.name, o.alignment) for o in plan.operands if o.kind == "pointer"),
         )
         source, parameters = _launcher(self._arguments, self._scales, shape)
@@ -159,6 +164,7 @@ class RepeatedCalls:
         if self._scales is not None:
             namespace |= {"combine_numbers": self._scales.numbers, "combine_tensors": self._scales.tensors}
         namespace |= {f"derive_{name}": function for name, function in derive.items()}
+        namespace |= {f"{a.name}_shape": values[a.name].shape for a in vectors}
         for a in constants:
             tensor = values[a.name]
             stamp = {"pointer": tensor.data_ptr(), "version": tensor._version, "shape": tensor.shape}
@@ -173,10 +179,14 @@ class RepeatedCalls:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the code of a remembered call depends on: tensors that are there, constants that are contiguous."""
+    """What the code of a remembered call depends on.
+
+    Tensors that are there, constants that are contiguous, factors that are tensors of more than one element.
+    """
 
     present: frozenset[str]
     dense: frozenset[str]
+    vectors: frozenset[str]
     alignments: tuple[tuple[str, int], ...]
 
 
@@ -306,12 +316,21 @@ def _launcher(
         lines += _refuse([f"{t}.get_device() != device", f"(gradients and {t}.requires_grad)"])
         lines.append(f"    from_{t} = derive_{t}({t})")
         launched.append((a.operand, f"from_{t}.data_ptr()"))
-    factors = [a.name for a in arguments if a.role == "scale"]
-    in_memory = [name for name in factors if name in shape.present]
-    if scales is not None and not in_memory:
+    for a in (a for a in arguments if a.name in shape.vectors):
+        t = a.name
+        lines += _refuse([
+            f"type({t}) not in PLAIN", f"{t}.dtype is not FP32", f"{t}.shape != {t}_shape", f"{t}.is_neg()",
+            f"not {t}.is_contiguous()", f"{t}.get_device() != device", f"(gradients and {t}.requires_grad)",
+        ])  # fmt: skip
+        lines += [f"    at_{t} = {t}.data_ptr()", *_refuse([f"at_{t} % {alignments[a.operand]}"])]
+        launched.append((a.operand, f"at_{t}"))
+    numbers = [a.name for a in arguments if a.role == "scale" and a.name not in shape.vectors]
+    factors = [a.name if a.name in numbers else "None" for a in arguments if a.role == "scale"]
+    in_memory = [name for name in numbers if name in shape.present]
+    if scales is not None and numbers and not in_memory:
         lines.append(f"    _scale = combine_numbers({', '.join(factors)})")
         launched.append((scales.operand, "_scale"))
-    elif scales is not None:
+    elif scales is not None and numbers:
         for t in in_memory:
             lines += _refuse([
                 f"{t}.dtype is not FP32", f"{t}.numel() != 1", f"{t}.get_device() != device",

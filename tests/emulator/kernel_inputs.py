@@ -39,6 +39,8 @@ def make_case(
     pos: bool = True,
     scale: float = 0.37,
     scale_in_memory: bool = False,
+    row_scale: bool = False,
+    feature_scale: bool = False,
     indexed: bool = False,
     config: Config | None = None,
     sm_count: int | None = None,
@@ -57,8 +59,11 @@ def make_case(
     pos_values = torch.randn(positions, n, generator=generator) if pos else None
     rows = positions if pos else int(bias)
     index = torch.randint(-2, positions + 2, (m,), generator=generator, dtype=torch.int32) if indexed else None
-    source = "pointer" if scale_in_memory else "value"
-    problem = PatchEmbedProblem(m, n, k, rows, scale_source=source, table_index=indexed)
+    one = not (row_scale and feature_scale)
+    source = "pointer" if scale_in_memory and one else "value"
+    problem = PatchEmbedProblem(
+        m, n, k, rows, scale_source=source, table_index=indexed, row_scale=row_scale, feature_scale=feature_scale
+    )
     plan = make_plan(problem, config, sm_count=sm_count)
     table = None
     if rows:
@@ -75,8 +80,14 @@ def make_case(
         assert tuple(table.shape) == plan.table_shape
     out = torch.full((m, n), POISON, dtype=torch.int16).view(torch.bfloat16)
     contract = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}[config.epilogue]
-    scale_tensor = torch.tensor([scale], dtype=torch.float32)
-    expected = contract(x, weight, bias_values, pos_values, scale_tensor, index)
+    scale_tensor = torch.tensor([scale if one else 1.0], dtype=torch.float32)
+    by_row = torch.rand(m, 1, generator=generator) + 0.5 if row_scale else None
+    by_feature = torch.rand(1, n, generator=generator) + 0.5 if feature_scale else None
+    factor = scale_tensor if by_feature is None else by_feature * scale_tensor
+    expected = contract(x, weight, bias_values, pos_values, factor, index, by_row)
     number = scale_tensor if scale_in_memory else scale
-    tensors = Operands(x=x, weight=weight, table=table, index=index, out=out, scale=number)
+    tensors = Operands(
+        x=x, weight=weight, table=table, index=index, out=out, scale=number if one else None, row_scale=by_row,
+        feature_scale=by_feature,
+    )  # fmt: skip
     return Case(plan, tensors, expected)

@@ -75,6 +75,8 @@ def test_every_config_has_no_spills_and_fits(name: str) -> None:
     pos=st.booleans(),
     scale=st.sampled_from([1.0, 0.37, 3e-5, 1e4]),
     scale_in_memory=st.booleans(),
+    row_scale=st.booleans(),
+    feature_scale=st.booleans(),
     config=st.sampled_from(list(CONFIGS.values())),
     sm_count=st.sampled_from([2, 4, 148]),
     completion=st.sampled_from(["eager", "lazy", "random"]),
@@ -96,6 +98,22 @@ def test_every_row_may_choose_its_position(config: Sm100PatchEmbedConfig) -> Non
         case = make_case(batch=300 // positions, positions=positions, n=200, k=144, indexed=True, config=config, seed=2)
         assert case.expected.isnan().any()
         check(case, Options(completion="random"))
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("default", {"row_scale": True, "feature_scale": True}),
+        ("epilogue=bf16x2, tmem_load_width=64, tile_n=128", {"row_scale": True, "scale_in_memory": True}),
+        ("tmem_load_width=16", {"feature_scale": True, "bias": False, "pos": False}),
+    ],
+)
+def test_scales_of_rows_and_features(name: str, facts: dict[str, bool]) -> None:
+    """M and N end inside a tile, beyond which no factor is there to be read."""
+    case = make_case(batch=3, positions=100, n=200, k=144, config=CONFIGS[name], sm_count=2, seed=8, **facts)
+    check(case, Options(completion="lazy"))
+    resources = compile_plan(case.plan, emulated=True).resources
+    assert resources.stack_bytes == 0 and resources.local_bytes == 0
 
 
 def test_tiles_are_walked_in_a_snake(monkeypatch) -> None:

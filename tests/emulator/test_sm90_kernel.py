@@ -90,6 +90,36 @@ def test_tiles_of_several_positions_whose_table_values_find_no_registers() -> No
     check(case, Options(completion="random"))
 
 
+ROW_WISE = {
+    "rows, position order": (CONFIGS["base"], {"row_scale": True}),
+    "rows and features, several positions": (
+        SEVERAL_POSITIONS["8 images x 8"], {"row_scale": True, "feature_scale": True}
+    ),
+    "rows and features, flat, bf16x2": (
+        CONFIGS["streamed, flat, bf16x2"], {"row_scale": True, "feature_scale": True}
+    ),
+    "features, one number in memory": (CONFIGS["3 warpgroups"], {"feature_scale": True, "scale_in_memory": True}),
+    "rows, one number in memory, no table": (
+        CONFIGS["16 rows"], {"row_scale": True, "scale_in_memory": True, "bias": False, "pos": False}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROW_WISE)
+def test_scales_of_rows_and_features(name: str) -> None:
+    """Rows, positions and features end inside a tile, beyond which no factor is there to be read."""
+    config, facts = ROW_WISE[name]
+    case = make_case(batch=19, positions=17, n=200, k=144, config=config, sm_count=config.cluster, seed=8, **facts)
+    check(case, Options(completion="lazy"))
+
+
+def test_factors_of_rows_that_find_no_registers() -> None:
+    config = Sm90PatchEmbedConfig(tile_rows=64, warpgroups=3, stages=4)
+    case = make_case(batch=66, positions=3, n=200, k=640, config=config, sm_count=2, seed=5, row_scale=True)
+    assert not case.plan.prefetches_rows and case.plan.config.order == "position"
+    check(case)
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 70),
@@ -117,6 +147,8 @@ def test_several_positions_under_any_schedule(completion, interleave, seed, **fa
     pos=st.booleans(),
     scale=st.sampled_from([1.0, 0.37, 3e-5, 1e4]),
     scale_in_memory=st.booleans(),
+    row_scale=st.booleans(),
+    feature_scale=st.booleans(),
     config=st.sampled_from(list(CONFIGS.values())),
     sm_count=st.sampled_from([2, 4, 132]),
     completion=st.sampled_from(POLICIES),

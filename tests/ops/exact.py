@@ -43,16 +43,19 @@ def fractions(tensor: torch.Tensor) -> list:
 
 
 def patch_embed(x, weight, bias, pos_embed, scale, epilogue: str) -> list[list[Fraction]]:
-    """The contracts of `cute_kernels.patch_embed`, element by element, on small tensors; x is ``[rows, K]``."""
+    """The contracts of `cute_kernels.patch_embed`, element by element, on small tensors; x is ``[rows, K]``.
+
+    ``scale`` is a number, or a pair of lists of numbers: of the rows and of the features.
+    """
     xs, ws = fractions(x), fractions(weight)
     biases = None if bias is None else fractions(bias)
     table = None if pos_embed is None else fractions(pos_embed)
-    scale = Fraction(float(scale))
+    by_row, by_feature = scale if isinstance(scale, tuple) else ([float(scale)] * len(xs), [1] * len(ws))
     out = []
     for r, row in enumerate(xs):
         line = []
         for n, column in enumerate(ws):
-            acc = Fraction(0)
+            acc, scale = Fraction(0), fp32(Fraction(by_row[r]) * Fraction(by_feature[n]))
             for k in range(0, len(row), 32):
                 acc = fp32(acc + sum(a * b for a, b in zip(row[k : k + 32], column[k : k + 32], strict=True)))
             addends = [a for a in (biases and biases[n], table and table[r % len(table)][n]) if a is not None]

@@ -12,10 +12,11 @@ import contextlib
 import copy
 import functools
 import json
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,25 @@ def first_scale_in_memory(tensors: dict[str, DTensor], mesh: DeviceMesh) -> dict
     return {name: t for name, t in scales_in_memory(tensors, mesh).items() if name != "scale_b"}
 
 
+def scale_per_row(tensors: dict[str, DTensor], mesh: DeviceMesh) -> dict[str, DTensor]:
+    """``scale_a`` as ``[B, S, 1]``, sharded as the rows are."""
+    x = tensors["x"]
+    return tensors | {"scale_a": _multipliers((*x.shape[:-1], 1), mesh, x.placements)}
+
+
+def scale_per_row_and_feature(tensors: dict[str, DTensor], mesh: DeviceMesh) -> dict[str, DTensor]:
+    """``scale_a`` as ``[B * S, 1]`` and ``scale_b`` as ``[1, N]``, replicated: the operator divides them."""
+    rows, n = tensors["x"].shape[:-1].numel(), tensors["weight"].shape[0]
+    whole = [Replicate()] * mesh.ndim
+    return tensors | {"scale_a": _multipliers((rows, 1), mesh, whole), "scale_b": _multipliers((1, n), mesh, whole)}
+
+
+def _multipliers(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """1, 2, .. eighths."""
+    values = torch.arange(1, math.prod(shape) + 1, device=mesh.device_type).view(shape) / 8
+    return DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim, run_check=False).redistribute(mesh, placements)
+
+
 HALVES = ("scale_a", "scale_b")
 
 
@@ -135,6 +155,14 @@ CASES: dict[str, Case] = {
     "second scale in memory": embed(
         (4, 6), 6, shards={"weight": 0}, out=2, options={"scale_a": None, "scale_b": 0.5},
         transform=second_scale_in_memory,
+    ),
+    "scale per row, images": embed((4, 6), 6, shards={"x": 0}, out=0, transform=scale_per_row),
+    "scale per row, positions": embed((4, 6), 6, shards={"x": 1}, out=1, transform=scale_per_row),
+    "scale per row and feature, images": embed(
+        (4, 6), 6, shards={"x": 0}, out=0, transform=scale_per_row_and_feature
+    ),
+    "scale per row and feature, features": embed(
+        (4, 6), 6, shards={"weight": 0}, out=2, transform=scale_per_row_and_feature
     ),
     "another rounding": embed((4, 6), 6, shards={"x": 0}, out=0, options={"config": "bf16x2"}),
     "inner extent of FP8": embed((4, 6), 6, shards={"x": 2, "weight": 1}, exchanges=True),
@@ -243,8 +271,9 @@ def run(case: Case, device: str) -> dict[str, Any]:
     mesh = mesh_of(device, case.mesh)
     whole = draw(case, device)
     options = options_of(case, device)
-    expected = case.function(**whole, **options)
     tensors = case.transform({name: sharded(t, case.shards.get(name), mesh) for name, t in whole.items()}, mesh)
+    scales = {name: tensor.full_tensor() for name, tensor in tensors.items() if name not in whole}
+    expected = case.function(**whole, **(options | scales))
 
     def call(tensors: dict[str, DTensor]) -> DTensor:
         return case.function(**tensors, **{name: v for name, v in options.items() if name not in tensors})

@@ -77,6 +77,15 @@ def test_ptx_variants(tmp_path, table, scale, rows):
     assert (problem["table_rows"], problem["scale_source"], problem["m"]) == (rows, scale, 196)
 
 
+def test_ptx_with_scales_of_rows_and_features(tmp_path):
+    path = tmp_path / "k.ptx"
+    assert main(["ptx", "patch-embed", "--row-scale", "--feature-scale", "-o", str(path)]) == 0
+    facts = json.loads((tmp_path / "k.ptx.json").read_text())
+    located = [name for parameter in facts["parameters"] for name in parameter.get("offsets", ())]
+    assert sorted(located) == ["feature_scale", "row_scale", "table"]
+    assert facts["problem"]["row_scale"] and facts["problem"]["feature_scale"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -24,12 +24,19 @@ def meaningful(launch: host.CapturedLaunch) -> list[bytes]:
 @pytest.mark.parametrize(
     "config", [Sm100PatchEmbedConfig(), Sm90PatchEmbedConfig(tile_rows=32, stages=2)], ids=["sm100", "sm90"]
 )
-@pytest.mark.parametrize("indexed", [False, True])
-@pytest.mark.parametrize(("rows", "source"), [(14, "value"), (14, "pointer"), (0, "value"), (0, "pointer")])
-def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, config):
-    if indexed and not rows:
-        return  # nothing to index
-    plan = make_plan(PatchEmbedProblem(14 * 37, 264, 144, rows, scale_source=source, table_index=indexed), config)
+@pytest.mark.parametrize(
+    ("rows", "source", "indexed", "along"),
+    [
+        (14, "value", False, ""), (14, "pointer", False, ""), (14, "value", True, ""), (14, "pointer", True, ""),
+        (0, "value", False, ""), (0, "pointer", False, ""), (14, "value", False, "row feature"),
+        (14, "pointer", False, "row"), (0, "value", False, "feature"),
+    ],
+)  # fmt: skip
+def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, along, config):
+    factors = {f"{name}_scale": name in along for name in ("row", "feature")}
+    plan = make_plan(
+        PatchEmbedProblem(14 * 37, 264, 144, rows, scale_source=source, table_index=indexed, **factors), config
+    )
     artifact = compile_plan(plan, emulated=True)
     bound = BoundLaunch(plan, artifact)
     for step in (1, 2):  # the second call writes over the first one's arguments
@@ -40,9 +47,13 @@ def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, config):
             "index": 0x500000000 * step if indexed else None,
             "out": 0x40000000 * step,
             "scale": 0.375 / step if source == "value" else 0x7770 * step,
+            **{name: 0x60000000000 * step if there else None for name, there in factors.items()},
         }
+        if not plan.problem.call_scale:
+            addresses["scale"] = None
         expected = host.record(artifact.function, *host_arguments(plan, **addresses, stream=0))
         constants = {"weight": addresses["weight"], "table": addresses["table"], "stream": 0}
+        constants |= {name: addresses[name] for name in factors}
         repeated = bound.with_constants(("x", "out", "scale", "index"), **constants)
         with host.capture() as launches:
             bound(**addresses, stream=0)

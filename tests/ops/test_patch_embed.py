@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,65 @@ def test_scales_multiply_in_fp32(scale_a, scale_b):
     product = exact.fp32(exact.fractions(a) * exact.fractions(b))
     out = patch_embed(x, weight, bias, pos, scale_a=scale_a, scale_b=scale_b)
     assert_contract(out, x, weight, bias, pos, float(product))
+
+
+def row_scales(seed=3, rows=6, n=8):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(rows, 1, generator=generator) + 0.5, torch.rand(1, n, generator=generator) + 0.5
+
+
+@pytest.mark.parametrize("one", [None, 0.3, torch.tensor([0.3])], ids=["none", "number", "tensor"])
+@pytest.mark.parametrize("which", ["a", "b", "a b"])
+def test_scales_of_rows_and_features(which, one):
+    """In any combination with a scale of the whole tensor."""
+    x, weight, bias, pos = make_call()
+    by_row, by_feature = row_scales()
+    scale_a, scale_b = by_row if "a" in which else one, by_feature if "b" in which else one
+    out = patch_embed(x, weight, bias, pos, scale_a=scale_a, scale_b=scale_b)
+    number = 1.0 if one is None else float(torch.tensor(0.3))
+    rows = by_row.view(-1).tolist() if "a" in which else [number] * 6
+    features = by_feature.view(-1).tolist() if "b" in which else [number] * 8
+    assert_contract(out, x, weight, bias, pos, (rows, features))
+
+
+def test_shapes_and_strides_of_row_wise_scales():
+    x, weight, bias, pos = make_call()
+    by_row, by_feature = row_scales()
+    expected = patch_embed(x, weight, bias, pos, scale_a=by_row, scale_b=by_feature)
+    spread = torch.stack([by_row, by_row * 2], 1).view(6, 2)[:, :1]
+    assert not spread.is_contiguous()
+    for scale_a in (by_row.view(2, 3, 1), spread):
+        for scale_b in (by_feature, by_feature.view(8, 1).t(), torch.cat([by_feature, by_feature], 1)[:, 8:]):
+            for backend in ("reference", "emulator"):
+                out = patch_embed(x, weight, bias, pos, scale_a=scale_a, scale_b=scale_b, backend=backend)
+                assert torch.equal(out, expected)
+    flat = patch_embed(x.view(6, -1), weight, bias, pos, scale_a=by_row, scale_b=by_feature)
+    assert torch.equal(flat, expected)
+
+
+def test_equal_row_wise_scales_give_the_bits_of_one_scale():
+    x, weight, bias, pos = make_call()
+    rows, features = torch.full((6, 1), 0.1), torch.full((1, 8), 0.7)
+    one = patch_embed(x, weight, bias, pos, scale_a=0.1, scale_b=0.7)
+    assert torch.equal(patch_embed(x, weight, bias, pos, scale_a=rows, scale_b=features), one)
+    assert torch.equal(patch_embed(x, weight, bias, pos, scale_a=rows, scale_b=0.7), one)
+
+
+def test_nan_in_a_row_wise_scale_reaches_its_row_and_no_other():
+    x, weight, bias, pos = make_call()
+    by_row, _ = row_scales()
+    by_row[4] = float("nan")
+    for backend in ("reference", "emulator"):
+        out = patch_embed(x, weight, bias, pos, scale_a=by_row, backend=backend).view(6, 8)
+        assert out.isnan().all(1).tolist() == [False] * 4 + [True, False] and not out[:4].isnan().any()
+
+
+def test_a_lazily_negated_row_wise_scale_has_its_sign():
+    x, weight, bias, pos = make_call()
+    negated = torch.complex(torch.zeros(6, 1), torch.linspace(-1, -2, 6).view(6, 1)).conj().imag
+    assert negated.is_neg()
+    expected = patch_embed(x, weight, bias, pos, scale_a=negated.resolve_neg())
+    assert torch.equal(patch_embed(x, weight, bias, pos, scale_a=negated, backend="emulator"), expected)
 
 
 @pytest.mark.parametrize("backend", ["auto", "emulator"])
@@ -246,8 +307,10 @@ def test_fake_cuda_tensors_need_no_gpu():
     with FakeTensorMode():
         x = torch.empty(4, 196, 768, dtype=FP8, device="cuda")
         weight = torch.empty(1152, 768, dtype=FP8, device="cuda")
-        out = patch_embed(x, weight, scale_a=torch.ones(1, device="cuda"))
-    assert (out.shape, out.dtype, out.device) == ((4, 196, 1152), torch.bfloat16, torch.device("cuda", 0))
+        ones = functools.partial(torch.ones, device="cuda")
+        for scale_a, scale_b in ((ones(1), None), (ones(4, 196, 1), ones(1, 1152)), (ones(784, 1), 0.5)):
+            out = patch_embed(x, weight, scale_a=scale_a, scale_b=scale_b)
+            assert (out.shape, out.dtype, out.device) == ((4, 196, 1152), torch.bfloat16, torch.device("cuda", 0))
 
 
 def test_more_than_2_31_output_elements_have_a_shape():
@@ -353,9 +416,16 @@ BAD_ARGUMENTS = [
     ({"scale_a": "1"}, TypeError, "scale_a is str"),
     ({"scale_a": True}, TypeError, "scale_a is bool"),
     ({"scale_a": torch.ones(1, dtype=torch.float64)}, TypeError, "scale_a has dtype torch.float64"),
-    ({"scale_a": torch.ones(6, 1)}, NotImplementedError, r"scale_a has shape \[6, 1\]: row-wise scales are planned"),
-    ({"scale_b": torch.ones(1, 16)}, NotImplementedError, r"scale_b has shape \[1, 16\]: row-wise scales are planned"),
-    ({"scale_a": torch.ones(1, 6)}, ValueError, r"scale_a has shape \[1, 6\], allowed: a tensor of one element"),
+    ({"scale_a": torch.ones(5, 1)}, ValueError, r"scale_a has shape \[5, 1\], .* of one element, or .*= \[6, 1\]"),
+    ({"scale_a": torch.ones(6)}, ValueError, r"scale_a has shape \[6\], allowed: a tensor of one element, or"),
+    ({"scale_a": torch.ones(1, 6)}, ValueError, r"scale_a has shape \[1, 6\], allowed: a tensor of one element, or"),
+    ({"scale_a": torch.ones(3, 2, 1)}, ValueError, r"scale_a has shape \[3, 2, 1\], allowed: .* = \[2, 3, 1\]"),
+    ({"scale_b": torch.ones(16, 1)}, ValueError, r"scale_b has shape \[16, 1\], .* or \[1, N\] = \[1, 16\]"),
+    ({"scale_b": torch.ones(1, 8)}, ValueError, r"scale_b has shape \[1, 8\], .* or \[1, N\] = \[1, 16\]"),
+    ({"scale_b": torch.ones(1, 16).half()}, TypeError, "scale_b has dtype torch.float16, allowed: torch.float32"),
+    ({"scale_a": torch.ones(6, 1).bfloat16()}, TypeError, "scale_a has dtype torch.bfloat16, allowed: torch.float32"),
+    ({"scale_a": torch.ones(6, 1, device="meta")}, ValueError, "scale_a is on meta and x is on cpu"),
+    ({"scale_a": float("nan"), "scale_b": torch.ones(1, 16)}, ValueError, "scale_a = nan, allowed: finite"),
     ({"scale_a": torch.ones(0)}, ValueError, r"scale_a has shape \[0\]"),
     ({"out_dtype": torch.float16}, ValueError, "out_dtype = torch.float16, allowed: torch.bfloat16"),
     ({"out_dtype": None}, ValueError, "out_dtype = None"),

@@ -117,13 +117,29 @@ def test_contracts(seed, positions, images, k, with_bias, with_pos, addend, epil
     assert exact.fractions(out) == exact.patch_embed(x, weight, bias, pos, scale, epilogue)
 
 
+@pytest.mark.parametrize("epilogue", ["f32", "bf16x2"])
+@pytest.mark.parametrize(("by_row", "by_feature"), [(True, False), (False, True), (True, True)])
+def test_scales_of_rows_and_features_are_multiplied_first(by_row, by_feature, epilogue):
+    generator = torch.Generator().manual_seed(7)
+    x, weight = random_fp8(generator, 6, 40), random_fp8(generator, 8, 40)
+    pos = torch.randn(3, 8, generator=generator)
+    rows = torch.rand(6, 1, generator=generator) if by_row else torch.full((6, 1), 0.7)
+    features = torch.rand(1, 8, generator=generator) if by_feature else torch.full((1, 8), 0.3)
+    contract = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}[epilogue]
+    scale = features if by_feature else features[0, 0]
+    out = contract(x, weight, None, pos, scale, row_scale=rows)
+    expected = exact.patch_embed(x, weight, None, pos, (rows.view(-1).tolist(), features.view(-1).tolist()), epilogue)
+    assert exact.fractions(out) == expected
+
+
 def test_row_chunks_do_not_change_the_result(monkeypatch):
     generator = torch.Generator().manual_seed(5)
     x, weight = random_fp8(generator, 35, 64), random_fp8(generator, 8, 64)
     pos = torch.randn(5, 8, generator=generator)
-    whole = reference.patch_embed_f32(x, weight, None, pos, 1e-3)
+    by_row = torch.rand(35, 1, generator=generator)
+    whole = reference.patch_embed_f32(x, weight, None, pos, 1e-3, None, by_row)
     monkeypatch.setattr(reference.rows, "_CHUNK_ELEMENTS", 3 * 8)
-    assert torch.equal(reference.patch_embed_f32(x, weight, None, pos, 1e-3), whole)
+    assert torch.equal(reference.patch_embed_f32(x, weight, None, pos, 1e-3, None, by_row), whole)
 
 
 @pytest.mark.parametrize("size", [8, 11])  # 11: what is left of the last patch is cropped

@@ -85,7 +85,7 @@ def test_the_launch_has_the_addresses_of_new_rows_and_of_the_same_constants(laun
     table = patch_embed_op.prepare_launch(*list(first.values())[:4], 0.5, None).operands.table
     assert launches == [{
         "x": again["x"].data_ptr(), "weight": first["weight"].data_ptr(), "table": table.data_ptr(), "index": None,
-        "out": out.data_ptr(), "scale": 0.25, "stream": 7,
+        "out": out.data_ptr(), "scale": 0.25, "row_scale": None, "feature_scale": None, "stream": 7,
     }]  # fmt: skip
 
 
@@ -101,6 +101,52 @@ def test_an_index_and_a_scale_in_memory_are_new_in_every_launch(launches):
     assert run(calls, again | {"pos_index": index[:, ::2]}) is None
     assert run(calls, again | {"scale_a": scale.double()}) is None
     assert run(calls, again | {"scale_a": torch.ones(2)}) is None
+
+
+@pytest.mark.parametrize("one", [None, 0.5, torch.tensor(0.5)], ids=["none", "number", "tensor"])
+@pytest.mark.parametrize("which", ["scale_a", "scale_b", "both"])
+def test_row_wise_scales_are_operands_as_they_are(launches, which, one):
+    vectors = {"scale_a": torch.rand(2, 16, 1), "scale_b": torch.rand(1, 16)}
+    given = dict.fromkeys(vectors, one) | {name: vectors[name] for name in vectors if which in (name, "both")}
+    calls = remember(patch_embed_op.PATCH_EMBED, values := patches(**given))
+    again = values | {name: scale.clone() for name, scale in given.items() if scale is vectors[name]}
+    assert run(calls, again) is not None
+    for name, operand in (("scale_a", "row_scale"), ("scale_b", "feature_scale")):
+        present = which in (name, "both")
+        assert launches[0][operand] == (again[name].data_ptr() if present else None)
+    if which == "both":
+        assert launches[0]["scale"] is None
+    elif isinstance(one, torch.Tensor):
+        assert launches[0]["scale"] == one.data_ptr()
+    else:
+        assert launches[0]["scale"] == (one or 1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda scale: scale[:1],
+        lambda scale: scale.view(32, 1),  # legal, and another shape than was seen
+        lambda scale: scale.double(),
+        lambda scale: scale.expand(2, 16, 2)[:, :, :1].contiguous().mT,
+        lambda scale: torch.rand(2, 16, 2)[:, :, :1],
+        lambda scale: scale.clone().requires_grad_(),
+        lambda scale: slice_off_16_bytes(scale)[..., :1].as_strided((2, 16, 1), (1, 2, 1)),
+        lambda scale: torch.complex(scale, -scale).conj().imag,
+        lambda scale: 0.5,
+        lambda scale: scale.tolist(),
+        lambda scale: torch.tensor([0.5]),
+    ],
+    ids=range(11),
+)
+def test_another_row_wise_scale_goes_the_long_way(launches, change):
+    calls = remember(patch_embed_op.PATCH_EMBED, values := patches(scale_a=torch.rand(2, 16, 1)))
+    assert run(calls, values, gradients=True) is not None
+    assert run(calls, values | {"scale_a": change(values["scale_a"])}, gradients=True) is None and len(launches) == 1
+
+
+def test_a_copied_row_wise_scale_is_not_remembered(launches):
+    assert not remember(patch_embed_op.PATCH_EMBED, patches(scale_a=torch.rand(2, 16, 2)[:, :, :1])).calls
 
 
 def slice_off_16_bytes(tensor: torch.Tensor) -> torch.Tensor:

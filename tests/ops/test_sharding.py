@@ -50,6 +50,10 @@ def test_only_whole_images_and_whole_vectors_are_divided() -> None:
     indexed = shapes | {"pos_index": (24,)}
     assert [along for along, _ in patch_embed_shardings(indexed, 5)] == [0]
     assert [along for along, _ in patch_embed_shardings(indexed, 6)] == [0, 1]
+    by_row = {"x": (4, 6, 32), "weight": (48, 32), "scale_a": (24, 1), "scale_b": (1, 48)}
+    assert list(patch_embed_shardings(by_row, 4)) == [(0, {"x": 0, "scale_a": 0})]  # 48 features are 6 times 8
+    assert [along for along, _ in patch_embed_shardings(by_row, 3)] == [2]
+    assert [along for along, _ in patch_embed_shardings(by_row | {"scale_a": (4, 6, 1)}, 3)] == [0, 1, 2]
     assert [along for along, _ in gemm_shardings({"a": (7, 16), "b": (5, 16)}, 4)] == [0, 1]
 
 

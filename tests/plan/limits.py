@@ -227,6 +227,12 @@ def sizes() -> Iterator[Limit]:
             rule = f"^k = {3 * step + 1} .*multiples of 16 bytes.*: {4 * step}$"
             yield Limit(f"gemm {arch}: rows of {dtype}", at, beyond, rule)
         yield Limit(
+            f"embed {arch}: nothing is left in memory of a scale per row and feature",
+            embed(arch, row_scale=True, scale_source="pointer"),
+            embed(arch, row_scale=True, feature_scale=True, scale_source="pointer"),
+            "^scale_source = 'pointer' .*rows and features have factors.*nearest legal value: 'value'$",
+        )
+        yield Limit(
             f"embed {arch}: an index needs a table",
             embed(arch, table_rows=1, table_index=True),
             embed(arch, table_rows=0, table_index=True),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Plan, check_smem, reject, round_up
-from cute_kernels.plan.operands import Operand, sizes
+from cute_kernels.plan.operands import Kind, Operand, sizes
 
 TableLayout = Literal["blocked", "paired"]
 """Layouts of the bias + position table, see `cute_kernels.operations.table`."""
@@ -28,17 +28,20 @@ class PatchEmbedPlan(Plan):
     def operands(self) -> tuple[Operand, ...]:
         """In memory: ``x`` [M, K], ``weight`` [N, K], ``table`` as `table_shape`, ``index`` [M], ``out`` [M, N].
 
-        ``scale`` is one number, given with the launch or read from memory.
+        ``scale`` is one number, given with the launch or read from memory; ``row_scale`` [M] and ``feature_scale`` [N]
+        are factors of it, or all of it where both are there.
         """
         p = self.problem
-        by_value = p.scale_source == "value"
+        kind: Kind = "value" if p.scale_source == "value" else "pointer"
         return (
             Operand("x", p.in_dtype),
             Operand("weight", p.in_dtype),
             Operand("table", self.table_dtype, present=p.table_rows > 0),
             Operand("index", "int32", alignment=4, present=p.table_index),
             Operand("out", p.out_dtype, written=True),
-            Operand("scale", "float32", "value" if by_value else "pointer", alignment=4),
+            Operand("scale", "float32", kind, alignment=4, present=p.call_scale),
+            Operand("row_scale", "float32", alignment=4, present=p.row_scale),
+            Operand("feature_scale", "float32", present=p.feature_scale),
             *sizes(m=p.m, n=p.n, k=p.k, table_rows=p.table_rows, clusters=self.clusters),
         )
 
@@ -61,7 +64,9 @@ class PatchEmbedPlan(Plan):
 
     def describe_problem(self) -> str:
         p = self.problem
-        return f"[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, table rows {p.table_rows}"
+        along = [name for name, there in (("row", p.row_scale), ("feature", p.feature_scale)) if there]
+        scale = f", scale per {' and '.join(along)}" if along else ""
+        return f"[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, table rows {p.table_rows}{scale}"
 
 
 def check_problem(p: PatchEmbedProblem) -> None:
@@ -72,6 +77,8 @@ def check_problem(p: PatchEmbedProblem) -> None:
         reject("out_dtype", p.out_dtype, "this kernel stores BF16", "bfloat16")
     if p.scale_source not in ("value", "pointer"):
         reject("scale_source", p.scale_source, "the scale is a launch parameter or one FP32 in memory", "value")
+    if p.scale_source == "pointer" and not p.call_scale:
+        reject("scale_source", p.scale_source, "rows and features have factors: none is left in memory", "value")
     # Row coordinates of TMA are 32-bit and a tile may begin one row before the end of the tensor. The limits of n and k
     # are multiples themselves, so that rounding up stays within them.
     row_of_16_bytes = "must be a multiple of 16 bytes for TMA"

@@ -145,6 +145,23 @@ class Sm90PatchEmbedPlan(TransposedPlan, PatchEmbedPlan):
         one_pair = self.config.order == "position" and self.config.tile_positions == 1
         return one_pair or self.needed_registers + self.table_registers <= self.consumer_registers
 
+    @property
+    def positions_in_order(self) -> bool:
+        """Tiles are images at positions; without positions, position order is that of the rows."""
+        return self.config.order == "position" and self.problem.table_rows > 0
+
+    @property
+    def row_registers(self) -> int:
+        """Factors of a thread's rows of a tile."""
+        return self.config.tile_rows // 4 if self.problem.row_scale else 0
+
+    @property
+    def prefetches_rows(self) -> bool:
+        """Likewise of these factors, beside the table values."""
+        table = self.table_registers if self.problem.table_rows and self.prefetches_table else 0
+        room = self.consumer_registers - self.needed_registers - table
+        return 0 < self.row_registers <= room
+
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         registers = self.weight_registers + self.accumulator_registers

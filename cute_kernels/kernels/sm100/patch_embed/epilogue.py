@@ -11,11 +11,15 @@ from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue_math import scale_add_round
+from cute_kernels.kernels.scales import Scales
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe, release_accumulator
 from cute_kernels.kernels.staging import warp_staging
 from cute_kernels.kernels.table_rows import TableRows
 from cute_kernels.kernels.tiles import SnakeOrder
 from cute_kernels.plan import LANES, Sm100PatchEmbedPlan
+
+FACTORS = 4
+"""Factors of features in one load of 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Epilogue:
         store_atom, out: TMA store of a region, and TMA view ``[M, N]`` of the output.
         table: ``[(32, row blocks), (V, column chunks)]`` view of the bias + position table, or None.
         table_rows: which of its rows a row of the output gets.
-        scale: dequantisation multiplier.
+        scales: dequantisation multipliers.
     """
 
     plan: Sm100PatchEmbedPlan
@@ -39,7 +43,7 @@ class Epilogue:
     out: cute.Tensor
     table: cute.Tensor | None
     table_rows: TableRows
-    scale: Float32
+    scales: Scales
     accumulator: Sm100Pipe
     order: SnakeOrder
     cta_rank: Int32
@@ -81,6 +85,7 @@ class Epilogue:
             m_tile, n_tile = self.order.coordinates(tile)
             cta_row = (m_tile * plan.cta_group + self.cta_rank) * plan.cta_m
             table_row = cta_row + row if self.table is None else self.table_rows.of(cta_row + row)
+            row_factor = self._row_factor(cta_row + row)
             self.accumulator.wait_full(state)
             ptx.tcgen05_fence_after_thread_sync()
             for region in cutlass.range_constexpr(regions):
@@ -89,13 +94,15 @@ class Epilogue:
                     column = region * plan.store_columns + part * width
                     fragment = cute.make_rmem_tensor(fragment_shape, Float32)
                     chunk = (first_column + column) // width
-                    table = self._load_table(table_row, n_tile * plan.tile_n + first_column + column, width)
+                    first = n_tile * plan.tile_n + first_column + column
+                    table = self._load_table(table_row, first, width)
+                    scale = self._scale(row_factor, first, width)
                     cute.copy(tmem_load, source[None, None, None, 0, chunk, state.index], fragment)
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(column + width == columns):
                         release_accumulator(self.accumulator, state)
                     registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
-                    values = scale_add_round(registers, table, self.scale, plan.config.epilogue, packed_f32=True)
+                    values = scale_add_round(registers, table, scale, plan.config.epilogue, packed_f32=True)
                     staging.write_row(values, row_chunks, region, part * width)
                 column_block = (n_tile * plan.tile_n + first_column) // plan.store_columns + region
                 staging.store(region, cta_row // LANES + quarter, column_block)
@@ -106,6 +113,31 @@ class Epilogue:
     def lane_quarter(warp: Int32) -> Int32:
         """Quarter of the tensor-memory lanes that a warp may reach, by its hardware id (PTX ISA, tcgen05.ld)."""
         return warp % 4
+
+    @cute.jit
+    def _row_factor(self, row: Int32) -> Float32 | None:
+        if cutlass.const_expr(self.scales.rows is None):
+            return self.scales.call
+        return self.scales.row(row)
+
+    @cute.jit
+    def _scale(self, row_factor: Float32 | None, column: Int32, width: cutlass.Constexpr[int]) -> Float32 | cute.Tensor:
+        """The multiplier of this thread's row, or those of ``width`` columns.
+
+        All lanes of a warp read the same 16 bytes. Of the features beyond N, a multiple of 8, nothing is stored.
+        """
+        features = self.scales.features
+        if cutlass.const_expr(features is None):
+            return row_factor
+        values = cute.make_rmem_tensor(cute.make_layout((FACTORS, width // FACTORS)), Float32)
+        for i in cutlass.range_constexpr(width // FACTORS):
+            first = cute.assume(min(column + i * FACTORS, cute.size(features) - FACTORS), divby=FACTORS)
+            cute.autovec_copy(cute.make_tensor(features.iterator + first, cute.make_layout(FACTORS)), values[None, i])
+        flat = cute.make_tensor(values.iterator, cute.make_layout(width))
+        if cutlass.const_expr(row_factor is not None):
+            for i in cutlass.range_constexpr(0, width, 2):
+                flat[i], flat[i + 1] = ptx.mul_rn_f32x2((flat[i], flat[i + 1]), (row_factor, row_factor))
+        return flat
 
     @cute.jit
     def _load_table(self, row: Int32, column: Int32, width: cutlass.Constexpr[int]) -> cute.Tensor | None:

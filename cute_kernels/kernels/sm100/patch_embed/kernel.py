@@ -17,9 +17,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.kernels.graph import sm100_graph
-from cute_kernels.kernels.host import launch_clusters, scale_of
+from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.scales import Scales, scales_of
 from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory
 from cute_kernels.kernels.sm100.mma import Mma
@@ -48,7 +49,7 @@ class DeviceArguments:
     table_index: cute.Tensor | None
     table_rows: Int32
     rows: Int32
-    scale: Float32 | cute.Tensor
+    scales: Scales
     order_m_tiles: Int32
     order_n_tiles: Int32
     k_blocks: Int32
@@ -69,7 +70,9 @@ class PatchEmbedKernel:
         table_pointer: cute.Pointer | None,
         index_pointer: cute.Pointer | None,
         out_pointer: cute.Pointer,
-        scale_argument: Float32 | cute.Pointer,
+        scale_argument: Float32 | cute.Pointer | None,
+        row_scale_pointer: cute.Pointer | None,
+        feature_scale_pointer: cute.Pointer | None,
         m: Int32,
         n: Int32,
         k: Int32,
@@ -103,11 +106,12 @@ class PatchEmbedKernel:
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(32, plan.store_columns), (32, plan.store_columns)
         )
-        scale = scale_of(plan, scale_argument)
+        by_pointer = plan.problem.scale_source == "pointer"
+        scales = scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n)
         arguments = DeviceArguments(
             tiled_mma, x_tma.atom, x_tma.tma_tensor, x_layout, weight_tma.atom, weight_tma.tma_tensor, weight_layout,
             out_atom, out_view, self._table_view(table_pointer, table_rows, n),
-            index_view(index_pointer, m), table_rows, m, scale,
+            index_view(index_pointer, m), table_rows, m, scales,
             cute.ceil_div(m, plan.tile_m), cute.ceil_div(n, plan.tile_n), cute.ceil_div(k, plan.tile_k),
         )  # fmt: skip
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
@@ -171,12 +175,9 @@ class PatchEmbedKernel:
 
     def _epilogue(self, args, accumulators, staging, pipe, order, cta_rank) -> Epilogue:
         plan = self.plan
-        scale = args.scale
-        if cutlass.const_expr(plan.problem.scale_source == "pointer"):
-            scale = args.scale[0]
         return Epilogue(
             plan, accumulators, staging, args.out_atom, args.out, args.table,
-            TableRows(args.table_rows, args.table_index, args.rows), scale, pipe, order, cta_rank,
+            TableRows(args.table_rows, args.table_index, args.rows), args.scales.loaded(), pipe, order, cta_rank,
         )  # fmt: skip
 
 

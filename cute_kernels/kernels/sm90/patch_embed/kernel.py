@@ -15,8 +15,9 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from cute_kernels import dsl
 from cute_kernels.kernels.graph import sm90_graph
-from cute_kernels.kernels.host import launch_clusters, scale_of
+from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.scales import Scales, scales_of
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed.epilogue import Epilogue
 from cute_kernels.kernels.sm90.patch_embed.load import Load
@@ -43,7 +44,7 @@ class DeviceArguments:
     table: cute.Tensor | None
     table_index: cute.Tensor | None
     table_rows: Int32
-    scale: Float32 | cute.Tensor
+    scales: Scales
     rows: Int32
     row_tiles: Int32
     position_tiles: Int32
@@ -67,7 +68,9 @@ class PatchEmbedKernel:
         table_pointer: cute.Pointer | None,
         index_pointer: cute.Pointer | None,
         out_pointer: cute.Pointer,
-        scale_argument: Float32 | cute.Pointer,
+        scale_argument: Float32 | cute.Pointer | None,
+        row_scale_pointer: cute.Pointer | None,
+        feature_scale_pointer: cute.Pointer | None,
         m: Int32,
         n: Int32,
         k: Int32,
@@ -103,7 +106,8 @@ class PatchEmbedKernel:
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._box(64)
         )
-        scale = scale_of(plan, scale_argument)
+        by_pointer = plan.problem.scale_source == "pointer"
+        scales = scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n)
         groups = cute.ceil_div(cute.ceil_div(n, plan.features), config.cluster)
         table = None
         if cutlass.const_expr(table_pointer is not None):
@@ -115,7 +119,7 @@ class PatchEmbedKernel:
             )
         arguments = DeviceArguments(
             tiled_mma, x_atom, x_view, weight_atom, weight_view, out_atom, out_view, table,
-            index_view(index_pointer, m), table_rows, scale, m, cute.ceil_div(images, plan.tile_images),
+            index_view(index_pointer, m), table_rows, scales, m, cute.ceil_div(images, plan.tile_images),
             cute.ceil_div(positions, config.tile_positions), groups,
             cute.ceil_div(k, plan.tile_k * config.stage_blocks),
         )  # fmt: skip
@@ -211,15 +215,17 @@ class PatchEmbedKernel:
         source, target = cpasync.tma_partition(
             args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 3), cute.group_modes(boxes, 0, 3)
         )
-        scale = args.scale
-        if cutlass.const_expr(plan.problem.scale_source == "pointer"):
-            scale = args.scale[0]
         named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
         staging = TransposedStaging(
             buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index
         )
         table_rows = TableRows(args.table_rows, args.table_index, args.rows)
-        epilogue = Epilogue(plan, staging, args.table, table_rows, scale, feature_block, thread)
+        scales = args.scales.loaded()
+        pair = None
+        if cutlass.const_expr(scales.features is not None):
+            first = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
+            pair = (scales.feature(first), scales.feature(first + 8))
+        epilogue = Epilogue(plan, staging, args.table, table_rows, scales, pair, feature_block, thread)
         return Mma(
             plan, args.tiled_mma, Float32, weight, x_fragments, pipe, epilogue, order, args.tile_stages,
             warpgroup_index, thread, named["turn 0"],
