@@ -51,6 +51,11 @@ def check_types(instance: Any) -> None:
         object.__setattr__(instance, part.name, checked)
 
 
+def type_name(value: Any) -> str:
+    """A type in messages, with its module: NumPy has a ``bool`` that is none of Python's."""
+    return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+
+
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected an integer")
@@ -61,7 +66,7 @@ def _boolean(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected True or False")
+        raise TypeError(f"{name} = {value!r} is {type_name(value)}, expected True or False")
     # An operator schema passes a bool among integers as 0 or 1.
     if operator.index(value) not in (0, 1):
         raise ValueError(f"{name} = {value!r}, allowed: True, False")

@@ -21,7 +21,9 @@ _POINTER_BYTES = 8
 def require_type(name: str, value: Any, kinds: type | tuple[type, ...], needed: str) -> None:
     """Raises TypeError, naming the argument, what is given and what is needed, unless it has one of these types."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-        raise TypeError(f"{name} is a {type(value).__name__}; {needed} is needed")
+        kind = type(value)  # with its module, since NumPy's bool is called bool too
+        given = f"{kind.__module__}.{kind.__name__}".removeprefix("builtins.")
+        raise TypeError(f"{name} is a {given}; {needed} is needed")
 
 
 def extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:

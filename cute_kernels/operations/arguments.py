@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from cute_kernels.config import type_name
 from cute_kernels.config_codec import ConfigCodec
 from cute_kernels.operations.scales import split_scale
 from cute_kernels.runtime.devices import check_backend
@@ -205,7 +206,7 @@ def plain(declaration: str, kind: type, *, optional: bool = False, default: Any 
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, kind) and not (value is None and optional):
-            raise TypeError(f"{name} is {type(value).__name__}, expected {expected}")
+            raise TypeError(f"{name} is {type_name(value)}, expected {expected}")
 
     role: Role = {str: "word", int: "number"}.get(kind, "static")
     return _field(PlainRow(role, declaration=declaration, check=check, default=default))

@@ -13,6 +13,7 @@ pixel itself.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -279,11 +280,11 @@ def _convolution_order(weight: torch.Tensor, order: str, channels: int) -> torch
 
 
 def _per_channel(name: str, value: float | Sequence[float], channels: int) -> tuple[float, ...]:
-    values = (value,) * channels if isinstance(value, (int, float)) else value
+    values = (value,) * channels if isinstance(value, numbers.Real) else value
     if isinstance(value, (bool, str)) or not isinstance(values, Sequence):
         raise TypeError(f"{name} is {type(value).__name__}, expected a number or a sequence of {channels} numbers")
     for number in values:
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
+        if isinstance(number, bool) or not isinstance(number, numbers.Real):
             raise TypeError(f"{name} has an element of type {type(number).__name__}, expected numbers")
         if not math.isfinite(number):
             raise ValueError(f"{name} = {list(values)}, allowed: finite numbers")

@@ -131,6 +131,7 @@ _GOOD = {"ptx": PTX, "kernel": "k", "grid": 1, "block": 1, "params": bytes(256)}
         ("options", {}, TypeError, "options is a dict; an Options or None is needed"),
         ("progress", 5, TypeError, "progress is a int; a function of two ints or None is needed"),
         ("programmatic", 1, TypeError, "programmatic is a int; a bool is needed"),
+        ("programmatic", np.True_, TypeError, "programmatic is a numpy.bool_?; a bool is needed"),
     ],
 )
 def test_arguments_of_another_type_are_named(name: str, value: object, error: type, message: str) -> None:

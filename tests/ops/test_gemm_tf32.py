@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -179,6 +180,7 @@ A, B = torch.zeros(4, 16), torch.zeros(6, 16)
     [
         ({"allow_tf32": False}, TypeError, r"a has dtype torch\.float32, .*TF32.*allow_tf32=True"),
         ({"allow_tf32": 1}, TypeError, "allow_tf32 is int, expected bool"),
+        ({"allow_tf32": np.True_}, TypeError, "allow_tf32 is numpy.bool_?, expected bool"),
         ({"b": B.to(BF16)}, TypeError, "a has dtype torch.float32 and b has dtype torch.bfloat16"),
         ({"a": A.double(), "b": B.double()}, TypeError, "a has dtype torch.float64, allowed: .*torch.float32"),
         ({"a": A[:, :6].contiguous(), "b": B[:, :6].contiguous()}, ValueError, "K = 6.*multiples of 4.*nearest 4 or 8"),

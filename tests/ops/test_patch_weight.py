@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,6 +53,13 @@ def test_an_image_of_the_mean_gives_nothing_but_rounding(precision):
     images = torch.full((1, 3, 16, 16), 51, dtype=torch.uint8)
     got = embedded(images, prepare_patch_weight(weight, precision=precision, mean=0.2, std=0.5))
     assert got.abs().max() < 1e-5
+
+
+def test_mean_and_std_of_numpy_are_numbers():
+    weight = conv_weight()
+    expected = prepare_patch_weight(weight, mean=0.25, std=(0.5, 0.25, 0.5))
+    got = prepare_patch_weight(weight, mean=np.float32(0.25), std=list(np.array([0.5, 0.25, 0.5], np.float32)))
+    assert torch.equal(got.offset, expected.offset) and (got.mean, got.std) == (expected.mean, expected.std)
 
 
 def test_two_terms_are_the_integer():
@@ -184,6 +192,7 @@ def with_nan() -> torch.Tensor:
         ({"order": "hwc"}, ValueError, "order = 'hwc' with a weight of shape [16, 3, 14, 14], allowed: 'chw'"),
         ({"mean": (0.5, 0.5)}, ValueError, "mean has 2 numbers, allowed: one, or 3, one per channel"),
         ({"mean": "0.5"}, TypeError, "mean is str"),
+        ({"mean": np.True_}, TypeError, "expected a number"),
         ({"mean": (0.5, "a", 0.5)}, TypeError, "mean has an element of type str"),
         ({"std": (0.5, 0.0, 0.5)}, ValueError, "std = [0.5, 0.0, 0.5], allowed: greater than 0"),
         ({"std": float("nan")}, ValueError, "std = [nan, nan, nan], allowed: finite numbers"),

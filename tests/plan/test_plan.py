@@ -197,6 +197,7 @@ def test_the_table_is_indexed_with_32_bits() -> None:
         (Sm100PatchEmbedConfig, "epilogue", 3, "epilogue = 3 is int, expected a string"),
         (Sm100PatchEmbedConfig, "epilogue", None, "epilogue = None is NoneType"),
         (Sm90PatchEmbedConfig, "pingpong", "yes", "pingpong = 'yes' is str, expected True or False"),
+        (Sm90PatchEmbedConfig, "pingpong", np.True_, "is numpy.bool"),
         (Sm90PatchEmbedConfig, "order", b"flat", "order = b'flat' is bytes, expected a string"),
         (PatchEmbedProblem, "m", 4.0, "m = 4.0 is float, expected an integer"),
         (PatchEmbedProblem, "n", "8", "n = '8' is str, expected an integer"),
