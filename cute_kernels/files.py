@@ -27,6 +27,23 @@ def check_output(path: Path) -> None:
         raise PermissionError(f"{path} cannot be written: permission denied")
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder to write into, and those above it, where they are missing.
+
+    Raises:
+        OSError: naming the folder: NotADirectoryError where it or one above is a file, PermissionError.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(above for above in (path, *path.parents) if above.exists())
+        raise NotADirectoryError(f"{file} is a file, and {path} is to be a folder") from None
+    except OSError as error:
+        raise type(error)(f"{path} cannot be made: {error.strerror or error}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written into: permission denied")
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Names the file in errors of the block that writes it: a full device, for one, does not."""

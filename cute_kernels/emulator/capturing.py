@@ -17,6 +17,7 @@ import dataclasses
 import math
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, Un
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Options, Report, run
 from cute_kernels.emulator.kept_launches import KeptLaunches
+from cute_kernels.emulator.program_threads import ProgramThreads
 
 #: Architecture -> (compute capability, name, multiprocessors, bytes of L2).
 ARCHITECTURES = {
@@ -74,6 +76,7 @@ class Session:
         launches: those that are complete, in order.
         failures: the errors of those that are not, in order; the program may have caught them.
         traces: files of timelines, of a launch that failed too.
+        threads: those that the program started, whose launches count too.
     """
 
     def __init__(
@@ -96,9 +99,15 @@ class Session:
         self._graph: Graph | None = None
         self._tensors = cuda_tensors.CudaOnHost(self.facts, self._refuse_in_graph)
         self._allocations: dict[int, Any] = {}
+        self._launching = threading.RLock()
+        self.threads = ProgramThreads(self._inside)
 
     def launch(self, launch: host.CapturedLaunch) -> None:
-        """Executes a launch, or adds it to the CUDA graph that is being captured."""
+        """Executes a launch, or adds it to the CUDA graph that is being captured; those of several threads in turn."""
+        with self._launching:
+            self._launch(launch)
+
+    def _launch(self, launch: host.CapturedLaunch) -> None:
         if self._graph is not None:
             self._graph.launches.append(launch)
             return
@@ -138,7 +147,8 @@ class Session:
 
     def refuse(self, launch: host.CapturedLaunch, error: EmulatorError) -> None:
         """Takes note of a launch that is illegal or not implemented."""
-        self._failed(self._next_number(), launch, error)
+        with self._launching:
+            self._failed(self._next_number(), launch, error)
 
     def _failed(self, number: int, launch: host.CapturedLaunch, error: EmulatorError) -> None:
         error.attach(launch.ptx, launch, number)
@@ -173,9 +183,20 @@ class Session:
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
             stack.enter_context(call_arguments.converting_calls())
-            stack.enter_context(host.recording_runtime())
-            stack.enter_context(host.intercept(self.launch, self.refuse))
+            stack.enter_context(self._recording())
+            stack.enter_context(self.threads.active())
             yield self
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """What is per thread of `active`, for another thread."""
+        with self._tensors, self._recording():
+            yield
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        with host.recording_runtime(), host.intercept(self.launch, self.refuse):
+            yield
 
     def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
         import cutlass.testing
@@ -236,7 +257,9 @@ def capture(
     report: Callable[[EmulatedLaunch], None] | None = None,
     keep_ptx: str | os.PathLike[str] | None = None,
 ) -> Iterator[Session]:
-    """What this thread compiles and launches inside runs in the emulator; needs neither GPU nor driver.
+    """What this thread, and those that it starts, compile and launch inside runs in the emulator.
+
+    It needs neither GPU nor driver. Launches of several threads run one after the other.
 
     Args:
         arch: what kernels are compiled for and what device queries answer: a key of `ARCHITECTURES`.
@@ -250,7 +273,7 @@ def capture(
         The `Session` with the launches so far.
 
     Raises:
-        ValueError: an architecture that is not one of `ARCHITECTURES`.
+        ValueError: an architecture that is not one of `ARCHITECTURES`, or an empty ``keep_ptx``.
         OSError: ``keep_ptx`` cannot be written into.
         EmulatorError: out of the call of the host function whose kernel failed; ``ptx`` and ``launch`` of the error are
             the kernel's text and the launch.

@@ -26,7 +26,8 @@ Exit status: what the program passes to sys.exit, unchanged; else
   2  arguments that cannot be used, or a file that cannot be read or written
   {FAULT}  a kernel is at fault: a race, an illegal access, a hang, a trap, an illegal launch, ...; also where the
      program caught that error and ended as if nothing had happened
-  {REFUSED}  PTX, or something else of the program, that the emulator does not implement
+  {REFUSED}  PTX, or something else of the program, that the emulator does not implement; also where the program caught
+     the error of a launch and ended as if nothing had happened
 """
 
 
@@ -131,7 +132,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--keep-ptx",
-        type=Path,
+        type=_folder,
         metavar="DIR",
         help="write every launch's PTX and its facts (grid, block, cluster, shared memory, parameters) to "
         "DIR/launch-N-KERNEL.ptx and DIR/launch-N.json, failing launches included",
@@ -144,6 +145,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
     own.required = False  # else argparse asks for them where SCRIPT is missing
     parser.set_defaults(run=emulate)
+
+
+def _folder(text: str) -> Path:
+    """The name of a folder, as argparse's ``type``; pathlib takes an empty one for the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty, expected that of a folder")
+    return Path(text)
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -197,7 +205,10 @@ def emulate(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, session: Session) -> int:
     """Runs the program and says what it raised; returns the exit status."""
     try:
-        runpy.run_path(options.script, run_name="__main__")
+        try:
+            runpy.run_path(options.script, run_name="__main__")
+        finally:
+            session.threads.wait()
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
@@ -210,10 +221,9 @@ def _run(options: argparse.Namespace, session: Session) -> int:
             traceback.print_exc()
         print(f"cute-kernels: {reported.describe()}", file=sys.stderr)
         return exit_status(reported)
-    caught = [error for error in session.failures if exit_status(error) == FAULT]
-    for error in caught:
-        print(f"cute-kernels: caught by the program: {error.describe()}", file=sys.stderr)
-    return FAULT if caught else 0
+    for error in session.failures:
+        print(f"cute-kernels: the program went on after {error.describe()}", file=sys.stderr)
+    return min(map(exit_status, session.failures), default=0)  # a fault before a refusal
 
 
 def _print_end(options: argparse.Namespace, session: Session) -> None:

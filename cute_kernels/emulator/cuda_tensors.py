@@ -75,11 +75,11 @@ class CudaOnHost(TorchFunctionMode):
 
     def regions(self) -> Iterator[tuple[int, int]]:
         """(address, bytes) of every storage on the device that is still alive."""
-        dead = [address for address, (storage, _) in self._storages.items() if storage.expired()]
-        for address in dead:
-            del self._storages[address]
-        for address, (_, nbytes) in self._storages.items():
-            yield address, nbytes
+        for address, (storage, nbytes) in list(self._storages.items()):  # to which other threads may add
+            if storage.expired():
+                self._storages.pop(address, None)
+            else:
+                yield address, nbytes
 
     # --- operations ---------------------------------------------------------------------------------------------------
 

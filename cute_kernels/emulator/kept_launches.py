@@ -11,7 +11,7 @@ from typing import Any
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.decode import parse
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.files import write_text
+from cute_kernels.files import make_folder, write_text
 
 _OURS = re.compile(r"launch-\d+(-[\w.-]+)?\.(ptx|json)")
 _LONGEST_NAME = 100  # of a kernel in a file name: names of CuTe DSL's kernels exceed what file systems allow
@@ -27,14 +27,15 @@ class KeptLaunches:
         folder: made if it is missing. Files of an earlier program with such names are deleted, others stay.
 
     Raises:
+        ValueError: an empty name.
         OSError: it cannot be made or written into.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        if not os.fspath(folder):  # which pathlib takes for the current folder
+            raise ValueError("keep_ptx is empty, expected the name of a folder")
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"{self.folder} cannot be written into: permission denied")
+        make_folder(self.folder)
         for path in self.folder.iterdir():
             if _OURS.fullmatch(path.name):
                 path.unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -46,6 +48,9 @@ def launch_cooperative(y: cute.Tensor, stream: cuda.CUstream):
     fill(y, 0).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream, cooperative=True)
 
 
+executors = []
+
+
 def main(how: str) -> None:
     """Each kernel error as it is, caught, wrapped by an exception of the program, or hidden behind its own exit."""
     y = torch.zeros(32, dtype=torch.int32, device="cuda")
@@ -53,15 +58,32 @@ def main(how: str) -> None:
     launch(tensor, cutlass.Int32(0), cutlass.Int32(1), stream)
     assert y.tolist() == list(range(32))
     kind, _, then = how.partition("-")
-    try:
-        if kind == "fault":
+
+    def fail() -> None:
+        if kind in ("fault", "both"):
             launch(tensor, cutlass.Int32(1 << 20), cutlass.Int32(1), stream)
+        elif kind == "refused":
+            launch_cooperative(tensor, stream)
+
+    if then == "thread":  # which the program does not wait for
+        threading.Thread(target=fail).start()
+        return
+    if then == "executor":  # neither waited for nor shut down
+        executors.append(ThreadPoolExecutor(1))
+        executors[-1].submit(fail)
+        return
+    if kind == "both":
+        try:
+            launch_cooperative(tensor, stream)
+        except Exception as error:
+            print("caught", type(error).__name__)
+    try:
+        if kind in ("fault", "both", "refused"):
+            fail()
         elif kind == "illegal":
             launch(tensor, cutlass.Int32(0), cutlass.Int32(0), stream)
         elif kind == "hang":
             launch_hanging(tensor)
-        elif kind == "refused":
-            launch_cooperative(tensor, stream)
         elif kind == "graph":
             with torch.cuda.graph(torch.cuda.CUDAGraph()):
                 y + 1

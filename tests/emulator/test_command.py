@@ -105,13 +105,17 @@ ENDINGS = {
     "exit-7": (7, ""),
     "raise": (1, "ValueError: the program's own"),
     "fault": (3, "cute-kernels: IllegalAccess"),
-    "fault-caught": (3, "caught by the program: IllegalAccess"),
+    "fault-caught": (3, "the program went on after IllegalAccess"),
+    "fault-thread": (3, "the program went on after IllegalAccess"),
+    "fault-executor": (3, "the program went on after IllegalAccess"),
+    "both-caught": (3, "the program went on after UnsupportedPTX"),
     "fault-wrapped": (3, "ValueError: a kernel failed"),
     "fault-5": (5, ""),
     "illegal": (3, "is illegal: grid (0, 1, 1)"),
     "hang": (3, "cute-kernels: Hang"),
     "refused": (4, "launch attribute 2"),
-    "refused-caught": (0, ""),
+    "refused-caught": (4, "the program went on after UnsupportedPTX"),
+    "refused-thread": (4, "the program went on after UnsupportedPTX"),
     "refused-wrapped": (4, "ValueError: a kernel failed"),
     "graph": (4, "while a CUDA graph is captured"),
 }
@@ -126,6 +130,7 @@ def test_exit_status_of_the_process(how: str) -> None:
     assert words in done.stderr
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("how", ENDINGS)
 def test_exit_status_says_who_failed(capsys, how: str) -> None:
     status, words = ENDINGS[how]
@@ -135,6 +140,28 @@ def test_exit_status_says_who_failed(capsys, how: str) -> None:
         ended = end.code or 0
     error = capsys.readouterr().err
     assert ended == status and words in error and (words or not error)
+
+
+@pytest.mark.parametrize(
+    "folder, message",
+    [
+        ("", "argument --keep-ptx: the name is empty, expected that of a folder"),
+        ("file", "cute-kernels: error: file is a file, and file is to be a folder"),
+        ("file/below/it", "cute-kernels: error: file is a file, and file/below/it is to be a folder"),
+    ],
+)
+def test_folders_that_cannot_be(tmp_path, monkeypatch, capsys, folder: str, message: str) -> None:
+    """Nothing is run and nothing is written, the current folder included."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("mine")
+    try:
+        status = cli.main(["emulate", "--keep-ptx", folder, PROGRAM, "normal"])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2 and message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and Path("file").read_text() == "mine"
+    with pytest.raises(ValueError, match="keep_ptx is empty"), capture(keep_ptx=""):
+        pytest.fail("reached")
 
 
 def test_exit_status_of_arguments_and_files(tmp_path) -> None:
