@@ -80,7 +80,7 @@ def test_cases_of_every_architecture() -> None:
 
 @functools.cache
 def counted(name: str) -> dict[str, float]:
-    """Of a configuration of the dense GEMM, for one tile of each pair of a cluster, of which two K blocks are enough."""
+    """Of a configuration of the dense GEMM: one tile of each pair of a cluster, and two K blocks, are enough."""
     config = gemm_counters.CONFIGS[name]
     rows = 2 * config.block_m * max(1, config.cluster_m // 2)
     problem = dataclasses.replace(gemm_counters.PROBLEM, m=rows, n=config.tile_n * config.cluster_n, k=128)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import unittest.mock
 import weakref
 
 import pytest
@@ -159,7 +160,8 @@ def device(root, monkeypatch):
 
 def planned(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> object:
     """The configuration of a call of `gemm` on the device."""
-    with FakeTensorMode():
+    # A fake tensor makes torch built for CUDA set up the device that it is told is there.
+    with FakeTensorMode(), unittest.mock.patch.object(torch.cuda, "is_available", lambda: False):
         a, b = (torch.empty(rows, k, dtype=dtype, device="cuda") for rows in (m, n))
     return gemm_op.GEMM.plan(gemm_op.GemmArguments(a, b, None, None, "auto", None, True, "none")).config
 
