@@ -20,6 +20,7 @@ from cute_kernels.plan import Sm100GemmPlan
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
+from tests.nightly import examples
 
 POLICIES = ("eager", "lazy", "random")
 CONFIGS = {
@@ -58,7 +59,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     assert resources.stack_bytes == 0 and resources.local_bytes == 0 and resources.registers <= 255
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(6, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 560),
     n=st.integers(1, 200),
@@ -80,7 +81,7 @@ def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -
     )
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(6, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 700),
     n=st.integers(1, 200),

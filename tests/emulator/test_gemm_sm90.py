@@ -17,6 +17,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
+from tests.nightly import examples
 
 POLICIES = ("eager", "lazy", "random")
 TOGETHER = Sm90GemmConfig(128, 64, stages=3, store_stages=1)
@@ -59,7 +60,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     assert resources.stack_bytes == 0 and resources.local_bytes == 0
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(6, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 400),
     n=st.integers(1, 200),
@@ -78,7 +79,7 @@ def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -
     check(make_gemm_case(seed=seed, **facts), Options(seed=seed, completion=completion, interleave=interleave))
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(6, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 300),
     n=st.integers(1, 150),

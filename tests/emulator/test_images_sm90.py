@@ -15,6 +15,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace
 from cute_kernels.runtime import emulated
 from tests.emulator.image_inputs import ImagesCase, make_images_case, sums
+from tests.nightly import examples
 
 POLICIES = ("eager", "lazy", "random")
 BASE = Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=2, cluster=2, stages=3, stage_blocks=1)
@@ -52,7 +53,7 @@ def test_every_config_is_bit_exact(name: str) -> None:
 
 
 # Another table is another kernel, so not every configuration has all three.
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=8)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(8, 100))
 @given(
     kind=st.sampled_from([*((name, "positions") for name in CONFIGS), ("base", "bias"), ("256 bytes", "none")]),
     batch=st.integers(1, 9),

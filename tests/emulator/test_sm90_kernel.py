@@ -23,6 +23,7 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import Case, make_case
+from tests.nightly import examples
 
 POLICIES = ("eager", "lazy", "random")
 BASE = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
@@ -120,7 +121,7 @@ def test_factors_of_rows_that_find_no_registers() -> None:
     check(case)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(8, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 70),
     positions=st.integers(16, 40),
@@ -137,7 +138,7 @@ def test_several_positions_under_any_schedule(completion, interleave, seed, **fa
     check(make_case(seed=seed, **facts), Options(seed=seed, completion=completion, interleave=interleave))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(8, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 150),
     positions=st.integers(1, 6),
