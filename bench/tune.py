@@ -192,35 +192,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     measuring, fitting = commands.add_parser("measure"), commands.add_parser("fit")
     measuring.add_argument("--output", type=Path, required=True)
+    measuring.add_argument(
+        "--cases", type=sizes, nargs="+", metavar="A,B,..",
+        help="instead of all: positions,N,K,images of the patch embed, or M,N,K of the dense GEMM",
+    )  # fmt: skip
     fitting.add_argument("files", type=Path, nargs="+", help="of measure; of the GEMM also of bench.gemm --configs")
     for command in (measuring, fitting):
         command.add_argument("--operation", choices=("patch-embed", "gemm"), default="patch-embed")
     arguments = parser.parse_args(argv)
     if arguments.operation == "gemm":
         if arguments.command == "measure":
-            tune_gemm.measure(arguments.output)
+            cases = tune_gemm.CASES if arguments.cases is None else tune_gemm.of_sizes(arguments.cases)
+            tune_gemm.measure(arguments.output, cases)
         else:
             tune_gemm.report_fit(arguments.files)
         return 0
     if arguments.command == "measure":
-        measure(arguments.output)
+        measure(arguments.output, CASES if arguments.cases is None else arguments.cases)
     else:
         report(arguments.files)
     return 0
 
 
-def measure(path: Path) -> None:
-    """Times all cases on the current device and writes them."""
+def sizes(text: str) -> tuple[int, ...]:
+    """Inverse of writing sizes with commas."""
+    return tuple(int(size) for size in text.split(","))
+
+
+def measure(path: Path, cases: Sequence[Case] = CASES) -> None:
+    """Times the cases on the current device; the file is written anew after each."""
     arch = arch_of(torch.cuda.get_device_capability())
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
-    plans = {case: candidates(case, arch, sm_count) for case in CASES}
+    plans = {case: candidates(case, arch, sm_count) for case in cases}
     print(f"{compile_all(plan for group in plans.values() for plan in group)} kernels", file=sys.stderr)
     measured = {}
-    for case in CASES:
+    for case in cases:
         measured[case] = time_case(case, plans[case])
         time, config = measured[case][0]
         print(f"{case}: {time:.2f} us, {config}", file=sys.stderr, flush=True)
-    write(path, arch, measured, {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})
+        write(path, arch, measured, {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__})
 
 
 def report(paths: Sequence[Path]) -> None:

@@ -61,6 +61,11 @@ class Timings:
     ours: tuple[tuple[float, GemmConfig], ...]
 
 
+def of_sizes(sizes: Sequence[tuple[int, ...]]) -> list[GemmCase]:
+    """Cases of M, N and K, named after them."""
+    return [GemmCase("x".join(map(str, size)), *size) for size in sizes]
+
+
 def problem(case: GemmCase) -> GemmProblem:
     return GemmProblem(case.m, case.n, case.k)
 

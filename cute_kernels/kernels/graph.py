@@ -207,7 +207,7 @@ def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
     edges = [
         Edge(
             "operands", "load", "mma", plan.config.stages,
-            full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.stage_bytes, ctas=plan.sharing_ctas,
+            full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.loaded_bytes, ctas=plan.sharing_ctas,
         ),
     ]  # fmt: skip
     if plan.config.split_k > 1:

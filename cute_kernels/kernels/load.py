@@ -70,6 +70,30 @@ def tma_operand(
     return Operand(atom, source, stages, boxes, boxes * tile[0], boxes * tile[1], multicast)
 
 
+VECTOR_BYTES = 16
+"""The widest shared-memory store of a thread."""
+
+
+@cute.jit
+def clear_unloaded(
+    stages: cute.Pointer, count: cutlass.Constexpr[int], stage_bytes: cutlass.Constexpr[int],
+    loaded_bytes: cutlass.Constexpr[int], threads: cutlass.Constexpr[int],
+) -> None:  # fmt: skip
+    """Zeros what no load writes: of ``count`` stages all but the first ``loaded_bytes``, by all threads of the CTA.
+
+    The caller synchronises the CTA before a tensor-core instruction reads a stage.
+    """
+    vectors = (stage_bytes - loaded_bytes) // VECTOR_BYTES
+    zeros = cute.make_rmem_tensor((VECTOR_BYTES // 4,), Int32)
+    zeros.fill(0)
+    for i in cutlass.range(cute.arch.thread_idx()[0], count * vectors, threads, unroll=1):
+        offset = i // vectors * stage_bytes + loaded_bytes + i % vectors * VECTOR_BYTES
+        target = cute.recast_ptr(stages + cute.assume(offset, divby=VECTOR_BYTES), dtype=Int32)
+        cute.autovec_copy(zeros, cute.make_tensor(target, cute.make_layout(VECTOR_BYTES // 4)))
+    # Tensor cores read shared memory through the async proxy.
+    cute.arch.fence_view_async_shared()
+
+
 @dataclass(frozen=True)
 class Load:
     """Fills operand stages for every tile of this cluster.

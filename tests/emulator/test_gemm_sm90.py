@@ -95,6 +95,26 @@ def test_any_problem_split_along_k(completion, seed, **facts) -> None:
     check(make_gemm_case(seed=seed, config=SPLIT, **facts), Options(seed, completion, "random"))
 
 
+@pytest.mark.parametrize(
+    ("m", "batches", "config", "loaded"),
+    [
+        (16, 1, SPLIT, 16),
+        (3, 2, dataclasses.replace(IN_TURN, cluster_m=1, cluster_n=2), 16),
+        (33, 1, dataclasses.replace(SPLIT, tile_n=128, stages=2), 64),
+    ],
+)
+def test_of_few_rows_only_those_are_loaded(m: int, batches: int, config: Sm90GemmConfig, loaded: int) -> None:
+    """The rest of a tile is cleared and never loaded: stages are used again, and all tiles of a batch are right."""
+    case = make_gemm_case(m=m, n=200, k=1032, batches=batches, config=config, sm_count=4, seed=11)
+    assert case.plan.loaded_rows == loaded and case.plan.k_blocks > 2 * config.stages
+    check(case, Options(completion="random", interleave="random"))
+
+
+def test_tiles_that_are_filled_by_more_than_half_are_loaded_whole() -> None:
+    for m, config in ((65, SPLIT), (33, IN_TURN), (5, TOGETHER)):
+        assert make_gemm_case(m=m, n=64, k=128, config=config).plan.loaded_rows == config.tile_m
+
+
 def test_a_split_changes_the_order_of_the_additions() -> None:
     """The reference that the split is compared with is not that of a kernel without one."""
     facts = {"m": 128, "n": 64, "k": 512, "out_dtype": torch.float32, "seed": 4}

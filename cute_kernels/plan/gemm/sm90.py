@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,9 @@ from cute_kernels.plan.gemm.base import GemmPlan, check_gemm_smem, check_tile_or
 
 WARPGROUP_ROWS = 64
 """Rows of a WGMMA."""
+
+SWIZZLE_ROWS = 8
+"""Rows of a SWIZZLE_128B atom."""
 
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device of the architecture can hold (CUDA C++ programming guide)."""
@@ -112,8 +116,28 @@ class Sm90GemmPlan(GemmPlan):
 
     @property
     def stage_bytes(self) -> int:
-        """Operand bytes of one stage in one CTA, its own and those multicast to it; all complete on its barrier."""
+        """Operand bytes of one stage in one CTA, its own and those multicast to it."""
         return self.a_stage_bytes + self.b_stage_bytes
+
+    @property
+    def loaded_rows(self) -> int:
+        """Rows of a tile of ``a`` that are loaded: all, or a power of two that covers M where that is at most half.
+
+        TMA is slow to fill rows that do not exist: 16 rows took 21.0 us in tiles of 128 rows where 128 rows took 9.7
+        (4096 x 4096, two slices of K, one H200; bench/results/h200-gemm-tune-2026-11-21.json). What is not loaded is
+        cleared once per launch. Whole swizzle atoms for each of the CTAs that share the tile.
+        """
+        least = max(SWIZZLE_ROWS * self.config.cluster_n, 1 << (self.problem.m - 1).bit_length())
+        return least if 2 * least <= self.config.tile_m and self.config.cluster_m == 1 else self.config.tile_m
+
+    @property
+    def loaded_bytes(self) -> int:
+        """What completes on the barrier of a stage: its bytes but for the rows of ``a`` that are not loaded."""
+        return self.stage_bytes - (self.config.tile_m - self.loaded_rows) * self.k_block_bytes
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return super().compiled_in | {"loaded_rows": self.loaded_rows}
 
     @property
     def storing_warps(self) -> int:
@@ -151,6 +175,7 @@ class Sm90GemmPlan(GemmPlan):
             ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}{slices}"),
             ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
             ("order", f"groups of {c.group_m} blocks of rows"),
+            *([("rows loaded", f"{self.loaded_rows} of a tile")] if self.loaded_rows < c.tile_m else []),
             ("registers", registers),
             ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per warp"),
         ]
@@ -300,7 +325,7 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     c = plan.config
     blocks = -(-plan.k_blocks // c.split_k)
     wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - PINGPONG_GAIN * c.pingpong)
-    fetched = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
+    fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
     # Almost the larger of both: they overlap, but for where both take as long.
     mainloop = (wgmma**4 + (fetched / FETCHED_BYTES_PER_CLOCK) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
     epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
@@ -326,10 +351,8 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
     for index, c in enumerate(CANDIDATES):
         idle = (c.cluster_m - 1) * c.tile_m >= problem.m or (c.cluster_n - 1) * c.tile_n >= problem.n
         plan = Sm90GemmPlan(problem, c, arch, sm_count)
-        # TMA fills rows that do not exist: 16 rows took 1.5 times as long in tiles of 128 as in tiles of 64.
-        hollow = c.tile_m > WARPGROUP_ROWS and 2 * problem.m <= c.tile_m
-        if idle or hollow or plan.ctas > sm_count or plan.k_blocks < c.split_k:
-            continue  # a CTA of every cluster would compute nothing, half of a tile is empty, or no cluster fits
+        if idle or plan.ctas > sm_count or plan.k_blocks < c.split_k:
+            continue  # a CTA of every cluster would compute nothing, or no cluster fits
         costs.append((modelled_clocks(plan), index, c))
     config = min(costs)[2]
     return dataclasses.replace(config, group_m=tile_group(Sm90GemmPlan(problem, config, arch, sm_count)))

@@ -14,7 +14,7 @@ from cute_kernels import dsl
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma
 from cute_kernels.kernels.graph import sm90_gemm_graph
-from cute_kernels.kernels.load import Load, tma_operand
+from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.gemm.mma import GemmMma
@@ -43,7 +43,7 @@ class GemmKernel(GemmHost):
                 OperandMajorMode.K, OperandMajorMode.K,
             )
         )  # fmt: skip
-        a_tma = self._load_atom(a, config.tile_m, config.cluster_n)
+        a_tma = self._load_atom(a, plan.loaded_rows, config.cluster_n)
         return tiled_mma, a_tma, self._load_atom(b, config.tile_n, config.cluster_m)
 
     def _load_atom(self, tensor: cute.Tensor, rows: int, sharers: int) -> Tma:
@@ -79,6 +79,10 @@ class GemmKernel(GemmHost):
         pipes = make_pipes(self.graph, barriers, Sm90Pipe)
         pipe = pipes["operands"]
 
+        if cutlass.const_expr(plan.loaded_rows < config.tile_m):
+            # wgmma reads them; begin() synchronises the CTA before it does.
+            loaded_bytes = plan.loaded_rows * plan.k_block_bytes
+            clear_unloaded(a_stages, config.stages, plan.a_stage_bytes, loaded_bytes, plan.threads)
         begin(self.graph, warp == plan.load_warp, barriers, (args.a_atom, args.b_atom, args.out_atom))
 
         order = GroupedOrder(
@@ -96,9 +100,10 @@ class GemmKernel(GemmHost):
                 row_of_ctas = Int32(sum(1 << config.cluster_m * i for i in range(config.cluster_n)))
                 row_of_ctas = row_of_ctas << (rank_m + first_cta)
                 column_of_ctas = Int32((1 << config.cluster_m) - 1) << (rank_n * config.cluster_m + first_cta)
-                a, b = self._tiles(args.a, config.tile_m), self._tiles(args.b, config.tile_n)
+                loaded = cute.local_tile(a_tensor, (plan.loaded_rows, plan.tile_k, config.stages), (0, 0, 0))
+                a, b = self._tiles(args.a, plan.loaded_rows), self._tiles(args.b, config.tile_n)
                 Load(
-                    tma_operand((args.a_atom, a), a_tensor, 2, 1, along_m, along_n, row_of_ctas),
+                    tma_operand((args.a_atom, a), loaded, 2, 1, along_m, along_n, row_of_ctas),
                     tma_operand((args.b_atom, b), b_tensor, 2, 1, along_n, along_m, column_of_ctas),
                     pipe, order, k_blocks, first_block=first_block,
                 ).run()  # fmt: skip
