@@ -11,7 +11,9 @@ from bench.gemm_cases import siglip2, squares
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan
 
-TUNED = tuner.read(Path("bench/results/h200-gemm-tune-2026-11-21.json"))
+ALL_TUNED = tuner.read(Path("bench/results/h200-gemm-tune-2026-11-21.json"))
+TUNED = [entry for entry in ALL_TUNED if entry.case.m > 64]  # of fewer rows, those that do not exist were loaded, too
+FEW_ROWS = tuner.read(Path("bench/results/h200-gemm-few-rows-2026-11-22.json"))
 LONGER = tuner.read_bench(Path("bench/results/h200-gemm-configs-2026-11-21.json"))
 
 
@@ -31,11 +33,18 @@ def test_the_choice_is_near_the_fastest_of_long_runs() -> None:
 
 
 def test_the_choice_is_near_the_fastest_of_the_tuner() -> None:
-    """58 cases from a row of 64 tiles to layers of 4736 images; the fastest of 40 timings owes some to chance."""
+    """55 cases from a row of 64 tiles to layers of 4736 images; the fastest of 40 timings owes some to chance."""
     found = regrets(TUNED)
-    assert len(found) == 58
-    assert statistics.mean(found) <= 1.031 and max(found) <= 1.162
+    assert len(found) == 55
+    assert statistics.mean(found) <= 1.032 and max(found) <= 1.162
     assert sum(value <= 1.01 for value in found) >= 25
+
+
+def test_few_rows_take_no_longer_than_torch_s_product() -> None:
+    found = regrets(FEW_ROWS)
+    assert statistics.mean(found) <= 1.02 and max(found) <= 1.075
+    ratios = [regret * entry.ours[0][0] / entry.torch for regret, entry in zip(found, FEW_ROWS)]
+    assert statistics.mean(ratios) <= 0.95 and max(ratios) <= 1.07
 
 
 def test_the_order_of_tiles_reads_no_more_than_the_usual_one() -> None:
