@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-LIBRARIES = ("numpy", "hypothesis", "torch", "cutlass", "cutlass.cute", "cutlass.torch")
+LIBRARIES = ("numpy", "hypothesis", "torch", "cutlass", "cutlass.cute", "llvmlite.binding", "scipy.optimize", "PIL.Image")
 BLOCK = 24  # tests: small beside a process's share, and large beside a module's fixtures
 
 

@@ -20,7 +20,7 @@ from cute_kernels.plan import Sm100GemmPlan
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
-from tests.nightly import examples
+from tests.nightly import examples, nightly
 
 POLICIES = ("eager", "lazy", "random")
 CONFIGS = {
@@ -99,8 +99,15 @@ def test_clusters_of_several_pairs_under_any_schedule(completion, interleave, se
 
 @pytest.mark.parametrize(
     "config",
-    [LEVEL_8, LEVEL_7, ONE_ACCUMULATOR, *CLUSTERS],
-    ids=["level 8", "level 7", "one accumulator", "4 x 1 CTAs", "2 x 2 CTAs", "2 x 2, one accumulator", "4 x 2 CTAs"],
+    [
+        pytest.param(LEVEL_8, id="level 8"),
+        pytest.param(LEVEL_7, id="level 7", marks=nightly),
+        pytest.param(ONE_ACCUMULATOR, id="one accumulator"),
+        pytest.param(CLUSTERS[0], id="4 x 1 CTAs", marks=nightly),
+        pytest.param(CLUSTERS[1], id="2 x 2 CTAs", marks=nightly),
+        pytest.param(CLUSTERS[2], id="2 x 2, one accumulator", marks=nightly),
+        pytest.param(CLUSTERS[3], id="4 x 2 CTAs"),
+    ],
 )
 def test_result_does_not_depend_on_the_schedule(config: Sm100GemmConfig) -> None:
     """The ring of operands has as few stages as possible, and its length is no divisor of the K blocks of a tile."""

@@ -14,6 +14,7 @@ import pytest
 from cute_kernels.compile import compile_plan, resource_usage
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan import make_plan
+from tests.nightly import nightly
 
 HEADLINE = PatchEmbedProblem(m=928_256, n=768, k=768, table_rows=196)
 
@@ -58,17 +59,22 @@ COLD_LIMIT = 32
 themselves depend on who shares the core."""
 
 
-def test_cold_compilation_takes_no_longer_than_it_should() -> None:
-    """In a fresh process, imports of CuTe DSL included; nothing heavy is imported besides. Best of three."""
+def cold_compilation() -> tuple[float, list[str]]:
+    """In a fresh process, imports of CuTe DSL included: its time in units of a loop in Python, and heavy imports."""
     environment = os.environ | {"CUTE_KERNELS_CACHE_DIR": "off"}
-    ratios: list[float] = []
-    while len(ratios) < 3 and (not ratios or ratios[-1] >= COLD_LIMIT):
-        command = [sys.executable, "-c", COLD]
-        run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        ratio, *imported = run.stdout.split()
-        assert not imported
-        ratios.append(float(ratio))
-    assert min(ratios) < COLD_LIMIT, ratios
+    run = subprocess.run([sys.executable, "-c", COLD], capture_output=True, text=True, check=True, env=environment)
+    ratio, *imported = run.stdout.split()
+    return float(ratio), imported
+
+
+def test_compilation_imports_nothing_heavy() -> None:
+    assert not cold_compilation()[1]
+
+
+@nightly
+def test_cold_compilation_takes_no_longer_than_it_should() -> None:
+    """Best of three. By night, because it depends on what else the machine does: 36 with sixteen processes beside it."""
+    assert min(cold_compilation()[0] for _ in range(3)) < COLD_LIMIT
 
 
 def test_no_cluster_scope_fences_in_the_tile_loops() -> None:
