@@ -24,7 +24,9 @@ from pathlib import Path
 
 import pytest
 
-LIBRARIES = ("numpy", "hypothesis", "torch", "cutlass", "cutlass.cute", "llvmlite.binding", "scipy.optimize", "PIL.Image")
+LIBRARIES = (
+    "numpy", "hypothesis", "torch", "cutlass", "cutlass.cute", "llvmlite.binding", "scipy.optimize", "PIL.Image",
+)  # fmt: skip
 BLOCK = 24  # tests: small beside a process's share, and large beside a module's fixtures
 
 

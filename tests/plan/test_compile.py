@@ -73,7 +73,7 @@ def test_compilation_imports_nothing_heavy() -> None:
 
 @nightly
 def test_cold_compilation_takes_no_longer_than_it_should() -> None:
-    """Best of three. By night, because it depends on what else the machine does: 36 with sixteen processes beside it."""
+    """Best of three. By night, because it depends on what else runs: 36 beside sixteen other processes."""
     assert min(cold_compilation()[0] for _ in range(3)) < COLD_LIMIT
 
 
