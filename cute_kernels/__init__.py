@@ -21,6 +21,7 @@ from cute_kernels.config import (
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
     Sm100GemmConfig,
+    Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "Sm90PatchEmbedConfig",
     "Sm90GemmConfig",
     "Sm100GemmConfig",
+    "Sm100ImagesConfig",
     "Sm100PatchEmbedConfig",
     "clear_cache",
     "frozen_constants",

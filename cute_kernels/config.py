@@ -15,6 +15,7 @@ ScaleSource = Literal["value", "pointer"]
 WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
 PixelSource = Literal["auto", "strips"]
+WeightMemory = Literal["auto", "tmem", "smem"]
 TileOrder = Literal["row", "image"]
 Activation = Literal["none", "silu", "gelu_tanh"]
 ACTIVATIONS = get_args(Activation)
@@ -284,6 +285,49 @@ class Sm90ImagesConfig:
 
 
 @dataclass(frozen=True)
+class Sm100ImagesConfig:
+    """Tunables of the SM100a kernel that reads patches out of images, ``out^T = weight * patches^T``.
+
+    A tile is ``tile_patches`` neighbouring patches of a grid row in ``tile_images`` images, the columns of the
+    accumulator; features are its rows, 128 per CTA, whose weight stays on chip for the whole launch.
+
+    Attributes:
+        source: as in `Sm90ImagesConfig`.
+        tile_patches: 1 to 16; 0: chosen for the problem, as for the fields below whose default is 0 or ``"auto"``. A
+            tile may be wider than a grid row.
+        tile_images: such that each CTA of a group has a multiple of 16 patches, and the tile up to 256.
+        cta_group: CTAs that multiply together: a pair, each with half of the images of a tile, or 1.
+        weight: where it stays. ``"tmem"``: tensor memory, 64 columns per channel; ``"smem"``: shared memory, 32 KiB per
+            channel, which every MMA reads again.
+        accumulators: of a whole tile in tensor memory, 1 or 2.
+        part_columns: columns of an accumulator that are multiplied and handed to the epilogue at once, the last part
+            may have fewer: while one part is drained the next is multiplied, over the same stages.
+        tmem_load_width: columns of one ``tcgen05.ld.16x256b``: 16 or 32.
+        stages: operand buffers between TMA and tensor core; 0: two tiles' worth, or what shared memory holds.
+        stage_blocks: K blocks of 128 bytes in one stage, 8 rows of a patch in one channel each: 1 or 2.
+        order: as in `Sm90ImagesConfig`.
+
+    Raises:
+        TypeError: a field of the wrong type.
+    """
+
+    source: PixelSource = "auto"
+    tile_patches: int = 0
+    tile_images: int = 0
+    cta_group: int = 0
+    weight: WeightMemory = "auto"
+    accumulators: int = 0
+    part_columns: int = 0
+    tmem_load_width: int = 16
+    stages: int = 0
+    stage_blocks: int = 2
+    order: TileOrder = "row"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True)
 class GemmProblem:
     """Facts of one call of ``out[l, m, n] = activation(sum_k a[l, m, k] * b[l, n, k] + bias[n])``, accumulated in FP32.
 
@@ -378,4 +422,5 @@ class Sm90GemmConfig:
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig
 PatchEmbedConfig = Sm100PatchEmbedConfig | Sm90PatchEmbedConfig
-Config = PatchEmbedConfig | GemmConfig | Sm90ImagesConfig
+ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig
+Config = PatchEmbedConfig | GemmConfig | ImagesConfig

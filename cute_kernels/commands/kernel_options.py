@@ -19,6 +19,9 @@ CHOICES = {
     },
     "patch-embed-images": {
         "sm_90a": {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (1, 2)},
+        "sm_100a": {
+            "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (16, 32), "stage_blocks": (1, 2),
+        },
     },
     "gemm": {
         "sm_100a": {
@@ -40,6 +43,11 @@ MEANINGS = {
     **{
         ("patch-embed-images", "sm_90a", field): _CHOSEN
         for field in ("tile_patches", "tile_images", "warpgroups", "cluster")
+    },
+    ("patch-embed-images", "sm_100a", "stages"): "two tiles' worth, or what fits",
+    **{
+        ("patch-embed-images", "sm_100a", field): _CHOSEN
+        for field in ("tile_patches", "tile_images", "cta_group", "accumulators", "part_columns")
     },
 }
 """What a default of 0 stands for, by kernel, architecture and field."""

@@ -11,7 +11,7 @@ import pkgutil
 from dataclasses import dataclass
 from enum import Enum
 
-from cute_kernels.plan import Plan, Sm90GemmPlan, Sm100GemmPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan import Plan, Sm90GemmPlan, Sm100GemmPlan, Sm100ImagesPlan, Sm100PatchEmbedPlan
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 
 
@@ -49,7 +49,8 @@ class Edge:
         name: what is handed over.
         producer, consumer: role names.
         stages: buffers in the ring.
-        full, empty: how the producer and the consumer signal.
+        full, empty: how the producer and the consumer signal; ``empty`` is None where the stages are filled once and
+            never taken back.
         tx_bytes: bytes delivered per stage to one full barrier (0 unless ``full`` is one of `ANNOUNCED`).
         parts: pieces of a stage that are handed over one by one, each with its own two barriers.
         ctas: CTAs that signal each other about its stages; 0: those of the graph.
@@ -60,7 +61,7 @@ class Edge:
     consumer: str
     stages: int
     full: Signal
-    empty: Signal
+    empty: Signal | None
     tx_bytes: int = 0
     parts: int = 1
     ctas: int = 0
@@ -123,6 +124,8 @@ class Graph:
         barriers, slot = [], 0
         for edge in self.edges:
             for kind, signal, by in (("full", edge.full, edge.producer), ("empty", edge.empty, edge.consumer)):
+                if signal is None:
+                    continue
                 count = self.arrivals(edge, signal, by)
                 barriers.append(Barrier(f"{edge.name}_{kind}", slot, edge.stages * edge.parts, count))
                 slot += edge.stages * edge.parts
@@ -134,15 +137,16 @@ class Graph:
 
     @property
     def slots(self) -> int:
-        return 2 * sum(edge.stages * edge.parts for edge in self.edges)
+        return sum(barrier.stages for barrier in self.barriers())
 
     def describe(self) -> list[str]:
         """One line per edge, e.g. ``load --[operands x4: TMA_BYTES 65536 B / TCGEN05_COMMIT]--> mma``."""
         lines = []
         for e in self.edges:
             full = f"{e.full.name} {e.tx_bytes} B" if e.tx_bytes else e.full.name
+            empty = "once" if e.empty is None else e.empty.name
             count = f"x{e.stages}" + (f" x{e.parts} parts" if e.parts > 1 else "")
-            lines.append(f"{e.producer} --[{e.name} {count}: {full} / {e.empty.name}]--> {e.consumer}")
+            lines.append(f"{e.producer} --[{e.name} {count}: {full} / {empty}]--> {e.consumer}")
         return lines
 
 
@@ -171,6 +175,38 @@ def sm100_graph(plan: Sm100PatchEmbedPlan | Sm100GemmPlan) -> Graph:
         ),
         ctas=plan.cta_group,
         sharing_pairs=plan.sharing_pairs,
+    )  # fmt: skip
+
+
+def sm100_images_graph(plan: Sm100ImagesPlan) -> Graph:
+    """load -> mma -> epilogue, beside the weight that the MMAs of all tiles read.
+
+    A tile's accumulator is handed over part by part. Into tensor memory the epilogue warps write the weight, each its
+    quarter of the lanes of its CTA; into shared memory TMA does.
+    """
+    in_tmem = plan.config.weight == "tmem"
+    return Graph(
+        roles=(
+            Role("load", plan.load_warp, 1),
+            Role("mma", plan.mma_warp, 1),
+            Role("epilogue", plan.first_epilogue_warp, plan.epilogue_warps),
+        ),
+        edges=(
+            Edge(
+                "operands", "load", "mma", plan.config.stages,
+                full=Signal.TMA_BYTES, empty=Signal.TCGEN05_COMMIT, tx_bytes=plan.stage_tx_bytes,
+            ),
+            Edge(
+                "accumulator", "mma", "epilogue", plan.config.accumulators,
+                full=Signal.TCGEN05_COMMIT, empty=Signal.WARP_ARRIVE, parts=len(plan.parts),
+            ),
+            Edge(
+                "weight", "epilogue" if in_tmem else "load", "mma", 1,
+                full=Signal.WARP_ARRIVE if in_tmem else Signal.TMA_BYTES, empty=None,
+                tx_bytes=0 if in_tmem else plan.weight_bytes * plan.cta_group,
+            ),
+        ),
+        ctas=plan.cta_group,
     )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ PipelineState = pipeline.PipelineState
 
 
 class Pipe:
-    """One edge of the graph inside a kernel: ``stages`` full and ``stages`` empty mbarriers."""
+    """One edge of the graph inside a kernel: ``stages`` full mbarriers, as many empty ones unless it is filled once."""
 
-    def __init__(self, edge: Edge, full: cute.Pointer, empty: cute.Pointer) -> None:
+    def __init__(self, edge: Edge, full: cute.Pointer, empty: cute.Pointer | None) -> None:
         self.edge = edge
         self.full = full
         self.empty = empty
@@ -85,11 +85,11 @@ AnyPipe = TypeVar("AnyPipe", bound=Pipe)
 
 
 def make_pipes(
-    graph: Graph, barriers: cute.Pointer, kind: Callable[[Edge, cute.Pointer, cute.Pointer], AnyPipe]
+    graph: Graph, barriers: cute.Pointer, kind: Callable[[Edge, cute.Pointer, cute.Pointer | None], AnyPipe]
 ) -> dict[str, AnyPipe]:
     """Pipes by edge name over the barrier slots that start at ``barriers`` (8 bytes each, shared memory)."""
     arrays = {b.name: barriers + b.slot for b in graph.barriers()}
-    return {e.name: kind(e, arrays[f"{e.name}_full"], arrays[f"{e.name}_empty"]) for e in graph.edges}
+    return {e.name: kind(e, arrays[f"{e.name}_full"], arrays.get(f"{e.name}_empty")) for e in graph.edges}
 
 
 def init_barriers(graph: Graph, barriers: cute.Pointer) -> None:

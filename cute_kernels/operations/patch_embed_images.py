@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.operations.fragment_table import fragment_table
@@ -32,7 +32,7 @@ def patch_embed_images(
     pos_embed: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype = torch.bfloat16,
-    config: Sm90ImagesConfig | None = None,
+    config: ImagesConfig | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
     """Patch embedding of images: what a normalisation, a Conv2d of stride p and the addition of positions give.
@@ -53,8 +53,8 @@ def patch_embed_images(
             once and found again by object, memory and autograd's version counter, as for `cute_kernels.patch_embed`.
         pos_embed: ``[S, N]`` likewise, positions in row-major order of the patch grid, S = H / p * W / p.
         out_dtype: ``torch.bfloat16``; plain torch also has float16 and float32.
-        config: tunables of the kernel, `Sm90ImagesConfig`; None takes the plan's default. An illegal one is refused on
-            every backend.
+        config: tunables of the kernel, `Sm100ImagesConfig` or `Sm90ImagesConfig`; None takes the plan's default. An
+            illegal one is refused on every backend.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
 
@@ -117,7 +117,7 @@ class PatchEmbedImagesArguments:
     patch: int = arguments.plain("int patch", int)
     out_dtype: torch.dtype = arguments.plain("ScalarType out_dtype", torch.dtype)
     backend: Backend = arguments.backend()
-    config: Sm90ImagesConfig | None = arguments.config(PLANNER.codec)
+    config: ImagesConfig | None = arguments.config(PLANNER.codec)
 
 
 class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):

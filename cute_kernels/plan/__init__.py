@@ -21,6 +21,7 @@ from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
 from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.plan.patch_embed_images.base import ImagesPlan
 from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
+from cute_kernels.plan.patch_embed_images.sm100 import Sm100ImagesPlan
 from cute_kernels.plan.planner import Planner, Target
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Sm90ImagesPlan",
     "Sm90PatchEmbedPlan",
     "Sm100GemmPlan",
+    "Sm100ImagesPlan",
     "Sm100PatchEmbedPlan",
     "SmemRegion",
     "Target",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.compile import Artifact, compile_plan
+from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
+from cute_kernels.emulator import Options, Report
 from cute_kernels.operations.fragment_table import fragment_table
 from cute_kernels.plan import ImagesPlan, make_plan
+from cute_kernels.runtime import emulated
 from cute_kernels.runtime.operands import Operands
 from tests.emulator.kernel_inputs import POISON
 
@@ -31,6 +36,22 @@ class ImagesCase:
         """The same inputs with a poisoned output of its own."""
         out = torch.full_like(self.tensors.out.view(torch.int16), POISON).view(torch.bfloat16)
         return ImagesCase(self.plan, self.tensors.replace(out=out), self.expected)
+
+
+def check(case: ImagesCase, options: Options | None = None) -> Report:
+    """Executes a case, every bit of whose output must be the expected one."""
+    report = emulated.launch(case.plan, case.tensors, options)
+    wrong = case.mismatches()
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+    return report
+
+
+def edited(case: ImagesCase, pattern: str, replacement: str = "") -> Artifact:
+    """The kernel of a case with every match of a pattern replaced."""
+    artifact = compile_plan(case.plan, emulated=True)
+    ptx, count = re.subn(pattern, replacement, artifact.ptx)
+    assert count, f"nothing matches {pattern}"
+    return dataclasses.replace(artifact, ptx=ptx)
 
 
 def sums(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -54,7 +75,8 @@ def make_images_case(
     bias: bool = True,
     pos: bool = True,
     extreme: bool = False,
-    config: Sm90ImagesConfig | None = None,
+    config: ImagesConfig | None = None,
+    arch: str | None = None,
     sm_count: int | None = None,
     seed: int = 0,
 ) -> ImagesCase:
@@ -65,7 +87,7 @@ def make_images_case(
         grid: patches of a column and of a row of an image.
         bias, pos: parts of the table.
         extreme: pixels of 255 and weights near both ends, whose sums pass 2^24 where FP32 cannot hold all integers.
-        config, sm_count: as for `make_plan`.
+        config, arch, sm_count: as for `make_plan`.
         seed: of the numbers.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -81,7 +103,7 @@ def make_images_case(
     pos_values = torch.randn(positions, n, generator=generator) if pos else None
     rows = positions if pos else int(bias)
     problem = PatchEmbedImagesProblem(batch, channels, height, width, PATCH, n, table_rows=rows)
-    plan = make_plan(problem, config, "sm_90a", sm_count=sm_count)
+    plan = make_plan(problem, config, arch, sm_count=sm_count)
     table = None
     if rows:
         table = fragment_table(bias_values, pos_values, plan.table_shape, grid[1], plan.tile_patches)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import Sm90ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace
 from cute_kernels.runtime import emulated
-from tests.emulator.image_inputs import ImagesCase, make_images_case, sums
+from tests.emulator.image_inputs import ImagesCase, check, edited, make_images_case, sums
 from tests.nightly import examples
 
 POLICIES = ("eager", "lazy", "random")
@@ -31,12 +29,6 @@ CONFIGS = {  # and the channels that they are compiled for
     "256 bytes": (replace(BASE, tile_patches=16, tile_images=2, stages=4), 1),
 }  # fmt: skip
 TABLES = {"positions": (True, True), "bias": (True, False), "none": (False, False)}
-
-
-def check(case: ImagesCase, options: Options | None = None) -> None:
-    emulated.launch(case.plan, case.tensors, options)
-    wrong = case.mismatches()
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -121,14 +113,6 @@ def test_counts() -> None:
 # --- broken on purpose ----------------------------------------------------------------------------------------------
 
 
-def _edited(case: ImagesCase, pattern: str, replacement: str = "") -> Artifact:
-    """The kernel of a case with every match of a pattern replaced."""
-    artifact = compile_plan(case.plan, emulated=True)
-    ptx, count = re.subn(pattern, replacement, artifact.ptx)
-    assert count, f"nothing matches {pattern}"
-    return dataclasses.replace(artifact, ptx=ptx)
-
-
 @pytest.fixture(scope="module")
 def inputs() -> ImagesCase:
     return make_images_case(batch=9, channels=1, grid=(2, 5), n=136, config=BASE, sm_count=2, seed=7)
@@ -141,7 +125,7 @@ def inputs() -> ImagesCase:
 )
 def test_wrong_arithmetic_gives_wrong_results(inputs: ImagesCase, pattern: str, replacement: str) -> None:
     case = inputs.fresh()
-    emulated.launch(case.plan, case.tensors, artifact=_edited(case, pattern, replacement))
+    emulated.launch(case.plan, case.tensors, artifact=edited(case, pattern, replacement))
     assert case.mismatches().float().mean() > 0.4
 
 
@@ -159,5 +143,5 @@ def test_missing_synchronisation(inputs: ImagesCase, pattern: str, error: type[E
     case = inputs.fresh()
     with pytest.raises(error, match=message):
         emulated.launch(
-            case.plan, case.tensors, Options(interleave="random"), artifact=_edited(case, pattern)
+            case.plan, case.tensors, Options(interleave="random"), artifact=edited(case, pattern)
         )

@@ -1,4 +1,4 @@
-"""`patch_embed_images` on a real H100 or H200: integer sums are exact, so every bit is that of the reference."""
+"""`patch_embed_images` on a GPU: integer sums are exact, so every bit is that of the reference."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import time
 import pytest
 import torch
 
-from cute_kernels import Sm90ImagesConfig, frozen_constants, patch_embed_images, prepare_patch_weight, reference
+from cute_kernels import frozen_constants, patch_embed_images, prepare_patch_weight, reference
+from cute_kernels.config import ImagesConfig
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.operations.patch_weight import PatchWeight
 from cute_kernels.runtime import gpu
-from tests.gpu import harness
+from tests.gpu import architecture, harness
 from tests.gpu.harness import POISON
+from tests.gpu.images_configs import SELECTIONS
 
 WARM_CALL_MICROSECONDS = 18.0
 """Fails above this; the target is 12 us. The rest is room for a slow host."""
@@ -51,7 +53,7 @@ class Call:
     def __call__(self, **options) -> torch.Tensor:
         return patch_embed_images(self.images, self.weight, self.bias, self.pos, **options)
 
-    def guarded(self, config: Sm90ImagesConfig | None = None) -> torch.Tensor:
+    def guarded(self, config: ImagesConfig | None = None) -> torch.Tensor:
         """One launch into poison, which fails if it writes outside of the output or leaves poison."""
         w = self.weight
         prepared = PATCH_EMBED_IMAGES.checked(PatchEmbedImagesArguments(
@@ -88,22 +90,9 @@ def test_widths_channels_and_tables(n: int, channels: int, table: str) -> None:
     assert differing(call.guarded(), call.expected()) == 0
 
 
-@pytest.mark.parametrize("config", [
-    Sm90ImagesConfig(order="image"),
-    Sm90ImagesConfig(pingpong=False),
-    Sm90ImagesConfig(stage_blocks=1),
-    Sm90ImagesConfig(stages=2),
-    Sm90ImagesConfig(stages=2, stage_blocks=1, order="image"),
-    Sm90ImagesConfig(cluster=1),
-    Sm90ImagesConfig(warpgroups=1),
-    Sm90ImagesConfig(warpgroups=3, tile_patches=7, tile_images=16, cluster=1, stages=3),
-    Sm90ImagesConfig(tile_patches=1),
-    Sm90ImagesConfig(tile_patches=9),
-    Sm90ImagesConfig(tile_patches=2, tile_images=64),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(("config", "channels"), SELECTIONS.get(architecture.at_hand(), ()), ids=str)
 @pytest.mark.parametrize("batch", [5] if harness.DRY_RUN else [5, 131])
-def test_configurations(config: Sm90ImagesConfig, batch: int) -> None:
-    channels = 1 if config.warpgroups == 3 else 3
+def test_configurations(config: ImagesConfig, channels: int, batch: int) -> None:
     call = Call(batch, channels=channels)
     assert differing(call.guarded(config), call.expected()) == 0
 

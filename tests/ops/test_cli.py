@@ -26,6 +26,7 @@ from cute_kernels.config import (
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
     Sm100GemmConfig,
+    Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
 )
 from cute_kernels.emulator import host
@@ -238,6 +239,12 @@ def test_choices_are_what_the_plan_allows():
             PatchEmbedImagesProblem(1, 1, 32, 480, 16, 264, table_rows=1),
             Sm90ImagesConfig(order="image", tile_patches=15, pingpong=False),
             "sm_90a",
+        ),
+        (
+            ["patch-embed-images", "--arch=sm_100a", "--set=cta-group=1", "--set=weight=smem"],
+            PatchEmbedImagesProblem(1, 3, 224, 224, 16, 768, table_rows=196),
+            Sm100ImagesConfig(cta_group=1, weight="smem"),
+            "sm_100a",
         ),
         (["gemm"], GemmProblem(4096, 4096, 4096), None, "sm_100a"),
         (

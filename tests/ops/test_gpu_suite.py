@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem, Sm100GemmConfig
+from cute_kernels.config import Config, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem, Sm100GemmConfig
 from cute_kernels.plan import ARCHS, PLANNERS, make_plan
-from tests.gpu import architecture, gemm_configs, patch_embed_configs
+from tests.gpu import architecture, gemm_configs, images_configs, patch_embed_configs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "tests" / "gpu"
@@ -24,6 +24,7 @@ FOLDER = REPOSITORY / "tests" / "gpu"
 SAMPLE = (
     "test_emulator_agreement.py::test_equal_bits_where_sums_are_exact[shape0-default]",
     "test_gemm.py::test_types[torch.bfloat16-torch.float32-True-128-256-6-2-8-0-2-1-2]",
+    "test_images.py::test_every_bit[1-side1]",
     "test_warm.py::test_clear_cache_forgets_warm_calls",
 )
 """Executed with every change, by file and name; the others with ``pytest tests/gpu --dry-run-arch sm_100a``."""
@@ -52,7 +53,8 @@ sys.exit(pytest.main(options, plugins=[Sample(names)]))
 
 
 def test_the_architectures_have_selections() -> None:
-    assert set(patch_embed_configs.SELECTIONS) == set(gemm_configs.SELECTIONS) == set(ARCHS)
+    selections = (patch_embed_configs, gemm_configs, images_configs)
+    assert all(set(module.SELECTIONS) == set(ARCHS) for module in selections)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(patch_embed_configs.Selection)])
@@ -61,6 +63,7 @@ def test_no_architecture_has_fewer_cases(field: str) -> None:
     if isinstance(sm90, (tuple, dict)):
         assert len(sm100) >= len(sm90) > 0
     assert len(gemm_configs.SM100) >= len(gemm_configs.SM90) > 0
+    assert len(images_configs.SM100) >= len(images_configs.SM90) > 0
 
 
 def configs_of(selection: patch_embed_configs.Selection) -> Iterator[Config]:
@@ -82,6 +85,8 @@ def test_selections_are_legal_and_distinct(arch: str) -> None:
     types = (("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float32"))
     for config, (in_dtype, out_dtype) in itertools.product(gemm_configs.SELECTIONS[arch], types):
         make_plan(GemmProblem(515, 393, 200, 1, in_dtype, out_dtype, True), config, arch)
+    for config, channels in images_configs.SELECTIONS[arch]:
+        make_plan(PatchEmbedImagesProblem(5, channels, 224, 224, 16, 768, table_rows=196), config, arch)
 
 
 def functions(path: Path) -> set[str]:
@@ -106,6 +111,6 @@ def test_a_device_of_capability_10_0(tmp_path: Path) -> None:
 
 
 def test_what_is_not_for_sm100_has_no_kernel_there() -> None:
-    assert architecture.NEEDS_SM90 == ("test_gemm_split.py", "test_images.py")
+    assert architecture.NEEDS_SM90 == ("test_gemm_split.py",)
     assert not any(field.name == "split_k" for field in dataclasses.fields(Sm100GemmConfig))
-    assert "sm_100a" not in PLANNERS["patch_embed_images"].targets
+    assert all("sm_100a" in planner.targets for planner in PLANNERS.values())

@@ -9,10 +9,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import Sm90ImagesConfig, Sm100PatchEmbedConfig, patch_embed_images, prepare_patch_weight, reference
+from cute_kernels import (
+    Sm90ImagesConfig,
+    Sm100ImagesConfig,
+    Sm100PatchEmbedConfig,
+    patch_embed_images,
+    prepare_patch_weight,
+    reference,
+)
 from cute_kernels.operations.patch_weight import PatchWeight
 from cute_kernels.runtime.constants import DERIVED
 
+SMALL_100 = Sm100ImagesConfig(tile_patches=4, tile_images=4, cta_group=1, stages=3, stage_blocks=1)
 SMALL = Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=1, cluster=1, stages=3, stage_blocks=1)
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 
@@ -74,9 +82,10 @@ def test_model_width_with_the_default_config() -> None:
     with_bias=st.booleans(),
     with_pos=st.booleans(),
     layout=st.sampled_from(["contiguous", "channels_last", "sliced", "unaligned"]),
+    config=st.sampled_from([SMALL, SMALL_100]),
     seed=st.integers(0, 2**20),
 )
-def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, seed) -> None:
+def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, config, seed) -> None:
     """Images of any layout: TMA reads contiguous ones that begin on 16 bytes, others are copied, not misread."""
     height, width = 16 * grid[0], 16 * grid[1]
     images = pixels(batch, 1, height, width, seed=seed)
@@ -88,7 +97,7 @@ def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, seed) -> N
         images = pixels(images.numel() + 1, seed=seed)[1:].view(images.shape)
     bias = numbers(n, seed=seed).to(dtype) if with_bias else None
     pos = numbers(grid[0] * grid[1], n, seed=seed + 1).to(dtype) if with_pos else None
-    assert_same_bits(images, gray_weight(n), bias, pos, config=SMALL)
+    assert_same_bits(images, gray_weight(n), bias, pos, config=config)
 
 
 def test_bias_offset_and_positions_are_added_in_this_order() -> None:
@@ -99,7 +108,8 @@ def test_bias_offset_and_positions_are_added_in_this_order() -> None:
     sums = reference.images.integer_sums(reference.images.patch_rows(images, 16), weight.raw).float()
     expected = reference.fma32(sums, weight.scale.expand_as(sums), table).bfloat16()
     assert torch.equal(patch_embed_images(images, weight, bias, pos)[0], expected)
-    assert torch.equal(assert_same_bits(images, weight, bias, pos, config=SMALL)[0], expected)
+    for config in (SMALL, SMALL_100):
+        assert torch.equal(assert_same_bits(images, weight, bias, pos, config=config)[0], expected)
 
 
 def test_the_table_is_made_once_and_anew_after_a_write() -> None:
@@ -149,6 +159,7 @@ IMAGES = pixels(2, 1, 32, 64)
         ({"backend": "cuda"}, ValueError, "backend = 'cuda', allowed"),
         ({"config": Sm100PatchEmbedConfig()}, TypeError, "config is Sm100PatchEmbedConfig, .*Sm90ImagesConfig"),
         ({"config": Sm90ImagesConfig(tile_patches=5)}, ValueError, "tile_patches = 5 is not possible"),
+        ({"config": Sm100ImagesConfig(tile_patches=17)}, ValueError, "tile_patches = 17 is not possible"),
     ],
 )
 @pytest.mark.parametrize("backend", ["auto", "emulator"])

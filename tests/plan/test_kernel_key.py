@@ -22,6 +22,7 @@ from cute_kernels.config import (
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
     Sm100GemmConfig,
+    Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
 )
 from cute_kernels.plan import PLANNERS, Plan, make_plan
@@ -64,6 +65,21 @@ BASES = {
         {
             "source": None, "tile_patches": 4, "tile_images": 16, "warpgroups": 1, "cluster": 2, "stages": 4,
             "stage_blocks": 2, "pingpong": False, "order": "image",
+        },
+    ),
+    "patch_embed_images, sm100": (
+        PatchEmbedImagesProblem(6, 1, 64, 96, 16, 264, table_rows=1),
+        Sm100ImagesConfig(
+            source="strips", tile_patches=6, tile_images=16, cta_group=1, weight="tmem", accumulators=1,
+            part_columns=64, stages=4, stage_blocks=1,
+        ),
+        {
+            "batch": 9, "channels": 2, "height": 96, "width": 192, "patch": None, "n": 520, "table_rows": 24,
+            "in_dtype": None, "channels_last": None, "precision": None, "out_dtype": None,
+        },
+        {
+            "source": None, "tile_patches": 5, "tile_images": 24, "cta_group": 2, "weight": "smem", "accumulators": 2,
+            "part_columns": 32, "tmem_load_width": 32, "stages": 5, "stage_blocks": 2, "order": "image",
         },
     ),
     "gemm, sm100": (PRODUCT, Sm100GemmConfig(stages=3), OTHER_PRODUCT, {

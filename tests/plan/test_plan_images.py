@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig, Sm90PatchEmbedConfig
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig, Sm90PatchEmbedConfig, Sm100ImagesConfig
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.plan import PLANNERS, make_plan
 
@@ -31,7 +31,7 @@ def test_headline() -> None:
     assert plan.holds_table and plan.table_shape == (14, 48, 7, 32, 4)
     assert plan.smem_bytes == 1024 + 6 * 28_672 + 2 * 112 * 128
     assert [barrier.stages for barrier in graph_of(plan).barriers()] == [6, 6]
-    assert PLANNERS["patch_embed_images"].configs == {"sm_90a": Sm90ImagesConfig}
+    assert PLANNERS["patch_embed_images"].configs == {"sm_90a": Sm90ImagesConfig, "sm_100a": Sm100ImagesConfig}
 
 
 @given(
@@ -80,8 +80,8 @@ def test_tiles_are_whole_numbers(batch: int) -> None:
 
 
 def test_other_arguments() -> None:
-    with pytest.raises(NotImplementedError, match=r"patch_embed_images has kernels for sm_90a, not for sm_100a"):
-        make_plan(HEADLINE, None, "sm_100a")
+    with pytest.raises(TypeError, match="Sm90ImagesConfig, sm_100a takes Sm100ImagesConfig"):
+        make_plan(HEADLINE, Sm90ImagesConfig(), "sm_100a")
     with pytest.raises(TypeError, match="Sm90PatchEmbedConfig, sm_90a takes Sm90ImagesConfig"):
         make_plan(HEADLINE, Sm90PatchEmbedConfig(), "sm_90a")
     with pytest.raises(ValueError, match="pingpong"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cutlass import Boolean, Int32
 
-from cute_kernels.plan import Sm100GemmPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan import Sm100GemmPlan, Sm100ImagesPlan, Sm100PatchEmbedPlan
 
 PAIR = 0b11
 """CTA mask of the first pair of a cluster."""
@@ -24,12 +24,14 @@ class ClusterPlace:
         rank: which CTA of its pair; 0 leads.
         m, n: which pair.
         pairs: pairs of the cluster along rows and columns.
+        cta_group: CTAs that multiply together; 1: there are no pairs, and the CTA is alone.
     """
 
     rank: Int32
     m: Int32 | int = 0
     n: Int32 | int = 0
     pairs: tuple[int, int] = (1, 1)
+    cta_group: int = 2
 
     @property
     def leads(self) -> Boolean:
@@ -69,9 +71,9 @@ class ClusterPlace:
         return sum(1 << 2 * i for i in range(self.pairs[0])) << (2 * self.pairs[0] * self.n)
 
 
-def cluster_place(plan: Sm100PatchEmbedPlan | Sm100GemmPlan, cluster_rank: Int32) -> ClusterPlace:
+def cluster_place(plan: Sm100PatchEmbedPlan | Sm100GemmPlan | Sm100ImagesPlan, cluster_rank: Int32) -> ClusterPlace:
     """The place of the CTA of a cluster rank; masks are constants where the cluster is one pair."""
     if plan.ctas == plan.cta_group:
-        return ClusterPlace(cluster_rank)
+        return ClusterPlace(cluster_rank, cta_group=plan.cta_group)
     pair = cluster_rank // 2
     return ClusterPlace(cluster_rank % 2, pair % plan.pairs[0], pair // plan.pairs[0], plan.pairs)

@@ -10,12 +10,14 @@ from cutlass.cute.nvgpu import cpasync
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.pipes import init_barriers
-from cute_kernels.plan import Sm100GemmPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan import Sm100GemmPlan, Sm100ImagesPlan, Sm100PatchEmbedPlan
+
+Sm100Plan = Sm100PatchEmbedPlan | Sm100GemmPlan | Sm100ImagesPlan
 
 
 @cute.jit
 def begin(
-    plan: cutlass.Constexpr[Sm100PatchEmbedPlan | Sm100GemmPlan],
+    plan: cutlass.Constexpr[Sm100Plan],
     graph: cutlass.Constexpr[Graph],
     warp: Int32,
     barriers: cute.Pointer,
@@ -29,29 +31,37 @@ def begin(
         with cute.arch.elect_one():
             init_barriers(graph, barriers)
     if warp == plan.mma_warp:
-        cute.arch.alloc_tmem(plan.tmem_columns, tmem_address, is_two_cta=True)
-        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
+        cute.arch.alloc_tmem(plan.tmem_columns, tmem_address, is_two_cta=plan.cta_group == 2)
+        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=plan.cta_group == 2)
         ptx.tcgen05_fence_before_thread_sync()
     ptx.griddepcontrol()
     # Also the CTA's barrier: after it every thread sees initialised barriers and the tensor-memory address.
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
+    _synchronise(plan)
     ptx.tcgen05_fence_after_thread_sync()
 
 
 @cute.jit
-def end(plan: cutlass.Constexpr[Sm100PatchEmbedPlan | Sm100GemmPlan], warp: Int32, accumulators: cute.Tensor) -> None:
+def end(plan: cutlass.Constexpr[Sm100Plan], warp: Int32, accumulators: cute.Tensor) -> None:
     """Frees tensor memory once all CTAs of the cluster are done."""
     # No CTA may leave, or free tensor memory, while another still signals its barriers or reads its half.
     ptx.tcgen05_fence_before_thread_sync()
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
+    _synchronise(plan)
     if warp == plan.mma_warp:
         ptx.tcgen05_fence_after_thread_sync()
-        cute.arch.dealloc_tmem(accumulators.iterator, plan.tmem_columns, is_two_cta=True)
+        cute.arch.dealloc_tmem(accumulators.iterator, plan.tmem_columns, is_two_cta=plan.cta_group == 2)
 
 
-def clusters_of_grid(plan: Sm100PatchEmbedPlan | Sm100GemmPlan) -> Int32:
+@cute.jit
+def _synchronise(plan: cutlass.Constexpr[Sm100Plan]) -> None:
+    """All threads of the cluster."""
+    if cutlass.const_expr(plan.ctas > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+
+
+def clusters_of_grid(plan: Sm100Plan) -> Int32:
     """Clusters in a one-dimensional grid."""
     grid = cute.arch.grid_dim()
     return grid[0] // plan.ctas

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, round_up
 from cute_kernels.plan.operands import Operand, sizes
 
@@ -29,7 +29,7 @@ class ImagesPlan(Plan):
     operation: ClassVar[str] = "patch_embed_images"
 
     problem: PatchEmbedImagesProblem
-    config: Sm90ImagesConfig
+    config: ImagesConfig
 
     @property
     def operands(self) -> tuple[Operand, ...]:

@@ -1,0 +1,197 @@
+"""The persistent integer GEMM over images for Blackwell: allocate, build pipes, dispatch to roles.
+
+The output is computed transposed, ``D[feature, patch] = weight * patches^T``: 128 features of the weight stay in each
+CTA for the whole launch, and strips of images, which TMA reads where they lie, are the N operand. The load warp of each
+CTA streams strips, the leader's MMA warp issues, and the epilogue warps drain one part of the accumulators while
+another is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Int32, Int64, Uint8
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from cute_kernels import dsl
+from cute_kernels.kernels.graph import sm100_images_graph
+from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.sm100.cluster import cluster_place
+from cute_kernels.kernels.sm100.frame import begin, end
+from cute_kernels.kernels.sm100.patch_embed_images.epilogue import Epilogue
+from cute_kernels.kernels.sm100.patch_embed_images.mma import Mma, make_mma
+from cute_kernels.kernels.sm100.patch_embed_images.staging import PatchStaging, out_box, staging_layout
+from cute_kernels.kernels.sm100.patch_embed_images.weight import (
+    LANE_STRIDE,
+    WeightLoad,
+    fill_tensor_memory,
+    smem_tma,
+    weight_boxes,
+)
+from cute_kernels.kernels.sm100.pipes import Sm100Pipe
+from cute_kernels.kernels.strips import (
+    images_layout,
+    out_layout,
+    scale_of_feature,
+    strip_boxes,
+    strip_layout,
+    table_view,
+)
+from cute_kernels.kernels.strips_load import StripLoad
+from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.plan import LANES, Sm100ImagesPlan
+from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes.
+
+    ``weight`` is ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it into shared memory.
+    """
+
+    images_atom: cute.CopyAtom
+    images: cute.Tensor
+    weight_atom: cute.CopyAtom | None
+    weight: cute.Tensor
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    table: cute.Tensor | None
+    scale: cute.Tensor
+    image_tiles: Int32
+    row_tiles: Int32
+    position_tiles: Int32
+    groups: Int32
+
+
+class PatchEmbedImagesKernel:
+    """Host entry and kernel for one plan. Images, their sizes and features are launch arguments; channels are not."""
+
+    def __init__(self, plan: Sm100ImagesPlan) -> None:
+        self.plan = plan
+        self.graph = sm100_images_graph(plan)
+
+    @cute.jit
+    def __call__(
+        self,
+        images_pointer: cute.Pointer,
+        weight_pointer: cute.Pointer,
+        scale_pointer: cute.Pointer,
+        table_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        batch: Int32,
+        height: Int32,
+        width: Int32,
+        n: Int32,
+        clusters: Int32,
+        stream,
+    ) -> None:
+        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
+        plan, channels = self.plan, self.plan.problem.channels
+        grid_width, grid_height = width // STRIP_PATCH, height // STRIP_PATCH
+        images = cute.make_tensor(images_pointer, images_layout(batch, channels, height, width))
+        out = cute.make_tensor(out_pointer, out_layout(batch, grid_height, grid_width, n))
+        weight = cute.make_tensor(weight_pointer, cute.make_layout((n, plan.problem.k), stride=(plan.problem.k, 1)))
+        group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
+        images_atom, images_view = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(group), images, strip_layout(plan, 1), plan.stage_box
+        )
+        out_atom, out_view = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(plan), out_box(plan)
+        )
+        weight_atom = None
+        if cutlass.const_expr(plan.config.weight == "smem"):
+            weight_atom, weight = smem_tma(plan, make_mma(plan, plan.parts[0][1]), weight)
+        row_tiles = cute.ceil_div(grid_width, plan.tile_patches)
+        position_tiles = row_tiles * grid_height
+        groups = cute.ceil_div(cute.ceil_div(n, plan.features), plan.ctas)
+        arguments = DeviceArguments(
+            images_atom, images_view, weight_atom, weight, out_atom, out_view,
+            table_view(plan, table_pointer, groups, position_tiles),
+            cute.make_tensor(scale_pointer, cute.make_layout((n,))), cute.ceil_div(batch, plan.tile_images), row_tiles,
+            position_tiles, groups,
+        )  # fmt: skip
+        launch_clusters(self.kernel(arguments), plan, clusters, stream)
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments) -> None:
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
+        place = cluster_place(plan, rank)
+
+        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
+        weight, strips, staging = (storage + region.offset for region in plan.smem[1:])
+        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
+
+        begin(plan, self.graph, warp, barriers, tmem_address, (args.images_atom, args.out_atom))
+
+        tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, tmem_address)
+        accumulators = tuple(self._accumulators(tmem, first, columns) for first, columns in plan.parts)
+        cluster = cute.arch.block_idx()[0] // plan.ctas
+        clusters = cute.arch.grid_dim()[0] // plan.ctas
+        group = cluster % args.groups
+        kind = ImageOrder if plan.config.order == "row" else PositionOrder
+        order = kind(args.image_tiles, args.position_tiles, cluster // args.groups, clusters // args.groups)
+
+        if warp == plan.load_warp:
+            if cutlass.const_expr(plan.config.weight == "smem"):
+                self._weight_load(args, weight, pipes["weight"], group, place).run()
+            source, boxes = strip_boxes(plan, (args.images_atom, args.images), strips, (1, 0))
+            StripLoad(
+                plan, args.images_atom, source, boxes, pipes["operands"], order, args.row_tiles,
+                image_step=plan.cta_group, first_images=rank, announces=place.leads,
+            ).run()  # fmt: skip
+        elif warp == plan.mma_warp:
+            if place.leads:
+                resident = weight if plan.config.weight == "smem" else tmem + plan.weight_column
+                edges = (pipes[name] for name in ("operands", "accumulator", "weight"))
+                Mma(plan, strips, resident, accumulators, *edges, order).run()
+        else:
+            slab = group * plan.ctas + rank
+            quarter = warp % 4
+            if cutlass.const_expr(plan.config.weight == "tmem"):
+                lane = quarter * LANES + cute.arch.lane_idx()
+                fill_tensor_memory(plan, args.weight, tmem + plan.weight_column, slab, lane, pipes["weight"])
+            self._epilogue(args, accumulators, staging, pipes["accumulator"], order, slab, quarter).run()
+
+        end(plan, warp, accumulators[0])
+
+    def _accumulators(self, tmem: cute.Pointer, first: int, columns: int) -> cute.Tensor:
+        """Tensor-memory view ``[.., accumulator]`` of one part of the columns."""
+        shape = ((self.plan.features, columns), 1, 1, self.plan.config.accumulators)
+        return cute.make_tensor(
+            tmem + first, cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, self.plan.columns))
+        )
+
+    def _weight_load(self, args, stages, pipe, group, place) -> WeightLoad:
+        plan = self.plan
+        tma = (args.weight_atom, args.weight)
+        source, blocks = weight_boxes(plan, make_mma(plan, plan.parts[0][1]), tma, stages, place.rank)
+        return WeightLoad(plan, args.weight_atom, source, blocks, pipe, group, place.leads)
+
+    def _epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Epilogue:
+        plan = self.plan
+        lane = cute.arch.lane_idx()
+        buffer = staging + cute.assume(quarter * plan.staging_bytes, divby=512)
+        layout = staging_layout(plan)
+        staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=BFloat16), layout.outer)
+        boxes = cute.local_tile(args.out, out_box(plan), (None,) * 4)
+        source, target = cpasync.tma_partition(
+            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 4), cute.group_modes(boxes, 0, 4)
+        )
+        block = slab * (plan.features // LANES) + quarter
+        scales = tuple(scale_of_feature(args.scale, block * LANES + lane // 4 + 8 * i) for i in range(4))
+        return Epilogue(
+            plan, accumulators, PatchStaging(buffer, args.out_atom, source, target, lane), args.table, scales, pipe,
+            order, args.row_tiles, block, quarter,
+        )  # fmt: skip
+
+
+dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm100a")

@@ -1,0 +1,164 @@
+"""The weight of a CTA's features where it stays for the whole launch: tensor memory, or shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as sm100_utils
+from cutlass import Boolean, Int8, Int32
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.sm100.pipes import Sm100Pipe
+from cute_kernels.plan import Sm100ImagesPlan
+
+_FILL_COLUMNS = 32
+"""Columns of tensor memory that one tcgen05.st of a warp writes, from as many registers."""
+
+LANE_STRIDE = 1 << 16
+"""Tensor-memory addresses have the lane in their upper half."""
+
+
+# ---- tensor memory --------------------------------------------------------------------------------------------------
+
+
+@cute.jit
+def fill_tensor_memory(
+    plan: cutlass.Constexpr[Sm100ImagesPlan], weight: cute.Tensor, tmem: cute.Pointer, slab: Int32, thread: Int32,
+    pipe: Sm100Pipe,
+) -> None:  # fmt: skip
+    """Epilogue warp: writes the weight of its 32 features, K-major, four values to a column; and says so.
+
+    Lanes beyond the last feature get the weight of that one: TMA clips what is computed of it.
+
+    Args:
+        plan: says where.
+        weight: ``[N, K]`` in global memory.
+        tmem: the columns of the weight.
+        slab: which 128 features.
+        thread: lane of tensor memory.
+        pipe: of the weight.
+    """
+    columns = plan.weight_columns
+    words = cute.make_tensor(tmem, cute.make_layout((plan.features, columns), stride=(LANE_STRIDE, 1)))
+    chunks = cute.flat_divide(words, (plan.features, _FILL_COLUMNS))
+    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(_FILL_COLUMNS)), Int32)
+    store = tcgen05.make_tmem_copy(atom, chunks[None, None, 0, 0]).get_slice(thread)
+    target = store.partition_D(chunks)
+    shape = store.partition_S(cute.make_identity_tensor((plan.features, _FILL_COLUMNS))).shape
+    feature = min(slab * plan.features + thread, weight.shape[0] - 1)
+    k = 4 * columns
+    row = cute.recast_ptr(weight.iterator + cute.assume(feature * k, divby=k), dtype=Int32)
+    source = cute.make_tensor(row, cute.make_layout((_FILL_COLUMNS, columns // _FILL_COLUMNS)))
+    for i in cutlass.range(columns // _FILL_COLUMNS, unroll=1):
+        registers = cute.make_rmem_tensor(shape, Int32)
+        cute.autovec_copy(source[None, i], cute.make_tensor(registers.iterator, cute.make_layout(_FILL_COLUMNS)))
+        cute.copy(store, registers, target[None, None, None, 0, i])
+    cute.arch.fence_view_async_tmem_store()
+    ptx.tcgen05_fence_before_thread_sync()
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        pipe.arrive_full_at_leader(pipe.producer_state())
+
+
+@dsl_user_op
+def _signed_tensor(pointer: cute.Pointer, layout: cute.Layout, *, loc=None, ip=None) -> cute.Tensor:
+    """Tensor-memory view of si8, as an integer MMA wants it. Elements of ``Int8`` are i8, which it refuses.
+
+    CuTe DSL 4.8.1 has no public way to them.
+    """
+    kind = cute_ir.PtrType.get(mlir_types.si8(), cute_ir.AddressSpace.tmem, 16)
+    return cute.make_tensor(cute_ir.recast_iter(kind, pointer.value, loc=loc, ip=ip), layout, loc=loc, ip=ip)
+
+
+# ---- shared memory --------------------------------------------------------------------------------------------------
+
+
+def smem_layout(plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma) -> cute.ComposedLayout:
+    """``[.., K block]``, SWIZZLE_128B."""
+    return sm100_utils.make_smem_layout_a(tiled_mma, _tile(plan), Int8, plan.k_blocks)
+
+
+def smem_tensor(plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+    layout = smem_layout(plan, tiled_mma)
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=Int8), layout.outer)
+
+
+def smem_tma(plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma, weight: cute.Tensor) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """TMA load of one K block of a CTA's features: atom and view of ``[N, K]``."""
+    group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
+    block = cute.slice_(smem_layout(plan, tiled_mma), (None, None, None, 0))
+    cluster_vmnk = cute.tiled_divide(cute.make_layout(plan.cluster), (tiled_mma.thr_id,))
+    tma = cute.nvgpu.make_tiled_tma_atom_A(
+        cpasync.CopyBulkTensorTileG2SOp(group), weight, block, _tile(plan), tiled_mma, cluster_vmnk.shape
+    )
+    return tma.atom, tma.tma_tensor
+
+
+def _tile(plan: Sm100ImagesPlan) -> tuple[int, int, int]:
+    return (plan.features * plan.cta_group, plan.parts[0][1], plan.k_block_bytes)
+
+
+@dataclass(frozen=True)
+class WeightLoad:
+    """Load warp: fetches the weight into shared memory, once.
+
+    Attributes:
+        atom, source, blocks: TMA view ``[box, group of features, K block]`` and buffers ``[box, K block]``.
+        group: of this cluster.
+        announces: whether this CTA announces the bytes; those of a pair complete on the leader's barrier.
+    """
+
+    plan: Sm100ImagesPlan
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    blocks: cute.Tensor
+    pipe: Sm100Pipe
+    group: Int32
+    announces: Boolean
+
+    @cute.jit
+    def run(self) -> None:
+        state = self.pipe.producer_state()
+        if self.announces:
+            with cute.arch.elect_one():
+                self.pipe.announce_bytes(state)
+        for block in cutlass.range_constexpr(self.plan.k_blocks):
+            barrier = self.pipe.full_barrier(state)
+            cute.copy(self.atom, self.source[None, self.group, block], self.blocks[None, block], tma_bar_ptr=barrier)
+
+
+def weight_boxes(
+    plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma, tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Pointer,
+    rank: Int32,
+) -> tuple[cute.Tensor, cute.Tensor]:  # fmt: skip
+    """What `WeightLoad` copies, from where to where.
+
+    Args:
+        plan: what is loaded.
+        tiled_mma: of any part.
+        tma: of `smem_tma`.
+        stages: the weight in shared memory.
+        rank: of this CTA in its pair.
+    """
+    tile_m, _, tile_k = _tile(plan)
+    boxes = tiled_mma.get_slice(rank).partition_A(cute.local_tile(tma[1], (tile_m, tile_k), (None, None)))
+    blocks, source = cpasync.tma_partition(
+        tma[0], 0, cute.make_layout(1), cute.group_modes(smem_tensor(plan, tiled_mma, stages), 0, 3),
+        cute.group_modes(boxes, 0, 3),
+    )  # fmt: skip
+    return source, blocks
+
+
+# ---- the operand of the MMAs ----------------------------------------------------------------------------------------
+
+
+def weight_fragments(plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma, place: cute.Pointer) -> cute.Tensor:
+    """The A operand ``[.., k step]`` in the memory in which it stays; ``place`` is where it begins there."""
+    if plan.config.weight == "smem":
+        return cute.group_modes(tiled_mma.make_fragment_A(smem_tensor(plan, tiled_mma, place)), 2, 4)
+    shape = tiled_mma.partition_shape_A((plan.features * plan.cta_group, plan.k_blocks * plan.k_block_bytes))
+    return _signed_tensor(place, tiled_mma.make_fragment_A(shape).layout)
