@@ -11,6 +11,11 @@ from cute_kernels.runtime import devices
 _REASONS: dict[tuple[torch.device, str], str | None] = {}
 
 
+def exporting() -> bool:
+    """`torch.compiler.is_exporting`, which the compiler of torch 2.11 takes for true in whatever it compiles."""
+    return getattr(torch.compiler, "_is_exporting_flag", False)
+
+
 @torch.compiler.assume_constant_result
 def no_device(device: torch.device, backend: str) -> str | None:
     """Why nothing of this package runs on a device, or None."""

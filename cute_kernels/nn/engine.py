@@ -75,7 +75,7 @@ class PatchEngine:
             training: of the module.
         """
         tensors = [pixels, *(parameter for parameter in parameters if parameter is not None)]
-        if self.options.backend == "torch" or torch.jit.is_tracing() or torch.compiler.is_exporting():
+        if self.options.backend == "torch" or torch.jit.is_tracing() or availability.exporting():
             return False
         for tensor in tensors:
             if type(tensor) not in _PLAIN_TYPES or tensor.is_meta or tensor.layout is not torch.strided:
