@@ -88,7 +88,8 @@ class PatchEmbedProblem:
         table_rows: rows of the bias + position table: 0 (absent), 1 (bias only) or the number of positions.
         table_index: ``row(m)`` is read from an index in memory, one number per row of ``x``; otherwise it is
             ``m % table_rows``.
-        in_dtype: element type of ``x`` and weight, as torch names it.
+        in_dtype: element type of ``x`` as torch names it: float8_e4m3fn, uint8, int8, bfloat16 or float16. The weight
+            has the same, int8 for uint8.
         out_dtype: element type of the output, as torch names it.
         scale_source: where the number for the whole call is: ``"value"`` passes it in the launch parameters,
             ``"pointer"`` reads one FP32 from device memory when the kernel starts.

@@ -21,6 +21,7 @@ _MODULE = "image_peers"
 PEERS: tuple[Peer, ...] = (
     Peer(OURS, "complete", _MODULE, "build_ours"),
     Peer("patch_embed on FP8 rows", "rows given", _MODULE, "build_rows"),
+    Peer("patch_embed on uint8 rows", "rows given", _MODULE, "build_integer_rows"),
     Peer("prepare compiled + patch_embed", "complete", _MODULE, "build_prepared"),
     Peer("patchify + linear compiled", "complete", _MODULE, "build_linear"),
     Peer("conv compiled", "complete", _MODULE, "build_conv_compiled"),
@@ -80,6 +81,18 @@ def build_rows(data: ImagesData) -> Candidate:
         )
 
     return Candidate(launch, "E4M3", cute_kernels.frozen_constants)
+
+
+def build_integer_rows(data: ImagesData) -> Candidate:
+    """`cute_kernels.patch_embed` alone, on the pixels of patches that are rows already, with int8 weights."""
+    weight = cute_kernels.prepare_patch_weight(data.weight, mean=MEAN, std=STD)
+    rows = [data.rows(images).contiguous() for images in data.images]
+    bias, scale = data.bias.float() + weight.offset, weight.scale[None]
+
+    def launch(slot: int) -> torch.Tensor:
+        return cute_kernels.patch_embed(rows[slot], weight.raw, bias, data.pos, scale_b=scale)
+
+    return Candidate(launch, "uint8 x int8", cute_kernels.frozen_constants)
 
 
 def build_prepared(data: ImagesData) -> Candidate:

@@ -13,7 +13,9 @@ from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatc
 from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import PatchEmbedPlan
+from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed import PATCH_EMBED as PLANNER
+from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, choose_backend, device_facts
 from cute_kernels.runtime.operands import Operands
@@ -21,7 +23,8 @@ from cute_kernels.runtime.repeat import ScaleProduct
 
 __all__ = ["PATCH_EMBED", "PatchEmbedArguments", "choose_backend", "device_facts", "patch_embed", "prepare_launch"]
 
-_FP8 = torch.float8_e4m3fn
+_ROWS = tuple(getattr(torch, name) for name in WEIGHT_TYPES)
+_WEIGHTS = tuple(dict.fromkeys(getattr(torch, name) for name in WEIGHT_TYPES.values()))
 _ADDENDS = (torch.bfloat16, torch.float16, torch.float32)
 _REFERENCES = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}
 
@@ -39,15 +42,17 @@ def patch_embed(
     config: PatchEmbedConfig | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """FP8 patch embedding: ``out[b, s, :] = scale_a * scale_b * (x[b, s, :] @ weight.T) + bias + pos_embed[s, :]``.
+    """Patch embedding of rows: ``out[b, s, :] = scale_a * scale_b * (x[b, s, :] @ weight.T) + bias + pos_embed[s, :]``.
 
     Multipliers have the names and shapes of `torch.nn.functional.scaled_mm`: one for a whole tensor, or one for each
     row of ``x`` and of ``weight``, in any combination.
 
     Args:
-        x: ``[B, S, K]`` or ``[B * S, K]`` float8_e4m3fn, contiguous; B >= 1, S >= 1, K >= 1. A slice whose memory does
-            not start on 16 bytes is copied, and K that is no multiple of 16 is zero-padded, once per call.
-        weight: ``[N, K]`` float8_e4m3fn, contiguous, N a multiple of 8. Padded and aligned likewise, once per weight.
+        x: ``[B, S, K]`` or ``[B * S, K]``, contiguous; B >= 1, S >= 1, K >= 1; float8_e4m3fn, uint8, int8, bfloat16 or
+            float16. A slice whose memory does not start on 16 bytes is copied, and rows of no multiple of 16 bytes are
+            zero-padded, once per call. Of uint8 K is at most 65,792, of int8 131,056.
+        weight: ``[N, K]`` of x's type, int8 for uint8, contiguous, N a multiple of 8. Padded and aligned likewise, once
+            per weight.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias, position and weight is
             laid out once and found again by object, memory and autograd's version counter. A write that the counter
             does not see (through ``.data``, a NumPy array that shares the memory, or another library's kernel) leaves
@@ -69,7 +74,9 @@ def patch_embed(
             config's architecture, SM100's without a config.
             ``config.epilogue`` selects the rounding contract on every backend: ``"f32"`` (default) is
             ``bf16(fma32(acc, scale, fp32(bias) + fp32(pos)))``, ``"bf16x2"`` is
-            ``bf16(bf16(acc * scale) + bf16(fp32(bias) + fp32(pos)))``.
+            ``bf16(bf16(acc * scale) + bf16(fp32(bias) + fp32(pos)))``. ``acc`` is accumulated in FP32, of integers in
+            32-bit integers and then rounded to FP32 once: sums of integers are exact, so that the result is the same in
+            every bit on every device.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
 
@@ -104,8 +111,8 @@ def patch_embed(
 class PatchEmbedArguments:
     """The table of arguments; what they mean is said at `patch_embed`."""
 
-    x: torch.Tensor = arguments.tensor(_FP8, shapes=("[B, S, K]", "[B * S, K]"), dense=True)
-    weight: torch.Tensor = arguments.tensor(_FP8, shapes=("[N, K]",), dense=True, role="constant")
+    x: torch.Tensor = arguments.tensor(*_ROWS, shapes=("[B, S, K]", "[B * S, K]"), dense=True)
+    weight: torch.Tensor = arguments.tensor(*_WEIGHTS, shapes=("[N, K]",), dense=True, role="constant")
     bias: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")
     pos_embed: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")
     pos_index: torch.Tensor | None = arguments.tensor(torch.int32, torch.int64, optional=True, operand="index")
@@ -123,6 +130,9 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
     def check_shapes(self, a: PatchEmbedArguments) -> None:
         x, bias, pos_embed = a.x, a.bias, a.pos_embed
         n, k = a.weight.shape
+        matching = getattr(torch, WEIGHT_TYPES[_name(x.dtype)])
+        if a.weight.dtype is not matching:
+            raise TypeError(f"weight has dtype {a.weight.dtype} with x of {x.dtype}, allowed: {matching}")
         if x.shape[-1] != k:
             raise ValueError(f"x has K = {x.shape[-1]} and weight has K = {k}: they must be equal")
         if n % 8:
@@ -158,7 +168,8 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         return PatchEmbedProblem(
             m=a.x.numel() // k,
             n=n,
-            k=-(-k // ROW_BYTES) * ROW_BYTES,
+            k=round_up(k, ROW_BYTES // a.weight.itemsize),
+            in_dtype=_name(a.x.dtype),
             table_rows=0 if a.bias is None and a.pos_embed is None else positions,
             scale_source="pointer" if in_memory else "value",
             table_index=a.pos_index is not None,
@@ -296,8 +307,12 @@ def _int32_index(pos_index: torch.Tensor) -> torch.Tensor:
     return pos_index.view(-1)
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _tma_readable(rows: torch.Tensor) -> bool:
-    return rows.shape[-1] % ROW_BYTES == 0 and rows.data_ptr() % ROW_BYTES == 0
+    return rows.shape[-1] * rows.itemsize % ROW_BYTES == 0 and rows.data_ptr() % ROW_BYTES == 0
 
 
 def _tma_rows(rows: torch.Tensor, width: int) -> torch.Tensor:

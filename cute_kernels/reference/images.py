@@ -31,7 +31,7 @@ def integer_sums(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """``rows @ values.T`` as ``[rows, N]`` float64 integers.
 
     Args:
-        rows: ``[rows, K]`` uint8.
+        rows: ``[rows, K]`` uint8 or int8.
         values: ``[N, K]`` int8.
 
     Raises:

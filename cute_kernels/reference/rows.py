@@ -1,13 +1,16 @@
-"""The patch embed of FP8 rows: one function per rounding contract.
+"""The patch embed of rows: one function per rounding contract.
 
-The accumulation is the granularity that the kernel's contract states: products and sums are exact within one MMA
-(K = 32), and the FP32 accumulator is rounded once per MMA, in ascending k.
+The accumulation is the granularity that the kernel's contract states. Of floating-point rows, products and sums are
+exact within one MMA (32 bytes of K), and the FP32 accumulator is rounded once per MMA, in ascending k. Sums of integers
+are exact, and rounded to FP32 once.
 """
 
 from __future__ import annotations
 
 import torch
 
+from cute_kernels.reference.images import integer_sums
+from cute_kernels.reference.products import gemm
 from cute_kernels.reference.rounding import fma32
 
 MMA_K = 32
@@ -18,11 +21,11 @@ _CHUNK_ELEMENTS = 1 << 22
 
 
 def accumulate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``x @ weight.T`` with one FP32 rounding per 32 elements of K, ascending, starting from +0.
+    """``x @ weight.T`` with one FP32 rounding per 32 bytes of K, ascending, starting from +0; of integers with one.
 
     Args:
-        x: ``[rows, K]`` float8_e4m3fn.
-        weight: ``[N, K]`` float8_e4m3fn.
+        x: ``[rows, K]`` float8_e4m3fn, bfloat16, float16, uint8 or int8.
+        weight: ``[N, K]`` of the same type, int8 for integers.
 
     Returns:
         ``[rows, N]`` float32. NaN inputs give NaN.
@@ -30,6 +33,10 @@ def accumulate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: K is too large for float64 to hold a block sum exactly.
     """
+    if weight.dtype is torch.int8:
+        return integer_sums(x, weight).to(torch.float32)
+    if weight.dtype in (torch.bfloat16, torch.float16):
+        return gemm(x, weight, None, torch.float32)
     k = x.shape[1]
     if k > _MAX_EXACT_K:
         raise ValueError(f"K = {k}: the reference is exact up to K = {_MAX_EXACT_K}")
@@ -86,8 +93,8 @@ def patch_embed_f32(
     """The default contract: ``bf16(fma32(acc, scale, bias + pos))``, one FP32 rounding and one rounding to BF16.
 
     Args:
-        x: ``[rows, K]`` float8_e4m3fn, row r at position ``r % positions``.
-        weight: ``[N, K]`` float8_e4m3fn.
+        x: ``[rows, K]`` as for `accumulate`, row r at position ``r % positions``.
+        weight: ``[N, K]`` likewise.
         bias: ``[N]`` or None.
         pos_embed: ``[positions, N]`` or None; ``bias + pos`` is summed in FP32.
         scale: dequantisation multiplier: a number, an FP32 tensor of one element, or ``[1, N]`` FP32.

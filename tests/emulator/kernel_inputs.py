@@ -42,6 +42,7 @@ def make_case(
     row_scale: bool = False,
     feature_scale: bool = False,
     indexed: bool = False,
+    dtype: str = "float8_e4m3fn",
     config: Config | None = None,
     sm_count: int | None = None,
     seed: int = 0,
@@ -53,8 +54,7 @@ def make_case(
     config = config or Sm100PatchEmbedConfig()
     generator = torch.Generator().manual_seed(seed)
     m = batch * positions
-    x = (torch.randn(m, k, generator=generator) * 3).to(torch.float8_e4m3fn)
-    weight = (torch.randn(n, k, generator=generator) * 2).to(torch.float8_e4m3fn)
+    x, weight = draw_operands(generator, m, n, k, dtype)
     bias_values = torch.randn(n, generator=generator) if bias else None
     pos_values = torch.randn(positions, n, generator=generator) if pos else None
     rows = positions if pos else int(bias)
@@ -62,7 +62,7 @@ def make_case(
     one = not (row_scale and feature_scale)
     source = "pointer" if scale_in_memory and one else "value"
     problem = PatchEmbedProblem(
-        m, n, k, rows, scale_source=source, table_index=indexed, row_scale=row_scale, feature_scale=feature_scale
+        m, n, k, rows, dtype, scale_source=source, table_index=indexed, row_scale=row_scale, feature_scale=feature_scale
     )
     plan = make_plan(problem, config, sm_count=sm_count)
     table = None
@@ -91,3 +91,17 @@ def make_case(
         feature_scale=by_feature,
     )  # fmt: skip
     return Case(plan, tensors, expected)
+
+
+def draw_operands(generator: torch.Generator, m: int, n: int, k: int, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and weight; of integers all values, and every other row and feature close to the largest."""
+    if dtype in ("uint8", "int8"):
+        low, high = (0, 256) if dtype == "uint8" else (-128, 128)
+        x = torch.randint(low, high, (m, k), generator=generator, dtype=getattr(torch, dtype))
+        weight = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8)
+        x[1::2] = torch.randint(high - 16, high, (m // 2, k), generator=generator, dtype=x.dtype)
+        weight[1::2] = torch.randint(112, 128, (n // 2, k), generator=generator, dtype=torch.int8)
+        return x, weight
+    element = getattr(torch, dtype)
+    x = (torch.randn(m, k, generator=generator) * 3).to(element)
+    return x, (torch.randn(n, k, generator=generator) * 2).to(element)

@@ -116,6 +116,24 @@ def test_scales_of_rows_and_features(name: str, facts: dict[str, bool]) -> None:
     assert resources.stack_bytes == 0 and resources.local_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"dtype": "uint8", "k": 1040, "feature_scale": True, "scale": 1e-6},
+        {"dtype": "int8", "k": 272, "row_scale": True, "feature_scale": True},
+        {"dtype": "bfloat16", "k": 200, "scale": 1.0},
+        {"dtype": "float16", "k": 136, "scale": 1.0, "pos": False},
+    ],
+    ids=str,
+)
+def test_rows_of_other_types(facts: dict) -> None:
+    """K ends inside a block of 128 bytes; sums of uint8 rows leave the 24 bits of FP32."""
+    case = make_case(batch=3, positions=90, n=136, config=CONFIGS["tile_n=128"], sm_count=2, seed=9, **facts)
+    check(case, Options(completion="lazy"))
+    resources = compile_plan(case.plan, emulated=True).resources
+    assert resources.stack_bytes == 0 and resources.local_bytes == 0
+
+
 def test_tiles_are_walked_in_a_snake(monkeypatch) -> None:
     """3 x 3 tiles of one cluster, as TMA loads them: a row turns round at its end and takes the last weight again."""
     loaded: dict[tuple[int, ...], list[int]] = {}

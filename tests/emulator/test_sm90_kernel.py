@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -111,6 +112,30 @@ def test_scales_of_rows_and_features(name: str) -> None:
     """Rows, positions and features end inside a tile, beyond which no factor is there to be read."""
     config, facts = ROW_WISE[name]
     case = make_case(batch=19, positions=17, n=200, k=144, config=config, sm_count=config.cluster, seed=8, **facts)
+    check(case, Options(completion="lazy"))
+
+
+OTHER_ROWS = {
+    "uint8, resident": (CONFIGS["base"], {"dtype": "uint8", "feature_scale": True, "scale": 1e-5}),
+    "int8, streamed, flat, bf16x2": (
+        CONFIGS["streamed, flat, bf16x2"],
+        {"dtype": "int8", "row_scale": True, "feature_scale": True, "k": 1040},
+    ),
+    "uint8, sums beyond 24 bits": (CONFIGS["streamed"], {"dtype": "uint8", "scale": 1e-6, "k": 1040}),
+    "bfloat16, resident": (CONFIGS["16 rows"], {"dtype": "bfloat16", "scale": 1.0, "k": 136}),
+    "float16, streamed": (CONFIGS["stages of 2 blocks, streamed"], {"dtype": "float16", "scale": 1.0, "k": 200}),
+}
+"""K ends inside a block of 128 bytes."""
+
+
+@pytest.mark.parametrize("name", OTHER_ROWS)
+def test_rows_of_other_types(name: str) -> None:
+    config, facts = OTHER_ROWS[name]
+    facts = {"k": 272} | facts
+    case = make_case(batch=21, positions=5, n=136, config=config, sm_count=config.cluster, seed=9, **facts)
+    if "24 bits" in name:
+        sums = case.tensors.x.double() @ case.tensors.weight.double().T
+        assert (sums.to(torch.float32).double() != sums).any()
     check(case, Options(completion="lazy"))
 
 

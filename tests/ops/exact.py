@@ -42,10 +42,11 @@ def fractions(tensor: torch.Tensor) -> list:
     return convert(tensor.to(torch.float64).tolist())
 
 
-def patch_embed(x, weight, bias, pos_embed, scale, epilogue: str) -> list[list[Fraction]]:
+def patch_embed(x, weight, bias, pos_embed, scale, epilogue: str, step: int = 32) -> list[list[Fraction]]:
     """The contracts of `cute_kernels.patch_embed`, element by element, on small tensors; x is ``[rows, K]``.
 
-    ``scale`` is a number, or a pair of lists of numbers: of the rows and of the features.
+    ``scale`` is a number, or a pair of lists of numbers: of the rows and of the features. The accumulator is rounded
+    after every ``step`` elements of K.
     """
     xs, ws = fractions(x), fractions(weight)
     biases = None if bias is None else fractions(bias)
@@ -56,8 +57,8 @@ def patch_embed(x, weight, bias, pos_embed, scale, epilogue: str) -> list[list[F
         line = []
         for n, column in enumerate(ws):
             acc, scale = Fraction(0), fp32(Fraction(by_row[r]) * Fraction(by_feature[n]))
-            for k in range(0, len(row), 32):
-                acc = fp32(acc + sum(a * b for a, b in zip(row[k : k + 32], column[k : k + 32], strict=True)))
+            for k in range(0, len(row), step):
+                acc = fp32(acc + sum(a * b for a, b in zip(row[k : k + step], column[k : k + step], strict=True)))
             addends = [a for a in (biases and biases[n], table and table[r % len(table)][n]) if a is not None]
             added = fp32(sum(addends, Fraction(0)))
             if epilogue == "f32":

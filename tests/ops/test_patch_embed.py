@@ -127,6 +127,52 @@ def test_a_lazily_negated_row_wise_scale_has_its_sign():
     assert torch.equal(patch_embed(x, weight, bias, pos, scale_a=negated, backend="emulator"), expected)
 
 
+ROWS_AND_STEPS = [(torch.uint8, 1 << 20), (torch.int8, 1 << 20), (torch.bfloat16, 16), (torch.float16, 16)]
+"""Types of rows, and after how many elements of K the accumulator is rounded: of integers once."""
+
+
+@pytest.mark.parametrize(("dtype", "step"), ROWS_AND_STEPS)
+@pytest.mark.parametrize("backend", ["auto", "emulator"])
+def test_rows_of_other_types(dtype, step, backend):
+    """K of 42 elements is no multiple of 16 bytes in any of them."""
+    generator = torch.Generator().manual_seed(2)
+    _, _, bias, pos = make_call()
+    by_row, by_feature = row_scales()
+    if dtype.is_floating_point:
+        x, weight = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((2, 3, 42), (8, 42)))
+    else:
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max + 1
+        x = torch.randint(low, high, (2, 3, 42), generator=generator).to(dtype)
+        weight = torch.randint(-128, 128, (8, 42), generator=generator).to(torch.int8)
+    out = patch_embed(x, weight, bias, pos, scale_a=by_row, scale_b=by_feature, backend=backend)
+    scale = (by_row.view(-1).tolist(), by_feature.view(-1).tolist())
+    expected = exact.patch_embed(x.view(6, 42), weight, bias, pos, scale, "f32", step)
+    assert exact.fractions(out.view(6, 8)) == expected
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "allowed"),
+    [
+        (torch.uint8, torch.uint8, "weight has dtype torch.uint8, allowed: torch.float8_e4m3fn, torch.int8"),
+        (torch.uint8, FP8, "weight has dtype torch.float8_e4m3fn with x of torch.uint8, allowed: torch.int8"),
+        (torch.int8, torch.bfloat16, "weight has dtype torch.bfloat16 with x of torch.int8, allowed: torch.int8"),
+        (FP8, torch.int8, "weight has dtype torch.int8 with x of torch.float8_e4m3fn, allowed: torch.float8_e4m3fn"),
+        (torch.bfloat16, torch.float16, "weight has dtype torch.float16 with x of torch.bfloat16, allowed: .*bfloat16"),
+        (torch.int16, torch.int8, "x has dtype torch.int16, allowed: torch.float8_e4m3fn, torch.uint8, torch.int8, "),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "emulator"])
+def test_types_that_do_not_go_together(x, weight, allowed, backend):
+    with pytest.raises(TypeError, match=allowed):
+        patch_embed(torch.ones(4, 16).to(x), torch.ones(8, 16).to(weight), backend=backend)
+
+
+def test_integers_whose_sums_leave_32_bits_are_refused():
+    x, weight = torch.ones(1, 65_808, dtype=torch.uint8), torch.ones(8, 65_808, dtype=torch.int8)
+    with pytest.raises(ValueError, match="k = 65808 .*leave 32 bits; nearest legal value: 65792"):
+        patch_embed(x, weight, backend="emulator")
+
+
 @pytest.mark.parametrize("backend", ["auto", "emulator"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(7,), (2, 5)])

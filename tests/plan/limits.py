@@ -226,6 +226,12 @@ def sizes() -> Iterator[Limit]:
             at, beyond = (gemm(arch, k=k, in_dtype=dtype) for k in (3 * step, 3 * step + 1))
             rule = f"^k = {3 * step + 1} .*multiples of 16 bytes.*: {4 * step}$"
             yield Limit(f"gemm {arch}: rows of {dtype}", at, beyond, rule)
+        # 255 x 128 and 128 x 128 in 32 bits, and K in 16-byte rows.
+        for dtype, most in (("uint8", 65_792), ("int8", 131_056)):
+            config = STREAMED90 if arch == "sm_90a" else None
+            at, beyond = (embed(arch, config, in_dtype=dtype, k=k) for k in (most, most + 16))
+            refused = f"^k = {most + 16} .*sums of products of {dtype}.*leave 32 bits; nearest legal value: {most}$"
+            yield Limit(f"embed {arch}: sums of {dtype}", at, beyond, refused)
         yield Limit(
             f"embed {arch}: nothing is left in memory of a scale per row and feature",
             embed(arch, row_scale=True, scale_source="pointer"),

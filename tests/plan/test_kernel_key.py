@@ -31,7 +31,7 @@ from tests.nightly import NIGHTLY
 PATCHES = PatchEmbedProblem(m=14 * 37, n=264, k=144, table_rows=14)
 OTHER_PATCHES = {
     "m": 14 * 41, "n": 520, "k": 160, "table_rows": 7, "scale_source": "pointer", "table_index": True,
-    "row_scale": True, "feature_scale": True, "in_dtype": None, "out_dtype": None,
+    "row_scale": True, "feature_scale": True, "in_dtype": "uint8", "out_dtype": None,
 }  # fmt: skip
 PRODUCT = GemmProblem(m=300, n=200, k=256)
 OTHER_PRODUCT = {

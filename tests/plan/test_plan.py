@@ -124,7 +124,7 @@ def test_illegal_config_names_limit_value_and_nearest(field, value, limit, neare
         ("k", 2**31, "TMA coordinates", 2**31 - 128),
         ("table_rows", -1, "absent", 0),
         ("table_rows", 2**30, "32 bits", 2_796_192),
-        ("in_dtype", "float8_e5m2", "E4M3", "'float8_e4m3fn'"),
+        ("in_dtype", "float8_e5m2", "have a kernel", "'float8_e4m3fn'"),
         ("out_dtype", "float16", "BF16", "'bfloat16'"),
         ("scale_source", "row", "launch parameter", "'value'"),
     ],

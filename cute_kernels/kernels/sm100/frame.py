@@ -67,10 +67,12 @@ def clusters_of_grid(plan: Sm100Plan) -> Int32:
     return grid[0] // plan.ctas
 
 
-def tensor_memory(tiled_mma: cute.TiledMma, tile_mn: tuple[int, int], count: int, address: cute.Pointer) -> cute.Tensor:
+def tensor_memory(
+    tiled_mma: cute.TiledMma, tile_mn: tuple[int, int], count: int, address: cute.Pointer, dtype: type = Float32
+) -> cute.Tensor:
     """Tensor-memory view ``[.., accumulator]`` of this CTA's rows of ``count`` accumulators."""
     layout = tiled_mma.make_fragment_C(cute.append(tiled_mma.partition_shape_C(tile_mn), count)).layout
-    return cute.make_tensor(cute.arch.retrieve_tmem_ptr(Float32, 16, address), layout)
+    return cute.make_tensor(cute.arch.retrieve_tmem_ptr(dtype, 16, address), layout)
 
 
 def stage_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: type) -> cute.Tensor:

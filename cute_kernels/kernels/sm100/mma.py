@@ -7,12 +7,23 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.nvgpu import tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
+
+
+class IntegerMmaOp(tcgen05.MmaI8Op):
+    """``tcgen05.mma.kind::i8`` of two K-major operands, which may differ in sign: `tcgen05.MmaI8Op` has one type."""
+
+    def __init__(
+        self, a: type, b: type, shape_mn: tuple[int, int], group: tcgen05.CtaGroup, a_source: tcgen05.OperandSource
+    ) -> None:
+        tcgen05.mma.MmaOp.__init__(
+            self, a, b, Int32, (*shape_mn, 32), group, a_source, OperandMajorMode.K, OperandMajorMode.K
+        )
 
 
 @dataclass(frozen=True)

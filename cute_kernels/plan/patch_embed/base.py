@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
-from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Plan, check_smem, reject, round_up
+from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Plan, check_smem, reject, require, round_up
 from cute_kernels.plan.operands import Kind, Operand, sizes
+
+WEIGHT_TYPES = {
+    "float8_e4m3fn": "float8_e4m3fn", "uint8": "int8", "int8": "int8", "bfloat16": "bfloat16", "float16": "float16",
+}  # fmt: skip
+"""Element type of the weight by that of the rows."""
+
+LARGEST_PRODUCT = {"uint8": 255 * 128, "int8": 128 * 128}
+"""Magnitude of one product of integers; sums of K of them have 32 bits."""
 
 TableLayout = Literal["blocked", "paired"]
 """Layouts of the bias + position table, see `cute_kernels.operations.table`."""
@@ -17,7 +25,7 @@ TableLayout = Literal["blocked", "paired"]
 
 @dataclass(frozen=True)
 class PatchEmbedPlan(Plan):
-    """A persistent FP8 GEMM whose epilogue scales and adds a row of the bias + position table."""
+    """A persistent GEMM whose epilogue scales and adds a row of the bias + position table."""
 
     operation: ClassVar[str] = "patch_embed"
 
@@ -35,7 +43,7 @@ class PatchEmbedPlan(Plan):
         kind: Kind = "value" if p.scale_source == "value" else "pointer"
         return (
             Operand("x", p.in_dtype),
-            Operand("weight", p.in_dtype),
+            Operand("weight", WEIGHT_TYPES[p.in_dtype]),
             Operand("table", self.table_dtype, present=p.table_rows > 0),
             Operand("index", "int32", alignment=4, present=p.table_index),
             Operand("out", p.out_dtype, written=True),
@@ -44,6 +52,11 @@ class PatchEmbedPlan(Plan):
             Operand("feature_scale", "float32", present=p.feature_scale),
             *sizes(m=p.m, n=p.n, k=p.k, table_rows=p.table_rows, clusters=self.clusters),
         )
+
+    @property
+    def sums_integers(self) -> bool:
+        """Accumulators are 32-bit integers and exact."""
+        return self.problem.in_dtype in LARGEST_PRODUCT
 
     @property
     def compiled_in(self) -> dict[str, Hashable]:
@@ -71,8 +84,7 @@ class PatchEmbedPlan(Plan):
 
 def check_problem(p: PatchEmbedProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
-    if p.in_dtype != "float8_e4m3fn":
-        reject("in_dtype", p.in_dtype, "this kernel multiplies FP8 E4M3", "float8_e4m3fn")
+    require("in_dtype", p.in_dtype, tuple(WEIGHT_TYPES), "element types of rows that have a kernel")
     if p.out_dtype != "bfloat16":
         reject("out_dtype", p.out_dtype, "this kernel stores BF16", "bfloat16")
     if p.scale_source not in ("value", "pointer"):
@@ -92,6 +104,10 @@ def check_problem(p: PatchEmbedProblem) -> None:
             reject(name, value, f"TMA coordinates allow 1 to {largest}", legal)
         if value % multiple:
             reject(name, value, rule, legal)
+    if p.in_dtype in LARGEST_PRODUCT:
+        most = (2**31 - 1) // LARGEST_PRODUCT[p.in_dtype] // VECTOR_BYTES * VECTOR_BYTES
+        if p.k > most:
+            reject("k", p.k, f"sums of products of {p.in_dtype} by int8 leave 32 bits", most)
     if p.table_rows < 0:
         reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
     if p.table_index and not p.table_rows:

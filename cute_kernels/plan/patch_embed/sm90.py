@@ -31,7 +31,7 @@ from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_
 
 @dataclass(frozen=True)
 class Sm90PatchEmbedPlan(TransposedPlan, PatchEmbedPlan):
-    """The persistent WGMMA kernel over FP8 rows, as `TransposedPlan` says."""
+    """The persistent WGMMA kernel over rows, as `TransposedPlan` says."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed.kernel:PatchEmbedKernel"
     config: Sm90PatchEmbedConfig

@@ -71,7 +71,7 @@ class Epilogue:
         quarter = self.lane_quarter(warp)
         row = quarter * LANES + lane
 
-        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), Float32)
+        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), self.accumulators.element_type)
         # (128 rows, width columns, 1, chunks, accumulators)
         chunks = cute.flat_divide(self.accumulators[(None, None), 0, 0, None], (plan.cta_m, width))
         tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(row)
@@ -92,7 +92,7 @@ class Epilogue:
                 staging.acquire()
                 for part in cutlass.range_constexpr(plan.store_columns // width):
                     column = region * plan.store_columns + part * width
-                    fragment = cute.make_rmem_tensor(fragment_shape, Float32)
+                    fragment = cute.make_rmem_tensor(fragment_shape, self.accumulators.element_type)
                     chunk = (first_column + column) // width
                     first = n_tile * plan.tile_n + first_column + column
                     table = self._load_table(table_row, first, width)
@@ -101,7 +101,7 @@ class Epilogue:
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(column + width == columns):
                         release_accumulator(self.accumulator, state)
-                    registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
+                    registers = _as_floats(cute.make_tensor(fragment.iterator, cute.make_layout(width)))
                     values = scale_add_round(registers, table, scale, plan.config.epilogue, packed_f32=True)
                     staging.write_row(values, row_chunks, region, part * width)
                 column_block = (n_tile * plan.tile_n + first_column) // plan.store_columns + region
@@ -150,3 +150,12 @@ class Epilogue:
             chunk = self.table[(row % LANES, row // LANES), (None, column // vector + i)]
             cute.autovec_copy(chunk, values[None, i])
         return cute.make_tensor(values.iterator, cute.make_layout(width))
+
+
+def _as_floats(sums: cute.Tensor) -> cute.Tensor:
+    """The registers themselves, or integers rounded to FP32."""
+    if sums.element_type is Float32:
+        return sums
+    values = cute.make_rmem_tensor(sums.layout, Float32)
+    values.store(sums.load().to(Float32))
+    return values

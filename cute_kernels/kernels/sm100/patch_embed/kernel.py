@@ -1,4 +1,4 @@
-"""The persistent, warp-specialised FP8 GEMM with a fused epilogue: allocate, build pipes, dispatch to roles.
+"""The persistent, warp-specialised GEMM with a fused epilogue: allocate, build pipes, dispatch to roles.
 
 Each pair of CTAs walks tiles of 256 x tile_n. The load warp of each CTA streams operands, the leader's MMA warp issues
 2-CTA UMMA into one of two accumulators in tensor memory, and the epilogue warps drain the other.
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
-from cutlass import Float8E4M3FN, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from cute_kernels import dsl
+from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.load import Load, tma_operand
@@ -23,13 +24,14 @@ from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.scales import Scales, scales_of
 from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory
-from cute_kernels.kernels.sm100.mma import Mma
+from cute_kernels.kernels.sm100.mma import IntegerMmaOp, Mma
 from cute_kernels.kernels.sm100.patch_embed.epilogue import Epilogue
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.staging import staging_layout
 from cute_kernels.kernels.table_rows import TableRows, index_view
 from cute_kernels.kernels.tiles import SnakeOrder
-from cute_kernels.plan import Sm100PatchEmbedPlan
+from cute_kernels.plan import VECTOR_BYTES, Sm100PatchEmbedPlan
+from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class PatchEmbedKernel:
     def __init__(self, plan: Sm100PatchEmbedPlan) -> None:
         self.plan = plan
         self.graph = sm100_graph(plan)
+        self.element = ELEMENT_TYPES[plan.problem.in_dtype]
+        self.weight_element = ELEMENT_TYPES[WEIGHT_TYPES[plan.problem.in_dtype]]
+        self.accumulator = Int32 if plan.sums_integers else Float32
 
     @cute.jit
     def __call__(
@@ -82,18 +87,16 @@ class PatchEmbedKernel:
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` pairs of CTAs on ``stream``."""
         plan = self.plan
-        x = cute.make_tensor(x_pointer, _rows(m, k, 16))
-        weight = cute.make_tensor(weight_pointer, _rows(n, k, 16))
+        in_row = VECTOR_BYTES * 8 // self.element.width
+        x = cute.make_tensor(x_pointer, _rows(m, k, in_row))
+        weight = cute.make_tensor(weight_pointer, _rows(n, k, in_row))
         out = cute.make_tensor(out_pointer, _rows(m, n, 8))
 
-        tiled_mma = sm100_utils.make_trivial_tiled_mma(
-            Float8E4M3FN, Float8E4M3FN, OperandMajorMode.K, OperandMajorMode.K, Float32,
-            tcgen05.CtaGroup.TWO, (plan.tile_m, plan.tile_n),
-        )  # fmt: skip
+        tiled_mma = self._tiled_mma()
         tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
         stages = plan.config.stages
-        x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, Float8E4M3FN, stages)
-        weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, Float8E4M3FN, stages)
+        x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, self.element, stages)
+        weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, stages)
         cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO)
         stage = (None, None, None, 0)
@@ -115,6 +118,15 @@ class PatchEmbedKernel:
             cute.ceil_div(m, plan.tile_m), cute.ceil_div(n, plan.tile_n), cute.ceil_div(k, plan.tile_k),
         )  # fmt: skip
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
+
+    def _tiled_mma(self) -> cute.TiledMma:
+        shape, group = (self.plan.tile_m, self.plan.tile_n), tcgen05.CtaGroup.TWO
+        if self.plan.sums_integers:
+            operation = IntegerMmaOp(self.element, self.weight_element, shape, group, tcgen05.OperandSource.SMEM)
+            return cute.make_tiled_mma(cute.make_mma_atom(operation))
+        return sm100_utils.make_trivial_tiled_mma(
+            self.element, self.weight_element, OperandMajorMode.K, OperandMajorMode.K, Float32, group, shape
+        )
 
     def _table_view(self, pointer: cute.Pointer | None, rows: Int32, n: Int32) -> cute.Tensor | None:
         """``[(32, row blocks), (V, column chunks)]`` over the table of `Plan.table_shape`."""
@@ -145,10 +157,10 @@ class PatchEmbedKernel:
         begin(plan, self.graph, warp, barriers, tmem_address, (args.x_atom, args.weight_atom, args.out_atom))
 
         order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, cute.arch.cluster_idx()[0], clusters_of_grid(plan))
-        x_tensor = stage_tensor(x_stages, args.x_layout, Float8E4M3FN)
-        weight_tensor = stage_tensor(weight_stages, args.weight_layout, Float8E4M3FN)
+        x_tensor = stage_tensor(x_stages, args.x_layout, self.element)
+        weight_tensor = stage_tensor(weight_stages, args.weight_layout, self.weight_element)
         accumulators = tensor_memory(
-            args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, tmem_address
+            args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, tmem_address, self.accumulator
         )
 
         if warp == plan.load_warp:

@@ -1,1 +1,1 @@
-"""The FP8 patch embed for SM90a: WGMMA with the weight resident in registers, transposed stores."""
+"""The patch embed of rows for SM90a: WGMMA with the weight resident in registers, transposed stores."""

@@ -92,7 +92,7 @@ class Epilogue:
         for i in cutlass.range_constexpr(plan.config.tile_rows // ROWS_PER_STORE):
             registers = cute.make_rmem_tensor(cute.make_layout(8), Float32)
             for j in cutlass.range_constexpr(8):
-                registers[j] = accumulator[i * 8 + j]
+                registers[j] = Float32(accumulator[i * 8 + j])
             addends = self._addends(fetched_table, row_block, position, first_table_row, i)
             scale = self._scale(fetched_rows, row_block, position, i)
             values = scale_add_round(registers, addends, scale, plan.config.epilogue, packed_f32=False)

@@ -1,4 +1,4 @@
-"""The persistent FP8 GEMM with a fused epilogue for Hopper: allocate, build pipes, dispatch to roles.
+"""The persistent GEMM with a fused epilogue for Hopper: allocate, build pipes, dispatch to roles.
 
 Consumer warpgroups own 64 output features each and walk the rows of ``x``, which one TMA warp streams through shared
 memory. The weight stays in registers (or is streamed along), the accumulators are stored transposed.
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64
+from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from cute_kernels import dsl
+from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.pipes import make_pipes
@@ -27,7 +28,8 @@ from cute_kernels.kernels.sm90.transposed.staging import TransposedStaging
 from cute_kernels.kernels.sm90.transposed.weight import resident_weight
 from cute_kernels.kernels.table_rows import TableRows, index_view
 from cute_kernels.kernels.tiles import PositionOrder
-from cute_kernels.plan import Sm90PatchEmbedPlan
+from cute_kernels.plan import VECTOR_BYTES, Sm90PatchEmbedPlan
+from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class PatchEmbedKernel:
         self.plan = plan
         self.graph = sm90_graph(plan)
         self.streamed = plan.config.weight == "streamed"
+        self.element = ELEMENT_TYPES[plan.problem.in_dtype]
+        self.weight_element = ELEMENT_TYPES[WEIGHT_TYPES[plan.problem.in_dtype]]
+        self.accumulator = Int32 if plan.sums_integers else Float32
 
     @cute.jit
     def __call__(
@@ -82,17 +87,12 @@ class PatchEmbedKernel:
         plan, config = self.plan, self.plan.config
         positions = table_rows if cutlass.const_expr(config.order == "position" and table_pointer is not None) else 1
         images = m // positions
-        x = cute.make_tensor(x_pointer, _by_position(images, k, positions, 16))
+        in_row = VECTOR_BYTES * 8 // self.element.width
+        x = cute.make_tensor(x_pointer, _by_position(images, k, positions, in_row))
         out = cute.make_tensor(out_pointer, _by_position(images, n, positions, 8))
-        weight = cute.make_tensor(weight_pointer, _rows(n, k))
+        weight = cute.make_tensor(weight_pointer, _rows(n, k, in_row))
 
-        source = warpgroup.OperandSource.SMEM if self.streamed else warpgroup.OperandSource.RMEM
-        tiled_mma = cute.make_tiled_mma(
-            warpgroup.MmaF8Op(
-                Float8E4M3FN, Float8E4M3FN, Float32, (64, config.tile_rows, 32), source,
-                OperandMajorMode.K, OperandMajorMode.K,
-            )
-        )  # fmt: skip
+        tiled_mma = cute.make_tiled_mma(self._mma_op())
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
         x_atom, x_view = cpasync.make_tiled_tma_atom(
             load, x, self._box_layout(1), self._box(plan.tile_k), num_multicast=config.cluster
@@ -125,9 +125,21 @@ class PatchEmbedKernel:
         )  # fmt: skip
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
+    def _mma_op(self) -> warpgroup.MmaOp:
+        """WGMMA of 64 features, the rows of a tile and 32 bytes of K."""
+        plan = self.plan
+        source = warpgroup.OperandSource.SMEM if self.streamed else warpgroup.OperandSource.RMEM
+        shape = (64, plan.config.tile_rows, plan.mma_k_bytes * 8 // self.element.width)
+        majors = (OperandMajorMode.K, OperandMajorMode.K)
+        if plan.sums_integers:
+            return warpgroup.MmaI8Op(self.weight_element, self.element, Int32, shape, source, *majors)
+        if self.element.width == 16:
+            return warpgroup.MmaF16BF16Op(self.element, Float32, shape, source, *majors)
+        return warpgroup.MmaF8Op(self.weight_element, self.element, Float32, shape, source, *majors)
+
     def _block_layout(self, rows: int, blocks: int) -> cute.ComposedLayout:
         """``[rows, 128 bytes of K, blocks]``, K-major, SWIZZLE_128B; without the last mode for a single block."""
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Float8E4M3FN)
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.element)
         layout = cute.tile_to_shape(atom, (rows, self.plan.tile_k, blocks), order=(0, 1, 2))
         return layout if blocks > 1 else cute.slice_(layout, (None, None, 0))
 
@@ -137,7 +149,7 @@ class PatchEmbedKernel:
 
     def _box_layout(self, blocks: int) -> cute.ComposedLayout:
         """The bytes of `_block_layout` as TMA fills them: ``[images, 128 bytes of K, positions, blocks]``."""
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Float8E4M3FN)
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.element)
         layout = cute.tile_to_shape(atom, (*self._box(self.plan.tile_k), blocks), order=(0, 1, 2, 3))
         return layout if blocks > 1 else cute.slice_(layout, (None, None, None, 0))
 
@@ -166,7 +178,7 @@ class PatchEmbedKernel:
         blocks = config.stages * config.stage_blocks
         weight_tensor = None
         if cutlass.const_expr(self.streamed):
-            weight_tensor = _blocks(weight_stages, self._block_layout(plan.features, blocks))
+            weight_tensor = _blocks(weight_stages, self._block_layout(plan.features, blocks), self.weight_element)
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
@@ -174,13 +186,13 @@ class PatchEmbedKernel:
                 self._load(args, x_stages, weight_tensor, pipe, order, slab, cta_rank).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
-            x_tensor = _blocks(x_stages, self._block_layout(config.tile_rows, blocks))
+            x_tensor = _blocks(x_stages, self._block_layout(config.tile_rows, blocks), self.element)
             self._mma(args, x_tensor, weight_tensor, staging, pipe, order, slab, warp // 4).run()
 
     def _load(self, args, x_stages, weight_tensor, pipe, order, slab, cta_rank) -> Load:
         plan, config = self.plan, self.plan.config
         rows = cute.local_tile(args.x, self._box(plan.tile_k), (None, None, None))
-        x_boxes = _blocks(x_stages, self._box_layout(config.stages * config.stage_blocks))
+        x_boxes = _blocks(x_stages, self._box_layout(config.stages * config.stage_blocks), self.element)
         x_blocks, x_source = cpasync.tma_partition(
             args.x_atom, cta_rank, cute.make_layout(config.cluster),
             cute.group_modes(x_boxes, 0, 3), cute.group_modes(rows, 0, 3),
@@ -227,7 +239,7 @@ class PatchEmbedKernel:
             pair = (scales.feature(first), scales.feature(first + 8))
         epilogue = Epilogue(plan, staging, args.table, table_rows, scales, pair, feature_block, thread)
         return Mma(
-            plan, args.tiled_mma, Float32, weight, x_fragments, pipe, epilogue, order, args.tile_stages,
+            plan, args.tiled_mma, self.accumulator, weight, x_fragments, pipe, epilogue, order, args.tile_stages,
             warpgroup_index, thread, named["turn 0"],
         )  # fmt: skip
 
@@ -239,13 +251,13 @@ def _by_position(images: Int32, columns: Int32, positions: Int32, divisor: int) 
     return cute.make_layout((images, columns, positions), stride=(image_stride, 1, columns))
 
 
-def _rows(rows: Int32, columns: Int32) -> cute.Layout:
-    columns = cute.assume(columns, divby=16)
+def _rows(rows: Int32, columns: Int32, divisor: int) -> cute.Layout:
+    columns = cute.assume(columns, divby=divisor)
     return cute.make_layout((rows, columns), stride=(columns, 1))
 
 
-def _blocks(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
-    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=Float8E4M3FN), layout.outer)
+def _blocks(pointer: cute.Pointer, layout: cute.ComposedLayout, element: type) -> cute.Tensor:
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=element), layout.outer)
 
 
 dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm90a")
