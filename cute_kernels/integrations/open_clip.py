@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from cute_kernels.integrations import timm
-from cute_kernels.integrations.replace import check_model, convert_all, revert_all
+from cute_kernels.integrations.replace import check_model, convert_all
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
 
 
@@ -72,9 +72,13 @@ def convert(
         elif isinstance(module, towers.TimmModel):
             inner = timm.find(module, precision, pixels=pixels, backend=backend, **normalisation(module))
             found += [(f"{name}.{layer_name}".lstrip("."), layer, options) for layer_name, layer, options in inner]
-    return convert_all(model, found, "vision transformer of open_clip")
+    convert_all(model, found, "vision transformer of open_clip")
+    if any(isinstance(module, towers.TimmModel) for module in model.modules()):
+        timm.pad_raw_pixels(model)
+    return model
 
 
 def revert(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes `convert`, in place, and returns the model."""
-    return revert_all(model)
+    check_model(model)
+    return timm.revert(model)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from cute_kernels.nn.layers import check_layer, convert_layer, revert_layer
+from cute_kernels.nn.layers import check_layer, convert_layer, is_converted, revert_layer
 from cute_kernels.nn.options import PatchOptions
 
 Found = tuple[str, torch.nn.Module, PatchOptions]
@@ -40,6 +40,8 @@ def convert_all(
     if not found:
         raise ValueError(f"model is {type(model).__name__}, which has no {expected}")
     for name, layer, options in found:
+        if is_converted(layer):  # which gets other options
+            continue
         try:
             check_layer(layer, options.channels)
         except (TypeError, ValueError) as error:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from cute_kernels.integrations.replace import Found, check_model, convert_all, revert_all
+from cute_kernels.nn.layers import is_converted
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
 
 
@@ -43,12 +45,45 @@ def convert(
     """
     check_model(model)
     found = find(model, precision, mean=mean, std=std, pixels=pixels, backend=backend)
-    return convert_all(model, found, "PatchEmbed or NaFlexEmbeds of timm")
+    convert_all(model, found, "PatchEmbed or NaFlexEmbeds of timm")
+    pad_raw_pixels(model)
+    return model
 
 
 def revert(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes `convert`, in place, and returns the model."""
-    return revert_all(model)
+    revert_all(model)
+    for module in model.modules():
+        for number, hook in list(module._forward_pre_hooks.items()):
+            if hook is _pad:
+                del module._forward_pre_hooks[number], module._forward_pre_hooks_with_kwargs[number]
+    return model
+
+
+def pad_raw_pixels(model: torch.nn.Module) -> None:
+    """Has converted embeddings of ``dynamic_img_pad`` pad uint8 images with the mean.
+
+    timm pads what it is given with zeros. Of normalised pixels that is the mean, of raw ones the darkest colour.
+    """
+    for module in model.modules():
+        padded = isinstance(module, _kinds()) and getattr(module, "dynamic_img_pad", False)
+        if padded and is_converted(module.proj) and _pad not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_pad, with_kwargs=True)
+
+
+def _pad(module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    """uint8 images to whole patches, to the right and below; the mean is rounded to a pixel's value."""
+    images = arguments[0] if arguments else None
+    if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8 or images.dim() != 4:
+        return None
+    batch, channels, *sizes = images.shape
+    height, width = (-(-size // patch) * patch for size, patch in zip(sizes, module.patch_size, strict=True))
+    if [height, width] == sizes:
+        return None
+    mean = torch.tensor(module.proj.engine.options.mean, device=images.device).mul(255).round().to(torch.uint8)
+    padded = mean[None, :, None, None].repeat(batch, 1, height, width)
+    padded[:, :, : sizes[0], : sizes[1]] = images
+    return (padded, *arguments[1:]), named
 
 
 def find(

@@ -117,10 +117,11 @@ class PatchEngine:
         """Refuses pixels of another type than promised, and floating-point ones that nobody normalised.
 
         The second needs their values, which are looked at for CPU tensors only: on a GPU the host would have to wait.
+        The plain module takes what it always took.
 
         Args:
             pixels: images or rows.
-            by_kernel: whether a kernel is to multiply them, which is what integer precisions restrict.
+            by_kernel: whether a kernel is to multiply them; otherwise the plain module is.
 
         Raises:
             TypeError, ValueError: as said.
@@ -141,7 +142,7 @@ class PatchEngine:
                 f"images has dtype {pixels.dtype} and {why}, allowed: torch.uint8 (of a processor with "
                 "do_rescale=False and do_normalize=False); 'bf16', 'fp16' and 'fp8' take normalised pixels"
             )
-        if pixels.device.type == "cpu" and pixels.numel() and not torch.compiler.is_compiling():
+        if by_kernel and pixels.device.type == "cpu" and pixels.numel() and not torch.compiler.is_compiling():
             largest, bound = float(pixels.detach().abs().amax()), self.options.bound
             if largest > _RAW_FACTOR * bound:
                 raise ValueError(
@@ -169,6 +170,8 @@ class PatchEngine:
         """
         prepared = self.prepared("images", weight)
         patch = self.patch(weight)
+        if images.is_floating_point() and images.dtype not in _FLOATS:
+            images = images.to(torch.float32)
         if isinstance(prepared, Fp8Weight):
             rows = patch_rows(self._e4m3(self._normalised(self._whole(images, weight), patch)), patch)
             rows = rows.view(images.shape[0], self._positions(images, patch), rows.shape[1])

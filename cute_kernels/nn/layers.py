@@ -116,6 +116,11 @@ def convert_layer(module: torch.nn.Module, options: PatchOptions) -> torch.nn.Mo
     return module
 
 
+def is_converted(module: torch.nn.Module) -> bool:
+    """Whether `convert_layer` made the module what it is."""
+    return type(module) in _PLAIN
+
+
 def revert_layer(module: torch.nn.Module) -> bool:
     """Undoes `convert_layer`; returns whether there was anything to undo."""
     if type(module) not in _PLAIN:

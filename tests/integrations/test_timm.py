@@ -62,6 +62,26 @@ def test_dynamic_sizes():
     assert error(ours(pixels), plain(pixels)) < ERRORS["fp16"]
 
 
+@pytest.mark.parametrize("again", [lambda model: model, copy.deepcopy])
+@pytest.mark.parametrize("make", [
+    lambda: vit(dynamic_img_size=True, dynamic_img_pad=True),
+    lambda: naflex(embed_proj_type="conv", dynamic_img_pad=True),
+    lambda: naflex(embed_proj_type="linear", dynamic_img_pad=True),
+])  # fmt: skip
+@torch.no_grad()
+def test_uint8_images_are_padded_as_normalised_ones_are(make, again):
+    """With the mean, which is zero there: 51 of 255, and not 0."""
+    plain = make()
+    ours = again(integration.convert(integration.convert(copy.deepcopy(plain)), "int16", mean=0.2, std=0.5))
+    images = raw(70, 90)
+    normalised = (images / 255 - 0.2) / 0.5
+    for pixels in (images, raw(80, 96)):
+        assert error(ours(pixels), plain((pixels / 255 - 0.2) / 0.5)) < ERRORS["int16"]
+    reverted = integration.revert(ours)
+    assert torch.equal(reverted(normalised), plain(normalised))
+    assert not any(module._forward_pre_hooks for module in reverted.modules())
+
+
 @torch.no_grad()
 def test_a_model_by_name_has_its_own_normalisation():
     """CLIP's mean and standard deviation are in the model's configuration."""
