@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.cases import BATCHES, MAX_SLOTS, ROTATED_BYTES, Check
+from cute_kernels.config import PatchEmbedImagesProblem
 
 MODELS: dict[str, tuple[int, int]] = {
     "vit-s16": (384, 224), "base-p16": (768, 224), "base-p16-256": (768, 256), "base-p16-384": (768, 384),
@@ -24,9 +25,10 @@ _CHUNK = 32
 
 @dataclass(frozen=True)
 class ImagesCase:
-    """``images`` uint8 images of ``side`` x ``side`` pixels, ``n`` output features in BF16.
+    """``images`` images of ``side`` x ``side`` pixels, ``n`` output features in BF16.
 
-    ``requested_images`` differs from ``images`` if the size asked for does not fit the memory of the device.
+    ``dtype`` is that of the pixels: ``"uint8"`` raw ones, ``"bfloat16"`` normalised ones. ``requested_images`` differs
+    from ``images`` if the size asked for does not fit the memory of the device.
     """
 
     model: str
@@ -34,6 +36,7 @@ class ImagesCase:
     side: int
     n: int
     requested_images: int
+    dtype: str = "uint8"
 
     @property
     def positions(self) -> int:
@@ -48,13 +51,19 @@ class ImagesCase:
         return _CHANNELS * _PATCH**2
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of a pixel of one channel, and of a number of our weight."""
+        return getattr(torch, self.dtype).itemsize
+
+    @property
     def pixels(self) -> int:
         """Bytes of the images."""
-        return self.images * _CHANNELS * self.side**2
+        return self.images * _CHANNELS * self.side**2 * self.itemsize
 
     @property
     def name(self) -> str:
-        return f"{self.model} x {self.images}"
+        pixels = "" if self.dtype == "uint8" else f", {self.dtype}"
+        return f"{self.model} x {self.images}{pixels}"
 
     @property
     def reduced(self) -> bool:
@@ -66,12 +75,13 @@ class ImagesCase:
         """One line that says what was measured."""
         reduced = f", reduced from {self.requested_images} images: memory" if self.reduced else ""
         shape = f"[{self.images}, {_CHANNELS}, {self.side}, {self.side}]"
-        return f"{self.model}: {shape} uint8 -> [.., {self.positions}, {self.n}], {self.slots} input sets{reduced}"
+        out = f"[.., {self.positions}, {self.n}]"
+        return f"{self.model}: {shape} {self.dtype} -> {out}, {self.slots} input sets{reduced}"
 
     @property
     def bytes(self) -> int:
         """Fewest bytes through device memory: every input read once, every output written once."""
-        return self.pixels + 2 * self.rows * self.n + self.n * self.k + 4 * self.positions * self.n
+        return self.pixels + 2 * self.rows * self.n + self.n * self.k * self.itemsize + 4 * self.positions * self.n
 
     @property
     def flops(self) -> int:
@@ -88,7 +98,9 @@ class ImagesCase:
         return 2 * self.slots * self.pixels + 16 * self.pixels + 8 * self.rows * self.n + (3 << 30)
 
 
-def make_cases(models: Sequence[str], batches: Sequence[int] = BATCHES) -> list[ImagesCase]:
+def make_cases(
+    models: Sequence[str], batches: Sequence[int] = BATCHES, dtype: str = "uint8"
+) -> list[ImagesCase]:
     """Cases in the order of the arguments.
 
     Raises:
@@ -100,7 +112,16 @@ def make_cases(models: Sequence[str], batches: Sequence[int] = BATCHES) -> list[
     if any(batch < 1 for batch in batches):
         raise ValueError(f"batches {list(batches)}, allowed: at least 1")
     sizes = [(model, *MODELS[model], batch) for model in models for batch in batches]
-    return [ImagesCase(model, batch, side, n, batch) for model, n, side, batch in sizes]
+    return [ImagesCase(model, batch, side, n, batch, dtype) for model, n, side, batch in sizes]
+
+
+def problem(case: ImagesCase) -> PatchEmbedImagesProblem:
+    """What our kernel is asked for."""
+    precision = "int8" if case.dtype == "uint8" else "bf16"
+    return PatchEmbedImagesProblem(
+        case.images, _CHANNELS, case.side, case.side, _PATCH, case.n, case.dtype, precision=precision,
+        table_rows=case.positions,
+    )  # fmt: skip
 
 
 class ImagesCheck(Check):
@@ -113,7 +134,7 @@ class ImagesData:
     """Random images with the statistics of photographs, on one device: power depends on the data.
 
     Attributes:
-        images: one ``[B, 3, H, W]`` uint8 tensor per slot.
+        images: one ``[B, 3, H, W]`` tensor per slot, of the case's type.
         weight: ``[N, 3, 16, 16]`` BF16, of a Conv2d. bias: ``[N]`` BF16. pos: ``[S, N]`` BF16.
     """
 
@@ -126,20 +147,23 @@ class ImagesData:
 
         side = case.side
         self.images = [
-            torch.empty(case.images, _CHANNELS, side, side, dtype=torch.uint8, device=device)
+            torch.empty(case.images, _CHANNELS, side, side, dtype=getattr(torch, case.dtype), device=device)
             for _ in range(case.slots)
         ]
         for images in self.images:
             for part in images.split(128):
                 coarse = normal(len(part), _CHANNELS, side // _PATCH, side // _PATCH)
                 smooth = torch.nn.functional.interpolate(coarse, (side, side), mode="bilinear", align_corners=False)
-                part.copy_((118 + 60 * smooth + 8 * normal(*part.shape)).clamp(0, 255))
+                raw = (118 + 60 * smooth + 8 * normal(*part.shape)).clamp(0, 255).to(torch.uint8)
+                part.copy_(raw if case.dtype == "uint8" else (raw.float() * (1 / 255) - MEAN) / STD)
         self.weight = (normal(case.n, _CHANNELS, _PATCH, _PATCH) * 0.02).to(torch.bfloat16)
         self.bias = (normal(case.n) * 0.1).to(torch.bfloat16)
         self.pos = (normal(case.positions, case.n) * 0.1).to(torch.bfloat16)
 
     def normalised(self, images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What the processor gives, computed in ``dtype``."""
+        """What the processor gives, computed in ``dtype``; images that it gave already, in that type."""
+        if self.case.dtype != "uint8":
+            return images.to(dtype)
         return (images.to(dtype) * (1 / 255) - MEAN) / STD
 
     def rows(self, images: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,14 @@
-"""From uint8 images to patch embeddings, against what people run today, on one GPU, in the same run.
+"""From images to patch embeddings, against what people run today, on one GPU, in the same run.
 
     python -m bench.images                              # 224 x 224, 768 features, 1 to 4736 images, all peers
     python -m bench.images --batches 4736               # the headline size alone
     python -m bench.images --models so400m-p16-384 --batches 64 512
+    python -m bench.images --pixels bfloat16            # from normalised BF16 images
+    python -m bench.images --pixels bfloat16 --batches 4736 --peers "gemm on BF16 rows" --sweep 16
 
-Every peer is checked, element by element against FP64 with the result poisoned before, and ours bit by bit against the
-exact reference as well, before it is timed by the protocol of bench/timing.py. Writes NAME.json (every run), NAME.md
-and NAME.png into --output.
+Every peer is checked, element by element against FP64 with the result poisoned before, and ours from uint8 images bit
+by bit against the exact reference as well, before it is timed by the protocol of bench/timing.py. Writes NAME.json
+(every run), NAME.md and NAME.png into --output.
 """
 
 from __future__ import annotations
@@ -27,27 +29,29 @@ from rich.console import Console
 
 from bench import image_cases, patch_embed
 from bench.cases import BATCHES, fit
+from bench.configs import parse_config
 from bench.image_cases import ImagesCase, ImagesData
 from bench.peers import OURS, Peer, image_peers
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
-from cute_kernels import Sm90ImagesConfig
+from cute_kernels import Sm90GatherConfig, Sm90ImagesConfig
+from cute_kernels.config import Config
+from cute_kernels.plan import ARCHS, PLANNERS
+
+KINDS = {"uint8": Sm90ImagesConfig, "bfloat16": Sm90GatherConfig}
+"""Tunables of our kernel by the type of the pixels."""
 
 
-def parse_config(text: str) -> Sm90ImagesConfig:
-    """``"tile_images=16,order=image,pingpong=0"``: a configuration that differs from the defaults in these.
-
-    Raises:
-        ValueError: an unknown field, or a value of another type than the field's.
-    """
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(Sm90ImagesConfig)}
-    values: dict[str, object] = {}
-    for item in text.split(","):
-        name, separator, value = (part.strip() for part in item.partition("="))
-        if not separator or name not in kinds:
-            raise ValueError(f"{item!r} in {text!r}, allowed: name=value with {', '.join(kinds)}")
-        values[name] = value if kinds[name] is str else int(value)
-    return Sm90ImagesConfig(**values)
+def swept_configs(case: ImagesCase, count: int) -> dict[str, Config]:
+    """By their settings, the ``count`` configurations of our kernel that its plans would time first."""
+    target = PLANNERS["patch_embed_images"].targets["sm_90a"].of(image_cases.problem(case))
+    if not count or target.search is None:
+        return {}
+    plans = target.search(image_cases.problem(case), ARCHS["sm_90a"], ARCHS["sm_90a"].sm_count)[:count]
+    return {
+        ",".join(f"{name}={value}" for name, value in dataclasses.asdict(plan.config).items()): plan.config
+        for plan in plans
+    }
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -57,7 +61,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["base-p16"], help=f"of {', '.join(image_cases.MODELS)}")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help=f"images, default {BATCHES}")
     parser.add_argument("--peers", nargs="+", choices=known, metavar="NAME", help=f"of {', '.join(known)}; default all")
+    parser.add_argument("--pixels", choices=KINDS, default="uint8", help="raw uint8 images, or normalised BF16 ones")
     parser.add_argument("--configs", nargs="+", default=[], metavar="FIELD=VALUE,...", help="more of our kernel")
+    parser.add_argument("--sweep", type=int, default=0, metavar="COUNT", help="more of our kernel, BF16 only")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sustained", type=float, default=0.6, metavar="SECONDS")
     parser.add_argument("--settle", type=float, default=0.2, metavar="SECONDS", help="untimed, before a sustained run")
@@ -69,11 +75,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     chosen = arguments.peers or known
     arguments.peers = [peer for peer in image_peers.PEERS if peer.name in chosen or peer.name == OURS]
     try:
-        arguments.configs = {text: parse_config(text) for text in arguments.configs}
+        arguments.configs = {
+            text: parse_config(text, KINDS[arguments.pixels]) for text in arguments.configs
+        }
         arguments.protocol = Protocol(
             rounds=arguments.rounds, sustained_s=arguments.sustained, settle_s=arguments.settle, seed=arguments.seed
         )
-        arguments.cases = image_cases.make_cases(arguments.models, arguments.batches)
+        arguments.cases = image_cases.make_cases(arguments.models, arguments.batches, arguments.pixels)
     except (ValueError, TypeError) as error:
         parser.error(str(error))
     return arguments
@@ -87,7 +95,8 @@ def run_case(
         case = fit(case, torch.cuda.mem_get_info(device)[0])
     data = ImagesData(case, device, arguments.seed)
     entries = [(peer, peer.build) for peer in arguments.peers]
-    for index, (text, config) in enumerate(arguments.configs.items()):
+    configs = arguments.configs | swept_configs(case, arguments.sweep)
+    for index, (text, config) in enumerate(configs.items()):
         entry = Peer(f"{OURS} {text}", "complete", "image_peers", "build_ours")
         entries.insert(1 + index, (entry, functools.partial(image_peers.build_ours, config=config)))
     torch._dynamo.reset()  # a size is compiled in, and the compiled functions of a case live as long as it

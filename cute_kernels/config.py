@@ -204,7 +204,8 @@ class PatchEmbedImagesProblem:
         n: output features, rows of the weight.
         in_dtype: element type of the images, as torch names it.
         channels_last: the channels of a pixel are neighbours in memory; otherwise the pixels of a row are.
-        precision: ``"int8"``: integer weights with one FP32 scale per feature, exact sums.
+        precision: ``"int8"``: integer weights with one FP32 scale per feature, exact sums; ``"bf16"``, ``"fp16"``:
+            images and weight of that type, FP32 sums.
         table_rows: rows of the table: 0 (absent), 1 (bias only) or the number of patches of an image.
         out_dtype: element type of the output, as torch names it.
 
@@ -329,6 +330,45 @@ class Sm100ImagesConfig:
 
 
 @dataclass(frozen=True)
+class Sm90GatherConfig:
+    """Tunables of the SM90a kernel that multiplies 16-bit patches out of images, both operands from shared memory.
+
+    A tile is ``tile_patches`` neighbouring patches of each of ``tile_rows`` grid rows in ``tile_images`` images, all
+    powers of two, by ``tile_n`` features. Its patches are 128 or 256; with ``pingpong``, where each warpgroup computes
+    tiles of its own, 64 or 128.
+
+    Attributes:
+        tile_patches, tile_rows, tile_images: 0: chosen such that few patches of the tiles lie outside of the images.
+        row_patches: neighbouring patches of which TMA reads one row of pixels at once, 32 bytes each if p = 16: 1, 2 or
+            4, of 128 bytes at most; the patches of a grid row are a multiple. 0: as many as the grid row allows.
+        tile_n: features of one CTA, multiples of 64 up to 256; 0: chosen.
+        cluster: CTAs with neighbouring features that share the patches by multicast: 1, 2 or 4; 0: chosen.
+        stages: operand buffers of 64 pixels of every patch between TMA and WGMMA; 0: what shared memory holds, up to 8.
+        store_stages: as in `Sm90GemmConfig`; 0: two, or three or one where a tile is no whole number of pairs.
+        pingpong: as in `Sm90GemmConfig`.
+        order: ``"row"``: images run fastest; ``"image"``: positions do, so that neighbouring pixels are read together.
+
+    Raises:
+        TypeError: a field of the wrong type.
+        ValueError: an integer other than 0 and 1 for ``pingpong``.
+    """
+
+    tile_patches: int = 0
+    tile_rows: int = 0
+    tile_images: int = 0
+    row_patches: int = 0
+    tile_n: int = 0
+    cluster: int = 0
+    stages: int = 0
+    store_stages: int = 0
+    pingpong: bool = False
+    order: TileOrder = "image"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True)
 class GemmProblem:
     """Facts of one call of ``out[l, m, n] = activation(sum_k a[l, m, k] * b[l, n, k] + bias[n])``, accumulated in FP32.
 
@@ -423,5 +463,5 @@ class Sm90GemmConfig:
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig
 PatchEmbedConfig = Sm100PatchEmbedConfig | Sm90PatchEmbedConfig
-ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig
+ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig
 Config = PatchEmbedConfig | GemmConfig | ImagesConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,7 @@ import cute_kernels
 from bench.image_cases import MEAN, STD, ImagesData
 from bench.peers import OURS, Candidate, Peer
 from cute_kernels import reference
+from cute_kernels.config import ImagesConfig
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 
 Chain = Callable[[torch.Tensor], torch.Tensor]
@@ -23,6 +25,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("patch_embed on FP8 rows", "rows given", _MODULE, "build_rows"),
     Peer("patch_embed on uint8 rows", "rows given", _MODULE, "build_integer_rows"),
     Peer("prepare compiled + patch_embed", "complete", _MODULE, "build_prepared"),
+    Peer("gemm on BF16 rows", "GEMM only", _MODULE, "build_gemm"),
     Peer("patchify + linear compiled", "complete", _MODULE, "build_linear"),
     Peer("conv compiled", "complete", _MODULE, "build_conv_compiled"),
     Peer("conv", "complete", _MODULE, "build_conv"),
@@ -33,31 +36,50 @@ PEERS: tuple[Peer, ...] = (
 )
 
 
-def build_ours(data: ImagesData, config: cute_kernels.Sm90ImagesConfig | None = None) -> Candidate:
-    """`cute_kernels.patch_embed_images` with int8 weights; of the last images every bit is compared.
+def build_ours(data: ImagesData, config: ImagesConfig | None = None) -> Candidate:
+    """`cute_kernels.patch_embed_images` with int8 weights, or BF16 ones for normalised images.
+
+    With integers, every bit of the last images is compared.
 
     Raises:
         RuntimeError: a bit differs from the reference.
     """
-    weight = cute_kernels.prepare_patch_weight(data.weight, mean=MEAN, std=STD)
+    precision = "int8" if data.case.dtype == "uint8" else "bf16"
+    weight = cute_kernels.prepare_patch_weight(data.weight, precision=precision, mean=MEAN, std=STD)
 
     def launch(slot: int) -> torch.Tensor:
         return cute_kernels.patch_embed_images(data.images[slot], weight, data.bias, data.pos, config=config)
 
-    some, out = data.images[0][-_EXACT_IMAGES:], launch(0)[-_EXACT_IMAGES:]
-    shift = data.bias.float() + weight.offset
-    expected = reference.patch_embed_images(some, weight.raw, None, weight.scale, shift, data.pos, weight.patch)
-    wrong = int((out.view(torch.int16) != expected.view(torch.int16)).sum())
-    if wrong:
-        raise RuntimeError(f"{wrong} of {out.numel()} elements differ from the exact reference")
+    offset = None
+    if precision == "int8":
+        offset = weight.offset
+        some, out = data.images[0][-_EXACT_IMAGES:], launch(0)[-_EXACT_IMAGES:]
+        shift = data.bias.float() + offset
+        expected = reference.patch_embed_images(some, weight.raw, None, weight.scale, shift, data.pos, weight.patch)
+        wrong = int((out.view(torch.int16) != expected.view(torch.int16)).sum())
+        if wrong:
+            raise RuntimeError(f"{wrong} of {out.numel()} elements differ from the exact reference")
     arguments = PatchEmbedImagesArguments(
-        data.images[0], weight.raw, None, weight.scale, weight.offset, data.bias, data.pos, weight.patch,
+        data.images[0], weight.raw, None, weight.scale, offset, data.bias, data.pos, weight.patch,
         torch.bfloat16, "auto", config,
     )  # fmt: skip
-    chosen = PATCH_EMBED_IMAGES.plan(arguments).config
-    tile = f"{chosen.tile_images} images x {chosen.tile_patches} patches"
-    detail = f"{tile}, {chosen.warpgroups} warpgroups, cluster {chosen.cluster}, {chosen.stages} stages, {chosen.order}"
+    chosen = dataclasses.asdict(PATCH_EMBED_IMAGES.plan(arguments).config)
+    detail = ", ".join(f"{name} {value}" for name, value in chosen.items())
     return Candidate(launch, detail, cute_kernels.frozen_constants)
+
+
+def build_gemm(data: ImagesData) -> Candidate:
+    """`cute_kernels.gemm` alone, on BF16 rows that exist already, without bias and positions."""
+    weight = data.weight.view(data.case.n, -1)
+    rows = [
+        torch.cat([data.rows(data.normalised(part, torch.float32).to(torch.bfloat16)) for part in images.split(256)])
+        for images in data.images
+    ]
+
+    def launch(slot: int) -> torch.Tensor:
+        return cute_kernels.gemm(rows[slot].flatten(0, 1), weight).view(data.case.images, data.case.positions, -1)
+
+    return Candidate(launch, "BF16", cute_kernels.frozen_constants)
 
 
 def _fp8_weight(data: ImagesData) -> tuple[torch.Tensor, float]:
@@ -163,7 +185,7 @@ def build_timm(data: ImagesData) -> Candidate:
     projection.requires_grad_(False)
 
     def chain(images: torch.Tensor) -> torch.Tensor:
-        pixels = images.to(torch.bfloat16).sub_(mean).div_(std)
+        pixels = images.to(torch.bfloat16).sub_(mean).div_(std) if images.dtype == torch.uint8 else images
         return projection(pixels).flatten(2).transpose(1, 2) + data.pos
 
     return _candidate(data, chain, "BF16, eager")

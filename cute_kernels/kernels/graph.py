@@ -8,10 +8,11 @@ the picture that explains a hang.
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from cute_kernels.plan import Plan, Sm90GemmPlan, Sm100GemmPlan, Sm100ImagesPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan.shared_operands import WgmmaPair
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 
 
@@ -233,30 +234,34 @@ def sm90_graph(plan: TransposedPlan) -> Graph:
 
 
 def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
-    """load -> mma of the dense GEMM. With pingpong a stage belongs to the one warpgroup that computes its tile.
+    """As `sm90_gather_graph`; with a split of K, an edge from the consumers of each CTA to those of the others.
 
-    With a split of K, an edge from the consumers of each CTA to those of the others: one buffer per warp.
+    It has one buffer per warp.
+    """
+    graph = sm90_gather_graph(plan)
+    if plan.config.split_k == 1:
+        return graph
+    partials = Edge(
+        "partials", "mma", "mma", plan.storing_warps,
+        full=Signal.REMOTE_STORES, empty=Signal.READER_ARRIVE, tx_bytes=plan.received_bytes,
+    )  # fmt: skip
+    return replace(graph, edges=(*graph.edges, partials), ctas=plan.ctas)
+
+
+def sm90_gather_graph(plan: WgmmaPair) -> Graph:
+    """load -> mma, both operands in a stage. With pingpong a stage belongs to the one warpgroup that computes its tile.
 
     Named barriers: ``turn`` of a warpgroup is where the other one hands over the tensor cores.
     """
     empty = Signal.TURN_ARRIVE if plan.config.pingpong else Signal.WARPGROUP_ARRIVE
-    edges = [
-        Edge(
-            "operands", "load", "mma", plan.config.stages,
-            full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.loaded_bytes, ctas=plan.sharing_ctas,
-        ),
-    ]  # fmt: skip
-    if plan.config.split_k > 1:
-        edges.append(
-            Edge(
-                "partials", "mma", "mma", plan.storing_warps,
-                full=Signal.REMOTE_STORES, empty=Signal.READER_ARRIVE, tx_bytes=plan.received_bytes,
-            )
-        )  # fmt: skip
+    operands = Edge(
+        "operands", "load", "mma", plan.config.stages,
+        full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.loaded_bytes, ctas=plan.sharing_ctas,
+    )  # fmt: skip
     return Graph(
         roles=(Role("mma", 0, 4 * plan.warpgroups), Role("load", plan.load_warp, 1)),
-        edges=tuple(edges),
-        ctas=plan.ctas,
+        edges=(operands,),
+        ctas=plan.sharing_ctas,
         named_barriers=tuple(NamedBarrier(f"turn {i}", 1 + i, 256) for i in range(plan.warpgroups)),
     )
 

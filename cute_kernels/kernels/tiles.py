@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -158,3 +159,42 @@ class GroupedOrder:
         rows = min(self.m_tiles - group * self.group_m, self.group_m)
         column = tile // rows
         return group * self.group_m + tile - column * rows, column, batch
+
+
+@dataclass(frozen=True)
+class PatchOrder:
+    """Tiles of patches and features: those of the features run fastest, so that patches come from DRAM once.
+
+    Attributes:
+        image_tiles, column_tiles, row_tiles, n_tiles: tiles of images, along a column and along a row of the patch
+            grid, and of features; the last ones possibly partial.
+        images_first: whether images run faster than positions.
+        first: this cluster's first tile.
+        step: clusters in the grid.
+    """
+
+    image_tiles: Int32
+    column_tiles: Int32
+    row_tiles: Int32
+    n_tiles: Int32
+    images_first: bool
+    first: Int32
+    step: Int32
+
+    @property
+    def tiles(self) -> Int32:
+        return self.image_tiles * self.column_tiles * self.row_tiles * self.n_tiles
+
+    @cute.jit
+    def coordinates(self, tile: Int32) -> tuple[Int32, Int32, Int32, Int32]:
+        """``tile -> (tile of a grid row, of a grid column, of images, of features)``."""
+        rest = tile // self.n_tiles
+        n_tile = tile - rest * self.n_tiles
+        if cutlass.const_expr(self.images_first):
+            position = rest // self.image_tiles
+            image_tile = rest - position * self.image_tiles
+        else:
+            image_tile = rest // (self.column_tiles * self.row_tiles)
+            position = rest - image_tile * self.column_tiles * self.row_tiles
+        column_tile = position // self.row_tiles
+        return position - column_tile * self.row_tiles, column_tile, image_tile, n_tile

@@ -6,6 +6,7 @@ import torch
 
 from cute_kernels import plan
 from cute_kernels.config import PatchEmbedImagesProblem
+from cute_kernels.plan.patch_embed_images.base import multiplied_type
 from cute_kernels.runtime import devices
 
 _REASONS: dict[tuple[torch.device, str], str | None] = {}
@@ -61,7 +62,7 @@ def images_out_dtype(
             width=width,
             patch=patch,
             n=features,
-            in_dtype=str(images.dtype).removeprefix("torch."),
+            in_dtype=multiplied_type(str(images.dtype).removeprefix("torch."), precision),
             precision=precision,
             table_rows=height // patch * (width // patch),
             out_dtype=str(out_dtype).removeprefix("torch."),

@@ -13,8 +13,9 @@ from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.operations.fragment_table import fragment_table
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight
-from cute_kernels.plan import ImagesPlan, make_plan
+from cute_kernels.plan import ImagesPlan, Sm90GatherPlan, make_plan
 from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
+from cute_kernels.plan.patch_embed_images.base import multiplied_type
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, check_backend
 from cute_kernels.runtime.operands import Operands
@@ -166,26 +167,36 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         precision = _PRECISIONS.get(a.weight.dtype) or ("int8" if a.weight_low is None else "int16")
         return PatchEmbedImagesProblem(
             batch=batch, channels=channels, height=height, width=width, patch=a.patch, n=a.weight.shape[0],
-            in_dtype=_name(a.images.dtype), precision=precision, out_dtype=_name(a.out_dtype),
+            in_dtype=multiplied_type(_name(a.images.dtype), precision), precision=precision,
+            out_dtype=_name(a.out_dtype),
             table_rows=positions if a.pos_embed is not None else int(any(x is not None for x in addends)),
         )  # fmt: skip
 
     def prepare(self, a: PatchEmbedImagesArguments, plan: ImagesPlan) -> Prepared:
-        """Makes the images contiguous and aligned, builds the table, allocates the output."""
-        images = a.images.contiguous()
+        """Makes the images contiguous, aligned and of the weight's type, builds the table, allocates the output."""
+        images = a.images.to(getattr(torch, plan.problem.in_dtype)).contiguous()
         operands = Operands(
             images=images if images.data_ptr() % ROW_BYTES == 0 else images.clone(),
-            weight=a.weight,
+            weight=self._weight(a),
             scale=a.weight_scale,
             table=self._table(a, plan),
             out=torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device),
         )
         return Prepared(plan, operands, self.output_shape(a))
 
+    def _weight(self, a: PatchEmbedImagesArguments) -> torch.Tensor:
+        """On 16 bytes, as TMA reads it."""
+        if a.weight.data_ptr() % ROW_BYTES == 0:
+            return a.weight
+        return DERIVED.get(("aligned",), (a.weight,), a.weight.clone)
+
     def _table(self, a: PatchEmbedImagesArguments, plan: ImagesPlan) -> torch.Tensor | None:
         shape = plan.table_shape
         if shape is None:
             return None
+        if isinstance(plan, Sm90GatherPlan):
+            key = ("table rows", shape)
+            return DERIVED.get(key, (a.weight_offset, a.bias, a.pos_embed), lambda: _table_rows(a, shape))
 
         def build() -> torch.Tensor:
             return fragment_table(_shifted(a), a.pos_embed, shape, plan.problem.grid_width, plan.tile_patches)
@@ -221,6 +232,17 @@ def _shifted(a: PatchEmbedImagesArguments) -> torch.Tensor | None:
     if a.bias is None or a.weight_offset is None:
         return a.weight_offset if a.bias is None else a.bias
     return a.bias.to(torch.float32) + a.weight_offset
+
+
+def _table_rows(a: PatchEmbedImagesArguments, shape: tuple[int, int]) -> torch.Tensor:
+    """FP32 ``(bias + offset) + positions`` of this shape, zero beyond the features."""
+    shifted = _shifted(a)
+    values = a.pos_embed if shifted is None else shifted[None]
+    if shifted is not None and a.pos_embed is not None:
+        values = shifted.to(torch.float32) + a.pos_embed.to(torch.float32)
+    padded = torch.zeros(shape, dtype=torch.float32, device=values.device)
+    padded[:, : values.shape[1]] = values
+    return padded
 
 
 def _name(dtype: torch.dtype) -> str:

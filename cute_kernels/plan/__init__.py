@@ -20,6 +20,7 @@ from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan
 from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
 from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.plan.patch_embed_images.base import ImagesPlan
+from cute_kernels.plan.patch_embed_images.gather import Sm90GatherPlan
 from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
 from cute_kernels.plan.patch_embed_images.sm100 import Sm100ImagesPlan
 from cute_kernels.plan.planner import Planner, Target
@@ -37,6 +38,7 @@ __all__ = [
     "PatchEmbedPlan",
     "Plan",
     "Planner",
+    "Sm90GatherPlan",
     "Sm90GemmPlan",
     "Sm90ImagesPlan",
     "Sm90PatchEmbedPlan",
@@ -93,12 +95,11 @@ def make_plan(
     """
     planner = _BY_PROBLEM[type(problem)]
     if arch is None:
-        names = (name for name, kind in planner.configs.items() if isinstance(config, kind))
-        arch = next(names, next(iter(planner.targets)))
+        arch = planner.kinds.get(type(config), next(iter(planner.targets)))
     limits = _limits(arch)
     if arch not in planner.targets:
         raise NotImplementedError(f"{planner.operation} has kernels for {', '.join(planner.targets)}, not for {arch}")
-    target = planner.targets[arch]
+    target = planner.targets[arch].of(problem)
     if config is not None and not isinstance(config, target.config):
         raise TypeError(f"config is {type(config).__name__}, {arch} takes {target.config.__name__}")
     planner.check(problem)

@@ -20,11 +20,19 @@ class Target:
         plan: ``(problem, config or None, arch, sm_count) -> Plan``; chooses where there is no config, and raises
             ValueError where a limit is broken.
         search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first.
+        others: kernels with tunables of their own, for problems that they take.
+        takes: of another kernel: whether a problem is one of its.
     """
 
     config: type
     plan: Callable[[Any, Any, Arch, int], Plan]
     search: Callable[[Any, Arch, int], list[Any]] | None = None
+    others: tuple[Target, ...] = ()
+    takes: Callable[[Any], bool] = bool
+
+    def of(self, problem: Any) -> Target:
+        """The kernel that a problem gets."""
+        return next((other for other in self.others if other.takes(problem)), self)
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,17 @@ class Planner:
 
     @property
     def configs(self) -> dict[str, type]:
-        """The class of each architecture's tunables."""
+        """The class of each architecture's tunables; of several kernels, that of the first."""
         return {arch: target.config for arch, target in self.targets.items()}
+
+    @property
+    def kinds(self) -> dict[type, str]:
+        """All classes of tunables, and the architecture of each."""
+        return {
+            kernel.config: arch for arch, target in self.targets.items() for kernel in (target, *target.others)
+        }
 
     @cached_property
     def codec(self) -> ConfigCodec:
         """How its configurations are written down."""
-        return ConfigCodec(self.configs.values())
+        return ConfigCodec(self.kinds)

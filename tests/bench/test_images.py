@@ -10,8 +10,11 @@ from bench.image_cases import ImagesCase, ImagesData
 from bench.peers import OURS, image_peers
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import Protocol
+from cute_kernels import Sm90GatherConfig
+from cute_kernels.plan import make_plan
 
 CASE = ImagesCase("tiny", 2, 32, 16, 2)
+NORMALISED = ImagesCase("tiny", 2, 32, 16, 2, "bfloat16")
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,6 +32,19 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert "allowed" in capsys.readouterr().err
 
 
+def test_normalised_pixels() -> None:
+    """Twice the bytes, tunables of another kernel, and the variants that a sweep adds, legal and all different."""
+    arguments = images.parse_arguments(["--pixels", "bfloat16", "--batches", "64", "--configs", "tile_n=192,cluster=2"])
+    (case,) = arguments.cases
+    (config,) = arguments.configs.values()
+    assert isinstance(config, Sm90GatherConfig) and config.tile_n == 192
+    assert case.pixels == 2 * 64 * 3 * 224 * 224 and "bfloat16" in case.name and "bfloat16" in case.title
+    swept = images.swept_configs(case, 8)
+    assert len(swept) == len(set(swept.values())) == 8
+    for config in swept.values():
+        make_plan(image_cases.problem(case), config)
+
+
 def test_sizes() -> None:
     case = next(iter(image_cases.make_cases(["base-p16"], [4736])))
     assert (case.positions, case.rows, case.k) == (196, 928_256, 768)
@@ -43,10 +59,17 @@ def test_a_document_is_read_back() -> None:
 
 
 @pytest.mark.parametrize("build", ["build_ours", "build_rows", "build_conv", "build_conv_channels_last", "build_timm"])
-def test_peers_compute_the_same(build: str) -> None:
+@pytest.mark.parametrize("case", [CASE, NORMALISED], ids=["uint8", "bfloat16"])
+def test_peers_compute_the_same(build: str, case: ImagesCase) -> None:
     """With positions in the wrong order the check fails: it can."""
-    data = ImagesData(CASE, torch.device("cpu"))
+    data = ImagesData(case, torch.device("cpu"))
     out = getattr(image_peers, build)(data).launch(0)
     check = data.check(out.contiguous(), with_table=True)
     assert check.passed and 0 < check.row_error < (0.08 if build == "build_rows" else 0.02)
     assert not data.check(out.flip(1).contiguous(), with_table=True).passed
+
+
+def test_the_product_alone() -> None:
+    data = ImagesData(NORMALISED, torch.device("cpu"))
+    out = image_peers.build_gemm(data).launch(0)
+    assert data.check(out, with_table=False).passed and not data.check(out, with_table=True).passed

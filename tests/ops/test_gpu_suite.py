@@ -111,6 +111,7 @@ def test_a_device_of_capability_10_0(tmp_path: Path) -> None:
 
 
 def test_what_is_not_for_sm100_has_no_kernel_there() -> None:
-    assert architecture.NEEDS_SM90 == ("test_gemm_split.py",)
+    assert architecture.NEEDS_SM90 == ("test_gemm_split.py", "test_images_gather.py")
     assert not any(field.name == "split_k" for field in dataclasses.fields(Sm100GemmConfig))
     assert all("sm_100a" in planner.targets for planner in PLANNERS.values())
+    assert not PLANNERS["patch_embed_images"].targets["sm_100a"].others

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cute_kernels import (
+    Sm90GatherConfig,
     Sm90ImagesConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
@@ -22,6 +23,7 @@ from cute_kernels.runtime.constants import DERIVED
 
 SMALL_100 = Sm100ImagesConfig(tile_patches=4, tile_images=4, cta_group=1, stages=3, stage_blocks=1)
 SMALL = Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=1, cluster=1, stages=3, stage_blocks=1)
+SMALL_GATHER = Sm90GatherConfig(1, 1, 128, 1, 64, 1, stages=3)
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 
 
@@ -40,8 +42,10 @@ def gray_weight(n: int = 40, precision: str = "int8", patch: int = 16) -> PatchW
 def assert_same_bits(*arguments, **keywords) -> torch.Tensor:
     out = patch_embed_images(*arguments, **keywords, backend="emulator")
     expected = patch_embed_images(*arguments, **keywords, backend="reference")
-    assert out.shape == expected.shape and out.is_contiguous() and out.dtype is torch.bfloat16
-    wrong = out.view(torch.int16) != expected.view(torch.int16)
+    assert out.shape == expected.shape and out.is_contiguous()
+    assert out.dtype is keywords.get("out_dtype", torch.bfloat16)
+    bits = {2: torch.int16, 4: torch.int32}[out.itemsize]
+    wrong = out.view(bits) != expected.view(bits)
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
     return out
 
@@ -98,6 +102,40 @@ def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, config, se
     bias = numbers(n, seed=seed).to(dtype) if with_bias else None
     pos = numbers(grid[0] * grid[1], n, seed=seed + 1).to(dtype) if with_pos else None
     assert_same_bits(images, gray_weight(n), bias, pos, config=config)
+
+
+# Other types and another table are another kernel.
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=6)
+@given(
+    kind=st.sampled_from([("bf16", torch.bfloat16, True), ("fp16", torch.float32, False)]),
+    dtype=st.sampled_from([torch.uint8, torch.bfloat16, torch.float16, torch.float32]),
+    batch=st.integers(1, 4),
+    grid=st.tuples(st.integers(1, 3), st.integers(1, 5)),
+    n=st.integers(1, 9).map(lambda i: 8 * i),
+    with_bias=st.booleans(),
+    channels_last=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_any_call_with_floating_point_weights(
+    kind, dtype, batch, grid, n, with_bias, channels_last, seed
+) -> None:
+    """Pixels of another type are rounded to the weight's; raw ones are multiplied by the weight made for them."""
+    precision, out_dtype, with_pos = kind
+    images = pixels(batch, 1, 16 * grid[0], 16 * grid[1], seed=seed)
+    if dtype is not torch.uint8:
+        images = ((images.float() / 255 - 0.5) / 0.5).to(dtype)
+    if channels_last:
+        images = images.to(memory_format=torch.channels_last)
+    bias = numbers(n, seed=seed) if with_bias else None
+    pos = numbers(grid[0] * grid[1], n, seed=seed + 1) if with_pos else None
+    assert_same_bits(images, gray_weight(n, precision), bias, pos, out_dtype=out_dtype, config=SMALL_GATHER)
+
+
+def test_a_config_of_the_other_kernel_is_refused() -> None:
+    with pytest.raises(TypeError, match="config is Sm90GatherConfig, sm_90a takes Sm90ImagesConfig"):
+        patch_embed_images(IMAGES, gray_weight(), config=SMALL_GATHER)
+    with pytest.raises(TypeError, match="config is Sm90ImagesConfig, sm_90a takes Sm90GatherConfig"):
+        patch_embed_images(IMAGES, gray_weight(precision="bf16"), config=SMALL)
 
 
 def test_bias_offset_and_positions_are_added_in_this_order() -> None:
@@ -173,7 +211,7 @@ def test_bad_input_is_refused_by_name(change: dict, error: type[Exception], mess
     ("images", "weight", "keywords", "message"),
     [
         (IMAGES, gray_weight(precision="int16"), {}, "precision = 'int16' is not possible"),
-        (IMAGES.bfloat16(), gray_weight(precision="bf16"), {}, "in_dtype = 'bfloat16' is not possible"),
+        (pixels(2, 1, 28, 28), gray_weight(precision="bf16", patch=14), {}, "patch = 14 is not possible"),
         (IMAGES, gray_weight(), {"out_dtype": torch.float32}, "out_dtype = 'float32' is not possible"),
         (pixels(2, 1, 28, 28), gray_weight(patch=14), {}, "patch = 14 is not possible"),
     ],

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
-from cute_kernels.plan import make_plan
+from cute_kernels.plan import ARCHS, make_plan
+from cute_kernels.plan.patch_embed_images.sm90 import plan_sm90_images
 from tests.plan.limits import TMA_ROWS, Limit, MakePlan
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
@@ -23,8 +24,16 @@ def images(problem: PatchEmbedImagesProblem = HEADLINE, sm_count: int | None = N
     return partial(make_plan, problem, Sm90ImagesConfig(**config), sm_count=sm_count)
 
 
+def strips(problem: PatchEmbedImagesProblem) -> MakePlan:
+    """Whatever kernel the problem gets by itself."""
+    return partial(plan_sm90_images, problem, None, ARCHS["sm_90a"], 132)
+
+
 def limits() -> Iterator[Limit]:
     yield from _configurations()
+    floats = replace(HEADLINE, in_dtype="bfloat16", precision="bf16")
+    message = r"^precision = 'bf16' .*strip's pixels are bytes.*value: 'int8'$"
+    yield Limit("strips of floating-point pixels", strips(HEADLINE), strips(floats), message)
     yield from _problems()
 
 
@@ -73,8 +82,8 @@ def _problems() -> Iterator[Limit]:
     yield change({"in_dtype": "uint8"}, {"in_dtype": "bfloat16"}, r"^in_dtype = 'bfloat16' .*value: 'uint8'$")
     yield change({"precision": "int8"}, {"precision": "int16"}, r"^precision = 'int16' .*value: 'int8'$")
     yield change({"out_dtype": "bfloat16"}, {"out_dtype": "float32"}, r"^out_dtype = 'float32' .*value: 'bfloat16'$")
-    yield change({"channels_last": False}, {"channels_last": True}, r"^channels_last = True .*neighbouring pixels")
-    yield change({"patch": 16}, {"patch": 14}, r"^patch = 14 .*16 bytes of a strip.*value: 16$")
+    yield change({"channels_last": False}, {"channels_last": True}, r"^channels_last = True .*neighbours, of one")
+    yield change({"patch": 16}, {"patch": 14, "table_rows": 0}, r"^patch = 14 .*16 bytes of a strip.*value: 16$")
     yield change({}, {"height": 230}, r"^height = 230 .*whole patches of 16.*value: 224$")
     yield change({}, {"width": 0}, r"^width = 0 .*value: 16$")
     yield change({"batch": 1}, {"batch": 0}, r"^batch = 0 .*value: 1$")

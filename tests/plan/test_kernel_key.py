@@ -18,6 +18,7 @@ from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
@@ -82,6 +83,18 @@ BASES = {
             "part_columns": 32, "tmem_load_width": 32, "stages": 5, "stage_blocks": 2, "order": "image",
         },
     ),
+    "patch_embed_images, sm90, gather": (
+        PatchEmbedImagesProblem(6, 3, 64, 128, 32, 264, "bfloat16", precision="bf16", table_rows=1),
+        Sm90GatherConfig(2, 1, 64, 1, 128, 1, stages=2, store_stages=1),
+        {
+            "batch": 9, "channels": 1, "height": 96, "width": 192, "patch": 16, "n": 520, "table_rows": 8,
+            "in_dtype": None, "channels_last": None, "precision": None, "out_dtype": "float16",
+        },
+        {
+            "tile_patches": 4, "tile_rows": 2, "tile_images": 128, "row_patches": 2, "tile_n": 64, "cluster": 2,
+            "stages": 3, "store_stages": 2, "pingpong": True, "order": "row",
+        },
+    ),
     "gemm, sm100": (PRODUCT, Sm100GemmConfig(stages=3), OTHER_PRODUCT, {
         "block_m": 256, "tile_n": 256, "stages": 4, "store_stages": 1, "group_m": 4, "idle_clocks": 7, "cluster_m": 4,
         "cluster_n": 2, "accumulators": 1,
@@ -126,7 +139,7 @@ def ptx(plan: Plan) -> str:
 def test_there_is_another_value_of_every_field():
     """A new field needs one here."""
     for planner in PLANNERS.values():
-        for kind in (planner.problem, *planner.configs.values()):
+        for kind in (planner.problem, *planner.kinds):
             fields = {field.name for field in dataclasses.fields(kind)}
             listed: set[str] = set()
             for problem, config, problems, configs in BASES.values():

@@ -14,10 +14,10 @@ import pytest
 
 import cute_kernels.plan
 from cute_kernels.plan import ARCHS, make_plan, sm90_transposed
-from tests.plan import image_limits, image_limits_sm100, limits
+from tests.plan import gather_limits, image_limits, image_limits_sm100, limits
 from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm, patchify
 
-LIMITS = [*limits.limits(), *image_limits.limits(), *image_limits_sm100.limits()]
+LIMITS = [*limits.limits(), *image_limits.limits(), *gather_limits.limits(), *image_limits_sm100.limits()]
 PLANS = Path(cute_kernels.plan.__file__).parent
 
 

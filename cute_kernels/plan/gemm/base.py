@@ -7,19 +7,16 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from cute_kernels.config import ACTIVATIONS, GemmConfig, GemmProblem
-from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Plan, SmemRegion, reject, require, round_up, smem_map
+from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, SmemRegion, reject, require, round_up, smem_map
 from cute_kernels.plan.operands import Operand, sizes
-
-SWIZZLE_BYTES = 128
-"""Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
-
+from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers
 
 MMA_K_BYTES = 32
 """K of one `tcgen05.mma` or `wgmma.mma_async` (PTX ISA: 16 elements of 16 bits, 8 of TF32)."""
 
 
 @dataclass(frozen=True)
-class GemmPlan(Plan):
+class GemmPlan(StoreBuffers):
     """A persistent GEMM over a grid of output tiles.
 
     A cluster computes ``cluster_rows`` x ``cluster_columns`` of the output at a time; tiles are counted in such blocks.
@@ -91,21 +88,6 @@ class GemmPlan(Plan):
     def out_pitch(self) -> int:
         """Elements from one output row to the next: N, rounded up to the 16 bytes that TMA asks of a row."""
         return round_up(self.problem.n, VECTOR_BYTES // ITEMSIZE[self.problem.out_dtype])
-
-    @property
-    def store_columns(self) -> int:
-        """Output columns of one store buffer."""
-        return SWIZZLE_BYTES // ITEMSIZE[self.problem.out_dtype]
-
-    @property
-    def staging_bytes(self) -> int:
-        """Store buffers of all warps that store."""
-        return self.storing_warps * self.config.store_stages * self.store_rows * SWIZZLE_BYTES
-
-    @property
-    def regions_per_tile(self) -> int:
-        """Store buffers that one storing warp fills per tile."""
-        return self.waves * (self.config.tile_n // self.store_columns)
 
     @property
     def more_smem(self) -> tuple[tuple[str, int, int], ...]:

@@ -12,9 +12,7 @@ from typing import ClassVar
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require
 from cute_kernels.plan.gemm.base import GemmPlan, check_gemm_smem, check_tile_order
-
-WARPGROUP_ROWS = 64
-"""Rows of a WGMMA."""
+from cute_kernels.plan.shared_operands import WgmmaPair
 
 SWIZZLE_ROWS = 8
 """Rows of a SWIZZLE_128B atom."""
@@ -35,30 +33,19 @@ ADDRESSING_REGISTERS = 40
 
 
 @dataclass(frozen=True)
-class Sm90GemmPlan(GemmPlan):
-    """A CTA has one loading warp and two consumer warpgroups; its accumulators are registers of the consumers."""
+class Sm90GemmPlan(GemmPlan, WgmmaPair):
+    """The persistent WGMMA kernel, as `WgmmaPair` says, with a split of K."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gemm.kernel:GemmKernel"
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_gemm_graph"
 
     config: Sm90GemmConfig
 
-    warpgroups: int = 2
-    consumer_registers: int = 240
-    producer_registers: int = 24
-    store_rows: int = 16
-
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
     @property
-    def warpgroup_rows(self) -> int:
-        """Rows of the tile that one warpgroup computes."""
-        return self.config.tile_m if self.config.pingpong else self.config.tile_m // self.warpgroups
-
-    @property
-    def waves(self) -> int:
-        """WGMMAs of 64 rows per K step of a warpgroup."""
-        return self.warpgroup_rows // WARPGROUP_ROWS
+    def tile_m(self) -> int:
+        return self.config.tile_m
 
     @property
     def sharing_ctas(self) -> int:
@@ -89,35 +76,7 @@ class Sm90GemmPlan(GemmPlan):
     def cluster(self) -> tuple[int, int, int]:
         return (self.ctas, 1, 1)
 
-    # ---- warps -----------------------------------------------------------------------------------------------------
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
-        return ("mma",) * (4 * self.warpgroups) + ("load", "idle", "idle", "idle")
-
-    @property
-    def load_warp(self) -> int:
-        return 4 * self.warpgroups
-
-    @property
-    def accumulator_registers(self) -> int:
-        return self.warpgroup_rows * self.config.tile_n // 128
-
     # ---- memory ----------------------------------------------------------------------------------------------------
-
-    @property
-    def a_stage_bytes(self) -> int:
-        return self.config.tile_m * self.k_block_bytes
-
-    @property
-    def b_stage_bytes(self) -> int:
-        return self.config.tile_n * self.k_block_bytes
-
-    @property
-    def stage_bytes(self) -> int:
-        """Operand bytes of one stage in one CTA, its own and those multicast to it."""
-        return self.a_stage_bytes + self.b_stage_bytes
 
     @property
     def loaded_rows(self) -> int:
@@ -138,10 +97,6 @@ class Sm90GemmPlan(GemmPlan):
     @property
     def compiled_in(self) -> dict[str, Hashable]:
         return super().compiled_in | {"loaded_rows": self.loaded_rows}
-
-    @property
-    def storing_warps(self) -> int:
-        return 4 * self.warpgroups
 
     @property
     def finished_warps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,9 +23,21 @@ BOX_BYTES = 256
 MOST_PATCHES = BOX_BYTES // STRIP_PATCH
 
 
+PIXEL_TYPES = {"int8": "uint8", "bf16": "bfloat16", "fp16": "float16"}
+"""Element type of the images by precision, for those precisions that have a kernel."""
+
+
+def multiplied_type(pixels: str, precision: str) -> str:
+    """Element type that pixels of type ``pixels`` are given to a kernel as, to which they are rounded where it differs.
+
+    With integer weights they have to be bytes; floating-point ones are multiplied by numbers of their own type.
+    """
+    return PIXEL_TYPES[precision] if precision in ("bf16", "fp16") else pixels
+
+
 @dataclass(frozen=True)
 class ImagesPlan(Plan):
-    """Tiles of ``tile_patches`` patches of a grid row in ``tile_images`` images, and the K blocks of a patch."""
+    """A kernel that reads patches out of images. A tile has patches of the same positions in ``tile_images`` images."""
 
     operation: ClassVar[str] = "patch_embed_images"
 
@@ -35,17 +48,33 @@ class ImagesPlan(Plan):
     def operands(self) -> tuple[Operand, ...]:
         """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` as the plan's `table_shape`.
 
-        Written is ``out`` [B, S, N]. K counts the pixels of a patch by (channel, row, column).
+        Written is ``out`` [B, S, N]. K counts the pixels of a patch by (channel, row, column). Integer weights alone
+        have a scale.
         """
         p = self.problem
+        integers = p.precision == "int8"
         return (
             Operand("images", p.in_dtype),
-            Operand("weight", "int8"),
-            Operand("scale", "float32", alignment=4),
+            Operand("weight", "int8" if integers else p.in_dtype),
+            Operand("scale", "float32", alignment=4, present=integers),
             Operand("table", "float32", present=p.table_rows > 0),
             Operand("out", p.out_dtype, written=True),
             *sizes(batch=p.batch, height=p.height, width=p.width, n=p.n, clusters=self.clusters),
         )
+
+    @property
+    @abstractmethod
+    def table_shape(self) -> tuple[int, ...] | None:
+        """Of the bias + position table as the kernel reads it; None without one."""
+
+    @property
+    @abstractmethod
+    def tile_patches(self) -> int:
+        """Neighbouring patches of a grid row in a tile."""
+
+    @property
+    def tile_images(self) -> int:
+        return self.config.tile_images
 
     @property
     def compiled_in(self) -> dict[str, Hashable]:
@@ -54,14 +83,6 @@ class ImagesPlan(Plan):
     @property
     def launch_facts(self) -> dict[str, Any]:
         return {"table_shape": self.table_shape}
-
-    @property
-    def tile_patches(self) -> int:
-        return self.config.tile_patches
-
-    @property
-    def tile_images(self) -> int:
-        return self.config.tile_images
 
     @property
     def row_tiles(self) -> int:
@@ -77,15 +98,6 @@ class ImagesPlan(Plan):
     def image_tiles(self) -> int:
         return -(-self.problem.batch // self.tile_images)
 
-    @property
-    def tiles(self) -> int:
-        return self.image_tiles * self.position_tiles
-
-    @property
-    def k_blocks(self) -> int:
-        """Half patches of one channel, 8 rows of 16 bytes."""
-        return self.problem.channels * (STRIP_PATCH // STRIP_ROWS)
-
     def describe_problem(self) -> str:
         p = self.problem
         layout = "NHWC" if p.channels_last else "NCHW"
@@ -94,14 +106,16 @@ class ImagesPlan(Plan):
 
 
 def check_images_problem(p: PatchEmbedImagesProblem) -> None:
-    """Limits of strips, of TMA and of the element types, on every architecture."""
-    require("in_dtype", p.in_dtype, ("uint8",), "element types of images that this kernel multiplies")
-    require("precision", p.precision, ("int8",), "contracts of uint8 images that have a kernel")
-    require("out_dtype", p.out_dtype, ("bfloat16",), "element types that this kernel stores")
+    """Limits of TMA and of the element types, whatever the kernel."""
+    require("precision", p.precision, tuple(PIXEL_TYPES), "contracts that have a kernel")
+    rule = f"element types of images that a kernel multiplies with precision {p.precision!r}"
+    require("in_dtype", p.in_dtype, (PIXEL_TYPES[p.precision],), rule)
+    require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "element types that an epilogue rounds to")
     if p.channels_last:
-        rule = "strips are made of neighbouring pixels of one channel"
+        rule = "the pixels of a patch's row are neighbours, of one channel"
         reject("channels_last", p.channels_last, rule, False)
-    require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 16 bytes of a strip")
+    if p.patch < 1:
+        reject("patch", p.patch, "a patch has pixels", STRIP_PATCH)
     for name, value, multiple in (("height", p.height, p.patch), ("width", p.width, p.patch)):
         if value < 1 or value % multiple:
             rule = f"an image has whole patches of {multiple}"

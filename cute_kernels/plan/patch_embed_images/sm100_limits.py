@@ -17,7 +17,7 @@ from cute_kernels.plan.patch_embed_images.sm100 import (
     MOST_COLUMNS,
     Sm100ImagesPlan,
 )
-from cute_kernels.plan.patch_embed_images.strips import check_table, images_step
+from cute_kernels.plan.patch_embed_images.strips import check_strips_problem, check_table, images_step
 
 _MACS_PER_CLOCK = 8192
 """Integer products of one multiprocessor, from the 4.5 POP/s of the data sheet (HGX B200, dense)."""
@@ -36,6 +36,7 @@ def plan_sm100_images(
     problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig | None, arch: Arch, sm_count: int
 ) -> Sm100ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
+    check_strips_problem(problem)
     config = config or Sm100ImagesConfig()
     require("source", config.source, ("auto", "strips"), "how patches come out of the images")
     require("cta_group", config.cta_group, (0, 1, 2), "CTAs of one MMA; 0 chooses")

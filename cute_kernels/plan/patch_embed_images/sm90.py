@@ -20,7 +20,7 @@ from cute_kernels.plan.base import (
     smem_map,
 )
 from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES
-from cute_kernels.plan.patch_embed_images.strips import StripsPlan, check_table, images_step
+from cute_kernels.plan.patch_embed_images.strips import StripsPlan, check_strips_problem, check_table, images_step
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
     BLOCK_REGISTERS,
@@ -105,6 +105,7 @@ def plan_sm90_images(
     problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig | None, arch: Arch, sm_count: int
 ) -> Sm90ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
+    check_strips_problem(problem)
     config = config or Sm90ImagesConfig()
     require("source", config.source, ("auto", "strips"), "how patches come out of the images")
     require("warpgroups", config.warpgroups, (0, 1, 2, 3), "consumer warpgroups that registers allow; 0 chooses")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from cute_kernels.config import PatchEmbedImagesProblem
-from cute_kernels.plan.base import LANES, reject
+from cute_kernels.plan.base import LANES, reject, require
 from cute_kernels.plan.feature_slabs import FeatureSlabs
 from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH, STRIP_ROWS, ImagesPlan
 
@@ -24,6 +24,19 @@ BLOCK_FEATURES = 16
 
 class StripsPlan(ImagesPlan, FeatureSlabs):
     """Columns of a tile are its patches, image by image; features are the rows of the tensor core's result."""
+
+    @property
+    def tile_patches(self) -> int:
+        return self.config.tile_patches
+
+    @property
+    def tiles(self) -> int:
+        return self.image_tiles * self.position_tiles
+
+    @property
+    def k_blocks(self) -> int:
+        """Half patches of one channel, 8 rows of 16 bytes."""
+        return self.problem.channels * (STRIP_PATCH // STRIP_ROWS)
 
     @property
     def tile_rows(self) -> int:
@@ -87,3 +100,10 @@ def check_table(plan: StripsPlan) -> None:
         rule = f"the table is indexed with 32 bits and has {plan.padded_n} padded columns"
         rows = (2**31 - 1) // (plan.padded_n * plan.row_tiles * plan.table_period * COLUMN_GROUP)
         reject("height", problem.height, rule, rows * problem.patch)
+
+
+def check_strips_problem(p: PatchEmbedImagesProblem) -> None:
+    """What strips cannot do, on every architecture."""
+    require("precision", p.precision, ("int8",), "a strip's pixels are bytes")
+    require("out_dtype", p.out_dtype, ("bfloat16",), "element types that this kernel stores")
+    require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 16 bytes of a strip")

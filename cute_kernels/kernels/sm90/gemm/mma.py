@@ -135,17 +135,13 @@ class GemmMma:
     def _store(self, accumulator: cute.Tensor, tile: Int32) -> None:
         """Adds the bias, rounds, stages and stores one tile; returns as soon as the last TMA store is issued."""
         plan, config = self.plan, self.plan.config
-        m_tile, n_tile, batch = self.order.coordinates(tile)
-        row = (m_tile * config.cluster_m + self.rank_m) * config.tile_m + self.thread // 32 * plan.store_rows
-        if cutlass.const_expr(not config.pingpong):
-            row += self.warpgroup * plan.warpgroup_rows
-        first_column = (n_tile * config.cluster_n + self.rank_n) * config.tile_n
+        place = self._place(tile)
         groups, dtype = plan.store_columns // COLUMN_GROUP, ELEMENT_TYPES[plan.problem.out_dtype]
         for i in cutlass.range_constexpr(plan.regions_per_tile):
             wave, region = divmod(i, plan.regions_per_tile // plan.waves)
             buffer = i % config.store_stages
             # Before the wait for a buffer, which the loads may then overlap.
-            biases = [self._load_bias(first_column + (region * groups + j) * COLUMN_GROUP) for j in range(groups)]
+            biases = [self._addends(place, wave, (region * groups + j) * COLUMN_GROUP) for j in range(groups)]
             self.staging.acquire()
             for group in cutlass.range_constexpr(groups):
                 column = (region * groups + group) * COLUMN_GROUP
@@ -155,10 +151,33 @@ class GemmMma:
                     values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
                 if cutlass.const_expr(self.partials is not None):
                     self.partials.add(values, (wave * config.tile_n + column) // 8)
-                rounded = finish(values, biases[group], plan.problem.activation, dtype)
+                rounded = finish(values, biases[group], self.activation, dtype)
                 self._stage_group(rounded, buffer, group)
-            row_block = row // plan.store_rows + wave * (64 // plan.store_rows)
-            self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)
+            self.staging.store(buffer, *self._block(place, wave, region))
+
+    @property
+    def activation(self) -> str:
+        return self.plan.problem.activation
+
+    @cute.jit
+    def _place(self, tile: Int32) -> tuple[Int32, ...]:
+        """Where a tile is: this warp's first row, the first column, the batch."""
+        plan, config = self.plan, self.plan.config
+        m_tile, n_tile, batch = self.order.coordinates(tile)
+        row = (m_tile * config.cluster_m + self.rank_m) * config.tile_m + self.thread // 32 * plan.store_rows
+        if cutlass.const_expr(not config.pingpong):
+            row += self.warpgroup * plan.warpgroup_rows
+        return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
+
+    def _addends(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
+        """What is added to the eight accumulators of a column group that begins at ``column`` of the tile."""
+        return self._load_bias(place[1] + column)
+
+    def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
+        """The box of the output that a store buffer goes to."""
+        row, first_column, batch = place
+        row_block = row // self.plan.store_rows + wave * (64 // self.plan.store_rows)
+        return row_block, first_column // self.plan.store_columns + region, batch
 
     @cute.jit
     def _load_bias(self, column: Int32) -> cute.Tensor | None:

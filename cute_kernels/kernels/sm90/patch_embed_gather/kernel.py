@@ -1,0 +1,267 @@
+"""The persistent GEMM over 16-bit images for Hopper: allocate, build pipes, dispatch to roles.
+
+As the dense GEMM, with patches that TMA gathers out of the images themselves: boxes of pixels are a K-major operand as
+they land (`cute_kernels.plan.patch_embed_images.gather`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint8
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from cute_kernels import dsl
+from cute_kernels.kernels.elements import ELEMENT_TYPES
+from cute_kernels.kernels.gemm import Tma
+from cute_kernels.kernels.graph import sm90_gather_graph
+from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.load import tma_operand
+from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.sm90.frame import begin
+from cute_kernels.kernels.sm90.patch_embed_gather.load import Load
+from cute_kernels.kernels.sm90.patch_embed_gather.mma import GatherMma
+from cute_kernels.kernels.sm90.pipes import Sm90Pipe
+from cute_kernels.kernels.staging import WarpStaging
+from cute_kernels.kernels.tiles import PatchOrder
+from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.patch_embed_images.gather import BLOCK_PIXELS, Sm90GatherPlan
+from cute_kernels.plan.shared_operands import WARPGROUP_ROWS
+
+_SWIZZLES = {
+    32: warpgroup.SmemLayoutAtomKind.K_SW32, 64: warpgroup.SmemLayoutAtomKind.K_SW64,
+    128: warpgroup.SmemLayoutAtomKind.K_SW128,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, table and sizes in patches and tiles."""
+
+    tiled_mma: cute.TiledMma
+    images_atom: cute.CopyAtom
+    images: cute.Tensor
+    weight_atom: cute.CopyAtom
+    weight: cute.Tensor
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    table: cute.Tensor | None
+    grid_height: Int32
+    grid_width: Int32
+    image_tiles: Int32
+    column_tiles: Int32
+    row_tiles: Int32
+    n_tiles: Int32
+
+
+class PatchGatherKernel:
+    """Host entry and kernel for one plan. Images, their sizes and features are launch arguments; channels are not."""
+
+    def __init__(self, plan: Sm90GatherPlan) -> None:
+        self.plan = plan
+        self.graph = sm90_gather_graph(plan)
+        self.dtype, self.out_dtype = (
+            ELEMENT_TYPES[name] for name in (plan.problem.in_dtype, plan.problem.out_dtype)
+        )
+
+    @cute.jit
+    def __call__(
+        self,
+        images_pointer: cute.Pointer,
+        weight_pointer: cute.Pointer,
+        scale_pointer: None,
+        table_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        batch: Int32,
+        height: Int32,
+        width: Int32,
+        n: Int32,
+        clusters: Int32,
+        stream,
+    ) -> None:
+        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
+        plan, config, problem = self.plan, self.plan.config, self.plan.problem
+        grid_height, grid_width = height // problem.patch, width // problem.patch
+        images = cute.make_tensor(images_pointer, self._images_layout(batch, height, width))
+        out = cute.make_tensor(out_pointer, self._out_layout(batch, grid_height, grid_width, n))
+        weight = cute.make_tensor(weight_pointer, cute.make_layout((n, problem.k), stride=(problem.k, 1)))
+        tiled_mma = cute.make_tiled_mma(
+            warpgroup.MmaF16BF16Op(
+                self.dtype, Float32, (WARPGROUP_ROWS, config.tile_n, 16), warpgroup.OperandSource.SMEM,
+                OperandMajorMode.K, OperandMajorMode.K,
+            )
+        )  # fmt: skip
+        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        images_tma = cpasync.make_tiled_tma_atom(
+            load, images, self._box_layout(1), plan.box, num_multicast=config.cluster
+        )
+        weight_tma = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(), weight, self._weight_layout(1), (config.tile_n, BLOCK_PIXELS)
+        )
+        out_tma = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(1), plan.store_box
+        )
+        n_tiles = cute.ceil_div(n, config.cluster * config.tile_n)
+        table = None
+        if cutlass.const_expr(table_pointer is not None):
+            pairs = n_tiles * (config.cluster * config.tile_n // 2)
+            rows = grid_height * grid_width if cutlass.const_expr(problem.table_rows > 1) else 1
+            table = cute.make_tensor(table_pointer, cute.make_ordered_layout((2, pairs, rows), order=(0, 1, 2)))
+        arguments = DeviceArguments(
+            tiled_mma, images_tma.atom, images_tma.tma_tensor, weight_tma.atom, weight_tma.tma_tensor, out_tma.atom,
+            out_tma.tma_tensor, table, grid_height, grid_width, cute.ceil_div(batch, config.tile_images),
+            cute.ceil_div(grid_height, config.tile_rows), cute.ceil_div(grid_width, config.tile_patches), n_tiles,
+        )  # fmt: skip
+        launch_clusters(self.kernel(arguments), plan, clusters, stream)
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def _images_layout(self, batch: Int32, height: Int32, width: Int32) -> cute.Layout:
+        """Contiguous ``[B, C, H, W]`` seen as ``[pixels of a piece, pieces, grid rows, B, rows of pixels]``.
+
+        The last mode has the rows of the upper edge of the image in every channel; a grid row is as many rows further
+        down as a patch is high. Rows of 16 bytes and more for TMA.
+        """
+        p, plan = self.plan.problem, self.plan
+        piece = plan.box[0]
+        width = cute.assume(width, divby=p.patch)
+        grid_row = cute.assume(width * p.patch, divby=p.patch)
+        image = cute.assume(height * width * p.channels, divby=p.patch)
+        return cute.make_layout(
+            (piece, width // piece, height // p.patch, batch, height * p.channels),
+            stride=(1, piece, grid_row, image, width),
+        )
+
+    def _out_layout(self, batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) -> cute.Layout:
+        """Contiguous ``[B, S, N]`` seen as ``[N, patches of a piece, pieces, grid rows, B]``."""
+        patches, divisor = self.plan.config.row_patches, 16 // ITEMSIZE[self.plan.problem.out_dtype]
+        n, piece, grid_row, image = (
+            cute.assume(value, divby=divisor)
+            for value in (n, patches * n, grid_width * n, grid_height * grid_width * n)
+        )
+        return cute.make_layout(
+            (n, patches, grid_width // patches, grid_height, batch), stride=(1, n, piece, grid_row, image)
+        )
+
+    def _box_layout(self, stages: int) -> cute.ComposedLayout:
+        """The stages as TMA fills them: ``[pixels of a piece, pieces, grid rows, images, rows of pixels, stages]``."""
+        box = self.plan.box
+        shape = box if stages == 1 else (*box, stages)
+        return self._swizzled(cute.make_ordered_layout(shape, order=tuple(range(len(shape)))))
+
+    def _operand_layout(self) -> cute.ComposedLayout:
+        """The same bytes as an operand: ``[patches, 64 pixels of K, stages]``.
+
+        Patches run through 64 pieces, then through the places in a piece, then through blocks of 64 pieces.
+        """
+        plan = self.plan
+        piece, patch, rows = plan.box[0], plan.problem.patch, plan.box_rows
+        blocks = rows // WARPGROUP_ROWS
+        patches = cute.make_layout(
+            (WARPGROUP_ROWS, (plan.config.row_patches, blocks)), stride=(piece, (patch, WARPGROUP_ROWS * piece))
+        )
+        pixels = cute.make_layout((patch, plan.pixel_rows), stride=(1, rows * piece))
+        stages = cute.make_layout(plan.config.stages, stride=rows * piece * plan.pixel_rows)
+        return self._swizzled(
+            cute.make_layout(
+                (patches.shape, pixels.shape, stages.shape), stride=(patches.stride, pixels.stride, stages.stride)
+            )
+        )
+
+    def _swizzled(self, layout: cute.Layout) -> cute.ComposedLayout:
+        """By the bytes of a row of the operand, as TMA writes them."""
+        atom = warpgroup.make_smem_layout_atom(_SWIZZLES[self.plan.row_bytes], self.dtype)
+        return cute.make_composed_layout(atom.inner, 0, layout)
+
+    def _weight_layout(self, stages: int) -> cute.ComposedLayout:
+        """``[features, 128 bytes of K, stages]``, K-major, SWIZZLE_128B; without the last mode for a single stage."""
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
+        layout = cute.tile_to_shape(atom, (self.plan.config.tile_n, BLOCK_PIXELS, stages), order=(0, 1, 2))
+        return layout if stages > 1 else cute.slice_(layout, (None, None, 0))
+
+    def _staging_layout(self, buffers: int) -> cute.ComposedLayout:
+        """What a warp stores from its buffers, SWIZZLE_128B: rows of 128 bytes of features."""
+        box = self.plan.store_box
+        shape = box if buffers == 1 else (*box, buffers)
+        layout = cute.make_ordered_layout(shape, order=tuple(range(len(shape))))
+        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, layout)
+
+    # ---- device ----------------------------------------------------------------------------------------------------
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments) -> None:
+        plan, config = self.plan, self.plan.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
+
+        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        patches, weight, staging = (storage + region.offset for region in plan.smem[1:])
+        pipe = make_pipes(self.graph, barriers, Sm90Pipe)["operands"]
+
+        begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.weight_atom, args.out_atom))
+
+        order = PatchOrder(
+            args.image_tiles, args.column_tiles, args.row_tiles, args.n_tiles, config.order == "row",
+            cute.arch.block_idx()[0] // config.cluster, cute.arch.grid_dim()[0] // config.cluster,
+        )  # fmt: skip
+        weight_stages = self._stages(weight, self._weight_layout(max(2, config.stages)))
+
+        if warp >= plan.load_warp:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp == plan.load_warp:
+                self._load(args, patches, weight_stages, pipe, order, rank).run()
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            self._mma(args, patches, weight_stages, staging, pipe, order, rank, warp).run()
+
+    def _stages(self, pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
+        return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=self.dtype), layout.outer)
+
+    def _load(self, args, patches, weight_stages, pipe, order, rank) -> Load:
+        plan, config = self.plan, self.plan.config
+        boxes = self._stages(patches, self._box_layout(config.stages))
+        pixels = cute.local_tile(args.images, plan.box, (None,) * 5)
+        stages, source = cpasync.tma_partition(
+            args.images_atom, rank, cute.make_layout(config.cluster),
+            cute.group_modes(boxes, 0, 5), cute.group_modes(pixels, 0, 5),
+        )  # fmt: skip
+        features = cute.local_tile(args.weight, (config.tile_n, BLOCK_PIXELS), (None, None))
+        weight: Tma = (args.weight_atom, features)
+        operand = tma_operand(weight, weight_stages, 2, tile=(config.cluster, rank))
+        channel_blocks = args.grid_height * (plan.problem.patch // plan.pixel_rows)
+        return Load(plan, args.images_atom, source, stages, operand, pipe, order, channel_blocks)
+
+    def _mma(self, args, patches, weight_stages, staging, pipe, order, rank, warp) -> GatherMma:
+        plan, config = self.plan, self.plan.config
+        group, thread = warp // 4, cute.arch.thread_idx()[0] % 128
+        slice_ = args.tiled_mma.get_slice(thread)
+        operand = self._stages(patches, self._operand_layout())
+        fragments = args.tiled_mma.make_fragment_A(slice_.partition_A(operand))
+        part = 0 if cutlass.const_expr(config.pingpong) else group
+        shape = (1, plan.waves, BLOCK_PIXELS // 16, config.stages)
+        fragments = cute.local_tile(fragments, shape, (0, part, 0, 0))
+        features = args.tiled_mma.make_fragment_B(slice_.partition_B(weight_stages))
+        return GatherMma(
+            plan, args.tiled_mma, fragments, features, pipe, self._ring(staging, args, warp), args.table, order,
+            Int32(plan.k_blocks), group, thread, Int32(0), rank, 0, None, self.graph.named_barriers[0].identifier,
+            (args.grid_height, args.grid_width),
+        )  # fmt: skip
+
+    def _ring(self, staging: cute.Pointer, args: DeviceArguments, warp: Int32) -> WarpStaging:
+        """The store buffers of one warp."""
+        plan, buffers = self.plan, self.plan.config.store_stages
+        size = plan.store_rows * plan.k_block_bytes
+        base = staging + cute.assume(warp * (buffers * size), divby=size)
+        layout = self._staging_layout(max(2, buffers))
+        staged = cute.make_tensor(cute.recast_ptr(base, layout.inner, dtype=self.out_dtype), layout.outer)
+        boxes = cute.local_tile(args.out, plan.store_box, (None,) * 5)
+        source, target = cpasync.tma_partition(
+            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 5), cute.group_modes(boxes, 0, 5)
+        )
+        return WarpStaging(base, plan.store_rows, buffers, args.out_atom, source, target)
+
+
+dsl.name_kernel(PatchGatherKernel.kernel, "patch_embed_gather_sm90a")

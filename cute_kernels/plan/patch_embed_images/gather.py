@@ -1,0 +1,269 @@
+"""Plan of the SM90a kernel that multiplies 16-bit patches out of images, both operands from shared memory.
+
+A piece is ``row_patches`` neighbouring patches of a grid row. A TMA box has some rows of the pixels of a few pieces of
+a grid row, in a few grid rows and images. It lands as ``[row][image][grid row][piece][pixels]``, swizzled by the bytes
+of the last mode: a K-major operand whose rows hold the patches of a piece side by side. So WGMMAs of 64 rows take the
+patches of a tile by their place in their pieces, and nothing has to be rearranged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
+from cute_kernels.plan.base import SmemRegion, reject, require, smem_map
+from cute_kernels.plan.gemm.sm90 import ADDRESSING_REGISTERS, GPC_SHARE
+from cute_kernels.plan.patch_embed_images.base import ImagesPlan
+from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, WARPGROUP_ROWS, WgmmaPair
+
+BLOCK_PIXELS = 64
+"""Pixels of a patch in one stage: 128 bytes of K."""
+
+PATCHES = (16, 32, 64)
+"""Sides of patches whose rows are 32, 64 or 128 bytes, which TMA swizzles as a whole."""
+
+ROW_PATCHES = (1, 2, 4)
+"""Patches of a piece that a configuration may ask for."""
+
+
+def multiplies_floats(problem: PatchEmbedImagesProblem) -> bool:
+    """Whether a problem is one of this kernel's."""
+    return problem.precision in ("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Sm90GatherPlan(ImagesPlan, WgmmaPair):
+    """The persistent WGMMA kernel over gathered patches: rows of a tile are patches, columns features."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed_gather.kernel:PatchGatherKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_gather_graph"
+
+    config: Sm90GatherConfig
+
+    k_block_bytes: int = SWIZZLE_BYTES
+    swizzle_period: int = 1024
+    barrier_bytes: int = 1024
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tile_patches(self) -> int:
+        return self.config.tile_patches
+
+    @property
+    def tile_m(self) -> int:
+        c = self.config
+        return c.tile_patches * c.tile_rows * c.tile_images
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a grid row in a tile, each of ``row_patches`` patches."""
+        return self.config.tile_patches // self.config.row_patches
+
+    @property
+    def box_rows(self) -> int:
+        """Pieces of a tile: rows of the operand in shared memory."""
+        return self.tile_m // self.config.row_patches
+
+    @property
+    def pixel_rows(self) -> int:
+        """Rows of a patch's pixels in one stage."""
+        return BLOCK_PIXELS // self.problem.patch
+
+    @property
+    def box(self) -> tuple[int, int, int, int, int]:
+        """Pixels, pieces, grid rows, images and rows of pixels that fill a stage."""
+        c = self.config
+        return (c.row_patches * self.problem.patch, self.pieces, c.tile_rows, c.tile_images, self.pixel_rows)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of the operand in shared memory, and so of its swizzle: 32, 64 or 128."""
+        return 2 * self.box[0]
+
+    @property
+    def k_blocks(self) -> int:
+        return self.problem.k // BLOCK_PIXELS
+
+    @property
+    def position_tiles(self) -> int:
+        return self.row_tiles * self.column_tiles
+
+    @property
+    def column_tiles(self) -> int:
+        """Tiles along a column of the patch grid."""
+        return -(-self.problem.grid_height // self.config.tile_rows)
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.problem.n // (self.config.cluster * self.config.tile_n))
+
+    @property
+    def tiles(self) -> int:
+        """Turns of a cluster, whose CTAs take neighbouring features of the same patches."""
+        return self.image_tiles * self.position_tiles * self.n_tiles
+
+    @property
+    def padded_n(self) -> int:
+        """Features rounded up to whole tiles, so that table reads need no bounds check."""
+        return self.n_tiles * self.config.cluster * self.config.tile_n
+
+    @property
+    def sharing_ctas(self) -> int:
+        return self.config.cluster
+
+    @property
+    def ctas(self) -> int:
+        return self.config.cluster
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.config.cluster, 1, 1)
+
+    @property
+    def clusters(self) -> int:
+        """As many as are resident at once. Clusters do not cross GPCs."""
+        usable = self.sm_count
+        if self.config.cluster > 2:
+            usable = max(self.config.cluster, usable * GPC_SHARE[0] // GPC_SHARE[1])
+        return max(1, min(usable // self.config.cluster, self.tiles))
+
+    # ---- output and table ------------------------------------------------------------------------------------------
+
+    @property
+    def store_box(self) -> tuple[int, int, int, int, int]:
+        """Features, patches of a piece, pieces, grid rows and images that a warp stores from one buffer."""
+        pieces = min(self.pieces, self.store_rows)
+        rows = min(self.config.tile_rows, self.store_rows // pieces)
+        return (self.store_columns, 1, pieces, rows, self.store_rows // (pieces * rows))
+
+    @property
+    def one_position(self) -> bool:
+        """A thread's two rows of a WGMMA, eight apart, are of the same position in two images, or of one bias."""
+        return self.problem.table_rows == 1 or self.pieces * self.config.tile_rows <= self.store_rows // 2
+
+    @property
+    def table_shape(self) -> tuple[int, int] | None:
+        """``[rows, padded_n]``: the positions in row-major order of the patch grid, or one row for a bias alone."""
+        return (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            ("barriers", self.barrier_bytes, 128),
+            (f"patches: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
+            (f"weight: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
+            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        patches = f"{c.tile_images} images x {c.tile_rows} grid rows x {c.tile_patches} patches = {self.tile_m}"
+        schedule = "pingpong: a tile per warpgroup" if c.pingpong else "cooperative: half of a tile per warpgroup"
+        order = f"{self.image_tiles} of images x {self.position_tiles} of positions x {self.n_tiles} of features"
+        table = "none" if self.table_shape is None else f"{self.table_shape}"
+        return [
+            ("source", f"TMA boxes of {self.box} pixels, pieces, grid rows, images, rows"),
+            ("tile", f"{patches} x {c.tile_n} features, {self.k_blocks} K blocks of {BLOCK_PIXELS}"),
+            ("schedule", schedule),
+            ("tiles", f"{self.tiles} = {order}, {c.order}"),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs with neighbouring features"),
+            ("registers", f"{self.accumulator_registers} of accumulators, {self.consumer_registers} per thread"),
+            ("epilogue", f"table {table}, {c.store_stages} store stages of {self.store_rows} x {self.store_columns}"),
+        ]
+
+
+def check_gather_problem(p: PatchEmbedImagesProblem) -> None:
+    """What this kernel cannot gather."""
+    require("patch", p.patch, PATCHES, "a patch's row of pixels is 32, 64 or 128 bytes, which TMA swizzles")
+
+
+def check_gather(plan: Sm90GatherPlan) -> None:
+    """Every limit of a configuration that leaves nothing open, but for those of `check_numbers`."""
+    c, p = plan.config, plan.problem
+    if plan.sm_count < c.cluster:
+        reject("sm_count", plan.sm_count, f"a cluster needs {c.cluster} multiprocessors", c.cluster)
+    _check_tile(plan)
+    if p.grid_width % c.row_patches:
+        rule = f"TMA reads whole pieces, and a grid row has {p.grid_width} patches"
+        reject("row_patches", c.row_patches, rule, math.gcd(c.row_patches, p.grid_width))
+    if plan.row_bytes > SWIZZLE_BYTES:
+        rule = f"{c.row_patches} patches of {p.patch} pixels are {plan.row_bytes} bytes, those of a swizzled row 128"
+        reject("row_patches", c.row_patches, rule, BLOCK_PIXELS // p.patch)
+    shared = next(extent for extent in (*reversed(plan.box), c.cluster) if extent > 1)
+    if shared % c.cluster:
+        rule = f"CTAs load equal shares of {shared} rows, images or patches of a box"
+        reject("cluster", c.cluster, rule, math.gcd(c.cluster, shared))
+    needed = plan.accumulator_registers + ADDRESSING_REGISTERS
+    if needed > plan.consumer_registers:
+        rule = (
+            f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing make "
+            f"{needed}, the limit is {plan.consumer_registers}"
+        )
+        fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
+        reject("tile_n", c.tile_n, rule, fit)
+    regions = plan.regions_per_tile
+    divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
+    require("store_stages", c.store_stages, divisors, f"a warp stores {regions} buffers per tile, in whole turns")
+    _check_smem(plan)
+
+
+def check_numbers(plan: Sm90GatherPlan) -> None:
+    """Tiles and table, which are counted with 32 bits."""
+    c, p = plan.config, plan.problem
+    if plan.tiles + plan.clusters >= 2**31:
+        fit = (2**31 - 1 - plan.clusters) // (plan.position_tiles * plan.n_tiles) * c.tile_images
+        reject("batch", p.batch, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
+    if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
+        rule = f"the table is indexed with 32 bits and has {plan.padded_n} padded columns"
+        reject("height", p.height, rule, (2**31 - 1) // (plan.padded_n * p.grid_width) * p.patch)
+
+
+def _check_tile(plan: Sm90GatherPlan) -> None:
+    """Powers of two, so that what a warp stores is a box; as many patches as the warpgroups take."""
+    c = plan.config
+    for name in ("tile_patches", "tile_rows", "tile_images"):
+        value = getattr(c, name)
+        if value & (value - 1) or value > 256:
+            nearest = min(256, 1 << max(0, value.bit_length() - 1))
+            reject(name, value, "extents of a tile are powers of two up to 256, of TMA's boxes", nearest)
+    if c.tile_patches % c.row_patches:
+        rule = f"a tile has whole pieces of {c.row_patches} patches"
+        reject("tile_patches", c.tile_patches, rule, c.row_patches)
+    legal = (64, 128) if c.pingpong else (128, 256)
+    rows = c.tile_patches * c.tile_rows
+    if plan.tile_m not in legal:
+        fit = [count // rows for count in legal if count >= rows]
+        rule = f"{plan.tile_m} patches of a tile, {' or '.join(map(str, legal))} are what two warpgroups take"
+        if fit:
+            reject("tile_images", c.tile_images, rule, min(fit, key=lambda images: abs(images - c.tile_images)))
+        reject("tile_rows", c.tile_rows, rule, max(1, legal[-1] // c.tile_patches))
+    if plan.box_rows < WARPGROUP_ROWS:
+        rule = f"a WGMMA takes a patch of each of {WARPGROUP_ROWS} pieces, a tile of {plan.tile_m} has {plan.box_rows}"
+        reject("row_patches", c.row_patches, rule, plan.tile_m // WARPGROUP_ROWS)
+
+
+def _check_smem(plan: Sm90GatherPlan) -> None:
+    """Shared memory, by the number of stages or of store buffers; the barriers of as many stages have room."""
+    if plan.smem_bytes <= plan.arch.smem_bytes:
+        return
+    c = plan.config
+    fixed = plan.smem_bytes - c.stages * plan.stage_bytes
+    rule = (
+        f"{c.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
+        f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
+    )
+    fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
+    if fit >= 2:
+        reject("stages", c.stages, rule, fit)
+    room = plan.arch.smem_bytes - (fixed - plan.staging_bytes) - 2 * plan.stage_bytes
+    buffers = room * c.store_stages // plan.staging_bytes
+    fit = max(count for count in range(1, buffers + 1) if plan.regions_per_tile % count == 0)
+    reject("store_stages", c.store_stages, f"{rule}, and two stages are needed", fit)

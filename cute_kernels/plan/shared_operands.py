@@ -1,0 +1,112 @@
+"""What plans of GEMMs have in common whose operands both come from shared memory and whose warps store own rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from cute_kernels.plan.base import ITEMSIZE, Plan
+
+SWIZZLE_BYTES = 128
+"""Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
+
+WARPGROUP_ROWS = 64
+"""Rows of a WGMMA."""
+
+
+@dataclass(frozen=True)
+class StoreBuffers(Plan):
+    """Every storing warp has a ring of ``store_stages`` buffers of ``store_rows`` rows of 128 bytes."""
+
+    @property
+    @abstractmethod
+    def storing_warps(self) -> int:
+        """Warps of a CTA that store."""
+
+    @property
+    @abstractmethod
+    def waves(self) -> int:
+        """Pieces of a tile along its rows that one storing warp stores one after another."""
+
+    @property
+    def store_columns(self) -> int:
+        """Output columns of one store buffer."""
+        return SWIZZLE_BYTES // ITEMSIZE[self.problem.out_dtype]
+
+    @property
+    def staging_bytes(self) -> int:
+        """Store buffers of all warps that store."""
+        return self.storing_warps * self.config.store_stages * self.store_rows * SWIZZLE_BYTES
+
+    @property
+    def regions_per_tile(self) -> int:
+        """Store buffers that one storing warp fills per tile."""
+        return self.waves * (self.config.tile_n // self.store_columns)
+
+
+@dataclass(frozen=True)
+class WgmmaPair(StoreBuffers):
+    """A CTA has one loading warp and two consumer warpgroups; its accumulators are registers of the consumers.
+
+    The warpgroups compute half of the rows of a tile each, or with ``pingpong`` a tile each, in turn.
+    """
+
+    warpgroups: int = 2
+    consumer_registers: int = 240
+    producer_registers: int = 24
+    store_rows: int = 16
+
+    @property
+    @abstractmethod
+    def tile_m(self) -> int:
+        """Rows of a tile of one CTA, or of one warpgroup with ``pingpong``."""
+
+    @property
+    @abstractmethod
+    def sharing_ctas(self) -> int:
+        """CTAs that load operands for each other."""
+
+    @property
+    def warpgroup_rows(self) -> int:
+        """Rows of the tile that one warpgroup computes."""
+        return self.tile_m if self.config.pingpong else self.tile_m // self.warpgroups
+
+    @property
+    def waves(self) -> int:
+        """WGMMAs of 64 rows per K step of a warpgroup."""
+        return self.warpgroup_rows // WARPGROUP_ROWS
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
+        return ("mma",) * (4 * self.warpgroups) + ("load", "idle", "idle", "idle")
+
+    @property
+    def load_warp(self) -> int:
+        return 4 * self.warpgroups
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.warpgroup_rows * self.config.tile_n // 128
+
+    @property
+    def a_stage_bytes(self) -> int:
+        return self.tile_m * SWIZZLE_BYTES
+
+    @property
+    def b_stage_bytes(self) -> int:
+        return self.config.tile_n * SWIZZLE_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Operand bytes of one stage in one CTA, its own and those multicast to it."""
+        return self.a_stage_bytes + self.b_stage_bytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        """What completes on the barrier of a stage."""
+        return self.stage_bytes
+
+    @property
+    def storing_warps(self) -> int:
+        return 4 * self.warpgroups
