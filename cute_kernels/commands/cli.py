@@ -88,6 +88,10 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+_DEMO_KERNELS = {"int8": "patch-embed-images", "fp8": "patch-embed", "bf16": "patch-embed-images"}
+"""Kernel of each precision of the demo."""
+
+
 # --- demo ------------------------------------------------------------------------------------------------------------
 
 
@@ -95,8 +99,9 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "demo",
         help="photographs to patch embeddings, compared with two references and drawn",
-        description="Embeds the patches of photographs with the fused FP8 kernel, compares the result bit for bit with "
-        "a torch reference and numerically with FP32, and draws it. Exits with 1 if a single bit differs.",
+        description="Embeds the patches of photographs with fused kernels: uint8 images in int8 and in BF16, and rows "
+        "made of them in FP8. Compares the results bit for bit with torch references and numerically with FP32, and "
+        "draws them. Exits with 1 if a single bit differs.",
     )
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
     parser.add_argument("--model", type=Path, metavar="DIR", help="local Hugging Face SigLIP or SigLIP2 checkpoint")
@@ -114,13 +119,22 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         "--backend",
         choices=("auto", "emulator"),
         default="auto",
-        help="auto: a GPU of compute capability 10.0 for sm_100a, otherwise the emulator (default: %(default)s)",
+        help="auto: a GPU of compute capability 10.0 for sm_100a, or of 9.0 for sm_90a and int8, otherwise the "
+        "emulator (default: %(default)s)",
     )
     parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write a timeline of the emulated launch for https://ui.perfetto.dev"
     )
-    add_kernel(parser, "patch-embed")
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        choices=tuple(_DEMO_KERNELS),
+        default=tuple(_DEMO_KERNELS),
+        help="what is multiplied: int8 and bf16 read the images, fp8 rows that were made of them (default: all, side "
+        "by side); where no kernel takes the images, plain torch is shown instead",
+    )
+    add_kernel(parser, *dict.fromkeys(_DEMO_KERNELS.values()))
     parser.set_defaults(run=_demo)
 
 
@@ -132,6 +146,11 @@ def _demo(options: argparse.Namespace) -> int:
 
     if options.model is not None and (options.architecture, options.image_size) != ("base-p16", 224):
         raise ValueError("--architecture and --image-size belong to seeded weights; --model brings its own")
+    precisions = tuple(dict.fromkeys(options.precision))
+    for name, value in (("--set", options.settings), ("--trace", options.trace)):
+        if value and len(precisions) > 1:
+            raise ValueError(f"{name} is for one kernel: give one --precision, of {', '.join(precisions)}")
+    kernel = _DEMO_KERNELS[precisions[0]]
     choices = demo.DemoOptions(
         images=options.images,
         model=options.model,
@@ -139,8 +158,9 @@ def _demo(options: argparse.Namespace) -> int:
         image_size=options.image_size,
         seed=options.seed,
         backend=options.backend,
-        arch=arch_of(options, "patch-embed"),
-        config=config_of(options, "patch-embed"),
+        arch=arch_of(options, kernel),
+        precisions=precisions,
+        config=config_of(options, kernel),
         output=options.output,
         trace=options.trace,
     )

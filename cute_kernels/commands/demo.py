@@ -1,17 +1,16 @@
 """Photographs in, patch embeddings out: the whole way of a SigLIP2 image into its first layer, on any machine.
 
-Preprocess, patchify, quantise to E4M3, run the fused kernel (on the GPU it was made for, or its PTX in the emulator),
-compare with two references, draw.
+Resize, run the fused kernels (on the GPU that they were made for, or their PTX in the emulator), compare with two
+references, draw: uint8 images by integers and by BF16, and rows that were made of them by FP8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from PIL import Image, ImageOps
 from rich.console import Console
@@ -19,14 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cute_kernels import compile, files, reference, siglip
 from cute_kernels.commands import report
-from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
-from cute_kernels.emulator import Options
-from cute_kernels.operations import patch_embed as ops
-from cute_kernels.plan import make_plan
-from cute_kernels.runtime import emulated, gpu
+from cute_kernels.commands.demo_candidates import PRECISIONS, SMALLEST, Candidate, make_candidate
+from cute_kernels.plan import Plan, make_plan
 
 if TYPE_CHECKING:
-    from cute_kernels.siglip import PatchEmbedding, Quantized
+    from cute_kernels.siglip import PatchEmbedding
 
 # Photographs that the scikit-image wheel holds: name of the loader -> label.
 PHOTOGRAPHS = {
@@ -41,6 +37,11 @@ PHOTOGRAPHS = {
 }
 
 
+_ON_GPU = {"sm_100a": ((10, 0), PRECISIONS), "sm_90a": ((9, 0), ("int8",))}
+"""Architecture -> compute capability, and the precisions whose bits a GPU has as the references have them: Hopper's
+tensor cores keep fewer bits of a sum of FP8 products, and round sums of BF16 products in an order of their own."""
+
+
 @dataclass(frozen=True)
 class DemoOptions:
     """What to run.
@@ -51,13 +52,13 @@ class DemoOptions:
         architecture: which seeded weights, a key of `siglip_models.ARCHITECTURES`.
         image_size: input side in pixels, for seeded weights.
         seed: of the seeded weights and of the emulator's schedule.
-        backend: ``"auto"`` takes a GPU of compute capability 10.0 for sm_100a, otherwise the emulator: Hopper's tensor
-            cores keep fewer bits of a sum, so a comparison of all bits would fail there. ``"emulator"`` never looks for
-            a GPU.
-        arch: whose kernel, a key of `cute_kernels.plan.ARCHS`.
-        config: tunables of the kernel; what the plan chooses for the problem when None.
+        backend: ``"auto"`` takes a GPU where its bits are those of the reference (`_ON_GPU`), otherwise the emulator.
+            ``"emulator"`` never looks for a GPU.
+        arch: whose kernels, a key of `cute_kernels.plan.ARCHS`.
+        precisions: of `PRECISIONS`, in the order in which they are shown.
+        config: tunables of the kernel, with one precision; what the plan chooses for the problem when None.
         output: PNG file to write.
-        trace: file for a timeline of the emulated launch, or None.
+        trace: file for a timeline of the emulated launch, with one precision, or None.
     """
 
     images: Sequence[Path] = ()
@@ -67,32 +68,35 @@ class DemoOptions:
     seed: int = 0
     backend: str = "auto"
     arch: str = "sm_100a"
-    config: PatchEmbedConfig | None = None
+    precisions: Sequence[str] = PRECISIONS
+    config: Any = None
     output: Path = Path("demo.png")
     trace: Path | None = None
 
 
 @dataclass(frozen=True)
 class _Embedded:
-    """What the kernel returned, how it was run, and with which kernel."""
+    """What came of one precision, what executed it, and how the kernel was planned; None without one."""
 
+    candidate: Candidate
     out: torch.Tensor
     backend: str
-    remark: str
-    prepared: ops.PreparedLaunch
+    plan: Plan | None
+    on_gpu: bool = False
 
 
 def run_demo(options: DemoOptions, console: Console) -> int:
     """Runs the demo and prints what it finds.
 
     Returns:
-        Number of output elements whose bits differ from the torch reference; 0 is the only good answer.
+        Number of output elements whose bits differ from the torch references; 0 is the only good answer.
 
     Raises:
         ValueError, OSError, ModuleNotFoundError: unusable images, checkpoint, config or output.
     """
     # What no problem allows is refused before images and weights are loaded; a small one allows the most.
-    make_plan(PatchEmbedProblem(m=1, n=8, k=16), options.config, options.arch)
+    if options.config is not None:
+        make_plan(SMALLEST[options.precisions[0]], options.config, options.arch)
     files.check_output(options.output)
     if options.trace is not None:
         files.check_output(options.trace)
@@ -110,36 +114,30 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     if rest := model.image_size % model.patch_size:
         console.print(f"the checkpoint's convolution does not see the last {rest} rows and columns of pixels")
 
-    positions, n, k = model.grid**2, model.weight.shape[0], model.rows().shape[1]
-    problem = PatchEmbedProblem(m=len(photos) * positions, n=n, k=-(-k // 16) * 16, table_rows=positions)
-    options = replace(options, config=make_plan(problem, options.config, options.arch).config)
-    pixels = model.preprocessing(photos, model.image_size)
-    x = siglip.quantize(siglip.patchify(pixels, model.patch_size, drop_rest=options.model is not None))
-    weight = siglip.quantize(model.rows())
-    console.print(f"quantised to E4M3: x × {x.scale:.4g}, weight × {weight.scale:.4g}")
-
-    embedded = _run_kernel(x, weight, model, options, console)
-    expected = ops.patch_embed(
-        x.values, weight.values, model.bias, model.pos_embed,
-        scale_a=x.scale, scale_b=weight.scale, config=options.config, backend="reference",
-    )  # fmt: skip
-    fp32 = reference.patch_embed_conv2d(pixels, model.weight, model.bias, model.pos_embed)
-    rows = [
-        report.compare("kernel", embedded.backend, embedded.out, expected, fp32),
-        report.compare("torch reference", "torch, CPU", expected, None, fp32),
-    ]
-
-    plan = embedded.prepared.plan
-    artifact = compile.compile_plan(plan, emulated=not embedded.prepared.operands.x.is_cuda)
-    console.print(report.resource_table(plan, artifact.resources))
-    console.print(report.accuracy_table(rows))
-    console.print(
-        f"FP32 is torch.nn.functional.conv2d + position embedding on the unquantised input. {embedded.remark}"
+    raw = model.preprocessing.resized(photos, model.image_size)
+    fp32 = reference.patch_embed_conv2d(
+        model.preprocessing.normalised(raw), model.weight, model.bias, model.pos_embed
     )
+    found, accuracies = [], []
+    for precision in options.precisions:
+        candidate = make_candidate(precision, raw, model)
+        expected = candidate.reference()
+        embedded = _run(candidate, expected, options, console)
+        name = f"{precision}, {candidate.pixels}"
+        compared = None if embedded.plan is None else expected
+        accuracies.append(report.compare(name, embedded.backend, embedded.out, compared, fp32))
+        found.append(embedded)
+
+    for embedded in found:
+        if embedded.plan is not None:
+            artifact = compile.compile_plan(embedded.plan, emulated=not embedded.on_gpu)
+            console.print(report.resource_table(embedded.plan, artifact.resources, embedded.candidate.precision))
+    console.print(report.accuracy_table(accuracies))
+    console.print("FP32 is torch.nn.functional.conv2d + position embedding on normalised, unquantised pixels.")
     with files.writing(options.output):
-        _draw(options.output, names, pixels, model, embedded, fp32, rows[0])
+        _draw(options.output, names, raw, model, list(zip(found, accuracies, strict=True)), fp32)
     console.print(f"picture: {options.output}")
-    return rows[0].mismatches
+    return sum(accuracy.mismatches or 0 for accuracy in accuracies)
 
 
 def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Image]]:
@@ -165,61 +163,53 @@ def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Imag
     return names, [ImageOps.fit(image, (min(image.size),) * 2) for image in images]
 
 
-def _run_kernel(
-    x: Quantized, weight: Quantized, model: PatchEmbedding, options: DemoOptions, console: Console
-) -> _Embedded:
-    scale = float(np.float32(x.scale) * np.float32(weight.scale))
-    operands = (x.values, weight.values, model.bias, model.pos_embed)
-    capability = torch.cuda.get_device_capability() if options.backend == "auto" and torch.cuda.is_available() else None
-    if options.arch == "sm_100a" and capability == (10, 0):
-        prepared = ops.prepare_launch(*(t.cuda() for t in operands), scale, options.config)
-        gpu.launch(prepared.plan, prepared.operands)
-        out = prepared.operands.out.view(prepared.output_shape).cpu()
-        return _Embedded(out, torch.cuda.get_device_name(), "", prepared)
-
-    prepared = ops.prepare_launch(*operands, scale, options.config)
+def _run(candidate: Candidate, expected: torch.Tensor, options: DemoOptions, console: Console) -> _Embedded:
+    """On a GPU, in the emulator, or, where no kernel takes the images, as the reference has it."""
+    plan = candidate.plan(options.config, options.arch)
+    if isinstance(plan, str):
+        console.print(f"{candidate.precision}: no kernel of {options.arch} ({plan}); plain torch instead")
+        return _Embedded(candidate, expected, "torch, CPU", None)
+    capability, precisions = _ON_GPU[options.arch]
+    if options.backend == "auto" and candidate.precision in precisions and torch.cuda.is_available():
+        if torch.cuda.get_device_capability() == capability:
+            return _Embedded(candidate, candidate.run_on_gpu(plan), torch.cuda.get_device_name(), plan, on_gpu=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("emulating clusters", total=prepared.plan.clusters)
-        result = emulated.launch(
-            prepared.plan,
-            prepared.operands,
-            Options(seed=options.seed, trace=options.trace),
-            lambda done, total: progress.update(task, completed=done, total=total),
+        task = progress.add_task(f"{candidate.precision}: emulating clusters", total=plan.clusters)
+        out, done = candidate.emulate(
+            plan, options.seed, options.trace, lambda done, total: progress.update(task, completed=done, total=total)
         )
-    remark = (
-        f"The emulator executed {result.warp_instructions:,} warp instructions of {prepared.plan.clusters} clusters in "
-        f"{result.seconds:.1f} s; this says nothing about the speed of a GPU."
-    )
-    return _Embedded(
-        prepared.operands.out.view(prepared.output_shape), f"emulator, {prepared.plan.arch.name} PTX", remark, prepared
-    )
+    console.print(f"{candidate.precision}: the emulator executed {done}; this says nothing about the speed of a GPU")
+    return _Embedded(candidate, out, f"emulator, {plan.arch.name} PTX", plan)
 
 
 def _draw(
     path: Path,
     names: Sequence[str],
-    pixels: torch.Tensor,
+    raw: torch.Tensor,
     model: PatchEmbedding,
-    embedded: _Embedded,
+    found: Sequence[tuple[_Embedded, report.Accuracy]],
     fp32: torch.Tensor,
-    accuracy: report.Accuracy,
 ) -> None:
     basis = report.fit_rgb(fp32)
 
     def colours(embeddings: torch.Tensor) -> torch.Tensor:
         return basis(embeddings).unflatten(1, (model.grid, model.grid))
 
-    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (model.preprocessing.mean, model.preprocessing.std))
-    seen = (pixels * std + mean).clamp(0, 1).permute(0, 2, 3, 1).numpy()
+    maps = {
+        f"{accuracy.name}\n{accuracy.relative_error:.2%} off FP32": colours(embedded.out)
+        for embedded, accuracy in found
+    }
+    executed = "; ".join(
+        f"{embedded.candidate.precision}: {embedded.backend}"
+        + ("" if accuracy.mismatches is None else f", {accuracy.mismatches:,} numbers differ from its reference")
+        for embedded, accuracy in found
+    )
     report.save_figure(
         path,
-        list(seen),
-        {"FP8 kernel": colours(embedded.out), "FP32 conv2d": colours(fp32)},
+        list(raw.permute(0, 2, 3, 1).numpy()),
+        maps | {"FP32 conv2d": colours(fp32)},
         title="Patch embeddings: three principal components as red, green and blue, one basis for all",
-        footnote=(
-            f"{model.source}. Kernel: {embedded.backend}; {accuracy.mismatches:,} bit mismatches to its torch "
-            f"reference; cosine to FP32 {accuracy.cosine:.5f}."
-        ),
+        footnote=f"{model.source}. {executed}. Off FP32: norm of the difference over the norm of FP32.",
         names=names,
     )

@@ -53,7 +53,10 @@ MEANINGS = {
 """What a default of 0 stands for, by kernel, architecture and field."""
 
 KINDS = {kernel: PLANNERS[kernel.replace("-", "_")].configs for kernel in CHOICES}
-"""Of each kernel, the class of its tunables by architecture; the first is that of a command without ``--arch``."""
+"""Of each kernel, the class of its tunables by architecture."""
+
+DEFAULT_ARCH = "sm_100a"
+"""Of a command without ``--arch``, if the kernel exists for it; otherwise the kernel's first."""
 
 
 def count(text: str) -> int:
@@ -75,7 +78,7 @@ def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
             lines.append(f"{kernel}, {arch} ({kind.__name__}): {tunables}.")
     group = parser.add_argument_group("the kernel", " ".join(lines))
     archs = dict.fromkeys(arch for kernel in kernels for arch in KINDS[kernel])
-    defaults = {kernel: next(iter(KINDS[kernel])) for kernel in kernels}
+    defaults = {kernel: _default_arch(kernel) for kernel in kernels}
     common = defaults[kernels[0]]
     others = "".join(f", of {kernel} {arch}" for kernel, arch in defaults.items() if arch != common)
     group.add_argument("--arch", choices=tuple(archs), help=f"target architecture (default: {common}{others})")
@@ -99,13 +102,17 @@ def _describe(kernel: str, arch: str, config: type, field: dataclasses.Field) ->
     return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
 
 
+def _default_arch(kernel: str) -> str:
+    return DEFAULT_ARCH if DEFAULT_ARCH in KINDS[kernel] else next(iter(KINDS[kernel]))
+
+
 def arch_of(options: argparse.Namespace, kernel: str) -> str:
-    """The architecture of ``--arch``, or the kernel's first.
+    """The architecture of ``--arch``, or the kernel's default.
 
     Raises:
         ValueError: the kernel does not exist for it.
     """
-    arch = options.arch or next(iter(KINDS[kernel]))
+    arch = options.arch or _default_arch(kernel)
     if arch not in KINDS[kernel]:
         raise ValueError(f"--arch {arch}: allowed for {kernel}: {', '.join(KINDS[kernel])}")
     return arch

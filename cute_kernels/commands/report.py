@@ -29,6 +29,7 @@ class Accuracy:
         backend: what executed it.
         shape: of the output.
         mismatches: elements whose BF16 bits differ from the reference of the same contract; None for that reference.
+        relative_error: norm of the difference to FP32 over the norm of FP32.
         max_abs_error: largest absolute difference to FP32.
         cosine: cosine similarity of the whole output to FP32.
     """
@@ -37,6 +38,7 @@ class Accuracy:
     backend: str
     shape: tuple[int, ...]
     mismatches: int | None
+    relative_error: float
     max_abs_error: float
     cosine: float
 
@@ -52,6 +54,7 @@ def compare(name: str, backend: str, out: torch.Tensor, reference: torch.Tensor 
         backend,
         tuple(out.shape),
         mismatches,
+        float((got - expected).norm() / expected.norm()),
         float((got - expected).abs().max()),
         float(torch.nn.functional.cosine_similarity(got, expected, dim=0)),
     )
@@ -74,6 +77,7 @@ def accuracy_table(columns: Sequence[Accuracy]) -> Table:
         ("executed by", lambda c: c.backend),
         ("shape", lambda c: " × ".join(map(str, c.shape))),
         ("bit mismatches to reference", mismatches),
+        ("relative error to FP32", lambda c: f"{c.relative_error:.2%}"),
         ("max abs error to FP32", lambda c: f"{c.max_abs_error:.4g}"),
         ("cosine to FP32", lambda c: f"{c.cosine:.6f}"),
     ):
@@ -81,9 +85,9 @@ def accuracy_table(columns: Sequence[Accuracy]) -> Table:
     return table
 
 
-def resource_table(plan: Plan, resources: Resources) -> Table:
+def resource_table(plan: Plan, resources: Resources, name: str) -> Table:
     """What the assembler reports for the kernel, and every line of the plan."""
-    table = Table(title=f"Kernel for {plan.arch.name}", title_justify="left", show_header=False)
+    table = Table(title=f"{name} kernel for {plan.arch.name}", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
     spills = (
@@ -155,25 +159,25 @@ def save_figure(
 def draw_figure(
     photos: Sequence[np.ndarray], maps: dict[str, torch.Tensor], *, title: str, footnote: str, names: Sequence[str]
 ) -> Figure:
-    """Each photo beside its maps; two photos in a row when there are more than three.
+    """Each photo beside its maps; two photos in a row when there are more than three, and two maps at most.
 
     Args:
         photos: square uint8 or float RGB arrays ``[H, W, 3]``.
-        maps: title -> ``[len(photos), grid, grid, 3]`` colours in [0, 1].
+        maps: title, of one or more lines -> ``[len(photos), grid, grid, 3]`` colours in [0, 1].
         title: above the figure, wrapped to its width.
         footnote: below the figure, wrapped to its width.
         names: one per photo; long ones are shortened.
     """
     from matplotlib.figure import Figure
 
-    per_photo, per_row = 1 + len(maps), 2 if len(photos) > 3 else 1
+    per_photo, per_row = 1 + len(maps), 2 if len(photos) > 3 and len(maps) < 3 else 1
     lines = -(-len(photos) // per_row)
     # A group is a label, a photo and its maps.
     group_width = _LABEL + per_photo * _CELL + (per_photo - 1) * _GAP
     width = per_row * group_width + 2 * _EDGE
     title, title_height = _wrapped(title, _TITLE_POINTS, width)
     footnote, footnote_height = _wrapped(footnote, _FOOTNOTE_POINTS, width)
-    heading_height = 0.25
+    heading_height = 0.1 + 0.15 * max(1 + name.count("\n") for name in maps)
     height = 2 * _EDGE + title_height + heading_height + lines * (_CELL + _GAP) + footnote_height
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     for index, photo in enumerate(photos):

@@ -29,6 +29,13 @@ class Preprocessing:
     def __call__(self, images: Sequence[Image.Image | np.ndarray], size: int) -> torch.Tensor:
         """Returns ``[len(images), 3, size, size]`` float32.
 
+        Args, Raises: as `resized`.
+        """
+        return self.normalised(self.resized(images, size))
+
+    def resized(self, images: Sequence[Image.Image | np.ndarray], size: int) -> torch.Tensor:
+        """Returns ``[len(images), 3, size, size]`` uint8: pixels as they are before they are normalised.
+
         Args:
             images: PIL images or uint8 arrays, as `to_rgb` takes them.
             size: side of the square in pixels; the aspect ratio is not kept.
@@ -39,9 +46,12 @@ class Preprocessing:
         if not images:
             raise ValueError("no images")
         pixels = [np.asarray(to_rgb(image).resize((size, size), RESAMPLING[self.resample])) for image in images]
-        scaled = np.stack(pixels).astype(np.float32) / np.float32(255)
-        normalised = (scaled - np.float32(self.mean)) / np.float32(self.std)
-        return torch.from_numpy(normalised).permute(0, 3, 1, 2).contiguous()
+        return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+
+    def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+        """``[B, 3, H, W]`` float32 of uint8 pixels: divided by 255, minus the mean, divided by the deviation."""
+        mean, std = (torch.tensor(value, dtype=torch.float32)[:, None, None] for value in (self.mean, self.std))
+        return (pixels.to(torch.float32) / 255 - mean) / std
 
 
 _EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB")

@@ -124,8 +124,8 @@ def test_ptx_with_scales_of_rows_and_features(tmp_path):
         (["demo", "--output", "."], ". is a folder"),
         (["ptx", "patch-embed", "-o", "absent/k.ptx"], "no folder absent to write absent/k.ptx into"),
         (["ptx", "patch-embed", "-o", "."], ". is a folder"),
-        (["demo", "--set", "stages=9", "--images", "absent.png", "--model", "absent"], "nearest legal value: 5"),
-        (["demo", "--arch", "sm_90a", "--set", "cluster=3", "--images", "absent.png"], "nearest legal value: 2"),
+        (["demo", "--precision=fp8", "--set=stages=9", "--images", "absent.png", "--model", "absent"], "value: 5"),
+        (["demo", "--precision=int8", "--arch=sm_90a", "--set=cluster=3", "--images", "absent.png"], "value: 2"),
         (["demo", "--model", "absent"], "absent holds no config.json"),
         (["demo", "--model", "x", "--image-size", "64"], "--model brings its own"),
         (["demo", "--image-size", "8"], "image_size = 8 is smaller than a patch"),
@@ -171,7 +171,7 @@ def test_help_shows_tunables_and_choices(command, capsys):
     with pytest.raises(SystemExit):
         main([*command, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for kernel in ("patch-embed",) if command == ["demo"] else CHOICES:
+    for kernel in ("patch-embed", "patch-embed-images") if command == ["demo"] else CHOICES:
         for arch, choices in CHOICES[kernel].items():
             defaults = KINDS[kernel][arch]()
             for name, values in choices.items():
@@ -179,8 +179,7 @@ def test_help_shows_tunables_and_choices(command, capsys):
                 meaning = MEANINGS.get((kernel, arch, name), "")
                 default += f" ({meaning})" if meaning else ""
                 assert f"{default} of {{{', '.join(map(str, values))}}}" in shown
-    if command != ["demo"]:
-        assert "tile_images=0 (chosen for the problem), warpgroups=0 (chosen for the problem) of {0, 1, 2, 3}" in shown
+    assert "tile_images=0 (chosen for the problem), warpgroups=0 (chosen for the problem) of {0, 1, 2, 3}" in shown
     assert "stages=0 (two tiles' worth, or what fits), stage_blocks=2" in shown
     assert "pingpong=true of {true, false}" in shown
     assert "epilogue=f32 of {f32, bf16x2}" in shown

@@ -35,7 +35,16 @@ def test_demo_from_files_to_picture(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert status == 0
     assert "seeded random weights of SigLIP2 base-p16" in printed
-    assert re.search(r"0\s+of\s+13,824", printed)  # 2 images x 9 positions x 768 features
+    assert len(re.findall(r"│ 0\s+of\s+13,824", printed)) >= 2  # 2 images x 9 positions x 768 features
+    for precision, pixels in (("int8", "uint8 images"), ("fp8", "E4M3 rows")):
+        assert f"{precision} kernel for sm_100a" in printed and f"{precision}, {pixels.split()[0]}" in printed
+        assert f"{precision}: the emulator executed" in printed
+    # What no kernel takes yet is computed all the same, and said so.
+    without_kernel = r"no kernel of sm_100a .*plain torch instead"
+    assert re.search(f"bf16: (the emulator executed|{without_kernel})", " ".join(printed.split()))
+    (line,) = [line for line in printed.splitlines() if "relative error" in line]
+    int8, fp8, bf16 = (float(number) for number in re.findall(r"([\d.]+)%", line))
+    assert 0.1 < bf16 < int8 < 2 and int8 < fp8 < 6
     assert re.search(r"registers per thread\W+\d+ of 255", printed)
     assert "SMEM total" in printed
     assert "2 square crops" in printed
@@ -58,14 +67,46 @@ def test_a_file_that_is_no_image_is_refused(tmp_path, capsys):
 
 def test_demo_of_the_sm90_kernel(tmp_path, capsys):
     output = tmp_path / "out.png"
-    settings = ["--set", "warpgroups=1", "--set", "tile_rows=16", "--set", "cluster=1"]
+    settings = ["--precision", "fp8", "--set", "warpgroups=1", "--set", "tile_rows=16", "--set", "cluster=1"]
     arguments = ["demo", "--backend", "emulator", "--arch", "sm_90a", *settings, "--images", *write_photos(tmp_path, 1)]
     assert main([*arguments, "--image-size", "32", "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"0\s+of\s+3,072", printed)  # 4 positions x 768 features
-    assert "Kernel for sm_90a" in printed
+    assert "fp8 kernel for sm_90a" in printed
     assert "16 rows x 64 features" in printed
     assert output.is_file()
+
+
+def test_demo_of_the_sm90_kernel_of_images(tmp_path, capsys):
+    """With a setting of that kernel, a timeline, and nothing of the other precisions."""
+    output, trace = tmp_path / "out.png", tmp_path / "trace.json"
+    arguments = ["demo", "--backend", "emulator", "--arch", "sm_90a", "--precision", "int8", "--set", "tile_images=16"]
+    arguments += ["--images", *write_photos(tmp_path, 1), "--image-size", "32", "--trace", str(trace)]
+    assert main([*arguments, "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"0\s+of\s+3,072", printed) and "int8 kernel for sm_90a" in printed
+    assert "16 images x" in printed and "fp8" not in printed and "bf16" not in printed
+    assert output.is_file() and trace.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("option", [["--set", "stages=4"], ["--trace", "trace.json"]])
+def test_options_of_one_kernel(option, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--precision", "int8", "fp8", *option]) == 2
+    assert f"{option[0]} is for one kernel: give one --precision, of int8, fp8" in capsys.readouterr().err
+
+
+def test_uint8_pixels_are_the_processors(tmp_path):
+    """Normalised, they are what the model's processor makes."""
+    (path,) = write_photos(tmp_path, 1)
+    _, photos = demo._load_photographs([path])
+    prepare = demo.siglip.Preprocessing("bicubic", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+    raw = prepare.resized(photos, 32)
+    assert raw.dtype == torch.uint8 and raw.shape == (1, 3, 32, 32)
+    expected = np.asarray(photos[0].resize((32, 32), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+    assert np.array_equal(raw[0].numpy(), expected)
+    mean, std = (np.array(value)[:, None, None] for value in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
+    np.testing.assert_allclose(prepare(photos, 32)[0].numpy(), (expected / 255 - mean) / std, atol=1e-6)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -127,16 +168,18 @@ def test_demo_with_a_checkpoint(tmp_path, capsys):
     assert output.is_file()
 
 
-def test_a_single_wrong_bit_fails_the_demo(tmp_path, capsys, monkeypatch):
-    emulated = demo._run_kernel
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_single_wrong_bit_fails_the_demo(precision, tmp_path, capsys, monkeypatch):
+    emulate = demo.Candidate.emulate
 
     def off_by_one_bit(*arguments):
-        result = emulated(*arguments)
-        result.out.view(torch.int16)[0, 4, 100] ^= 1
-        return result
+        out, done = emulate(*arguments)
+        out.view(torch.int16)[0, 4, 100] ^= 1
+        return out, done
 
-    monkeypatch.setattr(demo, "_run_kernel", off_by_one_bit)
-    arguments = ["demo", "--backend", "emulator", "--images", *write_photos(tmp_path, 1), "--image-size", "48"]
+    monkeypatch.setattr(demo.Candidate, "emulate", off_by_one_bit)
+    arguments = ["demo", "--precision", precision, "--backend", "emulator", "--image-size", "48"]
+    arguments += ["--images", *write_photos(tmp_path, 1)]
     assert main([*arguments, "--output", str(tmp_path / "out.png")]) == 1
     assert "FAILED: 1 elements differ" in capsys.readouterr().out
 
@@ -157,6 +200,7 @@ def test_accuracy_counts_and_measures():
     fp32 = expected.float()
     accuracy = report.compare("kernel", "here", out, expected, fp32)
     assert accuracy.mismatches == 2
+    assert accuracy.relative_error == pytest.approx(float((out - expected).norm() / fp32.norm()), rel=1e-3)
     assert accuracy.max_abs_error == (out.double() - fp32.double()).abs().max().item()
     a, b = out.double().flatten().numpy(), fp32.double().flatten().numpy()
     assert accuracy.cosine == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-12)
@@ -176,14 +220,18 @@ def test_rgb_basis_spans_the_largest_variance():
     torch.testing.assert_close(inside, torch.full((3,), 0.98, dtype=torch.float64), atol=0.002, rtol=0)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-def test_no_text_of_the_picture_is_clipped_or_covered(count):
+@pytest.mark.parametrize("maps", [
+    ("FP8 kernel", "FP32 conv2d"),
+    ("int8, uint8 images\n0.82% off FP32", "fp8, E4M3 rows\n3.66% off FP32", "bf16, uint8 images\n0.24% off", "FP32"),
+])  # fmt: skip
+@pytest.mark.parametrize("count", [1, 3, 5, 8])
+def test_no_text_of_the_picture_is_clipped_or_covered(count, maps):
     """Measured by matplotlib's own renderer, with texts longer than the demo's."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure = report.draw_figure(
         [np.zeros((8, 8, 3))] * count,
-        {name: torch.rand(count, 4, 4, 3) for name in ("FP8 kernel", "FP32 conv2d")},
+        {name: torch.rand(count, 4, 4, 3) for name in maps},
         title="Patch embeddings: three principal components as red, green and blue, one basis for all",
         footnote="seeded random weights of SigLIP2 giant-opt-p16 (seed 123456). Kernel: emulator, sm_100a PTX; " * 2,
         names=["a photograph whose file has a very long name $x$"] * count,
@@ -192,7 +240,7 @@ def test_no_text_of_the_picture_is_clipped_or_covered(count):
     figure.draw(renderer)
     texts = [*figure.texts, *(text for axes in figure.axes for text in (axes.title, axes.yaxis.label))]
     boxes = [text.get_window_extent(renderer) for text in texts if text.get_text()]
-    assert len(boxes) == 2 + 3 * (2 if count > 3 else 1) + count
+    assert len(boxes) == 2 + (1 + len(maps)) * (2 if count > 3 and len(maps) == 2 else 1) + count
     for box in boxes:
         assert min(box.x0, box.y0, figure.bbox.x1 - box.x1, figure.bbox.y1 - box.y1) >= 8  # pixels, of 150 per inch
     boxes += [axes.get_window_extent(renderer) for axes in figure.axes]
@@ -204,8 +252,9 @@ def test_no_text_of_the_picture_is_clipped_or_covered(count):
 def test_console_output_fits_80_columns(capsys):
     """Tables wrap instead of being cut."""
     rows = [
-        report.Accuracy("kernel", "emulator, sm_100a PTX", (8, 196, 768), 0, 0.147, 0.999),
-        report.Accuracy("torch reference", "torch, CPU", (8, 196, 768), None, 0.147, 0.999),
+        report.Accuracy("int8, uint8 images", "emulator, sm_100a PTX", (8, 196, 768), 0, 0.01, 0.147, 0.999),
+        report.Accuracy("fp8, E4M3 rows", "emulator, sm_100a PTX", (8, 196, 768), 0, 0.01, 0.147, 0.999),
+        report.Accuracy("bf16, uint8 images", "torch, CPU", (8, 196, 768), None, 0.01, 0.147, 0.999),
     ]
     Console(width=80).print(report.accuracy_table(rows))
     printed = capsys.readouterr().out

@@ -1,0 +1,127 @@
+"""The ways from pixels to embeddings that the demo compares: one per precision, with its kernel if there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cute_kernels import siglip
+from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.emulator import Options
+from cute_kernels.operations.base import Operation
+from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
+from cute_kernels.operations.patch_weight import prepare_patch_weight
+from cute_kernels.plan import Plan, make_plan
+from cute_kernels.runtime import emulated, gpu
+from cute_kernels.siglip import PatchEmbedding
+
+PRECISIONS = ("int8", "fp8", "bf16")
+
+SMALLEST = {
+    "int8": PatchEmbedImagesProblem(1, 3, 16, 16, 16, 8, table_rows=1),
+    "fp8": PatchEmbedProblem(m=1, n=8, k=16),
+    "bf16": PatchEmbedImagesProblem(1, 3, 16, 16, 16, 8, precision="bf16", table_rows=1),
+}
+"""Problems that allow the most of a configuration."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One precision, given the photographs and the model.
+
+    Attributes:
+        precision: one of `PRECISIONS`.
+        pixels: what it reads, for people.
+        operation: what computes it.
+        arguments: of the operation.
+    """
+
+    precision: str
+    pixels: str
+    operation: Operation
+    arguments: Any
+
+    def reference(self) -> torch.Tensor:
+        """``[B, S, N]`` by the contract of the operation, in plain torch."""
+        self.operation.check(self.arguments)
+        return self.operation.reference(self.arguments)
+
+    def plan(self, config: Any, arch: str) -> Plan | str:
+        """The plan, or why there is no kernel.
+
+        Raises:
+            ValueError: the configuration is not legal.
+        """
+        problem = self.operation.problem(self.arguments)
+        try:
+            plan = make_plan(problem, None, arch)
+        except (ValueError, NotImplementedError) as error:
+            return str(error)
+        return plan if config is None else make_plan(problem, config, arch)
+
+    def run_on_gpu(self, plan: Plan) -> torch.Tensor:
+        """What the kernel returns."""
+        on_device = {
+            name: value.cuda() for name, value in vars(self.arguments).items() if isinstance(value, torch.Tensor)
+        }
+        prepared = self.operation.prepare(dataclasses.replace(self.arguments, **on_device), plan)
+        gpu.launch(prepared.plan, prepared.operands)
+        return prepared.result().cpu()
+
+    def emulate(
+        self, plan: Plan, seed: int, trace: Path | None, progress: Callable[[int, int], None]
+    ) -> tuple[torch.Tensor, str]:
+        """What the kernel returns when the emulator executes it, and a remark on that."""
+        prepared = self.operation.prepare(self.arguments, plan)
+        report = emulated.launch(prepared.plan, prepared.operands, Options(seed=seed, trace=trace), progress)
+        done = f"{report.warp_instructions:,} warp instructions of {plan.clusters} clusters in {report.seconds:.1f} s"
+        return prepared.result(), done
+
+
+def make_candidate(precision: str, raw: torch.Tensor, model: PatchEmbedding) -> Candidate:
+    """The operation and its arguments for uint8 images ``[B, 3, H, W]``."""
+    if precision == "fp8":
+        return _rows_in_fp8(raw, model)
+    side = model.grid * model.patch_size
+    weight = prepare_patch_weight(
+        model.weight, precision=precision, mean=model.preprocessing.mean, std=model.preprocessing.std
+    )
+    arguments = PatchEmbedImagesArguments(
+        images=raw[:, :, :side, :side].contiguous(),
+        weight=weight.raw,
+        weight_low=weight.raw_low,
+        weight_scale=weight.scale,
+        weight_offset=weight.offset,
+        bias=model.bias,
+        pos_embed=model.pos_embed,
+        patch=model.patch_size,
+        out_dtype=torch.bfloat16,
+        backend="auto",
+        config=None,
+    )
+    return Candidate(precision, "uint8 images", PATCH_EMBED_IMAGES, arguments)
+
+
+def _rows_in_fp8(raw: torch.Tensor, model: PatchEmbedding) -> Candidate:
+    """Images normalised and laid out as rows in FP32, which is what a program without `patch_embed_images` does."""
+    pixels = model.preprocessing.normalised(raw)
+    x = siglip.quantize(siglip.patchify(pixels, model.patch_size, drop_rest=True))
+    weight = siglip.quantize(model.rows())
+    arguments = PatchEmbedArguments(
+        x=x.values,
+        weight=weight.values,
+        bias=model.bias,
+        pos_embed=model.pos_embed,
+        pos_index=None,
+        scale_a=x.scale,
+        scale_b=weight.scale,
+        backend="auto",
+        config=None,
+    )
+    return Candidate("fp8", "E4M3 rows", PATCH_EMBED, arguments)
