@@ -81,6 +81,14 @@ $(VENV)/.installed-docs: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[demo,docs]'
 	touch $@ $(VENV)/.installed-run
 
+# The pinned torch gives way to the one that torchvision wants.
+$(VENV)-integrations/.installed: pyproject.toml .ci/constraints.txt .ci/integrations.txt | $(BIN)/python
+	$(BIN)/python -m venv --without-pip $(VENV)-integrations
+	grep -v '^torch==' .ci/constraints.txt > $(VENV)-integrations/constraints.txt
+	PIP_CONSTRAINT=$(VENV)-integrations/constraints.txt $(BIN)/python -m pip \
+	  --python $(VENV)-integrations/bin/python install --quiet --editable '.[dev]' -r .ci/integrations.txt
+	touch $@
+
 # Some distributions split ensurepip off; the system's pip then fills the environment.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python >= 3.10 is needed: make PYTHON=python3.x")'
