@@ -143,7 +143,7 @@ def place_of(ptx: str, line: int) -> str:
 
 
 _ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
-_ROLE_FILES = ("/load.py", "/mma.py", "/epilogue.py", "/kernel.py")
+_ROLE_FILES = ("load.py", "/mma.py", "/epilogue.py", "/weight.py", "/kernel.py")
 
 
 def _describe(path: str, line: int) -> str:

@@ -177,6 +177,15 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.warp.sync",
+        "sm100/*weight.py* (fill_tensor_memory)*",
+        True,
+        "the lanes only write tensor memory before, by tcgen05.st and tcgen05.wait::st, which a warp executes as one: "
+        "when the elected lane has passed the wait, the stores of all lanes are complete, and its own tcgen05.fence "
+        "orders them",
+    ),
+    Review(
+        "drop",
+        "bar.warp.sync",
         "staging.py* (acquire)*",
         True,
         "the warp writes to the buffer after release_accumulator, whose bar.warp.sync lies in between too: one load of "

@@ -12,11 +12,13 @@ import torch
 from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import (
     GemmConfig,
+    ImagesConfig,
     PatchEmbedConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
     Sm100GemmConfig,
+    Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
 )
 from cute_kernels.emulator import Options
@@ -151,9 +153,9 @@ def _gemm_inputs(target: GemmTarget) -> GemmCase:
 
 @dataclass(frozen=True)
 class ImagesTarget(KernelTarget):
-    """A configuration of the kernel over images, grid rows of one tile, ``k`` pixels of a patch in all channels."""
+    """A configuration of a kernel over images, grid rows of one tile, ``k`` pixels of a patch in all channels."""
 
-    config: Sm90ImagesConfig
+    config: ImagesConfig
 
     def case(self) -> ImagesCase:
         return _images_inputs(self).fresh()
@@ -162,8 +164,9 @@ class ImagesTarget(KernelTarget):
 @functools.lru_cache(maxsize=16)
 def _images_inputs(target: ImagesTarget) -> ImagesCase:
     config = target.config
+    sm_count = config.cta_group if isinstance(config, Sm100ImagesConfig) else config.cluster
     return make_images_case(
-        batch=target.batch, channels=target.k // PATCH**2, n=target.n, config=config, sm_count=config.cluster, seed=5,
+        batch=target.batch, channels=target.k // PATCH**2, n=target.n, config=config, sm_count=sm_count, seed=5,
         grid=(target.positions // config.tile_patches, config.tile_patches),
     )  # fmt: skip
 
@@ -182,6 +185,19 @@ TARGETS: dict[str, KernelTarget] = {
     "images-sm90": ImagesTarget(
         Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=2, cluster=2, stages=3, stage_blocks=1),
         12, 8, 256, k=256,
+    ),
+    "images-sm100": ImagesTarget(
+        Sm100ImagesConfig(
+            tile_patches=4, tile_images=16, cta_group=2, weight="tmem", accumulators=1, part_columns=32, stages=3,
+            stage_blocks=1,
+        ),
+        40, 8, 256, k=256,
+    ),
+    "images-sm100-one-cta": ImagesTarget(
+        Sm100ImagesConfig(
+            tile_patches=4, tile_images=8, cta_group=1, weight="smem", accumulators=2, stages=3, stage_blocks=1
+        ),
+        40, 8, 128, k=256,
     ),
     "gemm-sm100-level-7": GemmTarget(Sm100GemmConfig(256, stages=2), 8, 128, 256, k=320),
     "gemm-sm100-two-pairs": GemmTarget(

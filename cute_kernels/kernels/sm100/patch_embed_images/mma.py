@@ -70,8 +70,8 @@ class Mma:
         weight = weight_fragments(plan, mmas[0], self.weight)
         full = self.operands.consumer_state()
         out = self.accumulator.producer_state()
+        # What epilogue warps wrote to tensor memory is ordered before the MMAs by the fence of every accumulator, below.
         self.weight_ready.wait_full(self.weight_ready.consumer_state())
-        ptx.tcgen05_fence_after_thread_sync()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             first = full.clone()
             for part in cutlass.range_constexpr(parts):
