@@ -4,6 +4,7 @@
     python -m bench.counters profile PROFILED.json       on an H100, H200 or B200 with ncu; minutes
     python -m bench.counters table EMULATED.json PROFILED.json
     python -m bench.counters design                      SM100: wavefronts per CTA and tile
+    python -m bench.counters images                      SM100 over images: likewise, for as many products
     python -m bench.counters gemm                        SM100 dense GEMM: per FLOP, by configuration
 
 `emulate --arch sm_100a` counts what a B200 is to be compared with. `profile` starts ncu on
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 
 from bench import counter_cases as cases
-from bench import gemm_counters
+from bench import gemm_counters, image_counters
 from bench.configs import arch_of
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
@@ -376,7 +377,7 @@ def main() -> int:
     comparing = commands.add_parser("table")
     comparing.add_argument("emulated", type=Path)
     comparing.add_argument("profiled", type=Path)
-    for name in ("launch", "design", "gemm"):
+    for name in ("launch", "design", "images", "gemm"):
         commands.add_parser(name)
     arguments = parser.parse_args()
     if arguments.command == "emulate":
@@ -390,6 +391,8 @@ def main() -> int:
         launch_all()
     elif arguments.command == "design":
         print(design())
+    elif arguments.command == "images":
+        print(image_counters.table())
     elif arguments.command == "gemm":
         print(gemm_counters.table(), gemm_counters.k_block_table(), sep="\n\n")
     else:

@@ -29,25 +29,34 @@ from rich.console import Console
 
 from bench import image_cases, patch_embed
 from bench.cases import BATCHES, fit
-from bench.configs import parse_config
+from bench.configs import arch_of, parse_config
 from bench.image_cases import ImagesCase, ImagesData
 from bench.peers import OURS, Peer, image_peers
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
-from cute_kernels import Sm90GatherConfig, Sm90ImagesConfig
+from cute_kernels import Sm90GatherConfig, Sm90ImagesConfig, Sm100ImagesConfig
 from cute_kernels.config import Config
 from cute_kernels.plan import ARCHS, PLANNERS
 
-KINDS = {"uint8": Sm90ImagesConfig, "bfloat16": Sm90GatherConfig}
-"""Tunables of our kernel by the type of the pixels."""
+KINDS: dict[str, dict[str, type[Config]]] = {
+    "sm_90a": {"uint8": Sm90ImagesConfig, "bfloat16": Sm90GatherConfig},
+    "sm_100a": {"uint8": Sm100ImagesConfig},
+}
+"""Tunables of our kernel by architecture and type of the pixels."""
+
+
+def architecture() -> str:
+    """That of the device at hand; SM90's without one, whose command lines can be checked anywhere."""
+    return arch_of(torch.cuda.get_device_capability()) if torch.cuda.is_available() else "sm_90a"
 
 
 def swept_configs(case: ImagesCase, count: int) -> dict[str, Config]:
     """By their settings, the ``count`` configurations of our kernel that its plans would time first."""
-    target = PLANNERS["patch_embed_images"].targets["sm_90a"].of(image_cases.problem(case))
+    arch = architecture()
+    target = PLANNERS["patch_embed_images"].targets[arch].of(image_cases.problem(case))
     if not count or target.search is None:
         return {}
-    plans = target.search(image_cases.problem(case), ARCHS["sm_90a"], ARCHS["sm_90a"].sm_count)[:count]
+    plans = target.search(image_cases.problem(case), ARCHS[arch], ARCHS[arch].sm_count)[:count]
     return {
         ",".join(f"{name}={value}" for name, value in dataclasses.asdict(plan.config).items()): plan.config
         for plan in plans
@@ -61,7 +70,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["base-p16"], help=f"of {', '.join(image_cases.MODELS)}")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help=f"images, default {BATCHES}")
     parser.add_argument("--peers", nargs="+", choices=known, metavar="NAME", help=f"of {', '.join(known)}; default all")
-    parser.add_argument("--pixels", choices=KINDS, default="uint8", help="raw uint8 images, or normalised BF16 ones")
+    pixels = tuple(KINDS["sm_90a"])
+    parser.add_argument("--pixels", choices=pixels, default="uint8", help="raw uint8 images, or normalised BF16 ones")
     parser.add_argument("--configs", nargs="+", default=[], metavar="FIELD=VALUE,...", help="more of our kernel")
     parser.add_argument("--sweep", type=int, default=0, metavar="COUNT", help="more of our kernel, BF16 only")
     parser.add_argument("--rounds", type=int, default=5)
@@ -75,9 +85,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     chosen = arguments.peers or known
     arguments.peers = [peer for peer in image_peers.PEERS if peer.name in chosen or peer.name == OURS]
     try:
-        arguments.configs = {
-            text: parse_config(text, KINDS[arguments.pixels]) for text in arguments.configs
-        }
+        arch = architecture()
+        if arguments.pixels not in KINDS[arch]:
+            raise ValueError(f"--pixels {arguments.pixels}, allowed on {arch}: {', '.join(KINDS[arch])}")
+        arguments.configs = {text: parse_config(text, KINDS[arch][arguments.pixels]) for text in arguments.configs}
         arguments.protocol = Protocol(
             rounds=arguments.rounds, sustained_s=arguments.sustained, settle_s=arguments.settle, seed=arguments.seed
         )

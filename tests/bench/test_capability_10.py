@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import cases, gemm, gemm_cases, patch_embed, tune, tune_gemm
+from bench import cases, gemm, gemm_cases, image_cases, images, patch_embed, tune, tune_gemm
 from bench.configs import CONFIG_TYPES, arch_of, parse_config
 from bench.peers import OURS, PeerUnavailable, quack_configs
 from bench.results import from_json
@@ -45,12 +45,12 @@ def launched_once(launches, protocol, *_, **__) -> dict[str, list[Run]]:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An emulated B200, inputs of one set, and no times."""
-    for program in (patch_embed, gemm):
+    for program in (patch_embed, gemm, images):
         monkeypatch.setattr(program, "DeviceSampler", NoSampler)
         monkeypatch.setattr(program, "measure", launched_once)
         monkeypatch.setattr(program, "elapsed_ms", lambda *_, **__: 1.0)
-    monkeypatch.setattr(cases, "ROTATED_BYTES", 1)
-    monkeypatch.setattr(gemm_cases, "ROTATED_BYTES", 1)
+    for module in (cases, gemm_cases, image_cases):
+        monkeypatch.setattr(module, "ROTATED_BYTES", 1)
     with emulated.device(ARCH):
         yield
 
@@ -82,6 +82,19 @@ def test_the_gemm(device: None, tmp_path: Path) -> None:
     assert peers[OURS].check.passed and peers[OURS].detail.startswith("Sm100GemmConfig")
     assert "tile_n = 96" in peers[f"{OURS} tile_n=96"].reason
     assert "set up here" not in peers["quack"].reason
+
+
+def test_images(device: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setitem(image_cases.MODELS, "tiny", (72, 32))
+    argv = "--models tiny --batches 3 --peers conv --configs cta_group=1,weight=smem tile_patches=17".split()
+    assert images.main([*argv, "--output", str(tmp_path), "--name", "b200"]) == 0
+    peers = peers_of(tmp_path / "b200.json")
+    smem = peers[f"{OURS} cta_group=1,weight=smem"]
+    assert peers[OURS].check.passed and smem.check.passed and smem.runs and peers["conv"].check.passed
+    assert "tile_patches = 17" in peers[f"{OURS} tile_patches=17"].reason
+    with pytest.raises(SystemExit):
+        images.main(["--pixels", "bfloat16"])
+    assert "allowed on sm_100a: uint8" in capsys.readouterr().err
 
 
 def test_a_configuration_of_the_other_architecture_is_refused(device: None, capsys) -> None:

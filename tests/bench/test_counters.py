@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench import counter_cases as cases
-from bench import counters, gemm_counters
-from cute_kernels.config import GemmProblem
+from bench import counters, gemm_counters, image_counters
+from cute_kernels.config import GemmProblem, Sm100ImagesConfig
 from cute_kernels.plan import ARCHS, make_plan
 from tests.nightly import nightly
 
@@ -190,3 +190,14 @@ def test_table() -> None:
     assert f"| case_b | {conflicts} | 6 | 4 | +50.0% |" in text
     assert f"| sm90 default | {issued} | 110 | 100 | +10.0% |" in text
     assert f"| case_a | {conflicts}" not in text
+
+
+def test_wavefronts_of_the_kernel_over_images() -> None:
+    """Of 128 features x 256 patches: 768 B of each of this CTA's patches come in once and are read once, 2 B go out
+    per feature and patch. A single CTA has all patches of its tile, one of a pair half of them."""
+    one = Sm100ImagesConfig(cta_group=1, tile_patches=14, tile_images=8)
+    counts = image_counters.per_tile(one, images=8, height=16)
+    assert counts["TMA fill"] == counts["UMMA operand reads"] == 256 * 768 / 128
+    assert counts["staging writes + TMA reads"] == 2 * 128 * 256 * 2 / 128 and not counts["of them bank conflicts"]
+    assert counts["TMEM loads"] == 128 * 256 * 4 / 128
+    assert counts["sum"] == sum(counts[name] for name in image_counters.COLUMNS[:4])

@@ -70,7 +70,7 @@ class Mma:
         weight = weight_fragments(plan, mmas[0], self.weight)
         full = self.operands.consumer_state()
         out = self.accumulator.producer_state()
-        # What epilogue warps wrote to tensor memory is ordered before the MMAs by the fence of every accumulator, below.
+        # What epilogue warps wrote to tensor memory is ordered before the MMAs by the fence of each accumulator, below.
         self.weight_ready.wait_full(self.weight_ready.consumer_state())
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             first = full.clone()
