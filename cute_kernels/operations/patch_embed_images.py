@@ -57,7 +57,8 @@ def patch_embed_images(
         config: tunables of the kernel, `Sm100ImagesConfig` or `Sm90ImagesConfig`; None takes the plan's default. An
             illegal one is refused on every backend.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
-            compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
+            compiled PTX, executed on the CPU: SM90's, or SM100's with an `Sm100ImagesConfig`. ``"reference"``: plain
+            torch on any device.
 
     Returns:
         ``[B, S, N]``, contiguous. There is no backward: differentiating the result raises NotImplementedError. Of

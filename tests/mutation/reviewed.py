@@ -80,6 +80,7 @@ _COLLECTIVE = (
     "the lanes only read tensor memory before, by tcgen05.ld and tcgen05.wait::ld, which a warp executes as one: when "
     "the elected lane has passed the wait, the load of all lanes is complete, and its own tcgen05.fence orders it"
 )
+_ALONE = "a CTA that is launched without a cluster is the whole of its own: both scopes have the same threads"
 
 REVIEWS: tuple[Review, ...] = (
     Review("drop", "fence.mbarrier_init.*", "*", True, _RELEASES_ANYWAY),
@@ -141,6 +142,10 @@ REVIEWS: tuple[Review, ...] = (
         target="gemm-sm90-split",
     ),
     Review("cluster->cta", "mbarrier.try_wait*", "sm90/gemm/split_k.py* (drain)*", True, _NOTHING_FOLLOWS),
+    *(
+        Review("cluster->cta", opcode, "*", True, _ALONE, target="images-sm100-one-cta")
+        for opcode in ("mbarrier.try_wait*", "mbarrier.arrive*")
+    ),
     Review(
         "drop",
         "bar.warp.sync",
