@@ -165,7 +165,10 @@ class Operation(ABC, Generic[A]):
         self.table.check(a, self.check_shapes)
 
     def plan(self, a: A) -> Plan:
-        """For a CUDA device that has a kernel; otherwise for the config's architecture, the first that has a kernel without one."""
+        """For a CUDA device that has a kernel; otherwise for the architecture of the config.
+
+        Without one that is the first in the operation's `Planner`.
+        """
         device, problem = next(iter(self.table.tensors_of(a)))[2].device, self.problem(a)
         if device.type != "cuda":
             return make_plan(problem, a.config)
