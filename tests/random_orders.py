@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import multiprocessing
 import os
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
@@ -31,10 +31,13 @@ BLOCK = 24  # tests: small beside a process's share, and large beside a module's
 
 
 class Share:
-    """A pytest plugin: of the tests of one order, runs the blocks that no other process of that order has taken."""
+    """A pytest plugin: of the tests of one order, runs the blocks that no other process of that order has taken.
 
-    def __init__(self, taken: Synchronized[int], collected: Synchronized[int]) -> None:
-        self.taken, self.collected = taken, collected
+    What a test was found to be is written at once, so that a run that is cut short still says what it saw.
+    """
+
+    def __init__(self, taken: Synchronized[int], collected: Synchronized[int], record: Path) -> None:
+        self.taken, self.collected, self.record = taken, collected, record
 
     def _tests(self, items: list[pytest.Item]) -> Iterator[pytest.Item]:
         while True:
@@ -55,6 +58,12 @@ class Share:
             test = following
         return True
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            found = {"test": report.nodeid, "found": report.outcome, "seconds": round(report.duration, 2)}
+            with self.record.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+
 
 def run_share(seed: int, process: int, share: Share, folder: Path, arguments: list[str]) -> None:
     """The body of one process: runs one share of one order, its output and its results in files of ``folder``."""
@@ -64,26 +73,20 @@ def run_share(seed: int, process: int, share: Share, folder: Path, arguments: li
     os.dup2(output, 2)
     sys.modules["torch"].set_num_threads(1)
     options = [f"--randomly-seed={seed}", "-p", "no:cacheprovider", f"--basetemp={folder / f'{name}.tmp'}"]
-    status = pytest.main([*options, f"--junitxml={folder / f'{name}.xml'}", *arguments], plugins=[share])
+    status = pytest.main([*options, *arguments], plugins=[share])
     sys.stdout.flush()
     os._exit(int(status))  # what libraries do at exit is for the process that imported them
 
 
-def result(seed: int, processes: int, collected: int, folder: Path) -> tuple[bool, str]:
+def result(seed: int, statuses: Sequence[int | None], collected: int, records: Sequence[Path]) -> tuple[bool, str]:
     """Whether an order was complete and clean, and what is to be said of it."""
-    ran, failed = 0, []
-    for process in range(processes):
-        try:
-            cases = list(ElementTree.parse(folder / f"{seed}-{process}.xml").iter("testcase"))
-        except (OSError, ElementTree.ParseError):
-            failed.append(f"process {process} ended without results: {folder / f'{seed}-{process}.log'}")
-            continue
-        ran += len({(case.get("classname"), case.get("name")) for case in cases})
-        for case in cases:
-            if any(child.tag in ("failure", "error", "skipped") for child in case):
-                failed.append(f"process {process}: {case.get('classname')}::{case.get('name')}")
-    clean = not failed and ran == collected > 0
-    return clean, "\n  ".join([f"seed {seed}: {ran} of {collected} tests ran, {len(failed)} not clean", *failed])
+    lines = [line for record in records if record.exists() for line in record.read_text().splitlines()]
+    found = [json.loads(line) for line in lines if line.endswith("}")]  # a killed process may leave half of one
+    ran = len({entry["test"] for entry in found})
+    wrong = [f"{entry['found']}: {entry['test']}" for entry in found if entry["found"] != "passed"]
+    wrong += [f"process {process}: exit status {status}" for process, status in enumerate(statuses) if status]
+    clean = not wrong and ran == collected > 0
+    return clean, "\n  ".join([f"seed {seed}: {ran} of {collected} tests ran, {len(wrong)} findings", *wrong])
 
 
 def main() -> int:
@@ -105,21 +108,23 @@ def main() -> int:
     for start in range(0, len(seeds), options.together):
         running = {}
         for seed in seeds[start : start + options.together]:
-            share = Share(fork.Value("i", 0), fork.Value("i", 0))
-            jobs = [
-                fork.Process(target=run_share, args=(seed, process, share, options.folder, arguments))
-                for process in range(options.processes)
-            ]
+            taken, collected = fork.Value("i", 0), fork.Value("i", 0)
+            records = [options.folder / f"{seed}-{process}.jsonl" for process in range(options.processes)]
+            jobs = []
+            for process, record in enumerate(records):
+                record.unlink(missing_ok=True)
+                share = Share(taken, collected, record)
+                jobs.append(fork.Process(target=run_share, args=(seed, process, share, options.folder, arguments)))
             for job in jobs:
                 job.start()
-            running[seed] = share, jobs
-        for seed, (share, jobs) in running.items():
+            running[seed] = collected, records, jobs
+        for seed, (collected, records, jobs) in running.items():
             for job in jobs:
                 job.join(min(max(0.0, deadline - time.monotonic()), 1e6))
                 if job.is_alive():
                     job.kill()
                     job.join()
-            clean, text = result(seed, options.processes, share.collected.value, options.folder)
+            clean, text = result(seed, [job.exitcode for job in jobs], collected.value, records)
             print(text, flush=True)
             if not clean:
                 dirty.append(seed)
