@@ -94,7 +94,7 @@ def parse_form(instruction: Instruction) -> Form:
         UnsupportedPTX: an accumulator that the operands do not have here, sparse forms, a shape that does not exist.
     """
     parts = instruction.parts
-    # PTX ISA: .satfinite behind the shape; CUTLASS has it at the end, which the assembler takes as well.
+    # The PTX ISA has .satfinite behind the shape, CUTLASS (mma_sm90_gmma.hpp) at the end: ptxas 13.0 takes both.
     place = next((i for i in (5, 8) if parts[i : i + 1] == ("satfinite",)), None)
     saturate = place is not None
     parts = parts[:place] + parts[place + 1 :] if saturate else parts
