@@ -41,21 +41,25 @@ def patch_embed_images(
     With ``"int8"`` weights the kernel reads uint8 pixels out of the images themselves; the processor's normalisation is
     in the prepared weight. Sums of products are integers and exact, so that the result is the same in every bit on
     every device: ``round(fma32(fp32(sum), scale[n], table[s, n]))`` with ``table = (bias + offset) + pos_embed``, each
-    addition rounded to FP32 and absent terms left out; `cute_kernels.reference.patch_embed_images` says the same in
-    plain torch for all precisions.
+    addition rounded to FP32 and absent terms left out. With ``"bf16"`` and ``"fp16"`` weights the kernel, SM90's, reads
+    16-bit pixels and accumulates in FP32: ``round(accumulator + table[s, n])``.
+    `cute_kernels.reference.patch_embed_images` says the same in plain torch for all precisions.
 
     Args:
         images: ``[B, C, H, W]``, H and W whole patches. uint8 with the raw values 0 to 255; with ``"bf16"`` and
-            ``"fp16"`` weights also normalised bfloat16, float16 or float32, rounded to the weight's type. B may be 0.
+            ``"fp16"`` weights also normalised bfloat16, float16 or float32. With these weights, pixels of another type
+            than the weight's are rounded to it by every call, in a pass of its own. B may be 0.
             Images that are not contiguous (channels_last among them) or do not begin on 16 bytes are copied by every
             call.
         weight: of `cute_kernels.prepare_patch_weight`, for these C and patches.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias and positions is laid out
             once and found again by object, memory and autograd's version counter, as for `cute_kernels.patch_embed`.
         pos_embed: ``[S, N]`` likewise, positions in row-major order of the patch grid, S = H / p * W / p.
-        out_dtype: ``torch.bfloat16``; plain torch also has float16 and float32.
-        config: tunables of the kernel, `Sm100ImagesConfig` or `Sm90ImagesConfig`; None takes the plan's default. An
-            illegal one is refused on every backend.
+        out_dtype: ``torch.bfloat16``; with ``"bf16"`` and ``"fp16"`` weights, and in plain torch, also float16 and
+            float32.
+        config: tunables of the kernel: `Sm100ImagesConfig` or `Sm90ImagesConfig` of ``"int8"`` weights,
+            `Sm90GatherConfig` of ``"bf16"`` and ``"fp16"``; None takes the plan's default. An illegal one is refused
+            on every backend.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU: SM90's, or SM100's with an `Sm100ImagesConfig`. ``"reference"``: plain
             torch on any device.
@@ -66,8 +70,9 @@ def patch_embed_images(
 
     Raises:
         TypeError: an argument of the wrong type, element type or layout.
-        ValueError: a wrong shape, device, backend or config value, or a problem that no kernel takes: today these are
-            uint8 images of patches of 16 x 16 with ``"int8"`` weights.
+        ValueError: a wrong shape, device, backend or config value, or a problem that no kernel takes. Kernels take
+            patches of 16 x 16 with ``"int8"`` weights, on SM90 and SM100, and patches of 16, 32 or 64 pixels a side
+            with ``"bf16"`` and ``"fp16"`` weights, on SM90; none takes ``"int16"``.
         NotImplementedError: a device without a kernel.
     """
     if not isinstance(weight, PatchWeight):
