@@ -70,6 +70,9 @@ def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
         emulated: bind the host function to the emulator's launch recorder instead of the CUDA runtime. The recorder
             needs a host function that was compiled in this process, so these are kept in memory only.
     """
+    if plan.launches != (plan,):
+        kernels = " and ".join(part.operation for part in plan.launches)
+        raise ValueError(f"the plan of {plan.operation} chains kernels, of {kernels}, which are compiled one by one")
     key = (plan.kernel_key, emulated)
     with _COMPILE_LOCK:
         if key not in _CACHE:

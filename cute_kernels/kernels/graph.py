@@ -266,6 +266,11 @@ def sm90_gather_graph(plan: WgmmaPair) -> Graph:
     )
 
 
+def no_graph(plan: Plan) -> Graph:
+    """Of a kernel whose warps all do the same."""
+    return Graph(roles=(), edges=(), ctas=1)
+
+
 def graph_of(plan: Plan) -> Graph:
     """The graph of the kernel that a plan describes."""
     return pkgutil.resolve_name(plan.graph)(plan)

@@ -13,10 +13,8 @@ from cutlass import Int32, Int64
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.gemm import ELEMENT_TYPES
+from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.plan.patchify import PatchifyPlan
-
-PIXEL_TYPES = ELEMENT_TYPES | {"uint8": cutlass.Uint8}
 
 
 class PatchifyKernel:
@@ -24,14 +22,14 @@ class PatchifyKernel:
 
     def __init__(self, plan: PatchifyPlan) -> None:
         self.plan = plan
-        self.pixel = PIXEL_TYPES[plan.problem.in_dtype]
-        self.element = PIXEL_TYPES[plan.problem.out_dtype]
+        self.pixel = ELEMENT_TYPES[plan.problem.in_dtype]
+        self.element = ELEMENT_TYPES[plan.problem.out_dtype]
 
     @cute.jit
     def __call__(
         self,
         images_pointer: cute.Pointer,
-        rows_pointer: cute.Pointer,
+        x_pointer: cute.Pointer,
         batch: Int32,
         grid_rows: Int32,
         grid_columns: Int32,
@@ -42,7 +40,7 @@ class PatchifyKernel:
         pixels = grid_columns * (problem.patch * problem.patch)  # of one channel's strip
         strips = 1 if problem.channels_last else problem.channels
         strip = pixels * (problem.channels // strips)
-        self.kernel(images_pointer, rows_pointer, strip, grid_rows, grid_columns).launch(
+        self.kernel(images_pointer, x_pointer, strip, grid_rows, grid_columns).launch(
             grid=(batch * grid_rows, 1, 1),
             block=(plan.threads, 1, 1),
             smem=strip * (strips * plan.pixel_bytes),

@@ -10,8 +10,8 @@ from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
+from cute_kernels.operations.rows import rows_table, tma_readable, tma_rows
 from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
-from cute_kernels.operations.table import build_table
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed import PATCH_EMBED as PLANNER
@@ -181,12 +181,12 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         """Pads K, aligns, builds the table, allocates the output."""
         problem = plan.problem
         weight = a.weight
-        if not _tma_readable(weight):
-            weight = DERIVED.get("weight rows", (a.weight,), lambda: _tma_rows(a.weight, problem.k))
+        if not tma_readable(weight):
+            weight = DERIVED.get("weight rows", (a.weight,), lambda: tma_rows(a.weight, problem.k))
         operands = Operands(
-            x=_tma_rows(a.x.view(problem.m, -1), problem.k),
+            x=tma_rows(a.x.view(problem.m, -1), problem.k),
             weight=weight,
-            table=_table(a.bias, a.pos_embed, plan),
+            table=rows_table(plan, (a.bias, a.pos_embed), lambda: (a.bias, a.pos_embed)),
             index=None if a.pos_index is None else _int32_index(a.pos_index),
             scale=combine_scales(only_number(a.scale_a), only_number(a.scale_b)) if problem.call_scale else None,
             row_scale=in_kernel_order(a.scale_a),
@@ -276,30 +276,6 @@ def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
 # --- operands --------------------------------------------------------------------------------------------------------
 
 
-def _table(bias: torch.Tensor | None, pos_embed: torch.Tensor | None, plan: PatchEmbedPlan) -> torch.Tensor | None:
-    """The bias + position table as the plan lays it out, kept while the constants live unchanged."""
-    problem = plan.problem
-    if not problem.table_rows:
-        return None
-    dtype = getattr(torch, plan.table_dtype)
-
-    def build() -> torch.Tensor:
-        return build_table(
-            bias,
-            pos_embed,
-            positions=problem.table_rows,
-            columns=plan.padded_n,
-            dtype=dtype,
-            layout=plan.table_layout,
-            nan_row=problem.table_index,
-        )
-
-    table = DERIVED.get(("table", plan.table_shape, dtype, problem.table_index), (bias, pos_embed), build)
-    if tuple(table.shape) != tuple(plan.table_shape):
-        raise AssertionError(f"table {list(table.shape)} does not match the plan's {list(plan.table_shape)}")
-    return table
-
-
 def _int32_index(pos_index: torch.Tensor) -> torch.Tensor:
     """``[rows]`` int32; what does not fit stays no position instead of wrapping round to one."""
     if pos_index.dtype == torch.int64:
@@ -309,16 +285,3 @@ def _int32_index(pos_index: torch.Tensor) -> torch.Tensor:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _tma_readable(rows: torch.Tensor) -> bool:
-    return rows.shape[-1] * rows.itemsize % ROW_BYTES == 0 and rows.data_ptr() % ROW_BYTES == 0
-
-
-def _tma_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
-    """``rows`` itself if TMA can read it, otherwise an aligned copy with every row zero-padded to ``width``."""
-    if _tma_readable(rows):
-        return rows
-    padded = torch.zeros(rows.shape[0], width, dtype=rows.dtype, device=rows.device)
-    padded[:, : rows.shape[1]] = rows
-    return padded

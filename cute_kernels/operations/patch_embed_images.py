@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
+from cute_kernels.config import ImagesConfig, PatchEmbedConfig, PatchEmbedImagesProblem
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.operations.fragment_table import fragment_table
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight
+from cute_kernels.operations.rows import rows_table, tma_rows
+from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.plan import ImagesPlan, Sm90GatherPlan, make_plan
 from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
-from cute_kernels.plan.patch_embed_images.base import multiplied_type
+from cute_kernels.plan.patch_embed_images.base import PIXEL_TYPES, multiplied_type, pixel_types
+from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, check_backend
 from cute_kernels.runtime.operands import Operands
@@ -33,7 +37,7 @@ def patch_embed_images(
     pos_embed: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype = torch.bfloat16,
-    config: ImagesConfig | None = None,
+    config: ImagesConfig | PatchEmbedConfig | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
     """Patch embedding of images: what a normalisation, a Conv2d of stride p and the addition of positions give.
@@ -45,21 +49,27 @@ def patch_embed_images(
     16-bit pixels and accumulates in FP32: ``round(accumulator + table[s, n])``.
     `cute_kernels.reference.patch_embed_images` says the same in plain torch for all precisions.
 
+    Where no kernel reads the images themselves, a pass lays out their patches as rows, and the kernel of
+    `cute_kernels.patch_embed` multiplies these, launched as its dependent: patches of other sides than 16 (with
+    ``"bf16"`` and ``"fp16"`` weights than 16, 32 and 64), channels_last images with ``"int8"`` weights, and on SM100
+    16-bit precisions. The rows, of as many bytes as the pixels, are memory of the call. The plan says which and why.
+
     Args:
         images: ``[B, C, H, W]``, H and W whole patches. uint8 with the raw values 0 to 255; with ``"bf16"`` and
             ``"fp16"`` weights also normalised bfloat16, float16 or float32. With these weights, pixels of another type
-            than the weight's are rounded to it by every call, in a pass of its own. B may be 0.
-            Images that are not contiguous (channels_last among them) or do not begin on 16 bytes are copied by every
-            call.
+            than the weight's are rounded to it by every call, in a pass of its own where a kernel reads images. B may
+            be 0. Images that are not contiguous or do not begin on 16 bytes are copied by every call; channels_last
+            ones with ``"int8"`` weights are taken as they are.
         weight: of `cute_kernels.prepare_patch_weight`, for these C and patches.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias and positions is laid out
             once and found again by object, memory and autograd's version counter, as for `cute_kernels.patch_embed`.
         pos_embed: ``[S, N]`` likewise, positions in row-major order of the patch grid, S = H / p * W / p.
-        out_dtype: ``torch.bfloat16``; with ``"bf16"`` and ``"fp16"`` weights, and in plain torch, also float16 and
-            float32.
+        out_dtype: ``torch.bfloat16``; where a kernel reads images with ``"bf16"`` and ``"fp16"`` weights, and in plain
+            torch, also float16 and float32.
         config: tunables of the kernel: `Sm100ImagesConfig` or `Sm90ImagesConfig` of ``"int8"`` weights,
-            `Sm90GatherConfig` of ``"bf16"`` and ``"fp16"``; None takes the plan's default. An illegal one is refused
-            on every backend.
+            `Sm90GatherConfig` of ``"bf16"`` and ``"fp16"``; with `Sm100PatchEmbedConfig` or `Sm90PatchEmbedConfig` a
+            pass lays out rows whatever the images, for a kernel with these tunables. None takes the plan's default. An
+            illegal one is refused on every backend.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU: SM90's, or SM100's with an `Sm100ImagesConfig`. ``"reference"``: plain
             torch on any device.
@@ -70,9 +80,8 @@ def patch_embed_images(
 
     Raises:
         TypeError: an argument of the wrong type, element type or layout.
-        ValueError: a wrong shape, device, backend or config value, or a problem that no kernel takes. Kernels take
-            patches of 16 x 16 with ``"int8"`` weights, on SM90 and SM100, and patches of 16, 32 or 64 pixels a side
-            with ``"bf16"`` and ``"fp16"`` weights, on SM90; none takes ``"int16"``.
+        ValueError: a wrong shape, device, backend or config value, or a problem that no kernel takes: ``"int16"``
+            weights, results other than BF16 of integer weights or of rows, a row of patches beyond shared memory.
         NotImplementedError: a device without a kernel.
     """
     if not isinstance(weight, PatchWeight):
@@ -124,7 +133,7 @@ class PatchEmbedImagesArguments:
     patch: int = arguments.plain("int patch", int)
     out_dtype: torch.dtype = arguments.plain("ScalarType out_dtype", torch.dtype)
     backend: Backend = arguments.backend()
-    config: ImagesConfig | None = arguments.config(PLANNER.codec)
+    config: ImagesConfig | PatchEmbedConfig | None = arguments.config(PLANNER.codec)
 
 
 class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
@@ -171,22 +180,50 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         addends = (a.weight_offset, a.bias, a.pos_embed)
         positions = height // a.patch * (width // a.patch)
         precision = _PRECISIONS.get(a.weight.dtype) or ("int8" if a.weight_low is None else "int16")
+        in_dtype = _name(a.images.dtype)
+        if precision in PIXEL_TYPES and in_dtype not in pixel_types(a.patch, precision):
+            in_dtype = multiplied_type(in_dtype, precision)
+        # Kernels that read images themselves take planes: with their configurations images are copied.
+        in_any_order = precision == "int8" and not isinstance(a.config, ImagesConfig)
+        last = not a.images.is_contiguous() and a.images.is_contiguous(memory_format=torch.channels_last)
         return PatchEmbedImagesProblem(
             batch=batch, channels=channels, height=height, width=width, patch=a.patch, n=a.weight.shape[0],
-            in_dtype=multiplied_type(_name(a.images.dtype), precision), precision=precision,
+            in_dtype=in_dtype, channels_last=last and in_any_order, precision=precision,
             out_dtype=_name(a.out_dtype),
             table_rows=positions if a.pos_embed is not None else int(any(x is not None for x in addends)),
         )  # fmt: skip
 
-    def prepare(self, a: PatchEmbedImagesArguments, plan: ImagesPlan) -> Prepared:
+    def prepare(self, a: PatchEmbedImagesArguments, plan: ImagesPlan | RowsChainPlan) -> Prepared:
         """Makes the images contiguous, aligned and of the weight's type, builds the table, allocates the output."""
-        images = a.images.to(getattr(torch, plan.problem.in_dtype)).contiguous()
+        images = a.images.to(getattr(torch, plan.problem.in_dtype))
+        if not plan.problem.channels_last:
+            images = images.contiguous()
+        images = images if images.data_ptr() % ROW_BYTES == 0 else images.clone()
+        if isinstance(plan, RowsChainPlan):
+            return self._prepare_chain(a, plan, images)
         operands = Operands(
-            images=images if images.data_ptr() % ROW_BYTES == 0 else images.clone(),
+            images=images,
             weight=self._weight(a),
             scale=a.weight_scale,
             table=self._table(a, plan),
             out=torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device),
+        )
+        return Prepared(plan, operands, self.output_shape(a))
+
+    def _prepare_chain(self, a: PatchEmbedImagesArguments, plan: RowsChainPlan, images: torch.Tensor) -> Prepared:
+        """Rows of memory between the kernels, the weight in their order, and what the kernel over rows reads."""
+        problem, sources = plan.rows.problem, (a.weight_offset, a.bias, a.pos_embed)
+        memory = functools.partial(torch.empty, device=a.images.device)
+        operands = Operands(
+            images=images,
+            x=memory(problem.m, problem.k, dtype=getattr(torch, problem.in_dtype)),
+            weight=DERIVED.get(
+                ("rows", plan.patchify.problem.order, problem.k), (a.weight,), lambda: _weight_rows(a, plan)
+            ),
+            table=rows_table(plan.rows, sources, lambda: (_shifted(a), a.pos_embed)),
+            scale=1.0,
+            feature_scale=in_kernel_order(a.weight_scale),
+            out=memory(problem.m, problem.n, dtype=a.out_dtype),
         )
         return Prepared(plan, operands, self.output_shape(a))
 
@@ -238,6 +275,14 @@ def _shifted(a: PatchEmbedImagesArguments) -> torch.Tensor | None:
     if a.bias is None or a.weight_offset is None:
         return a.weight_offset if a.bias is None else a.bias
     return a.bias.to(torch.float32) + a.weight_offset
+
+
+def _weight_rows(a: PatchEmbedImagesArguments, plan: RowsChainPlan) -> torch.Tensor:
+    """The weight in the order of the rows that the pass writes, padded likewise; a copy, which begins on 16 bytes."""
+    weight, p = a.weight, plan.problem
+    if p.channels_last:
+        weight = weight.view(-1, p.channels, p.patch, p.patch).permute(0, 2, 3, 1).reshape(weight.shape)
+    return tma_rows(weight.clone(), plan.rows.problem.k)
 
 
 def _table_rows(a: PatchEmbedImagesArguments, shape: tuple[int, int]) -> torch.Tensor:

@@ -99,7 +99,7 @@ def make_plan(
     limits = _limits(arch)
     if arch not in planner.targets:
         raise NotImplementedError(f"{planner.operation} has kernels for {', '.join(planner.targets)}, not for {arch}")
-    target = planner.targets[arch].of(problem)
+    target = planner.targets[arch].of(problem, config)
     if config is not None and not isinstance(config, target.config):
         raise TypeError(f"config is {type(config).__name__}, {arch} takes {target.config.__name__}")
     planner.check(problem)

@@ -110,6 +110,16 @@ class Plan(ABC):
         return last.offset + last.nbytes
 
     @property
+    def launches(self) -> tuple[Plan, ...]:
+        """What is launched, in this order: one kernel, but for a plan that chains others."""
+        return (self,)
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Operands that one launch writes and a later one reads: memory of a call, of no interest afterwards."""
+        return ()
+
+    @property
     @abstractmethod
     def operands(self) -> tuple[Operand, ...]:
         """Parameters of the kernel's host function, in its order."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
-from cute_kernels.config import check_types
-from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Arch, reject, require, round_up
+from cute_kernels.config import LAUNCH_ARGUMENT, check_types
+from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, reject, require, round_up
+from cute_kernels.plan.operands import Operand, sizes
 
 PatchOrder = Literal["chw", "hwc"]
 
@@ -36,10 +37,10 @@ class PatchifyProblem:
         order: of the pixels in a row of the result.
     """
 
-    batch: int
+    batch: int = field(metadata=LAUNCH_ARGUMENT)
     channels: int
-    height: int
-    width: int
+    height: int = field(metadata=LAUNCH_ARGUMENT)
+    width: int = field(metadata=LAUNCH_ARGUMENT)
     patch: int
     in_dtype: str = "uint8"
     out_dtype: str = "uint8"
@@ -55,13 +56,27 @@ class PatchifyProblem:
 
 
 @dataclass(frozen=True)
-class PatchifyPlan:
+class PatchifyPlan(Plan):
     """A legal way to run one pass; construct it with `plan_patchify`."""
 
+    operation: ClassVar[str] = "patchify"
+    kernel: ClassVar[str] = "cute_kernels.kernels.patchify:PatchifyKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:no_graph"
+
     problem: PatchifyProblem
-    arch: Arch
+    config: None
 
     threads: int = 256
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """In memory: ``images`` in the problem's order. Written is ``x`` [batch * positions, row_elements]."""
+        p = self.problem
+        return (
+            Operand("images", p.in_dtype),
+            Operand("x", p.out_dtype, written=True),
+            *sizes(batch=p.batch, grid_rows=p.height // p.patch, grid_columns=p.width // p.patch),
+        )
 
     @property
     def pixel_bytes(self) -> int:
@@ -99,14 +114,34 @@ class PatchifyPlan:
         return max(WORD_BYTES, self.unit * self.element_bytes) // self.element_bytes
 
     @property
-    def ctas(self) -> int:
+    def clusters(self) -> int:
         return self.problem.batch * (self.problem.height // self.problem.patch)
 
     @property
-    def smem_bytes(self) -> int:
-        """The pixels of one row of patches."""
+    def cluster(self) -> tuple[int, int, int]:
+        return (1, 1, 1)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("move",) * (self.threads // LANES)
+
+    @property
+    def smem(self) -> tuple[SmemRegion, ...]:
         p = self.problem
-        return p.channels * p.patch * p.width * self.pixel_bytes
+        return (SmemRegion("pixels of a row of patches", 0, p.channels * p.patch * p.width * self.pixel_bytes, 16),)
+
+    def describe_problem(self) -> str:
+        p = self.problem
+        layout = "NHWC" if p.channels_last else "NCHW"
+        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
+        return f"{images} -> rows [{p.batch * p.positions}, {self.row_elements}] {p.out_dtype}, {p.order}"
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        return [
+            ("CTAs", f"{self.clusters}, a row of patches of one image each"),
+            ("loads", f"{self.load_pixels * self.pixel_bytes} bytes of a thread"),
+            ("stores", f"{self.store_elements * self.element_bytes} bytes of a thread, {self.unit} elements at once"),
+        ]
 
 
 def plan_patchify(problem: PatchifyProblem, arch: Arch) -> PatchifyPlan:
@@ -124,10 +159,10 @@ def plan_patchify(problem: PatchifyProblem, arch: Arch) -> PatchifyPlan:
             reject(name, value, f"whole patches of {p.patch} pixels", max(p.patch, value - value % p.patch))
     if p.order == "hwc" and not p.channels_last:
         reject("order", p.order, "pixels whose channels are planes are gathered in the order of the planes", "chw")
-    plan = PatchifyPlan(problem, arch)
+    plan = PatchifyPlan(problem, None, arch, arch.sm_count)
     if plan.smem_bytes > arch.smem_bytes:
         rule = f"a row of patches is {plan.smem_bytes:,} B of shared memory, the limit is {arch.smem_bytes:,} B"
         reject("width", p.width, rule, p.width * arch.smem_bytes // plan.smem_bytes // p.patch * p.patch)
-    if plan.ctas > 2**31 - 1:
-        reject("batch", p.batch, "a grid has at most 2^31 - 1 CTAs", (2**31 - 1) // (plan.ctas // p.batch))
+    if plan.clusters > 2**31 - 1:
+        reject("batch", p.batch, "a grid has at most 2^31 - 1 CTAs", (2**31 - 1) // (plan.clusters // p.batch))
     return plan

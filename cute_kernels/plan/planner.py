@@ -22,6 +22,7 @@ class Target:
         search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first.
         others: kernels with tunables of their own, for problems that they take.
         takes: of another kernel: whether a problem is one of its.
+        fallback: what problems get that none of these kernels takes, and every problem whose configuration asks for it.
     """
 
     config: type
@@ -29,10 +30,20 @@ class Target:
     search: Callable[[Any, Arch, int], list[Any]] | None = None
     others: tuple[Target, ...] = ()
     takes: Callable[[Any], bool] = bool
+    fallback: Target | None = None
 
-    def of(self, problem: Any) -> Target:
-        """The kernel that a problem gets."""
+    def of(self, problem: Any, config: Any = None) -> Target:
+        """The kernel that a problem gets, with a configuration or None."""
+        if self.fallback is not None:
+            asked = isinstance(config, self.fallback.config)
+            if asked or (config is None and self.fallback.takes(problem)):
+                return self.fallback
         return next((other for other in self.others if other.takes(problem)), self)
+
+    @property
+    def kernels(self) -> tuple[Target, ...]:
+        """Everything that is registered of the architecture."""
+        return (self, *self.others, *(() if self.fallback is None else (self.fallback,)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ class Planner:
     def kinds(self) -> dict[type, str]:
         """All classes of tunables, and the architecture of each."""
         return {
-            kernel.config: arch for arch, target in self.targets.items() for kernel in (target, *target.others)
+            kernel.config: arch for arch, target in self.targets.items() for kernel in target.kernels
         }
 
     @cached_property

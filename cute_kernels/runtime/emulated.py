@@ -31,7 +31,7 @@ def launch(
         plan, operands: as for `cute_kernels.runtime.gpu.launch`; CPU tensors.
         options: seed, completion order and detectors; names of warp roles and barriers are filled in from the plan.
         progress: called with (clusters done, clusters).
-        artifact: another kernel for the same launch, e.g. one with an instruction taken out; compiled from the plan
+        artifact: another kernel for the last launch, e.g. one with an instruction taken out; compiled from the plan
             when None.
         repeat: launches, each behind the one before it; from the second on, accesses that griddepcontrol.wait does not
             order race with that one.
@@ -47,6 +47,21 @@ def launch(
     """
     if repeat < 1:
         raise ValueError(f"repeat {repeat}; at least one launch is needed")
+    for part in plan.launches[:-1]:
+        _launch(part, operands.of(part), options, progress, None, 1)
+    last = plan.launches[-1]
+    return _launch(last, operands.of(last), options, progress, artifact, repeat)
+
+
+def _launch(
+    plan: Plan,
+    operands: Operands,
+    options: emulator.Options | None,
+    progress: Callable[[int, int], None] | None,
+    artifact: Artifact | None,
+    repeat: int,
+) -> emulator.Report:
+    """One kernel, as `launch` says."""
     artifact = artifact or compile_plan(plan, emulated=True)
     captured = emulator.host.record(artifact.function, *host_arguments(plan, **operands.addresses(), stream=0))
     memory, written = emulator.GlobalMemory(), operands.written(plan)

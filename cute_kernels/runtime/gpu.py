@@ -16,7 +16,7 @@ from cute_kernels.runtime.operands import Operands
 
 
 def launch(plan: Plan, operands: Operands, stream: torch.cuda.Stream | None = None) -> None:
-    """Enqueues the kernel on ``stream`` (the device's current stream when None) and returns at once.
+    """Enqueues the kernels of a plan on ``stream`` (the device's current stream when None) and returns at once.
 
     Raises:
         TypeError: an operand that the plan needs is missing.
@@ -25,7 +25,8 @@ def launch(plan: Plan, operands: Operands, stream: torch.cuda.Stream | None = No
     device = operands.device(plan)
     with torch.cuda.device(device):
         handle = (torch.cuda.current_stream(device) if stream is None else stream).cuda_stream
-        bound_launch(plan)(**operands.addresses(), stream=handle)
+        for part in plan.launches:
+            bound_launch(part)(**operands.of(part).addresses(), stream=handle)
 
 
 @functools.lru_cache(maxsize=1024)

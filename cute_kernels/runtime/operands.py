@@ -22,6 +22,11 @@ class Operands(SimpleNamespace):
         """The same operands but for these."""
         return Operands(**(vars(self) | changes))
 
+    def of(self, plan: Plan) -> Operands:
+        """Those that a plan knows."""
+        names = {operand.name for operand in plan.operands}
+        return Operands(**{name: value for name, value in vars(self).items() if name in names})
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Those in memory."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}

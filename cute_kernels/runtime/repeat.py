@@ -140,6 +140,8 @@ class RepeatedCalls:
             present=frozenset(a.name for a in given),
             dense=frozenset(a.name for a in constants if values[a.name].is_contiguous()),
             vectors=frozenset(a.name for a in vectors),
+            last=frozenset(a.name for a in given if a.role == "varies" and not values[a.name].is_contiguous()),
+            scratch=plan.scratch,
             alignments=tuple((o.name, o.alignment) for o in plan.operands if o.kind == "pointer"),
         )
         source, parameters = _launcher(self._arguments, self._scales, shape)
@@ -154,8 +156,12 @@ class RepeatedCalls:
             if name in constant_operands and id(tensor) not in own
         ]
         static = [values[a.name] for a in self._arguments if a.role == "static"]
+        launches = [
+            gpu.bound_launch(part).with_constants(parameters, **constant_operands, stream=stream)
+            for part in plan.launches
+        ]
         namespace: dict[str, Any] = {
-            "launch": gpu.bound_launch(plan).with_constants(parameters, **constant_operands, stream=stream),
+            "launch": launches[0] if len(launches) == 1 else functools.partial(_in_turn, launches),
             "device": device,
             "like": out.new_empty(1).expand(out.shape),
             "generation": DERIVED.generation,
@@ -165,6 +171,8 @@ class RepeatedCalls:
             namespace |= {"combine_numbers": self._scales.numbers, "combine_tensors": self._scales.tensors}
         namespace |= {f"derive_{name}": function for name, function in derive.items()}
         namespace |= {f"{a.name}_shape": values[a.name].shape for a in vectors}
+        scratch = {name: getattr(operands, name) for name in plan.scratch}
+        namespace |= {f"like_{name}": tensor.new_empty(1).expand(tensor.shape) for name, tensor in scratch.items()}
         for a in constants:
             tensor = values[a.name]
             stamp = {"pointer": tensor.data_ptr(), "version": tensor._version, "shape": tensor.shape}
@@ -181,12 +189,15 @@ class RepeatedCalls:
 class _Shape:
     """What the code of a remembered call depends on.
 
-    Tensors that are there, constants that are contiguous, factors that are tensors of more than one element.
+    Tensors that are there, constants that are contiguous, factors that are tensors of more than one element, tensors
+    whose channels are last in memory, operands that live for a call.
     """
 
     present: frozenset[str]
     dense: frozenset[str]
     vectors: frozenset[str]
+    last: frozenset[str]
+    scratch: tuple[str, ...]
     alignments: tuple[tuple[str, int], ...]
 
 
@@ -199,12 +210,18 @@ _SHARED = {
     "Tensor": torch.Tensor,
     "DERIVED": DERIVED,
     "CONTIGUOUS": torch.contiguous_format,
+    "CHANNELS_LAST": torch.channels_last,
     "FP32": torch.float32,
     "empty_like": torch.empty_like,
     "current_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
     "current_device": getattr(torch._C, "_cuda_getDevice", None),
     "is_capturing": getattr(torch._C, "_cuda_isCurrentStreamCapturing", None),
 }
+
+
+def _in_turn(launches: Sequence[Callable[..., None]], *values: Any) -> None:
+    for launch in launches:
+        launch(*values)
 
 
 @functools.cache
@@ -306,7 +323,8 @@ def _launcher(
     first = True
     for a in (a for a in arguments if a.role == "varies" and a.name in shape.present):
         t = a.name
-        refusals = [f"at_{t} % {alignments[a.operand]}", f"not {t}.is_contiguous()"]
+        contiguous = "memory_format=CHANNELS_LAST" if t in shape.last else ""
+        refusals = [f"at_{t} % {alignments[a.operand]}", f"not {t}.is_contiguous({contiguous})"]
         refusals += [f"(gradients and {t}.requires_grad)"] + [f"{t}.get_device() != device"] * (not first)
         lines += [f"    at_{t} = {t}.data_ptr()", *_refuse(refusals)]
         launched.append((a.operand, f"at_{t}"))
@@ -338,6 +356,9 @@ def _launcher(
             ])  # fmt: skip
         lines.append(f"    _scale = combine_tensors({', '.join(factors)})")  # lives until the launch is in the queue
         launched.append((scales.operand, "_scale.data_ptr()"))
+    for name in shape.scratch:
+        lines.append(f"    _{name} = empty_like(like_{name}, memory_format=CONTIGUOUS)")
+        launched.append((name, f"_{name}.data_ptr()"))
     lines += [
         "    _out = empty_like(like, memory_format=CONTIGUOUS)",
         f"    launch({', '.join([value for _, value in launched] + ['_out.data_ptr()'])})",

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
-
-import cuda.bindings.driver as driver
-import cutlass.cute as cute
 import pytest
 import torch
-from cutlass import Int32
-from cutlass.cute.runtime import make_ptr
-from cutlass.cute.typing import AddressSpace
 
-from cute_kernels import emulator, reference
-from cute_kernels.emulator import host
-from cute_kernels.kernels.patchify import PIXEL_TYPES, PatchifyKernel
+from cute_kernels import reference
 from cute_kernels.plan.base import ARCHS
 from cute_kernels.plan.patchify import PatchifyProblem, plan_patchify
+from cute_kernels.runtime.emulated import launch
+from cute_kernels.runtime.operands import Operands
 
 POISON = 77
 
@@ -51,27 +43,7 @@ def executed(images: torch.Tensor, problem: PatchifyProblem, arch: str) -> torch
     rows = torch.full((problem.batch * problem.positions, plan.row_elements), POISON).to(
         getattr(torch, problem.out_dtype)
     )
-    pointers = (
-        make_ptr(PIXEL_TYPES[str(t.dtype).removeprefix("torch.")], t.data_ptr(), AddressSpace.gmem, assumed_align=16)
-        for t in (images, rows)
-    )
-    sizes = (problem.batch, problem.height // problem.patch, problem.width // problem.patch)
-    arguments = (*pointers, *map(Int32, sizes), driver.CUstream(0))
-    with tempfile.TemporaryDirectory() as directory, host.recording_runtime():
-        options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
-        function = cute.compile(PatchifyKernel(plan), *arguments, options=options)
-    launch = host.record(function, *arguments)
-    assert (launch.grid, launch.block) == ((plan.ctas, 1, 1), (plan.threads, 1, 1))
-    assert launch.dynamic_smem == plan.smem_bytes
-    memory = emulator.GlobalMemory()
-    memory.register_tensor(images, "images", writable=False)
-    memory.register_tensor(rows, "rows", writable=True)
-    ptx = function.__ptx__
-    emulator.run(
-        ptx, re.search(r"\.entry\s+(\w+)", ptx).group(1), grid=launch.grid, block=launch.block,
-        cluster=launch.cluster, dynamic_smem=launch.dynamic_smem, params=launch.params, memory=memory,
-        programmatic=launch.programmatic,
-    )  # fmt: skip
+    launch(plan, Operands(images=images, x=rows))
     return rows
 
 

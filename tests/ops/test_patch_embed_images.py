@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from cute_kernels import (
     Sm90GatherConfig,
+    Sm90GemmConfig,
     Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
     Sm100ImagesConfig,
-    Sm100PatchEmbedConfig,
     patch_embed_images,
     prepare_patch_weight,
     reference,
@@ -195,7 +196,8 @@ IMAGES = pixels(2, 1, 32, 64)
         ({"out_dtype": torch.int8}, ValueError, "out_dtype = torch.int8, allowed: torch.bfloat16"),
         ({"out_dtype": "bfloat16"}, TypeError, "out_dtype is str, expected torch.dtype"),
         ({"backend": "cuda"}, ValueError, "backend = 'cuda', allowed"),
-        ({"config": Sm100PatchEmbedConfig()}, TypeError, "config is Sm100PatchEmbedConfig, .*Sm90ImagesConfig"),
+        ({"config": Sm90GemmConfig()}, TypeError, "config is Sm90GemmConfig, .*Sm90ImagesConfig"),
+        ({"config": Sm90PatchEmbedConfig(warpgroups=4)}, ValueError, "warpgroups = 4 is not possible"),
         ({"config": Sm90ImagesConfig(tile_patches=5)}, ValueError, "tile_patches = 5 is not possible"),
         ({"config": Sm100ImagesConfig(tile_patches=17)}, ValueError, "tile_patches = 17 is not possible"),
     ],
@@ -207,17 +209,22 @@ def test_bad_input_is_refused_by_name(change: dict, error: type[Exception], mess
         patch_embed_images(**arguments)
 
 
+PATCHES_OF_14 = pixels(2, 1, 28, 28)
+
+
 @pytest.mark.parametrize(
     ("images", "weight", "keywords", "message"),
     [
         (IMAGES, gray_weight(precision="int16"), {}, "precision = 'int16' is not possible"),
-        (pixels(2, 1, 28, 28), gray_weight(precision="bf16", patch=14), {}, "patch = 14 is not possible"),
         (IMAGES, gray_weight(), {"out_dtype": torch.float32}, "out_dtype = 'float32' is not possible"),
-        (pixels(2, 1, 28, 28), gray_weight(patch=14), {}, "patch = 14 is not possible"),
+        (PATCHES_OF_14, gray_weight(patch=14), {"out_dtype": torch.float32}, "out_dtype = 'float32' is not possible"),
+        (PATCHES_OF_14, gray_weight(patch=14), {"config": SMALL}, "patch = 14 is not possible"),
+        (PATCHES_OF_14, gray_weight(8, "bf16", 14), {"config": SMALL_GATHER}, "patch = 14 is not possible"),
     ],
 )
 def test_what_has_no_kernel_is_plain_torch_elsewhere(images, weight, keywords, message: str) -> None:
-    assert patch_embed_images(images, weight, **keywords).shape[0] == 2
+    if "config" not in keywords:
+        assert patch_embed_images(images, weight, **keywords).shape[0] == 2
     with pytest.raises(ValueError, match=message):
         patch_embed_images(images, weight, **keywords, backend="emulator")
 

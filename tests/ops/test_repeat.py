@@ -13,6 +13,7 @@ import torch
 
 from cute_kernels.operations import gemm as gemm_op
 from cute_kernels.operations import patch_embed as patch_embed_op
+from cute_kernels.operations import patch_embed_images as images_op
 from cute_kernels.runtime import repeat
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.repeat import RepeatedCalls
@@ -238,3 +239,38 @@ def test_a_call_is_found_by_equal_words_and_numbers_whatever_object_holds_them(l
     assert run(calls, first | {"activation": "".join(["si", "lu"])}) is not None
     assert run(calls, first | {"activation": "gelu_tanh"}) is None
     assert run(calls, first | {"activation": ["silu"]}) is None
+
+
+def pictures(**changes) -> dict:
+    """Of patches that no kernel reads out of images."""
+    images = torch.randint(0, 256, (2, 3, 28, 42), dtype=torch.uint8)
+    weight = torch.randint(-127, 128, (16, 588), dtype=torch.int8)
+    values = {"images": images, "weight": weight, "weight_low": None, "weight_scale": torch.rand(16)}
+    values |= {"weight_offset": torch.rand(16), "bias": None, "pos_embed": torch.rand(6, 16), "patch": 14}
+    return values | {"out_dtype": torch.bfloat16, "backend": "auto", "config": None} | changes
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_two_kernels_in_turn_hand_over_memory_of_the_call(launches, layout):
+    first = pictures()
+    first["images"] = first["images"].contiguous(memory_format=layout)
+    calls = remember(images_op.PATCH_EMBED_IMAGES, first)
+    out = run(calls, again := first | {"images": first["images"].clone()})
+    assert out.shape == (2, 6, 16) and out.is_contiguous()
+    assert len(launches) == 2 and launches[0] == launches[1]  # each takes what its kernel knows
+    assert launches[0]["images"] == again["images"].data_ptr() and launches[0]["out"] == out.data_ptr()
+    kept = images_op.PATCH_EMBED_IMAGES.checked(images_op.PatchEmbedImagesArguments(**first)).operands
+    assert launches[0]["weight"] == kept.weight.data_ptr() != first["weight"].data_ptr()
+    assert launches[0]["table"] == kept.table.data_ptr() and launches[0]["x"] not in (0, kept.x.data_ptr())
+    other = torch.channels_last if layout is torch.contiguous_format else torch.contiguous_format
+    assert run(calls, first | {"images": first["images"].contiguous(memory_format=other)}) is None
+    assert run(calls, first | {"images": first["images"][..., :14]}) is None and len(launches) == 2
+
+
+def test_memory_between_kernels_is_not_kept(launches):
+    calls = remember(images_op.PATCH_EMBED_IMAGES, values := pictures())
+    (call,) = calls.calls.values()
+    held, _, _ = call.__globals__["keep"]
+    assert not any(tensor.shape == (12, 592) for tensor in held)
+    assert call.__globals__["like_x"].untyped_storage().nbytes() <= 1
+    assert run(calls, values) is not None

@@ -93,7 +93,7 @@ def _problems() -> Iterator[Limit]:
 
     yield change({}, {"in_dtype": "float16"}, r"^in_dtype = 'float16' .*'bf16'.*value: 'bfloat16'$")
     yield change({"out_dtype": "float32"}, {"out_dtype": "float64"}, r"^out_dtype = 'float64' .*value: 'bfloat16'$")
-    yield change({}, {"channels_last": True}, r"^channels_last = True .*neighbours.*value: False$")
+    yield change({}, {"channels_last": True}, r"^channels_last = True .*order of the channels.*value: False$")
     yield change({"patch": 32, "table_rows": 0}, {"patch": 14, "table_rows": 0}, r"^patch = 14 .*value: 16$")
     yield change({"patch": 16}, {"patch": 0, "table_rows": 0}, r"^patch = 0 .*value: 16$")
     yield change({"n": 8, "out_dtype": "float32"}, {"n": 10, "out_dtype": "float32"}, r"^n = 10 .*value: 12$")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig, Sm90PatchEmbedConfig, Sm100ImagesConfig
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90GemmConfig, Sm90ImagesConfig, Sm100ImagesConfig
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.plan import PLANNERS, make_plan
 
@@ -82,8 +82,8 @@ def test_tiles_are_whole_numbers(batch: int) -> None:
 def test_other_arguments() -> None:
     with pytest.raises(TypeError, match="Sm90ImagesConfig, sm_100a takes Sm100ImagesConfig"):
         make_plan(HEADLINE, Sm90ImagesConfig(), "sm_100a")
-    with pytest.raises(TypeError, match="Sm90PatchEmbedConfig, sm_90a takes Sm90ImagesConfig"):
-        make_plan(HEADLINE, Sm90PatchEmbedConfig(), "sm_90a")
+    with pytest.raises(TypeError, match="Sm90GemmConfig, sm_90a takes Sm90ImagesConfig"):
+        make_plan(HEADLINE, Sm90GemmConfig(), "sm_90a")
     with pytest.raises(ValueError, match="pingpong"):
         Sm90ImagesConfig(pingpong=2)
     with pytest.raises(TypeError, match="batch"):

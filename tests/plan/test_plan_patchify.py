@@ -45,7 +45,7 @@ def test_a_row_of_patches_fits_shared_memory_to_the_byte():
 
 
 def test_a_grid_has_less_than_two_to_the_31_ctas():
-    assert plan(batch=2**31 - 1, height=16).ctas == 2**31 - 1
+    assert plan(batch=2**31 - 1, height=16).clusters == 2**31 - 1
     with pytest.raises(ValueError, match=f"batch = {2**31} .*nearest legal value: {2**31 - 1}"):
         plan(batch=2**31, height=16)
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig, Sm90ImagesConfig, Sm100ImagesConfig
+from cute_kernels.config import (
+    PatchEmbedImagesProblem,
+    Sm90GatherConfig,
+    Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
+    Sm100ImagesConfig,
+    Sm100PatchEmbedConfig,
+)
 from cute_kernels.plan.patch_embed_images.base import check_images_problem
+from cute_kernels.plan.patch_embed_images.chain import (
+    plan_sm90_chain,
+    plan_sm100_chain,
+    why_rows_on_sm90,
+    why_rows_on_sm100,
+)
 from cute_kernels.plan.patch_embed_images.gather import multiplies_floats
 from cute_kernels.plan.patch_embed_images.gather_default import plan_sm90_gather, search_space
 from cute_kernels.plan.patch_embed_images.sm90 import plan_sm90_images
 from cute_kernels.plan.patch_embed_images.sm100_limits import plan_sm100_images
 from cute_kernels.plan.planner import Planner, Target
 
+_SM90_CHAIN = Target(Sm90PatchEmbedConfig, plan_sm90_chain, takes=lambda problem: bool(why_rows_on_sm90(problem)))
+_SM100_CHAIN = Target(Sm100PatchEmbedConfig, plan_sm100_chain, takes=lambda problem: bool(why_rows_on_sm100(problem)))
 _GATHER = Target(Sm90GatherConfig, plan_sm90_gather, search_space, takes=multiplies_floats)
 
 PATCH_EMBED_IMAGES = Planner(
@@ -17,7 +32,7 @@ PATCH_EMBED_IMAGES = Planner(
     PatchEmbedImagesProblem,
     check_images_problem,
     {
-        "sm_90a": Target(Sm90ImagesConfig, plan_sm90_images, others=(_GATHER,)),
-        "sm_100a": Target(Sm100ImagesConfig, plan_sm100_images),
+        "sm_90a": Target(Sm90ImagesConfig, plan_sm90_images, others=(_GATHER,), fallback=_SM90_CHAIN),
+        "sm_100a": Target(Sm100ImagesConfig, plan_sm100_images, fallback=_SM100_CHAIN),
     },
 )

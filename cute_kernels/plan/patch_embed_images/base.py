@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, round_up
 from cute_kernels.plan.operands import Operand, sizes
+from cute_kernels.plan.patchify import CONVERSIONS
 
 STRIP_PATCH = 16
 """Pixels of a patch's row, 16 bytes in uint8: what one row of a core matrix is."""
@@ -27,12 +28,28 @@ PIXEL_TYPES = {"int8": "uint8", "bf16": "bfloat16", "fp16": "float16"}
 """Element type of the images by precision, for those precisions that have a kernel."""
 
 
+GATHERED_PATCHES = (16, 32, 64)
+"""Sides of patches whose rows of 16-bit pixels are 32, 64 or 128 bytes, which TMA swizzles as a whole."""
+
+
 def multiplied_type(pixels: str, precision: str) -> str:
     """Element type that pixels of type ``pixels`` are given to a kernel as, to which they are rounded where it differs.
 
     With integer weights they have to be bytes; floating-point ones are multiplied by numbers of their own type.
     """
     return PIXEL_TYPES[precision] if precision in ("bf16", "fp16") else pixels
+
+
+def pixel_types(patch: int, precision: str) -> tuple[str, ...]:
+    """Element types that images may have, the one that is multiplied first.
+
+    A pass that lays out rows also rounds; it is there where TMA cannot read patches of this side as 16-bit numbers.
+    """
+    multiplied = PIXEL_TYPES[precision]
+    if multiplied == "uint8" or patch in GATHERED_PATCHES:
+        return (multiplied,)
+    rounded = (pixels for pixels, rows in CONVERSIONS.items() if multiplied in rows and pixels != multiplied)
+    return (multiplied, *rounded)
 
 
 @dataclass(frozen=True)
@@ -109,10 +126,10 @@ def check_images_problem(p: PatchEmbedImagesProblem) -> None:
     """Limits of TMA and of the element types, whatever the kernel."""
     require("precision", p.precision, tuple(PIXEL_TYPES), "contracts that have a kernel")
     rule = f"element types of images that a kernel multiplies with precision {p.precision!r}"
-    require("in_dtype", p.in_dtype, (PIXEL_TYPES[p.precision],), rule)
+    require("in_dtype", p.in_dtype, pixel_types(p.patch, p.precision), rule)
     require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "element types that an epilogue rounds to")
-    if p.channels_last:
-        rule = "the pixels of a patch's row are neighbours, of one channel"
+    if p.channels_last and p.precision != "int8":
+        rule = "sums of rounded products have the order of the channels; those of integers are exact in any"
         reject("channels_last", p.channels_last, rule, False)
     if p.patch < 1:
         reject("patch", p.patch, "a patch has pixels", STRIP_PATCH)

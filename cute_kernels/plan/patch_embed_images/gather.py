@@ -16,14 +16,11 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan.base import SmemRegion, reject, require, smem_map
 from cute_kernels.plan.gemm.sm90 import ADDRESSING_REGISTERS, GPC_SHARE
-from cute_kernels.plan.patch_embed_images.base import ImagesPlan
+from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, ImagesPlan
 from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, WARPGROUP_ROWS, WgmmaPair
 
 BLOCK_PIXELS = 64
 """Pixels of a patch in one stage: 128 bytes of K."""
-
-PATCHES = (16, 32, 64)
-"""Sides of patches whose rows are 32, 64 or 128 bytes, which TMA swizzles as a whole."""
 
 ROW_PATCHES = (1, 2, 4)
 """Patches of a piece that a configuration may ask for."""
@@ -182,7 +179,7 @@ class Sm90GatherPlan(ImagesPlan, WgmmaPair):
 
 def check_gather_problem(p: PatchEmbedImagesProblem) -> None:
     """What this kernel cannot gather."""
-    require("patch", p.patch, PATCHES, "a patch's row of pixels is 32, 64 or 128 bytes, which TMA swizzles")
+    require("patch", p.patch, GATHERED_PATCHES, "a patch's row of pixels is 32, 64 or 128 bytes, which TMA swizzles")
 
 
 def check_gather(plan: Sm90GatherPlan) -> None:

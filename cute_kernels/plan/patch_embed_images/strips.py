@@ -106,4 +106,5 @@ def check_strips_problem(p: PatchEmbedImagesProblem) -> None:
     """What strips cannot do, on every architecture."""
     require("precision", p.precision, ("int8",), "a strip's pixels are bytes")
     require("out_dtype", p.out_dtype, ("bfloat16",), "element types that this kernel stores")
+    require("channels_last", p.channels_last, (False,), "strips are neighbouring pixels of one channel")
     require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 16 bytes of a strip")

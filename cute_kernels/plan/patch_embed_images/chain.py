@@ -1,0 +1,140 @@
+"""Plan of two kernels in turn: a pass that lays out images as rows of patches, and the patch embed of rows.
+
+For images whose patches TMA cannot read as operands. The second kernel is launched as the first one's dependent
+(programmatic dependent launch), so that it sets itself up while the pass runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.plan.base import Arch, Plan
+from cute_kernels.plan.operands import Operand
+from cute_kernels.plan.patch_embed import PATCH_EMBED
+from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
+from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, PIXEL_TYPES, STRIP_PATCH
+from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
+
+Reason = Callable[[PatchEmbedImagesProblem], str]
+
+
+def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
+    """Why no kernel of SM90a reads these images themselves; empty where one does."""
+    if problem.precision == "int8":
+        return _why_no_strips(problem)
+    if problem.patch not in GATHERED_PATCHES:
+        return f"a row of {problem.patch} pixels of 16 bits is not the 32, 64 or 128 bytes that TMA swizzles"
+    return ""
+
+
+def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
+    """Likewise of SM100a."""
+    if problem.precision == "int8":
+        return _why_no_strips(problem)
+    return f"no kernel of sm_100a multiplies images of {problem.in_dtype} themselves"
+
+
+def _why_no_strips(problem: PatchEmbedImagesProblem) -> str:
+    if problem.channels_last:
+        return "channels are last, and strips are made of neighbouring pixels of one channel"
+    if problem.patch != STRIP_PATCH:
+        return f"a row of {problem.patch} pixels of a patch is not the {STRIP_PATCH} bytes that strips are made of"
+    return ""
+
+
+@dataclass(frozen=True)
+class RowsChainPlan(Plan):
+    """A pass over the images, then the patch embed of the rows that it writes.
+
+    Rows count the pixels of a patch by (channel, row, column); where the channels are last by (row, column, channel),
+    as the images do, and the weight likewise. They are zero-padded to 16 bytes.
+
+    Attributes:
+        config: of the second kernel.
+        rows: plan of the second kernel.
+    """
+
+    operation: ClassVar[str] = "patch_embed_images"
+
+    problem: PatchEmbedImagesProblem
+    config: PatchEmbedConfig
+    rows: PatchEmbedPlan
+    reason: str
+
+    @cached_property
+    def patchify(self) -> PatchifyPlan:
+        """The first kernel."""
+        return plan_patchify(_pass_of(self.problem), self.arch)
+
+    @property
+    def launches(self) -> tuple[Plan, ...]:
+        return (self.patchify, self.rows)
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        return ("x",)
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What the pass reads, and everything of the second kernel: ``x`` [B * S, K] lies between them."""
+        return (self.patchify.operands[0], *self.rows.operands)
+
+    @property
+    def table_shape(self) -> tuple[int, ...] | None:
+        """As the second kernel reads it."""
+        return self.rows.table_shape
+
+    def describe_problem(self) -> str:
+        p = self.problem
+        layout = "NHWC" if p.channels_last else "NCHW"
+        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
+        return f"{images}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        """What each kernel says of itself."""
+        return [
+            (f"{part.operation}: {what}", value) for part in self.launches for what, value in part.describe()[2:]
+        ]
+
+    def describe(self) -> list[tuple[str, str]]:
+        first, second = (part.describe_problem() for part in self.launches)
+        return [
+            ("problem", self.describe_problem()),
+            ("architecture", f"{self.arch.name}, {self.sm_count} SMs"),
+            ("source", f"rows of patches, made by a pass in front: {self.reason}"),
+            ("kernel 1, patchify", first),
+            ("kernel 2, patch_embed", f"{second}, chained by programmatic dependent launch"),
+            *self.describe_tiles(),
+        ]
+
+
+def _pass_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
+    return PatchifyProblem(
+        batch=p.batch, channels=p.channels, height=p.height, width=p.width, patch=p.patch, in_dtype=p.in_dtype,
+        out_dtype=PIXEL_TYPES[p.precision], channels_last=p.channels_last, order="hwc" if p.channels_last else "chw",
+    )  # fmt: skip
+
+
+def plan_chain(
+    why: Reason, problem: PatchEmbedImagesProblem, config: PatchEmbedConfig | None, arch: Arch, sm_count: int
+) -> RowsChainPlan:
+    """The plan, or ValueError from either kernel's plan; the second one's default where ``config`` is None."""
+    first = plan_patchify(_pass_of(problem), arch)
+    product = PatchEmbedProblem(
+        m=problem.batch * problem.positions, n=problem.n, k=first.row_elements, table_rows=problem.table_rows,
+        in_dtype=PIXEL_TYPES[problem.precision], out_dtype=problem.out_dtype,
+        feature_scale=problem.precision == "int8",
+    )  # fmt: skip
+    PATCH_EMBED.check(product)
+    rows = PATCH_EMBED.targets[arch.name].plan(product, config, arch, sm_count)
+    reason = why(problem) or "the configuration is that of a kernel over rows"
+    return RowsChainPlan(problem, rows.config, arch, sm_count, rows, reason)
+
+
+plan_sm90_chain = functools.partial(plan_chain, why_rows_on_sm90)
+plan_sm100_chain = functools.partial(plan_chain, why_rows_on_sm100)

@@ -1,0 +1,131 @@
+"""`patch_embed_images` where no kernel reads the images themselves: a pass and the kernel over rows, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_kernels import (
+    Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
+    Sm100PatchEmbedConfig,
+    patch_embed_images,
+    prepare_patch_weight,
+)
+from cute_kernels.compile import compile_plan
+from cute_kernels.config import PatchEmbedImagesProblem
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
+from cute_kernels.plan import make_plan
+from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
+from cute_kernels.runtime.constants import DERIVED
+
+SM90 = Sm90PatchEmbedConfig(tile_rows=16, warpgroups=1, stages=2, stage_blocks=1, cluster=1, weight="streamed")
+SM100 = Sm100PatchEmbedConfig(tile_n=128)
+HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
+
+
+def draw(patch: int, precision: str, dtype: torch.dtype, *, batch: int = 2, grid=(2, 3), n: int = 24):
+    """Images, weight, bias and positions."""
+    generator = torch.Generator().manual_seed(patch)
+    shape = (batch, 3, grid[0] * patch, grid[1] * patch)
+    images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    if dtype.is_floating_point:
+        images = ((images / 255 - 0.5) / 0.5).to(dtype)
+    weight = prepare_patch_weight(torch.randn(n, 3, patch, patch, generator=generator) * 0.05, precision=precision)
+    pos = torch.randn(grid[0] * grid[1], n, generator=generator)
+    return images, weight, torch.randn(n, generator=generator), pos
+
+
+def assert_same_bits(images, *arguments, config) -> None:
+    out = patch_embed_images(images, *arguments, config=config, backend="emulator")
+    expected = patch_embed_images(images, *arguments, backend="reference")
+    assert out.shape == expected.shape and torch.equal(out.view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.parametrize(
+    ("patch", "precision", "dtype", "config"),
+    [
+        (14, "int8", torch.uint8, SM90),
+        (32, "int8", torch.uint8, SM90),
+        (14, "bf16", torch.bfloat16, SM90),
+        (14, "bf16", torch.uint8, SM90),
+        (14, "fp16", torch.float32, SM90),
+        (14, "int8", torch.uint8, SM100),
+        (16, "bf16", torch.bfloat16, SM100),
+    ],
+    ids=str,
+)
+def test_patches_that_no_kernel_reads(patch, precision, dtype, config) -> None:
+    """K of 588 is padded to 592; float32 and uint8 are rounded to the weight's type by the pass."""
+    images, weight, bias, pos = draw(patch, precision, dtype)
+    assert_same_bits(images, weight, bias, pos, config=config)
+    assert_same_bits(images, weight, config=config)
+
+
+def test_channels_that_are_last() -> None:
+    """Rows and weight in the order of the pixels; images that are no whole tensor are copied first."""
+    images, weight, bias, pos = draw(16, "int8", torch.uint8)
+    last = images.to(memory_format=torch.channels_last)
+    assert_same_bits(last, weight, bias, pos, config=SM90)
+    wide = torch.nn.functional.pad(images, (0, 16)).to(memory_format=torch.channels_last)[..., :-16]
+    assert_same_bits(wide, weight, bias, pos, config=SM90)
+    memory = torch.cat([torch.zeros(1, dtype=torch.uint8), last.permute(0, 2, 3, 1).flatten()])[1:]
+    unaligned = memory.view(last.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
+    assert unaligned.data_ptr() % 16 and unaligned.is_contiguous(memory_format=torch.channels_last)
+    assert_same_bits(unaligned, weight, bias, pos, config=SM90)
+
+
+def plan_of(images: torch.Tensor, weight, config=None):
+    return PATCH_EMBED_IMAGES.plan(PatchEmbedImagesArguments(
+        images, weight.raw, weight.raw_low, weight.scale, weight.offset, None, None, weight.patch, torch.bfloat16,
+        "auto", config,
+    ))  # fmt: skip
+
+
+def test_when_there_are_two_kernels() -> None:
+    images, weight, _, _ = draw(16, "int8", torch.uint8)
+    last = images.to(memory_format=torch.channels_last)
+    assert not isinstance(plan_of(images, weight), RowsChainPlan)
+    assert isinstance(plan_of(last, weight), RowsChainPlan)
+    assert isinstance(plan_of(images, weight, SM90), RowsChainPlan)  # who asks for it gets it
+    assert not isinstance(plan_of(last, weight, Sm90ImagesConfig()), RowsChainPlan)
+    # One channel is first and last: no reason for a pass.
+    gray = prepare_patch_weight(torch.randn(8, 1, 16, 16), channels=1)
+    assert not isinstance(plan_of(images[:, :1].contiguous(memory_format=torch.channels_last), gray), RowsChainPlan)
+
+
+@pytest.mark.parametrize(
+    ("change", "arch", "reason"),
+    [
+        ({"patch": 14, "table_rows": 256}, "sm_90a", "a row of 14 pixels of a patch is not the 16 bytes"),
+        ({"patch": 32, "table_rows": 49}, "sm_100a", "a row of 32 pixels of a patch is not the 16 bytes"),
+        ({"channels_last": True}, "sm_90a", "channels are last"),
+        ({"patch": 14, "table_rows": 256, "precision": "bf16", "in_dtype": "uint8"}, "sm_90a", "14 pixels of 16 bits"),
+        ({"precision": "fp16", "in_dtype": "float16"}, "sm_100a", "no kernel of sm_100a multiplies images of float16"),
+    ],
+)
+def test_the_plan_says_why(change, arch, reason) -> None:
+    plan = make_plan(PatchEmbedImagesProblem(**{**vars(HEADLINE), **change}), arch=arch)
+    rows = dict(plan.describe())
+    assert reason in rows["source"] and "programmatic dependent launch" in rows["kernel 2, patch_embed"]
+    assert [part.operation for part in plan.launches] == ["patchify", "patch_embed"]
+    assert plan.rows.problem.k == plan.patchify.row_elements and plan.config == plan.rows.config
+    with pytest.raises(ValueError, match="chains kernels, of patchify and patch_embed"):
+        compile_plan(plan)
+
+
+def test_a_row_of_patches_has_to_fit_shared_memory() -> None:
+    with pytest.raises(ValueError, match="width = 5544 .*232,848 B of shared memory.* nearest legal value: 5530"):
+        make_plan(PatchEmbedImagesProblem(1, 3, 14, 5544, 14, 768), arch="sm_90a")
+
+
+def test_the_weight_in_the_order_of_the_pixels_is_made_once_and_anew_after_a_write() -> None:
+    images, weight, bias, pos = draw(16, "int8", torch.uint8)
+    images = images.to(memory_format=torch.channels_last)
+    assert_same_bits(images, weight, bias, pos, config=SM90)
+    before = DERIVED.misses
+    assert_same_bits(images, weight, bias, pos, config=SM90)
+    assert DERIVED.misses == before
+    weight.raw.copy_(weight.raw.flip(1))
+    assert_same_bits(images, weight, bias, pos, config=SM90)
+    assert DERIVED.misses == before + 1
