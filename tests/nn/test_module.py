@@ -320,7 +320,11 @@ def test_integers_without_a_kernel_are_the_plain_module_and_it_says_so():
         assert error(ours(images), plain(normalise(images), module)) < 1e-6
 
 
-def test_compiled():
+@pytest.mark.parametrize("number", range(2))
+def test_compiled(number):
+    """Also where others were compiled before, whatever the order: nothing is left of them."""
+    dynamo = torch._dynamo.utils
+    assert not dynamo.counters["frames"]
     ours = PatchEmbed.from_module(convolution(), pos_embed=positions(), precision="int8").requires_grad_(False)
     images = uint8_images(64, 64)
     expected = ours(images)
@@ -328,6 +332,7 @@ def test_compiled():
     assert torch.equal(compiled(images), expected)
     ours.weight.mul_(-1)
     assert torch.equal(compiled(images), ours(images)) and not torch.equal(ours(images), expected)
+    assert dynamo.counters["frames"]["total"] > 0
 
 
 @pytest.mark.parametrize("strict", [False, True])
