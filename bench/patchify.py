@@ -14,18 +14,14 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 
-import cuda.bindings.driver as driver
 import torch
-from cutlass import Int32
-from cutlass.cute.runtime import make_ptr
-from cutlass.cute.typing import AddressSpace
 
 from bench.configs import arch_of
 from bench.timing import DeviceSampler, Protocol, measure
-from cute_kernels import dsl, reference
-from cute_kernels.kernels.patchify import PIXEL_TYPES, PatchifyKernel
+from cute_kernels import reference
 from cute_kernels.plan import ARCHS
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
+from cute_kernels.runtime import gpu
 
 CASES: dict[str, dict] = {
     "uint8, p = 16": {"patch": 16},
@@ -58,19 +54,13 @@ def draw(problem: PatchifyProblem) -> torch.Tensor:
 
 
 def build(plan: PatchifyPlan, images: torch.Tensor, rows: torch.Tensor) -> Callable[[int], torch.Tensor]:
-    """Compiles the pass; a launch fills ``rows`` and returns it."""
-    problem = plan.problem
-    pointers = [
-        make_ptr(PIXEL_TYPES[str(t.dtype).removeprefix("torch.")], t.data_ptr(), AddressSpace.gmem, assumed_align=16)
-        for t in (images, rows)
-    ]
-    grid = (problem.height // problem.patch, problem.width // problem.patch)
-    sizes = [Int32(size) for size in (problem.batch, *grid)]
-    arguments = (*pointers, *sizes, driver.CUstream(torch.cuda.current_stream().cuda_stream))
-    function = dsl.compile_function(PatchifyKernel(plan), arguments, plan.arch.name)
+    """A launch fills ``rows`` and returns it."""
+    stream = torch.cuda.current_stream().cuda_stream
+    bound = gpu.bound_launch(plan)
+    run = bound.with_constants((), images=images.data_ptr(), x=rows.data_ptr(), stream=stream)
 
     def launch(_: int) -> torch.Tensor:
-        function(*arguments)
+        run()
         return rows
 
     return launch
