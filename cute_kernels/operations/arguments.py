@@ -69,11 +69,13 @@ class TensorRow(Row):
         dtypes: allowed element types.
         shapes: allowed shapes in words, ``"[N, K]"``, of which the number of extents is checked; none if empty.
         dense: contiguous, and every extent at least 1.
+        may_be_empty: every extent but the last may be 0 all the same.
     """
 
     dtypes: tuple[torch.dtype, ...] = ()
     shapes: tuple[str, ...] = ()
     dense: bool = False
+    may_be_empty: bool = False
 
     def tensors(self, name: str) -> tuple[str, ...]:
         return (f"Tensor{'?' if self.optional else ''} {name}",)
@@ -92,8 +94,9 @@ class TensorRow(Row):
             raise ValueError(f"{name} has shape {list(value.shape)}, allowed: {' or '.join(self.shapes)}")
 
     def check_dense(self, name: str, value: torch.Tensor) -> None:
-        if 0 in value.shape:
-            raise ValueError(f"{name} has shape {list(value.shape)}: every extent must be at least 1")
+        if 0 in (value.shape[-1:] if self.may_be_empty else value.shape):
+            which = "the last" if self.may_be_empty else "every"
+            raise ValueError(f"{name} has shape {list(value.shape)}: {which} extent must be at least 1")
         if not value.is_contiguous():
             raise ValueError(
                 f"{name} has strides {list(value.stride())} for shape {list(value.shape)}, allowed: contiguous "
@@ -177,12 +180,13 @@ def tensor(
     *dtypes: torch.dtype,
     shapes: tuple[str, ...] = (),
     dense: bool = False,
+    may_be_empty: bool = False,
     optional: bool = False,
     role: Role = "varies",
     operand: str = "",
 ) -> Any:
     """A field that is a tensor; see `TensorRow`."""
-    return _field(TensorRow(role, operand, optional, dtypes, shapes, dense))
+    return _field(TensorRow(role, operand, optional, dtypes, shapes, dense, may_be_empty))
 
 
 def scale(operand: str) -> Any:

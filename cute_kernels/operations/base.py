@@ -123,6 +123,10 @@ class Operation(ABC, Generic[A]):
     def problem(self, a: A) -> Any:
         """What is to be computed, as plans see it."""
 
+    @abstractmethod
+    def smallest(self, problem: Any) -> Any:
+        """A problem that differs in how many rows or images there are, few, from one that has none."""
+
     def chosen_config(self, a: A, problem: Any) -> Any:
         """The configuration to plan with on a GPU; None leaves it to the plan."""
         return a.config
@@ -181,10 +185,15 @@ class Operation(ABC, Generic[A]):
         return self.prepare(a, self.plan(a))
 
     def execute(self, a: A) -> torch.Tensor:
-        """Checks, computes, and remembers the call if it was made on a GPU."""
+        """Checks, computes, and remembers the call if it was made on a GPU; of no rows nothing is launched."""
         self.check(a)
         self.check_values(a)
-        executor = choose_backend(next(iter(self.table.tensors_of(a)))[2].device, a.backend)
+        first = next(iter(self.table.tensors_of(a)))[2]
+        executor = choose_backend(first.device, a.backend)
+        if not first.numel():
+            if a.config is not None:
+                make_plan(self.smallest(self.problem(a)), a.config)
+            return first.new_empty(self.output_shape(a), dtype=self.output_dtype(a))
         if executor == "reference":
             if a.config is not None:
                 # A call that no kernel could run must not pass where it is tried without one.

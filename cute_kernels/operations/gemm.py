@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -41,10 +42,10 @@ def gemm(
     which has FP32's range and 11 significant bits: every element is rounded to the nearest one first, ties to even.
 
     Args:
-        a: ``[M, K]`` or ``[B, M, K]`` bfloat16, float16 or, with ``allow_tf32``, float32, contiguous; every extent at
-            least 1, K a multiple of 8, or of 4 in float32 (TMA reads rows of whole 16 bytes). A slice whose memory does
-            not start on 16 bytes is copied.
-        b: ``[N, K]`` of the same type, for all of a batch, or ``[B, N, K]``.
+        a: ``[M, K]`` or ``[B, M, K]`` bfloat16, float16 or, with ``allow_tf32``, float32, contiguous; K a
+            multiple of 8, or of 4 in float32 (TMA reads rows of whole 16 bytes), at least that. A slice whose memory
+            does not start on 16 bytes is copied. Of no rows nothing is launched.
+        b: ``[N, K]`` of the same type, for all of a batch, or ``[B, N, K]``, no extent 0.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. It is converted to FP32 once and found again by object,
             memory and autograd's version counter. A write that the counter does not see (through ``.data``, a NumPy
             array that shares the memory, or another library's kernel) leaves the old values in use until
@@ -84,7 +85,7 @@ def gemm(
 class GemmArguments:
     """The table of arguments; what they mean is said at `gemm`."""
 
-    a: torch.Tensor = arguments.tensor(*_TYPES, shapes=("[M, K]", "[B, M, K]"), dense=True)
+    a: torch.Tensor = arguments.tensor(*_TYPES, shapes=("[M, K]", "[B, M, K]"), dense=True, may_be_empty=True)
     b: torch.Tensor = arguments.tensor(*_TYPES, shapes=("[N, K]", "[B, N, K]"), dense=True)
     bias: torch.Tensor | None = arguments.tensor(*_TYPES, optional=True, role="derived")
     out_dtype: torch.dtype | None = arguments.plain("ScalarType? out_dtype", torch.dtype, optional=True)
@@ -133,7 +134,10 @@ class _Gemm(Operation[GemmArguments]):
         batches = args.a.shape[0] if args.b.dim() == 3 else 1
         dtypes = (str(dtype).removeprefix("torch.") for dtype in (args.a.dtype, self.output_dtype(args)))
         has_bias = args.bias is not None
-        return GemmProblem(args.a.numel() // (batches * k), n, k, batches, *dtypes, has_bias, args.activation)
+        return GemmProblem(args.a.numel() // max(batches * k, 1), n, k, batches, *dtypes, has_bias, args.activation)
+
+    def smallest(self, problem: GemmProblem) -> GemmProblem:
+        return dataclasses.replace(problem, m=1)
 
     def chosen_config(self, args: GemmArguments, problem: GemmProblem) -> GemmConfig | None:
         """Without a config what `cute_kernels.tune_gemm` found on this kind of device, if it did."""

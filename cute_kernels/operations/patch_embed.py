@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -48,9 +49,10 @@ def patch_embed(
     row of ``x`` and of ``weight``, in any combination.
 
     Args:
-        x: ``[B, S, K]`` or ``[B * S, K]``, contiguous; B >= 1, S >= 1, K >= 1; float8_e4m3fn, uint8, int8, bfloat16 or
+        x: ``[B, S, K]`` or ``[B * S, K]``, contiguous, K >= 1; float8_e4m3fn, uint8, int8, bfloat16 or
             float16. A slice whose memory does not start on 16 bytes is copied, and rows of no multiple of 16 bytes are
-            zero-padded, once per call. Of uint8 K is at most 65,792, of int8 131,056.
+            zero-padded, once per call. Of uint8 K is at most 65,792, of int8 131,056. Of no rows the result is
+            empty, and nothing is launched.
         weight: ``[N, K]`` of x's type, int8 for uint8, contiguous, N a multiple of 8. Padded and aligned likewise, once
             per weight.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias, position and weight is
@@ -111,7 +113,9 @@ def patch_embed(
 class PatchEmbedArguments:
     """The table of arguments; what they mean is said at `patch_embed`."""
 
-    x: torch.Tensor = arguments.tensor(*_ROWS, shapes=("[B, S, K]", "[B * S, K]"), dense=True)
+    x: torch.Tensor = arguments.tensor(
+        *_ROWS, shapes=("[B, S, K]", "[B * S, K]"), dense=True, may_be_empty=True
+    )
     weight: torch.Tensor = arguments.tensor(*_WEIGHTS, shapes=("[N, K]",), dense=True, role="constant")
     bias: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")
     pos_embed: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")
@@ -158,7 +162,7 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         _check_scale("scale_b", a.scale_b, {"[1, N]": (1, n)})
 
     def check_values(self, a: PatchEmbedArguments) -> None:
-        if a.pos_index is not None and a.pos_index.device.type == "cpu":
+        if a.pos_index is not None and a.pos_index.numel() and a.pos_index.device.type == "cpu":
             _check_positions(a.pos_index, a.pos_embed.shape[0])
 
     def problem(self, a: PatchEmbedArguments) -> PatchEmbedProblem:
@@ -176,6 +180,10 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
             row_scale=is_vector(a.scale_a),
             feature_scale=is_vector(a.scale_b),
         )
+
+    def smallest(self, problem: PatchEmbedProblem) -> PatchEmbedProblem:
+        """One image."""
+        return dataclasses.replace(problem, m=max(problem.table_rows, 1))
 
     def prepare(self, a: PatchEmbedArguments, plan: PatchEmbedPlan) -> Prepared:
         """Pads K, aligns, builds the table, allocates the output."""

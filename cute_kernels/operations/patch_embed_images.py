@@ -16,12 +16,12 @@ from cute_kernels.operations.fragment_table import fragment_table
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight
 from cute_kernels.operations.rows import rows_table, tma_rows
 from cute_kernels.operations.scales import in_kernel_order
-from cute_kernels.plan import ImagesPlan, Sm90GatherPlan, make_plan
+from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
 from cute_kernels.plan.patch_embed_images.base import PIXEL_TYPES, multiplied_type, pixel_types
 from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
 from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.devices import Backend, check_backend
+from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
 
 __all__ = ["PATCH_EMBED_IMAGES", "PatchEmbedImagesArguments", "patch_embed_images"]
@@ -247,15 +247,8 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         key = ("fragment table", shape, plan.problem.grid_width, plan.tile_patches)
         return DERIVED.get(key, (a.weight_offset, a.bias, a.pos_embed), build)
 
-    def execute(self, a: PatchEmbedImagesArguments) -> torch.Tensor:
-        """As every operation; of no images nothing is launched."""
-        if a.images.dim() and not a.images.shape[0]:
-            self.check(a)
-            check_backend(a.backend)
-            if a.config is not None:
-                make_plan(dataclasses.replace(self.problem(a), batch=1), a.config)
-            return torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device)
-        return super().execute(a)
+    def smallest(self, problem: PatchEmbedImagesProblem) -> PatchEmbedImagesProblem:
+        return dataclasses.replace(problem, batch=1)
 
     def reference(self, a: PatchEmbedImagesArguments) -> torch.Tensor:
         return reference.patch_embed_images(

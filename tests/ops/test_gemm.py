@@ -230,7 +230,8 @@ A, B = torch.zeros(4, 16, dtype=BF16), torch.zeros(6, 16, dtype=BF16)
         ({"a": A[0]}, ValueError, r"a has shape \[16\]"),
         ({"b": B[None]}, ValueError, r"b has shape \[1, 6, 16\]"),
         ({"a": torch.zeros(2, 4, 16, dtype=BF16), "b": B.expand(3, 6, 16).contiguous()}, ValueError, "B = 2 .*B = 3"),
-        ({"a": A[:0]}, ValueError, "every extent must be at least 1"),
+        ({"a": A[:, :0], "b": B[:, :0]}, ValueError, "a has shape .*: the last extent must be at least 1"),
+        ({"b": B[:0]}, ValueError, "b has shape .*: every extent must be at least 1"),
         ({"a": A.T.contiguous().T}, ValueError, "allowed: contiguous"),
         ({"b": B[:, :8].contiguous()}, ValueError, "a has K = 16 and b has K = 8"),
         ({"a": A[:, :12].contiguous(), "b": B[:, :12].contiguous()}, ValueError, "K = 12.*16 bytes; nearest 8 or 16"),
@@ -275,3 +276,18 @@ def test_an_activation_follows_the_bias(activation, torch_function):
         assert torch.equal(emulated, out)
     compiled = torch.compile(lambda x: gemm(x, b, bias=bias, activation=activation), backend="eager", fullgraph=True)
     assert torch.equal(compiled(a), gemm(a, b, bias=bias, activation=activation))
+
+
+@pytest.mark.parametrize("backend", ["auto", "emulator", "reference"])
+def test_no_rows(backend):
+    b, bias = torch.randn(16, 64).bfloat16(), torch.randn(16)
+    for shape in ((0, 64), (3, 0, 64), (0, 5, 64)):
+        a = torch.empty(shape, dtype=torch.bfloat16)
+        out = gemm(a, b, bias=bias, out_dtype=torch.float32, backend=backend)
+        assert (out.shape, out.dtype) == ((*shape[:-1], 16), torch.float32)
+    out = gemm(torch.empty(2, 0, 64, dtype=torch.bfloat16), b.expand(2, 16, 64).contiguous(), backend=backend)
+    assert out.shape == (2, 0, 16)
+    with pytest.raises(ValueError, match="bias has shape"):
+        gemm(torch.empty(0, 64, dtype=torch.bfloat16), b, bias=bias[:8], backend=backend)
+    with pytest.raises(ValueError, match="stages = 1 is not possible"):
+        gemm(torch.empty(0, 64, dtype=torch.bfloat16), b, config=Sm90GemmConfig(stages=1), backend=backend)

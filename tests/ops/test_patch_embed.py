@@ -127,6 +127,29 @@ def test_a_lazily_negated_row_wise_scale_has_its_sign():
     assert torch.equal(patch_embed(x, weight, bias, pos, scale_a=negated, backend="emulator"), expected)
 
 
+@pytest.mark.parametrize("backend", ["auto", "emulator", "reference"])
+@pytest.mark.parametrize("scales", [{}, {"scale_a": torch.ones(0, 1), "scale_b": torch.ones(1, 8)}], ids=["", "rows"])
+def test_no_rows(monkeypatch, backend, scales):
+    """Data loaders have last batches, and of few images some shards none. What is wrong with a call stays wrong."""
+    monkeypatch.setattr(compile, "compile_uncached", lambda *_, **__: pytest.fail("compiled"))
+    x, weight, bias, pos = make_call()
+    no_images = x[:0]
+    assert patch_embed(no_images, weight, bias, pos, backend=backend, **scales).shape == (0, 3, 8)
+    assert patch_embed(no_images.view(0, 40), weight, bias, pos, backend=backend, **scales).shape == (0, 3, 8)
+    out = patch_embed(no_images.view(0, 40), weight, bias, backend=backend, **scales)
+    assert (out.shape, out.dtype) == ((0, 8), torch.bfloat16)
+    index = torch.zeros(0, dtype=torch.int64)
+    assert patch_embed(no_images.view(0, 40), weight, None, pos, pos_index=index, backend=backend).shape == (0, 8)
+    compiled = torch.compile(patch_embed, fullgraph=True, backend="eager")
+    assert compiled(no_images, weight, bias, pos).shape == (0, 3, 8)
+    with pytest.raises(ValueError, match="they must be equal"):
+        patch_embed(no_images[..., :16].contiguous(), weight, backend=backend)
+    with pytest.raises(ValueError, match=r"scale_a has shape \[3, 1\]"):
+        patch_embed(no_images, weight, scale_a=torch.ones(3, 1), backend=backend)
+    with pytest.raises(ValueError, match="stages = 1 is not possible"):
+        patch_embed(no_images, weight, config=Sm90PatchEmbedConfig(stages=1), backend=backend)
+
+
 ROWS_AND_STEPS = [(torch.uint8, 1 << 20), (torch.int8, 1 << 20), (torch.bfloat16, 16), (torch.float16, 16)]
 """Types of rows, and after how many elements of K the accumulator is rounded: of integers once."""
 
@@ -421,7 +444,8 @@ BAD_ARGUMENTS = [
     ({"pos_embed": torch.zeros(3, 16, dtype=torch.int32)}, TypeError, "pos_embed has dtype torch.int32"),
     ({"x": torch.zeros(32).to(FP8)}, ValueError, r"x has shape \[32\], allowed: \[B, S, K\] or \[B \* S, K\]"),
     ({"x": torch.zeros(1, 2, 3, 32).to(FP8)}, ValueError, r"x has shape \[1, 2, 3, 32\]"),
-    ({"x": torch.zeros(0, 3, 32).to(FP8)}, ValueError, r"x has shape \[0, 3, 32\]: every extent must be at least 1"),
+    ({"x": torch.zeros(2, 3, 0).to(FP8)}, ValueError, r"x has shape \[2, 3, 0\]: the last extent must be at least 1"),
+    ({"weight": torch.zeros(0, 32).to(FP8)}, ValueError, r"weight has shape \[0, 32\]: every extent must be"),
     ({"x": torch.zeros(2, 3, 0).to(FP8)}, ValueError, r"x has shape \[2, 3, 0\]"),
     ({"x": torch.zeros(2, 3, 48).to(FP8)}, ValueError, "x has K = 48 and weight has K = 32"),
     ({"x": torch.zeros(2, 32, 3).to(FP8).mT}, ValueError, r"x has strides \[96, 1, 3\].*x.contiguous\(\)"),
