@@ -160,7 +160,7 @@ def _demo(options: argparse.Namespace) -> int:
         backend=options.backend,
         arch=arch_of(options, kernel),
         precisions=precisions,
-        config=config_of(options, kernel),
+        config=config_of(options, kernel, demo.SMALLEST[precisions[0]]),
         output=options.output,
         trace=options.trace,
     )

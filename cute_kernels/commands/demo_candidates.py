@@ -26,7 +26,7 @@ PRECISIONS = ("int8", "fp8", "bf16")
 SMALLEST = {
     "int8": PatchEmbedImagesProblem(1, 3, 16, 16, 16, 8, table_rows=1),
     "fp8": PatchEmbedProblem(m=1, n=8, k=16),
-    "bf16": PatchEmbedImagesProblem(1, 3, 16, 16, 16, 8, precision="bf16", table_rows=1),
+    "bf16": PatchEmbedImagesProblem(1, 3, 16, 64, 16, 8, "bfloat16", precision="bf16", table_rows=1),
 }
 """Problems that allow the most of a configuration."""
 

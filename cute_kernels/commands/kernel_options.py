@@ -7,53 +7,68 @@ import dataclasses
 import typing
 from typing import Any
 
-from cute_kernels.config import ACTIVATIONS, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.config import (
+    ACTIVATIONS,
+    GemmProblem,
+    PatchEmbedImagesProblem,
+    PatchEmbedProblem,
+    Sm90GatherConfig,
+    Sm90GemmConfig,
+    Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
+    Sm100GemmConfig,
+    Sm100ImagesConfig,
+    Sm100PatchEmbedConfig,
+)
 from cute_kernels.config_codec import parse_settings, spell
 from cute_kernels.plan import PLANNERS, Plan, make_plan
+from cute_kernels.plan.patch_embed_images.base import PIXEL_TYPES
 
-# Legal integers that --help shows, by kernel and architecture; the plan judges what is given.
-CHOICES = {
-    "patch-embed": {
-        "sm_100a": {"tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64)},
-        "sm_90a": {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
+# Legal integers that --help shows, by class of tunables; the plan judges what is given.
+CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
+    Sm100PatchEmbedConfig: {"tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64)},
+    Sm90PatchEmbedConfig: {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
+    Sm90ImagesConfig: {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (1, 2)},
+    Sm90GatherConfig: {"row_patches": (0, 1, 2, 4), "tile_n": (0, 64, 128, 192, 256), "cluster": (0, 1, 2, 4)},
+    Sm100ImagesConfig: {
+        "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (16, 32), "stage_blocks": (1, 2),
     },
-    "patch-embed-images": {
-        "sm_90a": {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (1, 2)},
-        "sm_100a": {
-            "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (16, 32), "stage_blocks": (1, 2),
-        },
+    Sm100GemmConfig: {
+        "block_m": (128, 256), "tile_n": (64, 128, 256), "cluster_m": (2, 4), "cluster_n": (1, 2),
+        "accumulators": (1, 2),
     },
-    "gemm": {
-        "sm_100a": {
-            "block_m": (128, 256), "tile_n": (64, 128, 256), "cluster_m": (2, 4), "cluster_n": (1, 2),
-            "accumulators": (1, 2),
-        },
-        "sm_90a": {
-            "tile_m": (64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "cluster_m": (1, 2, 4),
-            "cluster_n": (1, 2, 4), "split_k": (1, 2, 4, 8),
-        },
+    Sm90GemmConfig: {
+        "tile_m": (64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "cluster_m": (1, 2, 4),
+        "cluster_n": (1, 2, 4), "split_k": (1, 2, 4, 8),
     },
 }  # fmt: skip
 
 _CHOSEN = "chosen for the problem"
+_TWO_TILES = "two tiles' worth, or what fits"
 
-MEANINGS = {
-    ("patch-embed", "sm_90a", "stages"): "two tiles' worth, or what fits",
-    ("patch-embed-images", "sm_90a", "stages"): "two tiles' worth, or what fits",
-    **{
-        ("patch-embed-images", "sm_90a", field): _CHOSEN
-        for field in ("tile_patches", "tile_images", "warpgroups", "cluster")
+MEANINGS: dict[type, dict[str, str]] = {
+    Sm90PatchEmbedConfig: {"stages": _TWO_TILES},
+    Sm90ImagesConfig: {
+        "stages": _TWO_TILES,
+        **dict.fromkeys(("tile_patches", "tile_images", "warpgroups", "cluster"), _CHOSEN),
     },
-    ("patch-embed-images", "sm_100a", "stages"): "two tiles' worth, or what fits",
-    **{
-        ("patch-embed-images", "sm_100a", field): _CHOSEN
-        for field in ("tile_patches", "tile_images", "cta_group", "accumulators", "part_columns")
+    Sm90GatherConfig: {
+        "stages": "what fits, up to 8",
+        "store_stages": "two, or what divides a tile",
+        **dict.fromkeys(("tile_patches", "tile_rows", "tile_images", "row_patches", "tile_n", "cluster"), _CHOSEN),
+    },
+    Sm100ImagesConfig: {
+        "stages": _TWO_TILES,
+        **dict.fromkeys(("tile_patches", "tile_images", "cta_group", "accumulators", "part_columns"), _CHOSEN),
     },
 }
-"""What a default of 0 stands for, by kernel, architecture and field."""
+"""What a default of 0 stands for, by class of tunables and field."""
 
-KINDS = {kernel: PLANNERS[kernel.replace("-", "_")].configs for kernel in CHOICES}
-"""Of each kernel, the class of its tunables by architecture."""
+KINDS = {name: PLANNERS[name.replace("-", "_")].configs for name in ("patch-embed", "patch-embed-images", "gemm")}
+"""Of each kernel, the class of its tunables by architecture; where problems decide, the first class."""
+
+_PROBLEMS_OF = {Sm90GatherConfig: ", bf16 and fp16"}
+"""Of classes that are not an architecture's first, which problems they are for."""
 
 DEFAULT_ARCH = "sm_100a"
 """Of a command without ``--arch``, if the kernel exists for it; otherwise the kernel's first."""
@@ -73,9 +88,9 @@ def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
     """``--arch`` and ``--set`` for these kernels; the plan judges the values."""
     lines = []
     for kernel in kernels:
-        for arch, kind in KINDS[kernel].items():
-            tunables = ", ".join(_describe(kernel, arch, kind, field) for field in dataclasses.fields(kind))
-            lines.append(f"{kernel}, {arch} ({kind.__name__}): {tunables}.")
+        for kind, arch in PLANNERS[kernel.replace("-", "_")].kinds.items():
+            tunables = ", ".join(_describe(kind, field) for field in dataclasses.fields(kind))
+            lines.append(f"{kernel}, {arch}{_PROBLEMS_OF.get(kind, '')} ({kind.__name__}): {tunables}.")
     group = parser.add_argument_group("the kernel", " ".join(lines))
     archs = dict.fromkeys(arch for kernel in kernels for arch in KINDS[kernel])
     defaults = {kernel: _default_arch(kernel) for kernel in kernels}
@@ -93,11 +108,10 @@ def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
     )
 
 
-def _describe(kernel: str, arch: str, config: type, field: dataclasses.Field) -> str:
+def _describe(config: type, field: dataclasses.Field) -> str:
     kind = typing.get_type_hints(config)[field.name]
-    known = CHOICES[kernel].get(arch, {})
-    choices = known.get(field.name, (True, False) if kind is bool else typing.get_args(kind))
-    meaning = MEANINGS.get((kernel, arch, field.name), "")
+    choices = CHOICES[config].get(field.name, (True, False) if kind is bool else typing.get_args(kind))
+    meaning = MEANINGS.get(config, {}).get(field.name, "")
     default = f"{field.name}={spell(field.default)}" + (f" ({meaning})" if meaning else "")
     return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
 
@@ -118,14 +132,21 @@ def arch_of(options: argparse.Namespace, kernel: str) -> str:
     return arch
 
 
-def config_of(options: argparse.Namespace, kernel: str) -> Any:
+def config_of(options: argparse.Namespace, kernel: str, problem: Any) -> Any:
     """The configuration of ``--arch`` and ``--set``; None, for the plan's choice, without ``--set``.
+
+    Args:
+        options: with `add_kernel`.
+        kernel: its name.
+        problem: what it is to compute: on one architecture, problems may differ in their tunables.
 
     Raises:
         ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
     """
     arch = arch_of(options, kernel)
-    return parse_settings(KINDS[kernel][arch], options.settings, arch)
+    target = PLANNERS[kernel.replace("-", "_")].targets[arch].of(problem)
+    where = arch + _PROBLEMS_OF.get(target.config, "")
+    return parse_settings(target.config, options.settings, where)
 
 
 # --- problems --------------------------------------------------------------------------------------------------------
@@ -201,7 +222,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     add(
         "--in-dtype",
         choices=(*dtypes, "uint8"),
-        help="default: bfloat16; of patch-embed-images uint8. gemm multiplies float32 as TF32",
+        help="default: bfloat16; of patch-embed-images what its precision multiplies. gemm multiplies float32 as TF32",
     )
     add("--out-dtype", choices=dtypes, default="bfloat16", help="default: %(default)s")
 
@@ -216,8 +237,8 @@ def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
     for name, owners in options.owners.items():
         if kernel not in owners and getattr(options, name) != options.parser.get_default(name):
             raise ValueError(f"--{name.replace('_', '-')} is no option of {kernel}")
-    config = config_of(options, kernel)
     problem = _PROBLEMS[kernel](options)
+    config = config_of(options, kernel, problem)
     return make_plan(problem, config, arch_of(options, kernel), sm_count=sm_count)
 
 
@@ -246,7 +267,7 @@ def _patch_embed_images(options: argparse.Namespace) -> PatchEmbedImagesProblem:
         width=options.width,
         patch=options.patch,
         n=options.features,
-        in_dtype=options.in_dtype or "uint8",
+        in_dtype=options.in_dtype or PIXEL_TYPES.get(options.precision, "uint8"),
         channels_last=options.channels_last,
         precision=options.precision,
         out_dtype=options.out_dtype,

@@ -22,6 +22,7 @@ from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
@@ -31,7 +32,7 @@ from cute_kernels.config import (
 )
 from cute_kernels.emulator import host
 from cute_kernels.emulator.errors import Hang
-from cute_kernels.plan import make_plan
+from cute_kernels.plan import PLANNERS, make_plan
 from cute_kernels.runtime import emulated
 
 
@@ -109,6 +110,14 @@ def test_ptx_with_scales_of_rows_and_features(tmp_path):
         (["plan", "patch-embed-images", "--arch=sm_90a", "--set", "tile_n=64"], "fields for sm_90a: source, tile_pat"),
         (["plan", "patch-embed-images", "--arch=sm_90a", "--patch", "7", "--width", "225"], "nearest legal value: 224"),
         (["ptx", "patch-embed-images", "--arch=sm_90a", "--patch", "7", "-o", "x"], "chains kernels, of patchify and"),
+        (
+            ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=fp16", "--set=warpgroups=1"],
+            "fields for sm_90a, bf16 and fp16: tile_patches, tile_rows",
+        ),
+        (
+            ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=bf16", "--in-dtype=uint8"],
+            "nearest legal value: 'bfloat16'",
+        ),
         (["plan", "--set", "warpgroups=3"], "fields for sm_100a: tile_n, stages, epilogue_warps"),
         (["plan", "--arch", "sm_90a", "--set", "tile_n=128"], "fields for sm_90a: tile_rows, warpgroups, stages"),
         (["plan", "--set", "stages"], "--set stages: expected FIELD=VALUE"),
@@ -128,6 +137,7 @@ def test_ptx_with_scales_of_rows_and_features(tmp_path):
         (["demo", "--precision=fp8", "--set=stages=9", "--images", "absent.png", "--model", "absent"], "value: 5"),
         (["demo", "--precision=int8", "--arch=sm_90a", "--set=cluster=3", "--images", "absent.png"], "value: 2"),
         (["demo", "--model", "absent"], "absent holds no config.json"),
+        (["demo", "--precision=bf16", "--arch=sm_90a", "--set=tile_n=65"], "tile_n = 65 is not possible"),
         (["demo", "--model", "x", "--image-size", "64"], "--model brings its own"),
         (["demo", "--image-size", "8"], "image_size = 8 is smaller than a patch"),
         (["demo", "--image-size", "50"], "image_size = 50 is not a whole number of patches of 16"),
@@ -172,47 +182,47 @@ def test_help_shows_tunables_and_choices(command, capsys):
     with pytest.raises(SystemExit):
         main([*command, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for kernel in ("patch-embed", "patch-embed-images") if command == ["demo"] else CHOICES:
-        for arch, choices in CHOICES[kernel].items():
-            defaults = KINDS[kernel][arch]()
-            for name, values in choices.items():
+    for kernel in ("patch-embed", "patch-embed-images") if command == ["demo"] else KINDS:
+        for kind in PLANNERS[kernel.replace("-", "_")].kinds:
+            defaults = kind()
+            for name, values in CHOICES[kind].items():
                 default = f"{name}={getattr(defaults, name)}"
-                meaning = MEANINGS.get((kernel, arch, name), "")
+                meaning = MEANINGS.get(kind, {}).get(name, "")
                 default += f" ({meaning})" if meaning else ""
                 assert f"{default} of {{{', '.join(map(str, values))}}}" in shown
     assert "tile_images=0 (chosen for the problem), warpgroups=0 (chosen for the problem) of {0, 1, 2, 3}" in shown
     assert "stages=0 (two tiles' worth, or what fits), stage_blocks=2" in shown
+    assert "sm_90a, bf16 and fp16 (Sm90GatherConfig): tile_patches=0 (chosen for" in shown
     assert "pingpong=true of {true, false}" in shown
     assert "epilogue=f32 of {f32, bf16x2}" in shown
 
 
 def test_choices_are_what_the_plan_allows():
     """Each value for itself: with pingpong or without, and with the other fields at their least."""
-    least = {
-        ("patch-embed", "sm_100a"): [{}],
-        ("patch-embed", "sm_90a"): [{}],
-        ("patch-embed-images", "sm_90a"): [{}],
-        ("gemm", "sm_100a"): [{"tile_n": 64, "store_stages": 1}],
-        ("gemm", "sm_90a"): [
-            {"tile_n": 64, "store_stages": 1, "cluster_m": 1, "tile_m": 64 if turns else 128, "pingpong": turns}
-            for turns in (False, True)
-        ],
+    images = PatchEmbedImagesProblem(1, 3, 32, 64, 16, 192, table_rows=1)
+    cases = {
+        Sm100PatchEmbedConfig: (PatchEmbedProblem(196, 768, 256), [{}]),
+        Sm90PatchEmbedConfig: (PatchEmbedProblem(196, 768, 256), [{}]),
+        Sm90ImagesConfig: (images, [{}]),
+        Sm90GatherConfig: (dataclasses.replace(images, in_dtype="bfloat16", precision="bf16"), [{}]),
+        Sm100GemmConfig: (GemmProblem(512, 512, 512), [{"tile_n": 64, "store_stages": 1}]),
+        Sm90GemmConfig: (
+            GemmProblem(512, 512, 512),
+            [
+                {"tile_n": 64, "store_stages": 1, "cluster_m": 1, "tile_m": 64 if turns else 128, "pingpong": turns}
+                for turns in (False, True)
+            ],
+        ),
     }
-    problems = {
-        "patch-embed": PatchEmbedProblem(196, 768, 256),
-        "patch-embed-images": PatchEmbedImagesProblem(1, 3, 32, 32, 16, 192, table_rows=1),
-        "gemm": GemmProblem(512, 512, 512),
-    }
-    for (kernel, arch), others in least.items():
-        problem = problems[kernel]
-        for name, values in CHOICES[kernel][arch].items():
+    for kind, (problem, others) in cases.items():
+        for name, values in CHOICES[kind].items():
             legal = set()
             for settings, value in itertools.product(others, range(513)):
-                config = dataclasses.replace(KINDS[kernel][arch](), stages=2, **(settings | {name: value}))
+                config = dataclasses.replace(kind(), stages=2, **(settings | {name: value}))
                 with contextlib.suppress(ValueError):
                     make_plan(problem, config)
                     legal.add(value)
-            assert tuple(sorted(legal)) == values, (kernel, arch, name)
+            assert tuple(sorted(legal)) == values, (kind, name)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +255,15 @@ def test_choices_are_what_the_plan_allows():
             PatchEmbedImagesProblem(1, 3, 224, 224, 16, 768, table_rows=196),
             Sm100ImagesConfig(cta_group=1, weight="smem"),
             "sm_100a",
+        ),
+        (
+            ["patch-embed-images", "--arch=sm_90a", "--precision=bf16", "--patch=32", "--out-dtype=float32",
+             "--set=tile-n=64", "--set=row_patches=1", "--set=pingpong=true", "--set=order=row"],
+            PatchEmbedImagesProblem(
+                1, 3, 224, 224, 32, 768, "bfloat16", precision="bf16", table_rows=49, out_dtype="float32"
+            ),
+            Sm90GatherConfig(tile_n=64, row_patches=1, pingpong=True, order="row"),
+            "sm_90a",
         ),
         (["gemm"], GemmProblem(4096, 4096, 4096), None, "sm_100a"),
         (
@@ -313,6 +332,24 @@ def test_ptx_of_the_images_kernel(tmp_path, monkeypatch):
     assert "stands for" not in facts["parameters_note"]
     located = [name for p in facts["parameters"] if p["holds"] == "bytes" for name in p["offsets"]]
     assert sorted(located) == ["scale", "table", "weight"]
+
+
+def test_ptx_of_the_kernel_over_16_bit_images(tmp_path, monkeypatch):
+    """Three maps: of the images as rows of pixels, of the weight, and of the output as pieces of patches."""
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--batch", "3", "--height", "32", "--width", "64", "--features", "72", "--precision", "fp16"]
+    settings = {"tile_n": 64, "cluster": 1, "row_patches": 2, "pingpong": True}
+    chosen = [f"--set={name}={str(value).lower()}" for name, value in settings.items()]
+    assert main(["ptx", "patch-embed-images", "--arch", "sm_90a", *sizes, *chosen]) == 0
+    facts = json.loads((tmp_path / "patch_embed_images.ptx.json").read_text())
+    problem = PatchEmbedImagesProblem(3, 3, 32, 64, 16, 72, "float16", precision="fp16", table_rows=8)
+    plan = make_plan(problem, Sm90GatherConfig(**settings))
+    assert (tmp_path / "patch_embed_images.ptx").read_text() == compile_plan(plan).ptx
+    assert facts["config"] == dataclasses.asdict(plan.config) and facts["problem"] == dataclasses.asdict(problem)
+    maps = {p["tensor"]: (p["dtype"], sorted(p["box"])) for p in facts["parameters"] if p["holds"] == "tensor map"}
+    assert maps == {
+        "images": ("f16", sorted(plan.box)), "weight": ("f16", [64, 64]), "out": ("bf16", sorted(plan.store_box)),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
