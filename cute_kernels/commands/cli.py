@@ -193,7 +193,12 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
 def _plan(options: argparse.Namespace) -> int:
     plan = plan_of(options, options.sm_count)
     config = ", ".join(f"{name}={spell(value)}" for name, value in dataclasses.asdict(plan.config).items())
-    rows = [*plan.describe(), ("grid, cluster", f"{plan.grid}, {plan.cluster}"), ("config", config)]
+    single = len(plan.launches) == 1
+    grids = [
+        ("grid, cluster" if single else f"{part.operation}: grid, cluster", f"{part.grid}, {part.cluster}")
+        for part in plan.launches
+    ]
+    rows = [*plan.describe(), *grids, ("config", config)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:{width}}  {value}")

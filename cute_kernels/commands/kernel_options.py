@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from cute_kernels.config import (
@@ -23,6 +24,7 @@ from cute_kernels.config import (
 from cute_kernels.config_codec import parse_settings, spell
 from cute_kernels.plan import PLANNERS, Plan, make_plan
 from cute_kernels.plan.patch_embed_images.base import PIXEL_TYPES
+from cute_kernels.plan.planner import Target
 
 # Legal integers that --help shows, by class of tunables; the plan judges what is given.
 CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
@@ -88,9 +90,12 @@ def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
     """``--arch`` and ``--set`` for these kernels; the plan judges the values."""
     lines = []
     for kernel in kernels:
-        for kind, arch in PLANNERS[kernel.replace("-", "_")].kinds.items():
-            tunables = ", ".join(_describe(kind, field) for field in dataclasses.fields(kind))
-            lines.append(f"{kernel}, {arch}{_PROBLEMS_OF.get(kind, '')} ({kind.__name__}): {tunables}.")
+        for arch, target in _targets(kernel).items():
+            for kind in (target.config, *(other.config for other in target.others)):
+                tunables = ", ".join(_describe(kind, field) for field in dataclasses.fields(kind))
+                lines.append(f"{kernel}, {arch}{_PROBLEMS_OF.get(kind, '')} ({kind.__name__}): {tunables}.")
+            if target.fallback is not None:
+                lines.append(f"{kernel}, {arch}, where rows of patches are laid out first: those of patch-embed.")
     group = parser.add_argument_group("the kernel", " ".join(lines))
     archs = dict.fromkeys(arch for kernel in kernels for arch in KINDS[kernel])
     defaults = {kernel: _default_arch(kernel) for kernel in kernels}
@@ -114,6 +119,10 @@ def _describe(config: type, field: dataclasses.Field) -> str:
     meaning = MEANINGS.get(config, {}).get(field.name, "")
     default = f"{field.name}={spell(field.default)}" + (f" ({meaning})" if meaning else "")
     return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
+
+
+def _targets(kernel: str) -> Mapping[str, Target]:
+    return PLANNERS[kernel.replace("-", "_")].targets
 
 
 def _default_arch(kernel: str) -> str:
@@ -144,9 +153,11 @@ def config_of(options: argparse.Namespace, kernel: str, problem: Any) -> Any:
         ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
     """
     arch = arch_of(options, kernel)
-    target = PLANNERS[kernel.replace("-", "_")].targets[arch].of(problem)
-    where = arch + _PROBLEMS_OF.get(target.config, "")
-    return parse_settings(target.config, options.settings, where)
+    target = _targets(kernel)[arch]
+    kind = target.of(problem).config
+    rows = target.fallback is not None and kind is target.fallback.config
+    where = arch + (", rows of patches" if rows else _PROBLEMS_OF.get(kind, ""))
+    return parse_settings(kind, options.settings, where)
 
 
 # --- problems --------------------------------------------------------------------------------------------------------

@@ -115,6 +115,10 @@ def test_ptx_with_scales_of_rows_and_features(tmp_path):
             "fields for sm_90a, bf16 and fp16: tile_patches, tile_rows",
         ),
         (
+            ["plan", "patch-embed-images", "--arch=sm_90a", "--patch=14", "--set=row_patches=1"],
+            "fields for sm_90a, rows of patches: tile_rows, warpgroups",
+        ),
+        (
             ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=bf16", "--in-dtype=uint8"],
             "nearest legal value: 'bfloat16'",
         ),
@@ -183,7 +187,8 @@ def test_help_shows_tunables_and_choices(command, capsys):
         main([*command, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     for kernel in ("patch-embed", "patch-embed-images") if command == ["demo"] else KINDS:
-        for kind in PLANNERS[kernel.replace("-", "_")].kinds:
+        targets = PLANNERS[kernel.replace("-", "_")].targets.values()
+        for kind in (entry.config for target in targets for entry in (target, *target.others)):
             defaults = kind()
             for name, values in CHOICES[kind].items():
                 default = f"{name}={getattr(defaults, name)}"
@@ -265,6 +270,12 @@ def test_choices_are_what_the_plan_allows():
             Sm90GatherConfig(tile_n=64, row_patches=1, pingpong=True, order="row"),
             "sm_90a",
         ),
+        (
+            ["patch-embed-images", "--arch=sm_90a", "--patch=14", "--set=tile-rows=64", "--set=warpgroups=1"],
+            PatchEmbedImagesProblem(1, 3, 224, 224, 14, 768, table_rows=256),
+            Sm90PatchEmbedConfig(tile_rows=64, warpgroups=1),
+            "sm_90a",
+        ),
         (["gemm"], GemmProblem(4096, 4096, 4096), None, "sm_100a"),
         (
             ["gemm", "--arch=sm_90a", "--m=196", "--n=768", "--k=3072", "--batches=2", "--bias", "--out-dtype=float32"],
@@ -292,6 +303,9 @@ def test_plan_is_printed(arguments, problem, config, arch, capsys):
     plan = make_plan(problem, config, arch)
     for name, value in plan.describe():
         assert rows[name].strip() == value
+    for part in plan.launches:
+        name = "grid, cluster" if part is plan else f"{part.operation}: grid, cluster"
+        assert rows[name].strip() == f"{part.grid}, {part.cluster}"
     shown = dict(pair.split("=") for pair in rows["config"].strip().split(", "))
     assert shown == {name: str(v).lower() if v in (True, False) and isinstance(v, bool) else str(v)
                      for name, v in dataclasses.asdict(plan.config).items()}  # fmt: skip
