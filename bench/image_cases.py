@@ -10,16 +10,17 @@ import torch
 from bench.cases import BATCHES, MAX_SLOTS, ROTATED_BYTES, Check
 from cute_kernels.config import PatchEmbedImagesProblem
 
-MODELS: dict[str, tuple[int, int]] = {
-    "vit-s16": (384, 224), "base-p16": (768, 224), "base-p16-256": (768, 256), "base-p16-384": (768, 384),
-    "large-p16-256": (1024, 256), "so400m-p16-384": (1152, 384),
+MODELS: dict[str, tuple[int, int, int]] = {
+    "vit-s16": (384, 224, 16), "base-p16": (768, 224, 16), "base-p16-256": (768, 256, 16),
+    "base-p16-384": (768, 384, 16), "large-p16-256": (1024, 256, 16), "so400m-p16-384": (1152, 384, 16),
+    "base-p14": (768, 224, 14), "vit-l14": (1024, 224, 14), "so400m-p14": (1152, 224, 14), "vit-b32": (768, 224, 32),
 }  # fmt: skip
-"""Features, and pixels along a side of an image; patches of 16 x 16 in three channels."""
+"""Features, and pixels along a side of an image and of a patch; three channels."""
 
 MEAN, STD = 0.5, 0.5
 """Of SigLIP's processor."""
 
-_PATCH, _CHANNELS = 16, 3
+_CHANNELS = 3
 _CHUNK = 32
 
 
@@ -28,7 +29,8 @@ class ImagesCase:
     """``images`` images of ``side`` x ``side`` pixels, ``n`` output features in BF16.
 
     ``dtype`` is that of the pixels: ``"uint8"`` raw ones, ``"bfloat16"`` normalised ones. ``requested_images`` differs
-    from ``images`` if the size asked for does not fit the memory of the device.
+    from ``images`` if the size asked for does not fit the memory of the device. ``patch`` is a side in pixels;
+    ``channels_last`` the memory order.
     """
 
     model: str
@@ -37,10 +39,12 @@ class ImagesCase:
     n: int
     requested_images: int
     dtype: str = "uint8"
+    patch: int = 16
+    channels_last: bool = False
 
     @property
     def positions(self) -> int:
-        return (self.side // _PATCH) ** 2
+        return (self.side // self.patch) ** 2
 
     @property
     def rows(self) -> int:
@@ -48,7 +52,7 @@ class ImagesCase:
 
     @property
     def k(self) -> int:
-        return _CHANNELS * _PATCH**2
+        return _CHANNELS * self.patch**2
 
     @property
     def itemsize(self) -> int:
@@ -63,7 +67,7 @@ class ImagesCase:
     @property
     def name(self) -> str:
         pixels = "" if self.dtype == "uint8" else f", {self.dtype}"
-        return f"{self.model} x {self.images}{pixels}"
+        return f"{self.model} x {self.images}{pixels}{', channels last' * self.channels_last}"
 
     @property
     def reduced(self) -> bool:
@@ -76,7 +80,9 @@ class ImagesCase:
         reduced = f", reduced from {self.requested_images} images: memory" if self.reduced else ""
         shape = f"[{self.images}, {_CHANNELS}, {self.side}, {self.side}]"
         out = f"[.., {self.positions}, {self.n}]"
-        return f"{self.model}: {shape} {self.dtype} -> {out}, {self.slots} input sets{reduced}"
+        layout = " channels last" * self.channels_last
+        images = f"{shape} {self.dtype}{layout}, patches of {self.patch}"
+        return f"{self.model}: {images} -> {out}, {self.slots} input sets{reduced}"
 
     @property
     def bytes(self) -> int:
@@ -99,7 +105,7 @@ class ImagesCase:
 
 
 def make_cases(
-    models: Sequence[str], batches: Sequence[int] = BATCHES, dtype: str = "uint8"
+    models: Sequence[str], batches: Sequence[int] = BATCHES, dtype: str = "uint8", channels_last: bool = False
 ) -> list[ImagesCase]:
     """Cases in the order of the arguments.
 
@@ -112,15 +118,17 @@ def make_cases(
     if any(batch < 1 for batch in batches):
         raise ValueError(f"batches {list(batches)}, allowed: at least 1")
     sizes = [(model, *MODELS[model], batch) for model in models for batch in batches]
-    return [ImagesCase(model, batch, side, n, batch, dtype) for model, n, side, batch in sizes]
+    return [
+        ImagesCase(model, batch, side, n, batch, dtype, patch, channels_last) for model, n, side, patch, batch in sizes
+    ]
 
 
 def problem(case: ImagesCase) -> PatchEmbedImagesProblem:
     """What our kernel is asked for."""
     precision = "int8" if case.dtype == "uint8" else "bf16"
     return PatchEmbedImagesProblem(
-        case.images, _CHANNELS, case.side, case.side, _PATCH, case.n, case.dtype, precision=precision,
-        table_rows=case.positions,
+        case.images, _CHANNELS, case.side, case.side, case.patch, case.n, case.dtype, precision=precision,
+        channels_last=case.channels_last and precision == "int8", table_rows=case.positions,
     )  # fmt: skip
 
 
@@ -135,7 +143,7 @@ class ImagesData:
 
     Attributes:
         images: one ``[B, 3, H, W]`` tensor per slot, of the case's type.
-        weight: ``[N, 3, 16, 16]`` BF16, of a Conv2d. bias: ``[N]`` BF16. pos: ``[S, N]`` BF16.
+        weight: ``[N, 3, p, p]`` BF16, of a Conv2d. bias: ``[N]`` BF16. pos: ``[S, N]`` BF16.
     """
 
     def __init__(self, case: ImagesCase, device: torch.device, seed: int = 0) -> None:
@@ -145,18 +153,20 @@ class ImagesData:
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator, device=device)
 
-        side = case.side
+        side, patch = case.side, case.patch
+        layout = torch.channels_last if case.channels_last else torch.contiguous_format
+        shape = (case.images, _CHANNELS, side, side)
         self.images = [
-            torch.empty(case.images, _CHANNELS, side, side, dtype=getattr(torch, case.dtype), device=device)
+            torch.empty(shape, dtype=getattr(torch, case.dtype), device=device, memory_format=layout)
             for _ in range(case.slots)
         ]
         for images in self.images:
             for part in images.split(128):
-                coarse = normal(len(part), _CHANNELS, side // _PATCH, side // _PATCH)
+                coarse = normal(len(part), _CHANNELS, side // patch, side // patch)
                 smooth = torch.nn.functional.interpolate(coarse, (side, side), mode="bilinear", align_corners=False)
                 raw = (118 + 60 * smooth + 8 * normal(*part.shape)).clamp(0, 255).to(torch.uint8)
                 part.copy_(raw if case.dtype == "uint8" else (raw.float() * (1 / 255) - MEAN) / STD)
-        self.weight = (normal(case.n, _CHANNELS, _PATCH, _PATCH) * 0.02).to(torch.bfloat16)
+        self.weight = (normal(case.n, _CHANNELS, patch, patch) * 0.02).to(torch.bfloat16)
         self.bias = (normal(case.n) * 0.1).to(torch.bfloat16)
         self.pos = (normal(case.positions, case.n) * 0.1).to(torch.bfloat16)
 
@@ -168,8 +178,8 @@ class ImagesData:
 
     def rows(self, images: torch.Tensor) -> torch.Tensor:
         """``[B, S, K]`` in the order of the weight, as a view or a copy of any type."""
-        grid = self.case.side // _PATCH
-        split = images.reshape(-1, _CHANNELS, grid, _PATCH, grid, _PATCH)
+        patch, grid = self.case.patch, self.case.side // self.case.patch
+        split = images.reshape(-1, _CHANNELS, grid, patch, grid, patch)
         return split.permute(0, 2, 4, 1, 3, 5).reshape(-1, self.case.positions, self.case.k)
 
     def poison(self) -> None:

@@ -2,6 +2,8 @@
 
     python -m bench.images                              # 224 x 224, 768 features, 1 to 4736 images, all peers
     python -m bench.images --batches 4736               # the headline size alone
+    python -m bench.images --batches 4736 --models base-p16 base-p14 vit-b32        # patches that a pass lays out
+    python -m bench.images --batches 4736 --channels-last
     python -m bench.images --models so400m-p16-384 --batches 64 512
     python -m bench.images --pixels bfloat16            # from normalised BF16 images
     python -m bench.images --pixels bfloat16 --batches 4736 --peers "gemm on BF16 rows" --sweep 16
@@ -72,6 +74,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=known, metavar="NAME", help=f"of {', '.join(known)}; default all")
     pixels = tuple(KINDS["sm_90a"])
     parser.add_argument("--pixels", choices=pixels, default="uint8", help="raw uint8 images, or normalised BF16 ones")
+    parser.add_argument("--channels-last", action="store_true", help="the channels of a pixel are neighbours in memory")
     parser.add_argument("--configs", nargs="+", default=[], metavar="FIELD=VALUE,...", help="more of our kernel")
     parser.add_argument("--sweep", type=int, default=0, metavar="COUNT", help="more of our kernel, BF16 only")
     parser.add_argument("--rounds", type=int, default=5)
@@ -92,7 +95,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         arguments.protocol = Protocol(
             rounds=arguments.rounds, sustained_s=arguments.sustained, settle_s=arguments.settle, seed=arguments.seed
         )
-        arguments.cases = image_cases.make_cases(arguments.models, arguments.batches, arguments.pixels)
+        arguments.cases = image_cases.make_cases(
+            arguments.models, arguments.batches, arguments.pixels, arguments.channels_last
+        )
     except (ValueError, TypeError) as error:
         parser.error(str(error))
     return arguments

@@ -9,10 +9,14 @@ import torch
 
 import cute_kernels
 from bench.image_cases import MEAN, STD, ImagesData
-from bench.peers import OURS, Candidate, Peer
+from bench.peers import OURS, Candidate, Peer, PeerUnavailable
 from cute_kernels import reference
 from cute_kernels.config import ImagesConfig
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
+from cute_kernels.operations.patch_weight import PatchWeight
+from cute_kernels.plan import Plan
+from cute_kernels.runtime import gpu
+from cute_kernels.runtime.operands import Operands
 
 Chain = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,8 +36,22 @@ PEERS: tuple[Peer, ...] = (
     Peer("conv channels_last compiled", "complete", _MODULE, "build_conv_channels_last_compiled"),
     Peer("conv channels_last", "complete", _MODULE, "build_conv_channels_last"),
     Peer("timm", "complete", _MODULE, "build_timm"),
+    Peer("pass in front alone", "copy", _MODULE, "build_pass"),
     Peer("copy of the same bytes", "copy", _MODULE, "build_copy"),
 )
+
+
+def _weight(data: ImagesData) -> PatchWeight:
+    precision = "int8" if data.case.dtype == "uint8" else "bf16"
+    return cute_kernels.prepare_patch_weight(data.weight, precision=precision, mean=MEAN, std=STD)
+
+
+def _plan(data: ImagesData, weight: PatchWeight, config: ImagesConfig | None = None) -> Plan:
+    raw = data.case.dtype == "uint8"
+    return PATCH_EMBED_IMAGES.plan(PatchEmbedImagesArguments(
+        data.images[0], weight.raw if raw else weight.normalised, None, weight.scale, weight.offset if raw else None,
+        data.bias, data.pos, weight.patch, torch.bfloat16, "auto", config,
+    ))  # fmt: skip
 
 
 def build_ours(data: ImagesData, config: ImagesConfig | None = None) -> Candidate:
@@ -44,27 +62,23 @@ def build_ours(data: ImagesData, config: ImagesConfig | None = None) -> Candidat
     Raises:
         RuntimeError: a bit differs from the reference.
     """
-    precision = "int8" if data.case.dtype == "uint8" else "bf16"
-    weight = cute_kernels.prepare_patch_weight(data.weight, precision=precision, mean=MEAN, std=STD)
+    weight = _weight(data)
 
     def launch(slot: int) -> torch.Tensor:
         return cute_kernels.patch_embed_images(data.images[slot], weight, data.bias, data.pos, config=config)
 
-    offset = None
-    if precision == "int8":
-        offset = weight.offset
+    if weight.precision == "int8":
         some, out = data.images[0][-_EXACT_IMAGES:], launch(0)[-_EXACT_IMAGES:]
-        shift = data.bias.float() + offset
+        shift = data.bias.float() + weight.offset
         expected = reference.patch_embed_images(some, weight.raw, None, weight.scale, shift, data.pos, weight.patch)
         wrong = int((out.view(torch.int16) != expected.view(torch.int16)).sum())
         if wrong:
             raise RuntimeError(f"{wrong} of {out.numel()} elements differ from the exact reference")
-    arguments = PatchEmbedImagesArguments(
-        data.images[0], weight.raw, None, weight.scale, offset, data.bias, data.pos, weight.patch,
-        torch.bfloat16, "auto", config,
-    )  # fmt: skip
-    chosen = dataclasses.asdict(PATCH_EMBED_IMAGES.plan(arguments).config)
+    plan = _plan(data, weight, config)
+    chosen = dataclasses.asdict(plan.config)
     detail = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    if len(plan.launches) > 1:
+        detail = f"{plan.launches[0].operation} in front, {detail}"
     return Candidate(launch, detail, cute_kernels.frozen_constants)
 
 
@@ -92,10 +106,16 @@ def _fp8_rows(data: ImagesData, images: torch.Tensor) -> torch.Tensor:
     return data.rows((data.normalised(images, torch.float32) * _FP8_MAX).to(torch.float8_e4m3fn))
 
 
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of 8-bit numbers, contiguous, with zeros up to whole 16 bytes: what rows are that exist already."""
+    return torch.nn.functional.pad(rows.view(torch.uint8), (0, -rows.shape[-1] % 16)).view(rows.dtype).contiguous()
+
+
 def build_rows(data: ImagesData) -> Candidate:
     """`cute_kernels.patch_embed` alone, on E4M3 rows that exist already."""
     weight, scale = _fp8_weight(data)
-    rows = [torch.cat([_fp8_rows(data, part) for part in images.split(256)]) for images in data.images]
+    rows = [_padded(torch.cat([_fp8_rows(data, part) for part in images.split(256)])) for images in data.images]
+    weight = _padded(weight)
 
     def launch(slot: int) -> torch.Tensor:
         return cute_kernels.patch_embed(
@@ -107,12 +127,14 @@ def build_rows(data: ImagesData) -> Candidate:
 
 def build_integer_rows(data: ImagesData) -> Candidate:
     """`cute_kernels.patch_embed` alone, on the pixels of patches that are rows already, with int8 weights."""
+    if data.case.dtype != "uint8":
+        raise PeerUnavailable("normalised images are no integers")
     weight = cute_kernels.prepare_patch_weight(data.weight, mean=MEAN, std=STD)
-    rows = [data.rows(images).contiguous() for images in data.images]
+    rows, matrix = [_padded(data.rows(images)) for images in data.images], _padded(weight.raw)
     bias, scale = data.bias.float() + weight.offset, weight.scale[None]
 
     def launch(slot: int) -> torch.Tensor:
-        return cute_kernels.patch_embed(rows[slot], weight.raw, bias, data.pos, scale_b=scale)
+        return cute_kernels.patch_embed(rows[slot], matrix, bias, data.pos, scale_b=scale)
 
     return Candidate(launch, "uint8 x int8", cute_kernels.frozen_constants)
 
@@ -178,7 +200,7 @@ def build_timm(data: ImagesData) -> Candidate:
     """As timm's prefetcher and `PatchEmbed`: normalised in place in BF16, projection, flatten, positions; eager."""
     mean, std = (torch.full((1, 3, 1, 1), 255 * x, dtype=torch.bfloat16, device=data.device) for x in (MEAN, STD))
     case = data.case
-    projection = torch.nn.Conv2d(3, case.n, 16, 16, device=data.device, dtype=torch.bfloat16)
+    projection = torch.nn.Conv2d(3, case.n, case.patch, case.patch, device=data.device, dtype=torch.bfloat16)
     with torch.no_grad():
         projection.weight.copy_(data.weight)
         projection.bias.copy_(data.bias)
@@ -189,6 +211,22 @@ def build_timm(data: ImagesData) -> Candidate:
         return projection(pixels).flatten(2).transpose(1, 2) + data.pos
 
     return _candidate(data, chain, "BF16, eager")
+
+
+def build_pass(data: ImagesData) -> Candidate:
+    """What is launched in front where no kernel reads the images: their patches as rows."""
+    plan = _plan(data, _weight(data))
+    if len(plan.launches) == 1:
+        raise PeerUnavailable("one kernel reads the images themselves")
+    front = plan.launches[0]
+    shape = (data.case.rows, front.row_elements)
+    rows = torch.empty(shape, dtype=getattr(torch, front.problem.out_dtype), device=data.device)
+
+    def launch(slot: int) -> torch.Tensor:
+        gpu.launch(front, Operands(images=data.images[slot], x=rows))
+        return rows
+
+    return Candidate(launch, f"{front.problem.in_dtype} -> {front.problem.out_dtype}, {front.problem.order}")
 
 
 def build_copy(data: ImagesData) -> Candidate:

@@ -85,7 +85,7 @@ def test_the_gemm(device: None, tmp_path: Path) -> None:
 
 
 def test_images(device: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setitem(image_cases.MODELS, "tiny", (72, 32))
+    monkeypatch.setitem(image_cases.MODELS, "tiny", (72, 32, 16))
     argv = "--models tiny --batches 3 --peers conv --configs cta_group=1,weight=smem tile_patches=17".split()
     assert images.main([*argv, "--output", str(tmp_path), "--name", "b200"]) == 0
     peers = peers_of(tmp_path / "b200.json")

@@ -7,11 +7,12 @@ import torch
 
 from bench import image_cases, images, results
 from bench.image_cases import ImagesCase, ImagesData
-from bench.peers import OURS, image_peers
+from bench.peers import OURS, PeerUnavailable, image_peers
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import Protocol
 from cute_kernels import Sm90GatherConfig
 from cute_kernels.plan import make_plan
+from tests.gpu import emulated
 
 CASE = ImagesCase("tiny", 2, 32, 16, 2)
 NORMALISED = ImagesCase("tiny", 2, 32, 16, 2, "bfloat16")
@@ -56,6 +57,34 @@ def test_a_document_is_read_back() -> None:
     result = CaseResult(CASE, [PeerResult(OURS, "complete", reason="not timed")])
     document = Results("now", "bench.images", {}, Protocol(), [result])
     assert results.from_json(results.to_json(document)) == document
+
+
+@pytest.mark.parametrize("build", ["build_ours", "build_rows", "build_integer_rows", "build_conv", "build_timm"])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("patch", [14, 32])
+def test_other_patches_and_layouts(build: str, patch: int, channels_last: bool) -> None:
+    case = ImagesCase("tiny", 2, 2 * patch, 16, 2, patch=patch, channels_last=channels_last)
+    data = ImagesData(case, torch.device("cpu"))
+    assert data.images[0].is_contiguous(memory_format=torch.channels_last) == channels_last
+    check = data.check(getattr(image_peers, build)(data).launch(0).contiguous(), with_table=True)
+    assert check.passed and 0 < check.row_error < (0.08 if build == "build_rows" else 0.02)
+
+
+def test_the_pass_in_front() -> None:
+    with emulated.device("sm_90a"):
+        case = ImagesCase("tiny", 1, 28, 16, 1, patch=14)
+        data = ImagesData(case, torch.device("cuda"))
+        rows = image_peers.build_pass(data).launch(0)
+        assert torch.equal(rows[:, :588].cpu(), data.rows(data.images[0]).view(-1, 588).cpu())
+        with pytest.raises(PeerUnavailable, match="one kernel reads the images"):
+            image_peers.build_pass(ImagesData(CASE, torch.device("cuda")))
+
+
+def test_variants_of_the_command_line() -> None:
+    (case,) = images.parse_arguments(["--models", "base-p14", "--batches", "8", "--channels-last"]).cases
+    assert (case.patch, case.positions, case.k, case.channels_last) == (14, 256, 588, True)
+    assert "channels last" in case.name and "patches of 14" in case.title
+    assert len(make_plan(image_cases.problem(case), arch="sm_90a").launches) == 2
 
 
 @pytest.mark.parametrize("build", ["build_ours", "build_rows", "build_conv", "build_conv_channels_last", "build_timm"])
