@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import io
+import itertools
 import json
 import os
 import sys
@@ -213,7 +214,8 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
         "ptx",
         help="write a kernel's PTX and how to launch it",
         description="Compiles a kernel (no GPU needed) and writes its PTX, and beside it a JSON file with the facts of "
-        "a launch: entry, parameters, grid, cluster, block, shared memory, registers.",
+        "a launch: entry, parameters, grid, cluster, block, shared memory, registers. Of a plan that chains kernels, "
+        "FILE-1, FILE-2, ..",
     )
     parser.add_argument("kernel", choices=tuple(KINDS))
     parser.add_argument(
@@ -232,14 +234,19 @@ def _ptx(options: argparse.Namespace) -> int:
 
     output = options.output or Path(options.kernel.replace("-", "_") + ".ptx")
     files.check_output(output)
-    facts_path = output.with_name(output.name + ".json")
-    files.check_output(facts_path)
     plan = plan_of(options)
-    artifact = compile.compile_plan(plan)
-    facts = launch_facts.launch_facts(plan, artifact)
-    files.write_text(output, artifact.ptx)
-    files.write_text(facts_path, json.dumps(facts, indent=2) + "\n")
-    print(f"{output}\n{facts_path}")
+    outputs = [output]
+    if len(plan.launches) > 1:
+        outputs = [output.with_stem(f"{output.stem}-{number + 1}") for number in range(len(plan.launches))]
+    paths = [(path, path.with_name(path.name + ".json")) for path in outputs]
+    for path in itertools.chain(*paths):
+        files.check_output(path)
+    for part, (ptx_path, facts_path) in zip(plan.launches, paths, strict=True):
+        artifact = compile.compile_plan(part)
+        facts = launch_facts.launch_facts(part, artifact)
+        files.write_text(ptx_path, artifact.ptx)
+        files.write_text(facts_path, json.dumps(facts, indent=2) + "\n")
+        print(f"{ptx_path}\n{facts_path}")
     return 0
 
 

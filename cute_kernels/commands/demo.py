@@ -37,9 +37,10 @@ PHOTOGRAPHS = {
 }
 
 
-_ON_GPU = {"sm_100a": ((10, 0), PRECISIONS), "sm_90a": ((9, 0), ("int8",))}
-"""Architecture -> compute capability, and the precisions whose bits a GPU has as the references have them: Hopper's
-tensor cores keep fewer bits of a sum of FP8 products, and round sums of BF16 products in an order of their own."""
+_ON_GPU = {"sm_100a": ((10, 0), ("int8", "fp8")), "sm_90a": ((9, 0), ("int8",))}
+"""Architecture -> compute capability, and the precisions whose bits are compared on a GPU. Sums of integers are exact
+everywhere. Hopper's tensor cores keep fewer bits of a sum of FP8 products, and in which order those of either round a
+sum of BF16 products is not documented."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,11 @@ def run_demo(options: DemoOptions, console: Console) -> int:
 
     for embedded in found:
         if embedded.plan is not None:
-            artifact = compile.compile_plan(embedded.plan, emulated=not embedded.on_gpu)
-            console.print(report.resource_table(embedded.plan, artifact.resources, embedded.candidate.precision))
+            for part in embedded.plan.launches:
+                artifact = compile.compile_plan(part, emulated=not embedded.on_gpu)
+                chained = "" if part is embedded.plan else f", {part.operation},"
+                name = f"{embedded.candidate.precision}{chained}"
+                console.print(report.resource_table(part, artifact.resources, name))
     console.print(report.accuracy_table(accuracies))
     console.print("FP32 is torch.nn.functional.conv2d + position embedding on normalised, unquantised pixels.")
     with files.writing(options.output):
@@ -175,7 +179,7 @@ def _run(candidate: Candidate, expected: torch.Tensor, options: DemoOptions, con
             return _Embedded(candidate, candidate.run_on_gpu(plan), torch.cuda.get_device_name(), plan, on_gpu=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"{candidate.precision}: emulating clusters", total=plan.clusters)
+        task = progress.add_task(f"{candidate.precision}: emulating clusters", total=None)
         out, done = candidate.emulate(
             plan, options.seed, options.trace, lambda done, total: progress.update(task, completed=done, total=total)
         )

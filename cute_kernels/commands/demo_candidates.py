@@ -80,7 +80,9 @@ class Candidate:
         """What the kernel returns when the emulator executes it, and a remark on that."""
         prepared = self.operation.prepare(self.arguments, plan)
         report = emulated.launch(prepared.plan, prepared.operands, Options(seed=seed, trace=trace), progress)
-        done = f"{report.warp_instructions:,} warp instructions of {plan.clusters} clusters in {report.seconds:.1f} s"
+        done = f"{report.warp_instructions:,} warp instructions of {report.clusters} clusters in {report.seconds:.1f} s"
+        if len(plan.launches) > 1:
+            done += f" (by the last of {len(plan.launches)} kernels)"
         return prepared.result(), done
 
 

@@ -17,7 +17,7 @@ def launch_facts(plan: Plan, artifact: Artifact) -> dict[str, Any]:
         "kernel": artifact.kernel_name,
         "arch": plan.arch.name,
         "problem": dataclasses.asdict(plan.problem),
-        "config": dataclasses.asdict(plan.config),
+        "config": None if plan.config is None else dataclasses.asdict(plan.config),
         "grid": plan.grid,
         "cluster": plan.cluster,
         "block": (plan.threads, 1, 1),

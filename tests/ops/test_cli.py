@@ -109,7 +109,6 @@ def test_ptx_with_scales_of_rows_and_features(tmp_path):
         (["plan", "patch-embed-images", "--arch=sm_90a", "--set", "warpgroups=4"], "nearest legal value: 3"),
         (["plan", "patch-embed-images", "--arch=sm_90a", "--set", "tile_n=64"], "fields for sm_90a: source, tile_pat"),
         (["plan", "patch-embed-images", "--arch=sm_90a", "--patch", "7", "--width", "225"], "nearest legal value: 224"),
-        (["ptx", "patch-embed-images", "--arch=sm_90a", "--patch", "7", "-o", "x"], "chains kernels, of patchify and"),
         (
             ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=fp16", "--set=warpgroups=1"],
             "fields for sm_90a, bf16 and fp16: tile_patches, tile_rows",
@@ -165,6 +164,18 @@ def test_counts_are_positive(command, option, value, capsys):
         main([*command.split(), f"{option}={value}"])
     assert exit.value.code == 2
     assert f"argument {option}: '{value}' is not a positive integer" in capsys.readouterr().err
+
+
+def test_ptx_of_chained_kernels(tmp_path):
+    """Files of their own: what the first writes, the second reads."""
+    sizes = ["patch-embed-images", "--arch", "sm_90a", "--patch", "14", "--height=28", "--width=28", "--features=64"]
+    plan = make_plan(PatchEmbedImagesProblem(1, 3, 28, 28, 14, 64, table_rows=4), arch="sm_90a")
+    assert main(["ptx", *sizes, "-o", str(tmp_path / "k.ptx")]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["k-1.ptx", "k-1.ptx.json", "k-2.ptx", "k-2.ptx.json"]
+    for number, part in enumerate(plan.launches, 1):
+        facts = json.loads((tmp_path / f"k-{number}.ptx.json").read_text())
+        assert (tmp_path / f"k-{number}.ptx").read_text() == compile_plan(part).ptx
+        assert f".entry {facts['kernel']}(" in compile_plan(part).ptx and facts["grid"] == list(part.grid)
 
 
 def test_a_kernel_that_an_architecture_lacks(monkeypatch, capsys):
