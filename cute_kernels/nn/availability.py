@@ -36,7 +36,9 @@ def images_out_dtype(
 ) -> torch.dtype | None:
     """The type in which `cute_kernels.patch_embed_images` can give a result that is to be ``wanted``, or None.
 
-    The references have every type; a kernel may have bfloat16 alone, and then that is it.
+    The references have every type; a kernel may have bfloat16 alone. For integer precisions, which nothing else
+    multiplies, that is it then. Floating-point ones get None: a product of rows gives the type that is wanted, without
+    a rounding to bfloat16 on the way.
 
     Args:
         images: ``[B, C, H, W]``, whole patches.
@@ -54,7 +56,8 @@ def images_out_dtype(
         index = images.device.index
         arch, sm_count = devices.device_facts(torch.cuda.current_device() if index is None else index)
     batch, channels, height, width = images.shape
-    for out_dtype in dict.fromkeys((wanted, torch.bfloat16)):
+    integers = precision in ("int8", "int16")
+    for out_dtype in dict.fromkeys((wanted, torch.bfloat16) if integers else (wanted,)):
         problem = PatchEmbedImagesProblem(
             batch=batch,
             channels=channels,

@@ -304,12 +304,21 @@ def test_the_kernel_of_images_in_the_emulator():
 
 @torch.no_grad()
 def test_without_a_kernel_of_images_patches_are_multiplied_as_rows():
-    # A row of so many patches does not fit the shared memory of the pass that would lay them out.
-    module, pos, images = convolution(14), positions(1, 200), uint8_images(14, 2801, batch=1)
-    ours = PatchEmbed.from_module(module, pos_embed=pos, backend="emulator", grid=(1, 200), mean=MEAN, std=STD)
+    module, pos, images = convolution(14), positions(2, 2), uint8_images(28, 30, batch=1)
+    ours = PatchEmbed.from_module(module, pos_embed=pos, backend="emulator", mean=MEAN, std=STD)
     expected = plain(normalise(images), module, pos)
     assert 1e-5 < error(ours(images), expected) < ERRORS["bf16"]
     assert torch.equal(ours(normalise(images)), ours(images))
+
+
+@torch.no_grad()
+def test_no_kernel_that_rounds_to_bfloat16_on_the_way():
+    """Rows of patches of 14 have a kernel that writes bfloat16 alone; a float16 model keeps float16's precision."""
+    module, images = convolution(14).half(), normalise(uint8_images(28, 28, batch=1)).half()
+    ours = PatchEmbed.from_module(module, precision="fp16", backend="emulator", mean=MEAN, std=STD)
+    got = ours(images)
+    assert got.dtype == torch.float16
+    assert 1e-5 < error(got.float(), plain(images.float(), module.float())) < ERRORS["fp16"]
 
 
 @torch.no_grad()
