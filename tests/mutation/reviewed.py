@@ -175,7 +175,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.sync",
-        "sm90/*/mma.py* (_await_turn)",
+        "sm90/transposed/mma.py* (_await_turn)",
         True,
         "turns spread the load on the tensor cores over time; stages and accumulators are guarded by other barriers",
     ),

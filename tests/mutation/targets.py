@@ -14,6 +14,7 @@ from cute_kernels.config import (
     GemmConfig,
     ImagesConfig,
     PatchEmbedConfig,
+    Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
@@ -25,6 +26,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.gather_inputs import GatherCase, make_gather_case
 from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
 from tests.emulator.gemm_inputs import POISON as GEMM_POISON
 from tests.emulator.image_inputs import PATCH, ImagesCase, make_images_case
@@ -171,6 +173,25 @@ def _images_inputs(target: ImagesTarget) -> ImagesCase:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class GatherTarget(KernelTarget):
+    """A configuration of the kernel over 16-bit images, grid rows of one tile, ``k`` pixels in all channels."""
+
+    config: Sm90GatherConfig
+
+    def case(self) -> GatherCase:
+        return _gather_inputs(self).fresh()
+
+
+@functools.lru_cache(maxsize=16)
+def _gather_inputs(target: GatherTarget) -> GatherCase:
+    config = target.config
+    return make_gather_case(
+        batch=target.batch, channels=target.k // PATCH**2, n=target.n, config=config, sm_count=config.cluster, seed=5,
+        grid=(target.positions // config.tile_patches, config.tile_patches),
+    )  # fmt: skip
+
+
 TARGETS: dict[str, KernelTarget] = {
     "sm100": KernelTarget(Sm100PatchEmbedConfig(), 12, 128, 256, quick=True),
     "sm100-4-warps": KernelTarget(Sm100PatchEmbedConfig(tile_n=128, stages=3, epilogue_warps=4), 12, 128, 128),
@@ -199,6 +220,7 @@ TARGETS: dict[str, KernelTarget] = {
         ),
         40, 8, 128, k=256,
     ),
+    "gather-sm90": GatherTarget(Sm90GatherConfig(2, 1, 64, 2, 64, 2, stages=3, pingpong=True), 64, 8, 128, k=256),
     "gemm-sm100-level-7": GemmTarget(Sm100GemmConfig(256, stages=2), 8, 128, 256, k=320),
     "gemm-sm100-two-pairs": GemmTarget(
         Sm100GemmConfig(256, 64, stages=2, store_stages=1, cluster_m=4, accumulators=1), 8, 128, 256, k=320
