@@ -25,19 +25,20 @@ CONFIGS = {  # with patch, grid, and what else is not as usual
     "pairs of patches": (PAIRS, 16, (1, 4), {}),
     "single patches, images first": (replace(PAIRS, row_patches=1, order="row"), 16, (1, 3), {"n": 96}),
     "256 x 192, cluster of 2": (Sm90GatherConfig(2, 1, 128, 2, 192, 2), 16, (1, 4), {}),
-    "four patches, four CTAs": (
-        Sm90GatherConfig(8, 2, 16, 4, 64, 4, stages=2, store_stages=2), 16, (3, 12),
-        {"out_dtype": torch.float32, "n": 200, "batch": 5},
+    "four patches": (
+        Sm90GatherConfig(8, 2, 16, 4, 64, 2, stages=2, store_stages=2), 16, (3, 12),
+        {"out_dtype": torch.float32, "n": 96, "batch": 5},
     ),
     "in turn, pairs": (Sm90GatherConfig(2, 1, 64, 2, 64, 2, stages=3, pingpong=True), 16, (3, 2), {"n": 96}),
-    "in turn, a piece of an image": (
-        replace(IN_TURN, tile_patches=16, tile_rows=4, tile_images=1), 16, (5, 14), {"dtype": torch.float16},
+    "in turn, a piece of an image, four CTAs": (
+        replace(IN_TURN, tile_patches=16, tile_rows=4, tile_images=1, cluster=4), 16, (5, 14),
+        {"dtype": torch.float16, "n": 200},
     ),
     "p = 32, pairs": (Sm90GatherConfig(4, 2, 16, 2, 64, 2), 32, (3, 4), {"out_dtype": torch.float16, "n": 96}),
     "p = 64": (Sm90GatherConfig(2, 2, 32, 1, 64, 2, stages=2), 64, (3, 2), {"n": 96}),
 }  # fmt: skip
 AT_NIGHT = ("single patches, images first", "256 x 192, cluster of 2", "p = 64")
-"""Long, and of what the others or `tests/emulator/test_gemm_sm90.py` have."""
+"""Long, and of a kind with the others or with `tests/emulator/test_gemm_sm90.py`."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=nightly if name in AT_NIGHT else ()) for name in CONFIGS])
@@ -70,12 +71,15 @@ def test_any_images_under_any_schedule(completion, interleave, table, seed, **fa
     check(case, Options(seed=seed, completion=completion, interleave=interleave))
 
 
-@pytest.mark.parametrize("facts", [{"batch": 1, "grid": (3, 5)}, {"batch": 40, "grid": (2, 6)}], ids=str)
+@pytest.mark.parametrize(
+    "facts", [{"batch": 1, "grid": (3, 5)}, pytest.param({"batch": 40, "grid": (2, 6)}, marks=nightly)], ids=str
+)
 def test_default_config(facts: dict) -> None:
     """What is chosen for few and for more images, on a device of 12 multiprocessors."""
     check(make_gather_case(n=200, sm_count=12, seed=3, **facts), Options(interleave="random"))
 
 
+@nightly
 def test_result_does_not_depend_on_the_schedule() -> None:
     case = make_gather_case(batch=65, grid=(1, 4), n=136, config=PAIRS, sm_count=2, seed=7)
     for completion, interleave in (("eager", "starve"), ("lazy", "random"), ("random", "starve")):
