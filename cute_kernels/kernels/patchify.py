@@ -14,7 +14,10 @@ from cutlass import Int32, Int64
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.elements import ELEMENT_TYPES
-from cute_kernels.plan.patchify import PatchifyPlan
+from cute_kernels.plan.patchify import PITCH_PAD_BYTES, PatchifyPlan
+
+_WORDS = {1: cutlass.Int8, 2: cutlass.Int16, 4: Int32, 8: Int64}
+"""Numbers by their bytes."""
 
 
 class PatchifyKernel:
@@ -40,10 +43,13 @@ class PatchifyKernel:
         pixels = grid_columns * (problem.patch * problem.patch)  # of one channel's strip
         strips = 1 if problem.channels_last else problem.channels
         strip = pixels * (problem.channels // strips)
+        smem = strip * (strips * plan.pixel_bytes)
+        if cutlass.const_expr(plan.gathers_vectors):
+            smem += problem.channels * problem.patch * PITCH_PAD_BYTES
         self.kernel(images_pointer, x_pointer, strip, grid_rows, grid_columns).launch(
             grid=(batch * grid_rows, 1, 1),
             block=(plan.threads, 1, 1),
-            smem=strip * (strips * plan.pixel_bytes),
+            smem=smem,
             stream=stream,
             use_pdl=True,
         )
@@ -53,7 +59,6 @@ class PatchifyKernel:
         self, images: cute.Pointer, rows: cute.Pointer, strip: Int32, grid_rows: Int32, grid_columns: Int32
     ) -> None:
         plan, problem = self.plan, self.plan.problem
-        thread = cute.arch.thread_idx()[0]
         block = cute.arch.block_idx()[0]
         image = block // grid_rows
         storage = cute.recast_ptr(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=16), dtype=self.pixel)
@@ -62,6 +67,20 @@ class PatchifyKernel:
         ptx.griddepcontrol()
         # A channel's strips of an image follow each other; the channels follow each other.
         first = Int64(image) * Int64(strips * grid_rows) + Int64(block - image * grid_rows)
+        if cutlass.const_expr(plan.gathers_vectors):
+            self._move_vectors(images, rows, storage, first, strip, grid_rows, grid_columns)
+        else:
+            self._move(images, rows, storage, first, strip, grid_rows, grid_columns)
+
+    @cute.jit
+    def _move(
+        self, images: cute.Pointer, rows: cute.Pointer, storage: cute.Pointer, first: Int64, strip: Int32,
+        grid_rows: Int32, grid_columns: Int32,
+    ) -> None:  # fmt: skip
+        """Strips as they are, then one store after the other, whose place in a patch is worked out for each."""
+        plan, problem = self.plan, self.plan.problem
+        thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+        strips = cutlass.const_expr(1 if problem.channels_last else problem.channels)
         vector = plan.load_pixels
         for channel in cutlass.range_constexpr(strips):
             source = images + cute.assume((first + channel * Int64(grid_rows)) * Int64(strip), divby=vector)
@@ -86,6 +105,78 @@ class PatchifyKernel:
                 cute.make_layout(plan.store_elements),
             )
             cute.autovec_copy(cute.make_tensor(values.iterator, cute.make_layout(plan.store_elements)), stored)
+
+    @cute.jit
+    def _move_vectors(
+        self, images: cute.Pointer, rows: cute.Pointer, storage: cute.Pointer, first: Int64, strip: Int32,
+        grid_rows: Int32, grid_columns: Int32,
+    ) -> None:  # fmt: skip
+        """Rows of pixels with a pad between them, then vectors: a thread's place in a patch is worked out once."""
+        plan, problem = self.plan, self.plan.problem
+        thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+        side, channels, vector = problem.patch, problem.channels, plan.load_pixels
+        half = cutlass.const_expr(vector // 2)  # rows begin on 8 bytes
+        width = grid_columns * side
+        pitch = width + PITCH_PAD_BYTES // plan.pixel_bytes
+        in_row = width // vector
+        for channel in cutlass.range_constexpr(channels):
+            source = images + cute.assume((first + channel * Int64(grid_rows)) * Int64(strip), divby=vector)
+            for i in cutlass.range(thread, side * in_row, plan.threads, unroll=2):
+                row = i // in_row
+                values = cute.make_rmem_tensor(cute.make_layout((half, 2)), self.pixel)
+                place = source + cute.assume(i * vector, divby=vector)
+                cute.autovec_copy(
+                    cute.make_tensor(place, cute.make_layout(vector)),
+                    cute.make_tensor(values.iterator, cute.make_layout(vector)),
+                )
+                offset = (channel * side + row) * pitch + (i - row * in_row) * vector
+                for j in cutlass.range_constexpr(2):
+                    target = storage + cute.assume(offset + j * half, divby=half)
+                    cute.autovec_copy(values[None, j], cute.make_tensor(target, cute.make_layout(half)))
+        cute.arch.sync_threads()
+
+        units = cutlass.const_expr(plan.store_elements // plan.unit)
+        together = cutlass.const_expr(plan.threads // plan.vectors)  # patches at a time
+        patch = thread // plan.vectors
+        k = (thread - patch * plan.vectors) * plan.store_elements
+        places = cute.make_rmem_tensor(cute.make_layout(units), Int32)
+        for j in cutlass.range_constexpr(units):
+            at = k + j * plan.unit
+            line = at // side
+            places[j] = Int32(-1)
+            if at < channels * side * side:
+                places[j] = line * pitch + at - line * side
+        out = rows + cute.assume(Int64(block) * Int64(grid_columns * plan.row_elements), divby=plan.store_elements)
+        if patch < together:
+            for p in cutlass.range(patch, grid_columns, together, unroll=2):
+                values = cute.make_rmem_tensor(cute.make_layout((plan.unit, units)), self.element)
+                for j in cutlass.range_constexpr(units):
+                    self._unit(storage, places[j], p * side, values[None, j])
+                stored = cute.make_tensor(
+                    out + cute.assume(p * plan.row_elements + k, divby=plan.store_elements),
+                    cute.make_layout(plan.store_elements),
+                )
+                cute.autovec_copy(cute.make_tensor(values.iterator, cute.make_layout(plan.store_elements)), stored)
+
+    @cute.jit
+    def _unit(self, storage: cute.Pointer, place: Int32, first: Int32, target: cute.Tensor) -> None:
+        """``unit`` elements at a place in a patch whose pixels begin at ``first``; zeros where there is no place.
+
+        What is not there is loaded from the first place: a branch would cost more.
+        """
+        unit, there = self.plan.unit, place >= 0
+        source = storage + cute.assume(max(place, 0) + first, divby=unit)
+        if cutlass.const_expr(self.pixel is self.element):
+            # One number: loaded byte by byte the unit would have to be put together again.
+            word = _WORDS[unit * self.plan.pixel_bytes]
+            value = cute.make_tensor(cute.recast_ptr(source, dtype=word), cute.make_layout(1))[0]
+            cute.recast_tensor(target, word)[0] = value if there else word(0)
+        else:
+            loaded = cute.make_rmem_tensor(cute.make_layout(unit), self.pixel)
+            cute.autovec_copy(cute.make_tensor(source, cute.make_layout(unit)), loaded)
+            for i in cutlass.range_constexpr(unit):
+                loaded[i] = loaded[i] if there else self.pixel(0)
+            self._convert(loaded, target)
 
     @cute.jit
     def _gather(
@@ -113,8 +204,12 @@ class PatchifyKernel:
                 offset = (row * width + patch * side + (pixel - row * side)) * channels + channel
             source = storage + cute.assume(offset, divby=plan.unit)
             cute.autovec_copy(cute.make_tensor(source, cute.make_layout(plan.unit)), loaded)
+        self._convert(loaded, target)
+
+    @cute.jit
+    def _convert(self, loaded: cute.Tensor, target: cute.Tensor) -> None:
         if cutlass.const_expr(self.pixel is self.element):
-            for i in cutlass.range_constexpr(plan.unit):
+            for i in cutlass.range_constexpr(self.plan.unit):
                 target[i] = loaded[i]
         else:
             target.store(loaded.load().to(self.element))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -20,6 +21,11 @@ CONVERSIONS = {
     "float32": ("bfloat16", "float16"),
 }
 """Element types of the rows by those of the pixels; each conversion rounds to nearest, ties to even."""
+
+PITCH_PAD_BYTES = 40
+"""Between rows of pixels in shared memory, an odd multiple of 8 bytes. Of the 32 places from which a warp gathers
+neighbouring vectors of a row of the result, two to three share a bank then (224 and 336 pixels, p = 14); with rows that
+follow each other four to five do."""
 
 WORD_BYTES = 4
 """Least bytes that a thread stores: 32 of them are a whole line, and neighbours meet no bank twice."""
@@ -93,9 +99,33 @@ class PatchifyPlan(Plan):
         return round_up(p.channels * p.patch**2, VECTOR_BYTES // self.element_bytes)
 
     @property
+    def vectors(self) -> int:
+        """16-byte vectors of a row of the result."""
+        return self.row_elements * self.element_bytes // VECTOR_BYTES
+
+    @property
+    def gathers_vectors(self) -> bool:
+        """Threads keep the place of one vector in a patch, and gather and store it for one patch after the other.
+
+        For patches whose rows of pixels are no whole vectors, in images whose rows are.
+        """
+        p = self.problem
+        ragged = not p.channels_last and self.unit * self.element_bytes < VECTOR_BYTES
+        whole_rows = p.width * self.pixel_bytes % VECTOR_BYTES == 0
+        fits = p.channels * p.patch * (p.width * self.pixel_bytes + PITCH_PAD_BYTES) <= self.arch.smem_bytes
+        # Where conversion alone makes vectors of the result of several units, dividing once per unit is cheap enough.
+        return ragged and p.patch % 4 != 0 and whole_rows and fits and self.vectors <= self.threads
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return {"gathers_vectors": self.gathers_vectors}
+
+    @property
     def load_pixels(self) -> int:
         """Pixels that one thread loads at once: every strip of pixels begins on a multiple of them."""
         p = self.problem
+        if self.gathers_vectors:
+            return VECTOR_BYTES // self.pixel_bytes
         pixels = p.patch**2 * (p.channels if p.channels_last else 1)
         return math.gcd(pixels, VECTOR_BYTES // self.pixel_bytes)
 
@@ -111,6 +141,8 @@ class PatchifyPlan(Plan):
     @property
     def store_elements(self) -> int:
         """Elements that one thread stores at once."""
+        if self.gathers_vectors:
+            return VECTOR_BYTES // self.element_bytes
         return max(WORD_BYTES, self.unit * self.element_bytes) // self.element_bytes
 
     @property
@@ -128,7 +160,8 @@ class PatchifyPlan(Plan):
     @property
     def smem(self) -> tuple[SmemRegion, ...]:
         p = self.problem
-        return (SmemRegion("pixels of a row of patches", 0, p.channels * p.patch * p.width * self.pixel_bytes, 16),)
+        pitch = p.width * self.pixel_bytes + PITCH_PAD_BYTES * self.gathers_vectors
+        return (SmemRegion("pixels of a row of patches", 0, p.channels * p.patch * pitch, 16),)
 
     def describe_problem(self) -> str:
         p = self.problem

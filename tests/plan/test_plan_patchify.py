@@ -20,19 +20,26 @@ def plan(**changes: object) -> PatchifyPlan:
     ("changes", "load", "unit", "store", "row"),
     [
         ({}, 16, 16, 16, 768),
-        ({"patch": 14}, 4, 2, 4, 592),
+        ({"patch": 14}, 16, 2, 16, 592),
+        ({"patch": 14, "width": 42}, 4, 2, 4, 592),
         ({"patch": 32}, 16, 16, 16, 3072),
-        ({"patch": 7}, 1, 1, 4, 160),
+        ({"patch": 7}, 16, 1, 16, 160),
+        ({"patch": 7, "width": 217}, 1, 1, 4, 160),
         ({"channels_last": True, "order": "hwc"}, 16, 16, 16, 768),
         ({"channels_last": True}, 16, 1, 4, 768),
         ({"in_dtype": "bfloat16", "out_dtype": "bfloat16"}, 8, 8, 8, 768),
-        ({"in_dtype": "bfloat16", "out_dtype": "bfloat16", "patch": 14}, 4, 2, 2, 592),
+        ({"in_dtype": "bfloat16", "out_dtype": "bfloat16", "patch": 14}, 8, 2, 8, 592),
+        ({"in_dtype": "float32", "out_dtype": "bfloat16", "patch": 14}, 4, 2, 8, 592),
+        ({"patch": 14, "channels": 21}, 4, 2, 4, 4128),  # 258 vectors of a row, for 256 threads
         ({"in_dtype": "float32", "out_dtype": "bfloat16"}, 4, 4, 4, 768),
         ({"out_dtype": "bfloat16"}, 16, 8, 8, 768),
     ],
 )
 def test_widths(changes, load, unit, store, row):
-    """Loads of 16 bytes where every strip begins on them, stores of 4 bytes at least; rows are whole 16 bytes."""
+    """Loads of 16 bytes where every strip begins on them, stores of 4 bytes at least; rows are whole 16 bytes.
+
+    Of patches whose rows are no whole vectors in images whose rows are, vectors are gathered: loads and stores of 16.
+    """
     made = plan(**changes)
     assert (made.load_pixels, made.unit, made.store_elements, made.row_elements) == (load, unit, store, row)
 
@@ -42,6 +49,15 @@ def test_a_row_of_patches_fits_shared_memory_to_the_byte():
     assert plan(channels=1, patch=16, width=14528, height=16).smem_bytes == 232_448
     with pytest.raises(ValueError, match="width = 14544 .*232,704 B of shared memory.* nearest legal value: 14528"):
         plan(channels=1, patch=16, width=14544, height=16)
+
+
+def test_vectors_are_gathered_where_a_pad_between_rows_of_pixels_fits():
+    """14 rows of 16,464 bytes and 40 more are 231,056 of 232,448 B; two rows of half of these leave no room."""
+    wide = {"channels": 1, "patch": 14, "height": 14}
+    roomy = plan(**wide, width=16_464)
+    assert roomy.gathers_vectors and roomy.smem_bytes == 231_056
+    tight = plan(channels=1, patch=2, height=2, width=116_224)  # 2 x 116,224 B are all of it
+    assert not tight.gathers_vectors and tight.smem_bytes == 232_448
 
 
 def test_a_grid_has_less_than_two_to_the_31_ctas():
