@@ -10,7 +10,7 @@ from bench.gemm_cases import siglip2, squares
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Sm100PatchEmbedConfig
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
 from cute_kernels.plan import ARCHS, gemm_candidates, make_plan
-from cute_kernels.plan.gemm.sm90 import CANDIDATES
+from cute_kernels.plan.gemm.sm90 import CANDIDATES, TILES
 from cute_kernels.plan.gemm.sm100 import CANDIDATES as CANDIDATES_100
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, TUNED, WIDE
 
@@ -296,3 +296,12 @@ def test_description_names_the_budget() -> None:
     rows = dict(make_plan(GemmProblem(4096, 4096, 4096, batches=2), LEVEL_8).describe())
     assert rows["problem"] == "2 x [4096, 4096] x [4096, 4096]^T, bfloat16 -> bfloat16, bias False"
     assert rows["SMEM total"] == "230,400 of 232,448 B"
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_tiles_that_a_tuner_tries_are_legal(tile: tuple[int, int, bool]) -> None:
+    """Its search leaves out what the plan refuses, and would not miss a tile that is never legal."""
+    tile_m, tile_n, pingpong = tile
+    config = Sm90GemmConfig(tile_m, tile_n, 2, 1, 1, pingpong, 1)
+    plan = make_plan(GemmProblem(4096, 4096, 4096), config)
+    assert (plan.config.tile_m, plan.config.tile_n, plan.config.pingpong) == tile

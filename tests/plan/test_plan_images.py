@@ -104,3 +104,19 @@ def test_description_names_what_was_chosen() -> None:
     assert "[4736, 3, 224, 224] uint8 NCHW, patches of 16" in text["problem"]
     assert "8 images x 14 patches of a grid row = 112 columns x 128 features" in text["tile"]
     assert "(224, 8, 16, 1)" in text["source"] and "held" in text["epilogue"]
+
+
+@pytest.mark.parametrize("table, tiles", [(0, None), (1, 1), (4, 2)])
+def test_the_table_has_a_tile_for_every_tile_of_positions(table: int, tiles: int | None) -> None:
+    """Two rows of two patches; without bias and positions there is none, and nothing to be kept in registers."""
+    for config in (Sm90ImagesConfig(tile_patches=2), Sm100ImagesConfig(tile_patches=2)):
+        plan = make_plan(PatchEmbedImagesProblem(16, 3, 32, 32, 16, 64, table_rows=table), config)
+        assert (plan.table_shape and plan.table_shape[0]) == tiles
+        if isinstance(config, Sm90ImagesConfig):
+            assert plan.holds_table == (table > 0) and (plan.table_registers > 0) == (table > 0)
+
+
+@pytest.mark.parametrize("warpgroups", [1, 2, 3])
+def test_the_warp_that_loads_is_the_first_behind_the_consumers(warpgroups: int) -> None:
+    plan = make_plan(HEADLINE, Sm90ImagesConfig(warpgroups=warpgroups, cluster=1))
+    assert plan.roles.index("load") == plan.load_warp == 4 * warpgroups == plan.roles.count("mma")

@@ -83,3 +83,7 @@ def test_a_grid_has_less_than_two_to_the_31_ctas():
 def test_what_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         plan(**changes)
+
+
+def test_positions_are_whole_patches():
+    assert (PROBLEM.positions, dataclasses.replace(PROBLEM, width=48).positions) == (196, 42)

@@ -274,3 +274,9 @@ def test_accumulators_fit_the_registers_that_a_thread_starts_with(warpgroups: in
 def test_a_problem_that_fits_no_configuration_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="table_rows = 33.*32 bits"):
         make_plan(PatchEmbedProblem(33, 2**31 - 256, 768, 33), arch="sm_90a")
+
+
+@pytest.mark.parametrize("dtype, elements", [("float8_e4m3fn", 128), ("int8", 128), ("bfloat16", 64), ("float16", 64)])
+def test_a_block_of_k_is_128_bytes_of_any_element(dtype: str, elements: int) -> None:
+    plan = make_plan(PatchEmbedProblem(256, 128, 768, in_dtype=dtype), arch="sm_90a")
+    assert (plan.tile_k, plan.k_blocks) == (elements, 768 // elements)
