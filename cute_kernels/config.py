@@ -14,7 +14,7 @@ EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
 WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
-PixelSource = Literal["auto", "strips"]
+PixelSource = Literal["auto", "strips", "gather"]
 WeightMemory = Literal["auto", "tmem", "smem"]
 TileOrder = Literal["row", "image"]
 Activation = Literal["none", "silu", "gelu_tanh"]
@@ -288,19 +288,20 @@ class Sm90ImagesConfig:
 
 @dataclass(frozen=True)
 class Sm100ImagesConfig:
-    """Tunables of the SM100a kernel that reads patches out of images, ``out^T = weight * patches^T``.
+    """Tunables of the SM100a kernel that reads patches of 16 x 16 out of images, ``out^T = weight * patches^T``.
 
     A tile is ``tile_patches`` neighbouring patches of a grid row in ``tile_images`` images, the columns of the
     accumulator; features are its rows, 128 per CTA, whose weight stays on chip for the whole launch.
 
     Attributes:
-        source: as in `Sm90ImagesConfig`.
+        source: ``"strips"`` of uint8 images, as in `Sm90ImagesConfig`; ``"gather"``: TMA boxes of the rows of single
+            patches, of 16-bit images; ``"auto"``: what the images allow.
         tile_patches: 1 to 16; 0: chosen for the problem, as for the fields below whose default is 0 or ``"auto"``. A
             tile may be wider than a grid row.
         tile_images: such that each CTA of a group has a multiple of 16 patches, and the tile up to 256.
         cta_group: CTAs that multiply together: a pair, each with half of the images of a tile, or 1.
-        weight: where it stays. ``"tmem"``: tensor memory, 64 columns per channel; ``"smem"``: shared memory, 32 KiB per
-            channel, which every MMA reads again.
+        weight: where it stays. ``"tmem"``: tensor memory, 64 columns per channel, 128 of 16-bit images; ``"smem"``:
+            shared memory, 32 or 64 KiB per channel, which every MMA reads again.
         accumulators: of a whole tile in tensor memory, 1 or 2.
         part_columns: columns of an accumulator that are multiplied and handed to the epilogue at once, the last part
             may have fewer: while one part is drained the next is multiplied, over the same stages.

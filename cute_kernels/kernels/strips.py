@@ -1,4 +1,4 @@
-"""Strips of uint8 images: views of images, operand, output and table, the same on every architecture.
+"""Strips of images: views of images, operand, output and table, the same on every architecture.
 
 How a strip is an operand as it lands: `cute_kernels.plan.patch_embed_images.strips`.
 """
@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH, STRIP_ROWS
 from cute_kernels.plan.patch_embed_images.strips import BLOCK_FEATURES, StripsPlan
 
@@ -24,6 +25,19 @@ def images_layout(batch: Int32, channels: int, height: Int32, width: Int32) -> c
     return cute.make_layout((width, batch, height, channels), stride=(1, image, width, plane))
 
 
+def patches_layout(batch: Int32, channels: int, height: Int32, width: Int32) -> cute.Layout:
+    """Contiguous ``[B, C, H, W]`` seen as ``[pixels of a patch's row, W / 16, B, H, C]``, of 16-bit pixels."""
+    _, image, row, plane = images_layout(batch, channels, height, width).stride
+    shape = (STRIP_PATCH, width // STRIP_PATCH, batch, height, channels)
+    return cute.make_layout(shape, stride=(1, STRIP_PATCH, image, row, plane))
+
+
+def source_box(plan: StripsPlan) -> tuple[int, ...]:
+    """The TMA box of a stage in the view of the images: that of `images_layout`, or of `patches_layout`."""
+    _, images, rows, channels = plan.stage_box
+    return plan.stage_box if plan.pixel_bytes == 1 else (STRIP_PATCH, plan.tile_patches, images, rows, channels)
+
+
 def out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) -> cute.Layout:
     """Contiguous ``[B, grid rows, patches, N]`` seen as ``[patches, N, B, grid rows]``."""
     n = cute.assume(n, divby=8)
@@ -32,13 +46,23 @@ def out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) ->
     return cute.make_layout((grid_width, n, batch, grid_height), stride=(n, 1, image, row))
 
 
-def strip_layout(plan: StripsPlan, stages: int) -> cute.Layout:
-    """The bytes of the stages as TMA fills them: ``[pixels of a row, images, rows, 1, stages]``."""
+def strip_layout(plan: StripsPlan, stages: int) -> cute.Layout | cute.ComposedLayout:
+    """The pixels of the stages as TMA fills them: `source_box`, and a last mode of stages if there are several."""
+    if plan.pixel_bytes == 2:
+        shape = source_box(plan) if stages == 1 else (*source_box(plan), stages)
+        return cute.make_composed_layout(
+            row_swizzle(), 0, cute.make_ordered_layout(shape, order=tuple(range(len(shape))))
+        )
     pixels, images, _, _ = plan.stage_box
     stride = (1, pixels, pixels * images, plan.stage_bytes)
     if stages == 1:
         return cute.make_layout(plan.stage_box, stride=stride)
     return cute.make_layout((*plan.stage_box, stages), stride=(*stride, plan.stage_bytes))
+
+
+def row_swizzle() -> cute.Swizzle:
+    """SWIZZLE_32B, of rows of 32 bytes."""
+    return cute.make_swizzle(1, 4, 3)
 
 
 def operand_layout(plan: StripsPlan) -> cute.Layout:
@@ -82,9 +106,13 @@ def strip_boxes(
         stages: buffers in shared memory.
         share: CTAs that share every strip, and which of its parts this CTA loads.
     """
-    boxes = cute.make_tensor(stages, strip_layout(plan, plan.config.stages))
-    pixels = cute.local_tile(tma[1], plan.stage_box, (None,) * 4)
+    layout, box = strip_layout(plan, plan.config.stages), source_box(plan)
+    if plan.pixel_bytes == 2:
+        stages, layout = cute.recast_ptr(stages, layout.inner, dtype=ELEMENT_TYPES[plan.problem.in_dtype]), layout.outer
+    boxes = cute.make_tensor(stages, layout)
+    pixels = cute.local_tile(tma[1], box, (None,) * len(box))
     strips, source = cpasync.tma_partition(
-        tma[0], share[1], cute.make_layout(share[0]), cute.group_modes(boxes, 0, 4), cute.group_modes(pixels, 0, 4)
-    )
-    return source, strips
+        tma[0], share[1], cute.make_layout(share[0]), cute.group_modes(boxes, 0, len(box)),
+        cute.group_modes(pixels, 0, len(box)),
+    )  # fmt: skip
+    return source if plan.pixel_bytes == 1 else source[None, 0, None, None, None, None], strips

@@ -8,9 +8,10 @@ import torch
 
 from cute_kernels import reference
 from cute_kernels.compile import Artifact
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
+from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.emulator import Options
-from cute_kernels.plan import Sm90GatherPlan, make_plan
+from cute_kernels.operations.fragment_table import fragment_table
+from cute_kernels.plan import ImagesPlan, Sm100ImagesPlan, make_plan
 from cute_kernels.runtime.emulated import launch as emulate
 from cute_kernels.runtime.operands import Operands
 from tests.emulator.gemm_inputs import BITS, POISON
@@ -20,7 +21,7 @@ PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 @dataclass(frozen=True)
 class GatherCase:
-    plan: Sm90GatherPlan
+    plan: ImagesPlan
     tensors: Operands
     expected: torch.Tensor
 
@@ -58,7 +59,8 @@ def make_gather_case(
     out_dtype: torch.dtype = torch.bfloat16,
     bias: bool = True,
     pos: bool = True,
-    config: Sm90GatherConfig | None = None,
+    config: ImagesConfig | None = None,
+    arch: str = "sm_90a",
     sm_count: int | None = None,
     seed: int = 0,
 ) -> GatherCase:
@@ -70,7 +72,7 @@ def make_gather_case(
         patch: side of a patch in pixels.
         dtype, out_dtype: of images and weight, and of the output.
         bias, pos: parts of the table.
-        config, sm_count: as for `make_plan`.
+        config, arch, sm_count: as for `make_plan`.
         seed: of the numbers.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -85,11 +87,14 @@ def make_gather_case(
         batch, channels, height, width, patch, n, in_name, precision=PRECISIONS[dtype],
         table_rows=0 if table is None else len(table), out_dtype=out_name,
     )  # fmt: skip
-    plan = make_plan(problem, config, "sm_90a", sm_count=sm_count)
+    plan = make_plan(problem, config, arch, sm_count=sm_count)
     accumulator = reference.gemm(rows_of(images, patch).view(-1, weight.shape[1]), weight, None, torch.float32)
     accumulator = accumulator.view(batch, positions, n)
     expected = (accumulator if table is None else accumulator + table).to(out_dtype)
     padded = None if table is None else torch.nn.functional.pad(table, (0, plan.padded_n - n))
+    if padded is not None and isinstance(plan, Sm100ImagesPlan):
+        parts = (None, table) if pos else (table[0], None)
+        padded = fragment_table(*parts, plan.table_shape, grid[1], plan.tile_patches)
     out = torch.full(expected.shape, POISON[out_dtype], dtype=BITS[out_dtype]).view(out_dtype)
     return GatherCase(plan, Operands(images=images, weight=weight, scale=None, table=padded, out=out), expected)
 

@@ -16,6 +16,8 @@ from cute_kernels.runtime import gpu
 from tests.gpu import architecture, harness
 from tests.gpu.harness import POISON
 from tests.gpu.images_configs import SELECTIONS
+from tests.gpu.test_images_gather import Call as GatherCall
+from tests.gpu.test_images_gather import check_exact
 
 WARM_CALL_MICROSECONDS = 18.0
 """Fails above this; the target is 12 us. The rest is room for a slow host."""
@@ -95,6 +97,11 @@ def test_widths_channels_and_tables(n: int, channels: int, table: str) -> None:
 def test_configurations(config: ImagesConfig, channels: int, batch: int) -> None:
     call = Call(batch, channels=channels)
     assert differing(call.guarded(config), call.expected()) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_images(dtype: torch.dtype) -> None:
+    check_exact(GatherCall(BATCHES[-1], WIDE, dtype=dtype, out_dtype=dtype, exact=True))
 
 
 def test_sums_that_fp32_rounds() -> None:

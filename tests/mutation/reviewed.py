@@ -116,11 +116,6 @@ REVIEWS: tuple[Review, ...] = (
         "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py* (run)", True, _NOTHING_FOLLOWS,
         following="[!e]*",
     ),
-    # Likewise, of a role whose waits have the place where the kernel calls it.
-    Review(
-        "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in sm90/patch_embed_images/*kernel.py* (kernel)", True,
-        _NOTHING_FOLLOWS, following="[!e]*",
-    ),
     Review(
         "drop",
         "mbarrier.try_wait*",

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels.config import Config, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem, Sm100GemmConfig
+from cute_kernels.config import (
+    Config,
+    GemmProblem,
+    PatchEmbedImagesProblem,
+    PatchEmbedProblem,
+    Sm100GemmConfig,
+    Sm100ImagesConfig,
+)
 from cute_kernels.plan import ARCHS, PLANNERS, make_plan
 from tests.gpu import architecture, gemm_configs, images_configs, patch_embed_configs
 
@@ -114,4 +121,7 @@ def test_what_is_not_for_sm100_has_no_kernel_there() -> None:
     assert architecture.NEEDS_SM90 == ("test_gemm_split.py", "test_images_gather.py")
     assert not any(field.name == "split_k" for field in dataclasses.fields(Sm100GemmConfig))
     assert all("sm_100a" in planner.targets for planner in PLANNERS.values())
-    assert not PLANNERS["patch_embed_images"].targets["sm_100a"].others
+    wide = PatchEmbedImagesProblem(4, 3, 224, 224, 32, 768, "bfloat16", precision="bf16")
+    make_plan(wide, None, "sm_90a")
+    with pytest.raises(ValueError, match="patch = 32 is not possible"):
+        make_plan(wide, Sm100ImagesConfig())

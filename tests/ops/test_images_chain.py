@@ -21,6 +21,7 @@ from cute_kernels.runtime.constants import DERIVED
 
 SM90 = Sm90PatchEmbedConfig(tile_rows=16, warpgroups=1, stages=2, stage_blocks=1, cluster=1, weight="streamed")
 SM100 = Sm100PatchEmbedConfig(tile_n=128)
+FP16 = {"precision": "fp16", "in_dtype": "float16"}
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
 
 
@@ -89,6 +90,7 @@ def test_when_there_are_two_kernels() -> None:
     assert isinstance(plan_of(last, weight), RowsChainPlan)
     assert isinstance(plan_of(images, weight, SM90), RowsChainPlan)  # who asks for it gets it
     assert not isinstance(plan_of(last, weight, Sm90ImagesConfig()), RowsChainPlan)
+    assert not isinstance(make_plan(PatchEmbedImagesProblem(**vars(HEADLINE) | FP16), arch="sm_100a"), RowsChainPlan)
     # One channel is first and last: no reason for a pass.
     gray = prepare_patch_weight(torch.randn(8, 1, 16, 16), channels=1)
     assert not isinstance(plan_of(images[:, :1].contiguous(memory_format=torch.channels_last), gray), RowsChainPlan)
@@ -101,7 +103,8 @@ def test_when_there_are_two_kernels() -> None:
         ({"patch": 32, "table_rows": 49}, "sm_100a", "a row of 32 pixels of a patch is not the 16 bytes"),
         ({"channels_last": True}, "sm_90a", "channels are last"),
         ({"patch": 14, "table_rows": 256, "precision": "bf16", "in_dtype": "uint8"}, "sm_90a", "14 pixels of 16 bits"),
-        ({"precision": "fp16", "in_dtype": "float16"}, "sm_100a", "no kernel of sm_100a multiplies images of float16"),
+        (FP16 | {"patch": 32, "table_rows": 49}, "sm_100a", "32 pixels of 16 bits is not the 32 bytes of one MMA step"),
+        (FP16 | {"channels": 4}, "sm_100a", "weight of 4 channels of 16 bits leaves no room in tensor memory"),
     ],
 )
 def test_the_plan_says_why(change, arch, reason) -> None:

@@ -108,7 +108,10 @@ def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, config, se
 # Other types and another table are another kernel.
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=6)
 @given(
-    kind=st.sampled_from([("bf16", torch.bfloat16, True), ("fp16", torch.float32, False)]),
+    kind=st.sampled_from([
+        ("bf16", torch.bfloat16, True, SMALL_GATHER), ("fp16", torch.float32, False, SMALL_GATHER),
+        ("bf16", torch.bfloat16, True, SMALL_100),
+    ]),
     dtype=st.sampled_from([torch.uint8, torch.bfloat16, torch.float16, torch.float32]),
     batch=st.integers(1, 4),
     grid=st.tuples(st.integers(1, 3), st.integers(1, 5)),
@@ -116,12 +119,12 @@ def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, config, se
     with_bias=st.booleans(),
     channels_last=st.booleans(),
     seed=st.integers(0, 2**20),
-)
+)  # fmt: skip
 def test_any_call_with_floating_point_weights(
     kind, dtype, batch, grid, n, with_bias, channels_last, seed
 ) -> None:
     """Pixels of another type are rounded to the weight's; raw ones are multiplied by the weight made for them."""
-    precision, out_dtype, with_pos = kind
+    precision, out_dtype, with_pos, config = kind
     images = pixels(batch, 1, 16 * grid[0], 16 * grid[1], seed=seed)
     if dtype is not torch.uint8:
         images = ((images.float() / 255 - 0.5) / 0.5).to(dtype)
@@ -129,7 +132,7 @@ def test_any_call_with_floating_point_weights(
         images = images.to(memory_format=torch.channels_last)
     bias = numbers(n, seed=seed) if with_bias else None
     pos = numbers(grid[0] * grid[1], n, seed=seed + 1) if with_pos else None
-    assert_same_bits(images, gray_weight(n, precision), bias, pos, out_dtype=out_dtype, config=SMALL_GATHER)
+    assert_same_bits(images, gray_weight(n, precision), bias, pos, out_dtype=out_dtype, config=config)
 
 
 def test_a_config_of_the_other_kernel_is_refused() -> None:

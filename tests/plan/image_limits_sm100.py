@@ -25,6 +25,7 @@ def images(problem: PatchEmbedImagesProblem = HEADLINE, sm_count: int | None = N
 
 
 def limits() -> Iterator[Limit]:
+    yield from _sixteen_bits()
     yield from _fields()
     yield from _tensor_memory()
     yield from _stages()
@@ -39,6 +40,21 @@ def _field(
     makes.append(images(problem, **config, **{name: nearest}))
     makes[2]()  # what a refusal recommends is legal
     return Limit(f"SM100 images {name} {illegal}", *makes[:2], message)
+
+
+def _sixteen_bits() -> Iterator[Limit]:
+    """Of BF16 images a channel's weight has 128 columns or 65,536 B, and a row of a box is one patch's."""
+    floats = replace(HEADLINE, in_dtype="bfloat16", precision="bf16")
+    yield _field("source", "gather", "strips", "auto", floats)
+    # 16 columns are left by 3 x 128; 9,216 B beside 3 x 65,536.
+    for weight in ("auto", "tmem", "smem"):
+        makes = [images(replace(floats, channels=c, table_rows=0), weight=weight) for c in (3, 4)]
+        yield Limit(f"BF16 channels, weight in {weight}", *makes, r"^channels = 4 .*128 features has .*value: 3$")
+    for name, legal, illegal, nearest in (
+        ("out_dtype", "float16", "float32", "'bfloat16'"), ("patch", 16, 32, "16"),
+    ):  # fmt: skip
+        makes = [images(replace(floats, **{name: value, "table_rows": 0})) for value in (legal, illegal)]
+        yield Limit(f"BF16 images on SM100, {name}", *makes, rf"^{name} = .* is not possible.*value: {nearest}$")
 
 
 def _fields() -> Iterator[Limit]:

@@ -20,6 +20,9 @@ from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
 from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, PIXEL_TYPES, STRIP_PATCH
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 
+MOST_FLOAT_CHANNELS = 3
+"""Of 16-bit images: 128 of 512 columns of tensor memory for each channel's weight, and at least 16 for accumulators."""
+
 Reason = Callable[[PatchEmbedImagesProblem], str]
 
 
@@ -36,7 +39,11 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
     """Likewise of SM100a."""
     if problem.precision == "int8":
         return _why_no_strips(problem)
-    return f"no kernel of sm_100a multiplies images of {problem.in_dtype} themselves"
+    if problem.patch != STRIP_PATCH:
+        return f"a row of {problem.patch} pixels of 16 bits is not the 32 bytes of one MMA step"
+    if problem.channels > MOST_FLOAT_CHANNELS:
+        return f"the weight of {problem.channels} channels of 16 bits leaves no room in tensor memory"
+    return ""
 
 
 def _why_no_strips(problem: PatchEmbedImagesProblem) -> str:

@@ -1,4 +1,4 @@
-"""Plan of the SM100a kernel over images: strips are the N operand of tcgen05, the integer weight stays on chip."""
+"""Plan of the SM100a kernel over images: strips are the N operand of tcgen05, the weight stays on chip."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Sm100ImagesPlan(StripsPlan, CtaPairs):
 
     @property
     def weight_columns(self) -> int:
-        """Of tensor memory: a lane has the weight of its feature, four values of K in a column."""
+        """Of tensor memory: a lane has the weight of its feature, four bytes of K in a column."""
         return self.k_blocks * self.k_block_bytes // 4 if self.config.weight == "tmem" else 0
 
     @property

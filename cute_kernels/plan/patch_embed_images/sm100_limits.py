@@ -17,10 +17,16 @@ from cute_kernels.plan.patch_embed_images.sm100 import (
     MOST_COLUMNS,
     Sm100ImagesPlan,
 )
-from cute_kernels.plan.patch_embed_images.strips import check_strips_problem, check_table, images_step
+from cute_kernels.plan.patch_embed_images.strips import (
+    check_gathered_problem,
+    check_strips_problem,
+    check_table,
+    images_step,
+)
 
 _MACS_PER_CLOCK = 8192
-"""Integer products of one multiprocessor, from the 4.5 POP/s of the data sheet (HGX B200, dense)."""
+"""Products of 8-bit integers on one multiprocessor, from the 4.5 POP/s of the data sheet (HGX B200, dense); of 16-bit
+numbers half as many."""
 
 _WAVEFRONT = 128
 """Bytes that shared memory moves in a clock."""
@@ -36,9 +42,11 @@ def plan_sm100_images(
     problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig | None, arch: Arch, sm_count: int
 ) -> Sm100ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
-    check_strips_problem(problem)
+    integers = problem.precision == "int8"
+    check_strips_problem(problem) if integers else check_gathered_problem(problem)
     config = config or Sm100ImagesConfig()
-    require("source", config.source, ("auto", "strips"), "how patches come out of the images")
+    rule = f"how patches of {problem.in_dtype} come out of the images"
+    require("source", config.source, ("auto", "strips" if integers else "gather"), rule)
     require("cta_group", config.cta_group, (0, 1, 2), "CTAs of one MMA; 0 chooses")
     require("weight", config.weight, ("auto", "tmem", "smem"), "where the weight stays")
     require("accumulators", config.accumulators, (0, 1, 2), "accumulators in tensor memory; 0 chooses")
@@ -216,6 +224,7 @@ def _candidates(
 ) -> Iterator[Sm100ImagesPlan]:
     """Complete configurations, with a single CTA and wide tiles first."""
     groups = (config.cta_group,) if config.cta_group else (1, 2) if sm_count > 1 else (1,)
+    source = "strips" if problem.precision == "int8" else "gather"
     for group, patches in itertools.product(groups, _patches(problem, config)):
         step = images_step(patches, COLUMN_STEP) * group
         largest = max(step, MOST_COLUMNS // patches // step * step)
@@ -223,7 +232,7 @@ def _candidates(
         images = (config.tile_images,) if config.tile_images else range(most, 0, -step)
         for count in images:
             shape = dataclasses.replace(
-                config, source="strips", cta_group=group, weight=weight, tile_patches=patches, tile_images=count
+                config, source=source, cta_group=group, weight=weight, tile_patches=patches, tile_images=count
             )
             yield _complete(Sm100ImagesPlan(problem, shape, arch, sm_count))
 
@@ -264,7 +273,7 @@ def cost(plan: Sm100ImagesPlan) -> float:
     staged and read), whichever take longer; both as the emulator counts them. Tiles that a cluster has one after the
     other, and rounds of clusters that the device does not hold at once.
     """
-    products = plan.features * plan.columns * plan.k_blocks * plan.k_block_bytes / _MACS_PER_CLOCK
+    products = plan.features * plan.columns * plan.problem.k * plan.pixel_bytes / _MACS_PER_CLOCK
     strips = plan.stage_bytes * plan.tile_stages / _WAVEFRONT
     weight = plan.weight_bytes * len(plan.parts) / _WAVEFRONT if plan.config.weight == "smem" else 0
     staging = 2 * plan.epilogue_warps * plan.columns * 64 / _WAVEFRONT

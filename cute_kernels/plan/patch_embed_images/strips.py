@@ -1,9 +1,12 @@
-"""Plans of the kernels that read uint8 images as strips: what a stage holds, and the table beside its columns.
+"""Plans of the kernels that read images as strips: what a stage holds, and the table beside its columns.
 
 A strip is a TMA box of whole pieces of image rows: rows of the pixels of ``tile_patches`` neighbouring patches in some
 images. It lands in shared memory as ``[row][image][pixel]``. A patch's 16 pixels of a row are 16 bytes, so that patch n
 of the box, image by image, begins at 16 n: with the rows as chunks of K, that is a K-major operand without swizzle (PTX
 ISA, shared memory matrix layout), and nothing has to be gathered or rearranged.
+
+Of 16-bit pixels a patch's row is 32 bytes, which no core matrix has side by side. TMA then gathers a patch row by row
+and swizzles it (SWIZZLE_32B): in the same order, each row of the patches is a K-major operand of one step of K = 16.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 
 from cute_kernels.config import PatchEmbedImagesProblem
-from cute_kernels.plan.base import LANES, reject, require
+from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require
 from cute_kernels.plan.feature_slabs import FeatureSlabs
 from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH, STRIP_ROWS, ImagesPlan
 
@@ -34,9 +37,18 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
         return self.image_tiles * self.position_tiles
 
     @property
+    def pixel_bytes(self) -> int:
+        return ITEMSIZE[self.problem.in_dtype]
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a patch in one K block of 128 bytes."""
+        return STRIP_ROWS // self.pixel_bytes
+
+    @property
     def k_blocks(self) -> int:
-        """Half patches of one channel, 8 rows of 16 bytes."""
-        return self.problem.channels * (STRIP_PATCH // STRIP_ROWS)
+        """Parts of a patch of one channel: 8 rows of 16 bytes, or 4 of 32."""
+        return self.problem.channels * (STRIP_PATCH // self.block_rows)
 
     @property
     def tile_rows(self) -> int:
@@ -56,16 +68,16 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
     @property
     def stage_box(self) -> tuple[int, int, int, int]:
         """Pixels of a row, images, rows and channels of the box that fills a stage."""
-        rows = STRIP_ROWS * self.config.stage_blocks
+        rows = self.block_rows * self.config.stage_blocks
         return (STRIP_PATCH * self.tile_patches, self.cta_images, rows, 1)
 
     @property
     def stages_per_channel(self) -> int:
-        return STRIP_PATCH // STRIP_ROWS // self.config.stage_blocks
+        return STRIP_PATCH // self.block_rows // self.config.stage_blocks
 
     @property
     def stage_bytes(self) -> int:
-        return math.prod(self.stage_box)
+        return math.prod(self.stage_box) * self.pixel_bytes
 
     @property
     def table_period(self) -> int:
@@ -108,3 +120,9 @@ def check_strips_problem(p: PatchEmbedImagesProblem) -> None:
     require("out_dtype", p.out_dtype, ("bfloat16",), "element types that this kernel stores")
     require("channels_last", p.channels_last, (False,), "strips are neighbouring pixels of one channel")
     require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 16 bytes of a strip")
+
+
+def check_gathered_problem(p: PatchEmbedImagesProblem) -> None:
+    """What patches of 16-bit pixels have to be that are gathered in the order of a strip."""
+    require("out_dtype", p.out_dtype, ("bfloat16", "float16"), "element types of 16 bits, which stmatrix transposes")
+    require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 32 bytes, one step of K")

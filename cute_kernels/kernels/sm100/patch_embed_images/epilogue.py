@@ -1,4 +1,4 @@
-"""Epilogue warps: integer sums -> FP32, scale, bias + position, BF16 -> transposed staging -> TMA stores."""
+"""Epilogue warps: sums -> FP32, scale, bias + position, rounding -> transposed staging -> TMA stores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.kernels import ptx
@@ -23,14 +23,16 @@ BLOCKS = LANES // BLOCK_FEATURES
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Drains accumulators, one warp at a time, 32 features each: contract ``int8`` of the reference.
+    """Drains accumulators, one warp at a time, 32 features each.
+
+    Integer sums by the contract ``int8`` of the reference; FP32 sums get the table by one addition, and are rounded.
 
     Attributes:
         accumulators: of each part, tensor-memory view ``[.., accumulator]`` of this CTA's 128 features.
         staging: this warp's buffer, stored to ``[box, tile of a grid row, 32-feature block, image tile, grid row]``.
         table: ``[4, 32, period, padded features / 16, position tiles]`` view of the table, or None: see
             `StripsPlan.table_shape`.
-        scales: of the four features of a thread, ``lane / 4 + 8 i``.
+        scales: of the four features of a thread, ``lane / 4 + 8 i``; None of FP32 sums.
         row_tiles: tiles along a grid row.
         feature_block: this warp's block of 32 features.
         quarter: of the lanes of tensor memory, all that this warp may reach.
@@ -40,7 +42,7 @@ class Epilogue:
     accumulators: tuple[cute.Tensor, ...]
     staging: PatchStaging
     table: cute.Tensor | None
-    scales: tuple[Float32, ...]
+    scales: tuple[Float32, ...] | None
     accumulator: Sm100Pipe
     order: PositionOrder | ImageOrder
     row_tiles: Int32
@@ -51,7 +53,7 @@ class Epilogue:
     def run(self) -> None:
         plan = self.plan
         width = plan.config.tmem_load_width
-        load_atom = cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(width // COLUMN_GROUP)), Int32)
+        load_atom = cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(width // COLUMN_GROUP)), self._kind)
         # (128 features, width columns, 1, chunks, accumulators)
         tiler = (plan.features, width)
         chunks = [cute.flat_divide(part[(None, None), 0, 0, None], tiler) for part in self.accumulators]
@@ -78,7 +80,7 @@ class Epilogue:
                 if cutlass.const_expr(part == 0):
                     self.staging.acquire()
                 for chunk in cutlass.range_constexpr(columns // width):
-                    fragment = cute.make_rmem_tensor(shape, Int32)
+                    fragment = cute.make_rmem_tensor(shape, self._kind)
                     cute.copy(load, sources[part][None, None, None, 0, chunk, state.index], fragment)
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr((chunk + 1) * width == columns):
@@ -98,20 +100,27 @@ class Epilogue:
 
     @cute.jit
     def _finish(self, sums: cute.Tensor, table: cute.Tensor | None, patch: cutlass.Constexpr[int]) -> cute.Tensor:
-        """BF16 values of 32 features x 8 patches, a matrix of stmatrix after the other: ``[2 patches, 4 features]``."""
+        """Rounded values of 32 features x 8 patches, matrix by matrix of stmatrix: ``[2 patches, 4 features]``."""
         values = cute.make_rmem_tensor(cute.make_layout((2, 2 * BLOCKS)), Float32)
         for i in cutlass.range_constexpr(2 * BLOCKS):
             pair = (Float32(sums[0, i % 2, i // 2]), Float32(sums[1, i % 2, i // 2]))
-            scale = (self.scales[i], self.scales[i])
-            if cutlass.const_expr(table is None):
+            scale = (Float32(1.0), Float32(1.0)) if self.scales is None else (self.scales[i], self.scales[i])
+            if cutlass.const_expr(table is None and self.scales is None):
+                values[0, i], values[1, i] = pair
+            elif cutlass.const_expr(table is None):
                 values[0, i], values[1, i] = ptx.mul_rn_f32x2(pair, scale)
             else:
                 j = patch // COLUMN_GROUP % self.plan.table_period
                 addends = (table[2 * (i % 2), i // 2, j], table[2 * (i % 2) + 1, i // 2, j])
                 values[0, i], values[1, i] = ptx.fma_rn_f32x2(pair, scale, addends)
-        rounded = cute.make_rmem_tensor(cute.make_layout((2, 2 * BLOCKS)), BFloat16)
-        rounded.store(values.load().to(BFloat16))
+        rounded = cute.make_rmem_tensor(cute.make_layout((2, 2 * BLOCKS)), self.staging.dtype)
+        rounded.store(values.load().to(self.staging.dtype))
         return rounded
+
+    @property
+    def _kind(self) -> type:
+        """Element type of the accumulators."""
+        return self.accumulators[0].element_type
 
     def _registers(self) -> cute.Tensor | None:
         """``[4, blocks of 16 features, period]``: read anew where the position changes, with images fastest rarely."""

@@ -1,4 +1,4 @@
-"""The persistent integer GEMM over images for Blackwell: allocate, build pipes, dispatch to roles.
+"""The persistent GEMM over images for Blackwell: allocate, build pipes, dispatch to roles.
 
 The output is computed transposed, ``D[feature, patch] = weight * patches^T``: 128 features of the weight stay in each
 CTA for the whole launch, and strips of images, which TMA reads where they lie, are the N operand. The load warp of each
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Int32, Int64, Uint8
+from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from cute_kernels import dsl
+from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import sm100_images_graph
 from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.pipes import make_pipes
@@ -36,7 +37,9 @@ from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.strips import (
     images_layout,
     out_layout,
+    patches_layout,
     scale_of_feature,
+    source_box,
     strip_boxes,
     strip_layout,
     table_view,
@@ -61,7 +64,7 @@ class DeviceArguments:
     out_atom: cute.CopyAtom
     out: cute.Tensor
     table: cute.Tensor | None
-    scale: cute.Tensor
+    scale: cute.Tensor | None
     image_tiles: Int32
     row_tiles: Int32
     position_tiles: Int32
@@ -80,7 +83,7 @@ class PatchEmbedImagesKernel:
         self,
         images_pointer: cute.Pointer,
         weight_pointer: cute.Pointer,
-        scale_pointer: cute.Pointer,
+        scale_pointer: cute.Pointer | None,
         table_pointer: cute.Pointer | None,
         out_pointer: cute.Pointer,
         batch: Int32,
@@ -93,12 +96,13 @@ class PatchEmbedImagesKernel:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
         plan, channels = self.plan, self.plan.problem.channels
         grid_width, grid_height = width // STRIP_PATCH, height // STRIP_PATCH
-        images = cute.make_tensor(images_pointer, images_layout(batch, channels, height, width))
+        view = images_layout if plan.pixel_bytes == 1 else patches_layout
+        images = cute.make_tensor(images_pointer, view(batch, channels, height, width))
         out = cute.make_tensor(out_pointer, out_layout(batch, grid_height, grid_width, n))
         weight = cute.make_tensor(weight_pointer, cute.make_layout((n, plan.problem.k), stride=(plan.problem.k, 1)))
         group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
         images_atom, images_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(group), images, strip_layout(plan, 1), plan.stage_box
+            cpasync.CopyBulkTensorTileG2SOp(group), images, strip_layout(plan, 1), source_box(plan)
         )
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(plan), out_box(plan)
@@ -109,11 +113,13 @@ class PatchEmbedImagesKernel:
         row_tiles = cute.ceil_div(grid_width, plan.tile_patches)
         position_tiles = row_tiles * grid_height
         groups = cute.ceil_div(cute.ceil_div(n, plan.features), plan.ctas)
+        scale = None
+        if cutlass.const_expr(scale_pointer is not None):
+            scale = cute.make_tensor(scale_pointer, cute.make_layout((n,)))
         arguments = DeviceArguments(
             images_atom, images_view, weight_atom, weight, out_atom, out_view,
             table_view(plan, table_pointer, groups, position_tiles),
-            cute.make_tensor(scale_pointer, cute.make_layout((n,))), cute.ceil_div(batch, plan.tile_images), row_tiles,
-            position_tiles, groups,
+            scale, cute.ceil_div(batch, plan.tile_images), row_tiles, position_tiles, groups,
         )  # fmt: skip
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
@@ -166,8 +172,10 @@ class PatchEmbedImagesKernel:
     def _accumulators(self, tmem: cute.Pointer, first: int, columns: int) -> cute.Tensor:
         """Tensor-memory view ``[.., accumulator]`` of one part of the columns."""
         shape = ((self.plan.features, columns), 1, 1, self.plan.config.accumulators)
+        kind = Int32 if self.plan.pixel_bytes == 1 else Float32
         return cute.make_tensor(
-            tmem + first, cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, self.plan.columns))
+            cute.recast_ptr(tmem + first, dtype=kind),
+            cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, self.plan.columns)),
         )
 
     def _weight_load(self, args, stages, pipe, group, place) -> WeightLoad:
@@ -181,17 +189,20 @@ class PatchEmbedImagesKernel:
         lane = cute.arch.lane_idx()
         buffer = staging + cute.assume(quarter * plan.staging_bytes, divby=512)
         layout = staging_layout(plan)
-        staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=BFloat16), layout.outer)
+        dtype = ELEMENT_TYPES[plan.problem.out_dtype]
+        staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=dtype), layout.outer)
         boxes = cute.local_tile(args.out, out_box(plan), (None,) * 4)
         source, target = cpasync.tma_partition(
             args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 4), cute.group_modes(boxes, 0, 4)
         )
         block = slab * (plan.features // LANES) + quarter
-        scales = tuple(scale_of_feature(args.scale, block * LANES + lane // 4 + 8 * i) for i in range(4))
+        scales = None
+        if cutlass.const_expr(args.scale is not None):
+            scales = tuple(scale_of_feature(args.scale, block * LANES + lane // 4 + 8 * i) for i in range(4))
+        ring = PatchStaging(buffer, args.out_atom, source, target, lane, dtype)
         return Epilogue(
-            plan, accumulators, PatchStaging(buffer, args.out_atom, source, target, lane), args.table, scales, pipe,
-            order, args.row_tiles, block, quarter,
-        )  # fmt: skip
+            plan, accumulators, ring, args.table, scales, pipe, order, args.row_tiles, block, quarter
+        )
 
 
 dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm100a")

@@ -1,4 +1,4 @@
-"""MMA warp of the leader CTA: strips of images and the resident weight -> accumulators of 32-bit integers."""
+"""MMA warp of the leader CTA: strips of images and the resident weight -> accumulators."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int8, Int32, Uint8
+from cutlass import Float32, Int8, Int32, Uint8
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels.kernels import ptx
+from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.sm100.patch_embed_images.weight import weight_fragments
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
-from cute_kernels.kernels.strips import operand_layout
+from cute_kernels.kernels.strips import operand_layout, row_swizzle
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.plan import Sm100ImagesPlan
 from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH
@@ -31,10 +32,18 @@ class SignedByUnsigned(tcgen05.MmaI8Op):
 
 
 def make_mma(plan: Sm100ImagesPlan, columns: int) -> cute.TiledMma:
-    """The instruction of one part of a tile."""
+    """The instruction of one part of a tile: ``kind::i8``, or ``kind::f16`` of 16-bit pixels."""
     group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
     source = tcgen05.OperandSource.TMEM if plan.config.weight == "tmem" else tcgen05.OperandSource.SMEM
-    return cute.make_tiled_mma(SignedByUnsigned((plan.features * plan.cta_group, columns), group, source))
+    shape = (plan.features * plan.cta_group, columns)
+    if plan.pixel_bytes == 1:
+        return cute.make_tiled_mma(SignedByUnsigned(shape, group, source))
+    dtype = ELEMENT_TYPES[plan.problem.in_dtype]
+    return cute.make_tiled_mma(
+        tcgen05.MmaF16BF16Op(
+            dtype, Float32, (*shape, STRIP_PATCH), group, source, OperandMajorMode.K, OperandMajorMode.K
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -99,11 +108,20 @@ class Mma:
 
     def _patches(self, tiled_mma: cute.TiledMma, first: int, columns: int) -> cute.Tensor:
         """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's patches of a part."""
-        whole = operand_layout(self.plan)
-        count = columns // self.plan.cta_group
+        plan = self.plan
+        count, first = columns // plan.cta_group, first // plan.cta_group
+        if plan.pixel_bytes == 2:
+            rows, blocks = STRIP_PATCH * plan.cta_patches, plan.config.stages * plan.config.stage_blocks
+            layout = cute.make_layout(
+                ((count, STRIP_PATCH), 1, MMA_STEPS, blocks), stride=((STRIP_PATCH, 1), 0, rows, MMA_STEPS * rows)
+            )
+            strips = self.strips + plan.pixel_bytes * STRIP_PATCH * first
+            strips = cute.recast_ptr(strips, row_swizzle(), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
+            return tiled_mma.make_fragment_B(cute.make_tensor(strips, layout))
+        whole = operand_layout(plan)
         chunks, step, block = whole.stride[1], 2 * whole.stride[1][1], whole.stride[2]
         layout = cute.make_layout(
             ((count, (STRIP_PATCH, 2)), 1, MMA_STEPS, whole.shape[2]), stride=((STRIP_PATCH, chunks), 0, step, block)
         )
-        strips = self.strips + STRIP_PATCH * (first // self.plan.cta_group)
+        strips = self.strips + STRIP_PATCH * first
         return tiled_mma.make_fragment_B(cute.make_tensor(strips, layout))

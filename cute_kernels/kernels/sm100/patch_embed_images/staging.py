@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
 from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100ImagesPlan
 
 _ROW_BYTES = 2 * LANES
-"""A row of the buffer: one patch's 32 features in BF16."""
+"""A row of the buffer: one patch's 32 features in 16 bits."""
 
 
 def out_box(plan: Sm100ImagesPlan) -> tuple[int, int, int, int]:
@@ -20,7 +20,7 @@ def out_box(plan: Sm100ImagesPlan) -> tuple[int, int, int, int]:
 
 
 def staging_layout(plan: Sm100ImagesPlan) -> cute.ComposedLayout:
-    """That box in BF16, SWIZZLE_64B: patches follow each other, image after image, as the patches of a tile do."""
+    """That box in 16-bit elements, SWIZZLE_64B: patches follow each other, image after image, as those of a tile do."""
     stride = (LANES, 1, LANES * plan.tile_patches, LANES * plan.columns)
     return cute.make_composed_layout(cute.make_swizzle(2, 4, 3), 0, cute.make_layout(out_box(plan), stride=stride))
 
@@ -36,6 +36,7 @@ class PatchStaging:
         buffer: begins on 512 bytes, the period of SWIZZLE_64B.
         atom, source, target: TMA store of the buffer to a box of the output; TMA clips what is beyond the output.
         lane: of the warp.
+        dtype: of the output, 16 bits.
     """
 
     buffer: cute.Pointer
@@ -43,6 +44,7 @@ class PatchStaging:
     source: cute.Tensor
     target: cute.Tensor
     lane: Int32
+    dtype: type
 
     def addresses(self) -> tuple[cute.CopyAtom, cute.Pointer]:
         """stmatrix, and where this lane's row of the first 8 patches is.
@@ -52,8 +54,8 @@ class PatchStaging:
         """
         patch, chunk = self.lane % 8, self.lane // 8
         offset = cute.assume(patch * _ROW_BYTES + (chunk ^ patch // 2 % 4) * VECTOR_BYTES, divby=VECTOR_BYTES)
-        first = cute.recast_ptr(self.buffer + offset, dtype=BFloat16)
-        return cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), BFloat16), first
+        first = cute.recast_ptr(self.buffer + offset, dtype=self.dtype)
+        return cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), self.dtype), first
 
     @cute.jit
     def acquire(self) -> None:
@@ -63,7 +65,7 @@ class PatchStaging:
 
     @staticmethod
     def write(addresses: tuple[cute.CopyAtom, cute.Pointer], values: cute.Tensor, patch: int) -> None:
-        """Writes a thread's eight BF16 values of 8 patches, from ``patch`` on."""
+        """Writes a thread's eight values of 8 patches, from ``patch`` on."""
         atom, first = addresses
         rows = cute.make_tensor(first + patch * LANES, cute.make_layout((8, 1)))
         cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), rows)

@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types
 from cute_kernels.kernels import ptx
+from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.plan import Sm100ImagesPlan
 
@@ -30,7 +31,7 @@ def fill_tensor_memory(
     plan: cutlass.Constexpr[Sm100ImagesPlan], weight: cute.Tensor, tmem: cute.Pointer, slab: Int32, thread: Int32,
     pipe: Sm100Pipe,
 ) -> None:  # fmt: skip
-    """Epilogue warp: writes the weight of its 32 features, K-major, four values to a column; and says so.
+    """Epilogue warp: writes the weight of its 32 features, K-major, four bytes to a column; and says so.
 
     Lanes beyond the last feature get the weight of that one: TMA clips what is computed of it.
 
@@ -50,7 +51,7 @@ def fill_tensor_memory(
     target = store.partition_D(chunks)
     shape = store.partition_S(cute.make_identity_tensor((plan.features, _FILL_COLUMNS))).shape
     feature = min(slab * plan.features + thread, weight.shape[0] - 1)
-    k = 4 * columns
+    k = plan.problem.k
     row = cute.recast_ptr(weight.iterator + cute.assume(feature * k, divby=k), dtype=Int32)
     source = cute.make_tensor(row, cute.make_layout((_FILL_COLUMNS, columns // _FILL_COLUMNS)))
     for i in cutlass.range(columns // _FILL_COLUMNS, unroll=1):
@@ -79,12 +80,12 @@ def _signed_tensor(pointer: cute.Pointer, layout: cute.Layout, *, loc=None, ip=N
 
 def smem_layout(plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma) -> cute.ComposedLayout:
     """``[.., K block]``, SWIZZLE_128B."""
-    return sm100_utils.make_smem_layout_a(tiled_mma, _tile(plan), Int8, plan.k_blocks)
+    return sm100_utils.make_smem_layout_a(tiled_mma, _tile(plan), _weight_type(plan), plan.k_blocks)
 
 
 def smem_tensor(plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
     layout = smem_layout(plan, tiled_mma)
-    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=Int8), layout.outer)
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=_weight_type(plan)), layout.outer)
 
 
 def smem_tma(plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma, weight: cute.Tensor) -> tuple[cute.CopyAtom, cute.Tensor]:
@@ -99,7 +100,11 @@ def smem_tma(plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma, weight: cute.Tenso
 
 
 def _tile(plan: Sm100ImagesPlan) -> tuple[int, int, int]:
-    return (plan.features * plan.cta_group, plan.parts[0][1], plan.k_block_bytes)
+    return (plan.features * plan.cta_group, plan.parts[0][1], plan.k_block_bytes // plan.pixel_bytes)
+
+
+def _weight_type(plan: Sm100ImagesPlan) -> type:
+    return Int8 if plan.pixel_bytes == 1 else ELEMENT_TYPES[plan.problem.in_dtype]
 
 
 @dataclass(frozen=True)
@@ -160,5 +165,8 @@ def weight_fragments(plan: Sm100ImagesPlan, tiled_mma: cute.TiledMma, place: cut
     """The A operand ``[.., k step]`` in the memory in which it stays; ``place`` is where it begins there."""
     if plan.config.weight == "smem":
         return cute.group_modes(tiled_mma.make_fragment_A(smem_tensor(plan, tiled_mma, place)), 2, 4)
-    shape = tiled_mma.partition_shape_A((plan.features * plan.cta_group, plan.k_blocks * plan.k_block_bytes))
-    return _signed_tensor(place, tiled_mma.make_fragment_A(shape).layout)
+    shape = tiled_mma.partition_shape_A((plan.features * plan.cta_group, plan.problem.k))
+    layout = tiled_mma.make_fragment_A(shape).layout
+    if plan.pixel_bytes == 1:
+        return _signed_tensor(place, layout)
+    return cute.make_tensor(cute.recast_ptr(place, dtype=_weight_type(plan)), layout)
