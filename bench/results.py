@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,6 +234,8 @@ def report(results: Results, ours: str) -> str:
 
 _COLORS = {"complete": "#4c72b0", "rows given": "#55a868", "GEMM only": "#bbbbbb", "copy": "#dddddd"}
 _OURS, _VARIANT = "#c44e52", "#e6b1b3"
+_LABEL_CHARACTERS = 48
+"""Of a line beside a bar: half of the picture's width is left for the bars."""
 
 
 def _label_and_color(peer: PeerResult, ours: str) -> tuple[str, str]:
@@ -242,6 +245,31 @@ def _label_and_color(peer: PeerResult, ours: str) -> tuple[str, str]:
     if peer.name.startswith(f"{ours} "):
         return f"{ours}, another configuration", _VARIANT
     return peer.scope, _COLORS[peer.scope]
+
+
+def bar_names(names: Iterable[str], ours: str) -> list[str]:
+    """What bars are called: peers as they are, variants of ours by the settings in which they differ, on several lines.
+
+    Args:
+        names: of peers; variants are ``ours``, a space and ``FIELD=VALUE,..``.
+        ours: name of our kernel.
+    """
+    names = list(names)
+    settings = {name: name[len(ours) + 1 :].split(",") for name in names if name.startswith(f"{ours} ")}
+    if len(settings) < 2:
+        return names
+    common = set.intersection(*map(set, settings.values()))
+    shown = {
+        name: textwrap.fill(", ".join(setting for setting in given if setting not in common), _LABEL_CHARACTERS)
+        for name, given in settings.items()
+    }
+    return [shown.get(name, name) for name in names]
+
+
+def _panel_inches(names: list[str], ours: str) -> float:
+    """Height of a panel whose labels of 7 points do not touch."""
+    lines = max(name.count("\n") + 1 for name in bar_names(names, ours))
+    return max(3.4, 1.0 + len(names) * max(0.3, 0.06 + 0.13 * lines))
 
 
 def plot(results: Results, ours: str, path: Path) -> None:
@@ -255,7 +283,10 @@ def plot(results: Results, ours: str, path: Path) -> None:
     cases = [result for result in results.cases if any(p.runs for p in result.peers)][:6]
     if not cases:
         return
-    figure, axes = pyplot.subplots(len(cases), 1, figsize=(9, 0.8 + 3.4 * len(cases)), squeeze=False)
+    heights = [_panel_inches([p.name for p in result.peers if p.runs], ours) for result in cases]
+    figure, axes = pyplot.subplots(
+        len(cases), 1, figsize=(9, 1.1 + sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
+    )
     shown: dict[str, str] = {}
     for axis, result in zip(axes[:, 0], cases, strict=True):
         peers = [p for p in result.peers if p.summary("sustained")]
@@ -270,14 +301,13 @@ def plot(results: Results, ours: str, path: Path) -> None:
             axis.text(right, y, f"  {sustained.median:.3g}", va="center", fontsize=8)
             if burst is not None:
                 axis.plot(burst.median, y, marker="|", color="black", markersize=14)
-        axis.set_yticks(range(len(peers)), [p.name for p in peers], fontsize=8)
+        axis.set_yticks(range(len(peers)), bar_names([p.name for p in peers], ours), fontsize=7)
         axis.set_title(result.case.title, fontsize=9)
         axis.set_xlabel("ms per launch: bar = sustained, tick = burst", fontsize=8)
         axis.margins(x=0.12)
     order = sorted(shown, key=lambda label: [_OURS, _VARIANT, *_COLORS.values()].index(shown[label]))
     handles = [Patch(color=shown[label], label=label) for label in order]
-    axes[0, 0].legend(handles=handles, fontsize=7, loc="upper right")
-    figure.text(0.01, 0.005, f"{results.environment.get('gpu', '')}, {results.date}", fontsize=7)
-    figure.tight_layout()
+    figure.legend(handles=handles, fontsize=7, loc="outside upper center", ncols=len(handles))
+    figure.supxlabel(f"{results.environment.get('gpu', '')}, {results.date}", fontsize=7, x=0.01, ha="left")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from pathlib import Path
 
@@ -137,9 +138,9 @@ def test_plot_names_what_it_shows_and_no_number_lies_under_a_tick(
     monkeypatch.setattr(pyplot, "close", lambda figure: None)
     r.plot(results, OURS, tmp_path / "plot.png")
     (axis,) = pyplot.gcf().axes
+    (legend,) = pyplot.gcf().legends
     monkeypatch.undo()
     pyplot.close("all")
-    legend = axis.get_legend()
     texts = [text.get_text() for text in legend.get_texts()]
     assert texts == [OURS, f"{OURS}, another configuration", "complete", "copy"]  # "GEMM only" did not run
     handles = {text: patch.get_facecolor() for text, patch in zip(texts, legend.get_patches(), strict=True)}
@@ -150,3 +151,30 @@ def test_plot_names_what_it_shows_and_no_number_lies_under_a_tick(
     assert len(set(bars.values())) == 4
     # The quartiles' upper end, or the burst median where that is further right.
     assert [text.get_position()[0] for text in axis.texts] == [5.5, 4.0, 2.25, 1.0]
+
+
+def test_labels_of_many_variants_say_what_differs_and_do_not_touch(
+    results: r.Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib import pyplot
+
+    settings = ("tile_images=64,row_patches=2,tile_n=192", "cluster=2,stages=4,store_stages=2,pingpong=True")
+    variants = [f"{OURS} tile_rows=1,{settings[0]},{settings[1]},order={order}" for order in ("row", "image")]
+    variants += [f"{OURS} tile_rows=1,tile_n={n}" for n in range(64, 320, 16)]
+    results.cases[0].peers += [r.PeerResult(name, "complete", runs=runs(3.0, 3.0, 3.0, burst=4.0)) for name in variants]
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    r.plot(results, OURS, tmp_path / "plot.png")
+    figure = pyplot.gcf()
+    figure.canvas.draw()  # extents are known of what was drawn at the figure's own resolution
+    labels = figure.axes[0].get_yticklabels()
+    monkeypatch.undo()
+    pyplot.close("all")
+    names = [label.get_text() for label in labels]
+    assert "tile_n=80" in names and "slow" in names and OURS in names
+    long = next(name for name in names if "order=row" in name)
+    assert long.replace("\n", " ") == f"{settings[0]},{settings[1]},order=row".replace(",", ", ")
+    assert long.count("\n") >= 1 and not any("tile_rows" in name for name in names)
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.y0)
+    assert all(lower.y1 <= upper.y0 for lower, upper in itertools.pairwise(boxes))
+    (legend,) = figure.legends
+    assert min(box.x0 for box in boxes) >= 0 and not legend.get_window_extent().overlaps(figure.axes[0].bbox)
