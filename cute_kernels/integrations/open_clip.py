@@ -43,6 +43,7 @@ def convert(
     """
     check_model(model)
     try:
+        importlib.import_module("open_clip")  # whose name is the error's also where imports are blocked
         transformer = importlib.import_module("open_clip.transformer")
         constants = importlib.import_module("open_clip.constants")
         towers = importlib.import_module("open_clip.timm_model")

@@ -125,6 +125,7 @@ def find(
 
 def _kinds() -> tuple[type, ...]:
     try:
+        importlib.import_module("timm")  # whose name is the error's also where imports are blocked
         kinds = [importlib.import_module("timm.layers").PatchEmbed]
     except ModuleNotFoundError as error:
         if error.name != "timm":
