@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cute_kernels.config import (
@@ -155,9 +155,19 @@ def config_of(options: argparse.Namespace, kernel: str, problem: Any) -> Any:
     arch = arch_of(options, kernel)
     target = _targets(kernel)[arch]
     kind = target.of(problem).config
-    rows = target.fallback is not None and kind is target.fallback.config
-    where = arch + (", rows of patches" if rows else _PROBLEMS_OF.get(kind, ""))
-    return parse_settings(kind, options.settings, where)
+    if target.fallback is not None and kind is target.fallback.config:
+        reading = next((other for other in target.others if other.takes(problem)), target).config
+        if not _asks_for(reading, kind, options.settings):
+            return parse_settings(kind, options.settings, f"{arch}, rows of patches")
+        kind = reading
+    return parse_settings(kind, options.settings, arch + _PROBLEMS_OF.get(kind, ""))
+
+
+def _asks_for(kind: type, other: type, settings: Sequence[str]) -> bool:
+    """Whether settings name tunables of ``kind`` alone, and some that ``other`` does not have."""
+    named = {setting.partition("=")[0].strip().replace("-", "_") for setting in settings}
+    fields, others = ({field.name for field in dataclasses.fields(config)} for config in (kind, other))
+    return named <= fields and not named <= others
 
 
 # --- problems --------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_the_pass_in_front() -> None:
         rows = image_peers.build_pass(data).launch(0)
         assert torch.equal(rows[:, :588].cpu(), data.rows(data.images[0]).view(-1, 588).cpu())
         with pytest.raises(PeerUnavailable, match="one kernel reads the images"):
-            image_peers.build_pass(ImagesData(CASE, torch.device("cuda")))
+            image_peers.build_pass(ImagesData(ImagesCase("strips", 160, 64, 16, 160), torch.device("cuda")))
 
 
 def test_variants_of_the_command_line() -> None:

@@ -95,7 +95,7 @@ def test_sums_that_fp32_rounds() -> None:
 
 def test_default_config() -> None:
     """Three channels and a grid row of 224 pixels: the kernel of the headline, on one cluster."""
-    case = make_images_case(batch=9, grid=(1, 14), n=256, sm_count=2, seed=224)
+    case = make_images_case(batch=9, grid=(1, 14), n=256, config=Sm90ImagesConfig(), sm_count=2, seed=224)
     config = case.plan.config
     assert (config.tile_patches, config.tile_images, config.warpgroups, config.cluster) == (14, 8, 2, 2)
     assert case.plan.holds_table

@@ -107,7 +107,7 @@ def test_ptx_with_scales_of_rows_and_features(tmp_path):
         (["plan", "patch-embed", "--channels-last"], "--channels-last is no option of patch-embed"),
         (["plan", "patch-embed-images", "--arch=sm_90a", "--height", "230"], "nearest legal value: 224"),
         (["plan", "patch-embed-images", "--arch=sm_90a", "--set", "warpgroups=4"], "nearest legal value: 3"),
-        (["plan", "patch-embed-images", "--arch=sm_90a", "--set", "tile_n=64"], "fields for sm_90a: source, tile_pat"),
+        (["plan", "patch-embed-images", "--arch=sm_90a", "--batch=64", "--set=tile_n=64"], "fields for sm_90a: source"),
         (["plan", "patch-embed-images", "--arch=sm_90a", "--patch", "7", "--width", "225"], "nearest legal value: 224"),
         (
             ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=fp16", "--set=warpgroups=1"],
@@ -345,9 +345,9 @@ def test_ptx_of_the_images_kernel(tmp_path, monkeypatch):
     """Boxes of a strip in the images' map, and the other tensors where the parameters say."""
     monkeypatch.chdir(tmp_path)
     sizes = ["--batch", "3", "--height", "32", "--width", "64", "--features", "72"]
-    assert main(["ptx", "patch-embed-images", "--arch", "sm_90a", *sizes]) == 0
+    assert main(["ptx", "patch-embed-images", "--arch", "sm_90a", *sizes, "--set", "source=strips"]) == 0
     facts = json.loads((tmp_path / "patch_embed_images.ptx.json").read_text())
-    plan = make_plan(PatchEmbedImagesProblem(3, 3, 32, 64, 16, 72, table_rows=8), arch="sm_90a")
+    plan = make_plan(PatchEmbedImagesProblem(3, 3, 32, 64, 16, 72, table_rows=8), Sm90ImagesConfig(source="strips"))
     assert (tmp_path / "patch_embed_images.ptx").read_text() == compile_plan(plan).ptx
     assert facts["config"] == dataclasses.asdict(plan.config) and facts["problem"] == dataclasses.asdict(plan.problem)
     assert (facts["arch"], facts["table_shape"], facts["grid"]) == ("sm_90a", list(plan.table_shape), list(plan.grid))

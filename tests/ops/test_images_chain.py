@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -86,14 +88,25 @@ def plan_of(images: torch.Tensor, weight, config=None):
 def test_when_there_are_two_kernels() -> None:
     images, weight, _, _ = draw(16, "int8", torch.uint8)
     last = images.to(memory_format=torch.channels_last)
-    assert not isinstance(plan_of(images, weight), RowsChainPlan)
+    assert isinstance(plan_of(images, weight), RowsChainPlan)  # few patches
+    assert not isinstance(plan_of(images, weight, Sm90ImagesConfig()), RowsChainPlan)
     assert isinstance(plan_of(last, weight), RowsChainPlan)
     assert isinstance(plan_of(images, weight, SM90), RowsChainPlan)  # who asks for it gets it
     assert not isinstance(plan_of(last, weight, Sm90ImagesConfig()), RowsChainPlan)
     assert not isinstance(make_plan(PatchEmbedImagesProblem(**vars(HEADLINE) | FP16), arch="sm_100a"), RowsChainPlan)
     # One channel is first and last: no reason for a pass.
     gray = prepare_patch_weight(torch.randn(8, 1, 16, 16), channels=1)
-    assert not isinstance(plan_of(images[:, :1].contiguous(memory_format=torch.channels_last), gray), RowsChainPlan)
+    gray_images = images[:, :1].contiguous(memory_format=torch.channels_last)
+    assert "channels" not in dict(plan_of(gray_images, gray).describe())["source"]
+
+
+@pytest.mark.parametrize(("images", "chained"), [(1, True), (10, True), (11, False), (4736, False)])
+def test_few_patches_go_through_rows(images, chained) -> None:
+    """Up to 2048 of them, 10 images of 196."""
+    plan = make_plan(dataclasses.replace(HEADLINE, batch=images), arch="sm_90a")
+    assert isinstance(plan, RowsChainPlan) == chained
+    if chained:
+        assert f"{196 * images} patches are too few" in dict(plan.describe())["source"]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_every_size_has_a_default(grid, batch, channels, n, table, sm_count) -> 
     height, width = grid
     rows = {0: 0, 1: 1, 2: height * width}[table]
     problem = PatchEmbedImagesProblem(batch, channels, 16 * height, 16 * width, 16, n, table_rows=rows)
-    plan = make_plan(problem, None, "sm_90a", sm_count=sm_count)
+    plan = make_plan(problem, Sm90ImagesConfig(), "sm_90a", sm_count=sm_count)
     assert plan.tile_rows % 16 == 0 and 16 <= plan.tile_rows <= 256
     assert plan.tile_patches <= min(width, 16) <= 16
     assert plan.row_tiles * plan.tile_patches >= width > (plan.row_tiles - 1) * plan.tile_patches

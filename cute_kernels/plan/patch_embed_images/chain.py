@@ -23,13 +23,18 @@ from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patch
 MOST_FLOAT_CHANNELS = 3
 """Of 16-bit images: 128 of 512 columns of tensor memory for each channel's weight, and at least 16 for accumulators."""
 
+FEW_PATCHES = 2048
+"""Up to here two kernels take less time than the one that reads strips: with 768 features and 224 x 224 pixels 4.5 us
+instead of 7.8 at one image, 7.0 instead of 8.1 at eight, as long at sixteen, and longer from there (one H200, launches
+in a CUDA graph; docs/measurements.md)."""
+
 Reason = Callable[[PatchEmbedImagesProblem], str]
 
 
 def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
-    """Why no kernel of SM90a reads these images themselves; empty where one does."""
+    """Why these images are not read by a kernel of SM90a itself; empty where they are."""
     if problem.precision == "int8":
-        return _why_no_strips(problem)
+        return _why_no_strips(problem) or _why_faster(problem)
     if problem.patch not in GATHERED_PATCHES:
         return f"a row of {problem.patch} pixels of 16 bits is not the 32, 64 or 128 bytes that TMA swizzles"
     return ""
@@ -44,6 +49,13 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
     if problem.channels > MOST_FLOAT_CHANNELS:
         return f"the weight of {problem.channels} channels of 16 bits leaves no room in tensor memory"
     return ""
+
+
+def _why_faster(problem: PatchEmbedImagesProblem) -> str:
+    patches = problem.batch * problem.positions
+    if patches > FEW_PATCHES:
+        return ""
+    return f"{patches} patches are too few for strips of eight images and weights that are loaded once for many tiles"
 
 
 def _why_no_strips(problem: PatchEmbedImagesProblem) -> str:
