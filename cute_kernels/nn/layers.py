@@ -41,15 +41,27 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
     """A convolution over whole patches, by `cute_kernels.patch_embed_images`; made by `convert_layer`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """``[B, N, H // p, W // p]`` of ``[B, C, H, W]``, as a view whose memory is ``[B, S, N]``."""
-        takes_over = input.dim() == 4 and self.engine.takes_over(
-            input, self.weight, self.bias, training=self.training
-        )
-        self.engine.check_pixels(input, by_kernel=takes_over)
+        """``[B, N, H // p, W // p]`` of ``[B, C, H, W]``, as a view whose memory is ``[B, S, N]``; B may be missing.
+
+        Raises:
+            ValueError: another shape, as the plain module refuses it: uint8 pixels are normalised before that one sees
+                them, and would be broadcast to the channels of the mean.
+        """
+        channels, patch = self.weight.shape[1], self.weight.shape[-1]
+        if input.dim() not in (3, 4) or input.shape[-3] != channels or min(input.shape[-2:]) < patch:
+            shapes = f"[B, {channels}, H, W] or [{channels}, H, W] with H and W at least {patch}"
+            raise ValueError(f"input has shape {list(input.shape)}, allowed: {shapes}")
+        if input.dim() == 3:
+            return self._batch(input.unsqueeze(0)).squeeze(0)
+        return self._batch(input)
+
+    def _batch(self, images: torch.Tensor) -> torch.Tensor:
+        takes_over = self.engine.takes_over(images, self.weight, self.bias, training=self.training)
+        self.engine.check_pixels(images, by_kernel=takes_over)
         if not takes_over:
-            return super().forward(self.engine.normalised(input, self.weight))
-        out = self.engine.images(input, self.weight, self.bias)
-        return out.transpose(1, 2).unflatten(2, tuple(extent // self.weight.shape[-1] for extent in input.shape[2:]))
+            return super().forward(self.engine.normalised(images, self.weight))
+        out = self.engine.images(images, self.weight, self.bias)
+        return out.transpose(1, 2).unflatten(2, tuple(extent // self.weight.shape[-1] for extent in images.shape[2:]))
 
 
 class PatchLinear(EngineMixin, torch.nn.Linear):

@@ -39,6 +39,30 @@ def test_a_convolution_becomes_the_kernel_and_back(convolution):
     assert torch.equal(convolution(images() / 127.5 - 1), expected)
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_an_image_without_a_batch(convolution, backend):
+    """W = 192 is a multiple of C, so mean and std of three channels would broadcast along it."""
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    image = torch.randint(0, 256, (3, 64, 192), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    normalised = (image / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    expected = convolution(normalised)
+    convert_layer(convolution, PatchOptions(precision="bf16", mean=mean, std=std, backend=backend))
+    for pixels in (image, normalised):
+        got = convolution(pixels)
+        assert got.shape == (16, 4, 12)
+        assert (got - expected).norm() < 4e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("shape", [(2, 1, 48, 48), (1, 48, 48), (3, 16, 12), (48, 48), (1, 2, 3, 48, 48)])
+def test_shapes_that_are_no_images(convolution, shape, backend):
+    """Grey uint8 images would be broadcast to the mean's three channels before the plain layer refused them."""
+    convert_layer(convolution, PatchOptions(backend=backend))
+    for dtype in (torch.uint8, torch.float32):
+        with pytest.raises(ValueError, match=r"input has shape .*allowed: \[B, 3, H, W\] or \[3, H, W\]"):
+            convolution(torch.zeros(shape, dtype=dtype))
+
+
 def test_the_kernel_and_not_the_convolution_ran(convolution):
     """int8 differs from the convolution by its rounding, and by no more."""
     expected = convolution(images() / 127.5 - 1)
