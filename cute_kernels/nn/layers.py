@@ -13,6 +13,7 @@ import torch
 
 from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.options import PatchOptions
+from cute_kernels.nn.positions import PositionCache
 
 
 class EngineMixin:
@@ -22,6 +23,7 @@ class EngineMixin:
     """
 
     engine: PatchEngine
+    positions: PositionCache | None = None
 
     def engine_weight(self) -> torch.Tensor:
         return self.weight
@@ -33,8 +35,13 @@ class EngineMixin:
         return self
 
     def forget_prepared(self) -> None:
-        """Makes what the kernels read anew at the next call: after a write that autograd's version counter missed."""
+        """Makes what the kernels read anew at the next call: after a write that autograd's version counter missed.
+
+        `cute_kernels.clear_cache` does it for all modules.
+        """
         self.engine.forget()
+        if self.positions is not None:
+            self.positions.clear()
 
 
 class PatchConv2d(EngineMixin, torch.nn.Conv2d):

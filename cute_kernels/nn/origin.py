@@ -6,6 +6,8 @@ import weakref
 
 import torch
 
+from cute_kernels.runtime.constants import DERIVED
+
 
 def stamp(tensor: torch.Tensor) -> tuple:
     """Differs when the tensor's numbers may: memory, version counter, type, device and layout.
@@ -29,10 +31,14 @@ class Origin:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = weakref.ref(tensor)
         self._stamp = stamp(tensor)
+        self._generation = DERIVED.generation
         self._numbers = tensor.detach().clone() if tensor.is_inference() else None
 
     def is_unchanged(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` is the same object with the same numbers; writes through ``.data`` are not noticed."""
-        if self._tensor() is not tensor or self._stamp != stamp(tensor):
+        """Whether ``tensor`` is the same object with the same numbers.
+
+        Writes through ``.data`` are not noticed; after `cute_kernels.clear_cache` every tensor counts as changed.
+        """
+        if self._generation != DERIVED.generation or self._tensor() is not tensor or self._stamp != stamp(tensor):
             return False
         return self._numbers is None or torch.equal(self._numbers, tensor)

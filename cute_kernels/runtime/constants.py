@@ -164,7 +164,11 @@ register_optimizer_step_post_hook(_count_step)
 
 
 def clear_cache() -> None:
-    """Forget every cached table and padded weight; needed only after writes that bypass autograd's version counter."""
+    """Forget what was made from constants; needed only after writes that bypass autograd's version counter.
+
+    Tables, padded weights, and what modules and converted models (`cute_kernels.nn`, `cute_kernels.integrations`)
+    prepared from their weights and positions: all is made anew at the next call.
+    """
     DERIVED.clear()
 
 
