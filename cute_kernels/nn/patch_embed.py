@@ -121,10 +121,13 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         Args:
             pixels: images ``[B, C, H, W]``, contiguous or channels_last (others are copied once), or rows
                 ``[B, L, C * p * p]`` in the order of the module. uint8 is raw and is normalised here; floating point is
-                normalised already. Pixels beyond an image's last whole patch are left out, as a convolution does.
+                normalised already. Pixels beyond an image's last whole patch are left out, as a convolution does. One
+                image needs a batch dimension, too: of a module made from a convolution, three dimensions that may be
+                either ``[C, H, W]`` or rows are rows only with ``spatial_shapes``.
             pos_embed: in place of the module's own.
             spatial_shapes: of rows: ``[B, 2]`` patch grids (rows, columns), which rows need to get positions; the rest
-                of an image's L rows is padding and gets the first position of the image.
+                of an image's L rows is padding and gets the first position of the image. Without positions they say
+                that these are rows, and no more.
 
         Returns:
             ``[B, S, N]`` of images, ``[B, L, N]`` of rows.
@@ -139,6 +142,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         native = self.grid if pos_embed is None or self.grid is not None else None
         if pos is not None:
             native = _checked_grid(pos, native, self.weight.shape[0])
+        if pixels.dim() == 3:
+            self._check_rows(pixels, spatial_shapes)
         takes_over = self.engine.takes_over(pixels, self.weight, self.bias, pos, training=self.training)
         self.engine.check_pixels(pixels, by_kernel=takes_over)
         if pixels.dim() == 4:
@@ -168,10 +173,22 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             out = torch.nn.functional.linear(rows, self.weight, self.bias)
         return out if table is None else out + table.to(out.dtype)
 
+    def _check_rows(self, rows: torch.Tensor, spatial_shapes: object) -> None:
+        """Refuses a row of another length, and an image without a batch that could be rows."""
+        patch, channels, k = self.engine.patch(self.weight), self.engine.options.channels, self.weight[0].numel()
+        batch, height, width = rows.shape
+        image = "" if batch != channels else ": an image needs a batch dimension, [1, C, H, W]"
+        if width != k:
+            raise ValueError(f"rows has shape {list(rows.shape)}, K = {width}, allowed: [B, L, {k}]{image}")
+        whole = height and height % patch == 0 and width % patch == 0
+        if self.weight.dim() == 4 and image and whole and spatial_shapes is None:
+            raise ValueError(
+                f"pixels has shape {list(rows.shape)}, which may be [C, H, W] or rows [B, L, {k}]{image}; rows need "
+                "spatial_shapes"
+            )
+
     def _rows(self, rows, pos, native, spatial_shapes, takes_over: bool) -> torch.Tensor:
         matrix = self.weight.flatten(1)
-        if rows.shape[-1] != matrix.shape[1]:
-            raise ValueError(f"rows has K = {rows.shape[-1]}, allowed: {matrix.shape[1]}")
         table = index = None
         if pos is not None:
             if spatial_shapes is None:

@@ -434,7 +434,7 @@ def test_shapes_of_pixels():
         for shape in ((3, 48, 48), (2, 4, 48, 48), (2, 3, 8, 48), (2, 9, 767)):
             with pytest.raises(ValueError, match="allowed"):
                 ours(torch.zeros(shape))
-        with pytest.raises(ValueError, match="allowed: 768"):
+        with pytest.raises(ValueError, match=r"K = 767, allowed: \[B, L, 768\]$"):
             ours(torch.zeros(2, 9, 767, dtype=torch.uint8), spatial_shapes=[[3, 3], [3, 3]])
         rows = torch.zeros(2, 9, 768)
         with pytest.raises(ValueError, match="spatial_shapes is missing"):
@@ -442,5 +442,29 @@ def test_shapes_of_pixels():
         for shapes in ([[3, 3]], [[3, 4], [1, 1]], [[0, 3], [1, 1]], [[3], [3]], [[1.5, 2], [1, 1]]):
             with pytest.raises(ValueError, match="spatial_shapes"):
                 ours(rows, spatial_shapes=shapes)
+        for dtype in (torch.float32, torch.uint8):
+            with pytest.raises(ValueError, match=r"allowed: \[B, L, 768\]: an image needs a batch dimension"):
+                ours(torch.zeros(3, 48, 48, dtype=dtype))
         with pytest.raises(TypeError, match="pixels is list"):
             ours([1.0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_an_image_without_a_batch_is_not_taken_for_rows(backend):
+    """[3, 32, 768] is an image of 2 x 48 patches, and three times 32 rows; a linear layer's module takes rows."""
+    module, image = convolution(), uint8_images(32, 768, batch=1)
+    ours = PatchEmbed.from_module(module, precision="bf16", mean=MEAN, std=STD, backend=backend)
+    for pixels in (image[0], normalise(image)[0]):
+        with pytest.raises(ValueError, match="may be .C, H, W. or rows .*needs a batch dimension.*spatial_shapes"):
+            ours(pixels)
+    with pytest.raises(ValueError, match="needs a batch dimension"):
+        PatchEmbed.from_module(module, pos_embed=positions())(image[0])
+    assert error(ours(image), plain(normalise(image), module)) < ERRORS["bf16"]
+    linear = torch.nn.Linear(768, 24)
+    linear.weight.data, linear.bias.data = module.weight.data.flatten(1), module.bias.data
+    rows = normalise(image)[0]
+    expected = linear(rows)
+    assert error(ours(rows, spatial_shapes=[[4, 8]] * 3), expected) < ERRORS["bf16"]
+    assert error(PatchEmbed.from_module(linear, backend=backend)(rows), expected) < ERRORS["bf16"]
+    assert error(ours(rows[:, :31]), expected[:, :31]) < ERRORS["bf16"]  # no whole patches: rows
