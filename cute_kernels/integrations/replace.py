@@ -43,7 +43,7 @@ def convert_all(
         if is_converted(layer):  # which gets other options
             continue
         try:
-            check_layer(layer, options.channels)
+            check_layer(layer, options.channels, options.order)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name} cannot be converted: {error}") from error
     for _, layer, options in found:

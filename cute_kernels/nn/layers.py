@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cute_kernels.nn.engine import PatchEngine
-from cute_kernels.nn.options import PatchOptions
+from cute_kernels.nn.options import Order, PatchOptions
 from cute_kernels.nn.positions import PositionCache
 
 
@@ -86,22 +86,24 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
 _PLAIN = {PatchConv2d: torch.nn.Conv2d, PatchLinear: torch.nn.Linear}
 
 
-def check_layer(module: torch.nn.Module, channels: int = 3) -> None:
+def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw") -> None:
     """Refuses what is no patch embedding.
 
     Args:
         module: to be a Conv2d whose kernel is its stride, or a Linear over flattened patches.
         channels: C of a Linear.
+        order: of a patch's pixels in a Linear's rows.
 
     Raises:
         TypeError: neither, or a subclass with a forward of its own.
         ValueError: a kernel that is not square or not the stride; padding, dilation or groups; a Linear whose inputs
-            are no square patches; features that are no multiple of 8.
+            are no square patches; features that are no multiple of 8; a Conv2d with an order that it does not have.
     """
     forward = getattr(type(module), "forward", None)
     if forward not in (torch.nn.Conv2d.forward, torch.nn.Linear.forward):
         raise TypeError(f"module is {type(module).__name__}, expected torch.nn.Conv2d or torch.nn.Linear")
     if isinstance(module, torch.nn.Conv2d):
+        _check_order(module, order)
         rows, columns = module.kernel_size
         if rows != columns:
             raise ValueError(f"module has kernel_size = {module.kernel_size}, allowed: square patches")
@@ -122,6 +124,11 @@ def check_layer(module: torch.nn.Module, channels: int = 3) -> None:
         raise ValueError(f"module has {n} features, allowed: multiples of 8")
 
 
+def _check_order(module: torch.nn.Module, order: Order) -> None:
+    if isinstance(module, torch.nn.Conv2d) and order != "chw":
+        raise ValueError(f"order = {order!r} with a Conv2d, allowed: 'chw', the order of its weight")
+
+
 def convert_layer(module: torch.nn.Module, options: PatchOptions) -> torch.nn.Module:
     """Makes ``module`` a `PatchConv2d` or `PatchLinear`, in place, and returns it; a converted one gets new options.
 
@@ -129,8 +136,10 @@ def convert_layer(module: torch.nn.Module, options: PatchOptions) -> torch.nn.Mo
         TypeError, ValueError: as `check_layer`.
     """
     if type(module) not in _PLAIN:
-        check_layer(module, options.channels)
+        check_layer(module, options.channels, options.order)
         module.__class__ = PatchConv2d if isinstance(module, torch.nn.Conv2d) else PatchLinear
+    else:
+        _check_order(module, options.order)
     module.engine = PatchEngine(options)
     return module
 

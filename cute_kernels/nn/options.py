@@ -24,6 +24,7 @@ class PatchOptions:
         precision: what is multiplied. ``"bf16"`` and ``"fp16"`` take normalised pixels and uint8; ``"int8"`` and
             ``"int16"`` take uint8 pixels only, exactly; ``"fp8"`` rounds pixels and weight to E4M3.
         order: what a patch's pixels are flattened as in a Linear weight and in rows: ``"chw"`` or ``"hwc"``.
+            With a convolution it is ``"chw"``, and anything else is refused where the two meet.
         channels: C of a Linear weight; of a convolution's it is read from the weight.
         mean, std: the normalisation of the model's processor, one number or one per channel. uint8 images are
             normalised with them; they also bound what normalised pixels can be.

@@ -36,7 +36,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
     ) -> None:
         """As `from_module`, with checked options."""
         super().__init__()
-        check_layer(module, options.channels)
+        check_layer(module, options.channels, options.order)
         self.register_parameter("weight", module.weight)
         self.register_parameter("bias", module.bias)
         self.grid = None
@@ -82,7 +82,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
                 ``.pos_embed`` again, or passes it to `forward` instead.
             grid: (rows, columns) of ``pos_embed``; a square when None.
             precision: what is multiplied, see `PatchOptions`.
-            order: of a Linear weight, and of rows: ``"chw"`` or ``"hwc"``.
+            order: of a Linear weight, and of rows: ``"chw"`` or ``"hwc"``. A Conv2d's is ``"chw"``.
             channels: C of a Linear weight.
             mean, std: the normalisation of the model's processor, after pixels were divided by 255; one number or one
                 per channel.

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from cute_kernels.nn import PatchConv2d, PatchLinear, PatchOptions, convert_layer, revert_layer
+from cute_kernels.nn import PatchConv2d, PatchEmbed, PatchLinear, PatchOptions, convert_layer, revert_layer
 
 OPTIONS = PatchOptions(precision="int16")
 
@@ -137,3 +137,14 @@ def test_layers_that_are_refused():
     with pytest.raises(ValueError, match="padding"):
         convert_layer(refused, OPTIONS)
     assert type(refused) is torch.nn.Conv2d
+
+
+def test_a_convolution_has_one_order(convolution):
+    """Rows of it would be read in another order by some precisions, and normalised in another by all."""
+    for module in (convolution, convert_layer(torch.nn.Conv2d(3, 16, 16, 16), OPTIONS)):
+        before = type(module), vars(module).get("engine")
+        with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d, allowed: 'chw'"):
+            convert_layer(module, PatchOptions(order="hwc"))
+        assert (type(module), vars(module).get("engine")) == before
+    with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d, allowed: 'chw'"):
+        PatchEmbed.from_module(convolution, order="hwc")
