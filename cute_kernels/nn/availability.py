@@ -36,9 +36,9 @@ def images_out_dtype(
 ) -> torch.dtype | None:
     """The type in which `cute_kernels.patch_embed_images` can give a result that is to be ``wanted``, or None.
 
-    The references have every type; a kernel may have bfloat16 alone. For integer precisions, which nothing else
-    multiplies, that is it then. Floating-point ones get None: a product of rows gives the type that is wanted, without
-    a rounding to bfloat16 on the way.
+    int8's is bfloat16 whatever is wanted, which is what its kernels write, and of the references, too: so its results
+    have the same bits on every device. Floating-point precisions get None where the kernel has bfloat16 alone: a
+    product of rows gives the type that is wanted, without a rounding to bfloat16 on the way.
 
     Args:
         images: ``[B, C, H, W]``, whole patches.
@@ -48,6 +48,8 @@ def images_out_dtype(
         wanted: element type of the result.
         backend: as for the operation.
     """
+    if precision == "int8":
+        wanted = torch.bfloat16
     executor = devices.choose_backend(images.device, backend)
     if executor == "reference" or not images.shape[0]:
         return wanted
@@ -56,23 +58,20 @@ def images_out_dtype(
         index = images.device.index
         arch, sm_count = devices.device_facts(torch.cuda.current_device() if index is None else index)
     batch, channels, height, width = images.shape
-    integers = precision in ("int8", "int16")
-    for out_dtype in dict.fromkeys((wanted, torch.bfloat16) if integers else (wanted,)):
-        problem = PatchEmbedImagesProblem(
-            batch=batch,
-            channels=channels,
-            height=height,
-            width=width,
-            patch=patch,
-            n=features,
-            in_dtype=multiplied_type(str(images.dtype).removeprefix("torch."), precision),
-            precision=precision,
-            table_rows=height // patch * (width // patch),
-            out_dtype=str(out_dtype).removeprefix("torch."),
-        )
-        try:
-            plan.make_plan(problem, None, arch, sm_count=sm_count)
-        except (ValueError, NotImplementedError):
-            continue
-        return out_dtype
-    return None
+    problem = PatchEmbedImagesProblem(
+        batch=batch,
+        channels=channels,
+        height=height,
+        width=width,
+        patch=patch,
+        n=features,
+        in_dtype=multiplied_type(str(images.dtype).removeprefix("torch."), precision),
+        precision=precision,
+        table_rows=height // patch * (width // patch),
+        out_dtype=str(wanted).removeprefix("torch."),
+    )
+    try:
+        plan.make_plan(problem, None, arch, sm_count=sm_count)
+    except (ValueError, NotImplementedError):
+        return None
+    return wanted

@@ -292,14 +292,17 @@ def test_an_empty_batch():
 
 @torch.no_grad()
 def test_the_kernel_of_images_in_the_emulator():
-    """The bits of the reference, and float32 from a kernel that writes bfloat16."""
+    """The bits of the reference, also in a float32 module, whose results the kernel writes in bfloat16."""
     module, pos, images = convolution(), positions(2, 2), uint8_images(32, 32, batch=1)
+    rows = images.unfold(2, 16, 16).unfold(3, 16, 16).permute(0, 2, 3, 1, 4, 5).reshape(1, 4, 768)
     ours, same = (
         PatchEmbed.from_module(module, pos_embed=pos, precision="int8", backend=backend)
         for backend in ("emulator", "reference")
     )
     got = ours(images)
-    assert got.dtype == torch.float32 and torch.equal(got, same(images).bfloat16().float())
+    assert got.dtype == torch.float32 and torch.equal(got, same(images))
+    assert torch.equal(*(each(rows, spatial_shapes=[[2, 2]]) for each in (ours, same)))
+    assert error(got, plain(normalise(images, (0.5,) * 3, (0.5,) * 3), module, pos)) < ERRORS["int8"]
 
 
 @torch.no_grad()
