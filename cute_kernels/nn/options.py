@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 
 from cute_kernels.operations import patch_weight
+from cute_kernels.operations.patch_weight import PerChannel
 
 Precision = Literal["bf16", "fp16", "int8", "int16", "fp8"]
 Order = Literal["chw", "hwc"]
@@ -26,8 +26,9 @@ class PatchOptions:
         order: what a patch's pixels are flattened as in a Linear weight and in rows: ``"chw"`` or ``"hwc"``.
             With a convolution it is ``"chw"``, and anything else is refused where the two meet.
         channels: C of a Linear weight; of a convolution's it is read from the weight.
-        mean, std: the normalisation of the model's processor, one number or one per channel. uint8 images are
-            normalised with them; they also bound what normalised pixels can be.
+        mean, std: the normalisation of the model's processor, one number or one per channel, of pixels
+            that were divided by 255. uint8 images are normalised with them; they also bound what normalised pixels can
+            be.
         pixels: what is promised: ``"raw"`` refuses floating-point pixels, ``"normalised"`` refuses uint8, ``"auto"``
             takes uint8 as raw and floating point as normalised.
         backend: ``"auto"``, ``"emulator"`` and ``"reference"`` as for `cute_kernels.patch_embed_images`; ``"torch"``
@@ -40,8 +41,8 @@ class PatchOptions:
     precision: Precision = "bf16"
     order: Order = "chw"
     channels: int = 3
-    mean: float | Sequence[float] = 0.5
-    std: float | Sequence[float] = 0.5
+    mean: PerChannel = 0.5
+    std: PerChannel = 0.5
     pixels: Pixels = "auto"
     backend: Backend = "auto"
 

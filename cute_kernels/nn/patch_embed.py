@@ -11,6 +11,7 @@ from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.layers import EngineMixin, check_layer
 from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import Interpolation, PositionCache, native_grid
+from cute_kernels.operations.patch_weight import PerChannel
 from cute_kernels.reference.images import patch_rows
 
 
@@ -64,8 +65,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         precision: Precision = "bf16",
         order: Order = "chw",
         channels: int = 3,
-        mean: float | Sequence[float] = 0.5,
-        std: float | Sequence[float] = 0.5,
+        mean: PerChannel = 0.5,
+        std: PerChannel = 0.5,
         pixels: Pixels = "auto",
         interpolation: Interpolation = "bicubic",
         antialias: bool = False,

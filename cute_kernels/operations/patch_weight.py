@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
 Precision = Literal["int8", "int16", "bf16", "fp16"]
 Order = Literal["chw", "hwc"]
+PerChannel: TypeAlias = "float | Sequence[float] | torch.Tensor"
+"""One number, or one per channel in a sequence, tensor or NumPy array of any shape."""
 
 WIDE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Element type of pixels and weight for the precisions that multiply floating-point numbers."""
@@ -31,6 +33,12 @@ _LARGEST = {"int8": 127, "int16": 127 * 256 + 127}
 _MOST_LOST = 0.01
 """Of a floating-point weight by rounding, in the Euclidean norm. FP16 rounds to 2**-12, but below 2**-14 its steps stay
 2**-24 wide; BF16 rounds to 2**-9 and has FP32's range."""
+
+_MEANS = (-1.0, 2.0)
+"""Of pixels from 0 to 1, with room for models that were trained on odd ones; those of 0 to 255 have means of 100."""
+
+_STDS = (1e-3, 10.0)
+"""Likewise: pixels of 0 to 255 have deviations of about 60, and one step of a pixel is 1 / 255 = 0.004."""
 
 _SCHEMA = 1
 
@@ -157,8 +165,8 @@ def prepare_patch_weight(
     precision: Precision = "int8",
     order: Order = "chw",
     channels: int = 3,
-    mean: float | Sequence[float] = 0.5,
-    std: float | Sequence[float] = 0.5,
+    mean: PerChannel = 0.5,
+    std: PerChannel = 0.5,
 ) -> PatchWeight:
     """Rounds and lays out the weight of a patch embedding for `cute_kernels.patch_embed_images`.
 
@@ -174,10 +182,10 @@ def prepare_patch_weight(
         order: what a patch's pixels are flattened as in a Linear weight: ``"chw"`` (channel, row, column), or ``"hwc"``
             (row, column, channel), as NaFlex checkpoints have it. A Conv2d weight is ``"chw"``.
         channels: C of a Linear weight.
-        mean: one number or one per channel: what the model's processor subtracts from pixels that were divided by 255.
-            It counts for uint8 images, whose normalisation this folds into the weight; images that are normalised
-            already are multiplied by the weight as it is.
-        std: what it divides by then, likewise.
+        mean: one number or one per channel (a sequence, tensor or array): what the model's processor subtracts from
+            pixels that were divided by 255, from -1 to 2. It counts for uint8 images, whose normalisation this folds
+            into the weight; images that are normalised already are multiplied by the weight as it is.
+        std: what it divides by then, likewise, from 0.001 to 10.
 
     Returns:
         The prepared weight, on the device of ``weight``.
@@ -185,17 +193,15 @@ def prepare_patch_weight(
     Raises:
         TypeError: an argument of the wrong type, or a weight of another element type.
         ValueError: a shape that is no weight of square patches, N that is no multiple of 8, another precision or
-            order, mean or std of the wrong length, not finite, or a std that is not greater than 0; NaN or infinity in
-            the weight, a feature whose scale leaves FP32's range, or numbers that FP16 rounds to infinity or, in all,
-            by more than 1% because they are too small for it.
+            order, mean or std of the wrong length, not finite or of pixels that were not divided by 255; NaN or
+            infinity in the weight, a feature whose scale leaves FP32's range, or numbers that FP16 rounds to infinity
+            or, in all, by more than 1% because they are too small for it.
     """
     kernel = _convolution_order(weight, order, channels)
     _check_choice("precision", precision, get_args(Precision))
     n, channels, patch, _ = kernel.shape
     means, stds = (_per_channel(name, value, channels) for name, value in (("mean", mean), ("std", std)))
-    for value in stds:
-        if value <= 0:
-            raise ValueError(f"std = {list(stds)}, allowed: greater than 0")
+    _check_normalisation(means, stds)
     rows = kernel.detach().to(torch.float64).reshape(n, -1)
     if not bool(torch.isfinite(rows).all()):
         raise ValueError("weight has NaN or infinity, allowed: finite numbers")
@@ -279,11 +285,18 @@ def _convolution_order(weight: torch.Tensor, order: str, channels: int) -> torch
     return kernel
 
 
-def _per_channel(name: str, value: float | Sequence[float], channels: int) -> tuple[float, ...]:
+def _per_channel(name: str, value: PerChannel, channels: int) -> tuple[float, ...]:
+    if hasattr(value, "tolist"):  # a tensor, or what NumPy has, which need not be installed
+        if getattr(value, "is_meta", False):
+            raise TypeError(f"{name} is a tensor without values (on the meta device), expected numbers")
+        value = value.reshape(-1).tolist() if value.shape else value.tolist()
     values = (value,) * channels if isinstance(value, numbers.Real) else value
     if isinstance(value, (bool, str)) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} is {type(value).__name__}, expected a number or a sequence of {channels} numbers")
+        kind = type(value).__name__
+        raise TypeError(f"{name} is {kind}, expected a number, or {channels} numbers in a sequence, tensor or array")
     for number in values:
+        if isinstance(number, torch.Tensor) and not number.dim():
+            number = number.item()
         if isinstance(number, bool) or not isinstance(number, numbers.Real):
             raise TypeError(f"{name} has an element of type {type(number).__name__}, expected numbers")
         if not math.isfinite(number):
@@ -291,6 +304,16 @@ def _per_channel(name: str, value: float | Sequence[float], channels: int) -> tu
     if len(values) != channels:
         raise ValueError(f"{name} has {len(values)} numbers, allowed: one, or {channels}, one per channel")
     return tuple(map(float, values))
+
+
+def _check_normalisation(means: tuple[float, ...], stds: tuple[float, ...]) -> None:
+    """Refuses what belongs to pixels of 0 to 255, and what leaves FP32's range when it is folded into a weight."""
+    for name, values, (low, high) in (("mean", means, _MEANS), ("std", stds, _STDS)):
+        if name == "std" and min(values) <= 0:
+            raise ValueError(f"std = {list(values)}, allowed: greater than 0")
+        for value in values:
+            if not low <= value <= high:
+                raise ValueError(f"{name} = {value:g}, allowed: of pixels scaled to 0..1, from {low:g} to {high:g}")
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

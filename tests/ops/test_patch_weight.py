@@ -60,6 +60,20 @@ def test_mean_and_std_of_numpy_are_numbers():
     expected = prepare_patch_weight(weight, mean=0.25, std=(0.5, 0.25, 0.5))
     got = prepare_patch_weight(weight, mean=np.float32(0.25), std=list(np.array([0.5, 0.25, 0.5], np.float32)))
     assert torch.equal(got.offset, expected.offset) and (got.mean, got.std) == (expected.mean, expected.std)
+    std = [0.5, 0.25, 0.5]
+    for value in (np.array(std), torch.tensor(std), torch.tensor(std).view(1, 3, 1, 1), [torch.tensor(x) for x in std]):
+        got = prepare_patch_weight(weight, mean=torch.tensor(0.25), std=value)
+        assert torch.equal(got.offset, expected.offset) and (got.mean, got.std) == (expected.mean, expected.std)
+        assert all(type(number) is float for number in got.mean + got.std)
+
+
+def test_normalisation_of_pixels_that_are_not_divided():
+    """What processors for pixels of 0 to 255 do, a mean of 100 and no deviation, in units of 0 to 1."""
+    weight, images = conv_weight(), pixels()
+    got = embedded(images, prepare_patch_weight(weight, precision="int16", mean=100 / 255, std=1 / 255))
+    maps = torch.nn.functional.conv2d(images.double() - 100, weight.double(), stride=14)
+    expected = maps.flatten(2).transpose(1, 2)
+    assert float((got - expected).norm() / expected.norm()) < 1e-4
 
 
 def test_two_terms_are_the_integer():
@@ -196,6 +210,13 @@ def with_nan() -> torch.Tensor:
         ({"mean": (0.5, "a", 0.5)}, TypeError, "mean has an element of type str"),
         ({"std": (0.5, 0.0, 0.5)}, ValueError, "std = [0.5, 0.0, 0.5], allowed: greater than 0"),
         ({"std": float("nan")}, ValueError, "std = [nan, nan, nan], allowed: finite numbers"),
+        ({"mean": 127.5}, ValueError, "mean = 127.5, allowed: of pixels scaled to 0..1, from -1 to 2"),
+        ({"mean": (0.5, 1e300, 0.5)}, ValueError, "mean = 1e+300, allowed: of pixels scaled to 0..1"),
+        ({"std": 58.4}, ValueError, "std = 58.4, allowed: of pixels scaled to 0..1, from 0.001 to 10"),
+        ({"std": 1e-40}, ValueError, "std = 1e-40, allowed: of pixels scaled to 0..1"),
+        ({"mean": torch.tensor([0.5, 0.5])}, ValueError, "mean has 2 numbers, allowed: one, or 3"),
+        ({"mean": torch.tensor(True)}, TypeError, "mean is bool"),
+        ({"std": torch.zeros(3, device="meta")}, TypeError, "std is a tensor without values"),
         ({"channels": 3.0}, TypeError, "channels is float, expected int"),
         ({"channels": 0}, ValueError, "channels = 0, allowed: at least 1"),
         ({"weight": torch.full((8, 12), 1e-45)}, ValueError, "a feature whose scale is no normal FP32 number"),
