@@ -16,7 +16,7 @@ from cute_kernels.operations.scales import combine_numbers, combine_scales, in_k
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed import PATCH_EMBED as PLANNER
-from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
+from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES, longest_row
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, choose_backend, device_facts
 from cute_kernels.runtime.operands import Operands
@@ -139,6 +139,11 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
             raise TypeError(f"weight has dtype {a.weight.dtype} with x of {x.dtype}, allowed: {matching}")
         if x.shape[-1] != k:
             raise ValueError(f"x has K = {x.shape[-1]} and weight has K = {k}: they must be equal")
+        most = longest_row(_name(x.dtype))
+        if most is not None and k > most:
+            raise ValueError(
+                f"x has K = {k}, allowed: at most {most} of {x.dtype}, whose sums with int8 would leave 32 bits"
+            )
         if n % 8:
             nearest = f"{max(8, n - n % 8)} or {n + 8 - n % 8}"
             raise ValueError(f"weight has N = {n}, allowed: multiples of 8, nearest {nearest}")

@@ -40,6 +40,8 @@ _MEANS = (-1.0, 2.0)
 _STDS = (1e-3, 10.0)
 """Likewise: pixels of 0 to 255 have deviations of about 60, and one step of a pixel is 1 / 255 = 0.004."""
 
+_FP8_IS_ELSEWHERE = "; FP8 images are taken by cute_kernels.nn.PatchEmbed, and FP8 rows by cute_kernels.patch_embed"
+
 _SCHEMA = 1
 
 
@@ -191,14 +193,14 @@ def prepare_patch_weight(
         The prepared weight, on the device of ``weight``.
 
     Raises:
-        TypeError: an argument of the wrong type, or a weight of another element type.
+        TypeError: an argument of the wrong type, or a weight of another element type or on the meta device.
         ValueError: a shape that is no weight of square patches, N that is no multiple of 8, another precision or
             order, mean or std of the wrong length, not finite or of pixels that were not divided by 255; NaN or
             infinity in the weight, a feature whose scale leaves FP32's range, or numbers that FP16 rounds to infinity
             or, in all, by more than 1% because they are too small for it.
     """
     kernel = _convolution_order(weight, order, channels)
-    _check_choice("precision", precision, get_args(Precision))
+    _check_choice("precision", precision, get_args(Precision), _FP8_IS_ELSEWHERE if precision == "fp8" else "")
     n, channels, patch, _ = kernel.shape
     means, stds = (_per_channel(name, value, channels) for name, value in (("mean", mean), ("std", std)))
     _check_normalisation(means, stds)
@@ -256,6 +258,8 @@ def _convolution_order(weight: torch.Tensor, order: str, channels: int) -> torch
     if weight.layout is not torch.strided or not weight.dtype.is_floating_point or weight.itemsize < 2:
         allowed = "a strided tensor of torch.float32, torch.float64, torch.bfloat16 or torch.float16"
         raise TypeError(f"weight has dtype {weight.dtype} and layout {weight.layout}, allowed: {allowed}")
+    if weight.is_meta:
+        raise TypeError("weight is on the meta device, where it has no values, expected a tensor with values")
     _check_choice("order", order, get_args(Order))
     if isinstance(channels, bool) or not isinstance(channels, int):
         raise TypeError(f"channels is {type(channels).__name__}, expected int")
@@ -316,6 +320,6 @@ def _check_normalisation(means: tuple[float, ...], stds: tuple[float, ...]) -> N
                 raise ValueError(f"{name} = {value:g}, allowed: of pixels scaled to 0..1, from {low:g} to {high:g}")
 
 
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, allowed: tuple[str, ...], hint: str = "") -> None:
     if value not in allowed:
-        raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, allowed))}")
+        raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, allowed))}{hint}")

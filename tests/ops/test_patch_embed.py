@@ -190,10 +190,15 @@ def test_types_that_do_not_go_together(x, weight, allowed, backend):
         patch_embed(torch.ones(4, 16).to(x), torch.ones(8, 16).to(weight), backend=backend)
 
 
-def test_integers_whose_sums_leave_32_bits_are_refused():
-    x, weight = torch.ones(1, 65_808, dtype=torch.uint8), torch.ones(8, 65_808, dtype=torch.int8)
-    with pytest.raises(ValueError, match="k = 65808 .*leave 32 bits; nearest legal value: 65792"):
-        patch_embed(x, weight, backend="emulator")
+@pytest.mark.parametrize("backend", ["auto", "reference", "emulator"])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.uint8, 65_792), (torch.int8, 131_056)])
+def test_integers_whose_sums_leave_32_bits_are_refused(dtype, most, backend):
+    x, weight = torch.ones(1, most + 1, dtype=dtype), torch.ones(8, most + 1, dtype=torch.int8)
+    with pytest.raises(ValueError, match=f"x has K = {most + 1}, allowed: at most {most} of {dtype}, .*32 bits"):
+        patch_embed(x, weight, backend=backend)
+    if backend != "emulator":
+        longest = patch_embed(x[:, :most].contiguous(), weight[:, :most].contiguous(), backend=backend)
+        assert torch.equal(longest, torch.full((1, 8), float(most)).bfloat16())
 
 
 @pytest.mark.parametrize("backend", ["auto", "emulator"])

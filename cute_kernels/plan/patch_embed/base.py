@@ -82,6 +82,13 @@ class PatchEmbedPlan(Plan):
         return f"[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, table rows {p.table_rows}{scale}"
 
 
+def longest_row(in_dtype: str) -> int | None:
+    """The largest K whose sums of products fit 32-bit integers, in whole 16 bytes; None of floating-point numbers."""
+    if in_dtype not in LARGEST_PRODUCT:
+        return None
+    return (2**31 - 1) // LARGEST_PRODUCT[in_dtype] // VECTOR_BYTES * VECTOR_BYTES
+
+
 def check_problem(p: PatchEmbedProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
     require("in_dtype", p.in_dtype, tuple(WEIGHT_TYPES), "element types of rows that have a kernel")
@@ -104,10 +111,9 @@ def check_problem(p: PatchEmbedProblem) -> None:
             reject(name, value, f"TMA coordinates allow 1 to {largest}", legal)
         if value % multiple:
             reject(name, value, rule, legal)
-    if p.in_dtype in LARGEST_PRODUCT:
-        most = (2**31 - 1) // LARGEST_PRODUCT[p.in_dtype] // VECTOR_BYTES * VECTOR_BYTES
-        if p.k > most:
-            reject("k", p.k, f"sums of products of {p.in_dtype} by int8 leave 32 bits", most)
+    most = longest_row(p.in_dtype)
+    if most is not None and p.k > most:
+        reject("k", p.k, f"sums of products of {p.in_dtype} by int8 leave 32 bits", most)
     if p.table_rows < 0:
         reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
     if p.table_index and not p.table_rows:
