@@ -26,8 +26,7 @@ import torch
 from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.layers import EngineMixin
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
-from cute_kernels.nn.patch_embed import checked_grids
-from cute_kernels.nn.positions import PositionCache
+from cute_kernels.nn.positions import PositionCache, checked_grids
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 

@@ -13,7 +13,7 @@ import torch
 
 from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.options import Order, PatchOptions
-from cute_kernels.nn.positions import PositionCache
+from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid
 
 
 class EngineMixin:
@@ -47,28 +47,43 @@ class EngineMixin:
 class PatchConv2d(EngineMixin, torch.nn.Conv2d):
     """A convolution over whole patches, by `cute_kernels.patch_embed_images`; made by `convert_layer`."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input: torch.Tensor, pos_embed: torch.Tensor | None = None, *, grid: tuple[int, int] | None = None
+    ) -> torch.Tensor:
         """``[B, N, H // p, W // p]`` of ``[B, C, H, W]``, as a view whose memory is ``[B, S, N]``; B may be missing.
 
+        Args:
+            input: images, as `PatchEmbed` takes them.
+            pos_embed: ``[S, N]`` or ``[1, S, N]`` to be added, in the same pass where a kernel for it exists, resized
+                for the images' grid as `convert_layer` was told. It stays the caller's and is read at every call.
+            grid: (rows, columns) of ``pos_embed``; a square when None.
+
         Raises:
-            ValueError: another shape, as the plain module refuses it: uint8 pixels are normalised before that one sees
-                them, and would be broadcast to the channels of the mean.
+            TypeError: pixels or positions of a type that is not allowed.
+            ValueError: positions that do not fit; another shape, as the plain module refuses it: uint8 pixels are
+                normalised before that one sees them, and would be broadcast to the channels of the mean.
         """
         channels, patch = self.weight.shape[1], self.weight.shape[-1]
         if input.dim() not in (3, 4) or input.shape[-3] != channels or min(input.shape[-2:]) < patch:
             shapes = f"[B, {channels}, H, W] or [{channels}, H, W] with H and W at least {patch}"
             raise ValueError(f"input has shape {list(input.shape)}, allowed: {shapes}")
+        native = None if pos_embed is None else checked_grid(pos_embed, grid, self.weight.shape[0])
         if input.dim() == 3:
-            return self._batch(input.unsqueeze(0)).squeeze(0)
-        return self._batch(input)
+            return self._batch(input.unsqueeze(0), pos_embed, native).squeeze(0)
+        return self._batch(input, pos_embed, native)
 
-    def _batch(self, images: torch.Tensor) -> torch.Tensor:
-        takes_over = self.engine.takes_over(images, self.weight, self.bias, training=self.training)
+    def _batch(
+        self, images: torch.Tensor, pos_embed: torch.Tensor | None, native: tuple[int, int] | None
+    ) -> torch.Tensor:
+        takes_over = self.engine.takes_over(images, self.weight, self.bias, pos_embed, training=self.training)
         self.engine.check_pixels(images, by_kernel=takes_over)
-        if not takes_over:
-            return super().forward(self.engine.normalised(images, self.weight))
-        out = self.engine.images(images, self.weight, self.bias)
-        return out.transpose(1, 2).unflatten(2, tuple(extent // self.weight.shape[-1] for extent in images.shape[2:]))
+        patches = tuple(extent // self.weight.shape[-1] for extent in images.shape[2:])
+        table = None if pos_embed is None else self.positions.table(pos_embed, native, patches)
+        if takes_over:
+            out = self.engine.images(images, self.weight, self.bias, table)
+            return out.transpose(1, 2).unflatten(2, patches)
+        out = super().forward(self.engine.normalised(images, self.weight))
+        return out if table is None else out + table.to(out.dtype).t().unflatten(1, patches)
 
 
 class PatchLinear(EngineMixin, torch.nn.Linear):
@@ -129,18 +144,31 @@ def _check_order(module: torch.nn.Module, order: Order) -> None:
         raise ValueError(f"order = {order!r} with a Conv2d, allowed: 'chw', the order of its weight")
 
 
-def convert_layer(module: torch.nn.Module, options: PatchOptions) -> torch.nn.Module:
+def convert_layer(
+    module: torch.nn.Module,
+    options: PatchOptions,
+    *,
+    interpolation: Interpolation = "bicubic",
+    antialias: bool = False,
+) -> torch.nn.Module:
     """Makes ``module`` a `PatchConv2d` or `PatchLinear`, in place, and returns it; a converted one gets new options.
+
+    Args:
+        module: a Conv2d whose kernel is its stride, or a Linear over flattened patches.
+        options: how to run it.
+        interpolation, antialias: how positions that a `PatchConv2d` is given are resized for another grid, see
+            `PatchEmbed.from_module`.
 
     Raises:
         TypeError, ValueError: as `check_layer`.
     """
+    positions = PositionCache(interpolation, antialias)
     if type(module) not in _PLAIN:
         check_layer(module, options.channels, options.order)
         module.__class__ = PatchConv2d if isinstance(module, torch.nn.Conv2d) else PatchLinear
     else:
         _check_order(module, options.order)
-    module.engine = PatchEngine(options)
+    module.engine, module.positions = PatchEngine(options), positions
     return module
 
 
@@ -154,5 +182,5 @@ def revert_layer(module: torch.nn.Module) -> bool:
     if type(module) not in _PLAIN:
         return False
     module.__class__ = _PLAIN[type(module)]
-    del module.engine
+    del module.engine, module.positions
     return True

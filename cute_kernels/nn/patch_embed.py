@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.layers import EngineMixin, check_layer
 from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precision
-from cute_kernels.nn.positions import Interpolation, PositionCache, native_grid
+from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid, checked_grids, two_integers
 from cute_kernels.operations.patch_weight import PerChannel
 from cute_kernels.reference.images import patch_rows
+
+
+class _Source:
+    """The module that another one took its parameters from, not kept alive; copies of both belong together, too.
+
+    Args:
+        module: that module, or None when it is gone.
+        taken: its parameters of then, by name; None for what is missing or gone.
+    """
+
+    def __init__(self, module: torch.nn.Module | None, taken: dict[str, torch.Tensor | None]) -> None:
+        self._module = None if module is None else weakref.ref(module)
+        self._taken = {name: None if tensor is None else weakref.ref(tensor) for name, tensor in taken.items()}
+
+    def __reduce__(self) -> tuple:
+        module = None if self._module is None else self._module()
+        return _Source, (module, {name: self._then(name) for name in self._taken})
+
+    def _then(self, name: str) -> torch.Tensor | None:
+        reference = self._taken[name]
+        return None if reference is None else reference()
+
+    def check(self, taker: torch.nn.Module) -> None:
+        """Refuses a source whose parameters were replaced since, by others than those of ``taker``."""
+        module = None if self._module is None else self._module()
+        if module is None:
+            return
+        for name in self._taken:
+            now = getattr(module, name, None)
+            if now is not getattr(taker, name) and now is not self._then(name):
+                raise RuntimeError(
+                    f"{name} of the {type(module).__name__} that this PatchEmbed was made from was replaced since (by "
+                    "load_state_dict(assign=True), to_empty or an assignment), and this one has it not: call "
+                    "PatchEmbed.from_module after loading, or convert the layer itself by "
+                    "cute_kernels.nn.convert_layer"
+                )
 
 
 class PatchEmbed(EngineMixin, torch.nn.Module):
     """Images (or patches as rows) to embeddings with positions, in one call of a kernel; made by `from_module`.
 
-    The parameters are those of the replaced module, the same objects: optimisers, checkpoints and ``state_dict`` keys
-    (``weight``, ``bias``) do not change, and loading works both ways. What the kernels read is made from them, moves
-    with the module, keeps its element types under ``.to(dtype)``, and is made anew after a write to them.
+    It takes the place of the module that it is made from, and holds the parameters of that module, the same objects,
+    and the positions. All of them are its own: ``state_dict`` has ``weight``, ``bias`` and ``pos_embed``. What the
+    kernels read is made from them, moves with the module, keeps its element types under ``.to(dtype)``, and is made
+    anew after a write to them.
+
+    In a model that also keeps the replaced module under its own name, every parameter has two names. Whatever puts
+    another parameter under the first (``load_state_dict(assign=True)``, ``to_empty``, an assignment) parts the two,
+    and a call raises RuntimeError. `convert_layer` is for such models: it leaves parameters and names alone.
 
     There is no backward. While gradients are enabled and images or parameters require them, the plain torch module runs
     on the unquantised parameters, so training works as before. The same holds while a graph is traced or exported, and
@@ -44,13 +85,14 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         if isinstance(pos_embed, torch.nn.Parameter):
             self.register_parameter("pos_embed", pos_embed)
         else:
-            self.register_buffer("pos_embed", pos_embed, persistent=False)
+            self.register_buffer("pos_embed", pos_embed)
         if pos_embed is not None:
-            self.grid = _checked_grid(pos_embed, grid, self.weight.shape[0])
+            self.grid = checked_grid(pos_embed, grid, self.weight.shape[0])
         elif grid is not None:
-            self.grid = _two_integers("grid", grid)
+            self.grid = two_integers("grid", grid)
         self.engine = PatchEngine(options)
         self.positions = PositionCache() if positions is None else positions
+        self._source = _Source(module, {"weight": module.weight, "bias": module.bias})
         if self.weight.dim() == 4 and not self.weight.is_meta:
             self.engine.prepared("images", self.weight)
         self.train(module.training)
@@ -78,9 +120,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             module: Conv2d ``[N, C, p, p]`` whose kernel is its stride, without padding, dilation or groups; or Linear
                 ``[N, C * p * p]`` over flattened patches. N is a multiple of 8.
             pos_embed: ``[S, N]`` or ``[1, S, N]`` to be added, positions in row-major order of the patch grid, or None.
-                It belongs to the model that it was taken from: a Parameter is trained and moved with this module too,
-                and is not in its ``state_dict``. Whoever replaces the object (``load_state_dict(assign=True)``) sets
-                ``.pos_embed`` again, or passes it to `forward` instead.
+                It is held by this module from then on, as a Parameter or buffer, and saved and loaded with it. An
+                object that replaces it in another module is not seen: positions of others are passed to `forward`.
             grid: (rows, columns) of ``pos_embed``; a square when None.
             precision: what is multiplied, see `PatchOptions`.
             order: of a Linear weight, and of rows: ``"chw"`` or ``"hwc"``. A Conv2d's is ``"chw"``.
@@ -97,8 +138,6 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             TypeError: another kind of module, or an argument of the wrong type.
             ValueError: a module that is no patch embedding, by name of what differs; a wrong value.
         """
-        if interpolation not in ("bicubic", "bilinear"):
-            raise ValueError(f"interpolation = {interpolation!r}, allowed: 'bicubic', 'bilinear'")
         options = PatchOptions(
             precision=precision,
             order=order,
@@ -136,13 +175,15 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         Raises:
             TypeError: pixels of another type than the precision multiplies or than promised.
             ValueError: a wrong shape; CPU pixels that look raw; grids that do not fit.
+            RuntimeError: the module that this one was made from is still there and got other parameters since.
         """
+        self._source.check(self)
         if not isinstance(pixels, torch.Tensor):
             raise TypeError(f"pixels is {type(pixels).__name__}, expected torch.Tensor")
         pos = self.pos_embed if pos_embed is None else pos_embed
         native = self.grid if pos_embed is None or self.grid is not None else None
         if pos is not None:
-            native = _checked_grid(pos, native, self.weight.shape[0])
+            native = checked_grid(pos, native, self.weight.shape[0])
         if pixels.dim() == 3:
             self._check_rows(pixels, spatial_shapes)
         takes_over = self.engine.takes_over(pixels, self.weight, self.bias, pos, training=self.training)
@@ -201,63 +242,9 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         out = torch.nn.functional.linear(self.engine.normalised(rows, self.weight), matrix, self.bias)
         return out if table is None else out + table.to(out.dtype)[index.long()]
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.pop(f"{prefix}pos_embed", None)
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, *others) -> None:
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *others)
-        if f"{prefix}pos_embed" in missing_keys:
-            missing_keys.remove(f"{prefix}pos_embed")
-
     def extra_repr(self) -> str:
         options = self.engine.options
         return (
             f"features={self.weight.shape[0]}, channels={options.channels}, patch={self.engine.patch(self.weight)}, "
             f"precision={options.precision!r}, grid={self.grid}"
         )
-
-
-def checked_grids(
-    spatial_shapes: torch.Tensor | Sequence[Sequence[int]], batch: int, length: int
-) -> tuple[tuple[int, int], ...]:
-    """(rows, columns) of every image; reading a tensor on a GPU makes the host wait once.
-
-    Raises:
-        ValueError: another number of images, a grid without patches, or more patches than rows.
-    """
-    shapes = spatial_shapes.tolist() if isinstance(spatial_shapes, torch.Tensor) else spatial_shapes
-    grids = tuple(_two_integers("spatial_shapes", shape) for shape in shapes)
-    if len(grids) != batch:
-        raise ValueError(f"spatial_shapes has {len(grids)} grids, allowed: one per image, {batch}")
-    for rows, columns in grids:
-        if rows * columns > length:
-            raise ValueError(f"spatial_shapes has a grid of {rows} x {columns} patches, allowed: at most {length}")
-    return grids
-
-
-def _two_integers(name: str, value: Sequence[int]) -> tuple[int, int]:
-    pair = tuple(value)
-    if len(pair) != 2 or any(isinstance(extent, bool) or not isinstance(extent, int) for extent in pair):
-        raise ValueError(f"{name} has {value!r}, allowed: two integers (rows, columns)")
-    if min(pair) < 1:
-        raise ValueError(f"{name} has {pair}, allowed: at least 1")
-    return pair
-
-
-def _checked_grid(pos_embed: torch.Tensor, grid: tuple[int, int] | None, features: int) -> tuple[int, int]:
-    if not isinstance(pos_embed, torch.Tensor):
-        raise TypeError(f"pos_embed is {type(pos_embed).__name__}, expected torch.Tensor")
-    if not pos_embed.is_floating_point():
-        raise TypeError(f"pos_embed has dtype {pos_embed.dtype}, allowed: floating-point types")
-    shapes = f"[S, N] or [1, S, N] with N = {features}"
-    if pos_embed.dim() not in (2, 3) or pos_embed.shape[-1] != features or pos_embed.shape[0] == 0:
-        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: {shapes}")
-    if pos_embed.dim() == 3 and pos_embed.shape[0] != 1:
-        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: {shapes}")
-    if grid is None:
-        return native_grid(pos_embed)
-    rows, columns = _two_integers("grid", grid)
-    if rows * columns != pos_embed.shape[-2]:
-        raise ValueError(f"grid = {(rows, columns)} with {pos_embed.shape[-2]} positions: rows x columns must be S")
-    return rows, columns

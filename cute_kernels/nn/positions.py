@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
+from cute_kernels.nn import availability
 from cute_kernels.nn.origin import Origin
 
 Interpolation = Literal["bicubic", "bilinear"]
@@ -43,6 +44,62 @@ def native_grid(pos_embed: torch.Tensor) -> tuple[int, int]:
     return side, side
 
 
+def checked_grids(
+    spatial_shapes: torch.Tensor | Sequence[Sequence[int]], batch: int, length: int
+) -> tuple[tuple[int, int], ...]:
+    """(rows, columns) of every image; reading a tensor on a GPU makes the host wait once.
+
+    Raises:
+        ValueError: another number of images, a grid without patches, or more patches than rows.
+    """
+    shapes = spatial_shapes.tolist() if isinstance(spatial_shapes, torch.Tensor) else spatial_shapes
+    grids = tuple(two_integers("spatial_shapes", shape) for shape in shapes)
+    if len(grids) != batch:
+        raise ValueError(f"spatial_shapes has {len(grids)} grids, allowed: one per image, {batch}")
+    for rows, columns in grids:
+        if rows * columns > length:
+            raise ValueError(f"spatial_shapes has a grid of {rows} x {columns} patches, allowed: at most {length}")
+    return grids
+
+
+def two_integers(name: str, value: Sequence[int]) -> tuple[int, int]:
+    """``value`` as a pair of integers of at least 1, or a ValueError that calls it ``name``."""
+    pair = tuple(value)
+    if len(pair) != 2 or any(isinstance(extent, bool) or not isinstance(extent, int) for extent in pair):
+        raise ValueError(f"{name} has {value!r}, allowed: two integers (rows, columns)")
+    if min(pair) < 1:
+        raise ValueError(f"{name} has {pair}, allowed: at least 1")
+    return pair
+
+
+def checked_grid(pos_embed: torch.Tensor, grid: tuple[int, int] | None, features: int) -> tuple[int, int]:
+    """(rows, columns) of positions that fit ``features``.
+
+    Args:
+        pos_embed: to be ``[S, N]`` or ``[1, S, N]``.
+        grid: what the caller says, or None for a square.
+        features: N.
+
+    Raises:
+        TypeError, ValueError: other positions; a grid of another number of positions.
+    """
+    if not isinstance(pos_embed, torch.Tensor):
+        raise TypeError(f"pos_embed is {type(pos_embed).__name__}, expected torch.Tensor")
+    if not pos_embed.is_floating_point():
+        raise TypeError(f"pos_embed has dtype {pos_embed.dtype}, allowed: floating-point types")
+    shapes = f"[S, N] or [1, S, N] with N = {features}"
+    if pos_embed.dim() not in (2, 3) or pos_embed.shape[-1] != features or pos_embed.shape[0] == 0:
+        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: {shapes}")
+    if pos_embed.dim() == 3 and pos_embed.shape[0] != 1:
+        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: {shapes}")
+    if grid is None:
+        return native_grid(pos_embed)
+    rows, columns = two_integers("grid", grid)
+    if rows * columns != pos_embed.shape[-2]:
+        raise ValueError(f"grid = {(rows, columns)} with {pos_embed.shape[-2]} positions: rows x columns must be S")
+    return rows, columns
+
+
 @dataclass
 class PositionCache:
     """The last ``capacity`` results for one parameter, forgotten when the parameter changes.
@@ -59,6 +116,8 @@ class PositionCache:
     misses: int = 0
 
     def __post_init__(self) -> None:
+        if self.mode not in get_args(Interpolation):
+            raise ValueError(f"interpolation = {self.mode!r}, allowed: {', '.join(map(repr, get_args(Interpolation)))}")
         self._entries: OrderedDict[Hashable, object] = OrderedDict()
         self._source: Origin | None = None
         self._lock = threading.Lock()
@@ -106,9 +165,17 @@ class PositionCache:
 
         return self._keep(pos_embed, ("packed", native, grids, length), build)
 
-    @torch.compiler.disable
     def _keep(self, pos_embed: torch.Tensor, key: Hashable, build: Callable[[], object]) -> object:
-        """``build()``, or its result of an earlier call with this key and the parameter as it was."""
+        """``build()``, or its result of an earlier call with this key and the parameter as it was.
+
+        A graph that is traced or exported computes it: what stands for the parameter then has no memory.
+        """
+        if torch.jit.is_tracing() or availability.exporting():
+            return build()
+        return self._kept(pos_embed, key, build)
+
+    @torch.compiler.disable
+    def _kept(self, pos_embed: torch.Tensor, key: Hashable, build: Callable[[], object]) -> object:
         if torch.is_grad_enabled() and pos_embed.requires_grad:
             return build()
         with self._lock:

@@ -100,14 +100,14 @@ def test_fp8_is_patch_embed_of_rows_with_a_fixed_scale():
 
 
 def test_a_checkpoint_loads_both_ways():
-    module, other, pos = convolution(), convolution(seed=1), positions()
-    ours = PatchEmbed.from_module(copy.deepcopy(module), pos_embed=pos, precision="int8")
+    module, other = convolution(), convolution(seed=1)
+    ours = PatchEmbed.from_module(copy.deepcopy(module), precision="int8")
     assert list(ours.state_dict()) == list(module.state_dict())
     images = uint8_images()
     with torch.no_grad():
         before = ours(images)
         ours.load_state_dict(other.state_dict())
-        expected = PatchEmbed.from_module(other, pos_embed=pos, precision="int8")(images)
+        expected = PatchEmbed.from_module(other, precision="int8")(images)
         assert torch.equal(ours(images), expected) and not torch.equal(before, expected)
     module.load_state_dict(ours.state_dict())
     assert torch.equal(module.weight, other.weight)
