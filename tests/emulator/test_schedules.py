@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import back_end
 from cute_kernels.emulator.native_translate import NativeLaunch
+from tests.emulator.image_inputs import PATCH
 from tests.emulator.schedules import COMPLETIONS, INTERLEAVES, Run, main
-from tests.mutation.targets import TARGETS
+from tests.mutation.targets import TARGETS, GatherTarget, ImagesTarget
 from tests.nightly import examples
 
 SCHEDULES = {
@@ -30,7 +31,12 @@ def is_legal(run: Run) -> bool:
     """Whether the kernel takes these sizes: a block of 64 for each slice of K, whole patches and rows of a grid."""
     if run.kernel == "gemm-sm90-split":
         return run.k > 64
-    return run.kernel != "images-sm90" or (run.k >= 256 and run.positions >= 4)
+    target = TARGETS[run.kernel]
+    if isinstance(target, ImagesTarget | GatherTarget):
+        # Three stages hold a tile of one channel, and the parts of a pair's tile read them in turn.
+        most = 2 * PATCH**2 if run.kernel == "images-sm100" else run.k + 1
+        return PATCH**2 <= run.k < most and run.positions >= target.config.tile_patches
+    return True
 
 
 RUNS = st.builds(
