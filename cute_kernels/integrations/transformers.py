@@ -243,6 +243,24 @@ def revert(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def is_converted(model: torch.nn.Module) -> bool:
+    """Whether a model has this package's patch embedding, and nothing stays to be converted.
+
+    A model that was not converted takes raw uint8 pixels for normalised ones without an error.
+
+    Raises:
+        TypeError: no module.
+        ValueError: a model without an embedding of the families of `enable`, converted or not.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is {type(model).__name__}, expected torch.nn.Module")
+    originals = {_original(name, loaded_only=True) for name in _FAMILIES} - {None}
+    found = [isinstance(module, EngineMixin) for module in model.modules() if isinstance(module, tuple(originals))]
+    if not found:
+        raise ValueError(f"model is {type(model).__name__}, which has no embedding of {', '.join(_FAMILIES)}")
+    return all(found)
+
+
 def __getattr__(name: str) -> type:
     """The classes that `enable` puts in place, by name, for those who unpickle a model."""
     for family, known in _FAMILIES.items():

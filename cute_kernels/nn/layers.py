@@ -34,6 +34,10 @@ class EngineMixin:
         self.engine.follow(self.engine_weight(), kinds, fn)
         return self
 
+    def extra_repr(self) -> str:
+        own = super().extra_repr()
+        return f"{own}, precision={self.engine.options.precision!r}".removeprefix(", ")
+
     def forget_prepared(self) -> None:
         """Makes what the kernels read anew at the next call: after a write that autograd's version counter missed.
 

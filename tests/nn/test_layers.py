@@ -25,9 +25,11 @@ def convolution() -> torch.nn.Conv2d:
 
 def test_a_convolution_becomes_the_kernel_and_back(convolution):
     expected = convolution(images() / 127.5 - 1)
+    assert "precision" not in repr(convolution)
     keys, before = list(convolution.state_dict()), dict(convolution.named_parameters())
     converted = convert_layer(convolution, OPTIONS)
     assert converted is convolution and type(convolution) is PatchConv2d and isinstance(convolution, torch.nn.Conv2d)
+    assert repr(convolution).endswith("precision='int16')")
     got = convolution(images())
     assert got.shape == expected.shape == (2, 16, 2, 3)
     assert torch.allclose(got, expected, atol=1e-4)

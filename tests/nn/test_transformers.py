@@ -356,3 +356,25 @@ def test_without_transformers_the_extra_is_named():
         "else: raise SystemExit('no error')"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@torch.no_grad()
+def test_a_model_tells_whether_it_is_converted(siglip):
+    """And raw pixels are wrong without an error where it is not."""
+    pixels = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before = transformers.SiglipVisionModel.from_pretrained(siglip).eval()
+    expected = embeddings(before)(pixels / 127.5 - 1)
+    integration.enable("int8")
+    by_constructor = transformers.SiglipVisionModel(before.config)
+    for model in (before, by_constructor):
+        assert not integration.is_converted(model) and "int8" not in repr(model)
+    assert error(embeddings(before)(pixels), expected) > 1
+    ours = transformers.SiglipVisionModel.from_pretrained(siglip).eval()
+    assert integration.is_converted(ours) and "precision='int8'" in repr(ours)
+    assert error(embeddings(ours)(pixels), expected) < ERRORS["int8"]
+    assert not integration.is_converted(torch.nn.ModuleList([ours, before]))  # one is left to be converted
+    assert not integration.is_converted(integration.revert(ours))
+    with pytest.raises(ValueError, match="has no embedding of siglip"):
+        integration.is_converted(torch.nn.Linear(8, 8))
+    with pytest.raises(TypeError, match="model is str"):
+        integration.is_converted("model")
