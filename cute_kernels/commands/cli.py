@@ -199,7 +199,7 @@ def _plan(options: argparse.Namespace) -> int:
         ("grid, cluster" if single else f"{part.operation}: grid, cluster", f"{part.grid}, {part.cluster}")
         for part in plan.launches
     ]
-    rows = [*plan.describe(), *grids, ("config", config)]
+    rows = [("runs", plan.runs), *plan.describe(), *grids, ("config", config)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:{width}}  {value}")

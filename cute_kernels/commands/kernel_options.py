@@ -243,7 +243,8 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     add(
         "--in-dtype",
         choices=(*dtypes, "uint8"),
-        help="default: bfloat16; of patch-embed-images what its precision multiplies. gemm multiplies float32 as TF32",
+        help="element type of a gemm's operands (default: bfloat16; float32 is multiplied as TF32), or of the images "
+        "(default: uint8 with int8, otherwise that of --precision)",
     )
     add("--out-dtype", choices=dtypes, default="bfloat16", help="default: %(default)s")
 
@@ -281,6 +282,11 @@ def _patch_embed(options: argparse.Namespace) -> PatchEmbedProblem:
 
 
 def _patch_embed_images(options: argparse.Namespace) -> PatchEmbedImagesProblem:
+    if options.precision not in PIXEL_TYPES:
+        raise ValueError(
+            f"--precision {options.precision}: no kernel multiplies it, patch_embed_images computes it in plain torch "
+            f"on a CPU, and nn.PatchEmbed runs the plain module on a GPU; allowed: {', '.join(PIXEL_TYPES)}"
+        )
     problem = PatchEmbedImagesProblem(
         batch=options.batch,
         channels=options.channels,
@@ -288,7 +294,7 @@ def _patch_embed_images(options: argparse.Namespace) -> PatchEmbedImagesProblem:
         width=options.width,
         patch=options.patch,
         n=options.features,
-        in_dtype=options.in_dtype or PIXEL_TYPES.get(options.precision, "uint8"),
+        in_dtype=options.in_dtype or PIXEL_TYPES[options.precision],
         channels_last=options.channels_last,
         precision=options.precision,
         out_dtype=options.out_dtype,

@@ -151,6 +151,11 @@ class Plan(ABC):
         """What a launch without this package has to know of its tensors besides the problem, in types that JSON has."""
         return {}
 
+    @property
+    def runs(self) -> str:
+        """Which kernels run, and why these where a problem may have others."""
+        return ", then ".join(part.operation for part in self.launches)
+
     def describe(self) -> list[tuple[str, str]]:
         """Rows (what, value) for people: tiles, launch, shared- and tensor-memory budget line by line."""
         rows = [

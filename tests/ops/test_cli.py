@@ -121,6 +121,7 @@ def test_ptx_with_scales_of_rows_and_features(tmp_path):
             ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=bf16", "--in-dtype=uint8"],
             "nearest legal value: 'bfloat16'",
         ),
+        (["plan", "patch-embed-images", "--precision=int16"], "plain torch on a CPU, and nn.PatchEmbed runs the plain"),
         (["plan", "--set", "warpgroups=3"], "fields for sm_100a: tile_n, stages, epilogue_warps"),
         (["plan", "--arch", "sm_90a", "--set", "tile_n=128"], "fields for sm_90a: tile_rows, warpgroups, stages"),
         (["plan", "--set", "stages"], "--set stages: expected FIELD=VALUE"),
@@ -176,6 +177,25 @@ def test_ptx_of_chained_kernels(tmp_path):
         facts = json.loads((tmp_path / f"k-{number}.ptx.json").read_text())
         assert (tmp_path / f"k-{number}.ptx").read_text() == compile_plan(part).ptx
         assert f".entry {facts['kernel']}(" in compile_plan(part).ptx and facts["grid"] == list(part.grid)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "runs"),
+    [
+        (["patch-embed-images"], "strips: one kernel reads the images"),
+        (["patch-embed-images", "--precision", "bf16"], "gather: one kernel reads the images"),
+        (["patch-embed-images", "--precision", "fp16", "--arch", "sm_90a"], "gather: one kernel reads the images"),
+        (["patch-embed-images", "--channels-last"], "patchify, then patch_embed: channels are last, and strips are"),
+        (["patch-embed-images", "--patch", "14"], "patchify, then patch_embed: a row of 14 pixels of a patch is not"),
+        (["patch-embed-images", "--arch", "sm_90a"], "patchify, then patch_embed: 196 patches are too few for strips"),
+        (["patch-embed"], "patch_embed"),
+        (["gemm"], "gemm"),
+    ],
+)
+def test_a_plan_begins_with_what_runs_and_why(arguments, runs, capsys):
+    assert main(["plan", *arguments]) == 0
+    what, value = capsys.readouterr().out.splitlines()[0].split(maxsplit=1)
+    assert what == "runs" and (value.startswith(runs) if ":" in runs else value == runs)
 
 
 def test_a_kernel_that_an_architecture_lacks(monkeypatch, capsys):

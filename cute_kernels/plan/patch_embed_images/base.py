@@ -80,6 +80,11 @@ class ImagesPlan(Plan):
         )
 
     @property
+    def runs(self) -> str:
+        source = "strips" if self.problem.precision == "int8" else "gather"
+        return f"{source}: one kernel reads the images"
+
+    @property
     @abstractmethod
     def table_shape(self) -> tuple[int, ...] | None:
         """Of the bias + position table as the kernel reads it; None without one."""

@@ -91,6 +91,10 @@ class RowsChainPlan(Plan):
         return plan_patchify(_pass_of(self.problem), self.arch)
 
     @property
+    def runs(self) -> str:
+        return f"patchify, then patch_embed: {self.reason}"
+
+    @property
     def launches(self) -> tuple[Plan, ...]:
         return (self.patchify, self.rows)
 
