@@ -65,7 +65,7 @@ def test_every_config_has_no_spills_and_fits(name: str) -> None:
         assert compile_plan(case.plan).ptx == compile_plan(case.plan, emulated=True).ptx
 
 
-@settings(max_examples=examples(8, 400), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5, 400), suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 5),
     positions=st.sampled_from([1, 5, 32, 49, 100, 128, 196, 257]),

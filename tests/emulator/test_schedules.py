@@ -1,6 +1,6 @@
 """Our kernels under schedules that hypothesis draws and shrinks; a failure prints the command that replays it.
 
-`make nightly` draws many; 20 fit into a quick test run.
+`make nightly` draws many; 10 fit into a quick test run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RUNS = st.builds(
 
 
 @settings(
-    max_examples=examples(20, 1000),
+    max_examples=examples(10, 1000),
     deadline=None,
     print_blob=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -24,7 +24,7 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import Case, make_case
-from tests.nightly import examples
+from tests.nightly import examples, nightly
 
 POLICIES = ("eager", "lazy", "random")
 BASE = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
@@ -53,7 +53,13 @@ def check(case: Case, options: Options | None = None) -> None:
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+DAILY = (
+    "base", "streamed, flat, bf16x2", "3 warpgroups", "1 warpgroup, 1 CTA", "stages of 2 blocks", "16 rows", "2 stages",
+)  # fmt: skip
+"""One for each value of every field; all others run by night."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DAILY else nightly) for n in CONFIGS])
 def test_every_config_is_bit_exact(name: str) -> None:
     """Several tiles per cluster, so that stages and staging are used again; rows, N and K end inside a tile."""
     config = CONFIGS[name]
@@ -206,7 +212,7 @@ def test_result_does_not_depend_on_the_schedule(weight: str) -> None:
     ],
     ids=["default", "prefetched, bf16x2", "16 rows"],
 )
-@pytest.mark.parametrize("positions", [1, 7, 200])
+@pytest.mark.parametrize("positions", [1, 7, pytest.param(200, marks=nightly)])
 def test_every_row_may_choose_its_position(config: Sm90PatchEmbedConfig, positions: int) -> None:
     """A number that is no position gives NaN, and M ends inside a tile, beyond which the index may not be read."""
     case = make_case(batch=33, positions=positions, n=200, k=144, indexed=True, config=config, sm_count=4, seed=3)

@@ -32,7 +32,7 @@ def fp8(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator).to(FP8)
 
 
-@settings(max_examples=examples(8, 200))
+@settings(max_examples=examples(4, 200))
 @given(
     seed=st.integers(0, 2**32),
     images=st.integers(1, 3),
