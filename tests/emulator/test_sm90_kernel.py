@@ -56,7 +56,7 @@ def check(case: Case, options: Options | None = None) -> None:
 DAILY = (
     "base", "streamed, flat, bf16x2", "3 warpgroups", "1 warpgroup, 1 CTA", "stages of 2 blocks", "16 rows", "2 stages",
 )  # fmt: skip
-"""One for each value of every field; all others run by night."""
+"""What differs in kind; the others run by night."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DAILY else nightly) for n in CONFIGS])
