@@ -255,11 +255,12 @@ def test_two_kernels_in_turn_hand_over_memory_of_the_call(launches, layout):
     first = pictures()
     first["images"] = first["images"].contiguous(memory_format=layout)
     calls = remember(images_op.PATCH_EMBED_IMAGES, first)
+    # Alive during the call, so that none of its memory can be that of the call.
+    kept = images_op.PATCH_EMBED_IMAGES.checked(images_op.PatchEmbedImagesArguments(**first)).operands
     out = run(calls, again := first | {"images": first["images"].clone()})
     assert out.shape == (2, 6, 16) and out.is_contiguous()
     assert len(launches) == 2 and launches[0] == launches[1]  # each takes what its kernel knows
     assert launches[0]["images"] == again["images"].data_ptr() and launches[0]["out"] == out.data_ptr()
-    kept = images_op.PATCH_EMBED_IMAGES.checked(images_op.PatchEmbedImagesArguments(**first)).operands
     assert launches[0]["weight"] == kept.weight.data_ptr() != first["weight"].data_ptr()
     assert launches[0]["table"] == kept.table.data_ptr() and launches[0]["x"] not in (0, kept.x.data_ptr())
     other = torch.channels_last if layout is torch.contiguous_format else torch.contiguous_format
