@@ -20,7 +20,7 @@ from cute_kernels.plan import Sm100GemmPlan
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
-from tests.nightly import examples, nightly
+from tests.nightly import every_other, examples, nightly
 
 POLICIES = ("eager", "lazy", "random")
 CONFIGS = {
@@ -45,7 +45,7 @@ CLUSTERS = [
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_other(CONFIGS))
 def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     """Several tiles of one cluster, so that stages, accumulators and store buffers are used again."""
     config = CONFIGS[name]

@@ -18,7 +18,7 @@ from cute_kernels.plan import make_plan
 from cute_kernels.runtime.emulated import launch as emulate
 from cute_kernels.runtime.operands import Operands
 from tests.emulator.kernel_inputs import make_case
-from tests.nightly import examples
+from tests.nightly import every_other, examples
 
 CONFIGS = {
     "default": Sm100PatchEmbedConfig(),
@@ -42,7 +42,7 @@ def check(case, options: Options | None = None) -> None:
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_other(CONFIGS))
 def test_every_config_is_bit_exact(name: str) -> None:
     """Three tiles of one cluster: both accumulators are used and one is used twice; M, N and K end inside a tile."""
     config = CONFIGS[name]
@@ -51,7 +51,7 @@ def test_every_config_is_bit_exact(name: str) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_other(CONFIGS))
 def test_every_config_has_no_spills_and_fits(name: str) -> None:
     """Of the kernel that the emulator runs: host functions differ, machine code does not."""
     case = make_case(config=CONFIGS[name])

@@ -16,6 +16,7 @@ from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm, reference
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
+from tests.nightly import every_other
 from tests.ops.exact import fp32, fractions, nearest
 
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -81,7 +82,7 @@ def test_reference_is_the_contract(seed, k, spread, out_dtype):
             assert fractions(out)[i][j] == (result if out_dtype is FP32 else nearest(result, 8, -133))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_other(CONFIGS))
 def test_emulated_kernels_equal_the_reference(name):
     """K blocks of 32 elements, the last one partial; two rows of tiles; odd N; a batch; a slice off 16 bytes."""
     config = CONFIGS[name]
