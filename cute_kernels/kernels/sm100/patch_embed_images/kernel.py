@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cute_kernels import dsl
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import sm100_images_graph
-from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.images_host import ImagesHost, ImagesOperands
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.frame import begin, end
@@ -47,7 +47,6 @@ from cute_kernels.kernels.strips import (
 from cute_kernels.kernels.strips_load import StripLoad
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.plan import LANES, Sm100ImagesPlan
-from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH
 
 
 @dataclass(frozen=True)
@@ -71,35 +70,19 @@ class DeviceArguments:
     groups: Int32
 
 
-class PatchEmbedImagesKernel:
-    """Host entry and kernel for one plan. Images, their sizes and features are launch arguments; channels are not."""
+class PatchEmbedImagesKernel(ImagesHost):
+    """Host entry and kernel for one plan."""
+
+    plan: Sm100ImagesPlan
 
     def __init__(self, plan: Sm100ImagesPlan) -> None:
-        self.plan = plan
-        self.graph = sm100_images_graph(plan)
+        super().__init__(plan, sm100_images_graph(plan))
 
-    @cute.jit
-    def __call__(
-        self,
-        images_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        scale_pointer: cute.Pointer | None,
-        table_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        batch: Int32,
-        height: Int32,
-        width: Int32,
-        n: Int32,
-        clusters: Int32,
-        stream,
-    ) -> None:
-        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, channels = self.plan, self.plan.problem.channels
-        grid_width, grid_height = width // STRIP_PATCH, height // STRIP_PATCH
+    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
+        plan, o = self.plan, operands
         view = images_layout if plan.pixel_bytes == 1 else patches_layout
-        images = cute.make_tensor(images_pointer, view(batch, channels, height, width))
-        out = cute.make_tensor(out_pointer, out_layout(batch, grid_height, grid_width, n))
-        weight = cute.make_tensor(weight_pointer, cute.make_layout((n, plan.problem.k), stride=(plan.problem.k, 1)))
+        images = cute.make_tensor(o.images, view(o.batch, plan.problem.channels, o.height, o.width))
+        out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
         images_atom, images_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileG2SOp(group), images, strip_layout(plan, 1), source_box(plan)
@@ -107,21 +90,18 @@ class PatchEmbedImagesKernel:
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(plan), out_box(plan)
         )
-        weight_atom = None
-        if cutlass.const_expr(plan.config.weight == "smem"):
+        weight_atom, weight = None, o.weight
+        if plan.config.weight == "smem":
             weight_atom, weight = smem_tma(plan, make_mma(plan, plan.parts[0][1]), weight)
-        row_tiles = cute.ceil_div(grid_width, plan.tile_patches)
-        position_tiles = row_tiles * grid_height
-        groups = cute.ceil_div(cute.ceil_div(n, plan.features), plan.ctas)
-        scale = None
-        if cutlass.const_expr(scale_pointer is not None):
-            scale = cute.make_tensor(scale_pointer, cute.make_layout((n,)))
-        arguments = DeviceArguments(
+        row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
+        position_tiles = row_tiles * o.grid_height
+        groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
+        scale = None if o.scale is None else cute.make_tensor(o.scale, cute.make_layout((o.n,)))
+        return DeviceArguments(
             images_atom, images_view, weight_atom, weight, out_atom, out_view,
-            table_view(plan, table_pointer, groups, position_tiles),
-            scale, cute.ceil_div(batch, plan.tile_images), row_tiles, position_tiles, groups,
+            table_view(plan, o.table, groups, position_tiles), scale, cute.ceil_div(o.batch, plan.tile_images),
+            row_tiles, position_tiles, groups,
         )  # fmt: skip
-        launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int8, Int32, Uint8
+from cutlass import Float32, Int8, Uint8
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.elements import ELEMENT_TYPES
+from cute_kernels.kernels.sm100.mma import IntegerMmaOp
 from cute_kernels.kernels.sm100.patch_embed_images.weight import weight_fragments
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.strips import operand_layout, row_swizzle
@@ -22,22 +23,13 @@ MMA_STEPS = 4
 """MMAs of K = 32 bytes in one K block of 128 bytes."""
 
 
-class SignedByUnsigned(tcgen05.MmaI8Op):
-    """``tcgen05.mma.kind::i8`` of signed A and unsigned B: `tcgen05.MmaI8Op` has one type for both of them."""
-
-    def __init__(self, shape_mn: tuple[int, int], group: tcgen05.CtaGroup, a_source: tcgen05.OperandSource) -> None:
-        tcgen05.mma.MmaOp.__init__(
-            self, Int8, Uint8, Int32, (*shape_mn, 32), group, a_source, OperandMajorMode.K, OperandMajorMode.K
-        )
-
-
 def make_mma(plan: Sm100ImagesPlan, columns: int) -> cute.TiledMma:
     """The instruction of one part of a tile: ``kind::i8``, or ``kind::f16`` of 16-bit pixels."""
     group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
     source = tcgen05.OperandSource.TMEM if plan.config.weight == "tmem" else tcgen05.OperandSource.SMEM
     shape = (plan.features * plan.cta_group, columns)
     if plan.pixel_bytes == 1:
-        return cute.make_tiled_mma(SignedByUnsigned(shape, group, source))
+        return cute.make_tiled_mma(IntegerMmaOp(Int8, Uint8, shape, group, source))
     dtype = ELEMENT_TYPES[plan.problem.in_dtype]
     return cute.make_tiled_mma(
         tcgen05.MmaF16BF16Op(

@@ -17,7 +17,7 @@ from cute_kernels import dsl
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.gemm import Tma
 from cute_kernels.kernels.graph import sm90_gather_graph
-from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.images_host import ImagesHost, ImagesOperands
 from cute_kernels.kernels.load import tma_operand
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.frame import begin
@@ -56,37 +56,21 @@ class DeviceArguments:
     n_tiles: Int32
 
 
-class PatchGatherKernel:
-    """Host entry and kernel for one plan. Images, their sizes and features are launch arguments; channels are not."""
+class PatchGatherKernel(ImagesHost):
+    """Host entry and kernel for one plan."""
+
+    plan: Sm90GatherPlan
 
     def __init__(self, plan: Sm90GatherPlan) -> None:
-        self.plan = plan
-        self.graph = sm90_gather_graph(plan)
+        super().__init__(plan, sm90_gather_graph(plan))
         self.dtype, self.out_dtype = (
             ELEMENT_TYPES[name] for name in (plan.problem.in_dtype, plan.problem.out_dtype)
         )
 
-    @cute.jit
-    def __call__(
-        self,
-        images_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        scale_pointer: None,
-        table_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        batch: Int32,
-        height: Int32,
-        width: Int32,
-        n: Int32,
-        clusters: Int32,
-        stream,
-    ) -> None:
-        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, config, problem = self.plan, self.plan.config, self.plan.problem
-        grid_height, grid_width = height // problem.patch, width // problem.patch
-        images = cute.make_tensor(images_pointer, self._images_layout(batch, height, width))
-        out = cute.make_tensor(out_pointer, self._out_layout(batch, grid_height, grid_width, n))
-        weight = cute.make_tensor(weight_pointer, cute.make_layout((n, problem.k), stride=(problem.k, 1)))
+    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
+        plan, config, problem, o = self.plan, self.plan.config, self.plan.problem, operands
+        images = cute.make_tensor(o.images, self._images_layout(o.batch, o.height, o.width))
+        out = cute.make_tensor(o.out, self._out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         tiled_mma = cute.make_tiled_mma(
             warpgroup.MmaF16BF16Op(
                 self.dtype, Float32, (WARPGROUP_ROWS, config.tile_n, 16), warpgroup.OperandSource.SMEM,
@@ -98,23 +82,22 @@ class PatchGatherKernel:
             load, images, self._box_layout(1), plan.box, num_multicast=config.cluster
         )
         weight_tma = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(), weight, self._weight_layout(1), (config.tile_n, BLOCK_PIXELS)
+            cpasync.CopyBulkTensorTileG2SOp(), o.weight, self._weight_layout(1), (config.tile_n, BLOCK_PIXELS)
         )
         out_tma = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(1), plan.store_box
         )
-        n_tiles = cute.ceil_div(n, config.cluster * config.tile_n)
+        n_tiles = cute.ceil_div(o.n, config.cluster * config.tile_n)
         table = None
-        if cutlass.const_expr(table_pointer is not None):
+        if o.table is not None:
             pairs = n_tiles * (config.cluster * config.tile_n // 2)
-            rows = grid_height * grid_width if cutlass.const_expr(problem.table_rows > 1) else 1
-            table = cute.make_tensor(table_pointer, cute.make_ordered_layout((2, pairs, rows), order=(0, 1, 2)))
-        arguments = DeviceArguments(
+            rows = o.grid_height * o.grid_width if problem.table_rows > 1 else 1
+            table = cute.make_tensor(o.table, cute.make_ordered_layout((2, pairs, rows), order=(0, 1, 2)))
+        return DeviceArguments(
             tiled_mma, images_tma.atom, images_tma.tma_tensor, weight_tma.atom, weight_tma.tma_tensor, out_tma.atom,
-            out_tma.tma_tensor, table, grid_height, grid_width, cute.ceil_div(batch, config.tile_images),
-            cute.ceil_div(grid_height, config.tile_rows), cute.ceil_div(grid_width, config.tile_patches), n_tiles,
+            out_tma.tma_tensor, table, o.grid_height, o.grid_width, cute.ceil_div(o.batch, config.tile_images),
+            cute.ceil_div(o.grid_height, config.tile_rows), cute.ceil_div(o.grid_width, config.tile_patches), n_tiles,
         )  # fmt: skip
-        launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 

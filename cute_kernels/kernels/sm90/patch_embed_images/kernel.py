@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from cute_kernels import dsl
 from cute_kernels.kernels.graph import sm90_graph
-from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.images_host import ImagesHost, ImagesOperands
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed_images.epilogue import Epilogue
@@ -34,7 +34,6 @@ from cute_kernels.kernels.strips import (
 )
 from cute_kernels.kernels.strips_load import StripLoad
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH
 from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
 
 
@@ -56,34 +55,18 @@ class DeviceArguments:
     groups: Int32
 
 
-class PatchEmbedImagesKernel:
-    """Host entry and kernel for one plan. Images, their sizes and features are launch arguments; channels are not."""
+class PatchEmbedImagesKernel(ImagesHost):
+    """Host entry and kernel for one plan."""
+
+    plan: Sm90ImagesPlan
 
     def __init__(self, plan: Sm90ImagesPlan) -> None:
-        self.plan = plan
-        self.graph = sm90_graph(plan)
+        super().__init__(plan, sm90_graph(plan))
 
-    @cute.jit
-    def __call__(
-        self,
-        images_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        scale_pointer: cute.Pointer,
-        table_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        batch: Int32,
-        height: Int32,
-        width: Int32,
-        n: Int32,
-        clusters: Int32,
-        stream,
-    ) -> None:
-        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, config, channels = self.plan, self.plan.config, self.plan.problem.channels
-        grid_width, grid_height = width // STRIP_PATCH, height // STRIP_PATCH
-        images = cute.make_tensor(images_pointer, images_layout(batch, channels, height, width))
-        out = cute.make_tensor(out_pointer, out_layout(batch, grid_height, grid_width, n))
-        weight = cute.make_tensor(weight_pointer, cute.make_layout((n, plan.problem.k), stride=(plan.problem.k, 1)))
+    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
+        plan, config, o = self.plan, self.plan.config, operands
+        images = cute.make_tensor(o.images, images_layout(o.batch, plan.problem.channels, o.height, o.width))
+        out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         tiled_mma = cute.make_tiled_mma(
             warpgroup.MmaI8Op(
                 Int8, Uint8, Int32, (64, plan.tile_rows, 32), warpgroup.OperandSource.RMEM,
@@ -97,16 +80,14 @@ class PatchEmbedImagesKernel:
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box()
         )
-        row_tiles = cute.ceil_div(grid_width, plan.tile_patches)
-        position_tiles = row_tiles * grid_height
-        groups = cute.ceil_div(cute.ceil_div(n, plan.features), config.cluster)
-        table = table_view(plan, table_pointer, groups, position_tiles)
-        arguments = DeviceArguments(
-            tiled_mma, images_atom, images_view, weight, out_atom, out_view, table,
-            cute.make_tensor(scale_pointer, cute.make_layout((n,))), cute.ceil_div(batch, plan.tile_images), row_tiles,
-            position_tiles, groups,
+        row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
+        position_tiles = row_tiles * o.grid_height
+        groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
+        return DeviceArguments(
+            tiled_mma, images_atom, images_view, o.weight, out_atom, out_view,
+            table_view(plan, o.table, groups, position_tiles), cute.make_tensor(o.scale, cute.make_layout((o.n,))),
+            cute.ceil_div(o.batch, plan.tile_images), row_tiles, position_tiles, groups,
         )  # fmt: skip
-        launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
     def _out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warpgroup's part of a tile."""

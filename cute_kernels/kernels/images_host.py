@@ -1,0 +1,71 @@
+"""The host entry that all kernels over images have in common: their operands as tensors, and the launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.plan.patch_embed_images.base import ImagesPlan
+
+
+@dataclass(frozen=True)
+class ImagesOperands:
+    """What a launch is given: pointers, and sizes in images, pixels and features."""
+
+    images: cute.Pointer
+    weight: cute.Tensor
+    scale: cute.Pointer | None
+    table: cute.Pointer | None
+    out: cute.Pointer
+    batch: Int32
+    height: Int32
+    width: Int32
+    n: Int32
+    grid_height: Int32
+    grid_width: Int32
+
+
+class ImagesHost:
+    """Host entry for one plan. Images, their sizes and features are launch arguments; channels are not.
+
+    A subclass has the device code, ``kernel(arguments)``, and `arguments`.
+
+    Attributes:
+        plan, graph: what the kernel does, its roles and barriers.
+    """
+
+    def __init__(self, plan: ImagesPlan, graph: Graph) -> None:
+        self.plan, self.graph = plan, graph
+
+    def arguments(self, operands: ImagesOperands) -> Any:
+        """What the kernel takes: TMA atoms with their views, and sizes in tiles."""
+        raise NotImplementedError
+
+    @cute.jit
+    def __call__(
+        self,
+        images_pointer: cute.Pointer,
+        weight_pointer: cute.Pointer,
+        scale_pointer: cute.Pointer | None,
+        table_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        batch: Int32,
+        height: Int32,
+        width: Int32,
+        n: Int32,
+        clusters: Int32,
+        stream,
+    ) -> None:
+        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
+        plan, problem = self.plan, self.plan.problem
+        operands = ImagesOperands(
+            images_pointer, cute.make_tensor(weight_pointer, cute.make_layout((n, problem.k), stride=(problem.k, 1))),
+            scale_pointer, table_pointer, out_pointer, batch, height, width, n, height // problem.patch,
+            width // problem.patch,
+        )  # fmt: skip
+        launch_clusters(self.kernel(self.arguments(operands)), plan, clusters, stream)
