@@ -7,13 +7,14 @@ checkout.
 Needs a GPU of compute capability 9.0 or 10.0. A sample is the time of 25 calls that follow each other, divided by 25,
 with an empty queue before the first, so that none waits for the device; a run's figure is the median of its samples.
 Every run is a process of its own. With ``--against`` runs of both checkouts alternate, so that a host whose clock
-changes treats both alike; the lines show the median and the range of the runs. Any version can be compared that has
-``patch_embed`` and ``gemm``.
+changes treats both alike; the lines show the median and the range of the runs. Any version can be compared; calls that
+one of the two does not know are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -44,6 +45,12 @@ def cases() -> dict[str, Callable[[], object]]:
     rows, features = torch.rand(1, 196, 1, device="cuda"), torch.rand(1, 768, device="cuda")
     index = torch.arange(196, device="cuda", dtype=torch.int32)[None]
     a, b, addend = draw(196, 768).bfloat16(), draw(768, 768).bfloat16(), draw(768)
+    images = torch.randint(0, 256, (1, 3, 224, 224), dtype=torch.uint8, device="cuda", generator=generator)
+
+    @functools.cache
+    def patches() -> object:
+        return cute_kernels.prepare_patch_weight(draw(768, 3, 16, 16))
+
     patch_embed, gemm = cute_kernels.patch_embed, cute_kernels.gemm
     operator = torch.ops.cute_kernels.patch_embed
     return {
@@ -52,6 +59,7 @@ def cases() -> dict[str, Callable[[], object]]:
         "patch_embed, row-wise scales": lambda: patch_embed(x, weight, bias, pos, scale_a=rows, scale_b=features),
         "patch_embed, pos_index": lambda: patch_embed(x, weight, bias, pos, pos_index=index, scale_a=0.05),
         "patch_embed, torch.ops": lambda: operator(x, weight, bias, pos, None, None, None, 0.05, 1.0, "auto"),
+        "patch_embed_images": lambda: cute_kernels.patch_embed_images(images, patches(), bias, pos),
         "gemm": lambda: gemm(a, b),
         "gemm, bias": lambda: gemm(a, b, bias=addend),
     }
@@ -73,11 +81,14 @@ def measure(rounds: int) -> dict[str, float]:
     if not imported.is_relative_to(Path.cwd()):
         raise SystemExit(f"imported {imported}, which is not of {Path.cwd()}")
     calls = cases()
-    samples: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad():
-        for function in calls.values():  # compile, remember, fill the allocator
-            for _ in range(3):
-                function()
+        for name, function in list(calls.items()):  # compile, remember, fill the allocator
+            try:
+                for _ in range(3):
+                    function()
+            except (AttributeError, NotImplementedError):  # of an older version
+                del calls[name]
+        samples: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(rounds):
             for name, function in calls.items():
                 torch.cuda.synchronize()
@@ -124,6 +135,8 @@ def main() -> None:
         for name, checkout in checkouts.items():
             found[name].append(run(checkout, options.rounds))
     for case in found["here"][0]:
+        if any(case not in result for runs in found.values() for result in runs):
+            continue
         parts, medians = [], {}
         for name, runs in found.items():
             values = [result[case] for result in runs]

@@ -15,6 +15,8 @@ from cute_kernels.config import ImagesConfig
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.operations.patch_weight import PatchWeight
 from cute_kernels.plan import Plan
+from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
+from cute_kernels.plan.planner import Target
 from cute_kernels.runtime import gpu
 from cute_kernels.runtime.operands import Operands
 
@@ -36,6 +38,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("conv channels_last compiled", "complete", _MODULE, "build_conv_channels_last_compiled"),
     Peer("conv channels_last", "complete", _MODULE, "build_conv_channels_last"),
     Peer("timm", "complete", _MODULE, "build_timm"),
+    Peer("one kernel", "complete", _MODULE, "build_one_kernel"),
+    Peer("pass + rows", "complete", _MODULE, "build_two_kernels"),
     Peer("pass in front alone", "copy", _MODULE, "build_pass"),
     Peer("copy of the same bytes", "copy", _MODULE, "build_copy"),
 )
@@ -211,6 +215,30 @@ def build_timm(data: ImagesData) -> Candidate:
         return projection(pixels).flatten(2).transpose(1, 2) + data.pos
 
     return _candidate(data, chain, "BF16, eager")
+
+
+def build_one_kernel(data: ImagesData) -> Candidate:
+    """Ours, by the kernel that reads the images whatever the plan chooses.
+
+    Raises:
+        PeerUnavailable: there is none for these images.
+    """
+    plan = _plan(data, _weight(data))
+    try:
+        return build_ours(data, _target(plan).reading(plan.problem).config())
+    except (ValueError, NotImplementedError) as error:
+        raise PeerUnavailable(str(error)) from error
+
+
+def build_two_kernels(data: ImagesData) -> Candidate:
+    """Ours, by a pass and the kernel over rows whatever the plan chooses."""
+    plan = _plan(data, _weight(data))
+    chain = _target(plan).fallback.plan(plan.problem, None, plan.arch, plan.sm_count)
+    return build_ours(data, chain.config)
+
+
+def _target(plan: Plan) -> Target:
+    return PLANNER.targets[plan.arch.name]
 
 
 def build_pass(data: ImagesData) -> Candidate:

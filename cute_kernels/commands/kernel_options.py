@@ -156,7 +156,7 @@ def config_of(options: argparse.Namespace, kernel: str, problem: Any) -> Any:
     target = _targets(kernel)[arch]
     kind = target.of(problem).config
     if target.fallback is not None and kind is target.fallback.config:
-        reading = next((other for other in target.others if other.takes(problem)), target).config
+        reading = target.reading(problem).config
         if not _asks_for(reading, kind, options.settings):
             return parse_settings(kind, options.settings, f"{arch}, rows of patches")
         kind = reading

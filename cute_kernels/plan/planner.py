@@ -38,6 +38,10 @@ class Target:
             asked = isinstance(config, self.fallback.config)
             if asked or (config is None and self.fallback.takes(problem)):
                 return self.fallback
+        return self.reading(problem)
+
+    def reading(self, problem: Any) -> Target:
+        """The kernel that a problem gets unless it falls back."""
         return next((other for other in self.others if other.takes(problem)), self)
 
     @property

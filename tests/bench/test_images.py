@@ -80,6 +80,17 @@ def test_the_pass_in_front() -> None:
             image_peers.build_pass(ImagesData(ImagesCase("strips", 160, 64, 16, 160), torch.device("cuda")))
 
 
+def test_either_way_is_a_peer_whatever_the_plan_chooses() -> None:
+    """Each compares its bits with the reference; few images would take two kernels, and p = 14 has to."""
+    with emulated.device("sm_90a"):
+        data = ImagesData(CASE, torch.device("cuda"))
+        one, two = image_peers.build_one_kernel(data), image_peers.build_two_kernels(data)
+        assert "source strips" in one.detail and "patchify in front" in two.detail
+        assert torch.equal(one.launch(0).cpu(), two.launch(0).cpu())
+        with pytest.raises(PeerUnavailable, match="14"):
+            image_peers.build_one_kernel(ImagesData(ImagesCase("p14", 1, 28, 16, 1, patch=14), torch.device("cuda")))
+
+
 def test_variants_of_the_command_line() -> None:
     (case,) = images.parse_arguments(["--models", "base-p14", "--batches", "8", "--channels-last"]).cases
     assert (case.patch, case.positions, case.k, case.channels_last) == (14, 256, 588, True)
