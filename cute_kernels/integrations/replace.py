@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from cute_kernels.nn.layers import check_layer, convert_layer, is_converted, revert_layer
+from cute_kernels.nn.layers import check_layer, convert_layer, is_converted, options_of, revert_layer
 from cute_kernels.nn.options import PatchOptions
 
 Found = tuple[str, torch.nn.Module, PatchOptions]
@@ -44,6 +44,7 @@ def convert_all(
             continue
         try:
             check_layer(layer, options.channels, options.order)
+            options_of(layer, options)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name} cannot be converted: {error}") from error
     for _, layer, options in found:

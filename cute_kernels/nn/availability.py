@@ -14,7 +14,8 @@ _REASONS: dict[tuple[torch.device, str], str | None] = {}
 
 def exporting() -> bool:
     """`torch.compiler.is_exporting`, which the compiler of torch 2.11 takes for true in whatever it compiles."""
-    return getattr(torch.compiler, "_is_exporting_flag", False)
+    flag = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if flag is None else flag
 
 
 @torch.compiler.assume_constant_result

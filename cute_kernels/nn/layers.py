@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -164,9 +165,9 @@ def convert_layer(
             `PatchEmbed.from_module`.
 
     Raises:
-        TypeError, ValueError: as `check_layer`.
+        TypeError, ValueError: as `check_layer` and `options_of`.
     """
-    positions = PositionCache(interpolation, antialias)
+    positions, options = PositionCache(interpolation, antialias), options_of(module, options)
     if type(module) not in _PLAIN:
         check_layer(module, options.channels, options.order)
         module.__class__ = PatchConv2d if isinstance(module, torch.nn.Conv2d) else PatchLinear
@@ -174,6 +175,18 @@ def convert_layer(
         _check_order(module, options.order)
     module.engine, module.positions = PatchEngine(options), positions
     return module
+
+
+def options_of(module: torch.nn.Module, options: PatchOptions) -> PatchOptions:
+    """``options`` with the channels of a convolution, for which one mean and one standard deviation serve all.
+
+    Raises:
+        ValueError: means or standard deviations that differ, of another number of channels.
+    """
+    if not isinstance(module, torch.nn.Conv2d) or module.in_channels == options.channels:
+        return options
+    mean, std = (values[0] if len(set(values)) == 1 else values for values in (options.mean, options.std))
+    return dataclasses.replace(options, channels=module.in_channels, mean=mean, std=std)
 
 
 def is_converted(module: torch.nn.Module) -> bool:

@@ -150,3 +150,16 @@ def test_a_convolution_has_one_order(convolution):
         assert (type(module), vars(module).get("engine")) == before
     with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d, allowed: 'chw'"):
         PatchEmbed.from_module(convolution, order="hwc")
+
+
+def test_channels_are_those_of_the_convolution():
+    """Two, with options for three: one mean and one standard deviation serve all, different ones do not."""
+    images = torch.randint(0, 256, (2, 2, 32, 32), dtype=torch.uint8)
+    plain = torch.nn.Conv2d(2, 8, 16, 16)
+    layer = convert_layer(copy.deepcopy(plain), PatchOptions())
+    with torch.no_grad():
+        expected = plain((images.double() / 255 - 0.5).div(0.5).float())
+        assert (layer(images) - expected).norm() < 5e-3 * expected.norm()
+    with pytest.raises(ValueError, match="mean has 3 numbers"):
+        convert_layer(plain, PatchOptions(mean=(0.4, 0.5, 0.6)))
+    assert type(plain) is torch.nn.Conv2d
