@@ -11,6 +11,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
+from cute_kernels.plan.base import VECTOR_BYTES
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,6 @@ def tma_operand(
     )  # fmt: skip
     multicast = Int16(mask) if share[0] > 1 else None
     return Operand(atom, source, stages, boxes, boxes * tile[0], boxes * tile[1], multicast)
-
-
-VECTOR_BYTES = 16
-"""The widest shared-memory store of a thread."""
 
 
 @cute.jit

@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from cute_kernels.plan.base import ITEMSIZE, Plan
+from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
 
 WARPGROUP_ROWS = 64
 """Rows of a WGMMA."""
+
+ADDRESSING_REGISTERS = 40
+"""What a consumer thread needs besides accumulators, as the assembler reports it without spills."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +113,43 @@ class WgmmaPair(StoreBuffers):
     @property
     def storing_warps(self) -> int:
         return 4 * self.warpgroups
+
+
+def check_store_stages(plan: StoreBuffers) -> None:
+    """A warp fills its ring of store buffers in whole turns."""
+    regions = plan.regions_per_tile
+    divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
+    rule = f"a warp stores {regions} buffers per tile, in whole turns of the ring"
+    require("store_stages", plan.config.store_stages, divisors, rule)
+
+
+def check_stores_and_stages(plan: StoreBuffers) -> None:
+    """Shared memory, by the number of operand stages, or of store buffers where two stages do not fit beside them."""
+    if plan.smem_bytes <= plan.arch.smem_bytes:
+        return
+    c = plan.config
+    fixed = plan.smem_bytes - c.stages * plan.stage_bytes
+    rule = (
+        f"{c.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
+        f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
+    )
+    fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
+    if fit >= 2:
+        reject("stages", c.stages, rule, fit)
+    room = plan.arch.smem_bytes - (fixed - plan.staging_bytes) - 2 * plan.stage_bytes
+    buffers = room * c.store_stages // plan.staging_bytes
+    legal = [count for count in range(1, buffers + 1) if plan.regions_per_tile % count == 0]
+    reject("store_stages", c.store_stages, f"{rule}, and two stages are needed", max(legal, default=1))
+
+
+def check_accumulators(plan: WgmmaPair) -> None:
+    """The accumulators of a consumer thread leave registers for addresses."""
+    needed = plan.accumulator_registers + ADDRESSING_REGISTERS
+    if needed <= plan.consumer_registers:
+        return
+    rule = (
+        f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing make "
+        f"{needed}, the limit is {plan.consumer_registers}"
+    )
+    fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
+    reject("tile_n", plan.config.tile_n, rule, fit)

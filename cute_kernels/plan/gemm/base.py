@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from cute_kernels.config import ACTIVATIONS, GemmConfig, GemmProblem
 from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, SmemRegion, reject, require, round_up, smem_map
 from cute_kernels.plan.operands import Operand, sizes
-from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers
+from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers, check_store_stages
 
 MMA_K_BYTES = 32
 """K of one `tcgen05.mma` or `wgmma.mma_async` (PTX ISA: 16 elements of 16 bits, 8 of TF32)."""
@@ -136,23 +136,4 @@ def check_tile_order(plan: GemmPlan) -> None:
     if plan.tiles + plan.clusters >= 2**31:
         fit = max(1, plan.problem.m // (-(-plan.tiles // 2**30)))
         reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
-    regions = plan.regions_per_tile
-    divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
-    rule = f"a warp stores {regions} buffers per tile, in whole turns of the ring"
-    require("store_stages", c.store_stages, divisors, rule)
-
-
-def check_gemm_smem(plan: GemmPlan) -> None:
-    """Shared memory, by the number of operand stages or of store buffers."""
-    if plan.smem_bytes <= plan.arch.smem_bytes:
-        return
-    c = plan.config
-    fixed = plan.smem_bytes - c.stages * plan.stage_bytes
-    rule = (
-        f"{c.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
-        f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
-    )
-    fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
-    if fit >= 2:
-        reject("stages", c.stages, rule, fit)
-    reject("store_stages", c.store_stages, f"{rule}, and two stages are needed", 1)
+    check_store_stages(plan)

@@ -10,7 +10,8 @@ from typing import ClassVar
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
 from cute_kernels.plan.base import LANES, Arch, reject, require
 from cute_kernels.plan.cta_pair import CtaPairs
-from cute_kernels.plan.gemm.base import GemmPlan, check_gemm_smem, check_tile_order
+from cute_kernels.plan.gemm.base import GemmPlan, check_tile_order
+from cute_kernels.plan.shared_operands import check_stores_and_stages
 
 LEVEL_8 = Sm100GemmConfig()
 LEVEL_7 = Sm100GemmConfig(block_m=256, stages=4)
@@ -126,7 +127,7 @@ def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig | None, arch: 
         reject("tile_n", config.tile_n, f"{size} exceed {arch.tmem_columns} TMEM columns", config.tile_n // 2)
     plan.check_sm_count()
     check_tile_order(plan)
-    check_gemm_smem(plan)
+    check_stores_and_stages(plan)
     return plan
 
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require
-from cute_kernels.plan.gemm.base import GemmPlan, check_gemm_smem, check_tile_order
-from cute_kernels.plan.shared_operands import WgmmaPair
+from cute_kernels.plan.gemm.base import GemmPlan, check_tile_order
+from cute_kernels.plan.shared_operands import WgmmaPair, check_accumulators, check_stores_and_stages
 
 SWIZZLE_ROWS = 8
 """Rows of a SWIZZLE_128B atom."""
@@ -27,9 +27,6 @@ more, it runs after all others: 32 clusters of 2 x 2 took twice the time of 64 o
 
 SPLIT_REGISTERS = 128
 """Accumulators with which the sums of more than two slices of K do not fit a consumer thread."""
-
-ADDRESSING_REGISTERS = 40
-"""What a consumer thread needs besides accumulators, as the assembler reports it without spills."""
 
 
 @dataclass(frozen=True)
@@ -161,19 +158,12 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Ar
         reject("split_k", config.split_k, rule, 1 << (plan.k_blocks.bit_length() - 1))
     if sm_count < plan.ctas:
         reject("sm_count", sm_count, f"a cluster needs {plan.ctas} multiprocessors", plan.ctas)
-    needed = plan.accumulator_registers + ADDRESSING_REGISTERS
-    if needed > plan.consumer_registers:
-        rule = (
-            f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing make "
-            f"{needed}, the limit is {plan.consumer_registers}"
-        )
-        fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
-        reject("tile_n", config.tile_n, rule, fit)
+    check_accumulators(plan)
     if config.split_k > 2 and plan.accumulator_registers >= SPLIT_REGISTERS:
         rule = f"beside {plan.accumulator_registers} registers of accumulators, sums of more than two slices spill"
         reject("split_k", config.split_k, f"{rule}{_way_to_split(plan)}", 2)
     check_tile_order(plan)
-    check_gemm_smem(plan)
+    check_stores_and_stages(plan)
     return plan
 
 

@@ -15,9 +15,16 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan.base import SmemRegion, reject, require, smem_map
-from cute_kernels.plan.gemm.sm90 import ADDRESSING_REGISTERS, GPC_SHARE
+from cute_kernels.plan.gemm.sm90 import GPC_SHARE
 from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, ImagesPlan
-from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, WARPGROUP_ROWS, WgmmaPair
+from cute_kernels.plan.shared_operands import (
+    SWIZZLE_BYTES,
+    WARPGROUP_ROWS,
+    WgmmaPair,
+    check_accumulators,
+    check_store_stages,
+    check_stores_and_stages,
+)
 
 BLOCK_PIXELS = 64
 """Pixels of a patch in one stage: 128 bytes of K."""
@@ -198,18 +205,9 @@ def check_gather(plan: Sm90GatherPlan) -> None:
     if shared % c.cluster:
         rule = f"CTAs load equal shares of {shared} rows, images or patches of a box"
         reject("cluster", c.cluster, rule, math.gcd(c.cluster, shared))
-    needed = plan.accumulator_registers + ADDRESSING_REGISTERS
-    if needed > plan.consumer_registers:
-        rule = (
-            f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing make "
-            f"{needed}, the limit is {plan.consumer_registers}"
-        )
-        fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
-        reject("tile_n", c.tile_n, rule, fit)
-    regions = plan.regions_per_tile
-    divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
-    require("store_stages", c.store_stages, divisors, f"a warp stores {regions} buffers per tile, in whole turns")
-    _check_smem(plan)
+    check_accumulators(plan)
+    check_store_stages(plan)
+    check_stores_and_stages(plan)
 
 
 def check_numbers(plan: Sm90GatherPlan) -> None:
@@ -245,22 +243,3 @@ def _check_tile(plan: Sm90GatherPlan) -> None:
     if plan.box_rows < WARPGROUP_ROWS:
         rule = f"a WGMMA takes a patch of each of {WARPGROUP_ROWS} pieces, a tile of {plan.tile_m} has {plan.box_rows}"
         reject("row_patches", c.row_patches, rule, plan.tile_m // WARPGROUP_ROWS)
-
-
-def _check_smem(plan: Sm90GatherPlan) -> None:
-    """Shared memory, by the number of stages or of store buffers; the barriers of as many stages have room."""
-    if plan.smem_bytes <= plan.arch.smem_bytes:
-        return
-    c = plan.config
-    fixed = plan.smem_bytes - c.stages * plan.stage_bytes
-    rule = (
-        f"{c.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
-        f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
-    )
-    fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
-    if fit >= 2:
-        reject("stages", c.stages, rule, fit)
-    room = plan.arch.smem_bytes - (fixed - plan.staging_bytes) - 2 * plan.stage_bytes
-    buffers = room * c.store_stages // plan.staging_bytes
-    fit = max(count for count in range(1, buffers + 1) if plan.regions_per_tile % count == 0)
-    reject("store_stages", c.store_stages, f"{rule}, and two stages are needed", fit)
