@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -17,9 +17,21 @@ nightly = pytest.mark.nightly
 """Marks a test, or a case of one, that only a night runs."""
 
 
+def by_day(names: Iterable[str], daily: Collection[str]) -> list[ParameterSet]:
+    """Parameters of a test, of which only ``daily`` do not wait for the night.
+
+    Raises:
+        ValueError: a name that is not there.
+    """
+    names = list(names)
+    if unknown := set(daily) - set(names):
+        raise ValueError(f"no parameters: {', '.join(sorted(unknown))}")
+    return [pytest.param(name, marks=() if name in daily else nightly) for name in names]
+
+
 def every_other(names: Iterable[str]) -> list[ParameterSet]:
-    """Parameters of a test that compiles a kernel for each: by day every other one, by night all."""
-    return [pytest.param(name, marks=nightly if index % 2 else ()) for index, name in enumerate(names)]
+    """Parameters of a test that compiles a kernel for each: by day every other one."""
+    return by_day(names := list(names), names[::2])
 
 
 def examples(usual: int, night: int) -> int:

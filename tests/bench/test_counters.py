@@ -13,7 +13,7 @@ from bench import counter_cases as cases
 from bench import counters, gemm_counters, image_counters
 from cute_kernels.config import GemmProblem, Sm100ImagesConfig
 from cute_kernels.plan import ARCHS, make_plan
-from tests.nightly import nightly
+from tests.nightly import by_day
 
 CASES = {case.name: case for case in cases.ptx_cases()}
 REQUESTS = cases.CTAS * cases.WARPS
@@ -90,9 +90,7 @@ def counted(name: str) -> dict[str, float]:
 USUAL = ("Level 8", "Level 7", "`WIDE`", "`WIDE`, 2 x 2 CTAs")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in USUAL else nightly) for name in gemm_counters.CONFIGS]
-)
+@pytest.mark.parametrize("name", by_day(gemm_counters.CONFIGS, USUAL))
 def test_gemm_counts_are_those_of_the_tile(name: str) -> None:
     """A pair reads (256 + columns) x 32 bytes per MMA and fetches (rows + columns) x 128 bytes per K block."""
     config = gemm_counters.CONFIGS[name]

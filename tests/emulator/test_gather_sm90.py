@@ -16,7 +16,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gather_inputs import GatherCase, check, make_gather_case
-from tests.nightly import examples, nightly
+from tests.nightly import by_day, examples, nightly
 
 PAIRS = Sm90GatherConfig(2, 1, 64, 2, 64, 2, stages=3)
 IN_TURN = Sm90GatherConfig(4, 1, 16, 1, 64, 1, stages=3, pingpong=True)
@@ -37,11 +37,11 @@ CONFIGS = {  # with patch, grid, and what else is not as usual
     "p = 32, pairs": (Sm90GatherConfig(4, 2, 16, 2, 64, 2), 32, (3, 4), {"out_dtype": torch.float16, "n": 96}),
     "p = 64": (Sm90GatherConfig(2, 2, 32, 1, 64, 2, stages=2), 64, (3, 2), {"n": 96}),
 }  # fmt: skip
-AT_NIGHT = ("single patches, images first", "256 x 192, cluster of 2", "p = 64")
+AT_NIGHT = {"single patches, images first", "256 x 192, cluster of 2", "p = 64"}
 """Long, and of a kind with the others or with `tests/emulator/test_gemm_sm90.py`."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=nightly if name in AT_NIGHT else ()) for name in CONFIGS])
+@pytest.mark.parametrize("name", by_day(CONFIGS, CONFIGS.keys() - AT_NIGHT))
 def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     """Several tiles of one cluster; images, grid and features end inside a tile."""
     config, patch, grid, others = CONFIGS[name]

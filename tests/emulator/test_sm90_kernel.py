@@ -24,7 +24,7 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import Case, make_case
-from tests.nightly import examples, nightly
+from tests.nightly import by_day, examples, nightly
 
 POLICIES = ("eager", "lazy", "random")
 BASE = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
@@ -59,7 +59,7 @@ DAILY = (
 """What differs in kind; the others run by night."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DAILY else nightly) for n in CONFIGS])
+@pytest.mark.parametrize("name", by_day(CONFIGS, DAILY))
 def test_every_config_is_bit_exact(name: str) -> None:
     """Several tiles per cluster, so that stages and staging are used again; rows, N and K end inside a tile."""
     config = CONFIGS[name]

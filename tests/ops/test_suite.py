@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests import random_orders
 
 TESTS = """
 import os
@@ -47,3 +52,22 @@ def test_order_data_and_leaks(tmp_path: Path) -> None:
     assert "left behind: torch's default type: torch.float32 -> torch.float64" in run.stdout
     assert re.search(r"^seconds of all processes by part: test_some.py \d+$", run.stdout, re.MULTILINE)
     assert run.returncode == 1 and "14 passed, 2 errors" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("lines", "statuses", "collected", "clean", "says"),
+    [
+        (["a passed", "b passed"], [0, 0], 2, True, "2 of 2 tests ran, 0 findings"),
+        (["a passed"], [0, 0], 2, False, "1 of 2 tests ran"),
+        (["a passed", "b failed"], [0, 1], 2, False, "failed: b"),
+        (["a passed", "b passed"], [0, -9], 2, False, "process 1: exit status -9"),
+        ([], [0, 0], 0, False, "0 of 0 tests ran"),
+    ],
+)
+def test_an_order_is_clean_only_if_it_was_complete(lines, statuses, collected, clean, says, tmp_path: Path) -> None:
+    record = tmp_path / "1-0.jsonl"
+    found = [dict(zip(("test", "found"), line.split())) for line in lines]
+    record.write_text("".join(json.dumps(entry) + "\n" for entry in found) + '{"test": "cut sho')
+    result = random_orders.result(1, statuses, collected, [record, tmp_path / "of a process that never began"])
+    assert result[0] == clean and says in result[1]
+
