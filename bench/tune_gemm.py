@@ -28,9 +28,10 @@ from bench.compile_ahead import compile_all
 from bench.configs import CONFIG_TYPES, arch_of, parse_config
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig
-from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
+from cute_kernels.plan import GemmPlan, candidate_plans, make_plan
 from cute_kernels.plan.gemm import sm90 as sm90_gemm
-from cute_kernels.tuning import search as tune
+from cute_kernels.tuning import gemm as tune
+from cute_kernels.tuning import search
 
 CASES = (
     *squares((512, 1024, 1536, 2048, 3072, 4096)),
@@ -73,7 +74,7 @@ def problem(case: GemmCase) -> GemmProblem:
 def plans(case: GemmCase, sm_count: int | None = None, arch: str = "sm_90a") -> list[GemmPlan]:
     """What is timed of a case, the chooser's own first."""
     own = make_plan(problem(case), arch=arch, sm_count=sm_count)
-    found = gemm_candidates(problem(case), arch, sm_count=sm_count)
+    found = candidate_plans(problem(case), arch, sm_count=sm_count)
     return list(dict.fromkeys([own, *found[:CANDIDATES]]))
 
 
@@ -103,11 +104,11 @@ def time_case(case: GemmCase, candidates: Sequence[GemmPlan]) -> Timings:
         torch.mm(rows[i % len(rows)][0], weight[0].T, out=out)
 
     product(0, 0)
-    timers = {TORCH: tune.graph_timer(product), **tune.gemm_timers(problem(case), candidates, (rows, weight, bias))}
-    times = tune.interleaved(timers, ROUNDS)
+    timers = {TORCH: search.graph_timer(product), **tune.gemm_timers(problem(case), candidates, (rows, weight, bias))}
+    times = search.interleaved(timers, ROUNDS)
     best = min(candidates, key=times.__getitem__)
     orders = tune.gemm_timers(problem(case), tune.variants(best), (rows, weight, bias))
-    times |= tune.interleaved({key: timers[key] for key in (TORCH, best)} | orders, ROUNDS)
+    times |= search.interleaved({key: timers[key] for key in (TORCH, best)} | orders, ROUNDS)
     microseconds = {key: 1e3 * value for key, value in times.items()}
     reference = microseconds.pop(TORCH)
     ours = sorted(((value, plan.config) for plan, value in microseconds.items()), key=lambda pair: pair[0])

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from cute_kernels.operations.patch_embed_images import patch_embed_images
     from cute_kernels.operations.patch_weight import prepare_patch_weight
     from cute_kernels.runtime.constants import clear_cache, frozen_constants
-    from cute_kernels.tuning.search import tune_gemm
+    from cute_kernels.tuning.gemm import tune_gemm
+    from cute_kernels.tuning.patch_embed import tune_patch_embed
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ __all__ = [
     "patch_embed_images",
     "prepare_patch_weight",
     "tune_gemm",
+    "tune_patch_embed",
 ]
 
 #: Public name -> the module that defines it, which needs torch.
@@ -70,7 +72,8 @@ _WITH_TORCH = {
     "patch_embed": "operations.patch_embed",
     "patch_embed_images": "operations.patch_embed_images",
     "prepare_patch_weight": "operations.patch_weight",
-    "tune_gemm": "tuning.search",
+    "tune_gemm": "tuning.gemm",
+    "tune_patch_embed": "tuning.patch_embed",
 }
 #: Packages that need torch and whose names are not put here: attribute access imports them.
 _PACKAGES = ("integrations", "nn")

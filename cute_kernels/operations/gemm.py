@@ -14,9 +14,8 @@ from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.gemm import GEMM as PLANNER
-from cute_kernels.runtime import tuned
 from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.devices import Backend, device_facts
+from cute_kernels.runtime.devices import Backend, tuned_config
 from cute_kernels.runtime.operands import Operands
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -141,11 +140,7 @@ class _Gemm(Operation[GemmArguments]):
 
     def chosen_config(self, args: GemmArguments, problem: GemmProblem) -> GemmConfig | None:
         """Without a config what `cute_kernels.tune_gemm` found on this kind of device, if it did."""
-        if args.config is not None:
-            return args.config
-        device = args.a.device
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return tuned.lookup(problem, tuned.Device(torch.cuda.get_device_name(index), *device_facts(index)))
+        return tuned_config(problem, args.a.device) if args.config is None else args.config
 
     def prepare(self, args: GemmArguments, plan: GemmPlan) -> Prepared:
         """Aligns, pads the bias, allocates the output with the pitch that TMA needs."""

@@ -18,7 +18,7 @@ from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed import PATCH_EMBED as PLANNER
 from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES, longest_row
 from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.devices import Backend, choose_backend, device_facts
+from cute_kernels.runtime.devices import Backend, choose_backend, device_facts, tuned_config
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
 
@@ -190,6 +190,10 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         """One image."""
         return dataclasses.replace(problem, m=max(problem.table_rows, 1))
 
+    def chosen_config(self, a: PatchEmbedArguments, problem: PatchEmbedProblem) -> PatchEmbedConfig | None:
+        """Without a config what `cute_kernels.tune_patch_embed` found on this kind of device, if it did."""
+        return tuned_config(tuned_problem(problem), a.x.device) if a.config is None else a.config
+
     def prepare(self, a: PatchEmbedArguments, plan: PatchEmbedPlan) -> Prepared:
         """Pads K, aligns, builds the table, allocates the output."""
         problem = plan.problem
@@ -227,6 +231,11 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
 
     def output_dtype(self, a: PatchEmbedArguments) -> torch.dtype:
         return torch.bfloat16
+
+
+def tuned_problem(problem: PatchEmbedProblem) -> PatchEmbedProblem:
+    """The problem that a tuned configuration is kept for: from where the number for the call comes costs nothing."""
+    return dataclasses.replace(problem, scale_source="value")
 
 
 PATCH_EMBED = _PatchEmbed()

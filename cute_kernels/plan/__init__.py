@@ -47,7 +47,7 @@ __all__ = [
     "Sm100PatchEmbedPlan",
     "SmemRegion",
     "Target",
-    "gemm_candidates",
+    "candidate_plans",
     "make_plan",
 ]
 
@@ -57,8 +57,10 @@ PLANNERS: dict[str, Planner] = {planner.operation: planner for planner in (PATCH
 _BY_PROBLEM = {planner.problem: planner for planner in PLANNERS.values()}
 
 
-def gemm_candidates(problem: GemmProblem, arch: str, *, sm_count: int | None = None) -> list[GemmPlan]:
-    """Plans of a dense GEMM that are worth timing on a device, the most promising first.
+def candidate_plans(
+    problem: PatchEmbedProblem | GemmProblem, arch: str, *, sm_count: int | None = None
+) -> list[Plan]:
+    """Plans that are worth timing on a device, the most promising first, all of them different.
 
     Args:
         problem: what to compute.
@@ -67,10 +69,15 @@ def gemm_candidates(problem: GemmProblem, arch: str, *, sm_count: int | None = N
 
     Raises:
         ValueError: as `make_plan`.
+        NotImplementedError: the architecture has no kernel for the operation, or nothing to choose from.
     """
-    GEMM.check(problem)
+    planner = _BY_PROBLEM[type(problem)]
     limits = _limits(arch)
-    return GEMM.targets[arch].search(problem, limits, limits.sm_count if sm_count is None else sm_count)
+    target = planner.target(arch).of(problem)
+    if target.search is None:
+        raise NotImplementedError(f"{planner.operation} has no search space on {arch}")
+    planner.check(problem)
+    return target.search(problem, limits, limits.sm_count if sm_count is None else sm_count)
 
 
 def make_plan(
@@ -97,9 +104,7 @@ def make_plan(
     if arch is None:
         arch = planner.kinds.get(type(config), next(iter(planner.targets)))
     limits = _limits(arch)
-    if arch not in planner.targets:
-        raise NotImplementedError(f"{planner.operation} has kernels for {', '.join(planner.targets)}, not for {arch}")
-    target = planner.targets[arch].of(problem, config)
+    target = planner.target(arch).of(problem, config)
     if config is not None and not isinstance(config, target.config):
         raise TypeError(f"config is {type(config).__name__}, {arch} takes {target.config.__name__}")
     planner.check(problem)

@@ -66,6 +66,16 @@ class Planner:
     check: Callable[[Any], None]
     targets: Mapping[str, Target]
 
+    def target(self, arch: str) -> Target:
+        """That of an architecture.
+
+        Raises:
+            NotImplementedError: there is none.
+        """
+        if arch not in self.targets:
+            raise NotImplementedError(f"{self.operation} has kernels for {', '.join(self.targets)}, not for {arch}")
+        return self.targets[arch]
+
     @property
     def configs(self) -> dict[str, type]:
         """The class of each architecture's tunables; of several kernels, that of the first."""

@@ -7,7 +7,9 @@ from typing import Literal, get_args
 
 import torch
 
+from cute_kernels.config import Config
 from cute_kernels.plan import ARCHS
+from cute_kernels.runtime import tuned
 
 Backend = Literal["auto", "emulator", "reference"]
 
@@ -56,3 +58,13 @@ def device_facts(index: int) -> tuple[str, int]:
     """Architecture and multiprocessors of a CUDA device that has a kernel."""
     architecture = _ARCH_OF_CAPABILITY[torch.cuda.get_device_capability(index)]
     return architecture, torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def kind_of(index: int) -> tuned.Device:
+    """What measurements on a CUDA device hold for."""
+    return tuned.Device(torch.cuda.get_device_name(index), *device_facts(index))
+
+
+def tuned_config(problem: tuned.Problem, device: torch.device) -> Config | None:
+    """The configuration that was found fastest on CUDA devices of this kind, or None."""
+    return tuned.lookup(problem, kind_of(torch.cuda.current_device() if device.index is None else device.index))

@@ -1,4 +1,4 @@
-"""Configurations that `cute_kernels.tune_gemm` found fastest, by problem and device: in memory and on disk.
+"""Configurations that `cute_kernels.tuning` found fastest, by problem and device: in memory and on disk.
 
 On disk each is a small JSON file beside the compiled kernels (`cute_kernels.kernel_cache`), written as a whole
 and read only if nobody else could have written it. A configuration that this version's plan does not take is as good as
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels import kernel_cache as cache
-from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
+from cute_kernels.config_codec import ConfigCodec
 from cute_kernels.plan import PLANNERS, make_plan
 
 SCHEMA = "cute-kernels/tuned/1"
 _NAME = re.compile(r"[0-9a-f]{40}\.tuned")
-_CODEC = PLANNERS["gemm"].codec
+Problem = GemmProblem | PatchEmbedProblem
 _LOCK = threading.Lock()
 
 
@@ -37,11 +38,11 @@ class Device:
     sm_count: int
 
 
-_KNOWN: dict[tuple[GemmProblem, Device], GemmConfig | None] = {}
+_KNOWN: dict[tuple[Problem, Device], Config | None] = {}
 """What was looked up or stored by this process; None where nothing was found."""
 
 
-def lookup(problem: GemmProblem, device: Device) -> GemmConfig | None:
+def lookup(problem: Problem, device: Device) -> Config | None:
     """The configuration that was found fastest, or None."""
     key = (problem, device)
     with _LOCK:
@@ -50,7 +51,7 @@ def lookup(problem: GemmProblem, device: Device) -> GemmConfig | None:
         return _KNOWN[key]
 
 
-def store(problem: GemmProblem, device: Device, config: GemmConfig, microseconds: float) -> Path | None:
+def store(problem: Problem, device: Device, config: Config, microseconds: float) -> Path | None:
     """Remembers a configuration.
 
     Returns:
@@ -67,7 +68,7 @@ def store(problem: GemmProblem, device: Device, config: GemmConfig, microseconds
         cache.make_private(root)
         document = {
             "schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device),
-            **_CODEC.to_document(config), "microseconds": microseconds,
+            **_codec(problem).to_document(config), "microseconds": microseconds,
         }  # fmt: skip
         path = _path(root, problem, device)
         cache.write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
@@ -93,11 +94,15 @@ def clear() -> int:
         return len(found)
 
 
-def _path(root: Path, problem: GemmProblem, device: Device) -> Path:
+def _codec(problem: Problem) -> ConfigCodec:
+    return next(planner.codec for planner in PLANNERS.values() if planner.problem is type(problem))
+
+
+def _path(root: Path, problem: Problem, device: Device) -> Path:
     return root / f"{hashlib.sha256(f'{problem!r} {device!r}'.encode()).hexdigest()[:40]}.tuned"
 
 
-def _read(problem: GemmProblem, device: Device) -> GemmConfig | None:
+def _read(problem: Problem, device: Device) -> Config | None:
     # RecursionError: JSON that is nested deeper than the parser goes.
     with contextlib.suppress(cache.InvalidEntry, ValueError, TypeError, KeyError, OSError, RecursionError):
         root = cache.directory()
@@ -107,6 +112,6 @@ def _read(problem: GemmProblem, device: Device) -> GemmConfig | None:
                 "schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device)
             }  # fmt: skip
             if all(document[name] == value for name, value in expected.items()):
-                config = _CODEC.from_document(document)
+                config = _codec(problem).from_document(document)
                 return make_plan(problem, config, device.arch, sm_count=device.sm_count).config
     return None

@@ -1,23 +1,24 @@
-"""Which configuration is fastest on the GPU at hand: times the candidates of a plan and remembers the winner."""
+"""Times the plans of a problem on the GPU at hand, and remembers the configuration of the fastest.
+
+What operations have in common: `cute_kernels.tuning.gemm` and `cute_kernels.tuning.patch_embed` say what is timed.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import random
 import statistics
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from cute_kernels.config import Activation, GemmConfig, GemmProblem
-from cute_kernels.operations.gemm import GEMM
-from cute_kernels.plan import GemmPlan, gemm_candidates, make_plan
+from cute_kernels.operations.base import Operation
+from cute_kernels.plan import Plan, candidate_plans
 from cute_kernels.runtime import tuned
-from cute_kernels.runtime.devices import choose_backend, device_facts
-from cute_kernels.runtime.gpu import bound_launch
+from cute_kernels.runtime.devices import choose_backend, kind_of
 
 ROTATED_BYTES = 160 << 20
 """Operands and outputs of all input sets together: more than an L2, so that no launch finds its inputs there."""
@@ -25,104 +26,113 @@ ROTATED_BYTES = 160 << 20
 RUN_MS = 5.0
 """Duration that one timed run should have."""
 
-GROUPS = (1, 4, 8, 16)
-"""Values of ``group_m`` that are tried on the fastest candidate."""
+MAX_ERROR = 0.01
+"""Norm of the difference between the results of two plans over that of the first, where something is wrong."""
 
 _MAX_LAUNCHES = 64
-_MAX_ERROR = 0.01
 
 Timer = Callable[[], float]
 """Runs a candidate once and returns the milliseconds of a launch."""
 
+Timers = Callable[[Any, Sequence[Plan]], "dict[Plan, Timer]"]
+"""Of a problem and its plans, after their results were compared."""
+
 Key = TypeVar("Key", bound=Hashable)
 
 
-def tune_gemm(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    batches: int = 1,
-    dtype: torch.dtype = torch.bfloat16,
-    out_dtype: torch.dtype | None = None,
-    bias: bool = False,
-    activation: Activation = "none",
-    device: torch.device | int | str | None = None,
-    candidates: int = 24,
-    rounds: int = 5,
-) -> GemmConfig:
-    """Finds the fastest configuration of `cute_kernels.gemm` for one problem on this GPU, and remembers it.
-
-    From then on, `gemm` without a ``config`` takes it for this problem on devices of this kind, in this process and,
-    by the cache directory, in later ones. ``cute-kernels cache --clear`` forgets it. Compiling takes about a second for
-    every candidate that is not in the cache yet. Candidates are timed in turns on random data, in an order shuffled per
-    round. Where the winner splits K, the order of the additions changes with it (`cute_kernels.reference.gemm`).
-
-    Args:
-        m: rows of ``a``, which is ``[m, k]`` or ``[batches, m, k]``.
-        n: rows of ``b``.
-        k: elements of a row of either.
-        batches: products, as of `GemmProblem`.
-        dtype: bfloat16, float16 or, multiplied as TF32, float32, of ``a`` and ``b``.
-        out_dtype: bfloat16, float16 or float32; ``dtype`` when None.
-        bias: whether there is one.
-        activation: as of `cute_kernels.gemm`.
-        device: CUDA device; the current one when None.
-        candidates: how many are timed, the most promising first.
-        rounds: timed runs of each, of which the median counts.
-
-    Returns:
-        The fastest configuration.
+def check_counts(**counts: int) -> None:
+    """Refuses what is no integer, or below 1.
 
     Raises:
-        TypeError: an argument of the wrong type.
-        ValueError: sizes or types that `gemm` does not take, a number of candidates or rounds below 1.
-        NotImplementedError: a device without a kernel.
-        RuntimeError: a candidate computed something else than the others.
+        TypeError, ValueError: naming the argument.
     """
-    for name, value in (("candidates", candidates), ("rounds", rounds)):
+    for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name} is {type(value).__name__}, expected an integer")
         if value < 1:
             raise ValueError(f"{name} = {value}, allowed: at least 1")
-    for name, value in (("dtype", dtype), ("out_dtype", out_dtype)):
-        if not isinstance(value, torch.dtype) and (value is not None or name == "dtype"):
+
+
+def check_dtypes(**dtypes: torch.dtype) -> None:
+    """Refuses what is no type of elements.
+
+    Raises:
+        TypeError: naming the argument.
+    """
+    for name, value in dtypes.items():
+        if not isinstance(value, torch.dtype):
             raise TypeError(f"{name} is {type(value).__name__}, expected torch.dtype")
-    names = (str(value).removeprefix("torch.") for value in (dtype, out_dtype or dtype))
-    problem = GemmProblem(m, n, k, batches, *names, bias, activation)
+
+
+@contextlib.contextmanager
+def device_at_hand(name: str, device: torch.device | int | str | None) -> Iterator[tuned.Device]:
+    """Makes a CUDA device the current one.
+
+    Args:
+        name: of the function that wants to time there, for messages.
+        device: the current one when None.
+
+    Raises:
+        ValueError: another kind of device.
+        NotImplementedError: there is no CUDA device, or none that has a kernel.
+    """
     place = torch.device("cuda" if device is None else device)
     if place.type != "cuda":
         raise ValueError(f"device = {str(device)!r}, allowed: a CUDA device")
-    make_plan(problem)  # refuses sizes and types before a device is asked for
     if not torch.cuda.is_available():
-        raise NotImplementedError("tune_gemm times kernels on a CUDA device, and there is none")
+        raise NotImplementedError(f"{name} times kernels on a CUDA device, and there is none")
     choose_backend(place, "auto")
     index = torch.cuda.current_device() if place.index is None else place.index
-    arch, sm_count = device_facts(index)
-    kind = tuned.Device(torch.cuda.get_device_name(index), arch, sm_count)
     with torch.cuda.device(index):
-        plans = gemm_candidates(problem, arch, sm_count=sm_count)[:candidates]
-        timers = gemm_timers(problem, plans)
-        times = interleaved(timers, rounds)
-        best = min(times, key=times.__getitem__)
-        timers = {best: timers[best]} | gemm_timers(problem, variants(best))
-        times = interleaved(timers, rounds)
+        yield kind_of(index)
+
+
+def fastest(
+    problem: Any,
+    device: tuned.Device,
+    timers_of: Timers,
+    variants: Callable[[Any], list[Any]],
+    candidates: int,
+    rounds: int,
+) -> tuple[Plan, float]:
+    """The fastest plan of a problem on the current device, and its milliseconds.
+
+    Args:
+        problem: of an operation that has a search space.
+        device: the current one.
+        timers_of: makes the timers.
+        variants: of a plan, those that are timed beside it if it is the fastest of the candidates.
+        candidates: how many are timed, the most promising first.
+        rounds: timed runs of each, of which the median counts.
+    """
+    plans = candidate_plans(problem, device.arch, sm_count=device.sm_count)[:candidates]
+    timers = timers_of(problem, plans)
+    times = interleaved(timers, rounds)
     best = min(times, key=times.__getitem__)
+    timers = {best: timers[best]} | timers_of(problem, variants(best))
+    times = interleaved(timers, rounds)
+    best = min(times, key=times.__getitem__)
+    return best, times[best]
+
+
+def remember(operation: Operation, problem: Any, device: tuned.Device, plan: Plan, milliseconds: float) -> None:
+    """Makes a plan's configuration the one that calls without a configuration get, here and in later processes."""
     try:
-        tuned.store(problem, kind, best.config, 1e3 * times[best])
+        tuned.store(problem, device, plan.config, 1e3 * milliseconds)
     except OSError as reason:
-        warnings.warn(f"only this process remembers the configuration: {reason}", RuntimeWarning, stacklevel=2)
-    GEMM.repeated.clear()  # a call is planned anew: another configuration has become the default
-    return best.config
+        warnings.warn(f"only this process remembers the configuration: {reason}", RuntimeWarning, stacklevel=3)
+    operation.repeated.clear()  # a call is planned anew: another configuration has become the default
 
 
-def variants(plan: GemmPlan) -> list[GemmPlan]:
-    """The same tiles in other orders."""
-    own = plan.config.group_m
-    if plan.n_tiles == 1:
-        return []
-    groups = [group for group in GROUPS if group != own and plan.m_tiles > min(group, own)]
-    return [dataclasses.replace(plan, config=dataclasses.replace(plan.config, group_m=group)) for group in groups]
+def compared(plan: Plan, first: Plan, result: torch.Tensor, expected: torch.Tensor) -> None:
+    """Refuses a result, in FP32 and overwritten here, that is not the first plan's.
+
+    Raises:
+        RuntimeError: a plan computes something else.
+    """
+    error = float(result.sub_(expected).norm() / expected.norm())
+    if not error <= MAX_ERROR:
+        raise RuntimeError(f"{plan.config} differs from {first.config} by {error:.3g} of the norm")
 
 
 def interleaved(timers: Mapping[Key, Timer], rounds: int, seed: int = 0) -> dict[Key, float]:
@@ -172,59 +182,3 @@ def _replay(graph: torch.cuda.CUDAGraph, count: int, owner: Callable[[int, int],
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop) / count
-
-
-def gemm_inputs(problem: GemmProblem) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None]:
-    """Random ``a`` of every input set, ``b`` and the bias, on the current device."""
-    dtype = getattr(torch, problem.in_dtype)
-    itemsize, out_itemsize = (getattr(torch, name).itemsize for name in (problem.in_dtype, problem.out_dtype))
-    operands, outputs = (problem.m + problem.n) * problem.k, problem.m * problem.n
-    nbytes = problem.batches * (itemsize * operands + out_itemsize * outputs)
-    shape = (problem.batches, problem.m, problem.k)
-    inputs = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(max(1, -(-ROTATED_BYTES // nbytes)))]
-    weight = torch.randn(problem.batches, problem.n, problem.k, device="cuda", dtype=dtype)
-    return inputs, weight, torch.randn(problem.n, device="cuda") if problem.bias else None
-
-
-def gemm_timers(
-    problem: GemmProblem,
-    plans: Sequence[GemmPlan],
-    inputs: tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None] | None = None,
-) -> dict[GemmPlan, Timer]:
-    """A timer for every plan, after its result was compared with that of the first one.
-
-    Args:
-        problem: that of the plans.
-        plans: for the current device.
-        inputs: of `gemm_inputs`, drawn anew when None.
-
-    Raises:
-        RuntimeError: a plan computes something else.
-    """
-    rows, weight, bias = inputs or gemm_inputs(problem)
-    timers: dict[GemmPlan, Timer] = {}
-    expected, outputs = None, []
-    for plan in plans:
-        if not outputs:  # their pitch is that of every plan
-            shape, dtype = (problem.batches, problem.m, plan.out_pitch), getattr(torch, problem.out_dtype)
-            outputs = [torch.empty(shape, dtype=dtype, device="cuda") for _ in rows]
-        padded = None
-        if bias is not None:
-            padded = torch.nn.functional.pad(bias, (0, plan.padded_n - problem.n))
-        call = bound_launch(plan).with_constants(("a", "b", "bias", "out", "stream"))
-
-        def launch(i: int, stream: int, call=call, padded=padded, outputs=outputs) -> None:
-            slot = i % len(rows)
-            address = None if padded is None else padded.data_ptr()
-            call(rows[slot].data_ptr(), weight.data_ptr(), address, outputs[slot].data_ptr(), stream)
-
-        outputs[0].fill_(torch.nan)
-        launch(0, torch.cuda.current_stream().cuda_stream)
-        result = outputs[0][..., : problem.n].to(torch.float32, copy=True)
-        if expected is None:
-            expected, norm = result.clone(), result.norm()
-        error = float(result.sub_(expected).norm() / norm)
-        if not error <= _MAX_ERROR:
-            raise RuntimeError(f"{plan.config} differs from {plans[0].config} by {error:.3g} of the norm")
-        timers[plan] = graph_timer(launch)
-    return timers

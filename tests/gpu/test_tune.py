@@ -1,4 +1,4 @@
-"""`tune_gemm` on a GPU: the winner is used, is right, and later processes find it."""
+"""`tune_gemm` and `tune_patch_embed` on a GPU: the winner is used, is right, and later processes find it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 import cute_kernels
 from cute_kernels.config import GemmProblem
 from cute_kernels.operations.gemm import prepare_gemm
-from cute_kernels.plan import gemm_candidates
+from cute_kernels.operations.patch_embed import prepare_launch
+from cute_kernels.plan import candidate_plans
 from cute_kernels.runtime import tuned
-from cute_kernels.tuning.search import gemm_timers, interleaved
+from cute_kernels.tuning.gemm import gemm_timers
+from cute_kernels.tuning.search import interleaved
 from tests.gpu import architecture
 
 
@@ -37,6 +39,26 @@ def test_a_shorter_kernel_is_timed_as_shorter(tmp_path, monkeypatch):
     times = {}
     for k in (512, 4096):
         problem = GemmProblem(4096, 4096, k)
-        (plan,) = gemm_candidates(problem, architecture.at_hand())[:1]
+        (plan,) = candidate_plans(problem, architecture.at_hand())[:1]
         times[k] = interleaved(gemm_timers(problem, [plan]), 3)[plan]
     assert 4 < times[4096] / times[512] < 12
+
+
+@pytest.mark.gpu_only("times")
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8], ids=str)
+def test_the_winner_of_rows_is_used(dtype, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tuned, "_KNOWN", {})
+    config = cute_kernels.tune_patch_embed(3, 49, 256, 384, dtype=dtype, candidates=6, rounds=3)
+    assert len(tuned.files()) == 1
+    monkeypatch.setattr(tuned, "_KNOWN", {})
+    # Products of small integers: sums are exact in any order.
+    weight_type = torch.int8 if dtype is torch.uint8 else dtype
+    x = torch.randint(0, 9, (3, 49, 384), device="cuda").to(dtype)
+    weight = torch.randint(-4, 5, (256, 384), device="cuda").to(weight_type)
+    pos = torch.randn(49, 256, device="cuda")
+    assert prepare_launch(x, weight, None, pos, 0.5, None).plan.config == config
+    product = x.to(torch.float64) @ weight.to(torch.float64).T
+    expected = (0.5 * product + pos).float().bfloat16()
+    for _ in range(2):
+        assert torch.equal(cute_kernels.patch_embed(x, weight, None, pos, scale_a=0.5), expected)

@@ -1,8 +1,9 @@
-"""`tune_gemm` with a clock of the test's own: what is timed, what wins, and where the winner is used."""
+"""`tune_gemm` and `tune_patch_embed` with a clock of the test's own: what is timed, what wins, where it is used."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import random
 import unittest.mock
@@ -13,14 +14,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
-from cute_kernels import Sm90GemmConfig, tune_gemm
+from cute_kernels import Sm90GemmConfig, Sm90PatchEmbedConfig, tune_gemm, tune_patch_embed
 from cute_kernels.commands.cli import main
-from cute_kernels.config import GemmProblem
+from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
 from cute_kernels.operations import base
 from cute_kernels.operations import gemm as gemm_op
-from cute_kernels.plan import gemm_candidates, make_plan
-from cute_kernels.runtime import tuned
-from cute_kernels.tuning import search as tune
+from cute_kernels.operations import patch_embed as rows_op
+from cute_kernels.plan import candidate_plans, make_plan
+from cute_kernels.runtime import devices, tuned
+from cute_kernels.tuning import gemm as tune
+from cute_kernels.tuning import patch_embed as tune_rows
+from cute_kernels.tuning import search
 
 H200 = tuned.Device("NVIDIA H200", "sm_90a", 132)
 PROBLEM = GemmProblem(100, 200, 640)
@@ -50,6 +54,16 @@ def test_a_configuration_is_found_by_later_processes(root, monkeypatch):
     assert tuned.lookup(PROBLEM, H200) == CONFIG and tuned.files() == [path]
     assert json.loads(path.read_text())["microseconds"] == 12.5
     assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_configurations_of_another_operation_are_kept_beside_them(root, monkeypatch):
+    problem = PatchEmbedProblem(100, 200, 640)
+    config = Sm90PatchEmbedConfig(tile_rows=64, warpgroups=2, stages=3, cluster=1, weight="streamed", order="flat")
+    tuned.store(PROBLEM, H200, CONFIG, 1.0)
+    tuned.store(problem, H200, config, 1.0)
+    forget(monkeypatch)
+    assert tuned.lookup(PROBLEM, H200) == CONFIG
+    assert tuned.lookup(problem, H200) == make_plan(problem, config, "sm_90a").config
 
 
 @pytest.mark.parametrize(
@@ -133,7 +147,7 @@ def test_candidates_are_timed_in_turns_and_the_median_counts():
 
         return run
 
-    assert tune.interleaved({name: timer(name) for name in times}, 3) == {"a": 1.1, "b": 2.0, "c": 3.0}
+    assert search.interleaved({name: timer(name) for name in times}, 3) == {"a": 1.1, "b": 2.0, "c": 3.0}
     rounds = [order[i : i + 3] for i in (0, 3, 6)]
     assert all(sorted(names) == ["a", "b", "c"] for names in rounds) and len({tuple(names) for names in rounds}) > 1
 
@@ -141,15 +155,16 @@ def test_candidates_are_timed_in_turns_and_the_median_counts():
 @pytest.fixture
 def device(root, monkeypatch):
     """An H200 whose times are those of the dictionary that this gives, by configuration; 2 to 3 ms elsewhere."""
-    times: dict[Sm90GemmConfig, float] = {}
+    times: dict[Config, float] = {}
     noise = random.Random(0)
 
     def timers(problem, plans):
         return {plan: lambda plan=plan: times.get(plan.config, 2.0 + noise.random()) for plan in plans}
 
     monkeypatch.setattr(tune, "gemm_timers", timers)
-    monkeypatch.setattr(tune, "choose_backend", lambda place, backend: "kernel")
-    for module in (base, gemm_op, tune):
+    monkeypatch.setattr(tune_rows, "patch_embed_timers", timers)
+    monkeypatch.setattr(search, "choose_backend", lambda place, backend: "kernel")
+    for module in (base, devices):
         monkeypatch.setattr(module, "device_facts", lambda index: (H200.arch, H200.sm_count))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -170,7 +185,7 @@ def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
     problem = GemmProblem(3000, 500, 640)
     default = make_plan(problem, arch="sm_90a").config
     assert planned(3000, 500, 640) == default
-    candidates = [plan.config for plan in gemm_candidates(problem, "sm_90a")]
+    candidates = [plan.config for plan in candidate_plans(problem, "sm_90a")]
     fastest = candidates[7]
     assert fastest != default
     device[fastest] = 1.5
@@ -182,14 +197,71 @@ def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
     assert planned(3000, 500, 640) == fastest
     assert planned(3000, 508, 640) == make_plan(GemmProblem(3000, 508, 640), arch="sm_90a").config
     assert tune_gemm(3000, 500, 640, candidates=5) in candidates[:5] + [
-        plan.config for first in gemm_candidates(problem, "sm_90a")[:5] for plan in tune.variants(first)
+        plan.config for first in candidate_plans(problem, "sm_90a")[:5] for plan in tune.variants(first)
     ]
+
+
+ROWS = PatchEmbedProblem(8 * 196, 768, 768, table_rows=196)
+
+
+def planned_rows(**changes: object) -> Config:
+    """The configuration of a call of `patch_embed` on the device: 8 images of 196 positions."""
+    with FakeTensorMode(), unittest.mock.patch.object(torch.cuda, "is_available", lambda: False):
+        fp8 = {"dtype": torch.float8_e4m3fn, "device": "cuda"}
+        arguments = {
+            "x": torch.empty(8, 196, 768, **fp8), "weight": torch.empty(768, 768, **fp8), "bias": None,
+            "pos_embed": torch.empty(196, 768, device="cuda"), "pos_index": None, "scale_a": 0.5, "scale_b": None,
+            "backend": "auto", "config": None,
+        }  # fmt: skip
+        arguments |= {name: make() for name, make in changes.items()}
+    return rows_op.PATCH_EMBED.plan(rows_op.PatchEmbedArguments(**arguments)).config
+
+
+def test_the_fastest_configuration_is_what_patch_embed_then_takes(device, monkeypatch):
+    found = [plan.config for plan in candidate_plans(ROWS, "sm_90a")]
+    assert planned_rows() == found[0] == make_plan(ROWS, arch="sm_90a").config
+    fastest = found[5]
+    device[fastest] = 1.5
+    monkeypatch.setitem(rows_op.PATCH_EMBED.repeated.calls, "a call", "with the old configuration")
+    assert tune_patch_embed(8, 196, 768, 768) == fastest
+    assert planned_rows() == fastest and not rows_op.PATCH_EMBED.repeated.calls
+    forget(monkeypatch)
+    # Where the number comes from makes no other kernel; factors of the rows do, and so do other sizes.
+    assert planned_rows(scale_a=lambda: torch.empty(1, device="cuda")) == fastest
+    assert planned_rows(scale_a=lambda: torch.empty(8 * 196, 1, device="cuda")) != fastest
+    assert planned_rows(pos_embed=lambda: None) != fastest
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_plans_of_rows_that_are_worth_timing(arch):
+    """The choice first, no plan twice, and none that rounds otherwise."""
+    plans = candidate_plans(ROWS, arch)
+    assert plans[0] == make_plan(ROWS, arch=arch) and len(plans) == len(set(plans)) > 20
+    assert {plan.config.epilogue for plan in plans} == {"f32"}
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ROWS,
+        dataclasses.replace(ROWS, in_dtype="uint8", row_scale=True),
+        dataclasses.replace(ROWS, in_dtype="bfloat16", feature_scale=True, table_rows=1),
+        dataclasses.replace(ROWS, m=100, table_index=True, row_scale=True, feature_scale=True),
+        dataclasses.replace(ROWS, table_rows=0),
+    ],
+)
+def test_what_is_timed_is_the_problem(problem):
+    first, second = tune_rows.random_arguments(problem, 2, "cpu")
+    for arguments in (first, second):
+        rows_op.PATCH_EMBED.check(arguments)
+        assert rows_op.tuned_problem(rows_op.PATCH_EMBED.problem(arguments)) == problem
+    assert not torch.equal(first.x.view(torch.uint8), second.x.view(torch.uint8))
 
 
 def test_tf32_is_tuned_by_itself(device):
     default = planned(3000, 500, 640)
     problem = GemmProblem(3000, 500, 640, in_dtype="float32", out_dtype="float32")
-    fastest = gemm_candidates(problem, "sm_90a")[5].config
+    fastest = candidate_plans(problem, "sm_90a")[5].config
     assert fastest not in (default, planned(3000, 500, 640, torch.float32))
     device[fastest] = 1.5
     assert tune_gemm(3000, 500, 640, dtype=torch.float32) == fastest
@@ -197,7 +269,7 @@ def test_tf32_is_tuned_by_itself(device):
 
 
 def test_other_orders_of_the_fastest_tiles_are_tried(device):
-    first = gemm_candidates(GemmProblem(8192, 4096, 640), "sm_90a")[0]
+    first = candidate_plans(GemmProblem(8192, 4096, 640), "sm_90a")[0]
     orders = [plan.config for plan in tune.variants(first)]
     assert [config.group_m for config in orders] == [1, 4, 16]
     device[first.config], device[orders[2]] = 1.0, 0.9
@@ -215,9 +287,9 @@ def test_a_timer_keeps_what_its_graph_reads_alive(monkeypatch):
         tensor = Tensor()
         return weakref.ref(tensor), lambda i, stream: tensor
 
-    monkeypatch.setattr(tune, "_captured", lambda launch, count: object())
+    monkeypatch.setattr(search, "_captured", lambda launch, count: object())
     tensor, launch = launcher()
-    timer = tune.replay_timer(launch, 3)
+    timer = search.replay_timer(launch, 3)
     del launch
     assert tensor() is not None
     del timer
@@ -244,7 +316,28 @@ def test_refusals_come_before_anything_is_timed(device, monkeypatch, arguments, 
         tune_gemm(**({"m": 64, "n": 64, "k": 64} | arguments))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"images": 0}, ValueError, "images = 0, allowed: at least 1"),
+        ({"positions": 1.5}, TypeError, "positions is float"),
+        ({"n": 12}, ValueError, "n = 12"),
+        ({"dtype": torch.float32}, ValueError, "dtype = torch.float32, allowed: torch.float8_e4m3fn"),
+        ({"dtype": "int8"}, TypeError, "dtype is str"),
+        ({"pos_index": True, "pos_embed": False}, ValueError, "there is nothing to index"),
+        ({"rounds": 0}, ValueError, "rounds = 0, allowed: at least 1"),
+        ({"device": "cpu"}, ValueError, "device = 'cpu', allowed: a CUDA device"),
+    ],
+)
+def test_refusals_of_rows_come_before_anything_is_timed(device, monkeypatch, arguments, error, message):
+    monkeypatch.setattr(tune_rows, "patch_embed_timers", lambda *_: pytest.fail("timed"))
+    with pytest.raises(error, match=message):
+        tune_patch_embed(**({"images": 2, "positions": 196, "n": 768, "k": 768} | arguments))
+
+
 def test_without_a_gpu_there_is_nothing_to_time(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(NotImplementedError, match="there is none"):
         cute_kernels.tune_gemm(64, 64, 64)
+    with pytest.raises(NotImplementedError, match="tune_patch_embed times kernels on a CUDA device, and there is none"):
+        cute_kernels.tune_patch_embed(1, 196, 768, 768)

@@ -9,7 +9,7 @@ import pytest
 from bench.gemm_cases import siglip2, squares
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Sm100PatchEmbedConfig
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
-from cute_kernels.plan import ARCHS, gemm_candidates, make_plan
+from cute_kernels.plan import ARCHS, candidate_plans, make_plan
 from cute_kernels.plan.gemm.sm90 import CANDIDATES, TILES
 from cute_kernels.plan.gemm.sm100 import CANDIDATES as CANDIDATES_100
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, TUNED, WIDE
@@ -71,10 +71,10 @@ def test_the_chooser_follows_the_table_of_the_original(size: int, level: Sm100Ge
 
 def test_a_tuner_tries_every_kind_of_sm100_tile_and_cluster() -> None:
     """Those that fit: one cluster of eight multiprocessors at least, and a tile's stores in whole turns of the ring."""
-    plans = gemm_candidates(square(8192), "sm_100a")
+    plans = candidate_plans(square(8192), "sm_100a")
     assert [plan.config for plan in plans] == list(dict.fromkeys([plans[0].config, *CANDIDATES_100, *TUNED]))
     assert plans[0] == make_plan(square(8192)) and len(plans) == len(CANDIDATES_100) + len(TUNED)
-    few = gemm_candidates(square(8192), "sm_100a", sm_count=4)
+    few = candidate_plans(square(8192), "sm_100a", sm_count=4)
     assert {plan.ctas for plan in few} == {2, 4} and len(few) == len(plans) - 1
 
 
@@ -192,12 +192,12 @@ def test_every_candidate_is_legal_at_every_size() -> None:
 def test_what_a_tuner_times_is_legal_and_different(arch: str, size: tuple[int, int, int]) -> None:
     for facts in ({}, {"out_dtype": "float32", "batches": 3}):
         problem = GemmProblem(*size, **facts)
-        plans = gemm_candidates(problem, arch)
+        plans = candidate_plans(problem, arch)
         assert plans == [make_plan(problem, plan.config, arch) for plan in plans] and len(set(plans)) == len(plans) >= 2
     with pytest.raises(ValueError, match="k = 12"):
-        gemm_candidates(GemmProblem(8, 8, 12), arch)
+        candidate_plans(GemmProblem(8, 8, 12), arch)
     with pytest.raises(ValueError, match="arch = 'sm_80'"):
-        gemm_candidates(problem, "sm_80")
+        candidate_plans(problem, "sm_80")
 
 
 @pytest.mark.parametrize("case", [*squares(), *siglip2()], ids=lambda case: case.name)
@@ -214,8 +214,8 @@ def test_k_is_split_where_tiles_are_few_and_k_is_long() -> None:
     assert make_plan(GemmProblem(196, 768, 3072), arch="sm_90a", sm_count=2).config.split_k == 1
     for size in (1024, 2048, 8192):
         assert make_plan(square(size), arch="sm_90a").config.split_k == 1
-        assert all(plan.config.split_k == 1 for plan in gemm_candidates(square(2 * size), "sm_90a"))
-    assert {plan.config.split_k for plan in gemm_candidates(GemmProblem(196, 768, 3072), "sm_90a")} == {1, 2, 4, 8}
+        assert all(plan.config.split_k == 1 for plan in candidate_plans(square(2 * size), "sm_90a"))
+    assert {plan.config.split_k for plan in candidate_plans(GemmProblem(196, 768, 3072), "sm_90a")} == {1, 2, 4, 8}
 
 
 def test_the_sm90_chooser_fills_the_device() -> None:

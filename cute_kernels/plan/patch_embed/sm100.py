@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -19,6 +22,11 @@ from cute_kernels.plan.base import (
 )
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
+
+TUNED = {
+    "tile_n": (256, 128), "stages": (4, 3, 5, 6, 7, 8), "epilogue_warps": (5, 4), "tmem_load_width": (32, 16, 64),
+}  # fmt: skip
+"""Fields of the configuration that a tuner varies, with their values; the rounding contract is the caller's."""
 
 
 @dataclass(frozen=True)
@@ -189,3 +197,23 @@ def plan_sm100(
     plan.check_sm_count()
     check_capacity(plan)
     return plan
+
+
+def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm100PatchEmbedPlan]:
+    """Legal plans that are worth timing on a device: the default, then those that differ from it, in few fields first.
+
+    The default is the fastest of the notes that it descends from (docs/experiments.md), so that what is near to it
+    is more promising than what is far.
+    """
+    chosen = plan_sm100(problem, None, arch, sm_count)
+    names = tuple(TUNED)
+
+    def distance(values: tuple[int, ...]) -> int:
+        return sum(getattr(chosen.config, name) != value for name, value in zip(names, values, strict=True))
+
+    plans = [chosen]
+    for values in sorted(itertools.product(*TUNED.values()), key=distance):
+        with contextlib.suppress(ValueError):
+            config = dataclasses.replace(chosen.config, **dict(zip(names, values, strict=True)))
+            plans.append(plan_sm100(problem, config, arch, sm_count))
+    return list(dict.fromkeys(plans))

@@ -153,6 +153,13 @@ def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm9
     return min(plans, key=predicted_microseconds).config
 
 
+def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm90PatchEmbedPlan]:
+    """Legal plans that are worth timing on a device: the chooser's choice, then its candidates by predicted time."""
+    chosen = plan_sm90(problem, None, arch, sm_count)
+    others = sorted(candidates(problem, arch, sm_count), key=predicted_microseconds)
+    return list(dict.fromkeys((chosen, *others)))
+
+
 def plan_sm90(
     problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig | None, arch: Arch, sm_count: int
 ) -> Sm90PatchEmbedPlan:
