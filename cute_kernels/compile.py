@@ -194,15 +194,31 @@ def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
     return Resources(registers, stack, local, shared)
 
 
+def disassemble(cubin: bytes) -> str:
+    """The machine code of a cubin as text, by NVIDIA's `nvdisasm` (package ``nvidia-cuda-nvdisasm``).
+
+    Raises:
+        MissingExtra: the tool is missing.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [_tool("nvdisasm", "the machine code of a kernel needs"), "-c", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def cuobjdump() -> str:
     """Path of NVIDIA's tool.
 
     Raises:
         MissingExtra: it is not installed (extra ``emulator``).
     """
+    return _tool("cuobjdump", "the resources of a kernel need")
+
+
+def _tool(name: str, who_needs: str) -> str:
     package = importlib.util.find_spec("nvidia")  # a namespace that NVIDIA's wheels share
     for root in package.submodule_search_locations if package is not None else ():
-        for candidate in sorted(Path(root).glob("*/bin/cuobjdump")):
+        for candidate in sorted(Path(root).glob(f"*/bin/{name}")):
             return str(candidate)
-    text = "the resources of a kernel need nvidia-cuda-cuobjdump"
-    raise extras.MissingExtra(f"{text}: {extras.how_to_install('emulator')}")
+    raise extras.MissingExtra(f"{who_needs} nvidia-cuda-{name}: {extras.how_to_install('emulator')}")

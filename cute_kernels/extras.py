@@ -16,7 +16,7 @@ EXTRAS = {
     "demo": {**_EMULATOR, **_IMAGES, "rich": "rich", "matplotlib": "matplotlib", "skimage": "scikit-image"},
     "hf": {**_IMAGES, "transformers": "transformers"},
 }
-"""Extra -> module -> the distribution that has it. ``emulator`` also brings cuobjdump, which is a program."""
+"""Extra -> module -> the distribution that has it. ``emulator`` also brings the programs cuobjdump and nvdisasm."""
 
 
 class MissingExtra(ModuleNotFoundError):

@@ -32,11 +32,11 @@ _OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
 
 
 _EXTRA_USES = {
-    "emulator": 'backend="emulator", emulate, ptx',
+    "emulator": 'backend="emulator", emulate, ptx, compare',
     "demo": "demo, pictures of timelines",
     "hf": "Hugging Face checkpoints",
 }
-_EXTRA_PROGRAMS = {"emulator": ("nvidia-cuda-cuobjdump",)}
+_EXTRA_PROGRAMS = {"emulator": ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")}
 
 
 @dataclass(frozen=True)

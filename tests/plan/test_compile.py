@@ -6,27 +6,15 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from cute_kernels.compile import compile_plan, resource_usage
+from cute_kernels.compile import compile_plan, disassemble, resource_usage
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan import make_plan
 from tests.nightly import nightly
 
 HEADLINE = PatchEmbedProblem(m=928_256, n=768, k=768, table_rows=196)
-
-
-def sass(cubin: bytes) -> str:
-    import nvidia
-
-    tool = next(path for root in nvidia.__path__ for path in Path(root).glob("*/bin/nvdisasm"))
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
 
 
 COLD = """
@@ -79,7 +67,7 @@ def test_cold_compilation_takes_no_longer_than_it_should() -> None:
 
 def test_no_cluster_scope_fences_in_the_tile_loops() -> None:
     """MEMBAR.ALL.GPU belongs to the two cluster barriers alone; a release at cluster scope would add one per tile."""
-    code = sass(compile_plan(make_plan(HEADLINE)).cubin)
+    code = disassemble(compile_plan(make_plan(HEADLINE)).cubin)
     assert len(re.findall(r"MEMBAR\.ALL\.GPU", code)) == 2
     assert len(re.findall(r"UTCQMMA\.2CTA", code)) == 4
     assert not re.search(r"\b(LDL|STL)\b", code)
@@ -87,7 +75,7 @@ def test_no_cluster_scope_fences_in_the_tile_loops() -> None:
 
 def test_epilogue_uses_packed_and_wide_instructions() -> None:
     """Two FP32 fused multiply-adds per instruction, 16-byte table loads and staging stores, 32-column TMEM loads."""
-    code = sass(compile_plan(make_plan(HEADLINE)).cubin)
+    code = disassemble(compile_plan(make_plan(HEADLINE)).cubin)
     columns = 256 + 128
     assert len(re.findall(r"FFMA2", code)) == columns // 2
     assert len(re.findall(r"LDG\.E\.128", code)) == columns * 4 // 16

@@ -1,0 +1,185 @@
+"""``cute-kernels compare``: what differs between two configurations of a kernel, or between two profiles."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cute_kernels import extras
+from cute_kernels.commands import plan_facts, profiles
+from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, count, plan_of
+from cute_kernels.plan import Plan
+
+MOST_TILES = 64
+"""Tiles of a problem that the command still emulates without being asked to."""
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="what differs between two configurations of a kernel, or between two profiles",
+        description="Compares two configurations of a kernel for one problem: memory, registers, the mix of machine "
+        "instructions, and what the emulator counts. Or two profiles that Nsight Compute wrote with --csv, kernel by "
+        "kernel. Needs no GPU.",
+    )
+    for name in ("a", "b"):
+        parser.add_argument(
+            name, metavar=name.upper(),
+            help="FIELD=VALUE,.. of the kernel's tunables, or default; or a .csv file",
+        )  # fmt: skip
+    parser.add_argument("--kernel", choices=tuple(KINDS), default="patch-embed", help="default: %(default)s")
+    parser.add_argument("--all", action="store_true", help="rows that are equal, too")
+    parser.add_argument(
+        "--threshold", type=_percent, default=5.0, metavar="PERCENT",
+        help="of profiles, the least change of a metric that is shown (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--counters", action=argparse.BooleanOptionalAction, default=None,
+        help=f"execute the launch in the emulator and count (default: if it has at most {MOST_TILES} tiles)",
+    )  # fmt: skip
+    parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
+    add_problem(parser)
+    add_kernel(parser, *KINDS)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the comparison; raises ValueError for sides that cannot be compared."""
+    files = [Path(side) for side in (options.a, options.b) if side.endswith(".csv")]
+    if len(files) == 1:
+        raise ValueError(f"{options.a} and {options.b}: one is a profile and one is a configuration")
+    lines = compare_profiles(*files, options) if files else compare_plans(options)
+    print("\n".join(lines))
+    return 0
+
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+
+def compare_plans(options: argparse.Namespace) -> list[str]:
+    """The lines of the comparison of two configurations."""
+    if options.settings:
+        raise ValueError("--set belongs to commands with one configuration; allowed here: FIELD=VALUE,.. for A and B")
+    first, second = (_planned(options, side) for side in (options.a, options.b))
+    sections: list[tuple[str, Callable[[Plan], plan_facts.Facts]]] = [
+        ("configuration", lambda plan: dataclasses.asdict(plan.config)),
+        ("plan", plan_facts.planned),
+    ]
+    lines = []
+    chained = [plan for plan in (first, second) if plan.launches != (plan,)]
+    if chained:
+        lines.append(f"{chained[0].operation} chains kernels here: machine code is not compared")
+    else:
+        extras.require("emulator", "the command compare, which reads machine code,")
+        sections += [
+            ("assembler", plan_facts.assembled),
+            ("machine instructions by opcode (text, not executions)", plan_facts.instruction_mix),
+        ]
+    if _counts(options, first, second):
+        sections.append(("emulator, whole launch", plan_facts.counted))
+    else:
+        tiles = max(_tiles(plan) for plan in (first, second))
+        lines.append(f"counters are left out: {tiles:,} tiles; a smaller problem, or --counters, has them")
+    heading = ("", options.a, options.b, "change")
+    for title, facts in sections:
+        rows = table(facts(first), facts(second), everything=options.all)
+        lines += ["", title, *(_aligned([heading, *rows]) if rows else ["  no difference"])]
+    return lines[1:] if lines[0] == "" else lines
+
+
+def _planned(options: argparse.Namespace, side: str) -> Plan:
+    own = copy.copy(options)
+    own.settings = [] if side == "default" else side.split(",")
+    return plan_of(own, options.sm_count)
+
+
+def _tiles(plan: Plan) -> int:
+    return max(getattr(part, "tiles", 1) for part in plan.launches)
+
+
+def _counts(options: argparse.Namespace, *plans: Plan) -> bool:
+    few = all(_tiles(plan) <= MOST_TILES for plan in plans)
+    if options.counters or (options.counters is None and few):
+        extras.require("emulator", "the command compare, which counts in the emulator,")
+        return True
+    return False
+
+
+# --- profiles --------------------------------------------------------------------------------------------------------
+
+
+def compare_profiles(first: Path, second: Path, options: argparse.Namespace) -> list[str]:
+    """The lines of the comparison of two profiles: kernels of one name, or if each has one kernel, these two."""
+    a, b = profiles.read_profile(first), profiles.read_profile(second)
+    pairs = [(name, name) for name in a if name in b]
+    if not pairs and len(a) == len(b) == 1:
+        pairs = [(*a, *b)]
+    if not pairs:
+        raise ValueError(f"{first} has {', '.join(a)}; {second} has {', '.join(b)}: no kernel is in both")
+    lines: list[str] = []
+    for one, other in pairs:
+        rows = table(a[one], b[other], everything=options.all, threshold=options.threshold / 100)
+        lines += ["", one if one == other else f"{one} and {other}"]
+        shown = f"  no metric changed by {options.threshold:g}% or more"
+        lines += _aligned([("", first.name, second.name, "change"), *rows]) if rows else [shown]
+    alone = [f"{name} ({path.name})" for path, own, pair in ((first, a, b), (second, b, a)) for name in own
+             if not any(name in names for names in pairs) and name not in pair]  # fmt: skip
+    return lines[1:] + ([f"in one of the two only: {', '.join(alone)}"] if alone else [])
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+Row = tuple[str, str, str, str]
+
+
+def table(a: plan_facts.Facts, b: plan_facts.Facts, *, everything: bool, threshold: float = 0.0) -> list[Row]:
+    """Rows of what differs, or of everything: name, both values, and the relative change of numbers.
+
+    Args:
+        a, b: values by name.
+        everything: equal ones and small changes, too.
+        threshold: the least relative change of a number that is shown.
+    """
+    rows = []
+    for name in dict.fromkeys((*a, *b)):
+        one, other = a.get(name, "-"), b.get(name, "-")
+        numbers = [value for value in (one, other) if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        change = ""
+        differs = one != other
+        if len(numbers) == 2 and differs:
+            if one:
+                relative = (other - one) / abs(one)
+                differs = abs(relative) >= threshold
+                change = f"{relative:+.1%}"
+            else:
+                change = "from 0"
+        if differs or everything:
+            rows.append((name, _text(one), _text(other), change))
+    return rows
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
+
+
+def _aligned(rows: Sequence[Row]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join((f"  {row[0]:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:]))))
+        .rstrip() for row in rows
+    ]  # fmt: skip
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of percent, allowed: 0 or more")
+    return value

@@ -1,0 +1,92 @@
+"""What can be said of a plan in numbers: its memory, what the assembler made of it, what the emulator counts."""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Mapping
+
+from cute_kernels import compile
+from cute_kernels.plan import Plan
+
+Facts = Mapping[str, "float | str"]
+
+
+def planned(plan: Plan) -> Facts:
+    """The rows of `Plan.describe` and the grid."""
+    return {**dict(plan.describe()), "CTAs": math.prod(plan.grid), "cluster": str(plan.cluster)}
+
+
+def assembled(plan: Plan) -> Facts:
+    """Registers, stack and static shared memory, from a compilation.
+
+    Raises:
+        MissingExtra: the tool that reads them is not installed.
+    """
+    resources = compile.compile_plan(plan).resources
+    return {
+        "registers per thread": resources.registers,
+        "stack bytes (spills)": resources.stack_bytes,
+        "local bytes": resources.local_bytes,
+    }
+
+
+def instruction_mix(plan: Plan) -> Facts:
+    """Instructions in the machine code by opcode without its modifiers, and all of them: a count of text, not of time.
+
+    Raises:
+        MissingExtra: the disassembler is not installed.
+    """
+    opcodes = collections.Counter(_opcodes(compile.disassemble(compile.compile_plan(plan).cubin)))
+    return {"all": opcodes.total(), **dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))}
+
+
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
+
+
+def _opcodes(listing: str) -> list[str]:
+    return _INSTRUCTION.findall(listing)
+
+
+COUNTED = {
+    "shared: TMA fill, wavefronts": ("wavefronts", ("tma.load", "bulk.load")),
+    "shared: MMA operand reads, wavefronts": ("operand_wavefronts", ("mma",)),
+    "shared: loads, wavefronts": ("wavefronts", ("ld.shared", "ldmatrix.shared")),
+    "shared: stores, wavefronts": ("wavefronts", ("st.shared", "stmatrix.shared")),
+    "shared: TMA stores, wavefronts": ("wavefronts", ("tma.store", "bulk.store")),
+    "shared: bank conflicts": ("bank_conflicts", ("",)),
+    "global loads, requests": ("requests", ("ld.global",)),
+    "global loads, 128 B lines": ("lines", ("ld.global",)),
+    "global stores, requests": ("requests", ("st.global",)),
+    "global stores, 128 B lines": ("lines", ("st.global",)),
+    "tensor memory: loads": ("instructions", ("tmem.ld",)),
+    "MMA instructions": ("instructions", ("mma",)),
+    "TMA loads": ("instructions", ("tma.load",)),
+    "L2 bytes read": ("l2_bytes_read", ("",)),
+    "L2 bytes written": ("l2_bytes_written", ("",)),
+}
+"""What is shown of `Report.units`: name -> metric and kinds, as docs/emulator/counters.md lists them."""
+
+
+def counted(plan: Plan) -> Facts:
+    """Warp instructions by role, and the work of each unit, of a whole launch on random operands in the emulator.
+
+    Raises:
+        MissingExtra: the emulator is not installed.
+    """
+    import cute_kernels.commands.examples as examples  # torch and the emulator
+    import cute_kernels.emulator as emulator
+    import cute_kernels.runtime.emulated as emulated
+
+    operands = examples.random_operands(plan)
+    options = emulator.Options(counters=True, detectors=False)
+    roles: dict[str, float] = collections.defaultdict(float)
+    units: dict[str, float] = collections.defaultdict(float)
+    for part in plan.launches:
+        report = emulated.launch(part, operands.of(part), options)
+        for role, kinds in report.units.instructions.items():
+            roles[f"warp instructions: {role}"] += sum(kinds.values())
+        for name, (metric, kinds) in COUNTED.items():
+            units[name] += sum(report.units.total(metric, kind) for kind in kinds)
+    return {"warp instructions": sum(roles.values()), **dict(sorted(roles.items())), **units}

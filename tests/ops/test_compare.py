@@ -1,0 +1,167 @@
+"""`cute-kernels compare`: two configurations of a kernel, two profiles of Nsight Compute."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_kernels.commands import examples, plan_facts
+from cute_kernels.commands.cli import main
+from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.plan import make_plan
+
+SMALL = ("--features", "256", "--in-features", "128", "--positions", "49", "--sm-count", "2")
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """Cells of each row of a table, by its name."""
+    lines = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.startswith("  ")]
+    return {name: cells for name, *cells in lines}
+
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+
+def test_two_configurations(capsys):
+    """Counts follow from the tiles: one of 256 columns or two of 128, one K block of four MMAs, loads of 32 columns."""
+    assert main(["compare", "default", "tile_n=128,stages=6", "--all", *SMALL]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert rows["tile_n"] == ["256", "128", "-50.0%"] and rows["stages"] == ["4", "6", "+50.0%"]
+    assert rows["epilogue_warps"] == ["5", "5"]
+    assert rows["MMA instructions"] == ["4", "8", "+100.0%"]
+    # Two CTAs: x of 128 rows, and half of the tile's weight rows, of 128 bytes each; one wavefront is 128 bytes.
+    assert rows["shared: TMA fill, wavefronts"] == ["512", "768", "+50.0%"]
+    # In the text, not in executions: 4 warps of 32 columns a load, one of which shares its quarter with a fifth.
+    assert rows["LDTM"] == ["12", "6", "-50.0%"]
+    assert rows["stack bytes (spills)"] == ["0", "0"]
+    registers = [int(cell) for cell in rows["registers per thread"][:2]]
+    assert all(64 < count < 256 for count in registers)
+
+
+def test_what_is_equal_is_not_shown_and_large_problems_are_not_counted(capsys, monkeypatch):
+    monkeypatch.setattr(plan_facts, "assembled", lambda plan: {"registers per thread": 7})
+    monkeypatch.setattr(plan_facts, "instruction_mix", lambda plan: {"all": plan.config.stages})
+    monkeypatch.setattr(plan_facts, "counted", lambda plan: pytest.fail("counted"))
+    assert main(["compare", "default", "stages=3", "--batch", "4736"]) == 0
+    text = capsys.readouterr().out
+    assert "counters are left out: 10,878 tiles" in text and "registers" not in text
+    assert rows_of(text)["all"] == ["4", "3", "-25.0%"]
+    assert main(["compare", "default", "stages=4", *SMALL, "--no-counters"]) == 0
+    assert "configuration\n  no difference" in capsys.readouterr().out
+    with pytest.raises(pytest.fail.Exception, match="counted"):
+        main(["compare", "default", "stages=3", *SMALL])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("default", "stages=99"), "stages = 99 is not possible"),
+        (("default", "stage=3"), "stage"),
+        (("default", "profile.csv"), "one is a profile and one is a configuration"),
+        (("default", "default", "--set", "stages=3"), "--set belongs to commands with one configuration"),
+        (("absent.csv", "absent.csv"), "absent.csv"),
+    ],
+)
+def test_what_cannot_be_compared(arguments, message, capsys):
+    assert main(["compare", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "many"])
+def test_thresholds_are_percent(text, capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "default", "default", "--threshold", text])
+    assert "is not a number of percent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        PatchEmbedProblem(98, 256, 128, 49),
+        GemmProblem(64, 64, 64, 2, bias=True),
+        GemmProblem(64, 64, 64, in_dtype="float32", out_dtype="float32"),
+        PatchEmbedImagesProblem(2, 3, 32, 64, 16, 64, table_rows=8),
+        PatchEmbedImagesProblem(2, 3, 64, 64, 32, 64, channels_last=True, table_rows=1),
+        PatchEmbedImagesProblem(2, 3, 32, 64, 16, 64, in_dtype="bfloat16", precision="bf16", table_rows=0),
+    ],
+    ids=str,
+)
+def test_random_operands_are_those_of_the_plan(problem):
+    """Every operand that a kernel of the plan is given has the plan's type, and equal problems have equal operands."""
+    plan = make_plan(problem, arch="sm_90a")
+    first, second = examples.random_operands(plan), examples.random_operands(plan)
+    for part in plan.launches:
+        for operand in part.operands:
+            if operand.given and operand.kind == "pointer":
+                tensor = getattr(first, operand.name)
+                assert str(tensor.dtype).removeprefix("torch.") == operand.dtype.replace("tfloat32", "float32")
+                if not operand.written and operand.name not in plan.scratch:
+                    assert torch.equal(tensor.view(torch.uint8), getattr(second, operand.name).view(torch.uint8))
+
+
+# --- profiles --------------------------------------------------------------------------------------------------------
+
+WIDE = """==PROF== Connected to process 1
+"ID","Process ID","Kernel Name","sm__cycles.avg","l1tex__data.sum","launch__grid_size"
+"","","","cycle","",""
+"0","1","gemm(Params)","{cycles}","{wavefronts}","148"
+"1","1","gemm(Params)","100","5","148"
+"2","1","copy(int)","7","n/a","1"
+"""
+LONG = """"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"
+"0","gemm(Params)","Speed","Duration","us","{duration}",""
+"0","gemm(Params)","Speed","DRAM","%","27",""
+"0","gemm(Params)","Speed","","","","Bottleneck"
+"""
+
+
+def test_two_profiles(tmp_path: Path, capsys):
+    """1,554 against 22,279,698 wavefronts and 4% fewer cycles: below the threshold unless it is lowered."""
+    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
+    a.write_text(WIDE.format(cycles="1,000", wavefronts="1,554"))
+    b.write_text(WIDE.format(cycles="960", wavefronts="22,279,698").replace("copy", "other"))
+    assert main(["compare", str(a), str(b)]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert rows_of(text)["l1tex__data.sum"] == ["1,554", "22,279,698", "+1433600.0%"] and "sm__cycles" not in text
+    assert lines[0] == "gemm" and "gemm #2" in lines
+    assert "  no metric changed by 5% or more" in lines
+    assert lines[-1] == "in one of the two only: copy (a.csv), other (b.csv)"
+    assert main(["compare", str(a), str(b), "--threshold", "4"]) == 0
+    assert rows_of(capsys.readouterr().out)["sm__cycles.avg [cycle]"] == ["1,000", "960", "-4.0%"]
+
+
+def test_profiles_with_a_row_per_metric(tmp_path: Path, capsys):
+    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
+    a.write_text(LONG.format(duration="700"))
+    b.write_text(LONG.format(duration="633").replace("gemm", "staged"))
+    assert main(["compare", str(a), str(b)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("gemm and staged\n") and "DRAM" not in text
+    assert rows_of(text)["Duration [us]"] == ["700", "633", "-9.6%"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no table of Nsight Compute"),
+        ('"ID","Metric Name"\n"0","x"\n', "no column Kernel Name"),
+        ('"ID","Kernel Name","x__y"\n', "no kernel in the table"),
+    ],
+)
+def test_files_that_are_no_profiles(tmp_path: Path, content, message, capsys):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    assert main(["compare", str(path), str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_profiles_without_a_kernel_in_common(tmp_path: Path, capsys):
+    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
+    a.write_text(WIDE.format(cycles="1", wavefronts="1"))
+    b.write_text(LONG.format(duration="1").replace("gemm", "other"))
+    assert main(["compare", str(a), str(b)]) == 2
+    assert "no kernel is in both" in capsys.readouterr().err
