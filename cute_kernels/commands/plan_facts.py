@@ -24,7 +24,7 @@ def assembled(plan: Plan) -> Facts:
     Raises:
         MissingExtra: the tool that reads them is not installed.
     """
-    resources = compile.compile_plan(plan).resources
+    resources = _artifact(plan).resources
     return {
         "registers per thread": resources.registers,
         "stack bytes (spills)": resources.stack_bytes,
@@ -38,8 +38,13 @@ def instruction_mix(plan: Plan) -> Facts:
     Raises:
         MissingExtra: the disassembler is not installed.
     """
-    opcodes = collections.Counter(_opcodes(compile.disassemble(compile.compile_plan(plan).cubin)))
+    opcodes = collections.Counter(_opcodes(compile.disassemble(_artifact(plan).cubin)))
     return {"all": opcodes.total(), **dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))}
+
+
+def _artifact(plan: Plan) -> compile.Artifact:
+    """As the emulator runs it, so that one compilation serves everything here."""
+    return compile.compile_plan(plan, emulated=True)
 
 
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
