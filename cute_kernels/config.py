@@ -204,8 +204,9 @@ class PatchEmbedImagesProblem:
         n: output features, rows of the weight.
         in_dtype: element type of the images, as torch names it.
         channels_last: the channels of a pixel are neighbours in memory; otherwise the pixels of a row are.
-        precision: ``"int8"``: integer weights with one FP32 scale per feature, exact sums; ``"bf16"``, ``"fp16"``:
-            images and weight of that type, FP32 sums.
+        precision: ``"int8"``: integer weights with one FP32 scale per feature, exact sums; ``"int16"``: likewise of two
+            terms of 8 bits, each with a sum of its own; ``"bf16"``, ``"fp16"``: images and weight of that type, FP32
+            sums.
         table_rows: rows of the table: 0 (absent), 1 (bias only) or the number of patches of an image.
         out_dtype: element type of the output, as torch names it.
 
@@ -259,7 +260,8 @@ class Sm90ImagesConfig:
         source: how patches come out of the images. ``"strips"``: TMA boxes of whole pieces of image rows, which lie in
             shared memory as the WGMMA wants them; ``"auto"``: what the images allow.
         tile_patches: 1 to 16; 0: the grid row in as few pieces as serve it well.
-        tile_images: such that a tile has a multiple of 16 patches, up to 256; 0: up to 128 patches.
+        tile_images: such that a tile has a multiple of 16 patches, up to 256; 0: up to 128 patches, or 112 where a
+            weight of two terms has two sets of accumulators.
         warpgroups: as in `Sm90PatchEmbedConfig`; 0: what pads the features least, as for ``cluster``.
         cluster: as in `Sm90PatchEmbedConfig`; 0: chosen.
         stages: operand buffers between TMA and WGMMA, at most 64; 0: two tiles' worth, or what shared memory holds.

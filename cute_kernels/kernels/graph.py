@@ -214,20 +214,22 @@ def sm100_images_graph(plan: Sm100ImagesPlan) -> Graph:
 def sm90_graph(plan: TransposedPlan) -> Graph:
     """load -> mma, where a consumer warpgroup drains its own registers: the graph of kernels that compute ``out^T``.
 
+    What of a weight stays in shared memory is loaded once, in front of the operands.
+
     Named barriers: ``staged`` of a warpgroup separates its writes to staging from the TMA store that reads them;
     ``turn`` of a warpgroup is where the one before it hands over the tensor cores.
     """
     groups = plan.config.warpgroups
+    operands = Edge(
+        "operands", "load", "mma", plan.config.stages,
+        full=Signal.TMA_BYTES, empty=Signal.WARPGROUP_ARRIVE, tx_bytes=plan.stage_bytes,
+    )  # fmt: skip
+    weight = Edge("weight", "load", "mma", 1, full=Signal.TMA_BYTES, empty=None, tx_bytes=plan.weight_bytes)
     staged = tuple(NamedBarrier(f"staged {i}", 1 + i, 128) for i in range(groups))
     turn = tuple(NamedBarrier(f"turn {i}", 1 + groups + i, 256) for i in range(groups))
     return Graph(
         roles=(Role("mma", 0, 4 * groups), Role("load", plan.load_warp, 1)),
-        edges=(
-            Edge(
-                "operands", "load", "mma", plan.config.stages,
-                full=Signal.TMA_BYTES, empty=Signal.WARPGROUP_ARRIVE, tx_bytes=plan.stage_bytes,
-            ),
-        ),
+        edges=(operands, weight) if plan.weight_bytes else (operands,),
         ctas=plan.config.cluster,
         named_barriers=staged + turn,
     )  # fmt: skip

@@ -19,6 +19,7 @@ class ImagesOperands:
 
     images: cute.Pointer
     weight: cute.Tensor
+    weight_low: cute.Tensor | None
     scale: cute.Pointer | None
     table: cute.Pointer | None
     out: cute.Pointer
@@ -51,6 +52,7 @@ class ImagesHost:
         self,
         images_pointer: cute.Pointer,
         weight_pointer: cute.Pointer,
+        weight_low_pointer: cute.Pointer | None,
         scale_pointer: cute.Pointer | None,
         table_pointer: cute.Pointer | None,
         out_pointer: cute.Pointer,
@@ -63,9 +65,10 @@ class ImagesHost:
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
         plan, problem = self.plan, self.plan.problem
+        rows = cute.make_layout((n, problem.k), stride=(problem.k, 1))
+        low = None if weight_low_pointer is None else cute.make_tensor(weight_low_pointer, rows)
         operands = ImagesOperands(
-            images_pointer, cute.make_tensor(weight_pointer, cute.make_layout((n, problem.k), stride=(problem.k, 1))),
-            scale_pointer, table_pointer, out_pointer, batch, height, width, n, height // problem.patch,
-            width // problem.patch,
+            images_pointer, cute.make_tensor(weight_pointer, rows), low, scale_pointer, table_pointer, out_pointer,
+            batch, height, width, n, height // problem.patch, width // problem.patch,
         )  # fmt: skip
         launch_clusters(self.kernel(self.arguments(operands)), plan, clusters, stream)

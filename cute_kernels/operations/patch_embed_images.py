@@ -18,7 +18,7 @@ from cute_kernels.operations.rows import rows_table, tma_rows
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
-from cute_kernels.plan.patch_embed_images.base import PIXEL_TYPES, multiplied_type, pixel_types
+from cute_kernels.plan.patch_embed_images.base import multiplied_type, pixel_types
 from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend
@@ -45,7 +45,9 @@ def patch_embed_images(
     With ``"int8"`` weights the kernel reads uint8 pixels out of the images themselves; the processor's normalisation is
     in the prepared weight. Sums of products are integers and exact, so that the result is the same in every bit on
     every device: ``round(fma32(fp32(sum), scale[n], table[s, n]))`` with ``table = (bias + offset) + pos_embed``, each
-    addition rounded to FP32 and absent terms left out. With ``"bf16"`` and ``"fp16"`` weights the kernel, SM90's, reads
+    addition rounded to FP32 and absent terms left out. With ``"int16"`` weights, of two terms of 8 bits, SM90's kernel
+    computes two such sums, and ``fma32(fp32(sum of high), 256, fp32(sum of low))`` takes the place of ``fp32(sum)``.
+    With ``"bf16"`` and ``"fp16"`` weights the kernel, SM90's, reads
     16-bit pixels and accumulates in FP32: ``round(accumulator + table[s, n])``.
     `cute_kernels.reference.patch_embed_images` says the same in plain torch for all precisions.
 
@@ -67,9 +69,10 @@ def patch_embed_images(
         out_dtype: ``torch.bfloat16``; where a kernel reads images with ``"bf16"`` and ``"fp16"`` weights, and in plain
             torch, also float16 and float32.
         config: tunables of the kernel: `Sm100ImagesConfig` or `Sm90ImagesConfig` of ``"int8"`` weights,
-            `Sm90GatherConfig` of ``"bf16"`` and ``"fp16"``; with `Sm100PatchEmbedConfig` or `Sm90PatchEmbedConfig` a
-            pass lays out rows whatever the images, for a kernel with these tunables. None takes the plan's default. An
-            illegal one is refused on every backend.
+            `Sm90ImagesConfig` of ``"int16"``, `Sm90GatherConfig` of ``"bf16"`` and ``"fp16"``. With
+            `Sm100PatchEmbedConfig` or `Sm90PatchEmbedConfig` a pass lays out rows whatever the images, for a kernel
+            with these tunables, of ``"int16"`` excepted. None takes the plan's default. An illegal one is refused on
+            every backend.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU: SM90's, or SM100's with an `Sm100ImagesConfig`. ``"reference"``: plain
             torch on any device.
@@ -81,7 +84,8 @@ def patch_embed_images(
     Raises:
         TypeError: an argument of the wrong type, element type or layout.
         ValueError: a wrong shape, device, backend or config value, or a problem that no kernel takes: ``"int16"``
-            weights, results other than BF16 of integer weights or of rows, a row of patches beyond shared memory.
+            weights of other patches than 16 x 16 or on SM100, results other than BF16 of integer weights or of rows, a
+            row of patches beyond shared memory.
         NotImplementedError: a device without a kernel.
     """
     if not isinstance(weight, PatchWeight):
@@ -181,7 +185,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         positions = height // a.patch * (width // a.patch)
         precision = _PRECISIONS.get(a.weight.dtype) or ("int8" if a.weight_low is None else "int16")
         in_dtype = _name(a.images.dtype)
-        if precision in PIXEL_TYPES and in_dtype not in pixel_types(a.patch, precision):
+        if in_dtype not in pixel_types(a.patch, precision):
             in_dtype = multiplied_type(in_dtype, precision)
         # Kernels that read images themselves take planes: with their configurations images are copied.
         in_any_order = precision == "int8" and not isinstance(a.config, ImagesConfig)
@@ -203,7 +207,8 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             return self._prepare_chain(a, plan, images)
         operands = Operands(
             images=images,
-            weight=self._weight(a),
+            weight=_aligned(a.weight),
+            weight_low=None if a.weight_low is None else _aligned(a.weight_low),
             scale=a.weight_scale,
             table=self._table(a, plan),
             out=torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device),
@@ -226,12 +231,6 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             out=memory(problem.m, problem.n, dtype=a.out_dtype),
         )
         return Prepared(plan, operands, self.output_shape(a))
-
-    def _weight(self, a: PatchEmbedImagesArguments) -> torch.Tensor:
-        """On 16 bytes, as TMA reads it."""
-        if a.weight.data_ptr() % ROW_BYTES == 0:
-            return a.weight
-        return DERIVED.get(("aligned",), (a.weight,), a.weight.clone)
 
     def _table(self, a: PatchEmbedImagesArguments, plan: ImagesPlan) -> torch.Tensor | None:
         shape = plan.table_shape
@@ -261,6 +260,13 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
 
     def output_dtype(self, a: PatchEmbedImagesArguments) -> torch.dtype:
         return a.out_dtype
+
+
+def _aligned(weight: torch.Tensor) -> torch.Tensor:
+    """On 16 bytes, as TMA reads it."""
+    if weight.data_ptr() % ROW_BYTES == 0:
+        return weight
+    return DERIVED.get(("aligned",), (weight,), weight.clone)
 
 
 def _shifted(a: PatchEmbedImagesArguments) -> torch.Tensor | None:

@@ -65,6 +65,11 @@ class TransposedPlan(FeatureSlabs):
         """Operand bytes of one stage in one CTA; all of them complete on this CTA's full barrier."""
 
     @property
+    def weight_bytes(self) -> int:
+        """Of the weight that stays in shared memory for the whole launch."""
+        return 0
+
+    @property
     def features(self) -> int:
         return self.config.warpgroups * WARPGROUP_FEATURES
 
@@ -147,7 +152,7 @@ def check_registers(
 
     def fit(room: int) -> int:
         """The largest value whose accumulators have room in so many registers."""
-        return 2 * room // (rows * step) * step
+        return plan.tile_rows * room // plan.accumulator_registers // (rows * step) * step
 
     value = plan.tile_rows // rows
     # The assembler says that a WGMMA's accumulators must fit what a thread has at entry, too.
@@ -157,7 +162,10 @@ def check_registers(
             f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing, the "
             f"limit with {plan.threads} threads is {at_entry}"
         )
-        reject(name, value, rule, fit(at_entry - ADDRESSING_REGISTERS))
+        smaller = fit(at_entry - ADDRESSING_REGISTERS)
+        if smaller < step:
+            reject("warpgroups", plan.config.warpgroups, rule, plan.config.warpgroups - 1)
+        reject(name, value, rule, smaller)
     if plan.needed_registers <= plan.consumer_registers:
         return
     rule = (

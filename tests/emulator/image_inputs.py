@@ -74,6 +74,7 @@ def make_images_case(
     n: int = 64,
     bias: bool = True,
     pos: bool = True,
+    precision: str = "int8",
     extreme: bool = False,
     config: ImagesConfig | None = None,
     arch: str | None = None,
@@ -86,6 +87,7 @@ def make_images_case(
         batch, channels, n: sizes.
         grid: patches of a column and of a row of an image.
         bias, pos: parts of the table.
+        precision: ``"int8"``, or ``"int16"``: a weight of two terms.
         extreme: pixels of 255 and weights near both ends, whose sums pass 2^24 where FP32 cannot hold all integers.
         config, arch, sm_count: as for `make_plan`.
         seed: of the numbers.
@@ -98,11 +100,14 @@ def make_images_case(
     if extreme:
         images |= 0xF0
         weight[::2], weight[1::2] = weight[::2].abs().clamp(max=127) | 0x78, -(weight[1::2].abs() | 0x78)
+    low = None
+    if precision == "int16":
+        low = torch.randint(-128, 128, weight.shape, generator=generator, dtype=torch.int8)
     scale = torch.rand(n, generator=generator) * 1e-5 + 1e-6
     bias_values = torch.randn(n, generator=generator) if bias else None
     pos_values = torch.randn(positions, n, generator=generator) if pos else None
     rows = positions if pos else int(bias)
-    problem = PatchEmbedImagesProblem(batch, channels, height, width, PATCH, n, table_rows=rows)
+    problem = PatchEmbedImagesProblem(batch, channels, height, width, PATCH, n, precision=precision, table_rows=rows)
     plan = make_plan(problem, config, arch, sm_count=sm_count)
     table = None
     if rows:
@@ -115,10 +120,13 @@ def make_images_case(
             addend = part if addend is None else addend + part
     # FP32 of an int64 is rounded to nearest, ties to even, as the contract has it.
     accumulator = sums(images, weight).to(torch.float32)
+    if low is not None:
+        factor = torch.full_like(accumulator, 256.0)
+        accumulator = reference.fma32(accumulator, factor, sums(images, low).to(torch.float32))
     wide = scale.expand_as(accumulator)
     if addend is None:
         result = accumulator * wide
     else:
         result = reference.fma32(accumulator, wide, addend.expand_as(accumulator))
-    tensors = Operands(images=images, weight=weight, scale=scale, table=table, out=out)
+    tensors = Operands(images=images, weight=weight, weight_low=low, scale=scale, table=table, out=out)
     return ImagesCase(plan, tensors, result.to(torch.bfloat16))

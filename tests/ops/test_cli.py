@@ -121,7 +121,7 @@ def test_ptx_with_scales_of_rows_and_features(tmp_path):
             ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=bf16", "--in-dtype=uint8"],
             "nearest legal value: 'bfloat16'",
         ),
-        (["plan", "patch-embed-images", "--precision=int16"], "plain torch on a CPU, and nn.PatchEmbed runs the plain"),
+        (["plan", "patch-embed-images", "--arch=sm_100a", "--precision=int16"], "multiplies weights of one term"),
         (["plan", "--set", "warpgroups=3"], "fields for sm_100a: tile_n, stages, epilogue_warps"),
         (["plan", "--arch", "sm_90a", "--set", "tile_n=128"], "fields for sm_90a: tile_rows, warpgroups, stages"),
         (["plan", "--set", "stages"], "--set stages: expected FIELD=VALUE"),

@@ -87,10 +87,10 @@ def test_model_width_with_the_default_config() -> None:
     with_bias=st.booleans(),
     with_pos=st.booleans(),
     layout=st.sampled_from(["contiguous", "channels_last", "sliced", "unaligned"]),
-    config=st.sampled_from([SMALL, SMALL_100]),
+    kind=st.sampled_from([("int8", SMALL), ("int8", SMALL_100), ("int16", SMALL)]),
     seed=st.integers(0, 2**20),
 )
-def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, config, seed) -> None:
+def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, kind, seed) -> None:
     """Images of any layout: TMA reads contiguous ones that begin on 16 bytes, others are copied, not misread."""
     height, width = 16 * grid[0], 16 * grid[1]
     images = pixels(batch, 1, height, width, seed=seed)
@@ -102,7 +102,8 @@ def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, config, se
         images = pixels(images.numel() + 1, seed=seed)[1:].view(images.shape)
     bias = numbers(n, seed=seed).to(dtype) if with_bias else None
     pos = numbers(grid[0] * grid[1], n, seed=seed + 1).to(dtype) if with_pos else None
-    assert_same_bits(images, gray_weight(n), bias, pos, config=config)
+    precision, config = kind
+    assert_same_bits(images, gray_weight(n, precision), bias, pos, config=config)
 
 
 # Other types and another table are another kernel.
@@ -218,7 +219,8 @@ PATCHES_OF_14 = pixels(2, 1, 28, 28)
 @pytest.mark.parametrize(
     ("images", "weight", "keywords", "message"),
     [
-        (IMAGES, gray_weight(precision="int16"), {}, "precision = 'int16' is not possible"),
+        (IMAGES, gray_weight(precision="int16"), {"config": SMALL_100}, "precision = 'int16' is not possible"),
+        (PATCHES_OF_14, gray_weight(8, "int16", 14), {}, "patch = 14 is not possible"),
         (IMAGES, gray_weight(), {"out_dtype": torch.float32}, "out_dtype = 'float32' is not possible"),
         (PATCHES_OF_14, gray_weight(patch=14), {"out_dtype": torch.float32}, "out_dtype = 'float32' is not possible"),
         (PATCHES_OF_14, gray_weight(patch=14), {"config": SMALL}, "patch = 14 is not possible"),

@@ -24,9 +24,12 @@ BOX_BYTES = 256
 MOST_PATCHES = BOX_BYTES // STRIP_PATCH
 
 
-PIXEL_TYPES = {"int8": "uint8", "bf16": "bfloat16", "fp16": "float16"}
+PIXEL_TYPES = {"int8": "uint8", "int16": "uint8", "bf16": "bfloat16", "fp16": "float16"}
 """Element type of the images by precision, for those precisions that have a kernel."""
 
+
+INTEGERS = ("int8", "int16")
+"""Precisions whose weights are integers, of one or of two terms of 8 bits."""
 
 GATHERED_PATCHES = (16, 32, 64)
 """Sides of patches whose rows of 16-bit pixels are 32, 64 or 128 bytes, which TMA swizzles as a whole."""
@@ -66,13 +69,14 @@ class ImagesPlan(Plan):
         """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` as the plan's `table_shape`.
 
         Written is ``out`` [B, S, N]. K counts the pixels of a patch by (channel, row, column). Integer weights alone
-        have a scale.
+        have a scale; those of two terms have the low one, ``weight_low`` [N, K], as well.
         """
         p = self.problem
-        integers = p.precision == "int8"
+        integers = p.precision in INTEGERS
         return (
             Operand("images", p.in_dtype),
             Operand("weight", "int8" if integers else p.in_dtype),
+            Operand("weight_low", "int8", present=self.terms == 2),
             Operand("scale", "float32", alignment=4, present=integers),
             Operand("table", "float32", present=p.table_rows > 0),
             Operand("out", p.out_dtype, written=True),
@@ -81,8 +85,13 @@ class ImagesPlan(Plan):
 
     @property
     def runs(self) -> str:
-        source = "strips" if self.problem.precision == "int8" else "gather"
+        source = "strips" if self.problem.precision in INTEGERS else "gather"
         return f"{source}: one kernel reads the images"
+
+    @property
+    def terms(self) -> int:
+        """Of a weight, each multiplied by the same pixels into sums of its own."""
+        return 2 if self.problem.precision == "int16" else 1
 
     @property
     @abstractmethod
@@ -133,7 +142,7 @@ def check_images_problem(p: PatchEmbedImagesProblem) -> None:
     rule = f"element types of images that a kernel multiplies with precision {p.precision!r}"
     require("in_dtype", p.in_dtype, pixel_types(p.patch, p.precision), rule)
     require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "element types that an epilogue rounds to")
-    if p.channels_last and p.precision != "int8":
+    if p.channels_last and p.precision not in INTEGERS:
         rule = "sums of rounded products have the order of the channels; those of integers are exact in any"
         reject("channels_last", p.channels_last, rule, False)
     if p.patch < 1:

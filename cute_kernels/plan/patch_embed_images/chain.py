@@ -13,15 +13,18 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan.base import Arch, Plan
+from cute_kernels.plan.base import Arch, Plan, require
 from cute_kernels.plan.operands import Operand
 from cute_kernels.plan.patch_embed import PATCH_EMBED
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
-from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, PIXEL_TYPES, STRIP_PATCH
+from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, INTEGERS, PIXEL_TYPES, STRIP_PATCH
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 
 MOST_FLOAT_CHANNELS = 3
 """Of 16-bit images: 128 of 512 columns of tensor memory for each channel's weight, and at least 16 for accumulators."""
+
+ONE_TERM = ("int8", "bf16", "fp16")
+"""Precisions of a single product."""
 
 FEW_PATCHES = 2048
 """Up to here two kernels take less time than the one that reads strips: with 768 features and 224 x 224 pixels 4.5 us
@@ -32,9 +35,11 @@ Reason = Callable[[PatchEmbedImagesProblem], str]
 
 
 def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
-    """Why these images are not read by a kernel of SM90a itself; empty where they are."""
+    """Why these images are not read by a kernel of SM90a itself; empty where they are, or where nothing else is."""
     if problem.precision == "int8":
         return _why_no_strips(problem) or _why_faster(problem)
+    if problem.precision in INTEGERS:
+        return ""
     if problem.patch not in GATHERED_PATCHES:
         return f"a row of {problem.patch} pixels of 16 bits is not the 32, 64 or 128 bytes that TMA swizzles"
     return ""
@@ -44,6 +49,8 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
     """Likewise of SM100a."""
     if problem.precision == "int8":
         return _why_no_strips(problem)
+    if problem.precision in INTEGERS:
+        return ""
     if problem.patch != STRIP_PATCH:
         return f"a row of {problem.patch} pixels of 16 bits is not the 32 bytes of one MMA step"
     if problem.channels > MOST_FLOAT_CHANNELS:
@@ -147,6 +154,7 @@ def plan_chain(
     why: Reason, problem: PatchEmbedImagesProblem, config: PatchEmbedConfig | None, arch: Arch, sm_count: int
 ) -> RowsChainPlan:
     """The plan, or ValueError from either kernel's plan; the second one's default where ``config`` is None."""
+    require("precision", problem.precision, ONE_TERM, "a kernel over rows multiplies weights of one term")
     first = plan_patchify(_pass_of(problem), arch)
     product = PatchEmbedProblem(
         m=problem.batch * problem.positions, n=problem.n, k=first.row_elements, table_rows=problem.table_rows,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.plan.base import Arch, reject, require, round_up
-from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES
+from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, INTEGERS, MOST_PATCHES
 from cute_kernels.plan.patch_embed_images.sm100 import (
     ADDRESS_BYTES,
     BARRIER_BYTES,
@@ -42,8 +42,8 @@ def plan_sm100_images(
     problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig | None, arch: Arch, sm_count: int
 ) -> Sm100ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
-    integers = problem.precision == "int8"
-    check_strips_problem(problem) if integers else check_gathered_problem(problem)
+    integers = problem.precision in INTEGERS
+    check_strips_problem(problem, ("int8",)) if integers else check_gathered_problem(problem)
     config = config or Sm100ImagesConfig()
     rule = f"how patches of {problem.in_dtype} come out of the images"
     require("source", config.source, ("auto", "strips" if integers else "gather"), rule)

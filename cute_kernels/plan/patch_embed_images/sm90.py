@@ -19,7 +19,7 @@ from cute_kernels.plan.base import (
     round_up,
     smem_map,
 )
-from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES
+from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, INTEGERS, MOST_PATCHES
 from cute_kernels.plan.patch_embed_images.strips import StripsPlan, check_strips_problem, check_table, images_step
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
@@ -40,6 +40,9 @@ MOST_COLUMNS = 256
 USUAL_COLUMNS = 128
 """Columns of a tile if the config does not say: two warpgroups' accumulators fit beside 768 inputs' weight."""
 
+TERMS_COLUMNS = 112
+"""Likewise of a weight of two terms: beside 128 features' of 768 inputs shared memory holds the stages of one tile."""
+
 _UNSHARED = {1: 1.15, 2: 1.0}
 """Of a CTA without a neighbour that shares its strips, by CTAs of a cluster, and"""
 
@@ -57,7 +60,49 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
     def resident(self) -> bool:
         return True
 
+    # ---- registers -------------------------------------------------------------------------------------------------
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Each term of a weight has sums of its own."""
+        return self.terms * self.tile_rows // 2
+
+    @property
+    def held_blocks(self) -> int:
+        """K blocks of the weight whose fragments stay in registers: of one term all.
+
+        Of two, as many of the high one as there is room for beside two sets of accumulators.
+        """
+        if self.terms == 1:
+            return self.k_blocks
+        room = self.consumer_registers - self.accumulator_registers - ADDRESSING_REGISTERS
+        return min(self.k_blocks, max(0, room // BLOCK_REGISTERS))
+
+    @property
+    def weight_registers(self) -> int:
+        return self.held_blocks * BLOCK_REGISTERS
+
+    @property
+    def handover_stage(self) -> int:
+        """Of two terms, whose weight leaves shared memory for a ring of one tile: half a tile behind.
+
+        A stage is free only when every warpgroup has read it. A warpgroup that is half a tile behind stores while the
+        other one multiplies, and of the ring the other half can be filled meanwhile.
+        """
+        behind = super().handover_stage
+        return behind if self.terms == 1 else max(behind, min(self.tile_stages, self.config.stages) // 2)
+
     # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def shared_blocks(self) -> int:
+        """K blocks of the weight that stay in shared memory: the low term, then the rest of the high one."""
+        return self.terms * self.k_blocks - self.held_blocks
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the weight in shared memory."""
+        return self.shared_blocks * self.features * self.k_block_bytes
 
     @property
     def staging_bytes(self) -> int:
@@ -70,6 +115,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
         stages = self.config.stages
         return smem_map((
             ("barriers", self.barrier_bytes, 128),
+            (f"weight: {self.shared_blocks} K blocks", self.weight_bytes, self.swizzle_period),
             (f"strips: {stages} stages", stages * self.stage_bytes, self.swizzle_period),
             ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
         ))  # fmt: skip
@@ -105,8 +151,10 @@ def plan_sm90_images(
     problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig | None, arch: Arch, sm_count: int
 ) -> Sm90ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
-    check_strips_problem(problem)
-    config = config or Sm90ImagesConfig()
+    check_strips_problem(problem, INTEGERS)
+    if config is None:
+        # A ring that is no longer than a tile is handed on in the smallest pieces.
+        config = Sm90ImagesConfig(stage_blocks=1 if problem.precision == "int16" else 2)
     require("source", config.source, ("auto", "strips"), "how patches come out of the images")
     require("warpgroups", config.warpgroups, (0, 1, 2, 3), "consumer warpgroups that registers allow; 0 chooses")
     rule = "pairs of multiprocessors share strips; larger clusters leave some idle; 0 chooses"
@@ -119,13 +167,14 @@ def plan_sm90_images(
         reject("tile_patches", config.tile_patches, rule, min(max(config.tile_patches, 1), most))
     if config.stages < 2 and config.stages != 0:
         reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
-    config = resolve(problem, config, arch, sm_count)
+    given, config = config, resolve(problem, config, arch, sm_count)
     if sm_count < config.cluster:
         reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
     check_tile(config)
     plan = Sm90ImagesPlan(problem, config, arch, sm_count)
     check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), _channels(plan))
     check_barriers(plan)
+    _check_shared_weight(plan, given)
     check_smem(plan)
     check_table(plan)
     return plan
@@ -138,6 +187,32 @@ def check_tile(config: Sm90ImagesConfig) -> None:
     if config.tile_images % step or not 1 <= config.tile_images <= largest:
         rule = f"with {config.tile_patches} patches multiples of {step} up to {largest} make N = 16 to 256"
         reject("tile_images", config.tile_images, rule, min(max(round_up(config.tile_images, step), step), largest))
+
+
+def _check_shared_weight(plan: Sm90ImagesPlan, given: Sm90ImagesConfig) -> None:
+    """A weight of two terms leaves shared memory for two stages and staging; ``given`` is what the caller chose."""
+
+    def fits(channels: int) -> bool:
+        problem = dataclasses.replace(plan.problem, channels=channels)
+        config = resolve(problem, given, plan.arch, plan.sm_count)
+        return _fits(Sm90ImagesPlan(problem, config, plan.arch, plan.sm_count))
+
+    if plan.terms == 1 or _fits(plan):
+        return
+    rule = (
+        f"{plan.shared_blocks} K blocks of a weight of two terms, {plan.weight_bytes:,} B for {plan.features} "
+        "features, leave shared memory without room for two stages and the output"
+    )
+    fewer = (channels for channels in range(plan.problem.channels - 1, 0, -1) if fits(channels))
+    reject("channels", plan.problem.channels, rule, next(fewer, 1))
+
+
+def _fits(plan: Sm90ImagesPlan) -> bool:
+    """Whether registers hold what they have to, and shared memory two stages beside what is no stage."""
+    at_entry = plan.accumulator_registers + ADDRESSING_REGISTERS
+    smem = plan.smem_bytes - (plan.config.stages - 2) * plan.stage_bytes
+    registers = plan.needed_registers <= plan.consumer_registers and at_entry <= plan.entry_registers
+    return registers and smem <= plan.arch.smem_bytes
 
 
 def _channels(plan: Sm90ImagesPlan) -> tuple[str, int, int]:
@@ -157,9 +232,9 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
         shape = dict(zip(("warpgroups", "cluster", "tile_patches"), choice, strict=True))
         shaped = dataclasses.replace(config, source="strips", stages=config.stages or 2, **shape)
         plans.append(Sm90ImagesPlan(problem, _with_images(problem, shaped, arch), arch, sm_count))
-    fit = [plan for plan in plans if plan.needed_registers <= plan.consumer_registers]
-    # Where nothing fits, the plan that lacks the fewest registers says so.
-    plan = min(fit, key=_cost) if fit else min(plans, key=lambda plan: plan.needed_registers - plan.consumer_registers)
+    fit = [plan for plan in plans if _fits(plan)]
+    # Where nothing fits, the plan that lacks the fewest registers or the least memory says so.
+    plan = min(fit, key=_cost) if fit else min(plans, key=_lacking)
     stages = config.stages or ring_stages(plan)
     return dataclasses.replace(plan.config, stages=stages)
 
@@ -169,11 +244,30 @@ def _with_images(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arc
     if config.tile_images:
         return config
     step = images_step(config.tile_patches)
+    if problem.precision == "int16":
+        return _with_images_of_terms(problem, config, arch, step)
     smallest = Sm90ImagesPlan(problem, dataclasses.replace(config, tile_images=step), arch, arch.sm_count)
     room = smallest.consumer_registers - smallest.needed_registers + smallest.accumulator_registers
     columns = min(USUAL_COLUMNS, 2 * room)
     images = min(columns // config.tile_patches, round_up(problem.batch, step)) // step * step
     return dataclasses.replace(config, tile_images=max(step, images))
+
+
+def _with_images_of_terms(
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, step: int
+) -> Sm90ImagesConfig:
+    """Likewise beside a weight of two terms: registers hold what accumulators leave of it, shared memory the rest."""
+    images = min(TERMS_COLUMNS // config.tile_patches, round_up(problem.batch, step)) // step * step
+    for count in range(images, step, -step):
+        plan = Sm90ImagesPlan(problem, dataclasses.replace(config, tile_images=count), arch, arch.sm_count)
+        if _fits(plan):
+            return plan.config
+    return dataclasses.replace(config, tile_images=step)
+
+
+def _lacking(plan: Sm90ImagesPlan) -> tuple[int, int]:
+    """Registers and bytes of shared memory beyond what there is."""
+    return plan.needed_registers - plan.consumer_registers, plan.smem_bytes
 
 
 def _cost(plan: Sm90ImagesPlan) -> float:

@@ -16,7 +16,7 @@ import math
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require
 from cute_kernels.plan.feature_slabs import FeatureSlabs
-from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH, STRIP_ROWS, ImagesPlan
+from cute_kernels.plan.patch_embed_images.base import INTEGERS, STRIP_PATCH, STRIP_ROWS, ImagesPlan
 
 COLUMN_GROUP = 8
 """Columns of a tensor core's result that its accumulators repeat with: a thread has two of each."""
@@ -114,9 +114,10 @@ def check_table(plan: StripsPlan) -> None:
         reject("height", problem.height, rule, rows * problem.patch)
 
 
-def check_strips_problem(p: PatchEmbedImagesProblem) -> None:
-    """What strips cannot do, on every architecture."""
-    require("precision", p.precision, ("int8",), "a strip's pixels are bytes")
+def check_strips_problem(p: PatchEmbedImagesProblem, precisions: tuple[str, ...]) -> None:
+    """What strips cannot do; ``precisions`` are those that the kernel multiplies."""
+    rule = "this kernel multiplies weights of one term" if p.precision in INTEGERS else "a strip's pixels are bytes"
+    require("precision", p.precision, precisions, rule)
     require("out_dtype", p.out_dtype, ("bfloat16",), "element types that this kernel stores")
     require("channels_last", p.channels_last, (False,), "strips are neighbouring pixels of one channel")
     require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 16 bytes of a strip")

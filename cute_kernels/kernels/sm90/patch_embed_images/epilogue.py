@@ -14,10 +14,13 @@ from cute_kernels.kernels.strips import TABLE_VALUES
 from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
 from cute_kernels.plan.patch_embed_images.strips import COLUMN_GROUP
 
+TERM_FACTOR = 256.0
+"""What the high term of a weight of 16 bits counts as."""
+
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Drains one warpgroup's sums of 64 features x the patches of a tile: contract ``int8`` of the reference.
+    """Drains one warpgroup's sums of 64 features x the patches of a tile: ``int8`` and ``int16`` of the reference.
 
     Attributes:
         staging: this warpgroup's buffer, stored to ``[box, tile of a grid row, 64-feature block, image tile, grid
@@ -62,7 +65,7 @@ class Epilogue:
             for group in cutlass.range_constexpr(groups):
                 addends = self._addends(i * groups + group, position_tile)
                 for j in cutlass.range_constexpr(TABLE_VALUES):
-                    total = Float32(sums[(i * groups + group) * TABLE_VALUES + j])
+                    total = self._total(sums, (i * groups + group) * TABLE_VALUES + j)
                     scale = self.scales[j // 2]
                     if cutlass.const_expr(addends is None):
                         values[group * TABLE_VALUES + j] = ptx.mul_rn_f32(total, scale)
@@ -77,6 +80,13 @@ class Epilogue:
     @cute.jit
     def finish(self) -> None:
         self.staging.finish()
+
+    def _total(self, sums: cute.Tensor, i: int) -> Float32:
+        """FP32 of the ``i``-th sum; of two terms the sums of the high one come first."""
+        total = Float32(sums[i])
+        if self.plan.terms == 1:
+            return total
+        return ptx.fma_rn_f32(total, Float32(TERM_FACTOR), Float32(sums[self.plan.tile_rows // 2 + i]))
 
     def _addends(self, group: int, position_tile: Int32) -> cute.Tensor | None:
         """Table values of the ``group``-th 8 columns."""

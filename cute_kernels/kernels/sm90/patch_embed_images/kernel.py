@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int8, Int16, Int32, Int64, Uint8
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass import BFloat16, Float32, Int16, Int32, Int64, Uint8
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from cute_kernels import dsl
+from cute_kernels.kernels.gemm import Tma
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.images_host import ImagesHost, ImagesOperands
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed_images.epilogue import Epilogue
+from cute_kernels.kernels.sm90.patch_embed_images.terms import (
+    TermsMma,
+    integer_mma,
+    shared_weight,
+    shared_weight_tma,
+    weight_load,
+)
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.sm90.transposed.mma import Mma
 from cute_kernels.kernels.sm90.transposed.staging import TransposedStaging
@@ -39,12 +48,17 @@ from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes."""
+    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes.
+
+    ``low`` and ``high`` load what of a weight of two terms stays in shared memory: atom and view each.
+    """
 
     tiled_mma: cute.TiledMma
     images_atom: cute.CopyAtom
     images: cute.Tensor
     weight: cute.Tensor
+    low: Tma | None
+    high: Tma | None
     out_atom: cute.CopyAtom
     out: cute.Tensor
     table: cute.Tensor | None
@@ -67,12 +81,6 @@ class PatchEmbedImagesKernel(ImagesHost):
         plan, config, o = self.plan, self.plan.config, operands
         images = cute.make_tensor(o.images, images_layout(o.batch, plan.problem.channels, o.height, o.width))
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        tiled_mma = cute.make_tiled_mma(
-            warpgroup.MmaI8Op(
-                Int8, Uint8, Int32, (64, plan.tile_rows, 32), warpgroup.OperandSource.RMEM,
-                OperandMajorMode.K, OperandMajorMode.K,
-            )
-        )  # fmt: skip
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
         images_atom, images_view = cpasync.make_tiled_tma_atom(
             load, images, strip_layout(plan, 1), plan.stage_box, num_multicast=config.cluster
@@ -84,7 +92,9 @@ class PatchEmbedImagesKernel(ImagesHost):
         position_tiles = row_tiles * o.grid_height
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
         return DeviceArguments(
-            tiled_mma, images_atom, images_view, o.weight, out_atom, out_view,
+            integer_mma(plan, warpgroup.OperandSource.RMEM), images_atom, images_view, o.weight,
+            shared_weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
+            shared_weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None, out_atom, out_view,
             table_view(plan, o.table, groups, position_tiles), cute.make_tensor(o.scale, cute.make_layout((o.n,))),
             cute.ceil_div(o.batch, plan.tile_images), row_tiles, position_tiles, groups,
         )  # fmt: skip
@@ -108,8 +118,9 @@ class PatchEmbedImagesKernel(ImagesHost):
 
         storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
         barriers = cute.recast_ptr(storage, dtype=Int64)
-        strips, staging = (storage + region.offset for region in plan.smem[1:])
-        pipe = make_pipes(self.graph, barriers, Sm90Pipe)["operands"]
+        weight, strips, staging = (storage + region.offset for region in plan.smem[1:])
+        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        pipe = pipes["operands"]
 
         begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.out_atom))
 
@@ -122,10 +133,14 @@ class PatchEmbedImagesKernel(ImagesHost):
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == plan.load_warp:
+                if cutlass.const_expr(plan.terms > 1):
+                    weight_load(plan, (args.low, args.high), weight, pipes["weight"], slab).run()
                 self._load(args, strips, pipe, order, cta_rank).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
-            self._mma(args, strips, staging, pipe, order, slab, warp // 4).run()
+            if cutlass.const_expr(plan.terms > 1):
+                pipes["weight"].wait_full(pipes["weight"].consumer_state())
+            self._mma(args, weight, strips, staging, pipe, order, slab, warp // 4).run()
 
     def _load(self, args, strips, pipe, order, cta_rank) -> StripLoad:
         ctas = self.plan.config.cluster
@@ -135,12 +150,13 @@ class PatchEmbedImagesKernel(ImagesHost):
             self.plan, args.images_atom, source, blocks, pipe, order, args.row_tiles, multicast=multicast
         )
 
-    def _mma(self, args, strips, staging, pipe, order, slab, warpgroup_index) -> Mma:
+    def _mma(self, args, shared, strips, staging, pipe, order, slab, warpgroup_index) -> Mma:
         plan, config = self.plan, self.plan.config
         thread = cute.arch.thread_idx()[0] % 128
         slice_ = args.tiled_mma.get_slice(thread)
         feature_block = slab * config.warpgroups + warpgroup_index
-        columns = plan.k_blocks * plan.k_block_bytes
+        # A layout has elements; those of a block that no WGMMA reads are not loaded.
+        columns = max(1, plan.held_blocks) * plan.k_block_bytes
         weight = resident_weight(args.tiled_mma, slice_, args.weight, feature_block, columns)
         patches = cute.make_tensor(strips, operand_layout(plan))
         fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(patches))
@@ -159,10 +175,11 @@ class PatchEmbedImagesKernel(ImagesHost):
         epilogue = Epilogue(
             plan, buffer, args.table, scales, self._held(), args.row_tiles, feature_block, thread
         )
-        return Mma(
+        common = (
             plan, args.tiled_mma, Int32, weight, fragments, pipe, epilogue, order, Int32(plan.tile_stages),
             warpgroup_index, thread, named["turn 0"],
         )  # fmt: skip
+        return Mma(*common) if plan.terms == 1 else TermsMma(*common, *shared_weight(plan, shared, warpgroup_index))
 
     def _held(self) -> tuple[cute.Tensor, cute.Tensor] | None:
         if not self.plan.holds_table:

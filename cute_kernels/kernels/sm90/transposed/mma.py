@@ -65,8 +65,7 @@ class Mma:
     @cute.jit
     def run(self) -> None:
         plan = self.plan
-        shape = self.tiled_mma.partition_shape_C((64, plan.tile_rows))
-        accumulator = cute.make_rmem_tensor(shape, self.accumulator_type)
+        accumulator = cute.make_rmem_tensor(self._accumulator_shape(), self.accumulator_type)
         state = self.operands.consumer_state()
         if self.warpgroup == plan.config.warpgroups - 1 and self.order.first < self.order.tiles:
             self._pass_turn(0)
@@ -105,6 +104,9 @@ class Mma:
             self.epilogue.store(accumulator, fetched, row_block, position)
             row_block, position = self.order.advance(row_block, position, stride)
         self.epilogue.finish()
+
+    def _accumulator_shape(self) -> cute.Shape:
+        return self.tiled_mma.partition_shape_C((64, self.plan.tile_rows))
 
     @cute.jit
     def _stage(self, accumulator: cute.Tensor, stage: cutlass.Constexpr[int], state: PipelineState) -> None:
