@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cute_kernels import dsl, extras
@@ -67,8 +68,8 @@ def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
 
     Args:
         plan: a legal plan.
-        emulated: bind the host function to the emulator's launch recorder instead of the CUDA runtime. The recorder
-            needs a host function that was compiled in this process, so these are kept in memory only.
+        emulated: bind the host function to the emulator's launch recorder instead of the CUDA runtime. What is on disk
+            is the same for both.
     """
     if plan.launches != (plan,):
         kernels = " and ".join(part.operation for part in plan.launches)
@@ -76,18 +77,18 @@ def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
     key = (plan.kernel_key, emulated)
     with _COMPILE_LOCK:
         if key not in _CACHE:
-            _CACHE[key] = compile_uncached(plan, emulated=True) if emulated else _from_disk(plan)
+            _CACHE[key] = _from_disk(plan, emulated)
         return _CACHE[key]
 
 
 _CACHE: dict[tuple, Artifact] = {}
 
 
-def _from_disk(plan: Plan) -> Artifact:
+def _from_disk(plan: Plan, emulated: bool) -> Artifact:
     compiled: list[Artifact] = []
 
     def build() -> cache.CompiledKernel:
-        compiled.append(compile_uncached(plan))
+        compiled.append(compile_uncached(plan, emulated=emulated))
         (artifact,) = compiled
         prefix = f"{artifact.kernel_name}_host"
         code = dsl.export_object(artifact.function, prefix)
@@ -98,23 +99,27 @@ def _from_disk(plan: Plan) -> Artifact:
         return compiled[0]
     # From the bytes that were verified, and not from the cache's file.
     load = functools.partial(dsl.load_object, kernel.host_object, kernel.host_prefix)
+    if emulated:
+        load = functools.partial(_host().load_object, kernel.host_object, kernel.host_prefix, kernel.ptx)
     return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, load)
 
 
 def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
     """As `compile_plan`, always anew and without a lock: for kernels changed on purpose."""
     dsl.require()  # before the kernel's module, which another version may not even import
-    recording: contextlib.AbstractContextManager = contextlib.nullcontext()
-    if emulated:
-        import cute_kernels.emulator.host as host  # launches on a GPU need neither the emulator nor its dependencies
-
-        recording = host.recording_runtime()
-    with recording:
+    with _host().recording_runtime() if emulated else contextlib.nullcontext():
         kernel = pkgutil.resolve_name(plan.kernel)(plan)
         function = dsl.compile_function(kernel, _example_arguments(plan), plan.arch.name)
     ptx = dsl.ptx(function)
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
     return Artifact(name, ptx, dsl.cubin(function), lambda: function)
+
+
+def _host() -> ModuleType:
+    """What binds host functions to the emulator; launches on a GPU need neither the emulator nor its dependencies."""
+    import cute_kernels.emulator.host as host
+
+    return host
 
 
 def _example_arguments(plan: Plan) -> tuple:

@@ -154,8 +154,11 @@ def export_object(function: Any, prefix: str) -> bytes:
     return function.dump_to_object(prefix)
 
 
-def load_object(code: bytes, prefix: str) -> Any:
+def load_object(code: bytes, prefix: str, engine: Any = None) -> Any:
     """The host function in an object that `export_object` made with this ``prefix``, linked into this process.
+
+    Args:
+        engine: has the object's machine code already, with ``lookup(name)``; None links with the CUDA runtime.
 
     Raises:
         ModuleNotFoundError, UnsupportedVersion: as `require`.
@@ -166,7 +169,10 @@ def load_object(code: bytes, prefix: str) -> Any:
     with tempfile.NamedTemporaryFile(suffix=".o") as file:
         file.write(code)
         file.flush()
-        return getattr(cute.runtime.load_module(file.name), prefix)
+        module = cute.runtime.load_module(file.name)
+    if engine is not None:
+        module.engine = engine
+    return getattr(module, prefix)
 
 
 def load_on_devices(function: Any) -> tuple[Any, Callable[[int], None]]:
@@ -249,7 +255,7 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
         def jit(self: Any, *arguments: Any, **keywords: Any) -> Any:
             engine = create(self, *arguments, **keywords)
             if recording():
-                setattr(engine, _RECORDER, make(engine))
+                set_recorder(engine, make(engine))
             return engine
 
         @functools.wraps(load)
@@ -257,7 +263,8 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
             recorder = getattr(self.engine, _RECORDER, None)
             if recorder is None:
                 return load(self)
-            recorder.ptx, recorder.parameters = ptx(self), _host_parameters(self)
+            recorder.ptx = ptx(self) or recorder.ptx  # object files hold none: theirs is known before
+            recorder.parameters = _host_parameters(self)
             self.__dict__["num_devices"] = 1  # a cached property, otherwise filled by asking the driver
             recorder.call(load, self)
             return []  # there is no library that the driver would have to unload
@@ -290,6 +297,11 @@ def _host_parameters(function: Any) -> int | None:
         if name == function.function_name and operation.regions[0].blocks:
             return len(operation.regions[0].blocks[0].arguments)
     return None
+
+
+def set_recorder(engine: Any, recorder: Recorder) -> None:
+    """Functions of this engine are recorded, once `hook_runtime` was called."""
+    setattr(engine, _RECORDER, recorder)
 
 
 def recorder_of(function: Any) -> Recorder | None:

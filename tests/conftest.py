@@ -8,10 +8,12 @@ every order.
 from __future__ import annotations
 
 import collections
+import functools
 import importlib
 import os
 import pkgutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -21,7 +23,9 @@ import pytest
 import torch
 
 import cute_kernels
+from cute_kernels.runtime import tuned
 from tests.nightly import NIGHTLY, examples
+from tests.random_orders import KERNELS
 
 # Tests that emulate a kernel take seconds, so the time of an example says nothing. A night draws more examples, anew.
 hypothesis.settings.register_profile(
@@ -29,15 +33,18 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("suite")
 
-# Tests compile what they test, and leave the user's cache alone.
-os.environ["CUTE_KERNELS_CACHE_DIR"] = "off"
-
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: run by `make nightly` alone, which sets NIGHTLY=1")
+    if KERNELS not in os.environ:  # which the worker processes of pytest-xdist inherit
+        folder = tempfile.TemporaryDirectory(prefix="cute-kernels-test-")
+        os.environ[KERNELS] = folder.name
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(functools.partial(os.environ.pop, KERNELS))
+    os.environ["CUTE_KERNELS_CACHE_DIR"] = os.environ[KERNELS]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -82,6 +89,7 @@ def process_state() -> dict[str, object]:
         "torch's gradients": torch.is_grad_enabled(),
         "torch's threads": torch.get_num_threads(),
         "NumPy's error handling": np.geterr(),
+        "configurations found fastest": tuned.files(),
     }
 
 

@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.sharedctypes import Synchronized
@@ -27,6 +28,12 @@ import pytest
 LIBRARIES = (
     "numpy", "hypothesis", "torch", "cutlass", "cutlass.cute", "llvmlite.binding", "scipy.optimize", "PIL.Image",
 )  # fmt: skip
+KERNELS = "CUTE_KERNELS_TEST_RUN"
+"""Environment variable: the folder of compiled kernels that the processes of one run, and those they start, share.
+
+Compiling a kernel takes seconds, and many tests need the same one. The folder is new in every run, so that tests run
+what the present sources compile to, and the user's cache is left alone. Without the variable a run makes a folder.
+"""
 BLOCK = 24  # tests: small beside a process's share, and large beside a module's fixtures
 
 
@@ -65,13 +72,14 @@ class Share:
                 file.write(json.dumps(found) + "\n")
 
 
-def run_share(seed: int, process: int, share: Share, folder: Path, arguments: list[str]) -> None:
+def run_share(seed: int, process: int, share: Share, folder: Path, kernels: str, arguments: list[str]) -> None:
     """The body of one process: runs one share of one order, its output and its results in files of ``folder``."""
     name = f"{seed}-{process}"
     output = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.modules["torch"].set_num_threads(1)
+    os.environ[KERNELS] = kernels
     options = [f"--randomly-seed={seed}", "-p", "no:cacheprovider", f"--basetemp={folder / f'{name}.tmp'}"]
     status = pytest.main([*options, *arguments], plugins=[share])
     sys.stdout.flush()
@@ -99,6 +107,12 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("random-orders"), help="for logs and results")
     options, arguments = parser.parse_known_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="cute-kernels-test-") as kernels:
+        return run_orders(options, Path(kernels), arguments)
+
+
+def run_orders(options: argparse.Namespace, kernels: Path, arguments: list[str]) -> int:
+    """Runs all orders, each with a folder of compiled kernels of its own; whether one of them was not clean."""
     for library in LIBRARIES:
         importlib.import_module(library)
     deadline = time.monotonic() + options.seconds
@@ -111,10 +125,13 @@ def main() -> int:
             taken, collected = fork.Value("i", 0), fork.Value("i", 0)
             records = [options.folder / f"{seed}-{process}.jsonl" for process in range(options.processes)]
             jobs = []
+            compiled = kernels / str(seed)
+            compiled.mkdir(mode=0o700)
             for process, record in enumerate(records):
                 record.unlink(missing_ok=True)
                 share = Share(taken, collected, record)
-                jobs.append(fork.Process(target=run_share, args=(seed, process, share, options.folder, arguments)))
+                arguments_of_share = (seed, process, share, options.folder, str(compiled), arguments)
+                jobs.append(fork.Process(target=run_share, args=arguments_of_share))
             for job in jobs:
                 job.start()
             running[seed] = collected, records, jobs

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cute_kernels import dsl
-from cute_kernels.emulator import tensor_map
+from cute_kernels.emulator import native, tensor_map
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 
@@ -41,13 +41,46 @@ def recording_runtime() -> Iterator[None]:
     The function must be compiled with ``--keep-ptx`` (the sizes of the kernel's parameters come from the PTX) and
     without TVM-FFI. `cute.compile` is not thread-safe; this does not change that.
     """
-    dsl.hook_runtime(lambda: getattr(_LOCAL, "recording", False), _Recorder)
-    outer = getattr(_LOCAL, "recording", False)
+    dsl.hook_runtime(_recording, _Recorder)
+    outer = _recording()
     _LOCAL.recording = True
     try:
         yield
     finally:
         _LOCAL.recording = outer
+
+
+def load_object(code: bytes, prefix: str, ptx: str) -> Callable[..., Any]:
+    """A host function as `recording_runtime` has it compiled, from an object file: nothing is traced or compiled.
+
+    Args:
+        code, prefix: as `dsl.export_object` made them, of a function compiled for either runtime.
+        ptx: of the kernel.
+
+    Raises:
+        UnsupportedVersion: as `dsl.require`.
+    """
+    dsl.hook_runtime(_recording, _Recorder)
+    return dsl.load_object(code, prefix, _ObjectEngine(code, ptx))
+
+
+class _ObjectEngine:
+    """What a function from an object file has for a JIT engine: machine code that calls the stand-ins."""
+
+    def __init__(self, code: bytes, ptx: str) -> None:
+        self._symbols: dict[str, int] = {}
+        recorder = _Recorder(self)
+        recorder.ptx = ptx
+        dsl.set_recorder(self, recorder)
+        self._object = native.LinkedObject(code, self._symbols)
+
+    def raw_register_runtime(self, name: str, address: ctypes.c_void_p) -> None:
+        """As CuTe DSL's engines take symbols."""
+        self._symbols[name] = address.value
+
+    def lookup(self, name: str) -> int:
+        """Address of a symbol; as CuTe DSL asks for it."""
+        return self._object.address(name)
 
 
 @contextlib.contextmanager
@@ -117,6 +150,10 @@ def parameter_sizes(ptx: str, kernel_name: str) -> tuple[int, ...]:
 
 
 _LOCAL = threading.local()  # recording: bool; take: of the innermost `intercept`
+
+
+def _recording() -> bool:
+    return getattr(_LOCAL, "recording", False)
 
 
 class _LaunchConfig(ctypes.Structure):

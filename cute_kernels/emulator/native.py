@@ -1,8 +1,9 @@
-"""LLVM: IR text to machine code of this host, in memory."""
+"""LLVM: IR text and object files to machine code of this host, in memory."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -40,6 +41,34 @@ class Library:
     def address(self, name: str) -> int:
         """Address of a function."""
         return self._engine.get_function_address(name)
+
+
+class LinkedObject:
+    """A relocatable object in memory, linked with symbols of its own; it lives as long as this Python object.
+
+    Args:
+        code: the object file.
+        symbols: addresses of what the object refers to and does not define.
+    """
+
+    _NAME = "object"
+
+    def __init__(self, code: bytes, symbols: Mapping[str, int]) -> None:
+        llvm, target = _target()
+        self._linker = llvm.create_lljit_compiler(target.create_target_machine(jit=True), use_jit_link=True)
+        library = llvm.JITLibraryBuilder().add_object_img(code)
+        for name, address in symbols.items():
+            library.import_symbol(name, address)
+        self._trackers = [library.link(self._linker, self._NAME)]  # LLVM unloads the object with the first that dies
+
+    def address(self, name: str) -> int:
+        """Address of a symbol that the object defines.
+
+        Raises:
+            RuntimeError: there is none, or the object refers to something that is not there.
+        """
+        self._trackers.append(self._linker.lookup(self._NAME, name))
+        return self._trackers[-1][name]
 
 
 def has_feature(name: str) -> bool:

@@ -19,6 +19,10 @@ from cute_kernels import compile
 from cute_kernels import kernel_cache as cache
 from cute_kernels.commands.cli import main
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
+from cute_kernels.emulator import host
+from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.tensor_map import decode
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.frames import check_layout
 
@@ -206,19 +210,68 @@ def test_concurrent_processes_build_once(root, tmp_path):
     assert {json.loads(lines[-1]) for lines in outputs} == {str(builder)}
 
 
-def test_a_kernel_from_disk_is_the_compiled_kernel(root, monkeypatch):
-    """Same code and resources, and a host function that takes the same arguments, without tracing or compiling."""
-    plan = make_plan(PatchEmbedProblem(14 * 37, 264, 144, 14), Sm90PatchEmbedConfig(tile_rows=32, stages=2))
-    monkeypatch.setattr(compile, "_CACHE", {})
-    compiled = compile.compile_plan(plan)
+PLAN = make_plan(PatchEmbedProblem(14 * 37, 264, 144, 14), Sm90PatchEmbedConfig(tile_rows=32, stages=2))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> dict[bool, tuple[compile.Artifact, Path]]:
+    """A kernel compiled for the GPU and for the emulator, and the entry that each of them made."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for emulated in (False, True):
+            folder = tmp_path_factory.mktemp("cache")
+            patch.setenv("CUTE_KERNELS_CACHE_DIR", str(folder))
+            patch.setattr(compile, "_CACHE", {})
+            artifact = compile.compile_plan(PLAN, emulated=emulated)
+            (entry,) = folder.glob("*.kernel")
+            found[emulated] = artifact, entry
+    return found
+
+
+@pytest.fixture
+def from_disk(compiled, root, monkeypatch) -> None:
+    """Nothing is compiled: what there is was made for the GPU."""
+    _, entry = compiled[False]
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(entry.parent))
     monkeypatch.setattr(compile, "_CACHE", {})
     monkeypatch.setattr(compile, "compile_uncached", unreachable)
-    loaded = compile.compile_plan(plan)
-    assert loaded is not compiled
-    assert (loaded.kernel_name, loaded.ptx, loaded.cubin) == (compiled.kernel_name, compiled.ptx, compiled.cubin)
-    assert loaded.resources == compiled.resources
-    assert loaded.function.function_name.endswith(compiled.function.function_name)
-    check_layout(plan, loaded.function)
+
+
+def test_a_kernel_from_disk_is_the_compiled_kernel(compiled, from_disk):
+    """Same code and resources, and a host function that takes the same arguments, without tracing or compiling."""
+    artifact, _ = compiled[False]
+    loaded = compile.compile_plan(PLAN)
+    assert loaded is not artifact
+    assert (loaded.kernel_name, loaded.ptx, loaded.cubin) == (artifact.kernel_name, artifact.ptx, artifact.cubin)
+    assert loaded.resources == artifact.resources
+    assert loaded.function.function_name.endswith(artifact.function.function_name)
+    check_layout(PLAN, loaded.function)
+
+
+def test_entries_do_not_depend_on_what_executes_the_kernel(compiled):
+    assert compiled[False][1].read_bytes() == compiled[True][1].read_bytes()
+
+
+def recorded(artifact: compile.Artifact, given: dict[str, int]) -> CapturedLaunch:
+    """A launch, of its parameters the tensor maps: host code leaves padding bytes of others as they are in memory."""
+    launch = host.record(artifact.function, *compile.host_arguments(PLAN, **given, stream=0))
+    return dataclasses.replace(launch, params=tuple(decode(p) for p in launch.params if len(p) == 128))
+
+
+def test_a_kernel_from_disk_is_emulated_as_the_compiled_one(compiled, from_disk):
+    """Its host function makes the same launch, tensor maps included, again and again, and tells the emulator of it."""
+    given = {operand.name: 4096 * i for i, operand in enumerate(PLAN.operands, 1) if operand.given}
+    artifact, _ = compiled[True]
+    expected = recorded(artifact, given)
+    assert expected.ptx == artifact.ptx and len(expected.params) > 1
+    loaded = compile.compile_plan(PLAN, emulated=True)
+    assert recorded(loaded, given) == expected
+    assert recorded(loaded, {name: address + 4096 for name, address in given.items()}) != expected
+    assert recorded(loaded, given) == expected
+    with pytest.raises(EmulatorError, match="outside record"):
+        loaded.function(*compile.host_arguments(PLAN, **given, stream=0))
+    with pytest.raises(EmulatorError, match="not compiled under host.recording_runtime"):
+        host.record(compile.compile_plan(PLAN).function)
 
 
 def test_command_lists_and_clears(root, capsys):
