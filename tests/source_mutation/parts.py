@@ -44,7 +44,7 @@ PARTS = {
         (
             "tests/ops/test_derived.py", "tests/ops/test_tune.py", "tests/ops/test_repeat.py",
             "tests/ops/test_launch.py", "tests/ops/test_cache.py", "tests/ops/test_patch_embed.py",
-            "tests/ops/test_gemm.py", "tests/ops/test_cli.py",
+            "tests/ops/test_gemm.py", "tests/ops/test_cli_ptx.py",
         ),
         900,
     ),
