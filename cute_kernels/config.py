@@ -14,6 +14,8 @@ EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
 WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
+TableFormat = Literal["auto", "row_major", "blocked", "interleaved"]
+StorePath = Literal["tma", "coalesced", "direct"]
 PixelSource = Literal["auto", "strips", "gather"]
 WeightMemory = Literal["auto", "tmem", "smem"]
 TileOrder = Literal["row", "image"]
@@ -133,9 +135,33 @@ class Sm100PatchEmbedConfig:
         tmem_load_width: columns of one ``tcgen05.ld.32x32b``: 16, 32 or 64 (F1, F8, F32).
         epilogue: ``"f32"`` rounds once; ``"bf16x2"`` rounds the scaled accumulator and adds a BF16 table in packed
             BF16, as the CUDA original does (F22).
+        cta_group: CTAs that multiply together: a pair, whose tile has 256 rows and whose CTAs load half of the weight
+            tile each, or 1, with tiles of 128 rows.
+        order: ``"position"``: a tile is ``rows / tile_positions`` images at ``tile_positions`` positions, so that every
+            epilogue warp adds one row of the table to all of its rows; ``"flat"``: consecutive rows, each with a table
+            row of its own; ``"auto"``: the one whose busiest cluster has less to move through shared memory.
+        tile_positions: neighbouring positions of a tile in position order, a power of two; a tile has at least 32
+            images, the rows of a warp. 0: as many as give the fewest tiles.
+        snake: every other row of tiles runs backwards, so that its first tile takes the last weight again.
+        tmem_loads: 1 or 2 ``tcgen05.ld`` in flight before a warp waits for them (F34).
+        table: layout of the bias + position table. ``"row_major"``; ``"blocked"``: squares of 32 x 32 (F13);
+            ``"interleaved"``: 16 bytes of each of 32 rows side by side, what the lanes of a warp load together;
+            ``"auto"``: row-major in position order, interleaved in flat order.
+        table_ahead: table values are loaded one step before they are added (F10).
+        store: how the output leaves. ``"tma"``: swizzled staging and TMA stores (F24); ``"coalesced"``: padded rows of
+            staging, which warps read back row by row and store; ``"direct"``: 32 bytes of a row per thread, without
+            staging (F17).
+        store_group: of ``"tma"``: regions of 64 columns that are issued together: 1, every two, three and then the
+            last, or all four at the end.
+        store_buffers: of ``"tma"``: regions that a warp stages at the same time, 1, 2 or 4; fewer leave room for more
+            stages.
+        early_release: an accumulator is handed back as soon as its last column is in registers, and not after the
+            stores (F19).
+        stagger_clocks: the warps of an epilogue begin a tile this many clocks after one another (F31).
 
     Raises:
         TypeError: a field of the wrong type.
+        ValueError: an integer other than 0 and 1 for a bool.
     """
 
     tile_n: int = 256
@@ -143,6 +169,18 @@ class Sm100PatchEmbedConfig:
     epilogue_warps: int = 5
     tmem_load_width: int = 32
     epilogue: EpilogueArithmetic = "f32"
+    cta_group: int = 2
+    order: RowOrder = "auto"
+    tile_positions: int = 0
+    snake: bool = True
+    tmem_loads: int = 1
+    table: TableFormat = "auto"
+    table_ahead: bool = False
+    store: StorePath = "tma"
+    store_group: int = 1
+    store_buffers: int = 4
+    early_release: bool = True
+    stagger_clocks: int = 80
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -35,11 +35,15 @@ class Operand:
     first: int | Int32 = 0
     multicast: Int16 | None = None
 
+    def place(self, tile: Int32, batch: tuple) -> tuple[Int32, ...]:
+        """Where a tile begins: coordinates of its first box, without the K block."""
+        return (tile * self.step + self.first, *batch)
+
     @cute.jit
-    def fetch(self, tile: Int32, k_block: Int32, batch: tuple, stage: Int32, barrier: cute.Pointer) -> None:
+    def fetch(self, place: tuple[Int32, ...], k_block: Int32, stage: Int32, barrier: cute.Pointer) -> None:
         """Starts the loads of one stage; their bytes complete on ``barrier``."""
         for i in cutlass.range_constexpr(self.boxes):
-            source = self.source[(None, tile * self.step + self.first + i, k_block, *batch)]
+            source = self.source[(None, place[0] + i, k_block, *place[1:])]
             target = self.stages[None, stage * self.boxes + i]
             if cutlass.const_expr(self.multicast is None):
                 cute.copy(self.atom, source, target, tma_bar_ptr=barrier)
@@ -119,6 +123,7 @@ class Load:
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             coordinates = self.order.coordinates(tile)
             batch = coordinates[2:]
+            rows, columns = self.rows.place(coordinates[0], batch), self.columns.place(coordinates[1], batch)
             for k_block in cutlass.range(self.k_blocks, unroll=1):
                 self.operands.wait_empty(state)
                 if self.announces:
@@ -126,7 +131,7 @@ class Load:
                         self.operands.announce_bytes(state)
                 barrier = self.operands.full_barrier(state)
                 block = k_block + self.first_block
-                self.rows.fetch(coordinates[0], block, batch, state.index, barrier)
-                self.columns.fetch(coordinates[1], block, batch, state.index, barrier)
+                self.rows.fetch(rows, block, state.index, barrier)
+                self.columns.fetch(columns, block, state.index, barrier)
                 state.advance()
         self.operands.drain(state)

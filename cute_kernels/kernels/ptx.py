@@ -139,3 +139,16 @@ def _binary(instruction: str, a: Float32, b: Float32, loc, ip) -> Float32:
         f"{instruction} {{$w0}}, {{$r0}}, {{$r1}};",
         write_only_types=[Float32], read_only_args=[a, b], loc=loc, ip=ip,
     )  # fmt: skip
+
+
+@dsl_user_op
+def st_global_v8(target: cute.Pointer, words: tuple[Int32, ...], when: Int32, *, loc=None, ip=None) -> None:
+    """Stores eight words, 32 bytes, to an address that is a multiple of 32, if ``when`` is not 0 (sm_100 and later)."""
+    registers = ", ".join(f"{{$r{i + 1}}}" for i in range(8))
+    cute.arch.inline_ptx(
+        "{\n\t.reg .pred stored;\n\tsetp.ne.s32 stored, {$r9}, 0;\n\t"
+        f"@stored st.global.v8.b32 [{{$r0}}], {{{registers}}};\n\t}}",
+        read_only_args=[target.toint(loc=loc, ip=ip), *words, when],
+        loc=loc,
+        ip=ip,
+    )

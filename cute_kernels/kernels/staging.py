@@ -57,20 +57,38 @@ class WarpStaging:
         return buffer * self.rows * ROW_BYTES
 
     @cute.jit
-    def acquire(self) -> None:
+    def acquire(self, pending: cutlass.Constexpr[int | None] = None) -> None:
         """Waits until the next buffer of the ring may be written.
 
         Bulk groups complete in order: with all but the newest ``buffers - 1`` read, the store that used it is done.
+
+        Args:
+            pending: how many of the newest groups may be unread, where a group has several buffers.
         """
-        cute.arch.cp_async_bulk_wait_group(self.buffers - 1, read=True)
+        cute.arch.cp_async_bulk_wait_group(self.buffers - 1 if pending is None else pending, read=True)
         cute.arch.sync_warp()
 
     @cute.jit
     def store(self, buffer: cutlass.Constexpr[int], *block: Int32) -> None:
         """TMA store of one buffer to a block, once every lane has fenced its own writes and the warp agrees."""
+        self.publish()
+        self.issue(buffer, *block)
+        self.commit()
+
+    @cute.jit
+    def publish(self) -> None:
+        """What the lanes wrote to the buffers becomes visible to TMA."""
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
+
+    @cute.jit
+    def issue(self, buffer: cutlass.Constexpr[int], *block: Int32) -> None:
+        """TMA store of one buffer to a block."""
         cute.copy(self.atom, self.source[None, buffer], self.target[(None, *block)])
+
+    @cute.jit
+    def commit(self) -> None:
+        """What was issued since the last commit is one group."""
         cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
@@ -106,7 +124,7 @@ def warp_staging(
 
     Args:
         storage: staging area of the CTA.
-        first: this warp's first buffer.
+        first: this warp's first buffer, counted in buffers.
         rows: rows of a buffer.
         buffers: buffers of the ring.
         atom: TMA store made with ``staging_layout(rows, columns)``.

@@ -103,12 +103,14 @@ class SnakeOrder:
         m_tiles, n_tiles: tiles in rows and columns, the last ones possibly partial.
         first: this cluster's first tile, its own index.
         step: clusters in the grid.
+        turns: odd rows run backwards; otherwise all run alike.
     """
 
     m_tiles: Int32
     n_tiles: Int32
     first: Int32
     step: Int32
+    turns: bool = True
 
     @property
     def tiles(self) -> Int32:
@@ -119,8 +121,9 @@ class SnakeOrder:
         """``tile -> (m_tile, n_tile)``."""
         m_tile = tile // self.n_tiles
         n_tile = tile - m_tile * self.n_tiles
-        if m_tile % 2 == 1:
-            n_tile = self.n_tiles - 1 - n_tile
+        if cutlass.const_expr(self.turns):
+            if m_tile % 2 == 1:
+                n_tile = self.n_tiles - 1 - n_tile
         return m_tile, n_tile
 
 

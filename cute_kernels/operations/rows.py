@@ -37,7 +37,7 @@ def rows_table(plan: PatchEmbedPlan, sources: Sources, addends: Callable[[], Add
             nan_row=problem.table_index,
         )
 
-    table = DERIVED.get(("table", plan.table_shape, dtype, problem.table_index), sources, build)
+    table = DERIVED.get(("table", plan.table_layout, plan.table_shape, dtype, problem.table_index), sources, build)
     if tuple(table.shape) != tuple(plan.table_shape):
         raise AssertionError(f"table {list(table.shape)} does not match the plan's {list(plan.table_shape)}")
     return table

@@ -1,9 +1,12 @@
 """The table that the epilogue adds: bias and position embedding, summed once and laid out for one warp's loads.
 
-``"blocked"`` (SM100): the 32 lanes of a warp hold 32 consecutive rows, so that in a row-major ``[positions, n]`` table
-one 16-byte load per lane would touch 32 different cache lines. This layout puts the same 16-byte column chunk of 32
-consecutive positions side by side: the warp then reads 512 consecutive bytes. It refines the blocked table of the CUDA
-original (F13).
+``"row_major"`` (SM100): ``[positions, n]``. Where all rows of a warp have one position, nothing else is needed.
+
+``"interleaved"`` (SM100): the 32 lanes of a warp hold 32 consecutive rows, so that in a row-major table one 16-byte
+load per lane would touch 32 different cache lines. This layout puts the same 16-byte column chunk of 32 consecutive
+positions side by side: the warp then reads 512 consecutive bytes.
+
+``"blocked"`` (SM100): squares of 32 positions x 32 columns, as the CUDA original has it (F13).
 
 ``"paired"`` (SM90): a thread holds columns c and c + 8 of every 16, by the accumulator layout of WGMMA. They stand side
 by side, so that one load brings both.
@@ -15,22 +18,24 @@ from typing import Literal, get_args
 
 import torch
 
-Layout = Literal["blocked", "paired"]
+Layout = Literal["row_major", "blocked", "interleaved", "paired"]
 
 LANES = 32
 LOAD_BYTES = 16
+BLOCK_COLUMNS = 32
 PAIRED_COLUMNS = 16
 
 
 def table_geometry(
-    rows: int, columns: int, dtype: torch.dtype, layout: Layout = "blocked"
-) -> tuple[int, int, int, int]:
+    rows: int, columns: int, dtype: torch.dtype, layout: Layout = "interleaved"
+) -> tuple[int, ...]:
     """Shape of the table.
 
-    Blocked: ``(row blocks, column chunks, lanes, elements per 16-byte load)``; paired: ``(rows, column blocks, 8, 2)``.
+    Row-major: ``(rows, columns)``; blocked: ``(row blocks, column blocks, 32, 32)``; interleaved: ``(row blocks, column
+    chunks, 32, elements per 16-byte load)``; paired: ``(rows, column blocks, 8, 2)``.
 
     Raises:
-        ValueError: ``columns`` is not a whole number of 16-byte loads, or of 16-column blocks.
+        ValueError: ``columns`` is not a whole number of 16-byte loads, or of blocks.
     """
     if layout == "paired":
         if columns % PAIRED_COLUMNS:
@@ -39,6 +44,12 @@ def table_geometry(
     elements = LOAD_BYTES // dtype.itemsize
     if columns % elements:
         raise ValueError(f"columns = {columns} of {dtype} do not divide into {LOAD_BYTES}-byte loads of {elements}")
+    if layout == "row_major":
+        return rows, columns
+    if layout == "blocked":
+        elements = BLOCK_COLUMNS
+        if columns % elements:
+            raise ValueError(f"columns = {columns} do not divide into blocks of {elements}")
     return -(-rows // LANES), columns // elements, LANES, elements
 
 
@@ -49,7 +60,7 @@ def build_table(
     positions: int,
     columns: int,
     dtype: torch.dtype,
-    layout: Layout = "blocked",
+    layout: Layout = "interleaved",
     nan_row: bool = False,
 ) -> torch.Tensor:
     """Sum ``bias`` and ``pos_embed`` in FP32 and lay the sum out as the epilogue reads it.
@@ -65,8 +76,9 @@ def build_table(
 
     Returns:
         A contiguous tensor of shape `table_geometry(rows, columns, dtype, layout)`. The value of (position p, column c)
-        stands at ``[p // 32, c // V, p % 32, c % V]`` with V = elements per 16 bytes if blocked, at
-        ``[p, c // 16, c % 8, c % 16 // 8]`` if paired. Everything outside the rows and the n columns is zero.
+        stands at ``[p, c]`` if row-major, at ``[p // 32, c // V, p % 32, c % V]`` with V = elements per 16 bytes if
+        interleaved and V = 32 if blocked, at ``[p, c // 16, c % 8, c % 16 // 8]`` if paired. Everything outside the
+        rows and the n columns is zero.
 
     Raises:
         ValueError: neither input given, shapes, ``columns`` or ``dtype`` that do not fit together, unknown layout.
@@ -93,11 +105,13 @@ def build_table(
     if columns < n:
         raise ValueError(f"columns = {columns} cannot hold n = {n}")
     geometry = table_geometry(rows + nan_row, columns, dtype, layout)
-    height = geometry[0] if layout == "paired" else geometry[0] * LANES
+    height = geometry[0] * LANES if layout in ("blocked", "interleaved") else geometry[0]
     padded = torch.zeros(height, columns, dtype=dtype, device=values.device)
     padded[:rows, :n] = values.to(dtype)
     if nan_row:
         padded[rows] = float("nan")
+    if layout == "row_major":
+        return padded
     if layout == "paired":
         _, blocks, pairs, _ = geometry
         return padded.view(height, blocks, 2, pairs).transpose(2, 3).contiguous()

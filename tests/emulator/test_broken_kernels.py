@@ -137,7 +137,7 @@ def barrier_offset(plan, name: str) -> int:
             r"\(mma\) waits for parity 0 .* 1 of 1 arrivals pending, -65536 transaction bytes pending",
         ),
         (
-            r"cp\.async\.bulk\.tensor\.2d\.shared::cluster",
+            r"cp\.async\.bulk\.tensor\.[23]d\.shared::cluster",
             Hang,
             r"\(mma\) waits for parity 0 .* 0 of 1 arrivals pending, 65536 transaction bytes pending",
         ),

@@ -49,6 +49,25 @@ def test_every_element(seed, positions, n, extra, dtype, bias_dtype, pos_dtype):
 
 @pytest.mark.parametrize("nan_row", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [5, 32, 40])
+def test_every_element_of_row_major_and_blocked_layouts(dtype, nan_row, rows):
+    """Squares of 32 x 32 stand one after another along the columns; after the last row there may be one of NaN."""
+    n, columns = 24, 64
+    generator = torch.Generator().manual_seed(2)
+    bias, pos = torch.randn(n, generator=generator), torch.randn(rows, n, generator=generator)
+    parts = {"positions": rows, "columns": columns, "dtype": dtype, "nan_row": nan_row}
+    row_major, blocked = (build_table(bias, pos, **parts, layout=layout) for layout in ("row_major", "blocked"))
+    assert row_major.shape == (rows + nan_row, columns) and row_major.is_contiguous()
+    assert blocked.shape == (-(-(rows + nan_row) // 32), 2, 32, 32) and blocked.is_contiguous()
+    for p in range(rows):
+        for c in range(columns):
+            expected = (bias[c] + pos[p, c]).to(dtype).item() if c < n else 0.0
+            assert row_major[p, c].item() == blocked[p // 32, c // 32, p % 32, c % 32].item() == expected
+    assert not nan_row or row_major[rows].isnan().all() and blocked[rows // 32, :, rows % 32].isnan().all()
+
+
+@pytest.mark.parametrize("nan_row", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_element_of_the_paired_layout(dtype, nan_row):
     """Columns c and c + 8 of every 16 stand side by side; after the last row there may be one of NaN."""
     rows, n, columns = 5, 24, 48
@@ -64,7 +83,7 @@ def test_every_element_of_the_paired_layout(dtype, nan_row):
 
 
 @pytest.mark.parametrize("positions", [31, 32, 33])
-def test_the_row_of_nan_follows_the_last_position_of_a_blocked_table(positions):
+def test_the_row_of_nan_follows_the_last_position_of_an_interleaved_table(positions):
     pos = torch.randn(positions, 8)
     table = build_table(None, pos, positions=positions, columns=8, dtype=torch.float32, nan_row=True)
     rows = table.transpose(1, 2).reshape(-1, 8)
@@ -83,7 +102,7 @@ def test_lanes_of_a_warp_read_consecutive_bytes():
     ("arguments", "message"),
     [
         ({"bias": None, "pos_embed": None}, "bias or pos_embed"),
-        ({"layout": "row-major"}, "layout = 'row-major', allowed: 'blocked', 'paired'"),
+        ({"layout": "row-major"}, "layout = 'row-major', allowed: 'row_major', 'blocked', 'interleaved', 'paired'"),
         ({"layout": "paired", "columns": 24}, "blocks of 16"),
         ({"pos_embed": torch.zeros(3, 8)}, r"shape \[3, 8\], expected \[2, n\]"),
         ({"bias": torch.zeros(9)}, r"bias has shape \[9\]"),

@@ -84,10 +84,12 @@ def test_epilogue_uses_packed_and_wide_instructions() -> None:
 
 
 def test_sizes_do_not_recompile() -> None:
-    other = PatchEmbedProblem(m=17, n=1152, k=592, table_rows=729)
+    other = PatchEmbedProblem(m=128 * 32, n=1152, k=592, table_rows=32)
     assert make_plan(HEADLINE).kernel_key == make_plan(other).kernel_key
     assert compile_plan(make_plan(HEADLINE)) is compile_plan(make_plan(other))
     assert make_plan(HEADLINE).kernel_key != make_plan(HEADLINE, Sm100PatchEmbedConfig(stages=3)).kernel_key
+    # Few images fill no tile at a position: their rows are taken as they come, with another table.
+    assert make_plan(HEADLINE).kernel_key != make_plan(PatchEmbedProblem(196, 768, 768, 196)).kernel_key
 
 
 def test_resource_report_of_another_kernel_is_refused() -> None:

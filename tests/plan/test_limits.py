@@ -14,10 +14,14 @@ import pytest
 
 import cute_kernels.plan
 from cute_kernels.plan import ARCHS, make_plan, sm90_transposed
-from tests.plan import gather_limits, image_limits, image_limits_sm100, limits
+from tests.plan import embed_limits_sm100, gather_limits, image_limits, image_limits_sm100, limits
 from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm, patchify
 
-LIMITS = [*limits.limits(), *image_limits.limits(), *gather_limits.limits(), *image_limits_sm100.limits()]
+LIMITS = [
+    limit
+    for module in (limits, embed_limits_sm100, image_limits, gather_limits, image_limits_sm100)
+    for limit in module.limits()
+]
 PLANS = Path(cute_kernels.plan.__file__).parent
 
 
@@ -81,6 +85,11 @@ FIELDS: dict[str, tuple[Callable[[Any, str, Any], MakePlan], str, Any, str, Iter
     "embed sm_100a epilogue_warps": (embed, "sm_100a", E100(), "epilogue_warps", {4, 5}),
     "embed sm_100a tmem_load_width": (embed, "sm_100a", E100(), "tmem_load_width", {16, 32, 64}),
     "embed sm_100a stages": (embed, "sm_100a", E100(), "stages", range(2, 6)),
+    "embed sm_100a cta_group": (embed, "sm_100a", E100(stages=3), "cta_group", {1, 2}),
+    "embed sm_100a tile_positions": (embed, "sm_100a", E100(), "tile_positions", {0, 1, 2, 4, 8}),
+    "embed sm_100a tmem_loads": (embed, "sm_100a", E100(), "tmem_loads", {1, 2}),
+    "embed sm_100a store_group": (embed, "sm_100a", E100(), "store_group", {1, 2, 3, 4}),
+    "embed sm_100a store_buffers": (embed, "sm_100a", E100(), "store_buffers", {1, 2, 4}),
     "embed sm_90a tile_rows": (embed, "sm_90a", limits.STREAMED90, "tile_rows", range(16, 257, 16)),
     "embed sm_90a warpgroups": (embed, "sm_90a", limits.STREAMED90, "warpgroups", {1, 2, 3}),
     "embed sm_90a stage_blocks": (embed, "sm_90a", limits.STREAMED90, "stage_blocks", {1, 2, 3, 4}),
@@ -128,11 +137,13 @@ def test_legal_values_of_a_field(case) -> None:
         ("sm_100a", G100(), "group_m", 1, 1024),
         ("sm_90a", G90(), "group_m", 1, 1024),
         ("sm_100a", G100(), "idle_clocks", 0, 65_535),  # 16 bits
+        ("sm_100a", E100(), "stagger_clocks", 0, 65_535),
     ],
 )
 def test_ranges(arch: str, base: Any, field: str, least: int, most: int) -> None:
+    make = embed if isinstance(base, E100) else gemm
     for value, legal in ((least - 1, False), (least, True), (most, True), (most + 1, False)):
-        assert refused(gemm, arch, base, field, value) is not legal
+        assert refused(make, arch, base, field, value) is not legal
 
 
 NAMES: list[tuple[MakePlan, str]] = [
@@ -140,6 +151,10 @@ NAMES: list[tuple[MakePlan, str]] = [
     *((embed(arch, out_dtype="float16"), "out_dtype") for arch in ARCHS),
     *((embed(arch, scale_source="row"), "scale_source") for arch in ARCHS),
     (embed("sm_100a", E100(epilogue="f16")), "epilogue"),
+    (embed("sm_100a", E100(order="snake")), "order"),
+    (embed("sm_100a", E100(table="paired")), "table"),
+    (embed("sm_100a", E100(store="bulk")), "store"),
+    (embed("sm_100a", E100(stagger_clocks=-1)), "stagger_clocks"),
     (embed("sm_90a", E90(epilogue="f16")), "epilogue"),
     (embed("sm_90a", E90(weight="tmem")), "weight"),
     (embed("sm_90a", E90(order="snake")), "order"),

@@ -24,7 +24,7 @@ SM100_TMEM_COLUMNS = 512
 
 def test_headline_matches_the_seed_documents() -> None:
     """4736 images x 196 patches: 10,878 tiles over 74 clusters, 4 stages of 32 KiB a CTA (docs/experiments.md)."""
-    plan = make_plan(HEADLINE)
+    plan = make_plan(HEADLINE, Sm100PatchEmbedConfig(order="flat"))
     assert (plan.m_tiles, plan.n_tiles, plan.tiles, plan.k_blocks) == (3626, 3, 10_878, 6)
     assert (plan.clusters, plan.grid, plan.cluster) == (74, (148, 1, 1), (2, 1, 1))
     assert plan.config.stages * plan.stage_bytes == 131_072
@@ -57,7 +57,7 @@ def test_epilogue_rows_follow_the_lane_quarter_and_columns_are_covered_once() ->
     epilogue=st.sampled_from(["f32", "bf16x2"]),
 )
 def test_every_plan_fits_the_hardware(m, n, k, rows, tile_n, stages, warps, width, epilogue) -> None:
-    config = Sm100PatchEmbedConfig(tile_n, stages, warps, width, epilogue)
+    config = Sm100PatchEmbedConfig(tile_n, stages, warps, width, epilogue, order="flat")
     staging = 128 * tile_n * 2
     need = 1_024 + stages * (16_384 + 64 * tile_n) + staging
     if need > SM100_SMEM:

@@ -10,6 +10,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels.kernels import ptx
+from cute_kernels.kernels.clock import idle
 from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
@@ -77,7 +78,7 @@ class Mma:
                 with cute.arch.elect_one():
                     self.operands.commit_empty(full)
                 if cutlass.const_expr(self.idle_clocks > 0):
-                    _idle(self.idle_clocks)
+                    idle(self.idle_clocks)
                 full.advance()
             with cute.arch.elect_one():
                 self.accumulator.commit_full(out, self.waves - 1)
@@ -88,12 +89,3 @@ class Mma:
         """The epilogue's reads of this accumulator, ordered by the barrier, must precede the MMAs that overwrite it."""
         self.accumulator.wait_empty(out, wave)
         ptx.tcgen05_fence_after_thread_sync()
-
-
-@cute.jit
-def _idle(clocks: cutlass.Constexpr[int]) -> None:
-    """Passes SM clocks; the difference is right across a wrap of the 32-bit counter."""
-    start = cute.arch.clock()
-    now = start
-    while now - start < clocks:
-        now = cute.arch.clock()

@@ -10,18 +10,16 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    LANES,
-    VECTOR_BYTES,
-    Arch,
-    SmemRegion,
-    reject,
-    require,
-    smem_map,
-)
+from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, reject, require, smem_map
 from cute_kernels.plan.cta_pair import CtaPairs
-from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
+from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, check_capacity, check_epilogue
+from cute_kernels.plan.patch_embed.sm100_epilogue import (
+    STORE_COLUMNS,
+    Sm100Epilogue,
+    check_columns,
+    check_epilogue_warps,
+)
+from cute_kernels.plan.patch_embed.sm100_order import check_order, positions_of, resolve
 
 TUNED = {
     "tile_n": (256, 128), "stages": (4, 3, 5, 6, 7, 8), "epilogue_warps": (5, 4), "tmem_load_width": (32, 16, 64),
@@ -30,11 +28,12 @@ TUNED = {
 
 
 @dataclass(frozen=True)
-class Sm100PatchEmbedPlan(CtaPairs, PatchEmbedPlan):
+class Sm100PatchEmbedPlan(Sm100Epilogue, CtaPairs, PatchEmbedPlan):
     """The persistent tcgen05 GEMM: CTA pairs, tensor-memory accumulators, specialised warps.
 
     Tiles are 256 rows by ``tile_n`` columns and belong to a pair of CTAs (``cta_group::2``): each CTA holds 128 rows of
-    the accumulator and loads its 128 rows of ``x`` and half of the tile's weight rows.
+    the accumulator and loads its 128 rows of ``x`` and half of the tile's weight rows. With ``cta_group::1`` a CTA
+    works alone, on 128 rows. The rows are consecutive ones, or images at positions, images running fastest.
     """
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed.kernel:PatchEmbedKernel"
@@ -42,7 +41,6 @@ class Sm100PatchEmbedPlan(CtaPairs, PatchEmbedPlan):
 
     config: Sm100PatchEmbedConfig
 
-    cta_group: int = 2
     cta_m: int = 128
     k_block_bytes: int = 128
     mma_k_bytes: int = 32
@@ -51,16 +49,47 @@ class Sm100PatchEmbedPlan(CtaPairs, PatchEmbedPlan):
     load_warp: int = 0
     mma_warp: int = 1
     first_epilogue_warp: int = 2
-    table_layout: TableLayout = "blocked"
-    store_columns: int = 64
+    store_columns: int = STORE_COLUMNS
     swizzle_period: int = 1024
     barrier_bytes: int = 1024
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
     @property
+    def cta_group(self) -> int:
+        return self.config.cta_group
+
+    @property
     def tile_m(self) -> int:
         return self.cta_m * self.cta_group
+
+    @property
+    def positions(self) -> int:
+        """Positions that the tile order walks: 1 in flat order, where a row is a row."""
+        return positions_of(self.problem) if self.config.order == "position" else 1
+
+    @property
+    def rows_per_position(self) -> int:
+        """Images in position order, all rows in flat order."""
+        return self.problem.m // self.positions
+
+    @property
+    def tile_images(self) -> int:
+        """Rows of a tile at each of its positions: images in position order, all rows in flat order."""
+        return self.tile_m // self.config.tile_positions
+
+    @property
+    def cta_positions(self) -> int:
+        """Positions of the rows that one CTA loads: those of the tile are dealt out first, images where it has one."""
+        return max(self.config.tile_positions // self.cta_group, 1)
+
+    @property
+    def cta_images(self) -> int:
+        return self.cta_m // self.cta_positions
+
+    @property
+    def position_tiles(self) -> int:
+        return -(-self.positions // self.config.tile_positions)
 
     @property
     def tile_n(self) -> int:
@@ -73,7 +102,8 @@ class Sm100PatchEmbedPlan(CtaPairs, PatchEmbedPlan):
 
     @property
     def m_tiles(self) -> int:
-        return -(-self.problem.m // self.tile_m)
+        """Blocks of images times blocks of positions, which run faster."""
+        return -(-self.rows_per_position // self.tile_images) * self.position_tiles
 
     @property
     def n_tiles(self) -> int:
@@ -83,55 +113,11 @@ class Sm100PatchEmbedPlan(CtaPairs, PatchEmbedPlan):
     def tiles(self) -> int:
         return self.m_tiles * self.n_tiles
 
-    # ---- warps -----------------------------------------------------------------------------------------------------
-
-    @property
-    def epilogue_warps(self) -> int:
-        return self.config.epilogue_warps
-
-    @property
-    def warps(self) -> int:
-        return self.first_epilogue_warp + self.epilogue_warps
-
-    @cached_property
-    def epilogue_columns(self) -> tuple[tuple[int, int], ...]:
-        """Columns ``[begin, end)`` of the tile that each epilogue warp stores.
-
-        A warp reaches only the tensor-memory lanes (= rows) of quarter ``warp_id % 4``, so the rows follow from the
-        hardware warp id. Warps that share a quarter split its columns.
-        """
-        ids = range(self.first_epilogue_warp, self.warps)
-        spans = []
-        for warp in ids:
-            sharers = [w for w in ids if w % 4 == warp % 4]
-            width = self.tile_n // len(sharers)
-            begin = sharers.index(warp) * width
-            spans.append((begin, begin + width))
-        return tuple(spans)
-
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     @property
     def a_stage_bytes(self) -> int:
         return self.cta_m * self.k_block_bytes
-
-    @property
-    def store_region_bytes(self) -> int:
-        """One staging region: 32 rows of 64 output columns, 128 bytes a row as SWIZZLE_128B needs."""
-        return LANES * self.store_columns * ITEMSIZE[self.problem.out_dtype]
-
-    @cached_property
-    def staging_regions(self) -> tuple[int, ...]:
-        """First staging region of each epilogue warp, in units of `store_region_bytes`."""
-        firsts, total = [], 0
-        for begin, end in self.epilogue_columns:
-            firsts.append(total)
-            total += (end - begin) // self.store_columns
-        return tuple(firsts)
-
-    @property
-    def staging_bytes(self) -> int:
-        return self.cta_m * self.tile_n * ITEMSIZE[self.problem.out_dtype]
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
@@ -149,34 +135,33 @@ class Sm100PatchEmbedPlan(CtaPairs, PatchEmbedPlan):
         """Columns allocated: both accumulators, in the powers of two that tcgen05.alloc hands out."""
         return self.accumulators * self.tile_n
 
-    # ---- bias + position table -------------------------------------------------------------------------------------
-
     @property
     def padded_n(self) -> int:
         """Columns rounded up to whole tiles, so that table reads need no bounds check."""
         return self.n_tiles * self.tile_n
 
-    @property
-    def table_shape(self) -> tuple[int, int, int, int] | None:
-        """``[ceil(rows / 32), padded_n / V, 32, V]`` with V elements in 16 bytes, or None without bias and positions.
-
-        The 32 lanes of a warp hold 32 consecutive rows, so one 16-byte load per lane reads 512 consecutive bytes: four
-        128-byte lines instead of the 32 of a row-major table and the 16 of a `[.., .., 32, 32]` blocked one.
-        """
-        if self.problem.table_rows == 0:
-            return None
-        vector = VECTOR_BYTES // ITEMSIZE[self.table_dtype]
-        return (-(-self.table_height // LANES), self.padded_n // vector, LANES, vector)
-
     # ---- printing --------------------------------------------------------------------------------------------------
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
+        owner = "CTA pair" if self.cta_group == 2 else "CTA"
+        rows = "consecutive"
+        if c.order == "position":
+            rows = f"{self.tile_images} images x {c.tile_positions} positions"
+        loads = f"{c.tmem_loads} x tcgen05.ld.32x32b.x{c.tmem_load_width}"
+        stores = {"tma": "TMA", "coalesced": "rows, coalesced", "direct": "32 bytes per thread"}[c.store]
+        if c.store == "tma":
+            widest = max(end - begin for begin, end in self.epilogue_columns)
+            groups = ", ".join(str(group.end - group.first) for group in self.store_groups(widest))
+            regions = f"regions of {self.store_columns} columns: {groups}"
+            stores = f"{stores}, {regions}; {self.store_buffers(widest)} buffers"
         return [
-            ("tile", f"{self.tile_m} x {self.tile_n} per CTA pair, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("tile", f"{self.tile_m} x {self.tile_n} per {owner}, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("rows of a tile", f"{rows}, {c.order} order"),
             ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
             ("epilogue columns by warp", ", ".join(f"{b}-{e}" for b, e in self.epilogue_columns)),
-            ("epilogue", f"{c.epilogue}, tcgen05.ld.32x32b.x{c.tmem_load_width}, table {self.table_shape}"),
+            ("epilogue", f"{c.epilogue}, {loads}, {c.table} table {self.table_shape}"),
+            ("stores", stores),
             ("TMEM accumulators", f"{self.accumulators} x {self.tile_n} columns"),
             ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
         ]
@@ -188,13 +173,20 @@ def plan_sm100(
     """The plan, or ValueError; the default configuration when ``config`` is None."""
     config = Sm100PatchEmbedConfig() if config is None else config
     require("tile_n", config.tile_n, (128, 256), "two accumulators of tile_n columns share 512 TMEM columns")
-    require("epilogue_warps", config.epilogue_warps, (4, 5), "four lane quarters, at most one of them shared")
-    require("tmem_load_width", config.tmem_load_width, (16, 32, 64), "a load must divide the columns of a warp")
+    require("cta_group", config.cta_group, (1, 2), "tcgen05.mma multiplies in one CTA or in a pair")
     if config.stages < 2:
         reject("stages", config.stages, "TMA and tensor core overlap only with two stages or more", 2)
     check_epilogue(config.epilogue)
-    plan = Sm100PatchEmbedPlan(problem, config, arch, sm_count)
-    plan.check_sm_count()
+    check_epilogue_warps(config)
+    check_order(problem, config)
+
+    def planned(candidate: Sm100PatchEmbedConfig) -> Sm100PatchEmbedPlan:
+        return Sm100PatchEmbedPlan(problem, candidate, arch, sm_count)
+
+    planned(config).check_sm_count()
+    plan = planned(resolve(problem, config, planned))
+    check_order(problem, plan.config)
+    check_columns(plan)
     check_capacity(plan)
     return plan
 

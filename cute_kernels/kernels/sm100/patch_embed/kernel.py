@@ -1,7 +1,8 @@
 """The persistent, warp-specialised GEMM with a fused epilogue: allocate, build pipes, dispatch to roles.
 
-Each pair of CTAs walks tiles of 256 x tile_n. The load warp of each CTA streams operands, the leader's MMA warp issues
-2-CTA UMMA into one of two accumulators in tensor memory, and the epilogue warps drain the other.
+Each pair of CTAs walks tiles of 256 x tile_n, or each CTA tiles of 128 x tile_n. The load warp of each CTA streams
+operands, the leader's MMA warp issues UMMAs into one of two accumulators in tensor memory, and the epilogue warps drain
+the other.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.row_views import positions_layout, rows_layout
 from cute_kernels.kernels.scales import Scales, scales_of
 from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory
 from cute_kernels.kernels.sm100.mma import IntegerMmaOp, Mma
 from cute_kernels.kernels.sm100.patch_embed.epilogue import Epilogue
+from cute_kernels.kernels.sm100.patch_embed.reads import ScaleReader, TableReader, table_view
+from cute_kernels.kernels.sm100.patch_embed.rows import RowsOperand, TileRows
+from cute_kernels.kernels.sm100.patch_embed.stores import Output
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.staging import staging_layout
 from cute_kernels.kernels.table_rows import TableRows, index_view
 from cute_kernels.kernels.tiles import SnakeOrder
-from cute_kernels.plan import VECTOR_BYTES, Sm100PatchEmbedPlan
+from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100PatchEmbedPlan
 from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
 
 
@@ -42,15 +47,19 @@ class DeviceArguments:
     x_atom: cute.CopyAtom
     x: cute.Tensor
     x_layout: cute.ComposedLayout
+    x_boxes: cute.ComposedLayout
     weight_atom: cute.CopyAtom
     weight: cute.Tensor
     weight_layout: cute.ComposedLayout
-    out_atom: cute.CopyAtom
+    out_atom: cute.CopyAtom | None
     out: cute.Tensor
     table: cute.Tensor | None
     table_index: cute.Tensor | None
     table_rows: Int32
     rows: Int32
+    images: Int32
+    positions: Int32
+    position_tiles: Int32
     scales: Scales
     order_m_tiles: Int32
     order_n_tiles: Int32
@@ -86,41 +95,60 @@ class PatchEmbedKernel:
         stream,
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` pairs of CTAs on ``stream``."""
-        plan = self.plan
+        plan, config = self.plan, self.plan.config
+        by_position = cutlass.const_expr(config.order == "position" and table_pointer is not None)
+        positions = table_rows if by_position else Int32(1)
+        images = m // positions if by_position else m
         in_row = VECTOR_BYTES * 8 // self.element.width
-        x = cute.make_tensor(x_pointer, _rows(m, k, in_row))
-        weight = cute.make_tensor(weight_pointer, _rows(n, k, in_row))
-        out = cute.make_tensor(out_pointer, _rows(m, n, 8))
+        x = cute.make_tensor(x_pointer, positions_layout(images, k, positions, in_row))
+        weight = cute.make_tensor(weight_pointer, rows_layout(n, k, in_row))
+        out = cute.make_tensor(out_pointer, positions_layout(images, n, positions, 8))
 
         tiled_mma = self._tiled_mma()
         tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
-        stages = plan.config.stages
-        x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, self.element, stages)
-        weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, stages)
+        x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, self.element, config.stages)
+        weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, config.stages)
         cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
-        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO)
-        stage = (None, None, None, 0)
-        x_tma = cute.nvgpu.make_tiled_tma_atom_A(
-            load, x, cute.slice_(x_layout, stage), tile_mnk, tiled_mma, cluster_vmnk.shape
-        )
+        load = cpasync.CopyBulkTensorTileG2SOp(self.group)
+        x_atom, x_view = cpasync.make_tiled_tma_atom(load, x, self._x_boxes(1), self._x_box())
         weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            load, weight, cute.slice_(weight_layout, stage), tile_mnk, tiled_mma, cluster_vmnk.shape
+            load, weight, cute.slice_(weight_layout, (None, None, None, 0)), tile_mnk, tiled_mma, cluster_vmnk.shape
         )
-        out_atom, out_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(32, plan.store_columns), (32, plan.store_columns)
-        )
+        out_atom, out_view = None, out
+        if cutlass.const_expr(config.store == "tma"):
+            box = (LANES, plan.store_columns)
+            out_atom, out_view = cpasync.make_tiled_tma_atom(
+                cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box
+            )
         by_pointer = plan.problem.scale_source == "pointer"
         scales = scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n)
+        n_tiles = cute.ceil_div(n, plan.tile_n)
+        height = table_rows + int(plan.problem.table_index)
+        position_tiles = cute.ceil_div(positions, config.tile_positions)
         arguments = DeviceArguments(
-            tiled_mma, x_tma.atom, x_tma.tma_tensor, x_layout, weight_tma.atom, weight_tma.tma_tensor, weight_layout,
-            out_atom, out_view, self._table_view(table_pointer, table_rows, n),
-            index_view(index_pointer, m), table_rows, m, scales,
-            cute.ceil_div(m, plan.tile_m), cute.ceil_div(n, plan.tile_n), cute.ceil_div(k, plan.tile_k),
+            tiled_mma, x_atom, x_view, x_layout, self._x_boxes(config.stages), weight_tma.atom, weight_tma.tma_tensor,
+            weight_layout, out_atom, out_view, table_view(plan, table_pointer, height, n_tiles * plan.tile_n),
+            index_view(index_pointer, m), table_rows, m, images, positions, position_tiles, scales,
+            cute.ceil_div(images, plan.tile_images) * position_tiles, n_tiles, cute.ceil_div(k, plan.tile_k),
         )  # fmt: skip
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
+    @property
+    def group(self) -> tcgen05.CtaGroup:
+        return tcgen05.CtaGroup.TWO if self.plan.cta_group == 2 else tcgen05.CtaGroup.ONE
+
+    def _x_box(self) -> tuple[int, int, int]:
+        """``[images, 128 bytes of K, positions]`` of a CTA's rows: TMA puts them one after another, images fastest."""
+        return (self.plan.cta_images, self.plan.tile_k, self.plan.cta_positions)
+
+    def _x_boxes(self, stages: int) -> cute.ComposedLayout:
+        """The bytes of the stages of ``x`` as TMA fills them: `_x_box` and, of several, their number."""
+        atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, self.element)
+        layout = cute.tile_to_shape(atom, (*self._x_box(), stages), order=(0, 1, 2, 3))
+        return layout if stages > 1 else cute.slice_(layout, (None, None, None, 0))
+
     def _tiled_mma(self) -> cute.TiledMma:
-        shape, group = (self.plan.tile_m, self.plan.tile_n), tcgen05.CtaGroup.TWO
+        shape, group = (self.plan.tile_m, self.plan.tile_n), self.group
         if self.plan.sums_integers:
             operation = IntegerMmaOp(self.element, self.weight_element, shape, group, tcgen05.OperandSource.SMEM)
             return cute.make_tiled_mma(cute.make_mma_atom(operation))
@@ -128,35 +156,27 @@ class PatchEmbedKernel:
             self.element, self.weight_element, OperandMajorMode.K, OperandMajorMode.K, Float32, group, shape
         )
 
-    def _table_view(self, pointer: cute.Pointer | None, rows: Int32, n: Int32) -> cute.Tensor | None:
-        """``[(32, row blocks), (V, column chunks)]`` over the table of `Plan.table_shape`."""
-        if pointer is None:
-            return None
-        vector = self.plan.table_shape[3]
-        height = rows + int(self.plan.problem.table_index)
-        chunks = cute.ceil_div(n, self.plan.tile_n) * (self.plan.tile_n // vector)
-        layout = cute.make_layout(
-            ((32, cute.ceil_div(height, 32)), (vector, chunks)),
-            stride=((vector, cute.assume(chunks * (32 * vector), divby=32 * vector)), (1, 32 * vector)),
-        )
-        return cute.make_tensor(pointer, layout)
-
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
 
         storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
         barriers = cute.recast_ptr(storage, dtype=Int64)
         tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
         x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
-        place = cluster_place(plan, cta_rank)
+        place = cluster_place(plan, rank)
         pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
 
-        begin(plan, self.graph, warp, barriers, tmem_address, (args.x_atom, args.weight_atom, args.out_atom))
+        atoms = (args.x_atom, args.weight_atom, args.out_atom)
+        begin(plan, self.graph, warp, barriers, tmem_address, tuple(atom for atom in atoms if atom is not None))
 
-        order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, cute.arch.cluster_idx()[0], clusters_of_grid(plan))
+        rows = TileRows(plan, rank, args.images, args.positions, args.position_tiles)
+        order = SnakeOrder(
+            args.order_m_tiles, args.order_n_tiles, cute.arch.block_idx()[0] // plan.ctas, clusters_of_grid(plan),
+            plan.config.snake,
+        )  # fmt: skip
         x_tensor = stage_tensor(x_stages, args.x_layout, self.element)
         weight_tensor = stage_tensor(weight_stages, args.weight_layout, self.weight_element)
         accumulators = tensor_memory(
@@ -164,15 +184,7 @@ class PatchEmbedKernel:
         )
 
         if warp == plan.load_warp:
-            mma = args.tiled_mma.get_slice(cta_rank)
-            tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
-            x = cute.local_tile(args.x, cute.slice_(tile_mnk, (None, 0, None)), (None, None))
-            weight = cute.local_tile(args.weight, cute.slice_(tile_mnk, (0, None, None)), (None, None))
-            Load(
-                tma_operand((args.x_atom, mma.partition_A(x)), x_tensor, 3),
-                tma_operand((args.weight_atom, mma.partition_B(weight)), weight_tensor, 3),
-                pipes["operands"], order, args.k_blocks, place.leads,
-            ).run()  # fmt: skip
+            self._load(args, x_stages, weight_tensor, pipes["operands"], order, rows, place).run()
         elif warp == plan.mma_warp:
             if place.leads:
                 Mma(
@@ -181,22 +193,29 @@ class PatchEmbedKernel:
                     pipes["operands"], pipes["accumulator"], order, args.k_blocks,
                 ).run()  # fmt: skip
         else:
-            self._epilogue(args, accumulators, staging, pipes["accumulator"], order, cta_rank).run(warp)
+            self._epilogue(args, accumulators, staging, pipes["accumulator"], order, rows).run(warp)
 
         end(plan, warp, accumulators)
 
-    def _epilogue(self, args, accumulators, staging, pipe, order, cta_rank) -> Epilogue:
+    def _load(self, args, x_stages, weight_tensor, pipe, order, rows, place) -> Load:
         plan = self.plan
-        return Epilogue(
-            plan, accumulators, staging, args.out_atom, args.out, args.table,
-            TableRows(args.table_rows, args.table_index, args.rows), args.scales.loaded(), pipe, order, cta_rank,
+        boxes = cute.local_tile(args.x, self._x_box(), (None, None, None))
+        stages = stage_tensor(x_stages, args.x_boxes, self.element)
+        x = tma_operand((args.x_atom, boxes), stages, 3)
+        weight = cute.local_tile(args.weight, (plan.tile_n, plan.tile_k), (None, None))
+        weight = args.tiled_mma.get_slice(rows.rank).partition_B(weight)
+        return Load(
+            RowsOperand(x.atom, x.source, x.stages, rows=rows),
+            tma_operand((args.weight_atom, weight), weight_tensor, 3), pipe, order, args.k_blocks, place.leads,
         )  # fmt: skip
 
-
-def _rows(rows: Int32, columns: Int32, divisor: int) -> cute.Layout:
-    """Row-major ``[rows, columns]`` whose rows are a multiple of 16 bytes, as TMA requires."""
-    columns = cute.assume(columns, divby=divisor)
-    return cute.make_layout((rows, columns), stride=(columns, 1))
+    def _epilogue(self, args, accumulators, staging, pipe, order, rows) -> Epilogue:
+        plan = self.plan
+        table_rows = TableRows(args.table_rows, args.table_index, args.rows)
+        return Epilogue(
+            plan, accumulators, Output(plan, staging, args.out_atom, args.out, rows),
+            TableReader(plan, args.table, rows, table_rows), ScaleReader(args.scales.loaded()), pipe, order, rows,
+        )  # fmt: skip
 
 
 dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm100a")

@@ -18,6 +18,7 @@ from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.row_views import positions_layout, rows_layout
 from cute_kernels.kernels.scales import Scales, scales_of
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed.epilogue import Epilogue
@@ -88,9 +89,9 @@ class PatchEmbedKernel:
         positions = table_rows if cutlass.const_expr(config.order == "position" and table_pointer is not None) else 1
         images = m // positions
         in_row = VECTOR_BYTES * 8 // self.element.width
-        x = cute.make_tensor(x_pointer, _by_position(images, k, positions, in_row))
-        out = cute.make_tensor(out_pointer, _by_position(images, n, positions, 8))
-        weight = cute.make_tensor(weight_pointer, _rows(n, k, in_row))
+        x = cute.make_tensor(x_pointer, positions_layout(images, k, positions, in_row))
+        out = cute.make_tensor(out_pointer, positions_layout(images, n, positions, 8))
+        weight = cute.make_tensor(weight_pointer, rows_layout(n, k, in_row))
 
         tiled_mma = cute.make_tiled_mma(self._mma_op())
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
@@ -242,18 +243,6 @@ class PatchEmbedKernel:
             plan, args.tiled_mma, self.accumulator, weight, x_fragments, pipe, epilogue, order, args.tile_stages,
             warpgroup_index, thread, named["turn 0"],
         )  # fmt: skip
-
-
-def _by_position(images: Int32, columns: Int32, positions: Int32, divisor: int) -> cute.Layout:
-    """Row-major ``[images, positions, columns]`` seen as ``[images, columns, positions]``; 16-byte rows for TMA."""
-    columns = cute.assume(columns, divby=divisor)
-    image_stride = cute.assume(columns * positions, divby=divisor)
-    return cute.make_layout((images, columns, positions), stride=(image_stride, 1, columns))
-
-
-def _rows(rows: Int32, columns: Int32, divisor: int) -> cute.Layout:
-    columns = cute.assume(columns, divby=divisor)
-    return cute.make_layout((rows, columns), stride=(columns, 1))
 
 
 def _blocks(pointer: cute.Pointer, layout: cute.ComposedLayout, element: type) -> cute.Tensor:
