@@ -28,7 +28,11 @@ from cute_kernels.plan.planner import Target
 
 # Legal integers that --help shows, by class of tunables; the plan judges what is given.
 CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
-    Sm100PatchEmbedConfig: {"tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64)},
+    Sm100PatchEmbedConfig: {
+        "tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64), "cta_group": (1, 2),
+        "tile_positions": (0, 1, 2, 4, 8), "tmem_loads": (1, 2), "store_group": (1, 2, 3, 4),
+        "store_buffers": (1, 2, 4),
+    },
     Sm90PatchEmbedConfig: {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
     Sm90ImagesConfig: {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (1, 2)},
     Sm90GatherConfig: {"row_patches": (0, 1, 2, 4), "tile_n": (0, 64, 128, 192, 256), "cluster": (0, 1, 2, 4)},
@@ -49,6 +53,7 @@ _CHOSEN = "chosen for the problem"
 _TWO_TILES = "two tiles' worth, or what fits"
 
 MEANINGS: dict[type, dict[str, str]] = {
+    Sm100PatchEmbedConfig: {"tile_positions": _CHOSEN},
     Sm90PatchEmbedConfig: {"stages": _TWO_TILES},
     Sm90ImagesConfig: {
         "stages": _TWO_TILES,

@@ -163,7 +163,7 @@ def test_choices_are_what_the_plan_allows():
     """Each value for itself: with pingpong or without, and with the other fields at their least."""
     images = PatchEmbedImagesProblem(1, 3, 32, 64, 16, 192, table_rows=1)
     cases = {
-        Sm100PatchEmbedConfig: (PatchEmbedProblem(196, 768, 256), [{}]),
+        Sm100PatchEmbedConfig: (PatchEmbedProblem(196, 768, 256, table_rows=196), [{}]),
         Sm90PatchEmbedConfig: (PatchEmbedProblem(196, 768, 256), [{}]),
         Sm90ImagesConfig: (images, [{}]),
         Sm90GatherConfig: (dataclasses.replace(images, in_dtype="bfloat16", precision="bf16"), [{}]),
