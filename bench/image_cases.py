@@ -17,6 +17,9 @@ MODELS: dict[str, tuple[int, int, int]] = {
 }  # fmt: skip
 """Features, and pixels along a side of an image and of a patch; three channels."""
 
+PRECISIONS: dict[str, tuple[str, ...]] = {"uint8": ("int8", "int16"), "bfloat16": ("bf16",)}
+"""Of our weight by the type of the pixels, the usual one first."""
+
 MEAN, STD = 0.5, 0.5
 """Of SigLIP's processor."""
 
@@ -30,7 +33,7 @@ class ImagesCase:
 
     ``dtype`` is that of the pixels: ``"uint8"`` raw ones, ``"bfloat16"`` normalised ones. ``requested_images`` differs
     from ``images`` if the size asked for does not fit the memory of the device. ``patch`` is a side in pixels;
-    ``channels_last`` the memory order.
+    ``channels_last`` the memory order. ``precision`` is that of our weight, empty for the usual one of the pixels.
     """
 
     model: str
@@ -41,6 +44,12 @@ class ImagesCase:
     dtype: str = "uint8"
     patch: int = 16
     channels_last: bool = False
+    precision: str = ""
+
+    @property
+    def multiplied(self) -> str:
+        """Precision of our weight."""
+        return self.precision or PRECISIONS[self.dtype][0]
 
     @property
     def positions(self) -> int:
@@ -56,7 +65,7 @@ class ImagesCase:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a pixel of one channel, and of a number of our weight."""
+        """Bytes of a pixel of one channel, and of a number of our weight, of two terms of each."""
         return getattr(torch, self.dtype).itemsize
 
     @property
@@ -67,6 +76,7 @@ class ImagesCase:
     @property
     def name(self) -> str:
         pixels = "" if self.dtype == "uint8" else f", {self.dtype}"
+        pixels += f", {self.precision}" if self.precision else ""
         return f"{self.model} x {self.images}{pixels}{', channels last' * self.channels_last}"
 
     @property
@@ -82,7 +92,7 @@ class ImagesCase:
         out = f"[.., {self.positions}, {self.n}]"
         layout = " channels last" * self.channels_last
         images = f"{shape} {self.dtype}{layout}, patches of {self.patch}"
-        return f"{self.model}: {images} -> {out}, {self.slots} input sets{reduced}"
+        return f"{self.model}: {images} -> {out}, {self.multiplied}, {self.slots} input sets{reduced}"
 
     @property
     def bytes(self) -> int:
@@ -105,13 +115,16 @@ class ImagesCase:
 
 
 def make_cases(
-    models: Sequence[str], batches: Sequence[int] = BATCHES, dtype: str = "uint8", channels_last: bool = False
+    models: Sequence[str], batches: Sequence[int] = BATCHES, dtype: str = "uint8", channels_last: bool = False,
+    precision: str = "",
 ) -> list[ImagesCase]:
     """Cases in the order of the arguments.
 
     Raises:
-        ValueError: an unknown model, or a batch below 1.
+        ValueError: an unknown model, a batch below 1, or a precision that does not multiply these pixels.
     """
+    if precision and precision not in PRECISIONS[dtype]:
+        raise ValueError(f"precision {precision!r}, allowed with {dtype} pixels: {', '.join(PRECISIONS[dtype])}")
     for model in models:
         if model not in MODELS:
             raise ValueError(f"model {model!r}, allowed: {', '.join(MODELS)}")
@@ -119,13 +132,14 @@ def make_cases(
         raise ValueError(f"batches {list(batches)}, allowed: at least 1")
     sizes = [(model, *MODELS[model], batch) for model in models for batch in batches]
     return [
-        ImagesCase(model, batch, side, n, batch, dtype, patch, channels_last) for model, n, side, patch, batch in sizes
-    ]
+        ImagesCase(model, batch, side, n, batch, dtype, patch, channels_last, precision)
+        for model, n, side, patch, batch in sizes
+    ]  # fmt: skip
 
 
 def problem(case: ImagesCase) -> PatchEmbedImagesProblem:
     """What our kernel is asked for."""
-    precision = "int8" if case.dtype == "uint8" else "bf16"
+    precision = case.multiplied
     return PatchEmbedImagesProblem(
         case.images, _CHANNELS, case.side, case.side, case.patch, case.n, case.dtype, precision=precision,
         channels_last=case.channels_last and precision == "int8", table_rows=case.positions,

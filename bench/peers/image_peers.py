@@ -28,6 +28,9 @@ _MODULE = "image_peers"
 
 PEERS: tuple[Peer, ...] = (
     Peer(OURS, "complete", _MODULE, "build_ours"),
+    Peer("int8 weights", "complete", _MODULE, "build_int8"),
+    Peer("int16 weights", "complete", _MODULE, "build_int16"),
+    Peer("bf16 on normalised pixels", "rows given", _MODULE, "build_bf16"),
     Peer("patch_embed on FP8 rows", "rows given", _MODULE, "build_rows"),
     Peer("patch_embed on uint8 rows", "rows given", _MODULE, "build_integer_rows"),
     Peer("prepare compiled + patch_embed", "complete", _MODULE, "build_prepared"),
@@ -45,36 +48,38 @@ PEERS: tuple[Peer, ...] = (
 )
 
 
-def _weight(data: ImagesData) -> PatchWeight:
-    precision = "int8" if data.case.dtype == "uint8" else "bf16"
+def _weight(data: ImagesData, precision: str | None = None) -> PatchWeight:
+    precision = precision or data.case.multiplied
     return cute_kernels.prepare_patch_weight(data.weight, precision=precision, mean=MEAN, std=STD)
 
 
 def _plan(data: ImagesData, weight: PatchWeight, config: ImagesConfig | None = None) -> Plan:
     raw = data.case.dtype == "uint8"
     return PATCH_EMBED_IMAGES.plan(PatchEmbedImagesArguments(
-        data.images[0], weight.raw if raw else weight.normalised, None, weight.scale, weight.offset if raw else None,
-        data.bias, data.pos, weight.patch, torch.bfloat16, "auto", config,
+        data.images[0], weight.raw if raw else weight.normalised, weight.raw_low, weight.scale,
+        weight.offset if raw else None, data.bias, data.pos, weight.patch, torch.bfloat16, "auto", config,
     ))  # fmt: skip
 
 
-def build_ours(data: ImagesData, config: ImagesConfig | None = None) -> Candidate:
-    """`cute_kernels.patch_embed_images` with int8 weights, or BF16 ones for normalised images.
+def build_ours(data: ImagesData, config: ImagesConfig | None = None, precision: str | None = None) -> Candidate:
+    """`cute_kernels.patch_embed_images` with weights of the case's precision, or of another.
 
     With integers, every bit of the last images is compared.
 
     Raises:
         RuntimeError: a bit differs from the reference.
     """
-    weight = _weight(data)
+    weight = _weight(data, precision)
 
     def launch(slot: int) -> torch.Tensor:
         return cute_kernels.patch_embed_images(data.images[slot], weight, data.bias, data.pos, config=config)
 
-    if weight.precision == "int8":
+    if weight.scale is not None:
         some, out = data.images[0][-_EXACT_IMAGES:], launch(0)[-_EXACT_IMAGES:]
         shift = data.bias.float() + weight.offset
-        expected = reference.patch_embed_images(some, weight.raw, None, weight.scale, shift, data.pos, weight.patch)
+        expected = reference.patch_embed_images(
+            some, weight.raw, weight.raw_low, weight.scale, shift, data.pos, weight.patch
+        )
         wrong = int((out.view(torch.int16) != expected.view(torch.int16)).sum())
         if wrong:
             raise RuntimeError(f"{wrong} of {out.numel()} elements differ from the exact reference")
@@ -84,6 +89,40 @@ def build_ours(data: ImagesData, config: ImagesConfig | None = None) -> Candidat
     if len(plan.launches) > 1:
         detail = f"{plan.launches[0].operation} in front, {detail}"
     return Candidate(launch, detail, cute_kernels.frozen_constants)
+
+
+def _of_integers(data: ImagesData, precision: str) -> Candidate:
+    if data.case.dtype != "uint8":
+        raise PeerUnavailable("normalised images are no integers")
+    if data.case.multiplied == precision:
+        raise PeerUnavailable("that is ours")
+    return build_ours(data, precision=precision)
+
+
+def build_int8(data: ImagesData) -> Candidate:
+    """Ours with int8 weights, where another precision is timed."""
+    return _of_integers(data, "int8")
+
+
+def build_int16(data: ImagesData) -> Candidate:
+    """Ours with weights of two int8 terms, where another precision is timed."""
+    return _of_integers(data, "int16")
+
+
+def build_bf16(data: ImagesData) -> Candidate:
+    """Ours with BF16 weights, on BF16 pixels that are normalised already, where another precision is timed."""
+    if data.case.multiplied == "bf16":
+        raise PeerUnavailable("that is ours")
+    weight = _weight(data, "bf16")
+    normalised = [
+        torch.cat([data.normalised(part, torch.float32).to(torch.bfloat16) for part in images.split(256)])
+        for images in data.images
+    ]
+
+    def launch(slot: int) -> torch.Tensor:
+        return cute_kernels.patch_embed_images(normalised[slot], weight, data.bias, data.pos)
+
+    return Candidate(launch, "BF16 pixels", cute_kernels.frozen_constants)
 
 
 def build_gemm(data: ImagesData) -> Candidate:

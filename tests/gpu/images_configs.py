@@ -18,6 +18,20 @@ SM90: tuple[tuple[ImagesConfig, int], ...] = (
     (Sm90ImagesConfig(tile_patches=2, tile_images=64), 3),
 )
 
+TWO_TERMS: tuple[tuple[Sm90ImagesConfig | None, int], ...] = (
+    (None, 3),
+    (Sm90ImagesConfig(order="image"), 3),
+    (Sm90ImagesConfig(pingpong=False, stage_blocks=1), 3),
+    (Sm90ImagesConfig(stages=2, stage_blocks=1), 3),
+    (Sm90ImagesConfig(cluster=1), 3),
+    (Sm90ImagesConfig(warpgroups=1), 3),
+    (Sm90ImagesConfig(warpgroups=3), 1),
+    (Sm90ImagesConfig(warpgroups=1, tile_patches=13, tile_images=16), 1),
+    (Sm90ImagesConfig(tile_patches=9), 3),
+    (None, 6),
+)
+"""Of SM90's kernel with weights of two terms; None is the default."""
+
 _PAIR = {"cta_group": 2, "tile_patches": 14, "tile_images": 16}
 
 SM100: tuple[tuple[ImagesConfig, int], ...] = (

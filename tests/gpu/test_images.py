@@ -11,7 +11,7 @@ import torch
 from cute_kernels import frozen_constants, patch_embed_images, prepare_patch_weight, reference
 from cute_kernels.config import ImagesConfig
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
-from cute_kernels.operations.patch_weight import PatchWeight
+from cute_kernels.operations.patch_weight import PatchWeight, Precision
 from cute_kernels.runtime import gpu
 from tests.gpu import architecture, harness
 from tests.gpu.harness import POISON
@@ -35,7 +35,7 @@ class Call:
 
     def __init__(
         self, batch: int, side: int | tuple[int, int] = WIDE, n: int = 768, channels: int = 3, *,
-        table: str = "bias+pos", seed: int = 0,
+        table: str = "bias+pos", precision: Precision = "int8", seed: int = 0,
     ) -> None:  # fmt: skip
         generator = torch.Generator(device="cuda").manual_seed(seed)
         height, width = (side, side) if isinstance(side, int) else side
@@ -43,14 +43,14 @@ class Call:
         positions = height // 16 * (width // 16)
         self.images = torch.randint(0, 256, shape, generator=generator, device="cuda", dtype=torch.uint8)
         kernel = torch.randn(n, channels, 16, 16, generator=generator, device="cuda") * 0.05
-        self.weight: PatchWeight = prepare_patch_weight(kernel, channels=channels)
+        self.weight: PatchWeight = prepare_patch_weight(kernel, precision=precision, channels=channels)
         self.bias = torch.randn(n, generator=generator, device="cuda") if "bias" in table else None
         self.pos = torch.randn(positions, n, generator=generator, device="cuda") if "pos" in table else None
 
     def expected(self) -> torch.Tensor:
         w = self.weight
         shift = w.offset if self.bias is None else self.bias + w.offset
-        return reference.patch_embed_images(self.images, w.raw, None, w.scale, shift, self.pos, w.patch)
+        return reference.patch_embed_images(self.images, w.raw, w.raw_low, w.scale, shift, self.pos, w.patch)
 
     def __call__(self, **options) -> torch.Tensor:
         return patch_embed_images(self.images, self.weight, self.bias, self.pos, **options)
@@ -59,7 +59,8 @@ class Call:
         """One launch into poison, which fails if it writes outside of the output or leaves poison."""
         w = self.weight
         prepared = PATCH_EMBED_IMAGES.checked(PatchEmbedImagesArguments(
-            self.images, w.raw, None, w.scale, w.offset, self.bias, self.pos, w.patch, torch.bfloat16, "auto", config,
+            self.images, w.raw, w.raw_low, w.scale, w.offset, self.bias, self.pos, w.patch, torch.bfloat16, "auto",
+            config,
         ))  # fmt: skip
         batch, positions, n = prepared.output_shape
         memory = torch.full((batch + 2 * GUARD_IMAGES, positions, n), POISON, dtype=torch.int16, device="cuda")
