@@ -73,7 +73,7 @@ class WeightLoad:
         for block in cutlass.range_constexpr(plan.shared_blocks):
             term = self.low if block < plan.k_blocks else self.high
             k_block = block if block < plan.k_blocks else block - plan.k_blocks + plan.held_blocks
-            term.fetch(self.slab, k_block, (), block, self.pipe.full_barrier(state))
+            term.fetch(term.place(self.slab, ()), k_block, block, self.pipe.full_barrier(state))
 
 
 def weight_load(
