@@ -6,6 +6,7 @@
     python -m bench.counters design                      SM100: wavefronts per CTA and tile
     python -m bench.counters images                      SM100 over images: likewise, for as many products
     python -m bench.counters gemm                        SM100 dense GEMM: per FLOP, by configuration
+    python -m bench.counters original                    SM100: as the CUDA original, beside its profile on a B200
 
 `emulate --arch sm_100a` counts what a B200 is to be compared with. `profile` starts ncu on
 `python -m bench.counters launch`, which runs each kernel of `bench/counter_cases.py` once.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import ctypes
+import dataclasses
 import json
 import subprocess
 import sys
@@ -29,7 +31,7 @@ import numpy as np
 import torch
 
 from bench import counter_cases as cases
-from bench import gemm_counters, image_counters
+from bench import gemm_counters, image_counters, original_counters
 from bench.configs import arch_of
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
@@ -336,30 +338,46 @@ def _row(case: str, counter: str, emulated: float, real: float) -> str:
     return f"| {case} | {counter} | {emulated:,.0f} | {real:,.0f} | {error} |"
 
 
+_FLAT = Sm100PatchEmbedConfig(order="flat")
+DESIGNS = {
+    "position order, the default": Sm100PatchEmbedConfig(),
+    "position order, `bf16x2`": Sm100PatchEmbedConfig(epilogue="bf16x2"),
+    "flat order, interleaved table": _FLAT,
+    "flat order, interleaved table, `bf16x2`": dataclasses.replace(_FLAT, epilogue="bf16x2"),
+    "flat order, blocked table, `bf16x2` (F13)": dataclasses.replace(_FLAT, epilogue="bf16x2", table="blocked"),
+    "flat order, row-major table, `bf16x2`": dataclasses.replace(_FLAT, epilogue="bf16x2", table="row_major"),
+    "the same, padded staging and coalesced stores": dataclasses.replace(
+        _FLAT, epilogue="bf16x2", table="row_major", store="coalesced"
+    ),
+    "single CTAs, position order": Sm100PatchEmbedConfig(cta_group=1, stages=3),
+}
+"""What `design` compares, by name."""
+
+
 def design(images: int = 64) -> str:
     """Markdown: 128-byte wavefronts per CTA and 256 x 256 x 768 tile of the SM100 kernel, by configuration.
 
-    64 images of 196 positions are 49 tiles, in which each alignment of tiles and images occurs once.
+    64 images of 196 positions are 49 tiles, in which each alignment of tiles and images occurs once in flat order.
     """
     columns = (
-        *("TMA fill", "UMMA operand reads", "table loads, 128 B lines", "staging writes + TMA reads"),
+        *("TMA fill", "UMMA operand reads", "table loads, 128 B lines", "staging writes + reads"),
         *("of them bank conflicts", "TMEM loads", "L2 bytes read"),
     )
     lines = [f"| configuration | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for config in (Sm100PatchEmbedConfig(), Sm100PatchEmbedConfig(epilogue="bf16x2")):
+    for name, config in DESIGNS.items():
         plan = make_plan(PatchEmbedProblem(images * 196, 256, 768, 196), config, "sm_100a", sm_count=2)
         report = emulated.launch(plan, cases.random_tensors(plan, "cpu"), Options(counters=True, detectors=False))
-        total, parts = report.units.total, 2 * plan.tiles
+        total, parts = report.units.total, plan.ctas * plan.tiles
         values = (
             total("wavefronts", "tma.load"),
             total("operand_wavefronts", "mma"),
             total("lines", "ld.global"),
-            total("wavefronts", "st.shared") + total("wavefronts", "tma.store"),
+            sum(total("wavefronts", kind) for kind in ("st.shared", "tma.store", "ld.shared")),
             total("bank_conflicts"),
             total("bytes", "tmem.ld") / 128,
             total("l2_bytes_read"),
         )
-        row = (f"`Sm100PatchEmbedConfig(epilogue={config.epilogue!r})`", *(f"{value / parts:,.0f}" for value in values))
+        row = (name, *(f"{value / parts:,.0f}" for value in values))
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
@@ -377,7 +395,7 @@ def main() -> int:
     comparing = commands.add_parser("table")
     comparing.add_argument("emulated", type=Path)
     comparing.add_argument("profiled", type=Path)
-    for name in ("launch", "design", "images", "gemm"):
+    for name in ("launch", "design", "images", "gemm", "original"):
         commands.add_parser(name)
     arguments = parser.parse_args()
     if arguments.command == "emulate":
@@ -393,6 +411,8 @@ def main() -> int:
         print(design())
     elif arguments.command == "images":
         print(image_counters.table())
+    elif arguments.command == "original":
+        print(original_counters.table())
     elif arguments.command == "gemm":
         print(gemm_counters.table(), gemm_counters.k_block_table(), sep="\n\n")
     else:

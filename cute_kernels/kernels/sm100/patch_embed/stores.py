@@ -135,13 +135,12 @@ class CoalescedStores:
         column = first_column + self.lane * count
         if column < cute.size(self.out, mode=[1]):
             target = _element(self.out, rows.block * LANES, column, rows.position, count * BYTES)
-            step = self.out.stride[0]
             mine = self.base + cute.assume(self.lane * (count * BYTES), divby=count * BYTES)
             for i in cutlass.range(there, unroll=8):
                 staged = mine + cute.assume(i * self.pitch, divby=CHUNK_BYTES)
                 source = cute.make_tensor(cute.recast_ptr(staged, dtype=BFloat16), cute.make_layout(count))
-                row = cute.make_tensor(target + Int64(i) * step, cute.make_layout(count))
-                cute.autovec_copy(source, row)
+                row = target + cute.assume(Int64(i) * self.out.stride[0], divby=count)
+                cute.autovec_copy(source, cute.make_tensor(row, cute.make_layout(count)))
         # The next tile overwrites what other lanes read here.
         cute.arch.sync_warp()
 
