@@ -44,6 +44,7 @@ class Load:
         state = self.operands.producer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             row_tile, column_tile, image_tile, n_tile = self.order.coordinates(tile)
+            weight = self.weight.place(n_tile, ())
             for channel in cutlass.range(plan.problem.channels, unroll=1):
                 for block in cutlass.range(blocks, unroll=1):
                     self.operands.wait_empty(state)
@@ -53,7 +54,7 @@ class Load:
                     rows = channel * self.channel_blocks + block
                     box = self.source[None, 0, row_tile, column_tile, image_tile, rows]
                     self._copy(box, self.patches[None, state.index], barrier)
-                    self.weight.fetch(n_tile, channel * blocks + block, (), state.index, barrier)
+                    self.weight.fetch(weight, channel * blocks + block, state.index, barrier)
                     state.advance()
         self.operands.drain(state)
 
