@@ -67,6 +67,7 @@ def compare_plans(options: argparse.Namespace) -> list[str]:
     sections: list[tuple[str, Callable[[Plan], plan_facts.Facts]]] = [
         ("configuration", lambda plan: dataclasses.asdict(plan.config)),
         ("plan", plan_facts.planned),
+        ("model, never measured", plan_facts.modelled),
     ]
     lines = []
     chained = [plan for plan in (first, second) if plan.launches != (plan,)]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from cute_kernels import compile
-from cute_kernels.plan import Plan
+from cute_kernels.plan import Plan, predict
 
 Facts = Mapping[str, "float | str"]
 
@@ -16,6 +16,12 @@ Facts = Mapping[str, "float | str"]
 def planned(plan: Plan) -> Facts:
     """The rows of `Plan.describe` and the grid."""
     return {**dict(plan.describe()), "CTAs": math.prod(plan.grid), "cluster": str(plan.cluster)}
+
+
+def modelled(plan: Plan) -> Facts:
+    """Microseconds of the launch and of its parts; empty where no model knows the kernel. docs/model.md"""
+    prediction = predict(plan)
+    return {} if prediction is None else {"microseconds": prediction.microseconds, **prediction.parts}
 
 
 def assembled(plan: Plan) -> Facts:

@@ -8,6 +8,7 @@ CuTe DSL.
 from __future__ import annotations
 
 from cute_kernels.config import Config, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, reject
 from cute_kernels.plan.gemm import GEMM
 from cute_kernels.plan.gemm.base import GemmPlan
@@ -49,6 +50,7 @@ __all__ = [
     "Target",
     "candidate_plans",
     "make_plan",
+    "predict",
 ]
 
 PLANNERS: dict[str, Planner] = {planner.operation: planner for planner in (PATCH_EMBED, PATCH_EMBED_IMAGES, GEMM)}
@@ -78,6 +80,13 @@ def candidate_plans(
         raise NotImplementedError(f"{planner.operation} has no search space on {arch}")
     planner.check(problem)
     return target.search(problem, limits, limits.sm_count if sm_count is None else sm_count)
+
+
+def predict(plan: Plan) -> Prediction | None:
+    """The modelled time of a launch; None where no model knows the kernel. docs/model.md"""
+    targets = PLANNERS[plan.operation].targets[plan.arch.name].kernels if plan.operation in PLANNERS else ()
+    model = next((target.predict for target in targets if isinstance(plan.config, target.config)), None)
+    return None if model is None else model(plan)
 
 
 def make_plan(

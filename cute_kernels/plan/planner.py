@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from cute_kernels.config_codec import ConfigCodec
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import Arch, Plan
 
 
@@ -20,6 +21,7 @@ class Target:
         plan: ``(problem, config or None, arch, sm_count) -> Plan``; chooses where there is no config, and raises
             ValueError where a limit is broken.
         search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first.
+        predict: the modelled time of a plan, where there is a model.
         others: kernels with tunables of their own, for problems that they take.
         takes: of another kernel: whether a problem is one of its.
         fallback: what problems get that none of these kernels takes, and every problem whose configuration asks for it.
@@ -28,6 +30,7 @@ class Target:
     config: type
     plan: Callable[[Any, Any, Arch, int], Plan]
     search: Callable[[Any, Arch, int], list[Any]] | None = None
+    predict: Callable[[Any], Prediction] | None = None
     others: tuple[Target, ...] = ()
     takes: Callable[[Any], bool] = bool
     fallback: Target | None = None

@@ -28,7 +28,7 @@ LAYERS = (
     ("compile",),
     ("kernels",),
     ("plan",),
-    ("config",),
+    ("config", "model"),
 )
 """From the highest to the lowest; a part may import those below, and not its neighbours."""
 

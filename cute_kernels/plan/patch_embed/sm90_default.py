@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import Arch
 from cute_kernels.plan.patch_embed.base import check_capacity
 from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan, check_registers, plan_configured, resolve
@@ -88,10 +89,19 @@ def facts(plan: Sm90PatchEmbedPlan) -> tuple[float, ...]:
 
 def predicted_microseconds(plan: Sm90PatchEmbedPlan) -> float:
     """Time of a launch between others of its kind, by the fit."""
+    return sum(a * b for a, b in zip(_coefficients(plan), facts(plan), strict=True))
+
+
+def predict(plan: Sm90PatchEmbedPlan) -> Prediction:
+    """The same, with what it consists of."""
+    parts = {name: a * b for name, a, b in zip(FACTS, _coefficients(plan), facts(plan), strict=True) if a * b}
+    return Prediction(sum(parts.values()), parts)
+
+
+def _coefficients(plan: Sm90PatchEmbedPlan) -> tuple[float, ...]:
     # Without positions a tile is consecutive rows, whatever the order is called.
     order = "flat" if plan.positions == 1 else plan.config.order
-    coefficients = MICROSECONDS[plan.config.weight, order]
-    return sum(a * b for a, b in zip(coefficients, facts(plan), strict=True))
+    return MICROSECONDS[plan.config.weight, order]
 
 
 def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterator[Sm90PatchEmbedPlan]:

@@ -1,0 +1,265 @@
+"""The models of time: fits and checks them, and writes the tables of docs/model.md.
+
+    python -m bench.model    # the fit of B200's costs, the validation of both models, modelled times of SM100's designs
+
+B200: the variants of the patch embed whose times the notes of the CUDA original give, expressed as configurations of
+this package. The fit is non-negative least squares on relative errors; "unseen" is what the model says of a variant
+that was left out of the fit, with those that do the same work by the counts. H200: the fit of
+`cute_kernels.plan.patch_embed.sm90_default`, with every problem left out once, and the default configuration at sizes
+that no fit has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.stats import pearsonr, spearmanr
+
+from bench import tune
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.model import b200
+from cute_kernels.plan import make_plan, predict
+from cute_kernels.plan.patch_embed import sm90_default
+from cute_kernels.plan.patch_embed.sm100_time import streamed_work
+
+HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
+
+EARLY = {
+    "tile_n": 256, "stages": 6, "epilogue_warps": 4, "tmem_load_width": 16, "order": "flat", "table": "row_major",
+    "store": "direct", "stagger_clocks": 0, "epilogue": "bf16x2",
+}  # fmt: skip
+"""The notes' kernel when its tiles had become 256 columns wide: BF16 table, rows of it read where they stand."""
+
+STAGED = EARLY | {"stages": 4, "epilogue_warps": 5, "tmem_load_width": 32, "store": "coalesced"}
+LAST = EARLY | {"stages": 4, "tmem_load_width": 32, "store": "tma", "table": "blocked"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of the CUDA original: its time in the notes, and the configuration that comes nearest to it.
+
+    Attributes:
+        name: the step or experiment, as docs/experiments.md has it.
+        milliseconds: at the headline size.
+        settings: fields of `Sm100PatchEmbedConfig`.
+        differs: what of it no field says.
+    """
+
+    name: str
+    milliseconds: float
+    settings: dict[str, object]
+    differs: str = ""
+
+    @property
+    def work(self) -> b200.TileWork:
+        config = Sm100PatchEmbedConfig(**self.settings)
+        return streamed_work(make_plan(HEADLINE, config, "sm_100a"))
+
+
+_BARRIER = "one warp polls and wakes the others by bar.sync"
+VARIANTS = (
+    Variant("single CTAs, 128 columns", 1.050, EARLY | {"cta_group": 1, "tile_n": 128}, _BARRIER),
+    Variant("pairs, 128 columns", 0.920, EARLY | {"tile_n": 128}, _BARRIER),
+    Variant("pairs, 256 columns", 0.764, EARLY, _BARRIER),
+    Variant("loads of 32 columns (F8)", 0.764, EARLY | {"tmem_load_width": 32}, _BARRIER),
+    Variant("every warp polls (F7)", 0.743, EARLY | {"tmem_load_width": 32}),
+    Variant("5 epilogue warps", 0.722, EARLY | {"tmem_load_width": 32, "epilogue_warps": 5}),
+    Variant("5 stages (F6)", 0.715, EARLY | {"tmem_load_width": 32, "epilogue_warps": 5, "stages": 5}),
+    Variant("4 stages (F6)", 0.700, EARLY | {"tmem_load_width": 32, "epilogue_warps": 5, "stages": 4}),
+    Variant("padded staging, coalesced stores", 0.630, STAGED),
+    Variant("table loaded one step ahead (F10)", 0.630, STAGED | {"table_ahead": True}),
+    Variant("two loads of 16 columns in flight (F1)", 0.664, STAGED | {"tmem_load_width": 16, "tmem_loads": 2}),
+    Variant("128 columns, 4 stages (F12)", 0.763, STAGED | {"tile_n": 128, "epilogue_warps": 4}),
+    Variant("128 columns, 5 stages (F12)", 0.765, STAGED | {"tile_n": 128, "epilogue_warps": 4, "stages": 5}),
+    Variant("128 columns, 6 stages (F12)", 0.702, STAGED | {"tile_n": 128, "epilogue_warps": 4, "stages": 6}),
+    Variant("blocked table (F13)", 0.579, STAGED | {"table": "blocked"}),
+    Variant("swizzled staging, TMA stores (F24)", 0.532, LAST),
+    Variant("warps 50 clocks apart (F31)", 0.531, LAST | {"stagger_clocks": 50}),
+    Variant("warps 80 clocks apart (F31)", 0.530, LAST | {"stagger_clocks": 80}),
+    Variant("warps 200 clocks apart (F31)", 0.532, LAST | {"stagger_clocks": 200}),
+    Variant("loads of 16 columns (F32)", 0.586, LAST | {"tmem_load_width": 16, "stagger_clocks": 80}),
+    Variant("two loads of 16 columns in flight (F34)", 0.531,
+            LAST | {"tmem_load_width": 16, "tmem_loads": 2, "stagger_clocks": 80}),
+)  # fmt: skip
+"""Those that a configuration can say. Of F1 and the staged steps the notes' last time (8-fold unrolling) is taken."""
+
+
+# --- B200 ------------------------------------------------------------------------------------------------------------
+
+
+def fit(variants: Sequence[Variant]) -> b200.UnitClocks:
+    """Costs that make the sum of relative errors' squares least, none of them negative."""
+    clocks = np.array([_clocks_of_a_tile(variant) for variant in variants])
+    rows = np.array([b200.amounts(variant.work) for variant in variants], dtype=float)
+    costs, _ = nnls(rows / clocks[:, None], np.ones(len(variants)))
+    names = [cost for _, cost in b200.PARTS.values()]
+    return b200.UnitClocks(**{name: float(f"{cost:.3g}") for name, cost in zip(names, costs, strict=True)})
+
+
+def _clocks_of_a_tile(variant: Variant) -> float:
+    launch = 1e3 * variant.milliseconds - b200.LAUNCH_MICROSECONDS
+    return launch * b200.CLOCKS_PER_MICROSECOND / variant.work.tiles
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A variant beside what the model says of it.
+
+    Attributes:
+        fitted: milliseconds by the costs in use.
+        unseen: by costs that were fitted without it and without those that do the same work.
+    """
+
+    variant: Variant
+    fitted: float
+    unseen: float
+
+    @property
+    def error(self) -> float:
+        return self.unseen / self.variant.milliseconds - 1
+
+
+def check(variants: Sequence[Variant] = VARIANTS) -> list[Checked]:
+    """Every variant, with a fit from which it was left out, and with it all that do the same work by the counts."""
+    result = []
+    for variant in variants:
+        others = fit([other for other in variants if other.work != variant.work])
+        fitted, unseen = (b200.predict(variant.work, costs).microseconds / 1e3 for costs in (b200.FITTED, others))
+        result.append(Checked(variant, fitted, unseen))
+    return result
+
+
+def correlations(checked: Sequence[Checked]) -> tuple[float, float]:
+    """Of the unseen times with the notes' times: Pearson's and of ranks, Spearman's."""
+    times = [entry.variant.milliseconds for entry in checked]
+    unseen = [entry.unseen for entry in checked]
+    return float(pearsonr(unseen, times)[0]), float(spearmanr(unseen, times)[0])
+
+
+# --- H200 ------------------------------------------------------------------------------------------------------------
+
+RECORDED = (
+    Path("bench/results/h200-tune-2026-11-21.json"),
+    Path("bench/results/h200-tune-few-2026-11-22.json"),
+)
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Launches on an H200 of a problem that was left out of the fit.
+
+    Attributes:
+        times: measured, in microseconds.
+        predicted: by the fit of all other problems.
+    """
+
+    times: np.ndarray
+    predicted: np.ndarray
+
+    @property
+    def errors(self) -> np.ndarray:
+        return np.abs(self.predicted / self.times - 1)
+
+
+def check_h200(measured: dict[tune.Case, list[tune.Timing]], left_out: Sequence[tune.Case]) -> dict[tune.Case, Unseen]:
+    """Every configuration of these problems that was at most `bench.tune.FAST_ENOUGH` as slow as the fastest."""
+    result = {}
+    for case in left_out:
+        costs = tune.fit({other: timings for other, timings in measured.items() if other != case})
+        rows = [timing for timing in measured[case] if timing[0] <= tune.FAST_ENOUGH * measured[case][0][0]]
+        predicted = [
+            np.dot(costs[config.weight, config.order], sm90_default.facts(tune.sm90_plan(case, config)))
+            for _, config in rows
+        ]
+        result[case] = Unseen(np.array([time for time, _ in rows]), np.array(predicted))
+    return result
+
+
+def recorded() -> dict[tune.Case, list[tune.Timing]]:
+    """What was measured on an H200."""
+    return {case: timings for path in RECORDED for case, timings in tune.read(path)[1].items()}
+
+
+MODELS = Path("bench/results/h200-models-2026-11-21.json")
+
+
+def check_models(images: Sequence[int]) -> list[tuple[str, int, float, float]]:
+    """Model and positions, images, measured and predicted microseconds of the default configuration in bursts."""
+    rows = []
+    for entry in json.loads(MODELS.read_text())["cases"]:
+        case = entry["case"]
+        (ours,) = (peer for peer in entry["peers"] if peer["name"] == "cute_kernels")
+        bursts = [1e3 * run["ms"] for run in ours["runs"] if run["mode"] == "burst"]
+        if case["images"] in images and bursts:
+            m, k = case["images"] * case["positions"], -(-case["k"] // 16) * 16
+            plan = make_plan(PatchEmbedProblem(m, case["n"], k, case["positions"]), arch="sm_90a")
+            name = f"{case['model']}, {case['positions']} positions"
+            rows.append((name, case["images"], statistics.median(bursts), predict(plan).microseconds))
+    return rows
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def b200_table(checked: Sequence[Checked]) -> str:
+    """Markdown."""
+    lines = ["| variant | notes, ms | model, ms | unseen, ms | error | differs |", "|---|---|---|---|---|---|"]
+    for entry in checked:
+        variant = entry.variant
+        lines.append(
+            f"| {variant.name} | {variant.milliseconds:.3f} | {entry.fitted:.3f} | {entry.unseen:.3f} | "
+            f"{entry.error:+.1%} | {variant.differs} |"
+        )
+    pearson, rank = correlations(checked)
+    worst = max(abs(entry.error) for entry in checked)
+    lines.append(f"\nUnseen: correlation {pearson:.3f}, of ranks {rank:.3f}; largest error {worst:.1%}.")
+    return "\n".join(lines)
+
+
+def h200_text(checked: dict[tune.Case, Unseen]) -> str:
+    errors = np.concatenate([entry.errors for entry in checked.values()])
+    ranks = [float(spearmanr(entry.times, entry.predicted)[0]) for entry in checked.values()]
+    times, predicted = (
+        np.concatenate([getattr(entry, name) for entry in checked.values()]) for name in ("times", "predicted")
+    )
+    return (
+        f"{len(errors):,} launches of {len(checked)} problems, each left out of the fit: error {np.median(errors):.1%} "
+        f"in the median, {np.quantile(errors, 0.9):.1%} at the 90th percentile, {errors.max():.1%} at the most; "
+        f"correlation of the logarithms {pearsonr(np.log(times), np.log(predicted))[0]:.3f}; of ranks within a problem "
+        f"{np.median(ranks):.2f} in the median, {min(ranks):.2f} at the least"
+    )
+
+
+def models_table(rows: Sequence[tuple[str, int, float, float]]) -> str:
+    """Markdown."""
+    lines = ["| model | images | measured, us | model, us | error |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {name} | {images:,} | {time:,.1f} | {predicted:,.1f} | {predicted / time - 1:+.1%} |"
+        for name, images, time, predicted in rows
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(argv)
+    costs = fit(VARIANTS)
+    print(", ".join(f"{name}={value}" for name, value in dataclasses.asdict(costs).items()), end="\n\n")
+    print(b200_table(check()), end="\n\n")
+    measured = recorded()
+    print(h200_text(check_h200(measured, list(measured))), end="\n\n")
+    print(models_table(check_models((512, 4736))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What the SM100 kernels over rows do per tile, in the units that `cute_kernels.model.b200` has costs for."""
+
+from __future__ import annotations
+
+from cute_kernels.model import b200
+from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
+
+MACS_PER_CLOCK = {1: 8192, 2: 4096}
+"""Of one SM, by bytes of an operand: 4.5 and 2.25 PFLOP/s on 148 SMs at 1.85 GHz."""
+
+LINE = 128
+
+
+def predict(plan: Sm100PatchEmbedPlan) -> Prediction:
+    """The modelled time of a launch on a B200."""
+    return b200.predict(streamed_work(plan))
+
+
+def streamed_work(plan: Sm100PatchEmbedPlan) -> b200.TileWork:
+    """Of the kernel that streams the weight; every warp of the epilogue has a quarter of the rows."""
+    problem, config = plan.problem, plan.config
+    out_lines = plan.cta_m * plan.tile_n * ITEMSIZE[problem.out_dtype] // LINE
+    stores = {
+        "tma": 2 * out_lines,  # staging is written and read by TMA
+        "coalesced": 3 * out_lines,  # and stored by the warps, line by line
+        "direct": 4 * out_lines,  # 32 bytes of a line at a time
+    }[config.store]
+    columns = max(end - begin for begin, end in plan.epilogue_columns)
+    return b200.TileWork(
+        tiles=-(-plan.tiles // plan.clusters),
+        mma_clocks=plan.cta_m * plan.tile_n * plan.k_blocks * plan.tile_k
+        / MACS_PER_CLOCK[ITEMSIZE[problem.in_dtype]],
+        operand_bytes=plan.k_blocks * plan.stage_bytes,
+        lines=plan.table_lines + stores,
+        partial_lines=4 * out_lines if config.store == "direct" else 0,
+        waits=-(-columns // (config.tmem_load_width * config.tmem_loads)),
+        columns=columns,
+        memory_bytes=memory_bytes(plan),
+    )  # fmt: skip
+
+
+def memory_bytes(plan: Sm100PatchEmbedPlan) -> int:
+    """What a launch cannot do without: both operands once, the table, the output."""
+    problem = plan.problem
+    operands = (problem.m + problem.n) * problem.k * ITEMSIZE[problem.in_dtype]
+    table = problem.table_rows * problem.n * ITEMSIZE[plan.table_dtype]
+    return operands + table + problem.m * problem.n * ITEMSIZE[problem.out_dtype]

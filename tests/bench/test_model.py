@@ -1,0 +1,128 @@
+"""The models of time: their constants are the fit, and what they say of what they have not seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import model
+from cute_kernels.commands.cli import main
+from cute_kernels.config import GemmProblem, Sm100PatchEmbedConfig
+from cute_kernels.model import b200
+from cute_kernels.plan import make_plan, predict
+from cute_kernels.plan.patch_embed.sm100_time import streamed_work
+
+
+@pytest.fixture(scope="module")
+def checked() -> list[model.Checked]:
+    return model.check()
+
+
+def test_the_costs_in_use_are_the_fit():
+    assert model.fit(model.VARIANTS) == b200.FITTED
+
+
+def test_variants_left_out_of_the_fit(checked):
+    pearson, rank = model.correlations(checked)
+    assert pearson >= 0.95 and rank >= 0.9
+    assert max(abs(entry.error) for entry in checked) <= 0.12
+
+
+def test_the_page_has_the_tables(checked):
+    page = Path("docs/model.md").read_text()
+    assert model.b200_table(checked) in page and model.models_table(model.check_models((512, 4736))) in page
+    for cost, digits in dataclasses.asdict(b200.FITTED).items():
+        assert f" {digits} clocks" in page, cost
+
+
+def test_what_the_notes_compare_is_told_apart(checked):
+    """Steps of more than 5% in the notes have the same sign in the model."""
+    times = {entry.variant.name: entry for entry in checked}
+    steps = [
+        ("single CTAs, 128 columns", "pairs, 128 columns"),
+        ("pairs, 128 columns", "pairs, 256 columns"),
+        ("4 stages (F6)", "padded staging, coalesced stores"),
+        ("128 columns, 4 stages (F12)", "padded staging, coalesced stores"),
+        ("padded staging, coalesced stores", "blocked table (F13)"),
+        ("blocked table (F13)", "swizzled staging, TMA stores (F24)"),
+        ("loads of 16 columns (F32)", "warps 80 clocks apart (F31)"),
+    ]
+    for slower, faster in steps:
+        before, after = times[slower], times[faster]
+        assert after.variant.milliseconds < 0.95 * before.variant.milliseconds
+        assert after.fitted < before.fitted
+
+
+def test_work_is_what_the_emulator_counts_for_the_notes_variants():
+    """Per CTA tile: the notes' profile has 44.56 million excess sectors, 2,048 per tile, of 4,096 lines of table; the
+    seed's staging stores and loads 1,024 wavefronts, and 512 lines of output."""
+    staged = model.VARIANTS[[v.name for v in model.VARIANTS].index("padded staging, coalesced stores")]
+    work = staged.work
+    assert work.tiles == 147 and work.tiles * 74 == 10_878
+    assert work.lines == 4096 + 1024 + 512 and work.partial_lines == 0
+    assert work.operand_bytes == (128 + 128) * 768 and work.mma_clocks == 3072
+    assert (work.waits, work.columns) == (8, 256)
+    direct = model.VARIANTS[[v.name for v in model.VARIANTS].index("4 stages (F6)")].work
+    assert direct.lines == 4096 + 64 * 32 and direct.partial_lines == 64 * 32  # 64 requests, a line for every lane
+
+
+def test_a_prediction_adds_up_and_has_its_floors():
+    work = b200.TileWork(10, 100.0, 1000.0, 100.0, 0.0, 2.0, 10.0, 0.0)
+    costs = b200.UnitClocks(0.1, 1.0, 1.0, 10.0, 1.0)
+    prediction = b200.predict(work, costs)
+    clocks = 100 + 100 + 20 + 10
+    launch = b200.LAUNCH_MICROSECONDS
+    assert prediction.microseconds == pytest.approx(10 * clocks / b200.CLOCKS_PER_MICROSECOND + launch)
+    assert sum(prediction.parts.values()) == pytest.approx(prediction.microseconds)
+    multiplied = b200.predict(dataclasses.replace(work, mma_clocks=1000.0), costs)
+    assert multiplied.bound == "tensor core"
+    assert multiplied.microseconds == pytest.approx(1e4 / b200.CLOCKS_PER_MICROSECOND + launch)
+    moved = b200.predict(dataclasses.replace(work, memory_bytes=7.7e9), costs)
+    assert moved.bound == "device memory" and moved.microseconds == pytest.approx(1000 + launch)
+    filled = b200.predict(dataclasses.replace(work, once_lines=1707.5), costs)
+    assert filled.microseconds == pytest.approx(prediction.microseconds + 1)
+
+
+def test_h200_problems_left_out_of_the_fit():
+    """Three problems of three sizes; `python -m bench.model` leaves out each."""
+    measured = model.recorded()
+    cases = [(196, 768, 768, 1), (576, 1024, 768, 8), (256, 1536, 768, 64)]
+    assert set(cases) <= set(measured)
+    found = model.check_h200(measured, cases)
+    errors = np.concatenate([entry.errors for entry in found.values()])
+    assert np.median(errors) < 0.09 and np.quantile(errors, 0.9) < 0.25
+    for entry in found.values():
+        fastest = entry.times[np.argmin(entry.predicted)]
+        assert fastest <= 1.05 * entry.times.min()
+
+
+def test_sizes_that_are_in_no_fit():
+    """Bursts of `python -m bench.patch_embed --suite models`; the fit has 512 images at one width, and 4736 nowhere."""
+    rows = model.check_models((512, 4736))
+    assert len(rows) >= 20 and 4736 not in {images for *_, images in model.recorded()}
+    errors = [predicted / time - 1 for _, _, time, predicted in rows]
+    assert max(map(abs, errors)) < 0.08
+
+
+def test_commands_show_the_modelled_time(capsys):
+    assert main(["plan", "--batch", "8"]) == 0
+    assert "us (modelled), of which " in capsys.readouterr().out
+    assert main(["plan", "gemm"]) == 0
+    assert "modelled" not in capsys.readouterr().out
+    assert predict(make_plan(GemmProblem(64, 64, 64))) is None
+
+
+def test_work_follows_the_configuration():
+    """Loads in flight share a wait, a fifth warp relieves only one, and single CTAs load whole weight tiles."""
+
+    def work(**settings: object) -> b200.TileWork:
+        return streamed_work(make_plan(model.HEADLINE, Sm100PatchEmbedConfig(**settings), "sm_100a"))
+
+    base = work()
+    assert base.waits == 8 and work(tmem_loads=2).waits == 4 and work(tmem_load_width=64).waits == 4
+    assert work(epilogue_warps=4).columns == base.columns == 256
+    assert work(cta_group=1, tile_n=128).operand_bytes == work(tile_n=128).operand_bytes * 4 // 3
+    assert work(order="flat").lines > base.lines
