@@ -18,6 +18,7 @@ TableFormat = Literal["auto", "row_major", "blocked", "interleaved"]
 StorePath = Literal["tma", "coalesced", "direct"]
 PixelSource = Literal["auto", "strips", "gather"]
 WeightMemory = Literal["auto", "tmem", "smem"]
+ResidentWeight = Literal["auto", "registers", "streamed"]
 TileOrder = Literal["row", "image"]
 Activation = Literal["none", "silu", "gelu_tanh"]
 ACTIVATIONS = get_args(Activation)
@@ -296,16 +297,18 @@ class Sm90ImagesConfig:
 
     Attributes:
         source: how patches come out of the images. ``"strips"``: TMA boxes of whole pieces of image rows, which lie in
-            shared memory as the WGMMA wants them; ``"auto"``: what the images allow.
-        tile_patches: 1 to 16; 0: the grid row in as few pieces as serve it well.
-        tile_images: such that a tile has a multiple of 16 patches, up to 256; 0: up to 128 patches, or 112 where a
-            weight of two terms has two sets of accumulators.
+            shared memory as the WGMMA wants them; ``"gather"``: of the rows of single patches, where these are longer
+            than 16 bytes; ``"auto"``: what the images have.
+        tile_patches: 1 to 16, also beyond a grid row; 0: chosen for the problem, as for the fields below.
+        tile_images: such that a tile has a multiple of 16 patches, up to 256; 0: chosen.
         warpgroups: as in `Sm90PatchEmbedConfig`; 0: what pads the features least, as for ``cluster``.
         cluster: as in `Sm90PatchEmbedConfig`; 0: chosen.
         stages: operand buffers between TMA and WGMMA, at most 64; 0: two tiles' worth, or what shared memory holds.
-        stage_blocks: K blocks of 128 bytes in one stage, 8 rows of a patch in one channel each: 1 or 2.
+        stage_blocks: K blocks of 128 bytes in one stage, rows of a patch in one plane: 1 or 2; 0: chosen.
         pingpong: as in `Sm90PatchEmbedConfig`.
         order: ``"row"``: images run fastest, so that the table is read once per grid row; ``"image"``: positions do.
+        weight: ``"registers"``: it stays there for the whole launch; ``"streamed"``: it comes through the stages with
+            the pixels, for few images and for weights that registers do not hold; ``"auto"``: chosen.
 
     Raises:
         TypeError: a field of the wrong type.
@@ -318,9 +321,10 @@ class Sm90ImagesConfig:
     warpgroups: int = 0
     cluster: int = 0
     stages: int = 0
-    stage_blocks: int = 2
+    stage_blocks: int = 0
     pingpong: bool = True
     order: TileOrder = "row"
+    weight: ResidentWeight = "auto"
 
     def __post_init__(self) -> None:
         check_types(self)

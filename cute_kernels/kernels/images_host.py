@@ -64,8 +64,8 @@ class ImagesHost:
         stream,
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, problem = self.plan, self.plan.problem
-        rows = cute.make_layout((n, problem.k), stride=(problem.k, 1))
+        plan, problem, k = self.plan, self.plan.problem, self.plan.weight_columns_of_k
+        rows = cute.make_layout((n, k), stride=(k, 1))
         low = None if weight_low_pointer is None else cute.make_tensor(weight_low_pointer, rows)
         operands = ImagesOperands(
             images_pointer, cute.make_tensor(weight_pointer, rows), low, scale_pointer, table_pointer, out_pointer,

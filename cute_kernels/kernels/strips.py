@@ -10,32 +10,33 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels.elements import ELEMENT_TYPES
-from cute_kernels.plan.patch_embed_images.base import STRIP_PATCH, STRIP_ROWS
-from cute_kernels.plan.patch_embed_images.strips import BLOCK_FEATURES, StripsPlan
+from cute_kernels.plan.patch_embed_images.strips import BLOCK_BYTES, BLOCK_FEATURES, SPANS, StripsPlan
 
 TABLE_VALUES = 4
 """What a thread adds to its accumulators of 16 features and 8 columns: two features x two columns."""
 
 
-def images_layout(batch: Int32, channels: int, height: Int32, width: Int32) -> cute.Layout:
-    """Contiguous ``[B, C, H, W]`` seen as ``[W, B, H, C]``, the order of a strip's bytes; 16-byte rows for TMA."""
-    width = cute.assume(width, divby=STRIP_PATCH)
-    plane = cute.assume(height * width, divby=STRIP_PATCH)
-    image = cute.assume(plane * channels, divby=STRIP_PATCH)
-    return cute.make_layout((width, batch, height, channels), stride=(1, image, width, plane))
+def images_layout(plan: StripsPlan, batch: Int32, height: Int32, width: Int32) -> cute.Layout:
+    """``[B, planes, H, pixels of a row]`` in memory, in the order of the bytes of a box; rows of 16 bytes for TMA.
 
-
-def patches_layout(batch: Int32, channels: int, height: Int32, width: Int32) -> cute.Layout:
-    """Contiguous ``[B, C, H, W]`` seen as ``[pixels of a patch's row, W / 16, B, H, C]``, of 16-bit pixels."""
-    _, image, row, plane = images_layout(batch, channels, height, width).stride
-    shape = (STRIP_PATCH, width // STRIP_PATCH, batch, height, channels)
-    return cute.make_layout(shape, stride=(1, STRIP_PATCH, image, row, plane))
+    Strips: ``[pixels of a row, B, H, planes]``. Where rows of patches are gathered the first mode is split:
+    ``[elements of a patch's row, W / p, ..]``. Where channels are last they belong to the row's pixels.
+    """
+    elements = plan.row_bytes // plan.pixel_bytes
+    patches = width // plan.problem.patch
+    row = cute.assume(patches * elements, divby=elements)
+    plane = cute.assume(height * row, divby=elements)
+    image = cute.assume(plane * plan.planes, divby=elements)
+    shape, stride = (batch, height, plan.planes), (image, row, plane)
+    if plan.gathers:
+        return cute.make_layout((elements, patches, *shape), stride=(1, elements, *stride))
+    return cute.make_layout((row, *shape), stride=(1, *stride))
 
 
 def source_box(plan: StripsPlan) -> tuple[int, ...]:
-    """The TMA box of a stage in the view of the images: that of `images_layout`, or of `patches_layout`."""
-    _, images, rows, channels = plan.stage_box
-    return plan.stage_box if plan.pixel_bytes == 1 else (STRIP_PATCH, plan.tile_patches, images, rows, channels)
+    """The TMA box of a stage in `images_layout`. A patch's row is the whole span, which may reach beyond its pixels."""
+    _, *others = plan.stage_box
+    return (plan.span // plan.pixel_bytes, plan.tile_patches, *others) if plan.gathers else plan.stage_box
 
 
 def out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) -> cute.Layout:
@@ -48,33 +49,39 @@ def out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) ->
 
 def strip_layout(plan: StripsPlan, stages: int) -> cute.Layout | cute.ComposedLayout:
     """The pixels of the stages as TMA fills them: `source_box`, and a last mode of stages if there are several."""
-    if plan.pixel_bytes == 2:
+    if plan.gathers:
         shape = source_box(plan) if stages == 1 else (*source_box(plan), stages)
         return cute.make_composed_layout(
-            row_swizzle(), 0, cute.make_ordered_layout(shape, order=tuple(range(len(shape))))
+            row_swizzle(plan), 0, cute.make_ordered_layout(shape, order=tuple(range(len(shape))))
         )
     pixels, images, _, _ = plan.stage_box
-    stride = (1, pixels, pixels * images, plan.stage_bytes)
+    stride = (1, pixels, pixels * images, plan.pixel_stage_bytes)
     if stages == 1:
         return cute.make_layout(plan.stage_box, stride=stride)
-    return cute.make_layout((*plan.stage_box, stages), stride=(*stride, plan.stage_bytes))
+    return cute.make_layout((*plan.stage_box, stages), stride=(*stride, plan.pixel_stage_bytes))
 
 
-def row_swizzle() -> cute.Swizzle:
-    """SWIZZLE_32B, of rows of 32 bytes."""
-    return cute.make_swizzle(1, 4, 3)
+def row_swizzle(plan: StripsPlan) -> cute.Swizzle:
+    """SWIZZLE_32B, 64B or 128B, of rows of as many bytes."""
+    return cute.make_swizzle(SPANS.index(plan.span), 4, 3)
 
 
 def operand_layout(plan: StripsPlan) -> cute.Layout:
-    """The same bytes as K-major blocks without swizzle: ``[patches, 128 bytes of K, blocks]``.
+    """The same bytes as K-major blocks: ``[patches, 128 bytes of K, blocks]``, without the swizzle of gathered rows.
 
-    A patch's 16 pixels of a row are neighbours, and so are the patches of all images; 8 rows make a block.
+    A patch's pixels of a row are neighbours, and so are the patches of all images; `StripsPlan.block_rows` rows make a
+    block.
     """
-    patches = plan.cta_patches
-    shape = (patches, (STRIP_PATCH, STRIP_ROWS), plan.config.stages * plan.config.stage_blocks)
-    return cute.make_layout(
-        shape, stride=(STRIP_PATCH, (1, STRIP_PATCH * patches), STRIP_PATCH * STRIP_ROWS * patches)
-    )
+    patches, span = plan.cta_patches, plan.span
+    shape = (patches, (span, plan.block_rows), plan.config.stages * plan.config.stage_blocks)
+    return cute.make_layout(shape, stride=(span, (1, span * patches), BLOCK_BYTES * patches))
+
+
+def operand(plan: StripsPlan, stages: cute.Pointer) -> cute.Tensor:
+    """`operand_layout` of uint8 pixels over the buffers in shared memory."""
+    if plan.gathers:
+        stages = cute.recast_ptr(stages, row_swizzle(plan), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
+    return cute.make_tensor(stages, operand_layout(plan))
 
 
 def table_view(plan: StripsPlan, pointer: cute.Pointer | None, groups: Int32, position_tiles: Int32):
@@ -107,7 +114,7 @@ def strip_boxes(
         share: CTAs that share every strip, and which of its parts this CTA loads.
     """
     layout, box = strip_layout(plan, plan.config.stages), source_box(plan)
-    if plan.pixel_bytes == 2:
+    if plan.gathers:
         stages, layout = cute.recast_ptr(stages, layout.inner, dtype=ELEMENT_TYPES[plan.problem.in_dtype]), layout.outer
     boxes = cute.make_tensor(stages, layout)
     pixels = cute.local_tile(tma[1], box, (None,) * len(box))
@@ -115,4 +122,4 @@ def strip_boxes(
         tma[0], share[1], cute.make_layout(share[0]), cute.group_modes(boxes, 0, len(box)),
         cute.group_modes(pixels, 0, len(box)),
     )  # fmt: skip
-    return source if plan.pixel_bytes == 1 else source[None, 0, None, None, None, None], strips
+    return source[None, 0, None, None, None, None] if plan.gathers else source, strips

@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int16, Int32
 
+from cute_kernels.kernels.load import Operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.plan.patch_embed_images.strips import StripsPlan
@@ -22,8 +23,10 @@ class StripLoad:
     pair of SM100 CTAs each loads strips of its own images, and the bytes of both complete on the leader's barrier.
 
     Attributes:
-        atom, source, strips: TMA view ``[box, tile of a grid row, images, row block, channel]`` and buffers
+        atom, source, strips: TMA view ``[box, tile of a grid row, images, row block, plane]`` and buffers
             ``[box, stage]``. Pixels beyond the images are loaded as zeros, so that a stage always has all its bytes.
+        weight, slab: a weight that comes with the pixels, and which features of it this CTA computes; None if it is
+            resident.
         row_tiles: tiles along a grid row.
         image_step, first_images: the images of tile t are box ``t * image_step + first_images``.
         announces: whether this CTA announces the bytes of a stage.
@@ -41,10 +44,12 @@ class StripLoad:
     first_images: int | Int32 = 0
     announces: bool | Boolean = True
     multicast: Int16 | None = None
+    weight: Operand | None = None
+    slab: int | Int32 = 0
 
     @cute.jit
     def run(self) -> None:
-        per_channel = self.plan.stages_per_channel
+        per_plane, stage_blocks = self.plan.stages_per_plane, self.plan.config.stage_blocks
         state = self.operands.producer_state()
         image_tile, position_tile = self.order.start()
         stride = self.order.stride()
@@ -52,15 +57,21 @@ class StripLoad:
             grid_row = position_tile // self.row_tiles
             row_tile = position_tile - grid_row * self.row_tiles
             images = image_tile * self.image_step + self.first_images
-            for stage in cutlass.range_constexpr(self.plan.tile_stages):
-                channel, part = stage // per_channel, stage % per_channel
-                self.operands.wait_empty(state)
-                if self.announces:
-                    with cute.arch.elect_one():
-                        self.operands.announce_bytes(state)
-                box = self.source[None, row_tile, images, grid_row * per_channel + part, channel]
-                self._copy(box, self.strips[None, state.index], self.operands.full_barrier(state))
-                state.advance()
+            for plane in cutlass.range_constexpr(self.plan.planes):
+                for part in cutlass.range(per_plane, unroll=4):
+                    self.operands.wait_empty(state)
+                    if self.announces:
+                        with cute.arch.elect_one():
+                            self.operands.announce_bytes(state)
+                    barrier = self.operands.full_barrier(state)
+                    box = self.source[None, row_tile, images, grid_row * per_plane + part, plane]
+                    self._copy(box, self.strips[None, state.index], barrier)
+                    if cutlass.const_expr(self.weight is not None):
+                        features = self.weight.place(self.slab, ())
+                        first = (plane * per_plane + part) * stage_blocks
+                        for i in cutlass.range_constexpr(stage_blocks):
+                            self.weight.fetch(features, first + i, state.index * stage_blocks + i, barrier)
+                    state.advance()
             image_tile, position_tile = self.order.advance(image_tile, position_tile, stride)
         self.operands.drain(state)
 

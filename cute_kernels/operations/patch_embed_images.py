@@ -9,17 +9,24 @@ from dataclasses import dataclass
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import ImagesConfig, PatchEmbedConfig, PatchEmbedImagesProblem
+from cute_kernels.config import (
+    ImagesConfig,
+    PatchEmbedConfig,
+    PatchEmbedImagesProblem,
+    Sm90ImagesConfig,
+    Sm100ImagesConfig,
+)
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.operations.fragment_table import fragment_table
-from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight
+from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, strip_weight
 from cute_kernels.operations.rows import rows_table, tma_rows
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
 from cute_kernels.plan.patch_embed_images.base import multiplied_type, pixel_types
 from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
+from cute_kernels.plan.patch_embed_images.strips import why_no_operand
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
@@ -51,10 +58,11 @@ def patch_embed_images(
     16-bit pixels and accumulates in FP32: ``round(accumulator + table[s, n])``.
     `cute_kernels.reference.patch_embed_images` says the same in plain torch for all precisions.
 
-    Where no kernel reads the images themselves, a pass lays out their patches as rows, and the kernel of
-    `cute_kernels.patch_embed` multiplies these, launched as its dependent: patches of other sides than 16 (with
-    ``"bf16"`` and ``"fp16"`` weights than 16, 32 and 64), channels_last images with ``"int8"`` weights, and on SM100
-    16-bit precisions. The rows, of as many bytes as the pixels, are memory of the call. The plan says which and why.
+    A kernel reads the images themselves where a patch's row of pixels is a multiple of 16 bytes, 128 at most: with
+    ``"int8"`` weights patches of 16, 32, 48 and so on, and of 16 and 32 pixels of channels_last images with three
+    channels; with ``"bf16"`` and ``"fp16"`` weights patches of 16, 32 and 64; on SM100 patches of 16 in planes.
+    Otherwise a pass lays out patches as rows, and the kernel of `cute_kernels.patch_embed` multiplies these, launched
+    as its dependent. The rows, of as many bytes as the pixels, are memory of the call. The plan says which and why.
 
     Args:
         images: ``[B, C, H, W]``, H and W whole patches. uint8 with the raw values 0 to 255; with ``"bf16"`` and
@@ -187,15 +195,18 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         in_dtype = _name(a.images.dtype)
         if in_dtype not in pixel_types(a.patch, precision):
             in_dtype = multiplied_type(in_dtype, precision)
-        # Kernels that read images themselves take planes: with their configurations images are copied.
-        in_any_order = precision == "int8" and not isinstance(a.config, ImagesConfig)
         last = not a.images.is_contiguous() and a.images.is_contiguous(memory_format=torch.channels_last)
-        return PatchEmbedImagesProblem(
+        problem = PatchEmbedImagesProblem(
             batch=batch, channels=channels, height=height, width=width, patch=a.patch, n=a.weight.shape[0],
-            in_dtype=in_dtype, channels_last=last and in_any_order, precision=precision,
+            in_dtype=in_dtype, channels_last=last and precision == "int8", precision=precision,
             out_dtype=_name(a.out_dtype),
             table_rows=positions if a.pos_embed is not None else int(any(x is not None for x in addends)),
         )  # fmt: skip
+        # With the configuration of a kernel that reads images, those that it takes as planes alone are copied.
+        sm90 = isinstance(a.config, Sm90ImagesConfig)
+        if isinstance(a.config, Sm100ImagesConfig) or (sm90 and why_no_operand(problem)):
+            return dataclasses.replace(problem, channels_last=False)
+        return problem
 
     def prepare(self, a: PatchEmbedImagesArguments, plan: ImagesPlan | RowsChainPlan) -> Prepared:
         """Makes the images contiguous, aligned and of the weight's type, builds the table, allocates the output."""
@@ -207,8 +218,8 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             return self._prepare_chain(a, plan, images)
         operands = Operands(
             images=images,
-            weight=_aligned(a.weight),
-            weight_low=None if a.weight_low is None else _aligned(a.weight_low),
+            weight=_weight(a.weight, plan),
+            weight_low=None if a.weight_low is None else _weight(a.weight_low, plan),
             scale=a.weight_scale,
             table=self._table(a, plan),
             out=torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device),
@@ -262,8 +273,12 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         return a.out_dtype
 
 
-def _aligned(weight: torch.Tensor) -> torch.Tensor:
-    """On 16 bytes, as TMA reads it."""
+def _weight(weight: torch.Tensor, plan: ImagesPlan) -> torch.Tensor:
+    """In the kernel's order of K, on 16 bytes, as TMA reads it."""
+    channels_last = plan.problem.channels_last
+    if channels_last or plan.weight_columns_of_k != plan.problem.k:
+        key = ("strips", channels_last, plan.weight_columns_of_k)
+        return DERIVED.get(key, (weight,), lambda: strip_weight(weight, plan))
     if weight.data_ptr() % ROW_BYTES == 0:
         return weight
     return DERIVED.get(("aligned",), (weight,), weight.clone)

@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
+from cute_kernels.plan.patch_embed_images.strips import StripsPlan
+
 Precision = Literal["int8", "int16", "bf16", "fp16"]
 Order = Literal["chw", "hwc"]
 PerChannel: TypeAlias = "float | Sequence[float] | torch.Tensor"
@@ -227,6 +229,27 @@ def prepare_patch_weight(
     return PatchWeight(
         constants, precision=precision, order=order, patch=patch, channels=channels, mean=means, std=stds
     )
+
+
+def strip_weight(weight: torch.Tensor, plan: StripsPlan) -> torch.Tensor:
+    """``[N, K]`` by (channel, row, column) as a kernel reads it that takes patches row by row: by (plane, row, place).
+
+    Args:
+        weight: ``[N, C * p * p]``.
+        plan: where the channels are last they belong to a row's places, which are zero-padded to the bytes that a row
+            takes in shared memory.
+
+    Returns:
+        ``[N, StripsPlan.weight_columns_of_k]``, which is ``weight`` itself where nothing changes.
+    """
+    p = plan.problem
+    if not p.channels_last and plan.weight_columns_of_k == p.k:
+        return weight
+    rows = weight.view(-1, p.channels, p.patch, p.patch)
+    if p.channels_last:
+        rows = rows.permute(0, 2, 3, 1).reshape(-1, 1, p.patch, p.patch * p.channels)
+    padding = plan.weight_columns_of_k // (plan.planes * p.patch) - rows.shape[-1]
+    return torch.nn.functional.pad(rows, (0, padding)).reshape(weight.shape[0], -1)
 
 
 def _integers(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,7 +39,9 @@ class TransposedPlan(FeatureSlabs):
 
     The ``cluster`` CTAs of a cluster share their tiles of ``x``, as `FeatureSlabs` says.
 
-    Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `resident`, `stage_bytes`.
+    Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `resident`, `stage_bytes`; and what the
+    prediction of a launch's time asks for besides: `tile_positions`, `rows_of_tiles`, `table_registers`,
+    `prefetches_table`.
     """
 
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_graph"
@@ -68,6 +70,26 @@ class TransposedPlan(FeatureSlabs):
     def weight_bytes(self) -> int:
         """Of the weight that stays in shared memory for the whole launch."""
         return 0
+
+    @property
+    @abstractmethod
+    def tile_positions(self) -> int:
+        """Neighbouring positions that a tile has of each of its images."""
+
+    @property
+    @abstractmethod
+    def rows_of_tiles(self) -> str:
+        """``"position"``: the rows of a tile are images at its positions; ``"flat"``: consecutive rows."""
+
+    @property
+    @abstractmethod
+    def table_registers(self) -> int:
+        """Table values of a thread for a tile."""
+
+    @property
+    @abstractmethod
+    def prefetches_table(self) -> bool:
+        """None of these values is awaited in the epilogue."""
 
     @property
     def features(self) -> int:

@@ -83,7 +83,7 @@ def test_the_pass_in_front() -> None:
 
 
 def test_either_way_is_a_peer_whatever_the_plan_chooses() -> None:
-    """Each compares its bits with the reference; few images would take two kernels, and p = 14 has to."""
+    """Each compares its bits with the reference; p = 14 has to take two kernels."""
     with emulated.device("sm_90a"):
         data = ImagesData(CASE, torch.device("cuda"))
         one, two = image_peers.build_one_kernel(data), image_peers.build_two_kernels(data)
@@ -98,6 +98,8 @@ def test_variants_of_the_command_line() -> None:
     assert (case.patch, case.positions, case.k, case.channels_last) == (14, 256, 588, True)
     assert "channels last" in case.name and "patches of 14" in case.title
     assert len(make_plan(image_cases.problem(case), arch="sm_90a").launches) == 2
+    (case,) = images.parse_arguments(["--models", "vit-b32", "--batches", "8", "--channels-last"]).cases
+    assert len(make_plan(image_cases.problem(case), arch="sm_90a").launches) == 1
 
 
 def test_precisions() -> None:

@@ -14,6 +14,7 @@ from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.emulator import Options, Report
 from cute_kernels.operations.fragment_table import fragment_table
+from cute_kernels.operations.patch_weight import strip_weight
 from cute_kernels.plan import ImagesPlan, make_plan
 from cute_kernels.runtime import emulated
 from cute_kernels.runtime.operands import Operands
@@ -54,14 +55,14 @@ def edited(case: ImagesCase, pattern: str, replacement: str = "") -> Artifact:
     return dataclasses.replace(artifact, ptx=ptx)
 
 
-def sums(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def sums(images: torch.Tensor, weight: torch.Tensor, patch: int = PATCH) -> torch.Tensor:
     """Exact int64 ``[B, S, N]``, pixel by pixel of a patch: no rows are made, no floating-point number is used."""
     batch, channels, height, width = images.shape
     wide = images.numpy().astype(np.int64)
-    kernel = weight.numpy().astype(np.int64).reshape(-1, channels, PATCH, PATCH)
-    total = np.zeros((batch, height // PATCH, width // PATCH, kernel.shape[0]), np.int64)
-    for channel, row, column in np.ndindex(channels, PATCH, PATCH):
-        pixels = wide[:, channel, row::PATCH, column::PATCH]
+    kernel = weight.numpy().astype(np.int64).reshape(-1, channels, patch, patch)
+    total = np.zeros((batch, height // patch, width // patch, kernel.shape[0]), np.int64)
+    for channel, row, column in np.ndindex(channels, patch, patch):
+        pixels = wide[:, channel, row::patch, column::patch]
         total += pixels[..., None] * kernel[:, channel, row, column]
     return torch.from_numpy(total.reshape(batch, -1, kernel.shape[0]))
 
@@ -71,6 +72,8 @@ def make_images_case(
     batch: int = 3,
     channels: int = 3,
     grid: tuple[int, int] = (2, 4),
+    patch: int = PATCH,
+    channels_last: bool = False,
     n: int = 64,
     bias: bool = True,
     pos: bool = True,
@@ -86,6 +89,8 @@ def make_images_case(
     Args:
         batch, channels, n: sizes.
         grid: patches of a column and of a row of an image.
+        patch: side of a patch in pixels.
+        channels_last: the layout of the images.
         bias, pos: parts of the table.
         precision: ``"int8"``, or ``"int16"``: a weight of two terms.
         extreme: pixels of 255 and weights near both ends, whose sums pass 2^24 where FP32 cannot hold all integers.
@@ -93,10 +98,12 @@ def make_images_case(
         seed: of the numbers.
     """
     generator = torch.Generator().manual_seed(seed)
-    height, width = grid[0] * PATCH, grid[1] * PATCH
+    height, width = grid[0] * patch, grid[1] * patch
     positions = grid[0] * grid[1]
     images = torch.randint(0, 256, (batch, channels, height, width), generator=generator, dtype=torch.uint8)
-    weight = torch.randint(-128, 128, (n, channels * PATCH**2), generator=generator, dtype=torch.int8)
+    if channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    weight = torch.randint(-128, 128, (n, channels * patch**2), generator=generator, dtype=torch.int8)
     if extreme:
         images |= 0xF0
         weight[::2], weight[1::2] = weight[::2].abs().clamp(max=127) | 0x78, -(weight[1::2].abs() | 0x78)
@@ -107,7 +114,9 @@ def make_images_case(
     bias_values = torch.randn(n, generator=generator) if bias else None
     pos_values = torch.randn(positions, n, generator=generator) if pos else None
     rows = positions if pos else int(bias)
-    problem = PatchEmbedImagesProblem(batch, channels, height, width, PATCH, n, precision=precision, table_rows=rows)
+    problem = PatchEmbedImagesProblem(
+        batch, channels, height, width, patch, n, precision=precision, table_rows=rows, channels_last=channels_last
+    )
     plan = make_plan(problem, config, arch, sm_count=sm_count)
     table = None
     if rows:
@@ -119,14 +128,15 @@ def make_images_case(
         if part is not None:
             addend = part if addend is None else addend + part
     # FP32 of an int64 is rounded to nearest, ties to even, as the contract has it.
-    accumulator = sums(images, weight).to(torch.float32)
+    accumulator = sums(images, weight, patch).to(torch.float32)
     if low is not None:
         factor = torch.full_like(accumulator, 256.0)
-        accumulator = reference.fma32(accumulator, factor, sums(images, low).to(torch.float32))
+        accumulator = reference.fma32(accumulator, factor, sums(images, low, patch).to(torch.float32))
     wide = scale.expand_as(accumulator)
     if addend is None:
         result = accumulator * wide
     else:
         result = reference.fma32(accumulator, wide, addend.expand_as(accumulator))
+    weight = strip_weight(weight, plan)
     tensors = Operands(images=images, weight=weight, weight_low=low, scale=scale, table=table, out=out)
     return ImagesCase(plan, tensors, result.to(torch.bfloat16))

@@ -8,15 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.config import Sm90ImagesConfig
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace
+from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
 from tests.emulator.image_inputs import ImagesCase, check, edited, make_images_case, sums
 from tests.nightly import examples
 
 POLICIES = ("eager", "lazy", "random")
-BASE = Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=2, cluster=2, stages=3, stage_blocks=1)
+BASE = Sm90ImagesConfig(
+    tile_patches=4, tile_images=4, warpgroups=2, cluster=2, stages=3, stage_blocks=1, weight="registers"
+)
 replace = dataclasses.replace
 CONFIGS = {  # and the channels that they are compiled for
     "base": (BASE, 1),
@@ -27,6 +30,7 @@ CONFIGS = {  # and the channels that they are compiled for
         replace(BASE, warpgroups=3, cluster=1, tile_patches=7, tile_images=16, stages=4, stage_blocks=2), 2,
     ),
     "256 bytes": (replace(BASE, tile_patches=16, tile_images=2, stages=4), 1),
+    "streamed": (replace(BASE, stage_blocks=2, weight="streamed"), 2),
 }  # fmt: skip
 TABLES = {"positions": (True, True), "bias": (True, False), "none": (False, False)}
 
@@ -44,12 +48,52 @@ def test_every_config_is_bit_exact(name: str) -> None:
     check(case, Options(completion="lazy"))
 
 
+GATHERED = {  # facts of the problem, tunables, and bytes of a patch's row in memory and in shared memory
+    "channels last": ({"channels_last": True}, BASE, (48, 64)),
+    "patches of 32": ({"patch": 32, "channels": 1}, replace(BASE, warpgroups=1, weight="streamed"), (32, 32)),
+    "channels last, patches of 32": (
+        {"patch": 32, "channels_last": True}, replace(BASE, stage_blocks=2, weight="streamed"), (96, 128),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_longer_rows_are_gathered(name: str) -> None:
+    """Rows of 32 to 128 bytes, swizzled; images, grid rows and features end inside a tile. Between a row and what it
+    takes in shared memory there are zeros in the pixels, so that no weight is multiplied there."""
+    facts, config, (row, span) = GATHERED[name]
+    case = make_images_case(batch=5, grid=(2, 5), n=72, config=config, sm_count=2, seed=1, **facts)
+    assert (case.plan.row_bytes, case.plan.span, case.plan.config.source) == (row, span, "gather")
+    check(case, Options(completion="lazy"))
+    weight = case.tensors.weight.clone()
+    weight.view(72, -1, span)[..., row:] = 77
+    other = case.fresh()
+    check(dataclasses.replace(other, tensors=other.tensors.replace(weight=weight)), Options(interleave="random"))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(4, 60))
+@given(
+    name=st.sampled_from(list(GATHERED)),
+    batch=st.integers(1, 9),
+    grid=st.sampled_from([(1, 9), (2, 5), (1, 16), (3, 2)]),
+    n=st.integers(1, 18).map(lambda i: 8 * i),
+    sm_count=st.sampled_from([2, 6, 132]),
+    completion=st.sampled_from(POLICIES),
+    interleave=st.sampled_from(["round_robin", "random", "starve"]),
+    seed=st.integers(0, 2**20),
+)
+def test_any_gathered_images(name, completion, interleave, seed, **sizes) -> None:
+    facts, config, _ = GATHERED[name]
+    case = make_images_case(config=config, seed=seed, **facts, **sizes)
+    check(case, Options(seed=seed, completion=completion, interleave=interleave))
+
+
 # Another table is another kernel, so not every configuration has all three.
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(8, 100))
 @given(
     kind=st.sampled_from([*((name, "positions") for name in CONFIGS), ("base", "bias"), ("256 bytes", "none")]),
     batch=st.integers(1, 9),
-    grid=st.sampled_from([(1, 24), (1, 17), (2, 9), (1, 16), (3, 5), (3, 2)]),
+    grid=st.sampled_from([(1, 24), (1, 17), (2, 9), (1, 16), (3, 5), (3, 2)]),  # some narrower than a tile
     n=st.integers(1, 18).map(lambda i: 8 * i),
     sm_count=st.sampled_from([2, 6, 132]),
     completion=st.sampled_from(POLICIES),
@@ -60,7 +104,6 @@ def test_any_images_under_any_schedule(kind, grid, completion, interleave, seed,
     """Widths of 32 to 384 pixels; whole and partial tiles along grid rows and images."""
     config, channels = CONFIGS[kind[0]]
     bias, pos = TABLES[kind[1]]
-    grid = (grid[0], max(grid[1], config.tile_patches))
     case = make_images_case(channels=channels, grid=grid, bias=bias, pos=pos, config=config, seed=seed, **facts)
     check(case, Options(seed=seed, completion=completion, interleave=interleave))
 
@@ -95,11 +138,19 @@ def test_sums_that_fp32_rounds() -> None:
 
 def test_default_config() -> None:
     """Three channels and a grid row of 224 pixels: the kernel of the headline, on one cluster."""
-    case = make_images_case(batch=9, grid=(1, 14), n=256, config=Sm90ImagesConfig(), sm_count=2, seed=224)
+    headline = make_plan(PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196), None, "sm_90a").config
+    case = make_images_case(batch=9, grid=(1, 14), n=256, config=headline, sm_count=2, seed=224)
     config = case.plan.config
     assert (config.tile_patches, config.tile_images, config.warpgroups, config.cluster) == (14, 8, 2, 2)
     assert case.plan.holds_table
     check(case, Options(completion="lazy"))
+
+
+def test_one_image() -> None:
+    """What one image gets by itself on a whole device: tiles of 16 patches, wider than its grid row, and no pass."""
+    one = make_plan(PatchEmbedImagesProblem(1, 3, 224, 224, 16, 768, table_rows=196), None, "sm_90a").config
+    assert (one.tile_patches, one.tile_images, one.weight) == (16, 1, "streamed")
+    check(make_images_case(batch=1, grid=(3, 14), n=128, config=one, seed=3), Options(completion="lazy"))
 
 
 def test_counts() -> None:

@@ -16,6 +16,9 @@ SM90: tuple[tuple[ImagesConfig, int], ...] = (
     (Sm90ImagesConfig(tile_patches=1), 3),
     (Sm90ImagesConfig(tile_patches=9), 3),
     (Sm90ImagesConfig(tile_patches=2, tile_images=64), 3),
+    (Sm90ImagesConfig(weight="streamed"), 3),
+    (Sm90ImagesConfig(weight="streamed", tile_patches=16, tile_images=1, warpgroups=1, cluster=1), 3),
+    (Sm90ImagesConfig(weight="streamed", tile_patches=14, tile_images=16, warpgroups=2, cluster=2), 3),
 )
 
 TWO_TERMS: tuple[tuple[Sm90ImagesConfig | None, int], ...] = (

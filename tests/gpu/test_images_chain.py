@@ -1,4 +1,4 @@
-"""Images that a pass lays out as rows, on a GPU: both kernels, their order, and what is remembered of a call."""
+"""Patches whose rows are no strips, on a GPU: gathered by one kernel, or laid out by a pass, and what is remembered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def assert_same_bits(*arguments) -> None:
     [
         (14, "int8", torch.uint8, torch.contiguous_format),
         (32, "int8", torch.uint8, torch.contiguous_format),
+        (64, "int8", torch.uint8, torch.contiguous_format),
         (16, "int8", torch.uint8, torch.channels_last),
+        (32, "int8", torch.uint8, torch.channels_last),
         (14, "int8", torch.uint8, torch.channels_last),
         (14, "bf16", torch.bfloat16, torch.contiguous_format),
         (14, "fp16", torch.float32, torch.contiguous_format),

@@ -204,7 +204,9 @@ TARGETS: dict[str, KernelTarget] = {
         dataclasses.replace(_SM90, warpgroups=3, tile_rows=32, stages=8), 64, 4, 384, k=640
     ),
     "images-sm90": ImagesTarget(
-        Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=2, cluster=2, stages=3, stage_blocks=1),
+        Sm90ImagesConfig(
+            tile_patches=4, tile_images=4, warpgroups=2, cluster=2, stages=3, stage_blocks=1, weight="registers"
+        ),
         12, 8, 256, k=256,
     ),
     "images-sm100": ImagesTarget(

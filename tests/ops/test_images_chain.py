@@ -10,6 +10,7 @@ import torch
 from cute_kernels import (
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
+    Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
     patch_embed_images,
     prepare_patch_weight,
@@ -23,6 +24,9 @@ from cute_kernels.runtime.constants import DERIVED
 
 SM90 = Sm90PatchEmbedConfig(tile_rows=16, warpgroups=1, stages=2, stage_blocks=1, cluster=1, weight="streamed")
 SM100 = Sm100PatchEmbedConfig(tile_n=128)
+ONE_KERNEL = Sm90ImagesConfig(
+    tile_patches=4, tile_images=4, warpgroups=1, cluster=1, stages=3, stage_blocks=1, weight="streamed"
+)
 FP16 = {"precision": "fp16", "in_dtype": "float16"}
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
 
@@ -65,17 +69,18 @@ def test_patches_that_no_kernel_reads(patch, precision, dtype, config) -> None:
     assert_same_bits(images, weight, config=config)
 
 
-def test_channels_that_are_last() -> None:
+@pytest.mark.parametrize("config", [SM90, ONE_KERNEL], ids=["two kernels", "one kernel"])
+def test_channels_that_are_last(config) -> None:
     """Rows and weight in the order of the pixels; images that are no whole tensor are copied first."""
     images, weight, bias, pos = draw(16, "int8", torch.uint8)
     last = images.to(memory_format=torch.channels_last)
-    assert_same_bits(last, weight, bias, pos, config=SM90)
+    assert_same_bits(last, weight, bias, pos, config=config)
     wide = torch.nn.functional.pad(images, (0, 16)).to(memory_format=torch.channels_last)[..., :-16]
-    assert_same_bits(wide, weight, bias, pos, config=SM90)
+    assert_same_bits(wide, weight, bias, pos, config=config)
     memory = torch.cat([torch.zeros(1, dtype=torch.uint8), last.permute(0, 2, 3, 1).flatten()])[1:]
     unaligned = memory.view(last.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
     assert unaligned.data_ptr() % 16 and unaligned.is_contiguous(memory_format=torch.channels_last)
-    assert_same_bits(unaligned, weight, bias, pos, config=SM90)
+    assert_same_bits(unaligned, weight, bias, pos, config=config)
 
 
 def plan_of(images: torch.Tensor, weight, config=None):
@@ -88,33 +93,37 @@ def plan_of(images: torch.Tensor, weight, config=None):
 def test_when_there_are_two_kernels() -> None:
     images, weight, _, _ = draw(16, "int8", torch.uint8)
     last = images.to(memory_format=torch.channels_last)
-    assert isinstance(plan_of(images, weight), RowsChainPlan)  # few patches
     assert not isinstance(plan_of(images, weight, Sm90ImagesConfig()), RowsChainPlan)
-    assert isinstance(plan_of(last, weight), RowsChainPlan)
     assert isinstance(plan_of(images, weight, SM90), RowsChainPlan)  # who asks for it gets it
-    assert not isinstance(plan_of(last, weight, Sm90ImagesConfig()), RowsChainPlan)
+    direct = plan_of(last, weight, Sm90ImagesConfig())
+    assert direct.problem.channels_last and not isinstance(direct, RowsChainPlan)
+    assert not plan_of(last, weight, Sm100ImagesConfig()).problem.channels_last  # copied
     assert not isinstance(make_plan(PatchEmbedImagesProblem(**vars(HEADLINE) | FP16), arch="sm_100a"), RowsChainPlan)
     # One channel is first and last: no reason for a pass.
     gray = prepare_patch_weight(torch.randn(8, 1, 16, 16), channels=1)
     gray_images = images[:, :1].contiguous(memory_format=torch.channels_last)
-    assert "channels" not in dict(plan_of(gray_images, gray).describe())["source"]
+    assert not plan_of(gray_images, gray).problem.channels_last
 
 
-@pytest.mark.parametrize(("images", "chained"), [(1, True), (10, True), (11, False), (4736, False)])
-def test_few_patches_go_through_rows(images, chained) -> None:
-    """Up to 2048 of them, 10 images of 196."""
-    plan = make_plan(dataclasses.replace(HEADLINE, batch=images), arch="sm_90a")
-    assert isinstance(plan, RowsChainPlan) == chained
-    if chained:
-        assert f"{196 * images} patches are too few" in dict(plan.describe())["source"]
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"batch": 1}, {"channels_last": True}, {"patch": 32, "table_rows": 49}, {"patch": 64, "table_rows": 9}],
+    ids=str,
+)
+def test_one_kernel_reads_on_sm90_what_is_a_row_of_an_operand(change) -> None:
+    sides = {"height": 192, "width": 192} if change.get("patch") == 64 else {}
+    plan = make_plan(dataclasses.replace(HEADLINE, **change, **sides), arch="sm_90a")
+    assert plan.launches == (plan,) and "one kernel reads the images" in plan.runs
+    assert ("with the weight beside them" in plan.runs) == (plan.config.weight == "streamed")
 
 
 @pytest.mark.parametrize(
     ("change", "arch", "reason"),
     [
-        ({"patch": 14, "table_rows": 256}, "sm_90a", "a row of 14 pixels of a patch is not the 16 bytes"),
+        ({"patch": 14, "table_rows": 256}, "sm_90a", "a patch's row of 14 pixels is 14 bytes: TMA reads multiples"),
         ({"patch": 32, "table_rows": 49}, "sm_100a", "a row of 32 pixels of a patch is not the 16 bytes"),
-        ({"channels_last": True}, "sm_90a", "channels are last"),
+        ({"channels_last": True}, "sm_100a", "channels are last"),
+        ({"channels_last": True, "channels": 9}, "sm_90a", "16 pixels and 9 channels is 144 bytes"),
         ({"patch": 14, "table_rows": 256, "precision": "bf16", "in_dtype": "uint8"}, "sm_90a", "14 pixels of 16 bits"),
         (FP16 | {"patch": 32, "table_rows": 49}, "sm_100a", "32 pixels of 16 bits is not the 32 bytes of one MMA step"),
         (FP16 | {"channels": 4}, "sm_100a", "weight of 4 channels of 16 bits leaves no room in tensor memory"),
@@ -135,13 +144,14 @@ def test_a_row_of_patches_has_to_fit_shared_memory() -> None:
         make_plan(PatchEmbedImagesProblem(1, 3, 14, 5544, 14, 768), arch="sm_90a")
 
 
-def test_the_weight_in_the_order_of_the_pixels_is_made_once_and_anew_after_a_write() -> None:
+@pytest.mark.parametrize("config", [SM90, ONE_KERNEL], ids=["two kernels", "one kernel"])
+def test_the_weight_in_the_order_of_the_pixels_is_made_once_and_anew_after_a_write(config) -> None:
     images, weight, bias, pos = draw(16, "int8", torch.uint8)
     images = images.to(memory_format=torch.channels_last)
-    assert_same_bits(images, weight, bias, pos, config=SM90)
+    assert_same_bits(images, weight, bias, pos, config=config)
     before = DERIVED.misses
-    assert_same_bits(images, weight, bias, pos, config=SM90)
+    assert_same_bits(images, weight, bias, pos, config=config)
     assert DERIVED.misses == before
     weight.raw.copy_(weight.raw.flip(1))
-    assert_same_bits(images, weight, bias, pos, config=SM90)
+    assert_same_bits(images, weight, bias, pos, config=config)
     assert DERIVED.misses == before + 1

@@ -17,7 +17,7 @@ from cute_kernels.config import (
     Sm100ImagesConfig,
 )
 from cute_kernels.plan import ARCHS, make_plan
-from cute_kernels.plan.patch_embed_images.sm90 import plan_sm90_images
+from cute_kernels.plan.patch_embed_images.sm90_default import plan_sm90_images
 from tests.plan.limits import TMA_ROWS, Limit, MakePlan
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
@@ -49,21 +49,30 @@ def _configurations() -> Iterator[Limit]:
         return Limit(f"{name} {illegal}", images(problem, **{name: legal}), images(problem, **{name: illegal}), message)
 
     yield field("source", "strips", "gather", "auto")
+    yield field("source", "gather", "strips", "auto", replace(HEADLINE, channels_last=True))
+    yield field("weight", "streamed", "memory", "auto")
     yield field("order", "image", "flat", "row")
-    yield field("tile_patches", 14, 15, 14)
-    yield field("tile_patches", 16, 17, 16, replace(BARE, width=512))
+    yield field("tile_patches", 16, 17, 16)
     yield field("tile_patches", 0, -1, 1)
     for name, most, problem in (("stage_blocks", 2, HEADLINE), ("cluster", 2, HEADLINE), ("warpgroups", 3, GRAY)):
         yield field(name, most, most + 1, most, problem)
-        yield field(name, 1, -1, 0 if name != "stage_blocks" else 1, problem)
+        yield field(name, 1, -1, 0, problem)
     yield field("stages", 2, 1, 2)
     yield field("stages", 7, 8, 7)  # 7 x 28,672 + 1,024 + 2 x 14,336 B are 230,400 of 232,448
     small = replace(BARE, batch=1, width=32)
     message = r"^stages = 65 .*1,024 B of barriers hold those of 64 stages.*value: 64$"
-    rings = [images(small, stages=stages, stage_blocks=1) for stages in (64, 65)]
+    rings = [images(small, stages=stages, stage_blocks=1, weight="registers") for stages in (64, 65)]
     yield Limit("barriers of a ring of images", *rings, message)
     clusters = [images(sm_count=sms, cluster=2) for sms in (2, 1)]
     yield Limit("a cluster's multiprocessors", *clusters, r"^sm_count = 1 .*cluster needs 2 multiprocessors.*value: 2$")
+    # A patch's row of 128 bytes is a K block: a stage of one has a single row of every patch.
+    long = replace(BARE, patch=128, height=256, width=256)
+    message = r"^stage_blocks = 1 .*each of 2 CTAs of a cluster loads its share of the rows.*value: 2$"
+    shares = [images(long, cluster=2, stage_blocks=blocks) for blocks in (2, 1)]
+    yield Limit("a cluster's shares of a stage", *shares, message)
+    message = r"^stages = 3 .*make 277,504 B of shared memory.*value: 2$"
+    streamed = {"weight": "streamed", "warpgroups": 3, "tile_patches": 14, "tile_images": 8, "stage_blocks": 2}
+    yield Limit("a streamed weight's stages", *(images(stages=i, **streamed) for i in (2, 3)), message)
 
     def tile(legal: int, illegal: int, message: str, problem: PatchEmbedImagesProblem = GRAY, **config: Any) -> Limit:
         makes = [images(problem, tile_images=n, **config) for n in (legal, illegal)]
@@ -74,7 +83,7 @@ def _configurations() -> Iterator[Limit]:
     yield tile(4, -4, r"^tile_images = -4 .*value: 4$", tile_patches=4)
     # 96 registers of weight, 32 for addressing, of 232: 104 of accumulators.
     message = r"^tile_images = 112 .*make 240, the limit with 2 .* is 232.*value: 104$"
-    yield tile(104, 112, message, BARE, tile_patches=2, warpgroups=2)
+    yield tile(104, 112, message, BARE, tile_patches=2, warpgroups=2, weight="registers")
     # Before setmaxnreg a thread of 512 has 128.
     message = r"^tile_images = 104 .*limit with 512 threads is 128.*value: 96$"
     yield tile(96, 104, message, tile_patches=2, warpgroups=3)
@@ -88,15 +97,23 @@ def _problems() -> Iterator[Limit]:
     yield change({"in_dtype": "uint8"}, {"in_dtype": "bfloat16"}, r"^in_dtype = 'bfloat16' .*value: 'uint8'$")
     yield change({"precision": "int8"}, {"precision": "int4"}, r"^precision = 'int4' .*int8, int16, .*: 'int8'$")
     yield change({"out_dtype": "bfloat16"}, {"out_dtype": "float32"}, r"^out_dtype = 'float32' .*value: 'bfloat16'$")
-    yield change({"channels_last": False}, {"channels_last": True}, r"^channels_last = True .*neighbouring.*: False$")
-    yield change({"patch": 16}, {"patch": 14, "table_rows": 0}, r"^patch = 14 .*16 bytes of a strip.*value: 16$")
+    message = r"^channels = 9 .*16 pixels and 9 channels is 144 bytes: .* swizzles 128 at most; .*value: 8$"
+    yield change({"channels_last": True, "channels": 8}, {"channels_last": True, "channels": 9}, message)
+    # 8 pixels of 4 channels are 32 bytes; of 2 they are 16, and 8 rows of these 128.
+    small = {"patch": 8, "channels_last": True, "table_rows": 0}
+    message = r"^patch = 8 .*8 rows make no whole stages of 256; .*value: 16$"
+    yield change(small | {"channels": 4}, small | {"channels": 2}, message)
+    yield change({"patch": 16}, {"patch": 14, "table_rows": 0}, r"^patch = 14 .*is 14 bytes: .*multiples of 16.*: 16$")
+    long = {"height": 1152, "width": 1152, "table_rows": 0}
+    yield change(long | {"patch": 128}, long | {"patch": 144}, r"^patch = 144 .*is 144 bytes: .*128 at most; .*: 16$")
     yield change({}, {"height": 230}, r"^height = 230 .*whole patches of 16.*value: 224$")
     yield change({}, {"width": 0}, r"^width = 0 .*value: 16$")
     yield change({"batch": 1}, {"batch": 0}, r"^batch = 0 .*value: 1$")
     yield change({"batch": TMA_ROWS}, {"batch": TMA_ROWS + 1}, rf"^batch = .*value: {TMA_ROWS}$")
     yield change({"channels": 1}, {"channels": 0}, r"^channels = 0 .*value: 1$")
     # 32 registers of weight for each channel, 32 for addressing, 7 of accumulators' 16 columns, of 240.
-    yield change({"channels": 6}, {"channels": 7}, r"^channels = 7 .*224 registers of weight.*value: 6$")
+    message = r"^weight = 'registers' .*224 registers of weight.*value: 'streamed'$"
+    yield change({"channels": 6}, {"channels": 7}, message, weight="registers")
     yield change({"n": 776}, {"n": 772}, r"^n = 772 .*multiple of 16 bytes.*value: 776$")
     yield change({"n": 8}, {"n": 0}, r"^n = 0 .*value: 8$")
     yield change({"table_rows": 196}, {"table_rows": 195}, r"^table_rows = 195 .*legal: 0, 1, 196; .*value: 196$")

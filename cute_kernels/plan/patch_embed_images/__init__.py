@@ -19,7 +19,7 @@ from cute_kernels.plan.patch_embed_images.chain import (
 )
 from cute_kernels.plan.patch_embed_images.gather import multiplies_floats
 from cute_kernels.plan.patch_embed_images.gather_default import plan_sm90_gather, search_space
-from cute_kernels.plan.patch_embed_images.sm90 import plan_sm90_images
+from cute_kernels.plan.patch_embed_images.sm90_default import plan_sm90_images
 from cute_kernels.plan.patch_embed_images.sm100_limits import plan_sm100_images
 from cute_kernels.plan.planner import Planner, Target
 

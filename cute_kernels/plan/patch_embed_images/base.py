@@ -15,9 +15,6 @@ from cute_kernels.plan.patchify import CONVERSIONS
 STRIP_PATCH = 16
 """Pixels of a patch's row, 16 bytes in uint8: what one row of a core matrix is."""
 
-STRIP_ROWS = 8
-"""Rows of a patch in one K block of 128 bytes."""
-
 BOX_BYTES = 256
 """Bytes of uint8 pixels in a row of a TMA box, and elements in any other of its dimensions (CUDA driver API)."""
 
@@ -68,8 +65,9 @@ class ImagesPlan(Plan):
     def operands(self) -> tuple[Operand, ...]:
         """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` as the plan's `table_shape`.
 
-        Written is ``out`` [B, S, N]. K counts the pixels of a patch by (channel, row, column). Integer weights alone
-        have a scale; those of two terms have the low one, ``weight_low`` [N, K], as well.
+        Written is ``out`` [B, S, N]. K is the plan's `weight_columns_of_k`, the pixels of a patch by (channel, row,
+        column) unless the plan says otherwise. Integer weights alone have a scale; those of two terms have the low one,
+        ``weight_low`` [N, K], as well.
         """
         p = self.problem
         integers = p.precision in INTEGERS
@@ -92,6 +90,11 @@ class ImagesPlan(Plan):
     def terms(self) -> int:
         """Of a weight, each multiplied by the same pixels into sums of its own."""
         return 2 if self.problem.precision == "int16" else 1
+
+    @property
+    def weight_columns_of_k(self) -> int:
+        """Columns of the weight as the kernel reads it."""
+        return self.problem.k
 
     @property
     @abstractmethod

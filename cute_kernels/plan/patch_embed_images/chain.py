@@ -18,6 +18,7 @@ from cute_kernels.plan.operands import Operand
 from cute_kernels.plan.patch_embed import PATCH_EMBED
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
 from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, INTEGERS, PIXEL_TYPES, STRIP_PATCH
+from cute_kernels.plan.patch_embed_images.strips import why_no_operand
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 
 MOST_FLOAT_CHANNELS = 3
@@ -26,18 +27,13 @@ MOST_FLOAT_CHANNELS = 3
 ONE_TERM = ("int8", "bf16", "fp16")
 """Precisions of a single product."""
 
-FEW_PATCHES = 2048
-"""Up to here two kernels take less time than the one that reads strips: with 768 features and 224 x 224 pixels 4.5 us
-instead of 7.8 at one image, 7.0 instead of 8.1 at eight, as long at sixteen, and longer from there (one H200, launches
-in a CUDA graph; docs/measurements.md)."""
-
 Reason = Callable[[PatchEmbedImagesProblem], str]
 
 
 def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
     """Why these images are not read by a kernel of SM90a itself; empty where they are, or where nothing else is."""
     if problem.precision == "int8":
-        return _why_no_strips(problem) or _why_faster(problem)
+        return why_no_operand(problem)
     if problem.precision in INTEGERS:
         return ""
     if problem.patch not in GATHERED_PATCHES:
@@ -56,13 +52,6 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
     if problem.channels > MOST_FLOAT_CHANNELS:
         return f"the weight of {problem.channels} channels of 16 bits leaves no room in tensor memory"
     return ""
-
-
-def _why_faster(problem: PatchEmbedImagesProblem) -> str:
-    patches = problem.batch * problem.positions
-    if patches > FEW_PATCHES:
-        return ""
-    return f"{patches} patches are too few for strips of eight images and weights that are loaded once for many tiles"
 
 
 def _why_no_strips(problem: PatchEmbedImagesProblem) -> str:

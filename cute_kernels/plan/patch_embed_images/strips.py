@@ -5,8 +5,11 @@ images. It lands in shared memory as ``[row][image][pixel]``. A patch's 16 pixel
 of the box, image by image, begins at 16 n: with the rows as chunks of K, that is a K-major operand without swizzle (PTX
 ISA, shared memory matrix layout), and nothing has to be gathered or rearranged.
 
-Of 16-bit pixels a patch's row is 32 bytes, which no core matrix has side by side. TMA then gathers a patch row by row
-and swizzles it (SWIZZLE_32B): in the same order, each row of the patches is a K-major operand of one step of K = 16.
+Longer rows, of 16-bit pixels, of larger patches, or of patches whose channels are last, are no 16 bytes, which is all
+that a core matrix has side by side. TMA then gathers a patch row by row and swizzles it, SWIZZLE_32B, 64B or 128B after
+the bytes of a row, its `span`: in the same order, each row of the patches is a K-major operand of one, two or four
+steps of 32 bytes. Rows between two spans, such as the 48 bytes of 16 pixels with three channels, are boxes longer than
+the row is in the tensor map: TMA fills the rest with zeros, and so has the weight.
 """
 
 from __future__ import annotations
@@ -16,13 +19,19 @@ import math
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require
 from cute_kernels.plan.feature_slabs import FeatureSlabs
-from cute_kernels.plan.patch_embed_images.base import INTEGERS, STRIP_PATCH, STRIP_ROWS, ImagesPlan
+from cute_kernels.plan.patch_embed_images.base import INTEGERS, STRIP_PATCH, ImagesPlan
 
 COLUMN_GROUP = 8
 """Columns of a tensor core's result that its accumulators repeat with: a thread has two of each."""
 
 BLOCK_FEATURES = 16
 """Features of which a thread has two: lane / 4 and lane / 4 + 8."""
+
+BLOCK_BYTES = 128
+"""Of K in a K block."""
+
+SPANS = (16, 32, 64, 128)
+"""Bytes of a row of K-major operands: a core matrix's without swizzle, and those of the swizzles (PTX ISA)."""
 
 
 class StripsPlan(ImagesPlan, FeatureSlabs):
@@ -41,14 +50,39 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
         return ITEMSIZE[self.problem.in_dtype]
 
     @property
+    def row_bytes(self) -> int:
+        """What a patch has side by side in memory: a row of its pixels, with all channels where these are last."""
+        return row_bytes(self.problem)
+
+    @property
+    def span(self) -> int:
+        """Bytes that such a row takes in shared memory and in K."""
+        return span_of(self.row_bytes)
+
+    @property
+    def gathers(self) -> bool:
+        """TMA gathers single rows of patches; otherwise a row of a box is that of neighbouring patches, a strip."""
+        return self.span > SPANS[0]
+
+    @property
+    def planes(self) -> int:
+        """Images of one channel that an image consists of in memory; one, where channels are last."""
+        return 1 if self.problem.channels_last else self.problem.channels
+
+    @property
     def block_rows(self) -> int:
-        """Rows of a patch in one K block of 128 bytes."""
-        return STRIP_ROWS // self.pixel_bytes
+        """Rows of a patch in one K block of 128 bytes: 8 of 16 bytes, 4 of 32, and so on."""
+        return BLOCK_BYTES // self.span
 
     @property
     def k_blocks(self) -> int:
-        """Parts of a patch of one channel: 8 rows of 16 bytes, or 4 of 32."""
-        return self.problem.channels * (STRIP_PATCH // self.block_rows)
+        """Parts of a patch, plane by plane."""
+        return self.planes * (self.problem.patch // self.block_rows)
+
+    @property
+    def weight_columns_of_k(self) -> int:
+        """K counts the pixels of a patch by (plane, row, place in the row), rows zero-padded to their span."""
+        return self.planes * self.problem.patch * self.span // self.pixel_bytes
 
     @property
     def tile_rows(self) -> int:
@@ -67,17 +101,22 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
 
     @property
     def stage_box(self) -> tuple[int, int, int, int]:
-        """Pixels of a row, images, rows and channels of the box that fills a stage."""
+        """Elements of a row of all patches, images, rows and planes of the box that fills a stage."""
         rows = self.block_rows * self.config.stage_blocks
-        return (STRIP_PATCH * self.tile_patches, self.cta_images, rows, 1)
+        return (self.span // self.pixel_bytes * self.tile_patches, self.cta_images, rows, 1)
 
     @property
-    def stages_per_channel(self) -> int:
-        return STRIP_PATCH // self.block_rows // self.config.stage_blocks
+    def stages_per_plane(self) -> int:
+        return self.problem.patch // self.block_rows // self.config.stage_blocks
+
+    @property
+    def pixel_stage_bytes(self) -> int:
+        """Of the patches in a stage."""
+        return math.prod(self.stage_box) * self.pixel_bytes
 
     @property
     def stage_bytes(self) -> int:
-        return math.prod(self.stage_box) * self.pixel_bytes
+        return self.pixel_stage_bytes
 
     @property
     def table_period(self) -> int:
@@ -100,6 +139,27 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
         return (tiles, self.padded_n // BLOCK_FEATURES, self.table_period, LANES, 4)
 
 
+def row_bytes(p: PatchEmbedImagesProblem) -> int:
+    """Of the pixels that a patch has side by side in memory."""
+    return p.patch * ITEMSIZE[p.in_dtype] * (p.channels if p.channels_last else 1)
+
+
+def span_of(nbytes: int) -> int:
+    """The least bytes of a row of an operand that holds so many; those of the longest one where none does."""
+    return next((span for span in SPANS if span >= nbytes), SPANS[-1])
+
+
+def why_no_operand(p: PatchEmbedImagesProblem) -> str:
+    """Why rows of pixels of these patches are no rows of an operand as TMA writes them; empty where they are."""
+    nbytes = row_bytes(p)
+    what = f"a patch's row of {p.patch} pixels" + (f" and {p.channels} channels" if p.channels_last else "")
+    if nbytes % SPANS[0] or nbytes > SPANS[-1]:
+        return f"{what} is {nbytes} bytes: TMA reads multiples of {SPANS[0]}, and swizzles {SPANS[-1]} at most"
+    if p.patch * span_of(nbytes) % (2 * BLOCK_BYTES):
+        return f"{what} is {nbytes} bytes, and {p.patch} rows make no whole stages of {2 * BLOCK_BYTES}"
+    return ""
+
+
 def images_step(tile_patches: int, columns: int = 16) -> int:
     """What the images of a tile are a multiple of, so that its patches are one of ``columns``."""
     return columns // math.gcd(columns, tile_patches)
@@ -115,12 +175,17 @@ def check_table(plan: StripsPlan) -> None:
 
 
 def check_strips_problem(p: PatchEmbedImagesProblem, precisions: tuple[str, ...]) -> None:
-    """What strips cannot do; ``precisions`` are those that the kernel multiplies."""
+    """What strips of 16 bytes cannot do; ``precisions`` are those that the kernel multiplies."""
+    check_integers(p, precisions)
+    require("channels_last", p.channels_last, (False,), "strips are neighbouring pixels of one channel")
+    require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 16 bytes of a strip")
+
+
+def check_integers(p: PatchEmbedImagesProblem, precisions: tuple[str, ...]) -> None:
+    """What kernels of uint8 pixels multiply and store."""
     rule = "this kernel multiplies weights of one term" if p.precision in INTEGERS else "a strip's pixels are bytes"
     require("precision", p.precision, precisions, rule)
     require("out_dtype", p.out_dtype, ("bfloat16",), "element types that this kernel stores")
-    require("channels_last", p.channels_last, (False,), "strips are neighbouring pixels of one channel")
-    require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 16 bytes of a strip")
 
 
 def check_gathered_problem(p: PatchEmbedImagesProblem) -> None:

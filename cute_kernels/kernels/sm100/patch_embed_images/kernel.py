@@ -37,7 +37,6 @@ from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.strips import (
     images_layout,
     out_layout,
-    patches_layout,
     scale_of_feature,
     source_box,
     strip_boxes,
@@ -80,8 +79,7 @@ class PatchEmbedImagesKernel(ImagesHost):
 
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
         plan, o = self.plan, operands
-        view = images_layout if plan.pixel_bytes == 1 else patches_layout
-        images = cute.make_tensor(o.images, view(o.batch, plan.problem.channels, o.height, o.width))
+        images = cute.make_tensor(o.images, images_layout(plan, o.batch, o.height, o.width))
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
         images_atom, images_view = cpasync.make_tiled_tma_atom(

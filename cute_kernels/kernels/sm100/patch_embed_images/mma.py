@@ -108,7 +108,7 @@ class Mma:
                 ((count, STRIP_PATCH), 1, MMA_STEPS, blocks), stride=((STRIP_PATCH, 1), 0, rows, MMA_STEPS * rows)
             )
             strips = self.strips + plan.pixel_bytes * STRIP_PATCH * first
-            strips = cute.recast_ptr(strips, row_swizzle(), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
+            strips = cute.recast_ptr(strips, row_swizzle(plan), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
             return tiled_mma.make_fragment_B(cute.make_tensor(strips, layout))
         whole = operand_layout(plan)
         chunks, step, block = whole.stride[1], 2 * whole.stride[1][1], whole.stride[2]

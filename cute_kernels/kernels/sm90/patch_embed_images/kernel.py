@@ -24,8 +24,10 @@ from cute_kernels.kernels.sm90.patch_embed_images.terms import (
     TermsMma,
     integer_mma,
     shared_weight,
-    shared_weight_tma,
     weight_load,
+    weight_operand,
+    weight_tensor,
+    weight_tma,
 )
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.sm90.transposed.mma import Mma
@@ -34,9 +36,10 @@ from cute_kernels.kernels.sm90.transposed.weight import resident_weight
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
     images_layout,
-    operand_layout,
+    operand,
     out_layout,
     scale_of_feature,
+    source_box,
     strip_boxes,
     strip_layout,
     table_view,
@@ -50,13 +53,15 @@ from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
 class DeviceArguments:
     """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes.
 
-    ``low`` and ``high`` load what of a weight of two terms stays in shared memory: atom and view each.
+    ``weight`` is ``[N, K]`` in memory. ``streamed`` loads it where it comes with the pixels, ``low`` and ``high`` what
+    of a weight of two terms stays in shared memory: atom and view each.
     """
 
     tiled_mma: cute.TiledMma
     images_atom: cute.CopyAtom
     images: cute.Tensor
     weight: cute.Tensor
+    streamed: Tma | None
     low: Tma | None
     high: Tma | None
     out_atom: cute.CopyAtom
@@ -79,11 +84,11 @@ class PatchEmbedImagesKernel(ImagesHost):
 
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands
-        images = cute.make_tensor(o.images, images_layout(o.batch, plan.problem.channels, o.height, o.width))
+        images = cute.make_tensor(o.images, images_layout(plan, o.batch, o.height, o.width))
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
         images_atom, images_view = cpasync.make_tiled_tma_atom(
-            load, images, strip_layout(plan, 1), plan.stage_box, num_multicast=config.cluster
+            load, images, strip_layout(plan, 1), source_box(plan), num_multicast=config.cluster
         )
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box()
@@ -92,9 +97,10 @@ class PatchEmbedImagesKernel(ImagesHost):
         position_tiles = row_tiles * o.grid_height
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
         return DeviceArguments(
-            integer_mma(plan, warpgroup.OperandSource.RMEM), images_atom, images_view, o.weight,
-            shared_weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
-            shared_weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None, out_atom, out_view,
+            integer_mma(plan, warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM),
+            images_atom, images_view, o.weight, None if plan.resident else weight_tma(plan, o.weight),
+            weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
+            weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None, out_atom, out_view,
             table_view(plan, o.table, groups, position_tiles), cute.make_tensor(o.scale, cute.make_layout((o.n,))),
             cute.ceil_div(o.batch, plan.tile_images), row_tiles, position_tiles, groups,
         )  # fmt: skip
@@ -135,31 +141,39 @@ class PatchEmbedImagesKernel(ImagesHost):
             if warp == plan.load_warp:
                 if cutlass.const_expr(plan.terms > 1):
                     weight_load(plan, (args.low, args.high), weight, pipes["weight"], slab).run()
-                self._load(args, strips, pipe, order, cta_rank).run()
+                self._load(args, weight, strips, pipe, order, slab, cta_rank).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             if cutlass.const_expr(plan.terms > 1):
                 pipes["weight"].wait_full(pipes["weight"].consumer_state())
             self._mma(args, weight, strips, staging, pipe, order, slab, warp // 4).run()
 
-    def _load(self, args, strips, pipe, order, cta_rank) -> StripLoad:
+    def _load(self, args, shared, strips, pipe, order, slab, cta_rank) -> StripLoad:
         ctas = self.plan.config.cluster
+        weight = None
+        if cutlass.const_expr(not self.plan.resident):
+            weight = weight_operand(self.plan, args.streamed, shared, self.plan.ring_blocks)
         source, blocks = strip_boxes(self.plan, (args.images_atom, args.images), strips, (ctas, cta_rank))
         multicast = Int16((1 << ctas) - 1) if ctas > 1 else None
         return StripLoad(
-            self.plan, args.images_atom, source, blocks, pipe, order, args.row_tiles, multicast=multicast
-        )
+            self.plan, args.images_atom, source, blocks, pipe, order, args.row_tiles, multicast=multicast,
+            weight=weight, slab=slab,
+        )  # fmt: skip
 
     def _mma(self, args, shared, strips, staging, pipe, order, slab, warpgroup_index) -> Mma:
         plan, config = self.plan, self.plan.config
         thread = cute.arch.thread_idx()[0] % 128
         slice_ = args.tiled_mma.get_slice(thread)
         feature_block = slab * config.warpgroups + warpgroup_index
-        # A layout has elements; those of a block that no WGMMA reads are not loaded.
-        columns = max(1, plan.held_blocks) * plan.k_block_bytes
-        weight = resident_weight(args.tiled_mma, slice_, args.weight, feature_block, columns)
-        patches = cute.make_tensor(strips, operand_layout(plan))
-        fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(patches))
+        if cutlass.const_expr(plan.resident):
+            # A layout has elements; those of a block that no WGMMA reads are not loaded.
+            columns = max(1, plan.held_blocks) * plan.k_block_bytes
+            weight = resident_weight(args.tiled_mma, slice_, args.weight, feature_block, columns)
+        else:
+            streamed = weight_tensor(plan, shared, plan.ring_blocks)
+            mine = cute.local_tile(streamed, (64, plan.k_block_bytes, plan.ring_blocks), (warpgroup_index, 0, 0))
+            weight = args.tiled_mma.make_fragment_A(slice_.partition_A(mine))
+        fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(operand(plan, strips)))
 
         buffer = staging + cute.assume(warpgroup_index * plan.staging_bytes, divby=plan.swizzle_period)
         layout = self._staging_layout()

@@ -1,4 +1,4 @@
-"""Weights of two terms of 8 bits: what of them stays in shared memory, and the products with both."""
+"""Weights in shared memory, K block by K block; of two terms, what of them stays there, and the products with both."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ def integer_mma(plan: Sm90ImagesPlan, source: warpgroup.OperandSource) -> cute.T
 # ---- the weight in shared memory -----------------------------------------------------------------------------------
 
 
-def _weight_layout(plan: Sm90ImagesPlan, blocks: int) -> cute.ComposedLayout:
+def weight_layout(plan: Sm90ImagesPlan, blocks: int) -> cute.ComposedLayout:
     """``[features, 128 bytes of K, blocks]``, K-major, SWIZZLE_128B; without the last mode for a single block."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Int8)
     layout = cute.tile_to_shape(atom, (plan.features, plan.k_block_bytes, blocks), order=(0, 1, 2))
     return layout if blocks > 1 else cute.slice_(layout, (None, None, 0))
 
 
-def _weight_tensor(plan: Sm90ImagesPlan, memory: cute.Pointer) -> cute.Tensor:
-    layout = _weight_layout(plan, plan.shared_blocks)
+def weight_tensor(plan: Sm90ImagesPlan, memory: cute.Pointer, blocks: int) -> cute.Tensor:
+    """`weight_layout` of so many blocks over shared memory."""
+    layout = weight_layout(plan, blocks)
     return cute.make_tensor(cute.recast_ptr(memory, layout.inner, dtype=Int8), layout.outer)
 
 
-def shared_weight_tma(plan: Sm90ImagesPlan, weight: cute.Tensor) -> Tma:
+def weight_tma(plan: Sm90ImagesPlan, weight: cute.Tensor) -> Tma:
     """TMA load of one K block of a CTA's features: atom and view of ``[N, K]``."""
     tma = cpasync.make_tiled_tma_atom(
-        cpasync.CopyBulkTensorTileG2SOp(), weight, _weight_layout(plan, 1), (plan.features, plan.k_block_bytes)
+        cpasync.CopyBulkTensorTileG2SOp(), weight, weight_layout(plan, 1), (plan.features, plan.k_block_bytes)
     )
     return tma.atom, tma.tma_tensor
 
@@ -76,18 +77,19 @@ class WeightLoad:
             term.fetch(term.place(self.slab, ()), k_block, block, self.pipe.full_barrier(state))
 
 
+def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks: int) -> Operand:
+    """What loads K blocks of a CTA's features, given atom and view, into buffers in shared memory."""
+    boxes = cute.local_tile(tma[1], (plan.features, plan.k_block_bytes), (None, None))
+    return tma_operand((tma[0], boxes), weight_tensor(plan, memory, blocks), 2)
+
+
 def weight_load(
     plan: Sm90ImagesPlan, terms: tuple[Tma, Tma | None], memory: cute.Pointer, pipe: Sm90Pipe, slab: Int32
 ) -> WeightLoad:
     """What `WeightLoad` needs of both terms' TMA, the low one's first, and of the shared memory of the weight."""
 
-    def operand(tma: Tma | None) -> Operand | None:
-        if tma is None:
-            return None
-        boxes = cute.local_tile(tma[1], (plan.features, plan.k_block_bytes), (None, None))
-        return tma_operand((tma[0], boxes), _weight_tensor(plan, memory), 2)
-
-    return WeightLoad(plan, *(operand(tma) for tma in terms), pipe, slab)
+    low, high = (None if tma is None else weight_operand(plan, tma, memory, plan.shared_blocks) for tma in terms)
+    return WeightLoad(plan, low, high, pipe, slab)
 
 
 def shared_weight(
@@ -96,7 +98,7 @@ def shared_weight(
     """The instruction that reads it, and this warpgroup's descriptors ``[.., k step in block, block]``."""
     tiled_mma = integer_mma(plan, warpgroup.OperandSource.SMEM)
     slice_ = tiled_mma.get_slice(cute.arch.thread_idx()[0] % 128)
-    fragments = tiled_mma.make_fragment_A(slice_.partition_A(_weight_tensor(plan, memory)))
+    fragments = tiled_mma.make_fragment_A(slice_.partition_A(weight_tensor(plan, memory, plan.shared_blocks)))
     return tiled_mma, cute.local_tile(fragments, (1, 1, MMA_STEPS, plan.shared_blocks), (0, warpgroup_index, 0, 0))
 
 

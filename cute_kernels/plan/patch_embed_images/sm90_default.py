@@ -1,0 +1,280 @@
+"""Limits of the SM90a kernel over uint8 images, and which configuration a problem gets.
+
+Few images get the configuration of least predicted time, by the model of the kernel over rows
+(`cute_kernels.plan.patch_embed.sm90_default`), which has the same consumers, epilogue and stages. Many reach the power
+limit, where the weight stays in registers if these hold it, and the shape of least padding is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.plan.base import Arch, check_smem, reject, require, round_up
+from cute_kernels.plan.patch_embed.sm90_default import predicted_microseconds
+from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, INTEGERS, MOST_PATCHES, STRIP_PATCH
+from cute_kernels.plan.patch_embed_images.gather_default import GATHER_CLOCKS
+from cute_kernels.plan.patch_embed_images.sm90 import MOST_COLUMNS, Sm90ImagesPlan
+from cute_kernels.plan.patch_embed_images.strips import (
+    SPANS,
+    check_integers,
+    check_strips_problem,
+    check_table,
+    images_step,
+    row_bytes,
+    span_of,
+    why_no_operand,
+)
+from cute_kernels.plan.sm90_transposed import ADDRESSING_REGISTERS, check_barriers, check_registers, ring_stages
+
+USUAL_COLUMNS = 128
+"""Columns of a tile beside a weight in registers: two warpgroups' accumulators fit beside that of 768 inputs."""
+
+TERMS_COLUMNS = 112
+"""Likewise of a weight of two terms: beside 128 features' of 768 inputs shared memory holds the stages of one tile."""
+
+FEW_OPERATIONS = 2e10
+"""Multiplications and additions up to which the model of a launch chooses: 85 images of 196 patches, 768 inputs and 768
+features. The kernel over rows streams its weight up to as many, by the same model."""
+
+MACS_PER_CLOCK = 4096
+"""Integer products of a multiprocessor, dense (H200 data sheet: 1,979 TOP/s)."""
+
+SHARED_BYTES_PER_CLOCK = 128
+
+CLOCKS_PER_MICROSECOND = 1755
+"""Of an H200 at few images, where power does not limit."""
+
+LAUNCH_MICROSECONDS = 2.5
+"""Of a launch that has next to nothing to do, by the model of the kernel over rows."""
+
+_UNSHARED = {1: 1.15, 2: 1.0}
+"""Of a CTA without a neighbour that shares its patches, by CTAs of a cluster, and"""
+
+_ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
+"""of the tensor cores in its epilogue, by warpgroups: what they weigh against padding. Estimates."""
+
+
+def plan_sm90_images(
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig | None, arch: Arch, sm_count: int
+) -> Sm90ImagesPlan:
+    """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
+    check_operand(problem)
+    config = config or Sm90ImagesConfig()
+    source = source_of(problem)
+    require("source", config.source, ("auto", source), "how patches come out of these images")
+    require("warpgroups", config.warpgroups, (0, 1, 2, 3), "consumer warpgroups that registers allow; 0 chooses")
+    rule = "pairs of multiprocessors share patches; larger clusters leave some idle; 0 chooses"
+    require("cluster", config.cluster, (0, 1, 2), rule)
+    require("stage_blocks", config.stage_blocks, (0, 1, 2), "K blocks of 128 bytes in a stage; 0 chooses")
+    require("order", config.order, ("row", "image"), "images or positions run fastest")
+    weights = ("auto", "registers", "streamed") if problem.precision == "int8" else ("auto", "registers")
+    require("weight", config.weight, weights, "where the weight operand comes from; of two terms it stays")
+    if not 0 <= config.tile_patches <= MOST_PATCHES:
+        rule = f"a row of a TMA box of strips has {BOX_BYTES} bytes at most; 0 chooses"
+        reject("tile_patches", config.tile_patches, rule, min(max(config.tile_patches, 1), MOST_PATCHES))
+    if config.stages < 2 and config.stages != 0:
+        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
+    given, config = config, resolve(problem, config, arch, sm_count)
+    if sm_count < config.cluster:
+        reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    check_tile(config)
+    plan = Sm90ImagesPlan(problem, config, arch, sm_count)
+    if plan.stage_box[2] < config.cluster:
+        rule = f"each of {config.cluster} CTAs of a cluster loads its share of the rows of a stage"
+        reject("stage_blocks", config.stage_blocks, rule, 2)
+    otherwise = ("weight", config.weight, "streamed") if plan.terms == 1 else ("channels", problem.channels, 1)
+    check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), otherwise)
+    check_barriers(plan)
+    _check_shared_weight(plan, given)
+    check_smem(plan)
+    check_table(plan)
+    return plan
+
+
+def check_operand(p: PatchEmbedImagesProblem) -> None:
+    """Rows of patches that TMA writes as rows of an operand, of bytes; with two terms strips alone."""
+    check_integers(p, INTEGERS)
+    if p.precision == "int16":
+        check_strips_problem(p, INTEGERS)
+    reason, most = why_no_operand(p), SPANS[-1] // STRIP_PATCH
+    if reason and p.channels_last and p.channels > most:
+        reject("channels", p.channels, reason, most)
+    if reason:
+        reject("patch", p.patch, reason, STRIP_PATCH)
+
+
+def source_of(p: PatchEmbedImagesProblem) -> str:
+    """Strips where a patch's row is 16 bytes, otherwise gathered rows."""
+    return "strips" if span_of(row_bytes(p)) == SPANS[0] else "gather"
+
+
+def check_tile(config: Sm90ImagesConfig) -> None:
+    """The columns of a tile are a legal N of an integer WGMMA, and pairs of its groups of 8 fill a stmatrix."""
+    step = images_step(config.tile_patches)
+    largest = MOST_COLUMNS // config.tile_patches // step * step
+    if config.tile_images % step or not 1 <= config.tile_images <= largest:
+        rule = f"with {config.tile_patches} patches multiples of {step} up to {largest} make N = 16 to 256"
+        reject("tile_images", config.tile_images, rule, min(max(round_up(config.tile_images, step), step), largest))
+
+
+def _check_shared_weight(plan: Sm90ImagesPlan, given: Sm90ImagesConfig) -> None:
+    """A weight of two terms leaves shared memory for two stages and staging; ``given`` is what the caller chose."""
+
+    def fits(channels: int) -> bool:
+        problem = dataclasses.replace(plan.problem, channels=channels)
+        config = resolve(problem, given, plan.arch, plan.sm_count)
+        return _fits(Sm90ImagesPlan(problem, config, plan.arch, plan.sm_count))
+
+    if plan.terms == 1 or _fits(plan):
+        return
+    rule = (
+        f"{plan.shared_blocks} K blocks of a weight of two terms, {plan.weight_bytes:,} B for {plan.features} "
+        "features, leave shared memory without room for two stages and the output"
+    )
+    fewer = (channels for channels in range(plan.problem.channels - 1, 0, -1) if fits(channels))
+    reject("channels", plan.problem.channels, rule, next(fewer, 1))
+
+
+# ---- choice --------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
+    """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
+    config = dataclasses.replace(config, source=source_of(problem))
+    operations = 2 * problem.batch * problem.positions * problem.n * problem.k
+    few = operations <= FEW_OPERATIONS and problem.precision == "int8"
+    plans = list(_shapes(problem, config, arch, sm_count, few))
+    fit = [plan for plan in plans if _fits(plan)]
+    if fit:
+        plan = min(fit, key=_microseconds if few else _cost)
+    else:  # the plan that lacks the fewest registers or the least memory says so
+        plan = min(plans, key=lambda plan: (plan.needed_registers - plan.consumer_registers, plan.smem_bytes))
+    return plan.config
+
+
+def _shapes(
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int, few: bool
+) -> Iterator[Sm90ImagesPlan]:
+    """Plans that a configuration leaves open, with the stages that they would get."""
+    kinds = ("registers", "streamed") if problem.precision == "int8" else ("registers",)
+    weights = kinds if config.weight == "auto" else (config.weight,)
+    warpgroups = (config.warpgroups,) if config.warpgroups else (2, 3, 1)
+    clusters = (config.cluster,) if config.cluster else (2, 1) if sm_count > 1 else (1,)
+    for weight, groups in itertools.product(weights, warpgroups):
+        narrow = Sm90ImagesPlan(
+            problem, dataclasses.replace(config, weight=weight, warpgroups=groups, tile_patches=1, tile_images=1), arch,
+            sm_count,
+        )  # fmt: skip
+        room = min(narrow.consumer_registers - narrow.weight_registers, narrow.entry_registers) - ADDRESSING_REGISTERS
+        columns = min(2 * room, USUAL_COLUMNS if few or narrow.resident else MOST_COLUMNS)
+        for cluster, patches, blocks in itertools.product(
+            clusters, _tile_patches(problem, config, few), _stage_blocks(narrow, config.stage_blocks)
+        ):
+            shape = dataclasses.replace(narrow.config, cluster=cluster, tile_patches=patches, stage_blocks=blocks)
+            wide = TERMS_COLUMNS if narrow.terms == 2 else columns
+            options = _tile_images(problem, config, patches, wide, few)
+            for plan in (_with_stages(problem, shape, images, config.stages, arch, sm_count) for images in options):
+                if _fits(plan) or narrow.terms == 1 or config.tile_images:
+                    yield plan
+                else:
+                    yield _narrowed(plan, config.stages)
+
+
+def _with_stages(
+    problem: PatchEmbedImagesProblem, shape: Sm90ImagesConfig, images: int, stages: int, arch: Arch, sm_count: int
+) -> Sm90ImagesPlan:
+    """The plan of a tile of so many images, with the stages that it would get."""
+    plan = Sm90ImagesPlan(
+        problem, dataclasses.replace(shape, tile_images=images, stages=stages or 2), arch, sm_count
+    )
+    if stages or ring_stages(plan) == 2:
+        return plan
+    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=ring_stages(plan)))
+
+
+def _narrowed(plan: Sm90ImagesPlan, stages: int) -> Sm90ImagesPlan:
+    """The widest tile of fewer images that fits beside a weight of two terms, or the narrowest."""
+    step = images_step(plan.tile_patches)
+    for images in range(plan.tile_images - step, step, -step):
+        fewer = _with_stages(plan.problem, plan.config, images, stages, plan.arch, plan.sm_count)
+        if _fits(fewer):
+            return fewer
+    return _with_stages(plan.problem, plan.config, step, stages, plan.arch, plan.sm_count)
+
+
+def _stage_blocks(plan: Sm90ImagesPlan, given: int) -> tuple[int, ...]:
+    """Two where a weight in registers leaves room for such stages, otherwise either.
+
+    The ring beside a weight of two terms is no longer than a tile, and is handed on in the smallest pieces.
+    """
+    if given:
+        return (given,)
+    if plan.terms == 2:
+        return (1,)
+    return (2,) if plan.resident else (2, 1)
+
+
+def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, few: bool) -> tuple[int, ...]:
+    """Any; with few images the grid row in four numbers of equal pieces, and 16, of which one image fills a tile."""
+    if config.tile_patches:
+        return (config.tile_patches,)
+    width = problem.grid_width
+    if not few:
+        return tuple(range(min(MOST_PATCHES, width), 0, -1))
+    least = -(-width // MOST_PATCHES)
+    pieces = (least, least + 1, 2 * least, 4 * least)
+    return tuple(dict.fromkeys((*(-(-width // i) for i in pieces), MOST_PATCHES)))
+
+
+def _tile_images(
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, patches: int, columns: int, few: bool
+) -> tuple[int, ...]:
+    """As many images as fit the columns, and no more than there are, at least one step; with few images also a half and
+    a quarter of that."""
+    if config.tile_images:
+        return (config.tile_images,)
+    step = images_step(patches)
+    images = max(step, min(columns // patches, round_up(problem.batch, step)) // step * step)
+    return tuple(sorted({max(step, images // i // step * step) for i in ((1, 2, 4) if few else (1,))}))
+
+
+def _fits(plan: Sm90ImagesPlan) -> bool:
+    """Whether registers hold what they have to, shared memory two stages, and each CTA of a cluster loads its share."""
+    return (
+        plan.needed_registers <= plan.consumer_registers
+        and plan.accumulator_registers + ADDRESSING_REGISTERS <= plan.entry_registers
+        and plan.smem_bytes - (plan.config.stages - 2) * plan.stage_bytes <= plan.arch.smem_bytes
+        and plan.stage_box[2] >= plan.config.cluster
+    )
+
+
+def _microseconds(plan: Sm90ImagesPlan) -> float:
+    """Of a launch of few images: the prediction, or what TMA takes for the rows of the boxes."""
+    tiles = -(-plan.tiles // (plan.clusters // plan.groups))
+    rows = plan.pixel_stage_bytes // (plan.span if plan.gathers else plan.span * plan.tile_patches)
+    tma = tiles * plan.tile_stages * rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND
+    return max(predicted_microseconds(plan), LAUNCH_MICROSECONDS + tma)
+
+
+def _cost(plan: Sm90ImagesPlan) -> float:
+    """Of shapes that a problem allows, the one of least cost is taken.
+
+    Products of features and patches that do not exist; rows of TMA boxes, of which those of 16 bytes took 2 to 3 times
+    as long as those of 224 on an H200; WGMMAs of few columns, for which a weight fragment is read as often as for many.
+    A streamed weight is written to shared memory and read from it for every tile, and needs a ring of some length.
+    """
+    config, problem = plan.config, plan.problem
+    patches = plan.row_tiles * plan.tile_patches / problem.grid_width
+    rows = (1 + SPANS[0] / (plan.tile_patches * plan.row_bytes)) * (1 + 16 / plan.tile_rows)
+    if plan.resident:
+        rows *= 1.0 if plan.tile_rows <= USUAL_COLUMNS else 2.0
+    else:
+        shared = plan.tile_rows + plan.features + config.warpgroups * (64 + plan.tile_rows)
+        products = plan.features * plan.tile_rows / MACS_PER_CLOCK
+        rows *= max(1.0, shared / SHARED_BYTES_PER_CLOCK / products) * (1 + 1 / (config.stages * config.stage_blocks))
+    return plan.padded_n * patches * rows * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]
