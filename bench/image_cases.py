@@ -14,6 +14,7 @@ MODELS: dict[str, tuple[int, int, int]] = {
     "vit-s16": (384, 224, 16), "base-p16": (768, 224, 16), "base-p16-256": (768, 256, 16),
     "base-p16-384": (768, 384, 16), "large-p16-256": (1024, 256, 16), "so400m-p16-384": (1152, 384, 16),
     "base-p14": (768, 224, 14), "vit-l14": (1024, 224, 14), "so400m-p14": (1152, 224, 14), "vit-b32": (768, 224, 32),
+    "dinov2-g14": (1536, 224, 14),
 }  # fmt: skip
 """Features, and pixels along a side of an image and of a patch; three channels."""
 
