@@ -24,6 +24,7 @@ from cute_kernels.config import (
     Sm100GemmConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
+    Sm100ResidentConfig,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ __all__ = [
     "Sm100GemmConfig",
     "Sm100ImagesConfig",
     "Sm100PatchEmbedConfig",
+    "Sm100ResidentConfig",
     "clear_cache",
     "frozen_constants",
     "gemm",

@@ -6,9 +6,10 @@ All are frozen, hashable and free of torch and of hardware limits: they check th
 
 from __future__ import annotations
 
-import operator
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from cute_kernels.config_types import check_types
 
 EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
@@ -30,51 +31,6 @@ LAUNCH_ARGUMENT = {"launch_argument": True}
 Code is compiled anew for another value of any other field (`Plan.kernel_key`), so that a forgotten mark costs
 compilations and never correctness. What a plan derives from such a field for the compiler is in `Plan.compiled_in`.
 """
-
-
-def check_types(instance: Any) -> None:
-    """Makes integers of any library ``int``, and refuses fields of another type than they are annotated with.
-
-    Equal configurations must be the same key of a cache, in memory and, by their ``repr``, on disk: ``np.int64(4)``,
-    ``4.0`` and ``True`` would be equal to integers and yet be keys of their own.
-
-    Raises:
-        TypeError: naming the field.
-        ValueError: an integer other than 0 and 1 in place of a bool.
-    """
-    for part in fields(instance):
-        value = getattr(instance, part.name)
-        if part.type == "int":
-            checked = _integer(part.name, value)
-        elif part.type == "bool":
-            checked = _boolean(part.name, value)
-        elif isinstance(value, str):
-            checked = str(value)
-        else:
-            raise TypeError(f"{part.name} = {value!r} is {type(value).__name__}, expected a string")
-        object.__setattr__(instance, part.name, checked)
-
-
-def type_name(value: Any) -> str:
-    """A type in messages, with its module: NumPy has a ``bool`` that is none of Python's."""
-    return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected an integer")
-    return operator.index(value)
-
-
-def _boolean(name: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is {type_name(value)}, expected True or False")
-    # An operator schema passes a bool among integers as 0 or 1.
-    if operator.index(value) not in (0, 1):
-        raise ValueError(f"{name} = {value!r}, allowed: True, False")
-    return operator.index(value) == 1
 
 
 @dataclass(frozen=True)
@@ -182,6 +138,48 @@ class Sm100PatchEmbedConfig:
     store_buffers: int = 4
     early_release: bool = True
     stagger_clocks: int = 80
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True)
+class Sm100ResidentConfig:
+    """Tunables of the SM100a kernel whose weight stays on chip, ``out^T = weight * x^T``: features are the lanes of
+    tensor memory, 128 per CTA, and rows of ``x`` the columns of an accumulator.
+
+    `Sm100PatchEmbedConfig` has those of the kernel that streams the weight. Fields whose default is 0 or ``"auto"`` are
+    chosen for the problem.
+
+    Attributes:
+        weight: where it stays. ``"tmem"``: tensor memory, 32 columns for 128 bytes of K; ``"smem"``: shared memory, 16
+            KiB for 128 bytes of K, which every MMA reads again.
+        order: as in `Sm90PatchEmbedConfig`. A flat order is for rows that are no whole images, for fewer than eight
+            images, and for an index: every row then reads its table row.
+        tile_rows: rows of ``x`` in a tile, the N of an MMA: multiples of 16 for each CTA, up to 256.
+        tile_positions: neighbouring positions of a tile in position order. Each CTA has a multiple of 8 images.
+        cta_group: CTAs that multiply together: a pair, each with half of the images of a tile, or 1.
+        accumulators, part_columns: as in `Sm100ImagesConfig`.
+        tmem_load_width: columns of one ``tcgen05.ld.16x256b``: 16, 32 or 64.
+        stages: operand buffers between TMA and tensor core; 0: two tiles' worth, or what shared memory holds.
+        stage_blocks: K blocks of 128 bytes in one stage, 1 or 2.
+        epilogue: as in `Sm100PatchEmbedConfig`.
+
+    Raises:
+        TypeError: a field of the wrong type.
+    """
+
+    weight: WeightMemory = "auto"
+    order: RowOrder = "auto"
+    tile_rows: int = 0
+    tile_positions: int = 0
+    cta_group: int = 0
+    accumulators: int = 0
+    part_columns: int = 0
+    tmem_load_width: int = 0
+    stages: int = 0
+    stage_blocks: int = 1
+    epilogue: EpilogueArithmetic = "f32"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -507,6 +505,6 @@ class Sm90GemmConfig:
 
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig
-PatchEmbedConfig = Sm100PatchEmbedConfig | Sm90PatchEmbedConfig
+PatchEmbedConfig = Sm100PatchEmbedConfig | Sm100ResidentConfig | Sm90PatchEmbedConfig
 ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig
 Config = PatchEmbedConfig | GemmConfig | ImagesConfig

@@ -17,7 +17,7 @@ from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
 from cute_kernels.commands import compare, doctor
 from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, arch_of, config_of, count, plan_of
 from cute_kernels.config_codec import spell
-from cute_kernels.plan import predict
+from cute_kernels.plan import predict, runs
 from cute_kernels.runtime import tuned
 from cute_kernels.siglip.models import ARCHITECTURES
 
@@ -201,7 +201,7 @@ def _plan(options: argparse.Namespace) -> int:
         ("grid, cluster" if single else f"{part.operation}: grid, cluster", f"{part.grid}, {part.cluster}")
         for part in plan.launches
     ]
-    rows = [("runs", plan.runs), *plan.describe(), *grids, ("config", config)]
+    rows = [("runs", runs(plan)), *plan.describe(), *grids, ("config", config)]
     if (prediction := predict(plan)) is not None:
         rows.append(("time", str(prediction)))
     width = max(len(name) for name, _ in rows)

@@ -20,6 +20,7 @@ from cute_kernels.config import (
     Sm100GemmConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
+    Sm100ResidentConfig,
 )
 from cute_kernels.config_codec import parse_settings, spell
 from cute_kernels.plan import PLANNERS, Plan, make_plan
@@ -32,6 +33,9 @@ CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
         "tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64), "cta_group": (1, 2),
         "tile_positions": (0, 1, 2, 4, 8), "tmem_loads": (1, 2), "store_group": (1, 2, 3, 4),
         "store_buffers": (1, 2, 4),
+    },
+    Sm100ResidentConfig: {
+        "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (0, 16, 32, 64), "stage_blocks": (1, 2),
     },
     Sm90PatchEmbedConfig: {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
     Sm90ImagesConfig: {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (1, 2)},
@@ -55,6 +59,12 @@ _TWO_TILES = "two tiles' worth, or what fits"
 MEANINGS: dict[type, dict[str, str]] = {
     Sm100PatchEmbedConfig: {"tile_positions": _CHOSEN},
     Sm90PatchEmbedConfig: {"stages": _TWO_TILES},
+    Sm100ResidentConfig: {
+        "stages": _TWO_TILES,
+        **dict.fromkeys(
+            ("tile_rows", "tile_positions", "cta_group", "accumulators", "part_columns", "tmem_load_width"), _CHOSEN
+        ),
+    },
     Sm90ImagesConfig: {
         "stages": _TWO_TILES,
         **dict.fromkeys(("tile_patches", "tile_images", "warpgroups", "cluster"), _CHOSEN),
@@ -96,7 +106,7 @@ def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
     lines = []
     for kernel in kernels:
         for arch, target in _targets(kernel).items():
-            for kind in (target.config, *(other.config for other in target.others)):
+            for kind in (*target.configs, *(other.config for other in target.others)):
                 tunables = ", ".join(_describe(kind, field) for field in dataclasses.fields(kind))
                 lines.append(f"{kernel}, {arch}{_PROBLEMS_OF.get(kind, '')} ({kind.__name__}): {tunables}.")
             if target.fallback is not None:
@@ -114,7 +124,7 @@ def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
         metavar="FIELD=VALUE",
         dest="settings",
         help="a tunable of the kernel, any number of times; the others keep the values above. Without any, the plan "
-        "chooses for the problem; for patch-embed on sm_100a it always takes the values above",
+        "chooses for the problem. Of several kernels for the same problems the first is taken that has all of them",
     )
 
 
@@ -165,7 +175,24 @@ def config_of(options: argparse.Namespace, kernel: str, problem: Any) -> Any:
         if not _asks_for(reading, kind, options.settings):
             return parse_settings(kind, options.settings, f"{arch}, rows of patches")
         kind = reading
+    elif target.also and options.settings:
+        kind = _named(target, options.settings)
     return parse_settings(kind, options.settings, arch + _PROBLEMS_OF.get(kind, ""))
+
+
+def _named(target: Target, settings: Sequence[str]) -> type:
+    """Of the classes for the same problems, the first that has all tunables of the settings, or the first of all."""
+    having = (kind for kind in target.configs if all(_has(kind, setting) for setting in settings))
+    return next(having, target.config)
+
+
+def _has(kind: type, setting: str) -> bool:
+    """Whether a class has the field of a setting and, where it is one of several words, the word."""
+    name, _, value = (part.strip() for part in setting.partition("="))
+    name = name.replace("-", "_")
+    hints = typing.get_type_hints(kind)
+    words = typing.get_args(hints.get(name))
+    return name in {field.name for field in dataclasses.fields(kind)} and (not words or value in words)
 
 
 def _asks_for(kind: type, other: type, settings: Sequence[str]) -> bool:

@@ -11,9 +11,10 @@ import pkgutil
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from cute_kernels.plan import Plan, Sm90GemmPlan, Sm100GemmPlan, Sm100ImagesPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan import Plan, Sm90GemmPlan, Sm100GemmPlan, Sm100PatchEmbedPlan
 from cute_kernels.plan.shared_operands import WgmmaPair
 from cute_kernels.plan.sm90_transposed import TransposedPlan
+from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 
 
 class Signal(Enum):
@@ -179,7 +180,7 @@ def sm100_graph(plan: Sm100PatchEmbedPlan | Sm100GemmPlan) -> Graph:
     )  # fmt: skip
 
 
-def sm100_images_graph(plan: Sm100ImagesPlan) -> Graph:
+def sm100_transposed_graph(plan: Sm100TransposedPlan) -> Graph:
     """load -> mma -> epilogue, beside the weight that the MMAs of all tiles read.
 
     A tile's accumulator is handed over part by part. Into tensor memory the epilogue warps write the weight, each its

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from cute_kernels.config import type_name
 from cute_kernels.config_codec import ConfigCodec
+from cute_kernels.config_types import type_name
 from cute_kernels.operations.scales import split_scale
 from cute_kernels.runtime.devices import check_backend
 from cute_kernels.runtime.repeat import Role

@@ -10,6 +10,8 @@ positions side by side: the warp then reads 512 consecutive bytes.
 
 ``"paired"`` (SM90): a thread holds columns c and c + 8 of every 16, by the accumulator layout of WGMMA. They stand side
 by side, so that one load brings both.
+
+``"quads"`` (SM100, weight on chip): a thread holds columns c + 8 i of every 32, by ``tcgen05.ld.16x256b``. Likewise.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from typing import Literal, get_args
 
 import torch
 
-Layout = Literal["row_major", "blocked", "interleaved", "paired"]
+Layout = Literal["row_major", "blocked", "interleaved", "paired", "quads"]
 
 LANES = 32
 LOAD_BYTES = 16
 BLOCK_COLUMNS = 32
-PAIRED_COLUMNS = 16
+THREAD_COLUMNS = {"paired": 2, "quads": 4}
+"""Columns of a thread, 8 apart, by layouts that put them side by side."""
 
 
 def table_geometry(
@@ -32,15 +35,17 @@ def table_geometry(
     """Shape of the table.
 
     Row-major: ``(rows, columns)``; blocked: ``(row blocks, column blocks, 32, 32)``; interleaved: ``(row blocks, column
-    chunks, 32, elements per 16-byte load)``; paired: ``(rows, column blocks, 8, 2)``.
+    chunks, 32, elements per 16-byte load)``; paired: ``(rows, column blocks, 8, 2)``; quads: ``(rows, column blocks, 8,
+    4)``.
 
     Raises:
         ValueError: ``columns`` is not a whole number of 16-byte loads, or of blocks.
     """
-    if layout == "paired":
-        if columns % PAIRED_COLUMNS:
-            raise ValueError(f"columns = {columns} do not divide into blocks of {PAIRED_COLUMNS}")
-        return rows, columns // PAIRED_COLUMNS, PAIRED_COLUMNS // 2, 2
+    if layout in THREAD_COLUMNS:
+        count = THREAD_COLUMNS[layout]
+        if columns % (8 * count):
+            raise ValueError(f"columns = {columns} do not divide into blocks of {8 * count}")
+        return rows, columns // (8 * count), 8, count
     elements = LOAD_BYTES // dtype.itemsize
     if columns % elements:
         raise ValueError(f"columns = {columns} of {dtype} do not divide into {LOAD_BYTES}-byte loads of {elements}")
@@ -69,7 +74,7 @@ def build_table(
         bias: ``[n]`` BF16, FP16 or FP32, or None.
         pos_embed: ``[positions, n]`` BF16, FP16 or FP32, or None. At least one of the two must be given.
         positions: positions per image; without ``pos_embed`` the table has a single row whatever this says.
-        columns: ``n`` padded to what the plan reads, a multiple of one 16-byte load, or of 16.
+        columns: ``n`` padded to what the plan reads, a multiple of one 16-byte load, of 16 or of 32.
         layout: which epilogue reads it.
         nan_row: one more row after the last, of NaN: what an index outside the positions gives.
         dtype: ``torch.float32`` (rounded once, when summed) or ``torch.bfloat16`` (the FP32 sum rounded once more).
@@ -77,8 +82,8 @@ def build_table(
     Returns:
         A contiguous tensor of shape `table_geometry(rows, columns, dtype, layout)`. The value of (position p, column c)
         stands at ``[p, c]`` if row-major, at ``[p // 32, c // V, p % 32, c % V]`` with V = elements per 16 bytes if
-        interleaved and V = 32 if blocked, at ``[p, c // 16, c % 8, c % 16 // 8]`` if paired. Everything outside the
-        rows and the n columns is zero.
+        interleaved and V = 32 if blocked, at ``[p, c // 16, c % 8, c % 16 // 8]`` if paired, at
+        ``[p, c // 32, c % 8, c % 32 // 8]`` if quads. Everything outside the rows and the n columns is zero.
 
     Raises:
         ValueError: neither input given, shapes, ``columns`` or ``dtype`` that do not fit together, unknown layout.
@@ -112,8 +117,8 @@ def build_table(
         padded[rows] = float("nan")
     if layout == "row_major":
         return padded
-    if layout == "paired":
-        _, blocks, pairs, _ = geometry
-        return padded.view(height, blocks, 2, pairs).transpose(2, 3).contiguous()
+    if layout in THREAD_COLUMNS:
+        _, blocks, columns_apart, count = geometry
+        return padded.view(height, blocks, count, columns_apart).transpose(2, 3).contiguous()
     row_blocks, chunks, lanes, elements = geometry
     return padded.view(row_blocks, lanes, chunks, elements).transpose(1, 2).contiguous()

@@ -19,6 +19,7 @@ from cute_kernels.plan.patch_embed import PATCH_EMBED
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
 from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan
 from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
+from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
 from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.plan.patch_embed_images.base import ImagesPlan
 from cute_kernels.plan.patch_embed_images.gather import Sm90GatherPlan
@@ -46,11 +47,13 @@ __all__ = [
     "Sm100GemmPlan",
     "Sm100ImagesPlan",
     "Sm100PatchEmbedPlan",
+    "Sm100ResidentPlan",
     "SmemRegion",
     "Target",
     "candidate_plans",
     "make_plan",
     "predict",
+    "runs",
 ]
 
 PLANNERS: dict[str, Planner] = {planner.operation: planner for planner in (PATCH_EMBED, PATCH_EMBED_IMAGES, GEMM)}
@@ -114,10 +117,17 @@ def make_plan(
         arch = planner.kinds.get(type(config), next(iter(planner.targets)))
     limits = _limits(arch)
     target = planner.target(arch).of(problem, config)
-    if config is not None and not isinstance(config, target.config):
-        raise TypeError(f"config is {type(config).__name__}, {arch} takes {target.config.__name__}")
+    if config is not None and not isinstance(config, target.configs):
+        allowed = " or ".join(kind.__name__ for kind in target.configs)
+        raise TypeError(f"config is {type(config).__name__}, {arch} takes {allowed}")
     planner.check(problem)
     return target.plan(problem, config, limits, limits.sm_count if sm_count is None else sm_count)
+
+
+def runs(plan: Plan) -> str:
+    """Which kernels run, and why these where a problem may have others."""
+    why = PLANNERS[plan.operation].targets[plan.arch.name].why
+    return plan.runs if why is None else f"{plan.runs}: {why(plan)}"
 
 
 def _limits(arch: str) -> Arch:

@@ -6,6 +6,9 @@ from abc import abstractmethod
 
 from cute_kernels.plan.base import Plan
 
+COLUMN_GROUP = 8
+"""Columns of a tensor core's result that its accumulators repeat with: a thread has two of each."""
+
 
 class FeatureSlabs(Plan):
     """A persistent kernel that takes every tile of ``x`` once for each group of clusters.

@@ -24,6 +24,9 @@ class Target:
         predict: the modelled time of a plan, where there is a model.
         others: kernels with tunables of their own, for problems that they take.
         takes: of another kernel: whether a problem is one of its.
+        also: further classes of tunables that ``plan`` takes, of kernels for the same problems; without a configuration
+            it chooses among all of them.
+        why: says of a plan why the problem gets this kernel, where there are several.
         fallback: what problems get that none of these kernels takes, and every problem whose configuration asks for it.
     """
 
@@ -34,11 +37,18 @@ class Target:
     others: tuple[Target, ...] = ()
     takes: Callable[[Any], bool] = bool
     fallback: Target | None = None
+    also: tuple[type, ...] = ()
+    why: Callable[[Any], str] | None = None
+
+    @property
+    def configs(self) -> tuple[type, ...]:
+        """All classes of tunables that ``plan`` takes."""
+        return (self.config, *self.also)
 
     def of(self, problem: Any, config: Any = None) -> Target:
         """The kernel that a problem gets, with a configuration or None."""
         if self.fallback is not None:
-            asked = isinstance(config, self.fallback.config)
+            asked = isinstance(config, self.fallback.configs)
             if asked or (config is None and self.fallback.takes(problem)):
                 return self.fallback
         return self.reading(problem)
@@ -88,7 +98,10 @@ class Planner:
     def kinds(self) -> dict[type, str]:
         """All classes of tunables, and the architecture of each."""
         return {
-            kernel.config: arch for arch, target in self.targets.items() for kernel in target.kernels
+            config: arch
+            for arch, target in self.targets.items()
+            for kernel in target.kernels
+            for config in kernel.configs
         }
 
     @cached_property

@@ -10,11 +10,14 @@ import sys
 import pytest
 
 from cute_kernels.compile import compile_plan, disassemble, resource_usage
-from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.plan import make_plan
 from tests.nightly import nightly
 
 HEADLINE = PatchEmbedProblem(m=928_256, n=768, k=768, table_rows=196)
+STREAMED = Sm100PatchEmbedConfig()
+ON_CHIP = Sm100ResidentConfig(weight="tmem", tile_rows=256, tile_positions=2, cta_group=2)
+"""That of `HEADLINE` without a configuration."""
 
 
 COLD = """
@@ -65,17 +68,18 @@ def test_cold_compilation_takes_no_longer_than_it_should() -> None:
     assert min(cold_compilation()[0] for _ in range(3)) < COLD_LIMIT
 
 
-def test_no_cluster_scope_fences_in_the_tile_loops() -> None:
+@pytest.mark.parametrize(("config", "products"), [(STREAMED, 4), (ON_CHIP, 2 * 24)], ids=["streamed", "on chip"])
+def test_no_cluster_scope_fences_in_the_tile_loops(config, products: int) -> None:
     """MEMBAR.ALL.GPU belongs to the two cluster barriers alone; a release at cluster scope would add one per tile."""
-    code = disassemble(compile_plan(make_plan(HEADLINE)).cubin)
+    code = disassemble(compile_plan(make_plan(HEADLINE, config)).cubin)
     assert len(re.findall(r"MEMBAR\.ALL\.GPU", code)) == 2
-    assert len(re.findall(r"UTCQMMA\.2CTA", code)) == 4
+    assert len(re.findall(r"UTCQMMA\.2CTA", code)) == products
     assert not re.search(r"\b(LDL|STL)\b", code)
 
 
 def test_epilogue_uses_packed_and_wide_instructions() -> None:
     """Two FP32 fused multiply-adds per instruction, 16-byte table loads and staging stores, 32-column TMEM loads."""
-    code = disassemble(compile_plan(make_plan(HEADLINE)).cubin)
+    code = disassemble(compile_plan(make_plan(HEADLINE, STREAMED)).cubin)
     columns = 256 + 128
     assert len(re.findall(r"FFMA2", code)) == columns // 2
     assert len(re.findall(r"LDG\.E\.128", code)) == columns * 4 // 16
@@ -83,16 +87,31 @@ def test_epilogue_uses_packed_and_wide_instructions() -> None:
     assert len(re.findall(r"LDTM\.x32", code)) == columns // 32
 
 
+def test_transposing_epilogue_uses_packed_and_wide_instructions() -> None:
+    """Per thread and tile: two multiply-adds per instruction, a matrix store of 8 elements, a table load per position.
+
+    16x256b loads reach 16 lanes each. A warp's TMA store of a tile is one instruction.
+    """
+    code = disassemble(compile_plan(make_plan(HEADLINE, ON_CHIP)).cubin)
+    columns = 256
+    assert len(re.findall(r"FFMA2", code)) == columns // 2
+    assert len(re.findall(r"F2FP", code)) == columns // 2
+    assert len(re.findall(r"STSM\.16\.MT88\.4", code)) == columns // 8
+    assert len(re.findall(r"LDTM\.16dp256bit\.x4", code)) == 2 * columns // 32
+    assert len(re.findall(r"UTMASTG", code)) == 1
+
+
 def test_sizes_do_not_recompile() -> None:
     other = PatchEmbedProblem(m=128 * 32, n=1152, k=592, table_rows=32)
-    assert make_plan(HEADLINE).kernel_key == make_plan(other).kernel_key
-    assert compile_plan(make_plan(HEADLINE)) is compile_plan(make_plan(other))
-    assert make_plan(HEADLINE).kernel_key != make_plan(HEADLINE, Sm100PatchEmbedConfig(stages=3)).kernel_key
+    assert make_plan(HEADLINE, STREAMED).kernel_key == make_plan(other, STREAMED).kernel_key
+    assert compile_plan(make_plan(HEADLINE, STREAMED)) is compile_plan(make_plan(other, STREAMED))
+    assert make_plan(HEADLINE, STREAMED).kernel_key != make_plan(HEADLINE, Sm100PatchEmbedConfig(stages=3)).kernel_key
     # Few images fill no tile at a position: their rows are taken as they come, with another table.
-    assert make_plan(HEADLINE).kernel_key != make_plan(PatchEmbedProblem(196, 768, 768, 196)).kernel_key
+    few = PatchEmbedProblem(196, 768, 768, 196)
+    assert make_plan(HEADLINE, STREAMED).kernel_key != make_plan(few, STREAMED).kernel_key
 
 
 def test_resource_report_of_another_kernel_is_refused() -> None:
-    artifact = compile_plan(make_plan(HEADLINE))
+    artifact = compile_plan(make_plan(HEADLINE, STREAMED))
     with pytest.raises(RuntimeError, match="reports nothing for kernel elsewhere"):
         resource_usage(artifact.cubin, "elsewhere")

@@ -43,14 +43,14 @@ def test_barrier_slots_do_not_overlap_and_fit_their_region() -> None:
 
 
 def test_warps_of_the_roles_are_the_warps_of_the_cta() -> None:
-    plan = make_plan(HEADLINE)
+    plan = make_plan(HEADLINE, Sm100PatchEmbedConfig())
     graph = sm100_graph(plan)
     by_warp = {w: role.name for role in graph.roles for w in range(role.first_warp, role.first_warp + role.warps)}
     assert tuple(by_warp[w] for w in range(plan.warps)) == plan.roles
 
 
 def test_byte_count_and_signal_must_agree() -> None:
-    graph = sm100_graph(make_plan(HEADLINE))
+    graph = sm100_graph(make_plan(HEADLINE, Sm100PatchEmbedConfig()))
     operands = dataclasses.replace(graph.edges[0], tx_bytes=0)
     with pytest.raises(ValueError, match="operands.*tx_bytes = 0.*TMA_BYTES"):
         Graph(graph.roles, (operands,), graph.ctas).barriers()
@@ -60,7 +60,7 @@ def test_byte_count_and_signal_must_agree() -> None:
 
 
 def test_description_names_both_ends_and_the_signal() -> None:
-    lines = sm100_graph(make_plan(HEADLINE)).describe()
+    lines = sm100_graph(make_plan(HEADLINE, Sm100PatchEmbedConfig())).describe()
     assert lines[0] == "load --[operands x4: TMA_BYTES 65536 B / TCGEN05_COMMIT]--> mma"
     assert lines[1] == "mma --[accumulator x2: TCGEN05_COMMIT / WARP_ARRIVE]--> epilogue"
     assert Signal.WARP_ARRIVE.name in lines[1]

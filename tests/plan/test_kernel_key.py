@@ -25,6 +25,7 @@ from cute_kernels.config import (
     Sm100GemmConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
+    Sm100ResidentConfig,
 )
 from cute_kernels.plan import PLANNERS, Plan, make_plan
 from tests.nightly import NIGHTLY
@@ -49,6 +50,27 @@ BASES = {
     "patch_embed, sm100, position": (
         PATCHES, Sm100PatchEmbedConfig(order="position", tile_positions=1), OTHER_PATCHES | {"table_index": None},
         {"tile_positions": 2, "table": None},
+    ),
+    "patch_embed, sm100, weight on chip, position": (
+        PATCHES,
+        Sm100ResidentConfig(
+            weight="tmem", order="position", tile_rows=64, tile_positions=2, cta_group=1, accumulators=2,
+            part_columns=64, tmem_load_width=16, stages=5, stage_blocks=1,
+        ),
+        OTHER_PATCHES | {"table_index": None},
+        {
+            "weight": "smem", "tile_rows": 128, "tile_positions": 4, "cta_group": 2, "accumulators": 1,
+            "part_columns": 32, "tmem_load_width": 32, "stages": 6, "stage_blocks": 2, "epilogue": "bf16x2",
+        },
+    ),
+    "patch_embed, sm100, weight on chip, flat": (
+        PATCHES,
+        Sm100ResidentConfig(
+            weight="smem", order="flat", tile_rows=32, tile_positions=1, cta_group=1, accumulators=2, part_columns=32,
+            tmem_load_width=16, stages=5,
+        ),
+        OTHER_PATCHES,
+        {"order": "position"},
     ),
     "patch_embed, sm90, position": (
         PATCHES, Sm90PatchEmbedConfig(tile_rows=32, stages=4, stage_blocks=1, cluster=1, order="position"),

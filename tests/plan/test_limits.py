@@ -14,14 +14,23 @@ import pytest
 
 import cute_kernels.plan
 from cute_kernels.plan import ARCHS, make_plan, sm90_transposed
-from tests.plan import embed_limits_sm100, gather_limits, image_limits, image_limits_sm100, limits
+from tests.plan import (
+    embed_limits_sm100,
+    gather_limits,
+    image_limits,
+    image_limits_sm100,
+    limits,
+    resident_limits_sm100,
+)
 from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm, patchify
 
 LIMITS = [
     limit
-    for module in (limits, embed_limits_sm100, image_limits, gather_limits, image_limits_sm100)
+    for module in (
+        limits, embed_limits_sm100, resident_limits_sm100, image_limits, gather_limits, image_limits_sm100
+    )
     for limit in module.limits()
-]
+]  # fmt: skip
 PLANS = Path(cute_kernels.plan.__file__).parent
 
 

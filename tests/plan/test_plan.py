@@ -42,7 +42,8 @@ def test_epilogue_rows_follow_the_lane_quarter_and_columns_are_covered_once() ->
             for column in range(begin, end):
                 covered[(plan.first_epilogue_warp + i) % 4, column] += 1
         assert set(covered.values()) == {1}
-    assert make_plan(HEADLINE).epilogue_columns == ((0, 128), (0, 256), (0, 256), (0, 256), (128, 256))
+    columns = make_plan(HEADLINE, Sm100PatchEmbedConfig()).epilogue_columns
+    assert columns == ((0, 128), (0, 256), (0, 256), (0, 256), (128, 256))
 
 
 @given(
@@ -233,13 +234,14 @@ def test_unknown_architecture_and_too_small_device() -> None:
     with pytest.raises(ValueError, match=r"arch = 'sm_70'.*sm_100a"):
         make_plan(HEADLINE, arch="sm_70")
     with pytest.raises(ValueError, match=r"sm_count = 1 .*nearest legal value: 2"):
-        make_plan(HEADLINE, sm_count=1)
+        make_plan(HEADLINE, Sm100PatchEmbedConfig(), sm_count=1)
 
 
 def test_grid_follows_the_device() -> None:
-    assert make_plan(HEADLINE, sm_count=20).grid == (20, 1, 1)
-    assert make_plan(HEADLINE, sm_count=21).grid == (20, 1, 1)
-    assert make_plan(dataclasses.replace(HEADLINE, m=1, n=8)).grid == (2, 1, 1)
+    streamed = Sm100PatchEmbedConfig()
+    assert make_plan(HEADLINE, streamed, sm_count=20).grid == (20, 1, 1)
+    assert make_plan(HEADLINE, streamed, sm_count=21).grid == (20, 1, 1)
+    assert make_plan(dataclasses.replace(HEADLINE, m=1, n=8), streamed).grid == (2, 1, 1)
 
 
 def test_every_model_of_the_table_has_a_plan() -> None:

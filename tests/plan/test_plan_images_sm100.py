@@ -34,9 +34,9 @@ def test_headline() -> None:
 def test_patches_of_columns() -> None:
     """The first half of a part's columns are patches of the leader, the others of its neighbour; each exactly once."""
     plan = make_plan(HEADLINE, None, "sm_100a")
-    assert [plan.patch_of(0, column) for column in (0, 63, 64, 127)] == [0, 63, 112, 175]
-    assert [plan.patch_of(1, column) for column in (0, 47, 48, 95)] == [64, 111, 176, 223]
-    patches = [plan.patch_of(part, c) for part, (_, columns) in enumerate(plan.parts) for c in range(columns)]
+    assert [plan.row_of(0, column) for column in (0, 63, 64, 127)] == [0, 63, 112, 175]
+    assert [plan.row_of(1, column) for column in (0, 47, 48, 95)] == [64, 111, 176, 223]
+    patches = [plan.row_of(part, c) for part, (_, columns) in enumerate(plan.parts) for c in range(columns)]
     assert sorted(patches) == list(range(224))
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from cutlass import Boolean, Int32
 
-from cute_kernels.plan import Sm100GemmPlan, Sm100ImagesPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan import Sm100GemmPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 
 PAIR = 0b11
 """CTA mask of the first pair of a cluster."""
@@ -71,7 +72,7 @@ class ClusterPlace:
         return sum(1 << 2 * i for i in range(self.pairs[0])) << (2 * self.pairs[0] * self.n)
 
 
-def cluster_place(plan: Sm100PatchEmbedPlan | Sm100GemmPlan | Sm100ImagesPlan, cluster_rank: Int32) -> ClusterPlace:
+def cluster_place(plan: Sm100PatchEmbedPlan | Sm100GemmPlan | Sm100TransposedPlan, cluster_rank: Int32) -> ClusterPlace:
     """The place of the CTA of a cluster rank; masks are constants where the cluster is one pair."""
     if plan.ctas == plan.cta_group:
         return ClusterPlace(cluster_rank, cta_group=plan.cta_group)

@@ -10,9 +10,10 @@ from cutlass.cute.nvgpu import cpasync
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.pipes import init_barriers
-from cute_kernels.plan import Sm100GemmPlan, Sm100ImagesPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan import Sm100GemmPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 
-Sm100Plan = Sm100PatchEmbedPlan | Sm100GemmPlan | Sm100ImagesPlan
+Sm100Plan = Sm100PatchEmbedPlan | Sm100GemmPlan | Sm100TransposedPlan
 
 
 @cute.jit

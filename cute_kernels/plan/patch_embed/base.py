@@ -19,7 +19,7 @@ WEIGHT_TYPES = {
 LARGEST_PRODUCT = {"uint8": 255 * 128, "int8": 128 * 128}
 """Magnitude of one product of integers; sums of K of them have 32 bits."""
 
-TableLayout = Literal["row_major", "blocked", "interleaved", "paired"]
+TableLayout = Literal["row_major", "blocked", "interleaved", "paired", "quads"]
 """Layouts of the bias + position table, see `cute_kernels.operations.table`."""
 
 

@@ -167,11 +167,10 @@ class Sm100PatchEmbedPlan(Sm100Epilogue, CtaPairs, PatchEmbedPlan):
         ]
 
 
-def plan_sm100(
-    problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig | None, arch: Arch, sm_count: int
+def plan_streamed(
+    problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm100PatchEmbedPlan:
-    """The plan, or ValueError; the default configuration when ``config`` is None."""
-    config = Sm100PatchEmbedConfig() if config is None else config
+    """The plan, or ValueError."""
     require("tile_n", config.tile_n, (128, 256), "two accumulators of tile_n columns share 512 TMEM columns")
     require("cta_group", config.cta_group, (1, 2), "tcgen05.mma multiplies in one CTA or in a pair")
     if config.stages < 2:
@@ -197,7 +196,7 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
     The default is the fastest of the notes that it descends from (docs/experiments.md), so that what is near to it
     is more promising than what is far.
     """
-    chosen = plan_sm100(problem, None, arch, sm_count)
+    chosen = plan_streamed(problem, Sm100PatchEmbedConfig(), arch, sm_count)
     names = tuple(TUNED)
 
     def distance(values: tuple[int, ...]) -> int:
@@ -207,5 +206,5 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
     for values in sorted(itertools.product(*TUNED.values()), key=distance):
         with contextlib.suppress(ValueError):
             config = dataclasses.replace(chosen.config, **dict(zip(names, values, strict=True)))
-            plans.append(plan_sm100(problem, config, arch, sm_count))
+            plans.append(plan_streamed(problem, config, arch, sm_count))
     return list(dict.fromkeys(plans))

@@ -68,12 +68,19 @@ def resolve(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, planned: 
     return min((position, flat), key=lambda candidate: shared_memory_clocks(planned(candidate)))
 
 
-def shared_memory_clocks(plan: Sm100Epilogue) -> int:
-    """128-byte wavefronts of one CTA of the cluster with the most tiles: TMA fill, operand reads, table, staging.
+def tile_wavefronts(plan: Sm100Epilogue) -> int:
+    """128-byte wavefronts of one CTA in a tile: TMA fill, operand reads, table, staging.
 
-    All pass through the shared memory and L1 of the SM, one a clock. It is a count, not a prediction of time: what of
-    it runs beside what is not documented.
+    All pass through the shared memory and L1 of the SM, one a clock.
     """
     operands = plan.k_blocks * plan.stage_bytes // 128
     staging = 0 if plan.config.store == "direct" else 2 * plan.cta_m * plan.tile_n * 2 // 128
-    return -(-plan.tiles // plan.clusters) * (2 * operands + plan.table_lines + staging)
+    return 2 * operands + plan.table_lines + staging
+
+
+def shared_memory_clocks(plan: Sm100Epilogue) -> int:
+    """`tile_wavefronts` of the cluster with the most tiles.
+
+    It is a count, not a prediction of time: what of it runs beside what is not documented.
+    """
+    return -(-plan.tiles // plan.clusters) * tile_wavefronts(plan)

@@ -19,6 +19,7 @@ from cute_kernels.plan.base import (
     smem_map,
 )
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
+from cute_kernels.plan.patch_embed.row_tiles import RowTiles
 from cute_kernels.plan.sm90_transposed import (
     WARPGROUP_FEATURES,
     WARPGROUP_THREADS,
@@ -30,7 +31,7 @@ from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_
 
 
 @dataclass(frozen=True)
-class Sm90PatchEmbedPlan(TransposedPlan, PatchEmbedPlan):
+class Sm90PatchEmbedPlan(RowTiles, TransposedPlan, PatchEmbedPlan):
     """The persistent WGMMA kernel over rows, as `TransposedPlan` says."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed.kernel:PatchEmbedKernel"
@@ -49,21 +50,6 @@ class Sm90PatchEmbedPlan(TransposedPlan, PatchEmbedPlan):
         return self.config.weight == "registers"
 
     @property
-    def positions(self) -> int:
-        """Positions that the tile order walks: 1 in flat order, where a row is a row."""
-        return max(self.problem.table_rows, 1) if self.config.order == "position" else 1
-
-    @property
-    def rows_per_position(self) -> int:
-        """Images in position order, all rows in flat order."""
-        return self.problem.m // self.positions
-
-    @property
-    def tile_images(self) -> int:
-        """Rows of a tile at each of its positions: images in position order, all rows in flat order."""
-        return self.config.tile_rows // self.config.tile_positions
-
-    @property
     def tile_positions(self) -> int:
         return self.config.tile_positions
 
@@ -71,18 +57,6 @@ class Sm90PatchEmbedPlan(TransposedPlan, PatchEmbedPlan):
     def rows_of_tiles(self) -> str:
         """Without positions a tile is consecutive rows, whatever the order is called."""
         return "flat" if self.positions == 1 else self.config.order
-
-    @property
-    def row_tiles(self) -> int:
-        return -(-self.rows_per_position // self.tile_images)
-
-    @property
-    def position_tiles(self) -> int:
-        return -(-self.positions // self.config.tile_positions)
-
-    @property
-    def tiles(self) -> int:
-        return self.row_tiles * self.position_tiles
 
     @property
     def tile_k(self) -> int:
@@ -132,16 +106,9 @@ class Sm90PatchEmbedPlan(TransposedPlan, PatchEmbedPlan):
         return (self.table_height, self.padded_n // 16, 8, 2)
 
     @property
-    def table_wraps_once(self) -> bool:
-        """Flat order: the rows of a tile pass the end of the table at most once, so that no row needs a division."""
-        return self.problem.table_rows >= self.config.tile_rows
-
-    @property
     def compiled_in(self) -> dict[str, Hashable]:
         """Loops over K are unrolled, and a flat order either wraps once in a tile or divides."""
-        flat_table = self.config.order == "flat" and self.problem.table_rows > 0 and not self.problem.table_index
-        wraps_once = self.table_wraps_once if flat_table else None
-        return super().compiled_in | {"k_blocks": self.k_blocks, "table_wraps_once": wraps_once}
+        return super().compiled_in | {"k_blocks": self.k_blocks, "table_wraps_once": self.table_wraps_once}
 
     @property
     def table_registers(self) -> int:
@@ -153,11 +120,6 @@ class Sm90PatchEmbedPlan(TransposedPlan, PatchEmbedPlan):
         """A thread fetches its table values of a whole tile before its WGMMAs, if registers allow."""
         one_pair = self.config.order == "position" and self.config.tile_positions == 1
         return one_pair or self.needed_registers + self.table_registers <= self.consumer_registers
-
-    @property
-    def positions_in_order(self) -> bool:
-        """Tiles are images at positions; without positions, position order is that of the rows."""
-        return self.config.order == "position" and self.problem.table_rows > 0
 
     @property
     def row_registers(self) -> int:

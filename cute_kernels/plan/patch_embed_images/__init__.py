@@ -9,6 +9,7 @@ from cute_kernels.config import (
     Sm90PatchEmbedConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
+    Sm100ResidentConfig,
 )
 from cute_kernels.plan.patch_embed_images.base import check_images_problem
 from cute_kernels.plan.patch_embed_images.chain import (
@@ -24,7 +25,10 @@ from cute_kernels.plan.patch_embed_images.sm100_limits import plan_sm100_images
 from cute_kernels.plan.planner import Planner, Target
 
 _SM90_CHAIN = Target(Sm90PatchEmbedConfig, plan_sm90_chain, takes=lambda problem: bool(why_rows_on_sm90(problem)))
-_SM100_CHAIN = Target(Sm100PatchEmbedConfig, plan_sm100_chain, takes=lambda problem: bool(why_rows_on_sm100(problem)))
+_SM100_CHAIN = Target(
+    Sm100PatchEmbedConfig, plan_sm100_chain, takes=lambda problem: bool(why_rows_on_sm100(problem)),
+    also=(Sm100ResidentConfig,),
+)  # fmt: skip
 _GATHER = Target(Sm90GatherConfig, plan_sm90_gather, search_space, takes=multiplies_floats)
 
 PATCH_EMBED_IMAGES = Planner(

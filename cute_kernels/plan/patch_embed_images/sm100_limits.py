@@ -10,32 +10,15 @@ from collections.abc import Iterator
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.plan.base import Arch, reject, require, round_up
 from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, INTEGERS, MOST_PATCHES
-from cute_kernels.plan.patch_embed_images.sm100 import (
-    ADDRESS_BYTES,
-    BARRIER_BYTES,
-    COLUMN_STEP,
-    MOST_COLUMNS,
-    Sm100ImagesPlan,
-)
+from cute_kernels.plan.patch_embed_images.sm100 import Sm100ImagesPlan
 from cute_kernels.plan.patch_embed_images.strips import (
     check_gathered_problem,
     check_strips_problem,
     check_table,
     images_step,
 )
-
-_MACS_PER_CLOCK = 8192
-"""Products of 8-bit integers on one multiprocessor, from the 4.5 POP/s of the data sheet (HGX B200, dense); of 16-bit
-numbers half as many."""
-
-_WAVEFRONT = 128
-"""Bytes that shared memory moves in a clock."""
-
-_TILE_CLOCKS = 400
-"""What a tile costs besides: signals between its roles. An estimate."""
-
-_DRAIN_CLOCKS = 1000
-"""From the last MMA to the last store of an accumulator that nothing else hides. An estimate."""
+from cute_kernels.plan.sm100_transposed import COLUMN_STEP, MOST_COLUMNS
+from cute_kernels.plan.sm100_transposed_limits import check_parts, check_stages, complete, is_legal, launch_clocks
 
 
 def plan_sm100_images(
@@ -95,8 +78,8 @@ def check(plan: Sm100ImagesPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
     _check_tensor_memory(plan)
-    _check_parts(plan)
-    _check_stages(plan)
+    check_parts(plan)
+    check_stages(plan, "tile_images", plan.tile_images, lambda: _most_images(plan))
     check_table(plan)
 
 
@@ -136,46 +119,6 @@ def _check_tensor_memory(plan: Sm100ImagesPlan) -> None:
     reject("tile_patches", plan.tile_patches, rule, next(legal, 1))
 
 
-def _check_parts(plan: Sm100ImagesPlan) -> None:
-    """Every part is a legal N, and whole loads of an epilogue warp."""
-    config, step = plan.config, COLUMN_STEP * plan.cta_group
-    if config.part_columns % step or not step <= config.part_columns <= plan.columns:
-        rule = f"N of an MMA of {plan.cta_group} CTAs is a multiple of {step}, and the tile has {plan.columns} columns"
-        nearest = min(max(round_up(config.part_columns, step), step), plan.columns)
-        reject("part_columns", config.part_columns, rule, nearest)
-    for _, columns in plan.parts:
-        if columns // plan.cta_group % config.tmem_load_width:
-            rule = f"a load's columns are patches of one CTA, and a part has {columns // plan.cta_group} of each"
-            reject("tmem_load_width", config.tmem_load_width, rule, COLUMN_STEP)
-
-
-def _check_stages(plan: Sm100ImagesPlan) -> None:
-    """Barriers and shared memory; all parts of a tile read its stages, which the last part frees."""
-    config, arch = plan.config, plan.arch
-    fixed = plan.smem_bytes - config.stages * plan.stage_bytes
-    room = (arch.smem_bytes - fixed) // plan.stage_bytes
-    slots = (plan.barrier_bytes - ADDRESS_BYTES) // BARRIER_BYTES
-    most = min(room, (slots - (plan.used_barrier_bytes - ADDRESS_BYTES) // BARRIER_BYTES) // 2 + config.stages)
-    if config.stages > room:
-        rule = (
-            f"{config.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B beside them make {plan.smem_bytes:,} B "
-            f"of shared memory, the limit is {arch.smem_bytes:,} B"
-        )
-        if most >= 2:
-            reject("stages", config.stages, rule, most)
-        rule = f"{rule}, and two stages are needed"
-        if config.stage_blocks == 2 and plan.stage_bytes <= arch.smem_bytes - fixed:
-            reject("stage_blocks", config.stage_blocks, rule, 1)
-        reject("tile_images", plan.tile_images, rule, _most_images(plan))
-    if config.stages > most:
-        reject("stages", config.stages, f"the {plan.barrier_bytes:,} B of barriers hold those of {most} stages", most)
-    if len(plan.parts) > 1 and config.stages < plan.tile_stages:
-        rule = f"the parts of a tile read its {plan.tile_stages} stages in turn, and the last part frees them"
-        if plan.tile_stages <= most:
-            reject("stages", config.stages, rule, plan.tile_stages)
-        reject("part_columns", config.part_columns, f"{rule}; {most} fit", plan.columns)
-
-
 def _most_images(plan: Sm100ImagesPlan) -> int:
     """Of a tile with which two stages fit."""
     step = _images_step(plan)
@@ -203,20 +146,12 @@ def resolve(
     weights = (config.weight,) if config.weight != "auto" else ("tmem", "smem")
     cheapest = None
     for weight in weights:
-        plans = sorted(_candidates(problem, config, arch, sm_count, weight), key=cost)
+        plans = sorted(_candidates(problem, config, arch, sm_count, weight), key=launch_clocks)
         cheapest = cheapest or plans[0]
         for plan in plans:
-            if _is_legal(plan):
+            if is_legal(plan, check):
                 return plan
     return cheapest
-
-
-def _is_legal(plan: Sm100ImagesPlan) -> bool:
-    try:
-        check(plan)
-    except ValueError:
-        return False
-    return True
 
 
 def _candidates(
@@ -234,7 +169,7 @@ def _candidates(
             shape = dataclasses.replace(
                 config, source=source, cta_group=group, weight=weight, tile_patches=patches, tile_images=count
             )
-            yield _complete(Sm100ImagesPlan(problem, shape, arch, sm_count))
+            yield complete(Sm100ImagesPlan(problem, shape, arch, sm_count))
 
 
 def _patches(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig) -> tuple[int, ...]:
@@ -244,42 +179,3 @@ def _patches(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig) -> tup
     least = -(-problem.grid_width // MOST_PATCHES)
     pieces = (-(-problem.grid_width // (least + i)) for i in range(4))
     return tuple(dict.fromkeys((*pieces, MOST_PATCHES)))
-
-
-def _complete(plan: Sm100ImagesPlan) -> Sm100ImagesPlan:
-    """With accumulators, parts and stages that the configuration leaves open.
-
-    Two accumulators where tensor memory holds them; otherwise one in two parts, of which the first is drained while the
-    MMAs of the second run.
-    """
-    config = plan.config
-    accumulators = config.accumulators or (2 if 2 * plan.columns + plan.weight_columns <= plan.arch.tmem_columns else 1)
-    step = COLUMN_STEP * plan.cta_group
-    half = round_up(-(-plan.columns // 2), max(step, config.tmem_load_width * plan.cta_group))
-    parts = config.part_columns or (plan.columns if accumulators > 1 or half >= plan.columns else half)
-    config = dataclasses.replace(config, accumulators=accumulators, part_columns=parts, stages=config.stages or 2)
-    resolved = dataclasses.replace(plan, config=config)
-    if not plan.config.stages:
-        room = 2 + (plan.arch.smem_bytes - resolved.smem_bytes) // resolved.stage_bytes
-        stages = max(2, min(room, 2 * resolved.tile_stages))
-        resolved = dataclasses.replace(resolved, config=dataclasses.replace(config, stages=stages))
-    return resolved
-
-
-def cost(plan: Sm100ImagesPlan) -> float:
-    """Clocks of a launch as far as shapes tell them apart: counted work by published rates, no measured time.
-
-    The tensor core's products, or the wavefronts of shared memory (strips written by TMA, operands read by MMAs, output
-    staged and read), whichever take longer; both as the emulator counts them. Tiles that a cluster has one after the
-    other, and rounds of clusters that the device does not hold at once.
-    """
-    products = plan.features * plan.columns * plan.problem.k * plan.pixel_bytes / _MACS_PER_CLOCK
-    strips = plan.stage_bytes * plan.tile_stages / _WAVEFRONT
-    weight = plan.weight_bytes * len(plan.parts) / _WAVEFRONT if plan.config.weight == "smem" else 0
-    staging = 2 * plan.epilogue_warps * plan.columns * 64 / _WAVEFRONT
-    clocks = max(products, 2 * strips + weight + staging) + _TILE_CLOCKS
-    if plan.config.accumulators * len(plan.parts) == 1:
-        clocks += _DRAIN_CLOCKS
-    tiles = -(-plan.tiles * plan.groups // plan.clusters)
-    rounds = -(-plan.clusters * plan.ctas // plan.sm_count)
-    return tiles * rounds * clocks

@@ -18,11 +18,8 @@ import math
 
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require
-from cute_kernels.plan.feature_slabs import FeatureSlabs
+from cute_kernels.plan.feature_slabs import COLUMN_GROUP, FeatureSlabs
 from cute_kernels.plan.patch_embed_images.base import INTEGERS, STRIP_PATCH, ImagesPlan
-
-COLUMN_GROUP = 8
-"""Columns of a tensor core's result that its accumulators repeat with: a thread has two of each."""
 
 BLOCK_FEATURES = 16
 """Features of which a thread has two: lane / 4 and lane / 4 + 8."""

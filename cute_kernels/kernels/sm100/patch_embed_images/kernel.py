@@ -13,27 +13,22 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint8
+from cutlass import Int32, Int64, Uint8
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from cute_kernels import dsl
-from cute_kernels.kernels.elements import ELEMENT_TYPES
-from cute_kernels.kernels.graph import sm100_images_graph
+from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.images_host import ImagesHost, ImagesOperands
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.frame import begin, end
 from cute_kernels.kernels.sm100.patch_embed_images.epilogue import Epilogue
-from cute_kernels.kernels.sm100.patch_embed_images.mma import Mma, make_mma
-from cute_kernels.kernels.sm100.patch_embed_images.staging import PatchStaging, out_box, staging_layout
-from cute_kernels.kernels.sm100.patch_embed_images.weight import (
-    LANE_STRIDE,
-    WeightLoad,
-    fill_tensor_memory,
-    smem_tma,
-    weight_boxes,
-)
+from cute_kernels.kernels.sm100.patch_embed_images.operand import Strips
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
+from cute_kernels.kernels.sm100.transposed.instruction import accumulators_of_parts, make_mma
+from cute_kernels.kernels.sm100.transposed.mma import Mma
+from cute_kernels.kernels.sm100.transposed.staging import staging_layout, warp_staging
+from cute_kernels.kernels.sm100.transposed.weight import fill_tensor_memory, smem_tma, weight_load
 from cute_kernels.kernels.strips import (
     images_layout,
     out_layout,
@@ -75,7 +70,7 @@ class PatchEmbedImagesKernel(ImagesHost):
     plan: Sm100ImagesPlan
 
     def __init__(self, plan: Sm100ImagesPlan) -> None:
-        super().__init__(plan, sm100_images_graph(plan))
+        super().__init__(plan, sm100_transposed_graph(plan))
 
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
         plan, o = self.plan, operands
@@ -86,7 +81,7 @@ class PatchEmbedImagesKernel(ImagesHost):
             cpasync.CopyBulkTensorTileG2SOp(group), images, strip_layout(plan, 1), source_box(plan)
         )
         out_atom, out_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(plan), out_box(plan)
+            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box
         )
         weight_atom, weight = None, o.weight
         if plan.config.weight == "smem":
@@ -117,7 +112,7 @@ class PatchEmbedImagesKernel(ImagesHost):
         begin(plan, self.graph, warp, barriers, tmem_address, (args.images_atom, args.out_atom))
 
         tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, tmem_address)
-        accumulators = tuple(self._accumulators(tmem, first, columns) for first, columns in plan.parts)
+        accumulators = accumulators_of_parts(plan, tmem)
         cluster = cute.arch.block_idx()[0] // plan.ctas
         clusters = cute.arch.grid_dim()[0] // plan.ctas
         group = cluster % args.groups
@@ -126,7 +121,7 @@ class PatchEmbedImagesKernel(ImagesHost):
 
         if warp == plan.load_warp:
             if cutlass.const_expr(plan.config.weight == "smem"):
-                self._weight_load(args, weight, pipes["weight"], group, place).run()
+                weight_load(plan, (args.weight_atom, args.weight), weight, pipes["weight"], group, place).run()
             source, boxes = strip_boxes(plan, (args.images_atom, args.images), strips, (1, 0))
             StripLoad(
                 plan, args.images_atom, source, boxes, pipes["operands"], order, args.row_tiles,
@@ -136,7 +131,7 @@ class PatchEmbedImagesKernel(ImagesHost):
             if place.leads:
                 resident = weight if plan.config.weight == "smem" else tmem + plan.weight_column
                 edges = (pipes[name] for name in ("operands", "accumulator", "weight"))
-                Mma(plan, strips, resident, accumulators, *edges, order).run()
+                Mma(plan, Strips(plan, strips), resident, accumulators, *edges, order).run()
         else:
             slab = group * plan.ctas + rank
             quarter = warp % 4
@@ -147,39 +142,25 @@ class PatchEmbedImagesKernel(ImagesHost):
 
         end(plan, warp, accumulators[0])
 
-    def _accumulators(self, tmem: cute.Pointer, first: int, columns: int) -> cute.Tensor:
-        """Tensor-memory view ``[.., accumulator]`` of one part of the columns."""
-        shape = ((self.plan.features, columns), 1, 1, self.plan.config.accumulators)
-        kind = Int32 if self.plan.pixel_bytes == 1 else Float32
-        return cute.make_tensor(
-            cute.recast_ptr(tmem + first, dtype=kind),
-            cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, self.plan.columns)),
-        )
+    @property
+    def _out_box(self) -> tuple[int, int, int, int]:
+        """``[patches, features, images, grid rows]`` of a warp's part of a tile."""
+        return (self.plan.tile_patches, LANES, self.plan.tile_images, 1)
 
-    def _weight_load(self, args, stages, pipe, group, place) -> WeightLoad:
+    def _staging_layout(self) -> cute.ComposedLayout:
+        """Patches follow each other, image after image, as those of a tile do."""
         plan = self.plan
-        tma = (args.weight_atom, args.weight)
-        source, blocks = weight_boxes(plan, make_mma(plan, plan.parts[0][1]), tma, stages, place.rank)
-        return WeightLoad(plan, args.weight_atom, source, blocks, pipe, group, place.leads)
+        return staging_layout(self._out_box, (LANES, 1, LANES * plan.tile_patches, LANES * plan.columns))
 
     def _epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Epilogue:
         plan = self.plan
-        lane = cute.arch.lane_idx()
-        buffer = staging + cute.assume(quarter * plan.staging_bytes, divby=512)
-        layout = staging_layout(plan)
-        dtype = ELEMENT_TYPES[plan.problem.out_dtype]
-        staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=dtype), layout.outer)
-        boxes = cute.local_tile(args.out, out_box(plan), (None,) * 4)
-        source, target = cpasync.tma_partition(
-            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 4), cute.group_modes(boxes, 0, 4)
-        )
         block = slab * (plan.features // LANES) + quarter
-        scales = None
+        scales, lane = None, cute.arch.lane_idx()
+        ring = warp_staging(plan, staging, self._staging_layout(), args.out_atom, args.out, self._out_box, quarter)
         if cutlass.const_expr(args.scale is not None):
             scales = tuple(scale_of_feature(args.scale, block * LANES + lane // 4 + 8 * i) for i in range(4))
-        ring = PatchStaging(buffer, args.out_atom, source, target, lane, dtype)
         return Epilogue(
-            plan, accumulators, ring, args.table, scales, pipe, order, args.row_tiles, block, quarter
+            plan, accumulators, ring, pipe, order, block, quarter, args.table, scales, args.row_tiles
         )
 
 

@@ -19,10 +19,10 @@ from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.row_views import positions_layout, rows_layout
+from cute_kernels.kernels.rows_load import RowsLoad
 from cute_kernels.kernels.scales import Scales, scales_of
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed.epilogue import Epilogue
-from cute_kernels.kernels.sm90.patch_embed.load import Load
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.sm90.transposed.mma import Mma
 from cute_kernels.kernels.sm90.transposed.staging import TransposedStaging
@@ -190,7 +190,7 @@ class PatchEmbedKernel:
             x_tensor = _blocks(x_stages, self._block_layout(config.tile_rows, blocks), self.element)
             self._mma(args, x_tensor, weight_tensor, staging, pipe, order, slab, warp // 4).run()
 
-    def _load(self, args, x_stages, weight_tensor, pipe, order, slab, cta_rank) -> Load:
+    def _load(self, args, x_stages, weight_tensor, pipe, order, slab, cta_rank) -> RowsLoad:
         plan, config = self.plan, self.plan.config
         rows = cute.local_tile(args.x, self._box(plan.tile_k), (None, None, None))
         x_boxes = _blocks(x_stages, self._box_layout(config.stages * config.stage_blocks), self.element)
@@ -206,7 +206,10 @@ class PatchEmbedKernel:
                 cute.group_modes(weight_tensor, 0, 2), cute.group_modes(features, 0, 2),
             )  # fmt: skip
             weight = (args.weight_atom, source, blocks)
-        return Load(args.x_atom, x_source, x_blocks, weight, pipe, order, args.tile_stages, slab, plan)
+        return RowsLoad(
+            args.x_atom, x_source, x_blocks, pipe, order, args.tile_stages, config.stage_blocks, weight, slab,
+            config.cluster,
+        )  # fmt: skip
 
     def _mma(self, args, x_tensor, weight_tensor, staging, pipe, order, slab, warpgroup_index) -> Mma:
         plan, config = self.plan, self.plan.config

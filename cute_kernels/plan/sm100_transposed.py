@@ -1,0 +1,193 @@
+"""What plans of the SM100a kernels that compute ``out^T = weight * x^T`` have in common.
+
+Features are the lanes of tensor memory, whose weight a CTA keeps for the whole launch; rows of ``x`` are the columns of
+an accumulator. The parts of such kernels are in `cute_kernels.kernels.sm100.transposed`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from cute_kernels.plan.base import ITEMSIZE, LANES, round_up
+from cute_kernels.plan.cta_pair import CtaPairs
+from cute_kernels.plan.feature_slabs import FeatureSlabs
+
+FEATURES = 128
+"""Rows of a CTA's accumulator, the lanes of tensor memory: the output features that one CTA computes."""
+
+COLUMN_STEP = 16
+"""Rows of ``x`` of one CTA in a tile come in multiples of it: N of an MMA is a multiple of 16, of a pair of 32."""
+
+MOST_COLUMNS = 256
+"""The largest N of an MMA."""
+
+BARRIER_BYTES = 8
+
+ADDRESS_BYTES = 4
+"""Where tcgen05.alloc writes the address of tensor memory, behind the barriers."""
+
+MACS_PER_CLOCK = 8192
+"""Products of 8-bit numbers on one multiprocessor, from the 4.5 POP/s of the data sheet (HGX B200, dense); of 16-bit
+numbers half as many."""
+
+WAVEFRONT = 128
+"""Bytes that shared memory moves in a clock."""
+
+
+@dataclass(frozen=True)
+class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
+    """A persistent tcgen05 kernel: ``D[feature, row] = weight * x^T``.
+
+    A tile is computed by a pair of CTAs (``cta_group::2``), or by one. Each CTA holds the accumulator of its 128
+    features, and of the tile's rows it loads its own share; the MMAs of a pair read the rows of both.
+
+    Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `stage_bytes`.
+    """
+
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_transposed_graph"
+
+    features: int = FEATURES
+    k_block_bytes: int = 128
+    mma_k_bytes: int = 32
+    load_warp: int = 0
+    mma_warp: int = 1
+    first_epilogue_warp: int = 2
+    epilogue_warps: int = 4
+    swizzle_period: int = 1024
+    barrier_bytes: int = 1024
+
+    @property
+    @abstractmethod
+    def tile_rows(self) -> int:
+        """Rows of ``x`` in a tile."""
+
+    @property
+    @abstractmethod
+    def stage_bytes(self) -> int:
+        """Operand bytes of one stage in one CTA."""
+
+    @property
+    @abstractmethod
+    def weight_dtype(self) -> str:
+        """Element type of the weight, as torch names it."""
+
+    @property
+    def cta_group(self) -> int:
+        return self.config.cta_group
+
+    @property
+    def ctas(self) -> int:
+        return self.cta_group
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> int:
+        """Of an accumulator: the rows of a tile."""
+        return self.tile_rows
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of a tile that one CTA has in its shared memory."""
+        return self.tile_rows // self.cta_group
+
+    @cached_property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """First column and columns of each part of an accumulator.
+
+        The columns of a part are an MMA's: the first half of them are rows of the leader, the others of its neighbour,
+        from row ``first column / cta_group`` of each on.
+        """
+        step = self.config.part_columns
+        return tuple((first, min(step, self.columns - first)) for first in range(0, self.columns, step))
+
+    def row_of(self, part: int, column: int) -> int:
+        """Row of the tile, the leader's first, that a column of a part belongs to."""
+        first, columns = self.parts[part]
+        cta, row = divmod(column, columns // self.cta_group)
+        return cta * self.cta_rows + first // self.cta_group + row
+
+    def staged_row(self, part: int, column: int) -> int:
+        """Row of a staging buffer that a column of a part is written to."""
+        return self.row_of(part, column)
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def tile_k(self) -> int:
+        """Elements of K in a block."""
+        return self.k_block_bytes // ITEMSIZE[self.weight_dtype]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of a CTA's features, whichever memory they stay in."""
+        return FEATURES * self.k_blocks * self.k_block_bytes
+
+    @property
+    def weight_columns(self) -> int:
+        """Of tensor memory: a lane has the weight of its feature, four bytes of K in a column."""
+        return self.k_blocks * self.k_block_bytes // 4 if self.config.weight == "tmem" else 0
+
+    @property
+    def accumulator_columns(self) -> int:
+        return self.config.accumulators * self.columns
+
+    @property
+    def tmem_columns(self) -> int:
+        """Columns allocated, in the powers of two that tcgen05.alloc hands out, from 32 on."""
+        return max(32, 1 << (self.accumulator_columns + self.weight_columns - 1).bit_length())
+
+    @property
+    def weight_column(self) -> int:
+        """The first column of the weight, which has the last ones."""
+        return self.tmem_columns - self.weight_columns
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of a warp: the rows of a tile x 32 features, 64 bytes a row; whole periods of SWIZZLE_64B."""
+        return round_up(self.columns * LANES * ITEMSIZE[self.problem.out_dtype], 512)
+
+    @property
+    def used_barrier_bytes(self) -> int:
+        """Full and empty ones of stages and parts of accumulators, that of the weight, and the address behind them."""
+        slots = 2 * self.config.stages + 2 * self.config.accumulators * len(self.parts) + 1
+        return slots * BARRIER_BYTES + ADDRESS_BYTES
+
+    # ---- counted work ----------------------------------------------------------------------------------------------
+
+    @property
+    def mma_clocks(self) -> float:
+        """Of a tile, by the published rate."""
+        return self.features * self.columns * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK
+
+    @property
+    def wavefronts(self) -> int:
+        """Of shared memory in one CTA and tile, as the emulator counts them.
+
+        ``x`` written by TMA and read by the MMAs, the output staged and read by TMA; a weight in shared memory is read
+        by the MMAs of each part.
+        """
+        fill = self.stage_bytes * self.tile_stages // WAVEFRONT
+        weight = self.weight_bytes * len(self.parts) // WAVEFRONT if self.config.weight == "smem" else 0
+        staging = 2 * self.epilogue_warps * self.columns * LANES * ITEMSIZE[self.problem.out_dtype] // WAVEFRONT
+        return 2 * fill + weight + staging
+
+    @property
+    def table_wavefronts(self) -> int:
+        """Of loads of the table in a CTA and tile; 0 where they are few."""
+        return 0
+
+
+__all__ = [
+    "ADDRESS_BYTES",
+    "BARRIER_BYTES",
+    "COLUMN_STEP",
+    "FEATURES",
+    "MACS_PER_CLOCK",
+    "MOST_COLUMNS",
+    "WAVEFRONT",
+    "Sm100TransposedPlan",
+]
