@@ -17,7 +17,7 @@ WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
 TableFormat = Literal["auto", "row_major", "blocked", "interleaved"]
 StorePath = Literal["tma", "coalesced", "direct"]
-PixelSource = Literal["auto", "strips", "gather"]
+PixelSource = Literal["auto", "strips", "gather", "repack"]
 WeightMemory = Literal["auto", "tmem", "smem"]
 ResidentWeight = Literal["auto", "registers", "streamed"]
 TileOrder = Literal["row", "image"]
@@ -296,7 +296,8 @@ class Sm90ImagesConfig:
     Attributes:
         source: how patches come out of the images. ``"strips"``: TMA boxes of whole pieces of image rows, which lie in
             shared memory as the WGMMA wants them; ``"gather"``: of the rows of single patches, where these are longer
-            than 16 bytes; ``"auto"``: what the images have.
+            than 16 bytes; ``"repack"``: strips of rows of 14 bytes, which warps lengthen to 16; ``"auto"``: what the
+            images have.
         tile_patches: 1 to 16, also beyond a grid row; 0: chosen for the problem, as for the fields below.
         tile_images: such that a tile has a multiple of 16 patches, up to 256; 0: chosen.
         warpgroups: as in `Sm90PatchEmbedConfig`; 0: what pads the features least, as for ``cluster``.

@@ -25,6 +25,8 @@ class Signal(Enum):
     SHARED_COMMIT = "one tcgen05.commit of every pair that reads what a CTA loads, multicast to all that load for it"
     WARP_ARRIVE = "one elected lane of every warp of the role, in every CTA of the pair, at the leader CTA"
     TURN_ARRIVE = "one thread of the warpgroup whose turn it is, in every CTA of the cluster, at every CTA"
+    WARP_WRITES = "one lane of every warp of the role, in its own CTA, behind its writes and their proxy fence"
+    WARP_READS = "one lane of every warp of the role, in every CTA of the cluster, at every CTA"
     WARPGROUP_ARRIVE = "one thread of every warpgroup of the role, in every CTA of the cluster, at every CTA"
     REMOTE_STORES = "one lane of the receiving warp announces the bytes of its buffer; st.async of other CTAs delivers"
     READER_ARRIVE = "one lane of the warp that has read a buffer, at the CTA that filled it"
@@ -115,6 +117,8 @@ class Graph:
         warps, ctas = self.role(by).warps, edge.ctas or self.ctas
         counts = {
             Signal.WARP_ARRIVE: warps * ctas,
+            Signal.WARP_WRITES: warps,
+            Signal.WARP_READS: warps * ctas,
             Signal.WARPGROUP_ARRIVE: warps // 4 * ctas,
             Signal.TURN_ARRIVE: ctas,
             Signal.SHARED_COMMIT: self.sharing_pairs,
@@ -215,7 +219,8 @@ def sm100_transposed_graph(plan: Sm100TransposedPlan) -> Graph:
 def sm90_graph(plan: TransposedPlan) -> Graph:
     """load -> mma, where a consumer warpgroup drains its own registers: the graph of kernels that compute ``out^T``.
 
-    What of a weight stays in shared memory is loaded once, in front of the operands.
+    What of a weight stays in shared memory is loaded once, in front of the operands. Warps that repack stand between
+    load and mma: they read raw strips, which the CTAs of a cluster load for each other, and fill operands of their own.
 
     Named barriers: ``staged`` of a warpgroup separates its writes to staging from the TMA store that reads them;
     ``turn`` of a warpgroup is where the one before it hands over the tensor cores.
@@ -228,9 +233,19 @@ def sm90_graph(plan: TransposedPlan) -> Graph:
     weight = Edge("weight", "load", "mma", 1, full=Signal.TMA_BYTES, empty=None, tx_bytes=plan.weight_bytes)
     staged = tuple(NamedBarrier(f"staged {i}", 1 + i, 128) for i in range(groups))
     turn = tuple(NamedBarrier(f"turn {i}", 1 + groups + i, 256) for i in range(groups))
+    roles = (Role("mma", 0, 4 * groups), Role("load", plan.load_warp, 1))
+    edges = (operands, weight) if plan.weight_bytes else (operands,)
+    repack = plan.roles.count("repack")
+    if repack:
+        roles += (Role("repack", plan.load_warp + 1, repack),)
+        raw = Edge(
+            "raw", "load", "repack", plan.load_stages,
+            full=Signal.TMA_BYTES, empty=Signal.WARP_READS, tx_bytes=plan.load_bytes,
+        )  # fmt: skip
+        edges = (replace(operands, producer="repack", full=Signal.WARP_WRITES, tx_bytes=0, ctas=1), raw)
     return Graph(
-        roles=(Role("mma", 0, 4 * groups), Role("load", plan.load_warp, 1)),
-        edges=(operands, weight) if plan.weight_bytes else (operands,),
+        roles=roles,
+        edges=edges,
         ctas=plan.config.cluster,
         named_barriers=staged + turn,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Uint32
 
 from cute_kernels.dsl import dsl_user_op, nvvm
 
@@ -149,6 +149,18 @@ def st_global_v8(target: cute.Pointer, words: tuple[Int32, ...], when: Int32, *,
         "{\n\t.reg .pred stored;\n\tsetp.ne.s32 stored, {$r9}, 0;\n\t"
         f"@stored st.global.v8.b32 [{{$r0}}], {{{registers}}};\n\t}}",
         read_only_args=[target.toint(loc=loc, ip=ip), *words, when],
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dsl_user_op
+def shf_r_wrap_b32(low: Uint32, high: Uint32, count: Uint32, *, loc=None, ip=None) -> Uint32:
+    """The lower word of ``high : low`` shifted right by ``count % 32`` bits."""
+    return cute.arch.inline_ptx(
+        "shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[Uint32],
+        read_only_args=[low, high, count],
         loc=loc,
         ip=ip,
     )

@@ -24,19 +24,14 @@ def images_layout(plan: StripsPlan, batch: Int32, height: Int32, width: Int32) -
     """
     elements = plan.row_bytes // plan.pixel_bytes
     patches = width // plan.problem.patch
-    row = cute.assume(patches * elements, divby=elements)
-    plane = cute.assume(height * row, divby=elements)
-    image = cute.assume(plane * plan.planes, divby=elements)
+    divisor = SPANS[0] // plan.pixel_bytes if plan.repacks else elements
+    row = cute.assume(patches * elements, divby=divisor)
+    plane = cute.assume(height * row, divby=divisor)
+    image = cute.assume(plane * plan.planes, divby=divisor)
     shape, stride = (batch, height, plan.planes), (image, row, plane)
     if plan.gathers:
         return cute.make_layout((elements, patches, *shape), stride=(1, elements, *stride))
     return cute.make_layout((row, *shape), stride=(1, *stride))
-
-
-def source_box(plan: StripsPlan) -> tuple[int, ...]:
-    """The TMA box of a stage in `images_layout`. A patch's row is the whole span, which may reach beyond its pixels."""
-    _, *others = plan.stage_box
-    return (plan.span // plan.pixel_bytes, plan.tile_patches, *others) if plan.gathers else plan.stage_box
 
 
 def out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) -> cute.Layout:
@@ -48,17 +43,18 @@ def out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) ->
 
 
 def strip_layout(plan: StripsPlan, stages: int) -> cute.Layout | cute.ComposedLayout:
-    """The pixels of the stages as TMA fills them: `source_box`, and a last mode of stages if there are several."""
+    """The pixels of the stages as TMA fills them: `load_box`, and a last mode of stages if there are several."""
+    box = plan.load_box
     if plan.gathers:
-        shape = source_box(plan) if stages == 1 else (*source_box(plan), stages)
+        shape = box if stages == 1 else (*box, stages)
         return cute.make_composed_layout(
             row_swizzle(plan), 0, cute.make_ordered_layout(shape, order=tuple(range(len(shape))))
         )
-    pixels, images, _, _ = plan.stage_box
-    stride = (1, pixels, pixels * images, plan.pixel_stage_bytes)
+    pixels, images, _, _ = box
+    stride = (1, pixels, pixels * images, plan.load_bytes)
     if stages == 1:
-        return cute.make_layout(plan.stage_box, stride=stride)
-    return cute.make_layout((*plan.stage_box, stages), stride=(*stride, plan.pixel_stage_bytes))
+        return cute.make_layout(box, stride=stride)
+    return cute.make_layout((*box, stages), stride=(*stride, plan.load_pitch))
 
 
 def row_swizzle(plan: StripsPlan) -> cute.Swizzle:
@@ -113,7 +109,7 @@ def strip_boxes(
         stages: buffers in shared memory.
         share: CTAs that share every strip, and which of its parts this CTA loads.
     """
-    layout, box = strip_layout(plan, plan.config.stages), source_box(plan)
+    layout, box = strip_layout(plan, plan.load_stages), plan.load_box
     if plan.gathers:
         stages, layout = cute.recast_ptr(stages, layout.inner, dtype=ELEMENT_TYPES[plan.problem.in_dtype]), layout.outer
     boxes = cute.make_tensor(stages, layout)

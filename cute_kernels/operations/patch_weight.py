@@ -237,7 +237,7 @@ def strip_weight(weight: torch.Tensor, plan: StripsPlan) -> torch.Tensor:
     Args:
         weight: ``[N, C * p * p]``.
         plan: where the channels are last they belong to a row's places, which are zero-padded to the bytes that a row
-            takes in shared memory.
+            takes in shared memory, as the rows are to those that a patch takes there.
 
     Returns:
         ``[N, StripsPlan.weight_columns_of_k]``, which is ``weight`` itself where nothing changes.
@@ -248,8 +248,9 @@ def strip_weight(weight: torch.Tensor, plan: StripsPlan) -> torch.Tensor:
     rows = weight.view(-1, p.channels, p.patch, p.patch)
     if p.channels_last:
         rows = rows.permute(0, 2, 3, 1).reshape(-1, 1, p.patch, p.patch * p.channels)
-    padding = plan.weight_columns_of_k // (plan.planes * p.patch) - rows.shape[-1]
-    return torch.nn.functional.pad(rows, (0, padding)).reshape(weight.shape[0], -1)
+    columns = plan.weight_columns_of_k // (plan.planes * plan.operand_rows)
+    padding = (0, columns - rows.shape[-1], 0, plan.operand_rows - p.patch)
+    return torch.nn.functional.pad(rows, padding).reshape(weight.shape[0], -1)
 
 
 def _integers(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:

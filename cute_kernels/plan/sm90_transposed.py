@@ -102,6 +102,11 @@ class TransposedPlan(FeatureSlabs):
     # ---- warps -----------------------------------------------------------------------------------------------------
 
     @property
+    def stage_ctas(self) -> int:
+        """CTAs that fill a stage of operands, and so wait for it to be free: those of the cluster, by multicast."""
+        return self.config.cluster
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
         return ("mma",) * (4 * self.config.warpgroups) + ("load", "idle", "idle", "idle")

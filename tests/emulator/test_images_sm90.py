@@ -108,6 +108,58 @@ def test_any_images_under_any_schedule(kind, grid, completion, interleave, seed,
     check(case, Options(seed=seed, completion=completion, interleave=interleave))
 
 
+REPACKED = {  # and the channels
+    "pair": (replace(BASE, tile_patches=8, tile_images=8, stages=2, stage_blocks=2), 1),
+    "one CTA": (replace(BASE, tile_patches=16, tile_images=1, warpgroups=1, cluster=1, stage_blocks=2), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPACKED)
+def test_rows_of_14_bytes_are_repacked(name: str) -> None:
+    """Strips end inside a tile, images too; the rows and columns that a patch of 14 lacks of 16 are zeros in the
+    pixels, so that no weight is multiplied there."""
+    config, channels = REPACKED[name]
+    case = make_images_case(
+        batch=9, channels=channels, grid=(2, 24), patch=14, n=72, config=config, sm_count=config.cluster, seed=1
+    )
+    assert (case.plan.config.source, case.plan.operand_rows, case.plan.span) == ("repack", 16, 16)
+    check(case, Options(completion="lazy"))
+    weight = case.tensors.weight.clone().view(72, -1, 16, 16)
+    weight[..., 14:, :], weight[..., 14:] = 77, 77
+    other = case.fresh()
+    tensors = other.tensors.replace(weight=weight.view(72, -1))
+    check(dataclasses.replace(other, tensors=tensors), Options(interleave="random", seed=3))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error"),
+    [(r"fence\.proxy\.async.*;", ProxyFenceMissing), (r"bar\.warp\.sync.*;", SharedMemoryRace)],
+    ids=["proxy fence", "warp"],
+)
+def test_missing_synchronisation_of_repacking(pattern: str, error: type[Exception]) -> None:
+    config, channels = REPACKED["pair"]
+    case = make_images_case(batch=9, channels=channels, grid=(2, 8), patch=14, n=72, config=config, sm_count=2, seed=1)
+    with pytest.raises(error):
+        emulated.launch(case.plan, case.tensors, Options(interleave="random"), artifact=edited(case, pattern))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(3, 60))
+@given(
+    name=st.sampled_from(list(REPACKED)),
+    batch=st.integers(1, 9),
+    grid=st.sampled_from([(1, 8), (2, 16), (3, 24), (1, 40)]),
+    n=st.integers(1, 18).map(lambda i: 8 * i),
+    sm_count=st.sampled_from([2, 6, 132]),
+    completion=st.sampled_from(POLICIES),
+    interleave=st.sampled_from(["round_robin", "random", "starve"]),
+    seed=st.integers(0, 2**20),
+)
+def test_any_repacked_images(name, completion, interleave, seed, **sizes) -> None:
+    config, channels = REPACKED[name]
+    case = make_images_case(config=config, channels=channels, patch=14, seed=seed, **sizes)
+    check(case, Options(seed=seed, completion=completion, interleave=interleave))
+
+
 def test_result_does_not_depend_on_the_schedule() -> None:
     case = make_images_case(batch=9, channels=1, grid=(2, 5), n=136, config=BASE, sm_count=2, seed=7)
     for completion, interleave in (("eager", "starve"), ("lazy", "random"), ("random", "starve")):

@@ -107,7 +107,10 @@ def test_when_there_are_two_kernels() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{}, {"batch": 1}, {"channels_last": True}, {"patch": 32, "table_rows": 49}, {"patch": 64, "table_rows": 9}],
+    [
+        {}, {"batch": 1}, {"channels_last": True}, {"patch": 14, "table_rows": 256, "batch": 9},
+        {"patch": 32, "table_rows": 49}, {"patch": 64, "table_rows": 9},
+    ],
     ids=str,
 )
 def test_one_kernel_reads_on_sm90_what_is_a_row_of_an_operand(change) -> None:
@@ -120,7 +123,10 @@ def test_one_kernel_reads_on_sm90_what_is_a_row_of_an_operand(change) -> None:
 @pytest.mark.parametrize(
     ("change", "arch", "reason"),
     [
-        ({"patch": 14, "table_rows": 256}, "sm_90a", "a patch's row of 14 pixels is 14 bytes: TMA reads multiples"),
+        ({"patch": 14, "table_rows": 256}, "sm_100a", "a row of 14 pixels of a patch is not the 16 bytes"),
+        ({"patch": 14, "table_rows": 256, "batch": 8}, "sm_90a", "2048 patches are too few to load a weight"),
+        ({"patch": 14, "width": 126, "height": 126, "table_rows": 81}, "sm_90a", "row of 126 pixels is not whole"),
+        ({"patch": 28, "table_rows": 64}, "sm_90a", "a patch's row of 28 pixels is 28 bytes: TMA reads multiples"),
         ({"patch": 32, "table_rows": 49}, "sm_100a", "a row of 32 pixels of a patch is not the 16 bytes"),
         ({"channels_last": True}, "sm_100a", "channels are last"),
         ({"channels_last": True, "channels": 9}, "sm_90a", "16 pixels and 9 channels is 144 bytes"),

@@ -21,6 +21,7 @@ from cute_kernels.plan.patch_embed_images.sm90_default import plan_sm90_images
 from tests.plan.limits import TMA_ROWS, Limit, MakePlan
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
+FOURTEEN = replace(HEADLINE, patch=14, table_rows=256)
 BARE = replace(HEADLINE, table_rows=0)
 GRAY = replace(BARE, channels=1)
 
@@ -51,6 +52,13 @@ def _configurations() -> Iterator[Limit]:
     yield field("source", "strips", "gather", "auto")
     yield field("source", "gather", "strips", "auto", replace(HEADLINE, channels_last=True))
     yield field("weight", "streamed", "memory", "auto")
+    yield field("source", "repack", "strips", "auto", FOURTEEN)
+    yield field("weight", "registers", "streamed", "auto", FOURTEEN)
+    yield field("stage_blocks", 2, 1, 0, FOURTEEN)
+    yield field("tile_patches", 8, 12, 16, FOURTEEN)
+    message = r"^cluster = 2 .*whole 128 bytes of a strip of 3136; .*value: 1$"
+    shares = [images(FOURTEEN, tile_patches=8, tile_images=2, cluster=cluster) for cluster in (1, 2)]
+    yield Limit("a cluster's shares of a strip", *shares, message)
     yield field("order", "image", "flat", "row")
     yield field("tile_patches", 16, 17, 16)
     yield field("tile_patches", 0, -1, 1)
@@ -103,7 +111,10 @@ def _problems() -> Iterator[Limit]:
     small = {"patch": 8, "channels_last": True, "table_rows": 0}
     message = r"^patch = 8 .*8 rows make no whole stages of 256; .*value: 16$"
     yield change(small | {"channels": 4}, small | {"channels": 2}, message)
-    yield change({"patch": 16}, {"patch": 14, "table_rows": 0}, r"^patch = 14 .*is 14 bytes: .*multiples of 16.*: 16$")
+    yield change({"patch": 16}, {"patch": 7, "table_rows": 0}, r"^patch = 7 .*is 7 bytes: .*multiples of 16.*: 16$")
+    narrow = {"patch": 14, "table_rows": 0, "height": 14}
+    message = r"^patch = 14 .*row of 126 pixels is not whole multiples of 16 bytes.*value: 16$"
+    yield change(narrow | {"width": 112}, narrow | {"width": 126}, message)
     long = {"height": 1152, "width": 1152, "table_rows": 0}
     yield change(long | {"patch": 128}, long | {"patch": 144}, r"^patch = 144 .*is 144 bytes: .*128 at most; .*: 16$")
     yield change({}, {"height": 230}, r"^height = 230 .*whole patches of 16.*value: 224$")

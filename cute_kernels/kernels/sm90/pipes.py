@@ -11,6 +11,12 @@ from cute_kernels.kernels.pipes import Pipe, PipelineState
 
 class Sm90Pipe(Pipe):
     @cute.jit
+    def arrive_written(self, state: PipelineState, lane: Int32) -> None:
+        """Producer warp: its writes to the stage are done and ordered before the async proxy, by every lane."""
+        if lane == 0:
+            cute.arch.mbarrier_arrive(self.full + state.index)
+
+    @cute.jit
     def arrive_empty(
         self, state: PipelineState, thread: Int32, ctas: cutlass.Constexpr[int], first: int | Int32 = 0
     ) -> None:

@@ -18,7 +18,7 @@ from cute_kernels.plan.operands import Operand
 from cute_kernels.plan.patch_embed import PATCH_EMBED
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
 from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, INTEGERS, PIXEL_TYPES, STRIP_PATCH
-from cute_kernels.plan.patch_embed_images.strips import why_no_operand
+from cute_kernels.plan.patch_embed_images.strips import REPACKED, row_bytes, why_no_operand
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 
 MOST_FLOAT_CHANNELS = 3
@@ -27,13 +27,18 @@ MOST_FLOAT_CHANNELS = 3
 ONE_TERM = ("int8", "bf16", "fp16")
 """Precisions of a single product."""
 
+FEW_PATCHES = 2048
+"""Up to here two kernels take less time than one whose weight has to be loaded into registers: with patches of 16
+pixels 4.5 us instead of 7.8 at one image of 224 x 224, as long at sixteen, and longer from there (one H200, launches in
+a CUDA graph; docs/measurements.md)."""
+
 Reason = Callable[[PatchEmbedImagesProblem], str]
 
 
 def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
     """Why these images are not read by a kernel of SM90a itself; empty where they are, or where nothing else is."""
     if problem.precision == "int8":
-        return why_no_operand(problem)
+        return why_no_operand(problem) or _why_faster(problem)
     if problem.precision in INTEGERS:
         return ""
     if problem.patch not in GATHERED_PATCHES:
@@ -52,6 +57,13 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
     if problem.channels > MOST_FLOAT_CHANNELS:
         return f"the weight of {problem.channels} channels of 16 bits leaves no room in tensor memory"
     return ""
+
+
+def _why_faster(problem: PatchEmbedImagesProblem) -> str:
+    patches = problem.batch * problem.positions
+    if row_bytes(problem) != REPACKED or patches > FEW_PATCHES:
+        return ""
+    return f"{patches} patches are too few to load a weight into registers, which stays there where rows are repacked"
 
 
 def _why_no_strips(problem: PatchEmbedImagesProblem) -> str:

@@ -19,6 +19,12 @@ from cute_kernels.plan.sm90_transposed import (
 ROWS_PER_STORE = 16
 """Columns of a WGMMA that one stmatrix.x4 of a warp covers."""
 
+REPACK_WARPS = 3
+"""Warps that lengthen rows of patches, the ones that a producer warpgroup has beside the one that loads."""
+
+RAW_STAGES = 2
+"""Strips on their way to them: one is loaded while the other is repacked."""
+
 MOST_COLUMNS = 256
 """The largest N of a WGMMA."""
 
@@ -39,6 +45,22 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
     def runs(self) -> str:
         weight = "" if self.resident else ", with the weight beside them"
         return f"{self.config.source}: one kernel reads the images{weight}"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Three warps of the producer warpgroup stand between TMA and the operand where rows are repacked."""
+        if not self.repacks:
+            return super().roles
+        return ("mma",) * (4 * self.config.warpgroups) + ("load",) + ("repack",) * REPACK_WARPS
+
+    @property
+    def stage_ctas(self) -> int:
+        """What a CTA repacks it keeps."""
+        return 1 if self.repacks else super().stage_ctas
+
+    @property
+    def load_stages(self) -> int:
+        return RAW_STAGES if self.repacks else super().load_stages
 
     # ---- registers -------------------------------------------------------------------------------------------------
 
@@ -113,6 +135,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
             (f"weight: {self.config.weight}, {self.shared_blocks} K blocks", weight, self.swizzle_period),
             (f"{self.config.source}: {stages} stages", stages * self.pixel_stage_bytes, self.swizzle_period),
             ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
+            *((("strips before they are repacked", RAW_STAGES * self.load_pitch, 128),) if self.repacks else ()),
         ))  # fmt: skip
 
     # ---- bias + position table -------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, INTEGERS, MOST_
 from cute_kernels.plan.patch_embed_images.gather_default import GATHER_CLOCKS
 from cute_kernels.plan.patch_embed_images.sm90 import MOST_COLUMNS, Sm90ImagesPlan
 from cute_kernels.plan.patch_embed_images.strips import (
+    BLOCK_BYTES,
+    REPACKED,
     SPANS,
     check_integers,
     check_strips_problem,
@@ -71,8 +73,13 @@ def plan_sm90_images(
     require("cluster", config.cluster, (0, 1, 2), rule)
     require("stage_blocks", config.stage_blocks, (0, 1, 2), "K blocks of 128 bytes in a stage; 0 chooses")
     require("order", config.order, ("row", "image"), "images or positions run fastest")
-    weights = ("auto", "registers", "streamed") if problem.precision == "int8" else ("auto", "registers")
-    require("weight", config.weight, weights, "where the weight operand comes from; of two terms it stays")
+    rule = "where the weight operand comes from; of two terms, and beside rows that are repacked, it stays"
+    require("weight", config.weight, ("auto", *_weights(problem)), rule)
+    if source == "repack":
+        require("stage_blocks", config.stage_blocks, (0, 2), "a stage is a whole patch of one channel; 0 chooses")
+    if source == "repack" and config.tile_patches % 8:
+        rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16; 0 chooses"
+        reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
     if not 0 <= config.tile_patches <= MOST_PATCHES:
         rule = f"a row of a TMA box of strips has {BOX_BYTES} bytes at most; 0 chooses"
         reject("tile_patches", config.tile_patches, rule, min(max(config.tile_patches, 1), MOST_PATCHES))
@@ -83,10 +90,14 @@ def plan_sm90_images(
         reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
     check_tile(config)
     plan = Sm90ImagesPlan(problem, config, arch, sm_count)
+    if not _shares(plan):
+        rule = f"each of {config.cluster} CTAs of a cluster loads whole 128 bytes of a strip of {plan.load_bytes}"
+        reject("cluster", config.cluster, rule, 1)
     if plan.stage_box[2] < config.cluster:
         rule = f"each of {config.cluster} CTAs of a cluster loads its share of the rows of a stage"
         reject("stage_blocks", config.stage_blocks, rule, 2)
-    otherwise = ("weight", config.weight, "streamed") if plan.terms == 1 else ("channels", problem.channels, 1)
+    streams = "streamed" in _weights(problem)
+    otherwise = ("weight", config.weight, "streamed") if streams else ("channels", problem.channels, 1)
     check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), otherwise)
     check_barriers(plan)
     _check_shared_weight(plan, given)
@@ -108,8 +119,16 @@ def check_operand(p: PatchEmbedImagesProblem) -> None:
 
 
 def source_of(p: PatchEmbedImagesProblem) -> str:
-    """Strips where a patch's row is 16 bytes, otherwise gathered rows."""
+    """Strips where a patch's row is 16 bytes, or becomes as long, otherwise gathered rows."""
+    if row_bytes(p) == REPACKED:
+        return "repack"
     return "strips" if span_of(row_bytes(p)) == SPANS[0] else "gather"
+
+
+def _weights(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
+    """Where the weight may come from: TMA fills stages with pixels and weight, or warps fill them with pixels."""
+    streams = p.precision == "int8" and source_of(p) != "repack"
+    return ("registers", "streamed") if streams else ("registers",)
 
 
 def check_tile(config: Sm90ImagesConfig) -> None:
@@ -147,7 +166,7 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
     """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
     config = dataclasses.replace(config, source=source_of(problem))
     operations = 2 * problem.batch * problem.positions * problem.n * problem.k
-    few = operations <= FEW_OPERATIONS and problem.precision == "int8"
+    few = operations <= FEW_OPERATIONS and len(_weights(problem)) > 1
     plans = list(_shapes(problem, config, arch, sm_count, few))
     fit = [plan for plan in plans if _fits(plan)]
     if fit:
@@ -161,8 +180,7 @@ def _shapes(
     problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int, few: bool
 ) -> Iterator[Sm90ImagesPlan]:
     """Plans that a configuration leaves open, with the stages that they would get."""
-    kinds = ("registers", "streamed") if problem.precision == "int8" else ("registers",)
-    weights = kinds if config.weight == "auto" else (config.weight,)
+    weights = _weights(problem) if config.weight == "auto" else (config.weight,)
     warpgroups = (config.warpgroups,) if config.warpgroups else (2, 3, 1)
     clusters = (config.cluster,) if config.cluster else (2, 1) if sm_count > 1 else (1,)
     for weight, groups in itertools.product(weights, warpgroups):
@@ -220,10 +238,15 @@ def _stage_blocks(plan: Sm90ImagesPlan, given: int) -> tuple[int, ...]:
 
 
 def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, few: bool) -> tuple[int, ...]:
-    """Any; with few images the grid row in four numbers of equal pieces, and 16, of which one image fills a tile."""
+    """Any; of repacked rows such that a strip is whole 16 bytes.
+
+    With few images the grid row in four numbers of equal pieces, and 16, of which one image fills a tile.
+    """
     if config.tile_patches:
         return (config.tile_patches,)
     width = problem.grid_width
+    if source_of(problem) == "repack":
+        return (16, 8) if width > 8 else (8,)
     if not few:
         return tuple(range(min(MOST_PATCHES, width), 0, -1))
     least = -(-width // MOST_PATCHES)
@@ -250,6 +273,7 @@ def _fits(plan: Sm90ImagesPlan) -> bool:
         and plan.accumulator_registers + ADDRESSING_REGISTERS <= plan.entry_registers
         and plan.smem_bytes - (plan.config.stages - 2) * plan.stage_bytes <= plan.arch.smem_bytes
         and plan.stage_box[2] >= plan.config.cluster
+        and _shares(plan)
     )
 
 
@@ -259,6 +283,11 @@ def _microseconds(plan: Sm90ImagesPlan) -> float:
     rows = plan.pixel_stage_bytes // (plan.span if plan.gathers else plan.span * plan.tile_patches)
     tma = tiles * plan.tile_stages * rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND
     return max(predicted_microseconds(plan), LAUNCH_MICROSECONDS + tma)
+
+
+def _shares(plan: Sm90ImagesPlan) -> bool:
+    """Whether the parts of a strip that the CTAs of a cluster load lie as TMA writes them."""
+    return not plan.repacks or plan.load_bytes % (BLOCK_BYTES * plan.config.cluster) == 0 or plan.config.cluster == 1
 
 
 def _cost(plan: Sm90ImagesPlan) -> float:

@@ -10,6 +10,9 @@ that a core matrix has side by side. TMA then gathers a patch row by row and swi
 the bytes of a row, its `span`: in the same order, each row of the patches is a K-major operand of one, two or four
 steps of 32 bytes. Rows between two spans, such as the 48 bytes of 16 pixels with three channels, are boxes longer than
 the row is in the tensor map: TMA fills the rest with zeros, and so has the weight.
+
+Rows of 14 pixels begin where no row of an operand can. Strips of them are loaded all the same, and warps copy them to
+rows of 16 bytes; with two rows of zeros a patch then is one of 16 x 16.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import math
 
 from cute_kernels.config import PatchEmbedImagesProblem
-from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require
+from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
 from cute_kernels.plan.feature_slabs import COLUMN_GROUP, FeatureSlabs
 from cute_kernels.plan.patch_embed_images.base import INTEGERS, STRIP_PATCH, ImagesPlan
 
@@ -26,6 +29,12 @@ BLOCK_FEATURES = 16
 
 BLOCK_BYTES = 128
 """Of K in a K block."""
+
+REPACKED = 14
+"""Side of the patches whose rows of bytes warps lengthen to 16."""
+
+REPACKED_ROWS = 16
+"""Rows that such a patch has in an operand, two of them zeros: whole stages of 256 bytes."""
 
 SPANS = (16, 32, 64, 128)
 """Bytes of a row of K-major operands: a core matrix's without swizzle, and those of the swizzles (PTX ISA)."""
@@ -62,6 +71,43 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
         return self.span > SPANS[0]
 
     @property
+    def repacks(self) -> bool:
+        """Warps lengthen the rows of patches between the strips that TMA loads and the operand."""
+        return self.row_bytes == REPACKED
+
+    @property
+    def operand_rows(self) -> int:
+        """Rows of a patch in the operand and in K."""
+        return REPACKED_ROWS if self.repacks else self.problem.patch
+
+    @property
+    def load_box(self) -> tuple[int, ...]:
+        """What TMA loads at once: of strips elements of a row, images, rows and planes.
+
+        Where rows of patches are gathered the first mode is split: elements of one patch's row, patches.
+        """
+        _, *others = self.stage_box
+        if self.gathers:
+            return (self.span // self.pixel_bytes, self.tile_patches, *others)
+        if self.repacks:
+            return (REPACKED * self.tile_patches, self.cta_images, REPACKED, 1)
+        return self.stage_box
+
+    @property
+    def load_bytes(self) -> int:
+        return math.prod(self.load_box) * self.pixel_bytes
+
+    @property
+    def load_pitch(self) -> int:
+        """From one such box in shared memory to the next; TMA writes to multiples of 128 bytes."""
+        return round_up(self.load_bytes, BLOCK_BYTES)
+
+    @property
+    def load_stages(self) -> int:
+        """Of what TMA loads: those of the operand, unless warps stand between."""
+        return self.config.stages
+
+    @property
     def planes(self) -> int:
         """Images of one channel that an image consists of in memory; one, where channels are last."""
         return 1 if self.problem.channels_last else self.problem.channels
@@ -74,12 +120,12 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
     @property
     def k_blocks(self) -> int:
         """Parts of a patch, plane by plane."""
-        return self.planes * (self.problem.patch // self.block_rows)
+        return self.planes * (self.operand_rows // self.block_rows)
 
     @property
     def weight_columns_of_k(self) -> int:
         """K counts the pixels of a patch by (plane, row, place in the row), rows zero-padded to their span."""
-        return self.planes * self.problem.patch * self.span // self.pixel_bytes
+        return self.planes * self.operand_rows * self.span // self.pixel_bytes
 
     @property
     def tile_rows(self) -> int:
@@ -104,7 +150,7 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
 
     @property
     def stages_per_plane(self) -> int:
-        return self.problem.patch // self.block_rows // self.config.stage_blocks
+        return self.operand_rows // self.block_rows // self.config.stage_blocks
 
     @property
     def pixel_stage_bytes(self) -> int:
@@ -149,6 +195,9 @@ def span_of(nbytes: int) -> int:
 def why_no_operand(p: PatchEmbedImagesProblem) -> str:
     """Why rows of pixels of these patches are no rows of an operand as TMA writes them; empty where they are."""
     nbytes = row_bytes(p)
+    if nbytes == REPACKED == p.patch:
+        rule = f"an image's row of {p.width} pixels is not whole multiples of {SPANS[0]} bytes, as TMA reads them"
+        return rule if p.width % SPANS[0] else ""
     what = f"a patch's row of {p.patch} pixels" + (f" and {p.channels} channels" if p.channels_last else "")
     if nbytes % SPANS[0] or nbytes > SPANS[-1]:
         return f"{what} is {nbytes} bytes: TMA reads multiples of {SPANS[0]}, and swizzles {SPANS[-1]} at most"

@@ -33,7 +33,6 @@ from cute_kernels.kernels.strips import (
     images_layout,
     out_layout,
     scale_of_feature,
-    source_box,
     strip_boxes,
     strip_layout,
     table_view,
@@ -78,7 +77,7 @@ class PatchEmbedImagesKernel(ImagesHost):
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
         images_atom, images_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(group), images, strip_layout(plan, 1), source_box(plan)
+            cpasync.CopyBulkTensorTileG2SOp(group), images, strip_layout(plan, 1), plan.load_box
         )
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box

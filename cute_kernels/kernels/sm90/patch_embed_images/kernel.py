@@ -20,6 +20,7 @@ from cute_kernels.kernels.images_host import ImagesHost, ImagesOperands
 from cute_kernels.kernels.pipes import make_pipes
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed_images.epilogue import Epilogue
+from cute_kernels.kernels.sm90.patch_embed_images.repack import Repack
 from cute_kernels.kernels.sm90.patch_embed_images.terms import (
     TermsMma,
     integer_mma,
@@ -39,7 +40,6 @@ from cute_kernels.kernels.strips import (
     operand,
     out_layout,
     scale_of_feature,
-    source_box,
     strip_boxes,
     strip_layout,
     table_view,
@@ -88,7 +88,7 @@ class PatchEmbedImagesKernel(ImagesHost):
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
         images_atom, images_view = cpasync.make_tiled_tma_atom(
-            load, images, strip_layout(plan, 1), source_box(plan), num_multicast=config.cluster
+            load, images, strip_layout(plan, 1), plan.load_box, num_multicast=config.cluster
         )
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box()
@@ -124,7 +124,7 @@ class PatchEmbedImagesKernel(ImagesHost):
 
         storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
         barriers = cute.recast_ptr(storage, dtype=Int64)
-        weight, strips, staging = (storage + region.offset for region in plan.smem[1:])
+        weight, strips, staging, *raw = (storage + region.offset for region in plan.smem[1:])
         pipes = make_pipes(self.graph, barriers, Sm90Pipe)
         pipe = pipes["operands"]
 
@@ -141,7 +141,11 @@ class PatchEmbedImagesKernel(ImagesHost):
             if warp == plan.load_warp:
                 if cutlass.const_expr(plan.terms > 1):
                     weight_load(plan, (args.low, args.high), weight, pipes["weight"], slab).run()
-                self._load(args, weight, strips, pipe, order, slab, cta_rank).run()
+                loaded = (raw[0], pipes["raw"]) if plan.repacks else (strips, pipe)
+                self._load(args, weight, *loaded, order, slab, cta_rank).run()
+            elif cutlass.const_expr(plan.repacks):
+                thread = cute.arch.thread_idx()[0] - (plan.load_warp + 1) * 32
+                Repack(plan, raw[0], strips, pipes["raw"], pipe, order, thread).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             if cutlass.const_expr(plan.terms > 1):

@@ -88,7 +88,7 @@ class Mma:
                         self._hand_over(is_last)
                     # At most the newest group outstanding: the one that read the stage before is complete.
                     warpgroup.wait_group(1)
-                    self.operands.arrive_empty(released, self.thread, plan.config.cluster)
+                    self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
                     released.advance()
             else:
                 for stage in cutlass.range(1, self.tile_stages, unroll=1):
@@ -97,10 +97,10 @@ class Mma:
                     if stage == plan.handover_stage:
                         self._hand_over(is_last)
                     warpgroup.wait_group(1)
-                    self.operands.arrive_empty(released, self.thread, plan.config.cluster)
+                    self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
                     released.advance()
             warpgroup.wait_group(0)
-            self.operands.arrive_empty(released, self.thread, plan.config.cluster)
+            self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
             self.epilogue.store(accumulator, fetched, row_block, position)
             row_block, position = self.order.advance(row_block, position, stride)
         self.epilogue.finish()

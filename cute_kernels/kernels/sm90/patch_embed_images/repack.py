@@ -1,0 +1,96 @@
+"""Warps between TMA and the operand: rows of patches of 14 bytes, side by side in a strip, become rows of 16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32
+
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.sm90.pipes import Sm90Pipe
+from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.plan.patch_embed_images.sm90 import REPACK_WARPS, Sm90ImagesPlan
+from cute_kernels.plan.patch_embed_images.strips import REPACKED, REPACKED_ROWS
+
+THREADS = REPACK_WARPS * 32
+
+ROW_BYTES = 16
+
+WORDS = 4
+"""Of 4 bytes that hold a row of 14: it begins on the first or in the middle of it, and then ends with the last."""
+
+
+@dataclass(frozen=True)
+class Repack:
+    """Fills operand stages out of raw strips, one plane of a tile at a time.
+
+    A strip lands as ``[row][patch][14 bytes]``, the patches of all images side by side, and the operand wants ``[row]
+    [patch][16 bytes]``: row i of either, counted through, begins at 14 i and at 16 i. What a thread copies does not
+    depend on where rows of the images end. The last two rows of a patch in the operand are zeros from the beginning.
+
+    Attributes:
+        raw, stages: buffers of both.
+        strips, operands: pipes of both.
+        thread: index among the threads of the role.
+    """
+
+    plan: Sm90ImagesPlan
+    raw: cute.Pointer
+    stages: cute.Pointer
+    strips: Sm90Pipe
+    operands: Sm90Pipe
+    order: PositionOrder | ImageOrder
+    thread: Int32
+
+    @cute.jit
+    def run(self) -> None:
+        plan, lane = self.plan, self.thread % 32
+        self._clear()
+        strip, stage = self.strips.consumer_state(), self.operands.producer_state()
+        for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            for _ in cutlass.range(plan.planes, unroll=1):
+                self.strips.wait_full(strip)
+                self.operands.wait_empty(stage)
+                self._copy(
+                    self.raw + cute.assume(strip.index * plan.load_pitch, divby=128),
+                    self.stages + cute.assume(stage.index * plan.pixel_stage_bytes, divby=128),
+                )
+                # WGMMA reads the operand through the async proxy.
+                cute.arch.fence_view_async_shared()
+                cute.arch.sync_warp()
+                self.operands.arrive_written(stage, lane)
+                self.strips.arrive_empty(strip, lane, plan.config.cluster)
+                strip.advance()
+                stage.advance()
+
+    @cute.jit
+    def _copy(self, raw: cute.Pointer, stage: cute.Pointer) -> None:
+        rows = REPACKED * self.plan.tile_rows
+        for i in cutlass.range(self.thread, rows, THREADS, unroll=4):
+            first = cute.recast_ptr(raw + cute.assume(i * REPACKED // 4 * 4, divby=4), dtype=Uint32)
+            words = cute.make_tensor(first, cute.make_layout(WORDS))
+            loaded = [words[j] for j in range(WORDS)]
+            shift = Uint32(i % 2 * 16)
+            row = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
+            for j in cutlass.range_constexpr(WORDS - 1):
+                row[j] = ptx.shf_r_wrap_b32(loaded[j], loaded[j + 1], shift)
+            row[WORDS - 1] = (loaded[WORDS - 1] >> shift) & Uint32(0xFFFF)
+            cute.autovec_copy(row, self._row(stage, i))
+
+    @cute.jit
+    def _clear(self) -> None:
+        """Writes the rows that no strip has, of every stage; the first hand-over of each stage orders them."""
+        plan = self.plan
+        zeros = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
+        zeros.fill(0)
+        first, beyond = (rows * plan.tile_rows for rows in (REPACKED, REPACKED_ROWS))
+        for stage in cutlass.range(plan.config.stages, unroll=1):
+            buffer = self.stages + cute.assume(stage * plan.pixel_stage_bytes, divby=128)
+            for i in cutlass.range(first + self.thread, beyond, THREADS, unroll=1):
+                cute.autovec_copy(zeros, self._row(buffer, i))
+
+    def _row(self, stage: cute.Pointer, i: Int32) -> cute.Tensor:
+        target = stage + cute.assume(i * ROW_BYTES, divby=ROW_BYTES)
+        return cute.make_tensor(cute.recast_ptr(target, dtype=Uint32), cute.make_layout(WORDS))
