@@ -74,12 +74,12 @@ class Epilogue:
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             m_tile, n_tile = self.order.coordinates(tile)
             rows = self.rows.of_warp(m_tile, quarter)
-            table_row = self.table.row(rows, lane)
             row_factor = self.scales.row_factor(self.rows.row(rows, lane))
             first = n_tile * plan.tile_n + first_column
+            table_first = self.table.first(rows, lane, first)
             ahead = []
             if cutlass.const_expr(config.table_ahead):
-                ahead = self._load_table(table_row, first)
+                ahead = self._load_table(table_first, 0)
             self.accumulator.wait_full(state)
             if cutlass.const_expr(config.stagger_clocks > 0):
                 idle((warp - plan.first_epilogue_warp) * config.stagger_clocks)
@@ -87,9 +87,9 @@ class Epilogue:
             for column in cutlass.range_constexpr(0, columns, step):
                 addends = ahead
                 if cutlass.const_expr(not config.table_ahead):
-                    addends = self._load_table(table_row, first + column)
+                    addends = self._load_table(table_first, column)
                 elif cutlass.const_expr(column + step < columns):
-                    ahead = self._load_table(table_row, first + column + step)
+                    ahead = self._load_table(table_first, column + step)
                 fragments = []
                 for i in cutlass.range_constexpr(config.tmem_loads):
                     fragment = cute.make_rmem_tensor(fragment_shape, self.accumulators.element_type)
@@ -112,7 +112,7 @@ class Epilogue:
         stores.finish()
 
     @cute.jit
-    def _load_table(self, row: Int32, column: Int32) -> list[cute.Tensor | None]:
+    def _load_table(self, row: Int32, column: cutlass.Constexpr[int]) -> list[cute.Tensor | None]:
         """What is added to the columns of one step, for each of its loads."""
         width = self.plan.config.tmem_load_width
         return [self.table.load(row, column + i * width, width) for i in range(self.plan.config.tmem_loads)]

@@ -67,29 +67,37 @@ class TableReader:
         return self.table_rows.of(self.rows.row(rows, lane))
 
     @cute.jit
-    def load(self, row: Int32, column: Int32, width: cutlass.Constexpr[int]) -> cute.Tensor | None:
-        """``width`` values of one row, from a column on that is a multiple of ``width``."""
+    def first(self, rows: WarpRows, lane: Int32, column: Int32) -> Int32:
+        """Elements from where the table begins to a lane's row at the first column of its warp, a multiple of 64."""
+        if cutlass.const_expr(self.table is None):
+            return Int32(0)
+        row, layout = self.row(rows, lane), self.table.layout
+        if cutlass.const_expr(self.plan.config.table == "row_major"):
+            return cute.crd2idx((row, column), layout)
+        place = ((row % LANES, row // LANES), (0, column // self.plan.table_shape[3]))
+        return cute.crd2idx(place, layout)
+
+    @cute.jit
+    def load(
+        self, first: Int32, column: cutlass.Constexpr[int], width: cutlass.Constexpr[int]
+    ) -> cute.Tensor | None:
+        """``width`` values of a row, from a column of the warp on; ``first`` is where its columns begin."""
         if cutlass.const_expr(self.table is None):
             return None
         vector = VECTOR_BYTES * 8 // self.table.element_type.width
         values = cute.make_rmem_tensor(cute.make_layout((vector, width // vector)), self.table.element_type)
+        base = self.table.iterator + cute.assume(first, divby=vector)
         for i in cutlass.range_constexpr(width // vector):
-            offset = self._offset(row, column, i * vector)
-            chunk = cute.make_tensor(
-                self.table.iterator + cute.assume(offset, divby=vector), cute.make_layout(vector)
-            )
+            chunk = cute.make_tensor(base + self._further(column + i * vector), cute.make_layout(vector))
             cute.autovec_copy(chunk, values[None, i])
         return cute.make_tensor(values.iterator, cute.make_layout(width))
 
-    @cute.jit
-    def _offset(self, row: Int32, column: Int32, further: cutlass.Constexpr[int]) -> Int32:
-        """Elements from the beginning of the table to a row and a column, ``further`` columns on in the same chunk."""
-        layout = self.table.layout
-        if cutlass.const_expr(self.plan.config.table == "row_major"):
-            return cute.crd2idx((row, column + further), layout)
+    def _further(self, column: int) -> int:
+        """Elements from the first column of a warp to another one: whole chunks of the layout, and what is left."""
+        if self.plan.config.table == "row_major":
+            return column
         vector = self.plan.table_shape[3]
-        place = ((row % LANES, row // LANES), ((column + further) % vector, (column + further) // vector))
-        return cute.crd2idx(place, layout)
+        return column // vector * (LANES * vector) + column % vector
 
 
 @dataclass(frozen=True)
