@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 
+from bench import experiments
 from bench import original_counters as original
+from cute_kernels.plan import make_plan
+from tests.nightly import nightly
 
 FOUND = functools.cache(lambda variant: original.per_tile_and_cta(original.CONFIGS[variant]))
 
@@ -49,3 +53,28 @@ def test_table() -> None:
     text = original.table()
     assert "| staging | shared load instructions | 3,481,626 | 160 | 160 | 4.5 | 7 |" in text
     assert "| st.global.v8 | excess sectors of global loads | 44.56 million | 2,048 | 2,048 | rounded | 0 |" in text
+
+
+PAGE = (Path(original.__file__).parents[1] / "docs" / "experiments.md").read_text()
+
+
+def test_pairs_differ_in_something_and_have_plans() -> None:
+    for experiment in experiments.EXPERIMENTS:
+        assert experiment.before != experiment.after, experiment.name
+        for config in (experiment.before, experiment.after):
+            make_plan(experiments.PROBLEM, config, "sm_100a")
+        assert f"| {experiment.name} | {experiment.hypothesis} | {experiment.result} | " in PAGE
+        assert f" | {experiment.explained}: {experiment.why} |" in PAGE
+
+
+def test_a_pair_is_counted() -> None:
+    """The two profiled states, whose kernels are compiled already: what the profile has, and the rest of the row."""
+    staging = next(experiment for experiment in experiments.EXPERIMENTS if experiment.name == "staging")
+    assert (staging.before, staging.after) == (original.CONFIGS["st.global.v8"], original.CONFIGS["staging"])
+    row = experiments.row(staging)
+    assert "staging 0 -> 1,024; global store requests 64 -> 160; store lines 2,048 -> 512;" in row and row in PAGE
+
+
+@nightly
+def test_all_pairs_are_those_of_the_page() -> None:
+    assert experiments.table() in PAGE

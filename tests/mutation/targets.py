@@ -127,7 +127,8 @@ def why_python(ptx: str, kernel: str | None, threads: int) -> str:
 @functools.lru_cache(maxsize=16)
 def _inputs(target: KernelTarget) -> Case:
     """Once per target: the reference takes longer than the emulation."""
-    cluster = getattr(target.config, "cluster", 2)
+    config = target.config
+    cluster = config.cta_group if isinstance(config, Sm100PatchEmbedConfig) else config.cluster
     sizes = {"batch": target.batch, "positions": target.positions, "n": target.n, "k": target.k}
     return make_case(**sizes, config=target.config, sm_count=cluster, seed=5)
 
@@ -196,6 +197,20 @@ TARGETS: dict[str, KernelTarget] = {
     "sm100": KernelTarget(Sm100PatchEmbedConfig(), 12, 128, 256, quick=True),
     "sm100-4-warps": KernelTarget(Sm100PatchEmbedConfig(tile_n=128, stages=3, epilogue_warps=4), 12, 128, 128),
     "sm100-wide-loads": KernelTarget(Sm100PatchEmbedConfig(128, 5, 5, 64, "bf16x2"), 14, 100, 128, k=400),
+    "sm100-coalesced": KernelTarget(
+        Sm100PatchEmbedConfig(
+            tile_n=128, stages=3, epilogue_warps=4, order="position", tile_positions=4, table_ahead=True,
+            store="coalesced",
+        ),
+        70, 8, 128, k=400,
+    ),
+    "sm100-one-cta": KernelTarget(
+        Sm100PatchEmbedConfig(
+            tile_n=128, stages=3, tmem_load_width=16, tmem_loads=2, cta_group=1, store_group=2, store_buffers=2,
+            early_release=False,
+        ),
+        4, 128, 128, k=400,
+    ),
     "sm90-registers": KernelTarget(_SM90, 64, 4, 256, quick=True),
     "sm90-streamed": KernelTarget(dataclasses.replace(_SM90, weight="streamed"), 64, 4, 256),
     "sm90-flat": KernelTarget(dataclasses.replace(_SM90, order="flat", stage_blocks=2), 64, 4, 256),
