@@ -340,7 +340,7 @@ def _row(case: str, counter: str, emulated: float, real: float) -> str:
 
 _FLAT = Sm100PatchEmbedConfig(order="flat")
 DESIGNS = {
-    "position order, the default": Sm100PatchEmbedConfig(),
+    "position order": Sm100PatchEmbedConfig(),
     "position order, `bf16x2`": Sm100PatchEmbedConfig(epilogue="bf16x2"),
     "flat order, interleaved table": _FLAT,
     "flat order, interleaved table, `bf16x2`": dataclasses.replace(_FLAT, epilogue="bf16x2"),
@@ -355,7 +355,7 @@ DESIGNS = {
 
 
 def design(images: int = 64) -> str:
-    """Markdown: 128-byte wavefronts per CTA and 256 x 256 x 768 tile of the SM100 kernel, by configuration.
+    """Markdown: 128-byte wavefronts per CTA and 256 x 256 x 768 tile of the SM100 kernel that streams the weight.
 
     64 images of 196 positions are 49 tiles, in which each alignment of tiles and images occurs once in flat order.
     """
