@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.emulator import Options
-from cute_kernels.plan import ImagesPlan, make_plan
+from cute_kernels.plan import ARCHS, ImagesPlan, Sm100ImagesPlan, make_plan
 from cute_kernels.runtime import emulated
 from cute_kernels.runtime.operands import Operands
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
 
 CONFIGS = {
-    "the default": None,
-    "weight in shared memory": Sm100ImagesConfig(weight="smem", tile_patches=14, tile_images=16, cta_group=2),
-    "single CTAs": Sm100ImagesConfig(cta_group=1, tile_patches=14, tile_images=8),
+    "the default": ("int8", None),
+    "weight in shared memory": ("int8", Sm100ImagesConfig(weight="smem", tile_patches=14, tile_images=16, cta_group=2)),
+    "single CTAs": ("int8", Sm100ImagesConfig(cta_group=1, tile_patches=14, tile_images=8)),
+    "two terms": ("int16", None),
 }
-"""By what they differ from the default at 4736 images of 224 x 224, 768 features; None is that default."""
+"""By what they differ from the default at 4736 images of 224 x 224, 768 features: precision and tunables, None for the
+default. Of two terms a CTA has 64 features."""
 
 COLUMNS = (
     "TMA fill", "UMMA operand reads", "global loads, 128 B lines", "staging writes + TMA reads", "sum",
@@ -40,21 +44,26 @@ def random_operands(plan: ImagesPlan) -> Operands:
     return Operands(
         images=integers(0, 256, (p.batch, p.channels, p.height, p.width), torch.uint8),
         weight=integers(-128, 128, (p.n, p.k), torch.int8),
+        weight_low=integers(-128, 128, (p.n, p.k), torch.int8) if plan.terms == 2 else None,
         scale=torch.rand(p.n, generator=generator),
         table=table,
         out=torch.zeros(p.batch, p.positions, p.n, dtype=torch.bfloat16),
     )
 
 
-def per_tile(config: Sm100ImagesConfig | None, images: int, height: int = 224) -> dict[str, float]:
-    """Counts of `COLUMNS` per CTA and 128 features x 256 patches of 768 pixels, averaged over a launch on one pair.
+def per_tile(
+    config: Sm100ImagesConfig | None, images: int, height: int = 224, precision: str = "int8"
+) -> dict[str, float]:
+    """Counts of `COLUMNS` per CTA and 256 patches of 768 pixels, averaged over a launch on one pair.
 
     192 images of 224 x 224 are what one of 24 pairs has of 4736; what is done once per launch (the weight) or once per
     row of patches (the table) counts as often as it does there.
     """
-    config = config or make_plan(HEADLINE, None, "sm_100a").config
+    headline = replace(HEADLINE, precision=precision)
+    config = config or make_plan(headline, None, "sm_100a").config
+    features = 2 * Sm100ImagesPlan(headline, config, ARCHS["sm_100a"], 2).features
     rows = height // HEADLINE.patch * HEADLINE.grid_width
-    problem = PatchEmbedImagesProblem(images, 3, height, HEADLINE.width, HEADLINE.patch, 256, table_rows=rows)
+    problem = replace(headline, batch=images, height=height, n=features, table_rows=rows)
     plan = make_plan(problem, config, "sm_100a", sm_count=2)
     report = emulated.launch(plan, random_operands(plan), Options(counters=True, detectors=False))
     total = report.units.total
@@ -72,7 +81,7 @@ def per_tile(config: Sm100ImagesConfig | None, images: int, height: int = 224) -
 def table(images: int = 192) -> str:
     """Markdown, a row for each of `CONFIGS`."""
     lines = [f"| `patch_embed_images` | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for name, config in CONFIGS.items():
-        counts = per_tile(config, images)
+    for name, (precision, config) in CONFIGS.items():
+        counts = per_tile(config, images, precision=precision)
         lines.append(f"| {' | '.join((name, *(f'{value:,.0f}' for value in counts.values())))} |")
     return "\n".join(lines)

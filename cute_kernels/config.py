@@ -334,7 +334,8 @@ class Sm100ImagesConfig:
     """Tunables of the SM100a kernel that reads patches of 16 x 16 out of images, ``out^T = weight * patches^T``.
 
     A tile is ``tile_patches`` neighbouring patches of a grid row in ``tile_images`` images, the columns of the
-    accumulator; features are its rows, 128 per CTA, whose weight stays on chip for the whole launch.
+    accumulator; features are its rows, 128 per CTA, whose weight stays on chip for the whole launch. With a weight of
+    two terms each feature has two rows.
 
     Attributes:
         source: ``"strips"`` of uint8 images, as in `Sm90ImagesConfig`; ``"gather"``: TMA boxes of the rows of single
@@ -344,7 +345,7 @@ class Sm100ImagesConfig:
         tile_images: such that each CTA of a group has a multiple of 16 patches, and the tile up to 256.
         cta_group: CTAs that multiply together: a pair, each with half of the images of a tile, or 1.
         weight: where it stays. ``"tmem"``: tensor memory, 64 columns per channel, 128 of 16-bit images; ``"smem"``:
-            shared memory, 32 or 64 KiB per channel, which every MMA reads again.
+            shared memory, 32 or 64 KiB per channel, which every MMA reads again, and not of two terms.
         accumulators: of a whole tile in tensor memory, 1 or 2.
         part_columns: columns of an accumulator that are multiplied and handed to the epilogue at once, the last part
             may have fewer: while one part is drained the next is multiplied, over the same stages.

@@ -261,7 +261,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=tuple(PIXEL_TYPES),
         default="int8",
-        help="of the prepared weight; int16 on sm_90a alone (default: %(default)s)",
+        help="of the prepared weight (default: %(default)s)",
     )
 
     add = problems.group("gemm")

@@ -15,6 +15,9 @@ from cute_kernels.plan.patch_embed_images.strips import BLOCK_BYTES, BLOCK_FEATU
 TABLE_VALUES = 4
 """What a thread adds to its accumulators of 16 features and 8 columns: two features x two columns."""
 
+TERM_FACTOR = 256.0
+"""What the high one of a weight's two terms is multiplied by."""
+
 
 def images_layout(plan: StripsPlan, batch: Int32, height: Int32, width: Int32) -> cute.Layout:
     """``[B, planes, H, pixels of a row]`` in memory, in the order of the bytes of a box; rows of 16 bytes for TMA.

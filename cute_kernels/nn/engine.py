@@ -102,9 +102,11 @@ class PatchEngine:
         images = self._whole(pixels, weight) if pixels.dim() == 4 else self._one_patch_images(pixels, weight)
         if self._images_out_dtype(images, weight) is not None:
             return None
+        precision = self.options.precision
+        results = "" if precision == "int8" else f" and gives results of {weight.dtype}"
         return (
             f"no kernel takes images of shape {list(images.shape[1:])} with patches of {self.patch(weight)} and "
-            f"precision {self.options.precision!r} on {pixels.device}"
+            f"precision {precision!r} on {pixels.device}{results}"
         )
 
     def _images_out_dtype(self, images: torch.Tensor, weight: torch.Tensor) -> torch.dtype | None:

@@ -52,7 +52,7 @@ def patch_embed_images(
     With ``"int8"`` weights the kernel reads uint8 pixels out of the images themselves; the processor's normalisation is
     in the prepared weight. Sums of products are integers and exact, so that the result is the same in every bit on
     every device: ``round(fma32(fp32(sum), scale[n], table[s, n]))`` with ``table = (bias + offset) + pos_embed``, each
-    addition rounded to FP32 and absent terms left out. With ``"int16"`` weights, of two terms of 8 bits, SM90's kernel
+    addition rounded to FP32 and absent terms left out. With ``"int16"`` weights, of two terms of 8 bits, the kernel
     computes two such sums, and ``fma32(fp32(sum of high), 256, fp32(sum of low))`` takes the place of ``fp32(sum)``.
     With ``"bf16"`` and ``"fp16"`` weights the kernel, SM90's, reads
     16-bit pixels and accumulates in FP32: ``round(accumulator + table[s, n])``.
@@ -77,11 +77,10 @@ def patch_embed_images(
         pos_embed: ``[S, N]`` likewise, positions in row-major order of the patch grid, S = H / p * W / p.
         out_dtype: ``torch.bfloat16``; where a kernel reads images with ``"bf16"`` and ``"fp16"`` weights, and in plain
             torch, also float16 and float32.
-        config: tunables of the kernel: `Sm100ImagesConfig` or `Sm90ImagesConfig` of ``"int8"`` weights,
-            `Sm90ImagesConfig` of ``"int16"``, `Sm90GatherConfig` of ``"bf16"`` and ``"fp16"``. With
-            `Sm100PatchEmbedConfig` or `Sm90PatchEmbedConfig` a pass lays out rows whatever the images, for a kernel
-            with these tunables, of ``"int16"`` excepted. None takes the plan's default. An illegal one is refused on
-            every backend.
+        config: tunables of the kernel: `Sm100ImagesConfig`, or of SM90 `Sm90ImagesConfig` with ``"int8"`` and
+            ``"int16"`` weights and `Sm90GatherConfig` with ``"bf16"`` and ``"fp16"``. With `Sm100PatchEmbedConfig` or
+            `Sm90PatchEmbedConfig` a pass lays out rows whatever the images, for a kernel with these tunables, which
+            ``"int16"`` weights do not have. None takes the plan's default. An illegal one is refused on every backend.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU: SM90's, or SM100's with an `Sm100ImagesConfig`. ``"reference"``: plain
             torch on any device.
@@ -93,8 +92,8 @@ def patch_embed_images(
     Raises:
         TypeError: an argument of the wrong type, element type or layout.
         ValueError: a wrong shape, device, backend or config value, or a problem that no kernel takes: ``"int16"``
-            weights of other patches than 16 x 16 or on SM100, results other than BF16 of integer weights or of rows, a
-            row of patches beyond shared memory.
+            weights of other patches than 16 x 16, results other than BF16 of integer weights or of rows, a row of
+            patches beyond shared memory.
         NotImplementedError: a device without a kernel.
     """
     if not isinstance(weight, PatchWeight):

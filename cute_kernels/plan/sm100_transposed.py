@@ -15,8 +15,8 @@ from cute_kernels.plan.base import ITEMSIZE, LANES, round_up
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.feature_slabs import FeatureSlabs
 
-FEATURES = 128
-"""Rows of a CTA's accumulator, the lanes of tensor memory: the output features that one CTA computes."""
+TMEM_LANES = 128
+"""Of tensor memory, rows of a CTA's accumulator: one for each term of the weight of an output feature."""
 
 COLUMN_STEP = 16
 """Rows of ``x`` of one CTA in a tile come in multiples of it: N of an MMA is a multiple of 16, of a pair of 32."""
@@ -44,12 +44,15 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
     A tile is computed by a pair of CTAs (``cta_group::2``), or by one. Each CTA holds the accumulator of its 128
     features, and of the tile's rows it loads its own share; the MMAs of a pair read the rows of both.
 
+    With a weight of two terms a CTA has 64 features: of the 32 lanes of an epilogue warp the first 16 have the high
+    terms of 16 features and the others their low terms, so that a thread gets both sums of a feature.
+
     Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `stage_bytes`.
     """
 
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_transposed_graph"
 
-    features: int = FEATURES
+    lanes: int = TMEM_LANES
     k_block_bytes: int = 128
     mma_k_bytes: int = 32
     load_warp: int = 0
@@ -73,6 +76,20 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
     @abstractmethod
     def weight_dtype(self) -> str:
         """Element type of the weight, as torch names it."""
+
+    @property
+    def terms(self) -> int:
+        """Of a weight, each multiplied by the same rows into sums of its own."""
+        return 1
+
+    @property
+    def features(self) -> int:
+        return self.lanes // self.terms
+
+    @property
+    def warp_features(self) -> int:
+        """Features of an epilogue warp, in its 32 lanes of tensor memory."""
+        return LANES // self.terms
 
     @property
     def cta_group(self) -> int:
@@ -124,7 +141,7 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
     @property
     def weight_bytes(self) -> int:
         """Of a CTA's features, whichever memory they stay in."""
-        return FEATURES * self.k_blocks * self.k_block_bytes
+        return self.lanes * self.k_blocks * self.k_block_bytes
 
     @property
     def weight_columns(self) -> int:
@@ -147,8 +164,8 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
 
     @property
     def staging_bytes(self) -> int:
-        """Of a warp: the rows of a tile x 32 features, 64 bytes a row; whole periods of SWIZZLE_64B."""
-        return round_up(self.columns * LANES * ITEMSIZE[self.problem.out_dtype], 512)
+        """Of a warp: the rows of a tile x its features, up to 64 bytes a row; whole periods of SWIZZLE_64B."""
+        return round_up(self.columns * self.warp_features * ITEMSIZE[self.problem.out_dtype], 512)
 
     @property
     def used_barrier_bytes(self) -> int:
@@ -161,7 +178,7 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
     @property
     def mma_clocks(self) -> float:
         """Of a tile, by the published rate."""
-        return self.features * self.columns * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK
+        return self.lanes * self.columns * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK
 
     @property
     def wavefronts(self) -> int:
@@ -172,7 +189,8 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
         """
         fill = self.stage_bytes * self.tile_stages // WAVEFRONT
         weight = self.weight_bytes * len(self.parts) // WAVEFRONT if self.config.weight == "smem" else 0
-        staging = 2 * self.epilogue_warps * self.columns * LANES * ITEMSIZE[self.problem.out_dtype] // WAVEFRONT
+        staged = self.epilogue_warps * self.columns * self.warp_features * ITEMSIZE[self.problem.out_dtype]
+        staging = 2 * staged // WAVEFRONT
         return 2 * fill + weight + staging
 
     @property
@@ -185,9 +203,9 @@ __all__ = [
     "ADDRESS_BYTES",
     "BARRIER_BYTES",
     "COLUMN_STEP",
-    "FEATURES",
     "MACS_PER_CLOCK",
     "MOST_COLUMNS",
+    "TMEM_LANES",
     "WAVEFRONT",
     "Sm100TransposedPlan",
 ]

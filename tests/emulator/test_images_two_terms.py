@@ -1,4 +1,4 @@
-"""The SM90a kernel over images with weights of two terms: bit for bit against integers, and broken on purpose."""
+"""The kernels over images with weights of two terms: bit for bit against integer arithmetic, and broken on purpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import Sm90ImagesConfig
+from cute_kernels.config import Sm90ImagesConfig, Sm100ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import SharedMemoryRace
 from cute_kernels.runtime import emulated
@@ -31,6 +31,17 @@ CONFIGS = {  # and channels, K blocks in registers and in shared memory
     ),
 }  # fmt: skip
 DAILY = ("base", "both terms in shared memory")
+
+PAIR = Sm100ImagesConfig(
+    tile_patches=4, tile_images=16, cta_group=2, accumulators=1, part_columns=32, stages=3, stage_blocks=1
+)
+ONE_CTA = replace(PAIR, tile_images=8, cta_group=1, accumulators=2)
+SM100_CONFIGS = {  # and channels
+    "pair": (PAIR, 1),
+    "one CTA": (ONE_CTA, 2),
+    "wide loads, by image": (replace(ONE_CTA, tmem_load_width=32, stage_blocks=2, order="image"), 1),
+    "14 patches": (replace(PAIR, tile_patches=14, part_columns=128, stages=6), 3),
+}
 
 
 def two_terms(**facts) -> ImagesCase:
@@ -80,6 +91,39 @@ def test_sums_that_fp32_rounds() -> None:
     assert high.abs().max() > 2**24 and (high % 2 == 1).any()
     assert (high.float() * 256 + low.float() != (256 * high + low).float()).any()
     check(case)
+
+
+@pytest.mark.parametrize("name", by_day(SM100_CONFIGS, ["pair"]))
+def test_every_sm100_config_is_bit_exact_without_spills(name: str) -> None:
+    """A CTA has 64 features, both terms of 16 in the lanes of each epilogue warp; features end inside a warp's."""
+    config, channels = SM100_CONFIGS[name]
+    grid = (2, config.tile_patches + 1)
+    case = two_terms(
+        batch=config.tile_images + 1, channels=channels, grid=grid, n=72, config=config, arch="sm_100a",
+        sm_count=config.cta_group, seed=1,
+    )  # fmt: skip
+    assert (case.plan.features, case.plan.warp_features) == (64, 16)
+    check(case, Options(completion="lazy"))
+    resources = compile_plan(case.plan, emulated=True).resources
+    assert resources.stack_bytes == resources.local_bytes == 0 and resources.registers <= 255
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(4, 80))
+@given(
+    name=st.sampled_from([*SM100_CONFIGS] if examples(0, 1) else ["pair"]),
+    batch=st.integers(1, 20),
+    grid=st.sampled_from([(1, 17), (2, 9), (3, 5), (3, 2)]),
+    n=st.integers(1, 18).map(lambda i: 8 * i),
+    sm_count=st.sampled_from([2, 6, 148]),
+    completion=st.sampled_from(["eager", "lazy", "random"]),
+    interleave=st.sampled_from(["round_robin", "random", "starve"]),
+    extreme=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_any_images_on_sm100(name, completion, interleave, seed, **facts) -> None:
+    config, channels = SM100_CONFIGS[name]
+    case = two_terms(channels=channels, config=config, arch="sm_100a", seed=seed, **facts)
+    check(case, Options(seed=seed, completion=completion, interleave=interleave))
 
 
 @pytest.mark.parametrize("stages", [2, pytest.param(5, marks=nightly)])

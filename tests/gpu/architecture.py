@@ -6,8 +6,8 @@ import torch
 
 from cute_kernels.plan import ARCHS
 
-NEEDS_SM90 = ("test_gemm_split.py", "test_images_gather.py", "test_images_two_terms.py")
-"""Files of what only SM90 has a kernel for: the split of K, 16-bit pixels in patches of 32 and 64, two-term weights.
+NEEDS_SM90 = ("test_gemm_split.py", "test_images_gather.py")
+"""Files of what only SM90 has a kernel for: the split of K, and 16-bit pixels in patches of 32 and 64.
 `tests/ops/test_gpu_suite.py` asks the plans whether that is still so."""
 
 

@@ -21,7 +21,7 @@ SM90: tuple[tuple[ImagesConfig, int], ...] = (
     (Sm90ImagesConfig(weight="streamed", tile_patches=14, tile_images=16, warpgroups=2, cluster=2), 3),
 )
 
-TWO_TERMS: tuple[tuple[Sm90ImagesConfig | None, int], ...] = (
+_TWO_TERMS_SM90: tuple[tuple[ImagesConfig | None, int], ...] = (
     (None, 3),
     (Sm90ImagesConfig(order="image"), 3),
     (Sm90ImagesConfig(pingpong=False, stage_blocks=1), 3),
@@ -33,7 +33,6 @@ TWO_TERMS: tuple[tuple[Sm90ImagesConfig | None, int], ...] = (
     (Sm90ImagesConfig(tile_patches=9), 3),
     (None, 6),
 )
-"""Of SM90's kernel with weights of two terms; None is the default."""
 
 _PAIR = {"cta_group": 2, "tile_patches": 14, "tile_images": 16}
 
@@ -52,4 +51,15 @@ SM100: tuple[tuple[ImagesConfig, int], ...] = (
     (Sm100ImagesConfig(tile_patches=1), 3),
 )
 
+_TWO_TERMS_SM100: tuple[tuple[ImagesConfig | None, int], ...] = (
+    (None, 3),
+    (Sm100ImagesConfig(**_PAIR, order="image"), 3),
+    (Sm100ImagesConfig(**_PAIR, stage_blocks=1, part_columns=64), 3),
+    (Sm100ImagesConfig(cta_group=1, tile_patches=14), 3),
+    (Sm100ImagesConfig(tile_patches=8, tile_images=32, tmem_load_width=32), 3),
+    (None, 6),
+)
+
 SELECTIONS = {"sm_90a": SM90, "sm_100a": SM100}
+TWO_TERMS = {"sm_90a": _TWO_TERMS_SM90, "sm_100a": _TWO_TERMS_SM100}
+"""Of weights of two terms; None is the default."""

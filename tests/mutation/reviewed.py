@@ -116,13 +116,17 @@ REVIEWS: tuple[Review, ...] = (
         "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py* (run)", True, _NOTHING_FOLLOWS,
         following="[!e]*",
     ),
-    Review(
-        "drop",
-        "mbarrier.try_wait*",
-        "pipes.py* (_wait) in *load.py*",
-        True,
-        "the drain of a CTA without a cluster: only its own warps arrive, and shared memory outlives them",
-        target="sm90-one-cta",
+    *(
+        Review(
+            "drop",
+            "mbarrier.try_wait*",
+            "pipes.py* (_wait) in *load.py*",
+            True,
+            "the drain of a CTA without a cluster: only its own warps arrive, and shared memory outlives them",
+            following=following,
+            target=target,
+        )
+        for target, following in (("sm90-one-cta", "*"), ("images-sm90-two-terms", "[!e]*"))
     ),
     Review(
         "drop",

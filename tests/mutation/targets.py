@@ -159,6 +159,7 @@ class ImagesTarget(KernelTarget):
     """A configuration of a kernel over images, grid rows of one tile, ``k`` pixels of a patch in all channels."""
 
     config: ImagesConfig
+    precision: str = "int8"
 
     def case(self) -> ImagesCase:
         return _images_inputs(self).fresh()
@@ -170,7 +171,7 @@ def _images_inputs(target: ImagesTarget) -> ImagesCase:
     sm_count = config.cta_group if isinstance(config, Sm100ImagesConfig) else config.cluster
     return make_images_case(
         batch=target.batch, channels=target.k // PATCH**2, n=target.n, config=config, sm_count=sm_count, seed=5,
-        grid=(target.positions // config.tile_patches, config.tile_patches),
+        grid=(target.positions // config.tile_patches, config.tile_patches), precision=target.precision,
     )  # fmt: skip
 
 
@@ -224,6 +225,10 @@ TARGETS: dict[str, KernelTarget] = {
         ),
         12, 8, 256, k=256,
     ),
+    "images-sm90-two-terms": ImagesTarget(
+        Sm90ImagesConfig(tile_patches=12, tile_images=16, warpgroups=1, cluster=1, stages=3, stage_blocks=1),
+        20, 24, 64, k=256, precision="int16",
+    ),
     "images-sm100": ImagesTarget(
         Sm100ImagesConfig(
             tile_patches=4, tile_images=16, cta_group=2, weight="tmem", accumulators=1, part_columns=32, stages=3,
@@ -236,6 +241,13 @@ TARGETS: dict[str, KernelTarget] = {
             tile_patches=4, tile_images=8, cta_group=1, weight="smem", accumulators=2, stages=3, stage_blocks=1
         ),
         40, 8, 128, k=256,
+    ),
+    "images-sm100-two-terms": ImagesTarget(
+        Sm100ImagesConfig(
+            tile_patches=4, tile_images=16, cta_group=2, weight="tmem", accumulators=1, part_columns=32, stages=3,
+            stage_blocks=1,
+        ),
+        40, 8, 128, k=256, precision="int16",
     ),
     "gather-sm90": GatherTarget(Sm90GatherConfig(2, 1, 64, 2, 64, 2, stages=3, pingpong=True), 64, 8, 128, k=256),
     "gemm-sm100-level-7": GemmTarget(Sm100GemmConfig(256, stages=2), 8, 128, 256, k=320),

@@ -306,6 +306,24 @@ def test_the_kernel_of_images_in_the_emulator():
 
 
 @torch.no_grad()
+def test_the_kernel_of_two_terms_in_the_emulator():
+    """The bits of the reference in a bfloat16 module; of a float32 module its kernel would round the results."""
+    images = uint8_images(32, 32, batch=1)
+    ours, same = (
+        PatchEmbed.from_module(
+            convolution().bfloat16(), pos_embed=positions(2, 2).bfloat16(), precision="int16", backend=backend
+        )
+        for backend in ("emulator", "reference")
+    )
+    got = ours(images)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, same(images))
+    module = convolution()
+    wide = PatchEmbed.from_module(module, precision="int16", backend="emulator")
+    with pytest.warns(UserWarning, match="no kernel takes images.* gives results of torch.float32"):
+        assert error(wide(images), plain(normalise(images, (0.5,) * 3, (0.5,) * 3), module)) < 1e-6
+
+
+@torch.no_grad()
 def test_without_a_kernel_of_images_patches_are_multiplied_as_rows():
     module, pos, images = convolution(14), positions(2, 2), uint8_images(28, 30, batch=1)
     ours = PatchEmbed.from_module(module, pos_embed=pos, backend="emulator", mean=MEAN, std=STD)

@@ -60,7 +60,7 @@ from cute_kernels.plan import PLANNERS, make_plan
             ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=bf16", "--in-dtype=uint8"],
             "nearest legal value: 'bfloat16'",
         ),
-        (["plan", "patch-embed-images", "--arch=sm_100a", "--precision=int16"], "multiplies weights of one term"),
+        (["plan", "patch-embed-images", "--patch=14", "--width=224", "--precision=int16"], "16 bytes of a strip"),
         (["plan", "--set", "warpgroups=3"], "fields for sm_100a: tile_n, stages, epilogue_warps"),
         (["plan", "--arch", "sm_90a", "--set", "tile_n=128"], "fields for sm_90a: tile_rows, warpgroups, stages"),
         (["plan", "--set", "stages"], "--set stages: expected FIELD=VALUE"),

@@ -94,6 +94,9 @@ def test_selections_are_legal_and_distinct(arch: str) -> None:
         make_plan(GemmProblem(515, 393, 200, 1, in_dtype, out_dtype, True), config, arch)
     for config, channels in images_configs.SELECTIONS[arch]:
         make_plan(PatchEmbedImagesProblem(5, channels, 224, 224, 16, 768, table_rows=196), config, arch)
+    for config, channels in images_configs.TWO_TERMS[arch]:
+        images = PatchEmbedImagesProblem(5, channels, 224, 224, 16, 768, precision="int16", table_rows=196)
+        make_plan(images, config, arch)
 
 
 def functions(path: Path) -> set[str]:
@@ -118,15 +121,10 @@ def test_a_device_of_capability_10_0(tmp_path: Path) -> None:
 
 
 def test_what_is_not_for_sm100_has_no_kernel_there() -> None:
-    assert architecture.NEEDS_SM90 == ("test_gemm_split.py", "test_images_gather.py", "test_images_two_terms.py")
+    assert architecture.NEEDS_SM90 == ("test_gemm_split.py", "test_images_gather.py")
     assert not any(field.name == "split_k" for field in dataclasses.fields(Sm100GemmConfig))
     assert all("sm_100a" in planner.targets for planner in PLANNERS.values())
     wide = PatchEmbedImagesProblem(4, 3, 224, 224, 32, 768, "bfloat16", precision="bf16")
     make_plan(wide, None, "sm_90a")
     with pytest.raises(ValueError, match="patch = 32 is not possible"):
         make_plan(wide, Sm100ImagesConfig())
-    for config, channels in images_configs.TWO_TERMS:
-        two_terms = PatchEmbedImagesProblem(5, channels, 224, 224, 16, 768, precision="int16", table_rows=196)
-        make_plan(two_terms, config, "sm_90a")
-        with pytest.raises(ValueError, match="precision = 'int16' is not possible"):
-            make_plan(two_terms, None, "sm_100a")

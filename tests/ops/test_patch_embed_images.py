@@ -87,7 +87,7 @@ def test_model_width_with_the_default_config() -> None:
     with_bias=st.booleans(),
     with_pos=st.booleans(),
     layout=st.sampled_from(["contiguous", "channels_last", "sliced", "unaligned"]),
-    kind=st.sampled_from([("int8", SMALL), ("int8", SMALL_100), ("int16", SMALL)]),
+    kind=st.sampled_from([("int8", SMALL), ("int8", SMALL_100), ("int16", SMALL), ("int16", SMALL_100)]),
     seed=st.integers(0, 2**20),
 )
 def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, kind, seed) -> None:
@@ -219,7 +219,6 @@ PATCHES_OF_14 = pixels(2, 1, 28, 28)
 @pytest.mark.parametrize(
     ("images", "weight", "keywords", "message"),
     [
-        (IMAGES, gray_weight(precision="int16"), {"config": SMALL_100}, "precision = 'int16' is not possible"),
         (PATCHES_OF_14, gray_weight(8, "int16", 14), {}, "patch = 14 is not possible"),
         (IMAGES, gray_weight(), {"out_dtype": torch.float32}, "out_dtype = 'float32' is not possible"),
         (PATCHES_OF_14, gray_weight(patch=14), {"out_dtype": torch.float32}, "out_dtype = 'float32' is not possible"),

@@ -49,11 +49,11 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         what = f"{self.tile_images} images x {self.tile_patches} patches of a grid row"
-        rows = self.features * self.cta_group
+        features = self.features * self.cta_group
         weight = f", {self.weight_columns} columns from {self.weight_column} on" if c.weight == "tmem" else ""
         return [
             ("source", f"{c.source}: TMA boxes of {self.stage_box} pixels, images, rows, channels in each CTA"),
-            ("tile", f"{what} = {self.columns} columns x {rows} features, {self.k_blocks} K blocks of 128"),
+            ("tile", f"{what} = {self.columns} columns x {features} features, {self.k_blocks} K blocks of 128"),
             ("parts", ", ".join(f"{first}-{first + count}" for first, count in self.parts)),
             ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
             ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),

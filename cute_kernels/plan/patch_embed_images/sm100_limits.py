@@ -26,11 +26,13 @@ def plan_sm100_images(
 ) -> Sm100ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     integers = problem.precision in INTEGERS
-    check_strips_problem(problem, ("int8",)) if integers else check_gathered_problem(problem)
+    check_strips_problem(problem) if integers else check_gathered_problem(problem)
     config = config or Sm100ImagesConfig()
     rule = f"how patches of {problem.in_dtype} come out of the images"
     require("source", config.source, ("auto", "strips" if integers else "gather"), rule)
     require("cta_group", config.cta_group, (0, 1, 2), "CTAs of one MMA; 0 chooses")
+    if problem.precision == "int16":
+        require("weight", config.weight, ("auto", "tmem"), "two terms of a weight are rows of tensor memory in turn")
     require("weight", config.weight, ("auto", "tmem", "smem"), "where the weight stays")
     require("accumulators", config.accumulators, (0, 1, 2), "accumulators in tensor memory; 0 chooses")
     require("tmem_load_width", config.tmem_load_width, (16, 32), "columns whose registers an epilogue warp holds")
@@ -55,11 +57,13 @@ def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig,
     tmem = (arch.tmem_columns - COLUMN_STEP) // per_channel.weight_columns
     beside = dataclasses.replace(per_channel, config=_smallest(config, "smem"))
     smem = (arch.smem_bytes - (beside.smem_bytes - beside.weight_bytes)) // beside.weight_bytes
-    most = {"tmem": tmem, "smem": smem, "auto": max(tmem, smem)}[config.weight]
+    best = max(tmem, smem) if per_channel.terms == 1 else tmem
+    most = {"tmem": tmem, "smem": smem, "auto": best}[config.weight]
     if problem.channels > most:
         rule = (
-            f"the weight of 128 features has {problem.channels * per_channel.weight_columns} columns of tensor memory "
-            f"or {problem.channels * beside.weight_bytes:,} B of shared memory, and stays there"
+            f"the weight of {per_channel.features} features has "
+            f"{problem.channels * per_channel.weight_columns} columns of tensor memory or "
+            f"{problem.channels * beside.weight_bytes:,} B of shared memory, and stays there"
         )
         reject("channels", problem.channels, rule, most)
 
@@ -144,6 +148,8 @@ def resolve(
     the cheapest, whose limit `check` then names.
     """
     weights = (config.weight,) if config.weight != "auto" else ("tmem", "smem")
+    if problem.precision == "int16":
+        weights = ("tmem",)
     cheapest = None
     for weight in weights:
         plans = sorted(_candidates(problem, config, arch, sm_count, weight), key=launch_clocks)
@@ -159,7 +165,7 @@ def _candidates(
 ) -> Iterator[Sm100ImagesPlan]:
     """Complete configurations, with a single CTA and wide tiles first."""
     groups = (config.cta_group,) if config.cta_group else (1, 2) if sm_count > 1 else (1,)
-    source = "strips" if problem.precision == "int8" else "gather"
+    source = "strips" if problem.precision in INTEGERS else "gather"
     for group, patches in itertools.product(groups, _patches(problem, config)):
         step = images_step(patches, COLUMN_STEP) * group
         largest = max(step, MOST_COLUMNS // patches // step * step)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.plan.base import Arch, check_smem, reject, require, round_up
 from cute_kernels.plan.patch_embed.sm90_default import predicted_microseconds
-from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, INTEGERS, MOST_PATCHES, STRIP_PATCH
+from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES, STRIP_PATCH
 from cute_kernels.plan.patch_embed_images.gather_default import GATHER_CLOCKS
 from cute_kernels.plan.patch_embed_images.sm90 import MOST_COLUMNS, Sm90ImagesPlan
 from cute_kernels.plan.patch_embed_images.strips import (
@@ -108,9 +108,9 @@ def plan_sm90_images(
 
 def check_operand(p: PatchEmbedImagesProblem) -> None:
     """Rows of patches that TMA writes as rows of an operand, of bytes; with two terms strips alone."""
-    check_integers(p, INTEGERS)
+    check_integers(p)
     if p.precision == "int16":
-        check_strips_problem(p, INTEGERS)
+        check_strips_problem(p)
     reason, most = why_no_operand(p), SPANS[-1] // STRIP_PATCH
     if reason and p.channels_last and p.channels > most:
         reject("channels", p.channels, reason, most)

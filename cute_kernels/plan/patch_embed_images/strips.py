@@ -220,17 +220,16 @@ def check_table(plan: StripsPlan) -> None:
         reject("height", problem.height, rule, rows * problem.patch)
 
 
-def check_strips_problem(p: PatchEmbedImagesProblem, precisions: tuple[str, ...]) -> None:
-    """What strips of 16 bytes cannot do; ``precisions`` are those that the kernel multiplies."""
-    check_integers(p, precisions)
+def check_strips_problem(p: PatchEmbedImagesProblem) -> None:
+    """What strips of 16 bytes cannot do, on every architecture."""
+    check_integers(p)
     require("channels_last", p.channels_last, (False,), "strips are neighbouring pixels of one channel")
     require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 16 bytes of a strip")
 
 
-def check_integers(p: PatchEmbedImagesProblem, precisions: tuple[str, ...]) -> None:
+def check_integers(p: PatchEmbedImagesProblem) -> None:
     """What kernels of uint8 pixels multiply and store."""
-    rule = "this kernel multiplies weights of one term" if p.precision in INTEGERS else "a strip's pixels are bytes"
-    require("precision", p.precision, precisions, rule)
+    require("precision", p.precision, INTEGERS, "a strip's pixels are bytes")
     require("out_dtype", p.out_dtype, ("bfloat16",), "element types that this kernel stores")
 
 

@@ -1,9 +1,9 @@
 """The persistent GEMM over images for Blackwell: allocate, build pipes, dispatch to roles.
 
-The output is computed transposed, ``D[feature, patch] = weight * patches^T``: 128 features of the weight stay in each
-CTA for the whole launch, and strips of images, which TMA reads where they lie, are the N operand. The load warp of each
-CTA streams strips, the leader's MMA warp issues, and the epilogue warps drain one part of the accumulators while
-another is computed.
+The output is computed transposed, ``D[feature, patch] = weight * patches^T``: 128 features of the weight, or both terms
+of 64, stay in each CTA for the whole launch, and strips of images, which TMA reads where they lie, are the N operand.
+The load warp of each CTA streams strips, the leader's MMA warp issues, and the epilogue warps drain one part of the
+accumulators while another is computed.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class DeviceArguments:
     images: cute.Tensor
     weight_atom: cute.CopyAtom | None
     weight: cute.Tensor
+    weight_low: cute.Tensor | None
     out_atom: cute.CopyAtom
     out: cute.Tensor
     table: cute.Tensor | None
@@ -90,7 +91,7 @@ class PatchEmbedImagesKernel(ImagesHost):
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
         scale = None if o.scale is None else cute.make_tensor(o.scale, cute.make_layout((o.n,)))
         return DeviceArguments(
-            images_atom, images_view, weight_atom, weight, out_atom, out_view,
+            images_atom, images_view, weight_atom, weight, o.weight_low, out_atom, out_view,
             table_view(plan, o.table, groups, position_tiles), scale, cute.ceil_div(o.batch, plan.tile_images),
             row_tiles, position_tiles, groups,
         )  # fmt: skip
@@ -136,7 +137,8 @@ class PatchEmbedImagesKernel(ImagesHost):
             quarter = warp % 4
             if cutlass.const_expr(plan.config.weight == "tmem"):
                 lane = quarter * LANES + cute.arch.lane_idx()
-                fill_tensor_memory(plan, args.weight, tmem + plan.weight_column, slab, lane, pipes["weight"])
+                terms = (args.weight, args.weight_low)
+                fill_tensor_memory(plan, terms, tmem + plan.weight_column, slab, lane, pipes["weight"])
             self._epilogue(args, accumulators, staging, pipes["accumulator"], order, slab, quarter).run()
 
         end(plan, warp, accumulators[0])
@@ -144,20 +146,21 @@ class PatchEmbedImagesKernel(ImagesHost):
     @property
     def _out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warp's part of a tile."""
-        return (self.plan.tile_patches, LANES, self.plan.tile_images, 1)
+        return (self.plan.tile_patches, self.plan.warp_features, self.plan.tile_images, 1)
 
     def _staging_layout(self) -> cute.ComposedLayout:
         """Patches follow each other, image after image, as those of a tile do."""
-        plan = self.plan
-        return staging_layout(self._out_box, (LANES, 1, LANES * plan.tile_patches, LANES * plan.columns))
+        plan, row = self.plan, self.plan.warp_features
+        return staging_layout(self._out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
 
     def _epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Epilogue:
         plan = self.plan
-        block = slab * (plan.features // LANES) + quarter
+        block = slab * plan.epilogue_warps + quarter
         scales, lane = None, cute.arch.lane_idx()
         ring = warp_staging(plan, staging, self._staging_layout(), args.out_atom, args.out, self._out_box, quarter)
         if cutlass.const_expr(args.scale is not None):
-            scales = tuple(scale_of_feature(args.scale, block * LANES + lane // 4 + 8 * i) for i in range(4))
+            first = block * plan.warp_features + lane // 4
+            scales = tuple(scale_of_feature(args.scale, first + 8 * i) for i in range(plan.warp_features // 8))
         return Epilogue(
             plan, accumulators, ring, pipe, order, block, quarter, args.table, scales, args.row_tiles
         )

@@ -173,7 +173,7 @@ class PatchEmbedKernel:
             quarter = warp % 4
             if cutlass.const_expr(plan.config.weight == "tmem"):
                 lane = quarter * LANES + cute.arch.lane_idx()
-                fill_tensor_memory(plan, args.weight, tmem + plan.weight_column, slab, lane, pipes["weight"])
+                fill_tensor_memory(plan, (args.weight, None), tmem + plan.weight_column, slab, lane, pipes["weight"])
             self._epilogue(args, accumulators, staging, pipes["accumulator"], order, slab, quarter).run()
 
         end(plan, warp, accumulators[0])

@@ -24,13 +24,15 @@ MATRICES = LANES // 8
 
 @dataclass(frozen=True)
 class TransposedEpilogue:
-    """Drains accumulators, one warp at a time, 32 features each. A subclass says what becomes of the sums.
+    """Drains accumulators, one warp at a time, 32 features each, or both sums of 16.
+
+    A subclass says what becomes of the sums.
 
     Attributes:
-        accumulators: of each part, tensor-memory view ``[.., accumulator]`` of this CTA's 128 features.
+        accumulators: of each part, tensor-memory view ``[.., accumulator]`` of this CTA's 128 lanes.
         staging: this warp's buffer.
         accumulator: pipe of the accumulators.
-        feature_block: this warp's block of 32 features.
+        feature_block: this warp's block of 32 or 16 features.
         quarter: of the lanes of tensor memory, all that this warp may reach.
     """
 
@@ -64,10 +66,10 @@ class TransposedEpilogue:
         self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: int, row_block: Int32,
         position: Int32,
     ) -> cute.Tensor:  # fmt: skip
-        """Eight rounded values of 32 features x 8 rows, matrix by matrix of stmatrix: ``[2 rows, 4 features]``.
+        """Rounded values of a warp's features x 8 rows, matrix by matrix of stmatrix: ``[2 rows, 4 or 2 features]``.
 
         Args:
-            sums: ``[2 rows, +8 features, +16 features]``.
+            sums: ``[2 rows, +8 features, +16 features]``, or with two terms ``[2 rows, +8 features, term]``.
             registers, held: as filled and returned by `fetch`.
             row: of the tile, the first of the 8.
             row_block, position: what the tile order gives.
@@ -82,13 +84,13 @@ class TransposedEpilogue:
         plan = self.plan
         width = plan.config.tmem_load_width
         load_atom = cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(width // COLUMN_GROUP)), self._kind)
-        # (128 features, width columns, 1, chunks, accumulators)
-        tiler = (plan.features, width)
+        # (128 lanes, width columns, 1, chunks, accumulators)
+        tiler = (plan.lanes, width)
         chunks = [cute.flat_divide(part[(None, None), 0, 0, None], tiler) for part in self.accumulators]
         lane = self.quarter * LANES + self.staging.lane
         load = tcgen05.make_tmem_copy(load_atom, chunks[0][None, None, 0, 0, 0]).get_slice(lane)
         sources = [load.partition_S(part) for part in chunks]
-        shape = load.partition_D(cute.make_identity_tensor((plan.features, width))).shape
+        shape = load.partition_D(cute.make_identity_tensor(tiler)).shape
         addresses = self.staging.addresses()
 
         registers, held = self.registers(), Int32(-1)

@@ -27,7 +27,7 @@ def make_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
     """The instruction of one part of a tile: ``kind::i8``, ``kind::f8f6f4``, or ``kind::f16`` of 16-bit elements."""
     group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
     source = tcgen05.OperandSource.TMEM if plan.config.weight == "tmem" else tcgen05.OperandSource.SMEM
-    shape = (plan.features * plan.cta_group, columns)
+    shape = (plan.lanes * plan.cta_group, columns)
     weight, rows = ELEMENT_TYPES[plan.weight_dtype], ELEMENT_TYPES[plan.problem.in_dtype]
     if plan.weight_dtype == "int8":
         return cute.make_tiled_mma(IntegerMmaOp(weight, rows, shape, group, source))
@@ -42,7 +42,7 @@ def accumulators_of_parts(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tupl
 
 
 def _accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer, first: int, columns: int) -> cute.Tensor:
-    shape = ((plan.features, columns), 1, 1, plan.config.accumulators)
+    shape = ((plan.lanes, columns), 1, 1, plan.config.accumulators)
     return cute.make_tensor(
         cute.recast_ptr(tmem + first, dtype=accumulator_type(plan)),
         cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, plan.columns)),

@@ -16,7 +16,7 @@ from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.sm100.cluster import ClusterPlace
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.sm100.transposed.instruction import LANE_STRIDE, make_mma
-from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES
+from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 
 _FILL_COLUMNS = 32
@@ -28,33 +28,39 @@ _FILL_COLUMNS = 32
 
 @cute.jit
 def fill_tensor_memory(
-    plan: cutlass.Constexpr[Sm100TransposedPlan], weight: cute.Tensor, tmem: cute.Pointer, slab: Int32, thread: Int32,
-    pipe: Sm100Pipe,
+    plan: cutlass.Constexpr[Sm100TransposedPlan], terms: tuple[cute.Tensor, cute.Tensor | None], tmem: cute.Pointer,
+    slab: Int32, thread: Int32, pipe: Sm100Pipe,
 ) -> None:  # fmt: skip
-    """Epilogue warp: writes the weight of its 32 features, K-major, four bytes to a column; and says so.
+    """Epilogue warp: writes the weight of its features, K-major, four bytes to a column; and says so.
 
+    Of two terms, the first half of its lanes gets the high one of as many features and the other half their low one.
     Lanes beyond the last feature get the weight of that one: TMA clips what is computed of it.
 
     Args:
         plan: says where.
-        weight: ``[N, K]`` in global memory.
+        terms: ``[N, K]`` each in global memory, the high one first; the other one is None where there is one.
         tmem: the columns of the weight.
-        slab: which 128 features.
+        slab: which features of the weight.
         thread: lane of tensor memory.
         pipe: of the weight.
     """
     columns = plan.weight_columns
-    memory = cute.make_tensor(tmem, cute.make_layout((plan.features, columns), stride=(LANE_STRIDE, 1)))
-    chunks = cute.flat_divide(memory, (plan.features, _FILL_COLUMNS))
+    memory = cute.make_tensor(tmem, cute.make_layout((plan.lanes, columns), stride=(LANE_STRIDE, 1)))
+    chunks = cute.flat_divide(memory, (plan.lanes, _FILL_COLUMNS))
     atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(_FILL_COLUMNS)), Int32)
     store = tcgen05.make_tmem_copy(atom, chunks[None, None, 0, 0]).get_slice(thread)
     target = store.partition_D(chunks)
-    shape = store.partition_S(cute.make_identity_tensor((plan.features, _FILL_COLUMNS))).shape
-    feature = min(slab * plan.features + thread, weight.shape[0] - 1)
-    words = _words(plan, weight, feature)
+    shape = store.partition_S(cute.make_identity_tensor((plan.lanes, _FILL_COLUMNS))).shape
+    own = plan.warp_features
+    feature = thread if plan.terms == 1 else thread // LANES * own + thread % own
+    feature = min(slab * plan.features + feature, terms[0].shape[0] - 1)
     for i in cutlass.range(columns // _FILL_COLUMNS, unroll=1):
         registers = cute.make_rmem_tensor(shape, Int32)
-        _load_words(words, i, cute.make_tensor(registers.iterator, cute.make_layout(_FILL_COLUMNS)))
+        words = cute.make_tensor(registers.iterator, cute.make_layout(_FILL_COLUMNS))
+        _load_words(_words(plan, terms[0], feature), i, words)
+        if cutlass.const_expr(plan.terms == 2):
+            if thread % LANES >= own:
+                _load_words(_words(plan, terms[1], feature), i, words)
         cute.copy(store, registers, target[None, None, None, 0, i])
     cute.arch.fence_view_async_tmem_store()
     ptx.tcgen05_fence_before_thread_sync()
@@ -127,7 +133,7 @@ def smem_tma(
 
 
 def _tile(plan: Sm100TransposedPlan) -> tuple[int, int, int]:
-    return (plan.features * plan.cta_group, plan.parts[0][1], plan.tile_k)
+    return (plan.lanes * plan.cta_group, plan.parts[0][1], plan.tile_k)
 
 
 def _weight_type(plan: Sm100TransposedPlan) -> type:
@@ -194,7 +200,7 @@ def weight_fragments(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, place:
     """The A operand ``[.., k step]`` in the memory in which it stays; ``place`` is where it begins there."""
     if plan.config.weight == "smem":
         return cute.group_modes(tiled_mma.make_fragment_A(smem_tensor(plan, tiled_mma, place)), 2, 4)
-    shape = tiled_mma.partition_shape_A((plan.features * plan.cta_group, plan.k_blocks * plan.tile_k))
+    shape = tiled_mma.partition_shape_A((plan.lanes * plan.cta_group, plan.k_blocks * plan.tile_k))
     layout = tiled_mma.make_fragment_A(shape).layout
     if plan.weight_dtype == "int8":
         return _signed_tensor(place, layout)

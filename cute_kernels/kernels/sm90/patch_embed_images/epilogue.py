@@ -10,12 +10,9 @@ from cutlass import BFloat16, Float32, Int32
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.sm90.transposed.staging import ROWS_PER_STORE, TransposedStaging
-from cute_kernels.kernels.strips import TABLE_VALUES
+from cute_kernels.kernels.strips import TABLE_VALUES, TERM_FACTOR
 from cute_kernels.plan.feature_slabs import COLUMN_GROUP
 from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
-
-TERM_FACTOR = 256.0
-"""What the high term of a weight of 16 bits counts as."""
 
 
 @dataclass(frozen=True)
