@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
+from typing import TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+T = TypeVar("T")
 
 NIGHTLY = os.environ.get("NIGHTLY") == "1"
 
@@ -32,6 +37,11 @@ def by_day(names: Iterable[str], daily: Collection[str]) -> list[ParameterSet]:
 def every_other(names: Iterable[str]) -> list[ParameterSet]:
     """Parameters of a test that compiles a kernel for each: by day every other one."""
     return by_day(names := list(names), names[::2])
+
+
+def drawn(daily: Iterable[T], every: Iterable[T]) -> SearchStrategy[T]:
+    """What hypothesis draws of what a kernel is compiled for: by day ``daily``, which other tests compile anyway."""
+    return st.sampled_from(list(every if NIGHTLY else daily))
 
 
 def examples(usual: int, night: int) -> int:

@@ -86,19 +86,27 @@ def test_far_from_zero(activation):
     assert (y[5:].abs() < 1e-15).all() and torch.isnan(ACTIVATIONS[activation](torch.tensor(math.nan)))
 
 
+SMALL = Sm100GemmConfig(tile_n=64, stages=3, store_stages=1)
+SMALL_SM90 = Sm90GemmConfig(128, 64, stages=3, cluster_m=1, store_stages=1)
 GEMM_CONFIGS = [
-    Sm100GemmConfig(),
+    SMALL,
     Sm100GemmConfig(block_m=256, stages=4),
-    Sm90GemmConfig(),
-    Sm90GemmConfig(tile_n=128, pingpong=True, cluster_m=1),
+    SMALL_SM90,
+    Sm90GemmConfig(64, 64, stages=3, cluster_m=1, store_stages=1, pingpong=True),
     Sm90GemmConfig(tile_n=64, cluster_m=1, split_k=2, store_stages=1),
+    Sm100GemmConfig(),
+    Sm90GemmConfig(),
 ]
+"""Small tiles first: a kernel has an activation's code for each column of a tile."""
 
 
 @pytest.mark.parametrize(
     ("config", "activation"),
     [
-        pytest.param(config, activation, marks=() if (i + j) % 2 == 0 else nightly, id=f"{config}-{activation}")
+        pytest.param(
+            config, activation, marks=() if (i + j) % 2 == 0 and i not in (1, 5, 6) else nightly,
+            id=f"{config}-{activation}",
+        )
         for i, config in enumerate(GEMM_CONFIGS)
         for j, activation in enumerate(("silu", "gelu_tanh"))
     ],
@@ -110,10 +118,10 @@ def test_the_gemm_applies_it_behind_the_bias(config, activation):
 @pytest.mark.parametrize(
     ("out_dtype", "bias", "config"),
     [
-        (torch.float32, True, Sm100GemmConfig()),
+        (torch.float32, True, SMALL),
         pytest.param(torch.float32, True, Sm90GemmConfig(), marks=nightly),
         pytest.param(torch.float16, False, Sm100GemmConfig(), marks=nightly),
-        (torch.float16, False, Sm90GemmConfig()),
+        (torch.float16, False, SMALL_SM90),
         pytest.param(torch.bfloat16, False, Sm100GemmConfig(), marks=nightly),
         pytest.param(torch.bfloat16, False, Sm90GemmConfig(), marks=nightly),
     ],

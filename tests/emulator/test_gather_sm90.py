@@ -16,7 +16,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gather_inputs import GatherCase, check, make_gather_case
-from tests.nightly import by_day, examples, nightly
+from tests.nightly import by_day, drawn, examples, nightly
 
 PAIRS = Sm90GatherConfig(2, 1, 64, 2, 64, 2, stages=3)
 IN_TURN = Sm90GatherConfig(4, 1, 16, 1, 64, 1, stages=3, pingpong=True)
@@ -55,12 +55,12 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(2, 30))
 @given(
-    config=st.sampled_from([PAIRS, IN_TURN]),
+    config=drawn([PAIRS], [PAIRS, IN_TURN]),
     batch=st.integers(1, 70),
     channels=st.integers(1, 2),
     grid=st.tuples(st.integers(1, 3), st.sampled_from([2, 4, 6])),
     n=st.integers(1, 20).map(lambda i: 8 * i),
-    table=st.sampled_from([(True, True), (True, False), (False, False)]),
+    table=drawn([(False, False)], [(True, True), (True, False), (False, False)]),
     sm_count=st.sampled_from([2, 6, 132]),
     completion=st.sampled_from(["eager", "lazy", "random"]),
     interleave=st.sampled_from(["round_robin", "random", "starve"]),

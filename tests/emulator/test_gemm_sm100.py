@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from cute_kernels.plan import Sm100GemmPlan
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
-from tests.nightly import every_other, examples, nightly
+from tests.nightly import drawn, every_other, examples, nightly
 
 POLICIES = ("eager", "lazy", "random")
 CONFIGS = {
@@ -42,17 +43,25 @@ CLUSTERS = [
     Sm100GemmConfig(256, 64, stages=2, store_stages=1, cluster_n=2, accumulators=1),
     Sm100GemmConfig(tile_n=64, stages=2, store_stages=1, cluster_m=4, cluster_n=2),
 ]
+IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+OTHER_TYPES = {
+    "level 8, idle clocks": {"out_dtype": torch.float16, "bias": False},
+    "tile_n=256": {"in_dtype": torch.float16, "out_dtype": torch.float32},
+    "tile_n=64": {"out_dtype": torch.float32},
+}
+"""Of BF16 with a bias are the others."""
 
 
 @pytest.mark.parametrize("name", every_other(CONFIGS))
 def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     """Several tiles of one cluster, so that stages, accumulators and store buffers are used again."""
     config = CONFIGS[name]
-    out_dtype = torch.float32 if name.startswith("tile_n") else torch.bfloat16
+    others = OTHER_TYPES.get(name, {})
     ctas = config.cluster_m * config.cluster_n
     m, n = config.cluster_m * config.block_m + 44, config.cluster_n * config.tile_n + 9
-    case = make_gemm_case(m=m, n=n, k=136, out_dtype=out_dtype, config=config, sm_count=ctas, seed=1)
+    case = make_gemm_case(m=m, n=n, k=136, config=config, sm_count=ctas, seed=1, **others)
     assert case.plan.tiles == 4 and case.plan.clusters == 1
     check(case, Options(completion="lazy"))
     resources = compile_plan(case.plan, emulated=True).resources
@@ -65,18 +74,17 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     n=st.integers(1, 200),
     k=st.integers(1, 20).map(lambda i: 8 * i),
     batches=st.integers(1, 2),
-    in_dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
-    out_dtype=st.sampled_from(OUT_DTYPES),
-    bias=st.booleans(),
-    config=st.sampled_from([LEVEL_8, LEVEL_7, WIDE, ONE_ACCUMULATOR, None]),
+    types=drawn([(torch.bfloat16, torch.bfloat16)], product(IN_DTYPES, OUT_DTYPES)),
+    bias=drawn([True], [True, False]),
+    config=drawn([LEVEL_8, LEVEL_7, WIDE], [LEVEL_8, LEVEL_7, WIDE, ONE_ACCUMULATOR, None]),
     sm_count=st.sampled_from([2, 4, 148]),
     completion=st.sampled_from(POLICIES),
     interleave=st.sampled_from(["round_robin", "random"]),
     seed=st.integers(0, 2**20),
 )
-def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -> None:
+def test_any_problem_under_any_schedule(types, completion, interleave, seed, **facts) -> None:
     check(
-        make_gemm_case(seed=seed, arch="sm_100a", **facts),
+        make_gemm_case(in_dtype=types[0], out_dtype=types[1], seed=seed, arch="sm_100a", **facts),
         Options(seed=seed, completion=completion, interleave=interleave),
     )
 
@@ -87,7 +95,7 @@ def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -
     n=st.integers(1, 200),
     k=st.integers(1, 40).map(lambda i: 8 * i),
     batches=st.integers(1, 2),
-    config=st.sampled_from(CLUSTERS),
+    config=drawn([CLUSTERS[0], CLUSTERS[3]], CLUSTERS),
     sm_count=st.sampled_from([8, 16]),
     completion=st.sampled_from(POLICIES),
     interleave=st.sampled_from(["round_robin", "random", "starve"]),
@@ -145,15 +153,17 @@ def test_counts() -> None:
         (LEVEL_8, 2, 2),
         (LEVEL_7, 2, 1),
         (WIDE, 1, 2),
-        (dataclasses.replace(LEVEL_8, cluster_m=4), 2, 1),
-        (dataclasses.replace(LEVEL_8, cluster_n=2), 1, 2),
-        (dataclasses.replace(LEVEL_8, cluster_m=4, cluster_n=2), 1, 1),
+        (CONFIGS["256 x 256, two pairs share b"], 1, 1),
+        (CONFIGS["512 x 64, four pairs"], 2, 1),
+        pytest.param(dataclasses.replace(LEVEL_8, cluster_m=4), 2, 1, marks=nightly),
+        pytest.param(dataclasses.replace(LEVEL_8, cluster_n=2), 1, 2, marks=nightly),
+        pytest.param(dataclasses.replace(LEVEL_8, cluster_m=4, cluster_n=2), 1, 1, marks=nightly),
     ],
 )
 def test_what_is_shared_is_read_from_l2_once(config: Sm100GemmConfig, reads_of_a: int, reads_of_b: int) -> None:
     """512 x 256 outputs: every operand is fetched once per tile that needs it and does not share it."""
     k = 128
-    case = make_gemm_case(m=512, n=256, k=k, config=config, sm_count=16, bias=False)
+    case = make_gemm_case(m=512, n=256, k=k, config=config, sm_count=16)
     units = emulate(case.plan, case.tensors, Options(counters=True)).units
     assert not case.mismatches().any()
     assert units.total("l2_bytes_read", "tma.load") == 2 * k * (512 * reads_of_a + 256 * reads_of_b)

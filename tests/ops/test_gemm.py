@@ -269,7 +269,8 @@ def test_an_activation_follows_the_bias(activation, torch_function):
     bias = torch.randn(24, generator=generator)
     out = gemm(a, b, bias=bias, out_dtype=torch.float32, activation=activation)
     torch.testing.assert_close(out, torch_function(a.float() @ b.float().T + bias), rtol=1e-5, atol=1e-5)
-    for config in (Sm90GemmConfig(tile_n=64, store_stages=1), Sm100GemmConfig()):
+    small = {"tile_n": 64, "stages": 2, "store_stages": 1}
+    for config in (Sm90GemmConfig(tile_m=64, pingpong=True, **small), Sm100GemmConfig(**small)):
         emulated = gemm(
             a, b, bias=bias, out_dtype=torch.float32, activation=activation, config=config, backend="emulator"
         )

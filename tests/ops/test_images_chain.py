@@ -21,6 +21,7 @@ from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, Patch
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
 from cute_kernels.runtime.constants import DERIVED
+from tests.nightly import NIGHTLY
 
 SM90 = Sm90PatchEmbedConfig(tile_rows=16, warpgroups=1, stages=2, stage_blocks=1, cluster=1, weight="streamed")
 SM100 = Sm100PatchEmbedConfig(tile_n=128)
@@ -66,7 +67,8 @@ def test_patches_that_no_kernel_reads(patch, precision, dtype, config) -> None:
     """K of 588 is padded to 592; float32 and uint8 are rounded to the weight's type by the pass."""
     images, weight, bias, pos = draw(patch, precision, dtype)
     assert_same_bits(images, weight, bias, pos, config=config)
-    assert_same_bits(images, weight, config=config)
+    if NIGHTLY or (patch, precision) == (14, "int8"):  # without a table it is another kernel
+        assert_same_bits(images, weight, config=config)
 
 
 @pytest.mark.parametrize("config", [SM90, ONE_KERNEL], ids=["two kernels", "one kernel"])
