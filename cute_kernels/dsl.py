@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import tempfile
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -122,10 +123,24 @@ def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
     require()
     import cutlass.cute as cute
 
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, _fast_source_lines():
         # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
         options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
         return cute.compile(function, *arguments, options=options)
+
+
+def _fast_source_lines() -> contextlib.AbstractContextManager:
+    """For every operation CuTe DSL walks a function's source positions from the first on: a sixth of a compilation."""
+    import cutlass._mlir_helpers.op as locations
+
+    if getattr(locations, "_CO_POSITIONS", None) is None:  # Python 3.10, other versions
+        return contextlib.nullcontext()
+    return mock.patch.object(locations, "_CO_POSITIONS", _source_positions)
+
+
+@functools.lru_cache(maxsize=1024)
+def _source_positions(code: types.CodeType) -> tuple:
+    return tuple(code.co_positions())
 
 
 def ptx(function: Any) -> str | None:
