@@ -23,6 +23,8 @@ from cute_kernels.config import GemmProblem, PatchEmbedProblem, Sm100GemmConfig,
 from cute_kernels.plan import make_plan
 from tests.gpu import emulated
 
+pytestmark = pytest.mark.usefixtures("few_input_sets")
+
 ARCH = "sm_100a"
 
 

@@ -16,6 +16,8 @@ from bench.timing import Protocol, Run
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.plan.gemm.sm90 import CANDIDATES
 
+pytestmark = pytest.mark.usefixtures("few_input_sets")
+
 CASE = GemmCase("small", 40, 24, 16)
 
 

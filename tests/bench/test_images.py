@@ -16,6 +16,8 @@ from cute_kernels import Sm90GatherConfig
 from cute_kernels.plan import make_plan
 from tests.gpu import emulated
 
+pytestmark = pytest.mark.usefixtures("few_input_sets")
+
 CASE = ImagesCase("tiny", 2, 32, 16, 2)
 NORMALISED = ImagesCase("tiny", 2, 32, 16, 2, "bfloat16")
 
