@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import TypeVar
 
 from cute_kernels.config import Config
@@ -41,24 +41,28 @@ def parse_config(text: str, kind: type[Kind]) -> Kind:
     return kind(**values)
 
 
-def check_parsable(text: str, kinds: Mapping[str, type[Config]]) -> None:
-    """Refuses a text that is a configuration on no architecture, before a device is asked for.
-
-    Args:
-        text: as of `parse_config`.
-        kinds: class of the tunables by architecture.
+def parse_first(text: str, kinds: Iterable[type[Config]]) -> Config:
+    """As `parse_config`, of the first of the classes that has all of the fields.
 
     Raises:
-        ValueError: says what is wrong with it on each of them.
+        ValueError: none has; what is wrong with the text for each of them.
     """
     reasons = []
-    for arch, kind in kinds.items():
+    for kind in kinds:
         try:
-            parse_config(text, kind)
+            return parse_config(text, kind)
         except ValueError as error:
-            reasons.append(f"{arch}: {error}")
-    if len(reasons) == len(kinds):
-        raise ValueError("; ".join(reasons))
+            reasons.append(f"{kind.__name__}: {error}")
+    raise ValueError("; ".join(reasons))
+
+
+def check_parsable(text: str, kinds: Iterable[type[Config]]) -> None:
+    """Refuses a text that is a configuration on no architecture, before a device is asked for.
+
+    Raises:
+        ValueError: says what is wrong with it for each of the classes.
+    """
+    parse_first(text, kinds)
 
 
 def arch_of(capability: tuple[int, int]) -> str:

@@ -33,7 +33,7 @@ import torch
 from bench import counter_cases as cases
 from bench import gemm_counters, image_counters, original_counters
 from bench.configs import arch_of
-from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated, gpu
@@ -339,6 +339,7 @@ def _row(case: str, counter: str, emulated: float, real: float) -> str:
 
 
 _FLAT = Sm100PatchEmbedConfig(order="flat")
+_ON_CHIP = Sm100ResidentConfig(weight="tmem", tile_rows=256, cta_group=2)
 DESIGNS = {
     "position order": Sm100PatchEmbedConfig(),
     "position order, `bf16x2`": Sm100PatchEmbedConfig(epilogue="bf16x2"),
@@ -350,6 +351,9 @@ DESIGNS = {
         _FLAT, epilogue="bf16x2", table="row_major", store="coalesced"
     ),
     "single CTAs, position order": Sm100PatchEmbedConfig(cta_group=1, stages=3),
+    "weight in tensor memory: the default of many images": _ON_CHIP,
+    "weight in tensor memory, flat order": dataclasses.replace(_ON_CHIP, order="flat", tile_positions=1),
+    "weight in shared memory": dataclasses.replace(_ON_CHIP, weight="smem"),
 }
 """What `design` compares, by name."""
 
@@ -357,11 +361,14 @@ DESIGNS = {
 def design(images: int = 64) -> str:
     """Markdown: 128-byte wavefronts per CTA and 256 x 256 x 768 tile of the SM100 kernel that streams the weight.
 
-    64 images of 196 positions are 49 tiles, in which each alignment of tiles and images occurs once in flat order.
+    64 images of 196 positions are 49 tiles, in which each alignment of tiles and images occurs once in flat order. A
+    weight on chip moves once for these tiles; a pair that has its share of 4736 images has three times as many.
+    Instructions are those of the PTX: for an element those of one thread, for a K block those of a CTA's warps.
     """
     columns = (
         *("TMA fill", "UMMA operand reads", "table loads, 128 B lines", "staging writes + reads"),
         *("of them bank conflicts", "TMEM loads", "L2 bytes read"),
+        *("epilogue: instructions per element", "load and MMA warps: instructions per K block"),
     )
     lines = [f"| configuration | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, config in DESIGNS.items():
@@ -372,12 +379,15 @@ def design(images: int = 64) -> str:
             total("wavefronts", "tma.load"),
             total("operand_wavefronts", "mma"),
             total("lines", "ld.global"),
-            sum(total("wavefronts", kind) for kind in ("st.shared", "tma.store", "ld.shared")),
+            sum(total("wavefronts", kind) for kind in ("st.shared", "stmatrix", "tma.store", "ld.shared")),
             total("bank_conflicts"),
             total("bytes", "tmem.ld") / 128,
             total("l2_bytes_read"),
         )
-        row = (name, *(f"{value / parts:,.0f}" for value in values))
+        roles = report.by_role
+        element = 32 * roles["epilogue"] / (plan.problem.m * plan.problem.n)
+        block = (roles["load"] + roles["mma"]) / (parts * plan.k_blocks)
+        row = (name, *(f"{value / parts:,.0f}" for value in values), f"{element:.2f}", f"{block:.0f}")
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 

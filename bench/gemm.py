@@ -86,7 +86,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     try:
         for text in arguments.configs:
             if text != "candidates":
-                check_parsable(text, CONFIG_TYPES["gemm"])
+                check_parsable(text, CONFIG_TYPES["gemm"].values())
         if not arguments.limit > 0:
             raise ValueError(f"--limit {arguments.limit}, allowed: a positive number of seconds")
         arguments.protocol = Protocol(

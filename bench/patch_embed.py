@@ -33,13 +33,14 @@ import cute_kernels
 from bench import cases as case_module
 from bench import results as results_module
 from bench.cases import Case, CaseData
-from bench.configs import CONFIG_TYPES, arch_of, check_parsable, parse_config
+from bench.configs import arch_of, check_parsable, parse_first
 from bench.gemm_cases import GemmData
 from bench.image_cases import ImagesData
 from bench.peers import OURS, Candidate, Peer, PeerUnavailable, cublaslt, ours, select
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
 from cute_kernels.config import PatchEmbedConfig
+from cute_kernels.plan import PLANNERS
 
 LAUNCH_COST_BELOW_MS = 0.2
 """Launch cost is measured where a launch is short enough for it to count."""
@@ -69,7 +70,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     try:
         arguments.peers = select(arguments.peers)
         for text in arguments.configs:
-            check_parsable(text, CONFIG_TYPES["patch_embed"])
+            check_parsable(text, PLANNERS["patch_embed"].kinds)
         arguments.protocol = Protocol(
             rounds=arguments.rounds if arguments.rounds is not None else 3 if arguments.quick else 7,
             sustained_s=arguments.sustained if arguments.sustained is not None else 0.2 if arguments.quick else 0.6,
@@ -87,7 +88,7 @@ def chosen_configs(texts: Sequence[str], arch: str) -> dict[str, PatchEmbedConfi
     Raises:
         ValueError: as `parse_config`.
     """
-    return {text: parse_config(text, CONFIG_TYPES["patch_embed"][arch]) for text in texts}
+    return {text: parse_first(text, PLANNERS["patch_embed"].targets[arch].configs) for text in texts}
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:

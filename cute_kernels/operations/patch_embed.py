@@ -71,9 +71,9 @@ def patch_embed(
             ``[1, N]``. Row m and feature n are multiplied by ``scale = fp32(scale_a[m] * scale_b[n])``, so that rows
             with equal multipliers get the bits that one multiplier for all gives.
         out_dtype: ``torch.bfloat16``.
-        config: tunables of the kernel, `Sm100PatchEmbedConfig` for SM100 or `Sm90PatchEmbedConfig` for SM90; None
-            takes the plan's default. An illegal one is refused on every backend. The emulator runs the kernel of the
-            config's architecture, SM100's without a config.
+        config: tunables of the kernel: `Sm100PatchEmbedConfig` (weight streamed) or `Sm100ResidentConfig` (weight on
+            chip) for SM100, `Sm90PatchEmbedConfig` for SM90; None takes the plan's choice. An illegal one is refused on
+            every backend. The emulator runs the kernel of the config's architecture, SM100's without a config.
             ``config.epilogue`` selects the rounding contract on every backend: ``"f32"`` (default) is
             ``bf16(fma32(acc, scale, fp32(bias) + fp32(pos)))``, ``"bf16x2"`` is
             ``bf16(bf16(acc * scale) + bf16(fp32(bias) + fp32(pos)))``. ``acc`` is accumulated in FP32, of integers in

@@ -88,7 +88,7 @@ def candidate_plans(
 def predict(plan: Plan) -> Prediction | None:
     """The modelled time of a launch; None where no model knows the kernel. docs/model.md"""
     targets = PLANNERS[plan.operation].targets[plan.arch.name].kernels if plan.operation in PLANNERS else ()
-    model = next((target.predict for target in targets if isinstance(plan.config, target.config)), None)
+    model = next((target.predict for target in targets if isinstance(plan.config, target.configs)), None)
     return None if model is None else model(plan)
 
 

@@ -9,7 +9,7 @@ from bench import patch_embed as program
 from bench.cases import Case, CaseData
 from bench.configs import parse_config
 from bench.peers import OURS, PEERS, Candidate, Peer, PeerUnavailable
-from cute_kernels import Sm90PatchEmbedConfig
+from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, Sm100ResidentConfig
 
 DATA = CaseData(Case("base-p16", 2, 3, 32, 16, 2), torch.device("cpu"))
 
@@ -60,6 +60,13 @@ def test_configs_are_typed() -> None:
     assert config == Sm90PatchEmbedConfig(tile_rows=192, pingpong=False, weight="streamed")
     with pytest.raises(ValueError, match="true or false"):
         parse_config("pingpong=2", Sm90PatchEmbedConfig)
+
+
+def test_fields_decide_between_kernels_of_one_architecture() -> None:
+    texts = {"stages=3": Sm100PatchEmbedConfig(stages=3), "weight=smem,stages=3": Sm100ResidentConfig("smem", stages=3)}
+    assert program.chosen_configs(list(texts), "sm_100a") == texts
+    with pytest.raises(ValueError, match="Sm100PatchEmbedConfig: 'tile_m=1'.*Sm100ResidentConfig: 'tile_m=1'"):
+        program.chosen_configs(["tile_m=1"], "sm_100a")
 
 
 def test_recorded_command_repeats_the_run_anywhere() -> None:

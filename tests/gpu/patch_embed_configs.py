@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cute_kernels.config import PatchEmbedConfig, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
+from cute_kernels.config import PatchEmbedConfig, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from tests.gpu import architecture
 
 Shape = tuple[int, int, int, int]
@@ -211,6 +211,17 @@ def _sm100_variants() -> Iterable[Sm100PatchEmbedConfig]:
         yield Sm100PatchEmbedConfig(store_buffers=buffers, store_group=group, tmem_load_width=16, tmem_loads=2)
 
 
+def _sm100_on_chip() -> Iterable[Sm100ResidentConfig]:
+    """Both memories and orders, pairs and single CTAs, one accumulator in parts and two, every width of a load."""
+    for weight, order, group in itertools.product(("tmem", "smem"), ("position", "flat"), (1, 2)):
+        config = Sm100ResidentConfig(weight=weight, order=order, cta_group=group)
+        yield config
+        yield dataclasses.replace(config, tile_rows=96, accumulators=1, part_columns=32 * group, tmem_load_width=16)
+        yield dataclasses.replace(config, tile_rows=128, tmem_load_width=64, stage_blocks=2, epilogue="bf16x2")
+    for positions in (1, 2, 4):
+        yield Sm100ResidentConfig(order="position", tile_rows=64, tile_positions=positions, cta_group=2)
+
+
 def _sm100_tile_edges() -> Iterable[tuple[str, list[Case]]]:
     """Rows that end inside each of the eight spans of 32 rows that an epilogue warp of a pair stores."""
     for columns, rest in itertools.product(_COLUMNS, range(16, _PAIR_ROWS + 1, 16)):
@@ -250,7 +261,7 @@ def _sm100_stage_shapes() -> Iterable[tuple[str, list[Case]]]:
 SM100 = Selection(
     base=_SM100,
     alternative=Sm100PatchEmbedConfig(tile_n=256, stages=5),
-    variants=tuple(_sm100_variants()),
+    variants=(*_sm100_variants(), *_sm100_on_chip()),
     inner_extent=tuple(
         Sm100PatchEmbedConfig(columns, 3, warps) for columns in _COLUMNS for warps in _WARPS
     ),
@@ -273,10 +284,13 @@ SM100 = Selection(
         "128 columns": Sm100PatchEmbedConfig(tile_n=128, stages=6),
         "4 epilogue warps": Sm100PatchEmbedConfig(epilogue_warps=4, tmem_load_width=64),
         "bf16x2": Sm100PatchEmbedConfig(tile_n=128, epilogue="bf16x2"),
+        "weight in tensor memory": Sm100ResidentConfig(weight="tmem", order="flat"),
+        "weight in shared memory": Sm100ResidentConfig(weight="smem", order="flat"),
     },
     chained={
         "128 columns": Sm100PatchEmbedConfig(tile_n=128, epilogue_warps=4),
         "256 columns": Sm100PatchEmbedConfig(),
+        "weight on chip": Sm100ResidentConfig(),
     },
     agreeing={
         "default": Sm100PatchEmbedConfig(),
@@ -285,6 +299,8 @@ SM100 = Selection(
         "16 columns a load": Sm100PatchEmbedConfig(stages=2, tmem_load_width=16),
         "64 columns a load": Sm100PatchEmbedConfig(tile_n=128, tmem_load_width=64),
         "bf16x2": Sm100PatchEmbedConfig(stages=5, epilogue="bf16x2"),
+        "weight in tensor memory": Sm100ResidentConfig(weight="tmem"),
+        "weight in shared memory": Sm100ResidentConfig(weight="smem"),
     },
     threads=tuple(Sm100PatchEmbedConfig(128, stages, 4, 16) for stages in (4, 5, 6, 7)),
     sanitized=(

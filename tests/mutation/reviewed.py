@@ -147,8 +147,9 @@ REVIEWS: tuple[Review, ...] = (
     ),
     Review("cluster->cta", "mbarrier.try_wait*", "sm90/gemm/split_k.py* (drain)*", True, _NOTHING_FOLLOWS),
     *(
-        Review("cluster->cta", opcode, "*", True, _ALONE, target="images-sm100-one-cta")
+        Review("cluster->cta", opcode, "*", True, _ALONE, target=target)
         for opcode in ("mbarrier.try_wait*", "mbarrier.arrive*")
+        for target in ("images-sm100-one-cta", "sm100-on-chip-one-cta")
     ),
     Review(
         "drop",

@@ -21,6 +21,7 @@ from cute_kernels.config import (
     Sm100GemmConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
+    Sm100ResidentConfig,
 )
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.native_block import NotNative
@@ -128,7 +129,7 @@ def why_python(ptx: str, kernel: str | None, threads: int) -> str:
 def _inputs(target: KernelTarget) -> Case:
     """Once per target: the reference takes longer than the emulation."""
     config = target.config
-    cluster = config.cta_group if isinstance(config, Sm100PatchEmbedConfig) else config.cluster
+    cluster = config.cluster if isinstance(config, Sm90PatchEmbedConfig) else config.cta_group
     sizes = {"batch": target.batch, "positions": target.positions, "n": target.n, "k": target.k}
     return make_case(**sizes, config=target.config, sm_count=cluster, seed=5)
 
@@ -211,6 +212,19 @@ TARGETS: dict[str, KernelTarget] = {
             early_release=False,
         ),
         4, 128, 128, k=400,
+    ),
+    "sm100-on-chip": KernelTarget(
+        Sm100ResidentConfig(
+            weight="tmem", order="position", tile_rows=64, tile_positions=1, cta_group=2, accumulators=1,
+            part_columns=32, stages=4,
+        ),
+        80, 4, 256, k=320,
+    ),
+    "sm100-on-chip-one-cta": KernelTarget(
+        Sm100ResidentConfig(
+            weight="smem", order="flat", tile_rows=32, tile_positions=1, cta_group=1, accumulators=2, stages=4
+        ),
+        40, 4, 128, k=320,
     ),
     "sm90-registers": KernelTarget(_SM90, 64, 4, 256, quick=True),
     "sm90-streamed": KernelTarget(dataclasses.replace(_SM90, weight="streamed"), 64, 4, 256),

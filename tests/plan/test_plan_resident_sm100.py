@@ -1,0 +1,138 @@
+"""Plans of the SM100a kernel over rows whose weight stays on chip, and which design a problem gets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
+from cute_kernels.kernels.graph import graph_of
+from cute_kernels.plan import PLANNERS, Sm100PatchEmbedPlan, Sm100ResidentPlan, make_plan
+from cute_kernels.plan.patch_embed.sm100_default import counted_clocks
+
+HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
+replace = dataclasses.replace
+
+
+def test_headline() -> None:
+    """128 images at two positions on a pair: 37 x 98 tiles without padding, for each of three groups of features."""
+    plan = make_plan(HEADLINE)
+    config = plan.config
+    assert (config.weight, config.order, config.cta_group) == ("tmem", "position", 2)
+    assert (plan.columns, plan.tile_images, config.tile_positions, plan.cta_images) == (256, 128, 2, 64)
+    assert (plan.row_tiles, plan.position_tiles, plan.groups, plan.clusters) == (37, 98, 3, 72)
+    assert (plan.weight_columns, plan.weight_column, plan.tmem_columns) == (192, 320, 512)
+    assert config.accumulators == 1 and plan.parts == ((0, 128), (128, 128))
+    assert plan.smem_bytes == 1024 + 10 * 16_384 + 65_536 and plan.table_shape == (196, 24, 8, 4)
+    assert make_plan(HEADLINE, config) == plan
+
+
+def test_fewer_wavefronts_than_the_design_that_streams() -> None:
+    """Per 256 x 256 outputs and CTA the row kernel of the CUDA original's design has 5,266 as the emulator counts."""
+    plan = make_plan(HEADLINE)
+    wavefronts = (plan.wavefronts + plan.table_wavefronts) * 256 / plan.columns
+    assert wavefronts == 768 + 768 + 1024 + 8 <= 0.5 * 5266
+    beside = make_plan(HEADLINE, Sm100ResidentConfig(weight="smem"))
+    assert beside.config.accumulators == 2 and beside.wavefronts == 768 + 1536 + 1024 <= 0.65 * 5266
+
+
+def test_rows_of_columns() -> None:
+    """Half of a part's columns are each CTA's; 8 of them are one position's, and staging has positions one by one."""
+    plan = make_plan(HEADLINE)
+    assert [plan.row_of(0, c) for c in (0, 63, 64, 127)] == [0, 63, 128, 191]
+    assert [plan.row_of(1, c) for c in (0, 64)] == [64, 192]
+    assert [(plan.position_of(row), plan.image_of(row)) for row in (0, 63, 64, 128, 255)] == [
+        (0, 0), (0, 63), (1, 0), (0, 64), (1, 127)
+    ]  # fmt: skip
+    staged = [plan.staged_row(part, c) for part, (_, columns) in enumerate(plan.parts) for c in range(columns)]
+    assert sorted(staged) == list(range(256)) and plan.staged_row(1, 64) == 128 + 64
+
+
+def test_barriers() -> None:
+    plan = make_plan(HEADLINE)
+    graph = graph_of(plan)
+    found = {barrier.name: (barrier.stages, barrier.arrivals) for barrier in graph.barriers()}
+    assert found == {
+        "operands_full": (10, 1), "operands_empty": (10, 1), "accumulator_full": (2, 1), "accumulator_empty": (2, 8),
+        "weight_full": (1, 8),
+    }  # fmt: skip
+    assert plan.used_barrier_bytes == 8 * graph.slots + 4
+
+
+@pytest.mark.parametrize(
+    ("problem", "weight", "order"),
+    [
+        (HEADLINE, "tmem", "position"),
+        (replace(HEADLINE, m=196), "smem", "flat"),
+        (replace(HEADLINE, m=8 * 196), "smem", "position"),
+        (replace(HEADLINE, m=928_255), "tmem", "flat"),
+        (replace(HEADLINE, table_index=True), "tmem", "flat"),
+        (replace(HEADLINE, k=1536), "tmem", "position"),
+        (replace(HEADLINE, in_dtype="bfloat16"), "tmem", "position"),
+        (replace(HEADLINE, k=4096), "streamed", "position"),
+    ],
+)
+def test_which_design_a_problem_gets(problem: PatchEmbedProblem, weight: str, order: str) -> None:
+    """Many tiles pay for the way into tensor memory; an index and rows that are no images leave the flat order."""
+    plan = make_plan(problem)
+    found = plan.config.weight if isinstance(plan, Sm100ResidentPlan) else "streamed"
+    assert (found, plan.config.order) == (weight, order)
+
+
+@pytest.mark.parametrize(("n", "groups"), [(768, 3), (1024, 4), (1152, 5), (1536, 6)])
+@pytest.mark.parametrize("positions", [196, 256, 576, 729, 1024])
+def test_model_sizes(n: int, groups: int, positions: int) -> None:
+    """Many images: tiles of 256 rows on pairs, hardly any padding, whole groups of clusters."""
+    plan = make_plan(PatchEmbedProblem(4736 * positions, n, 768, positions))
+    assert (plan.config.weight, plan.groups, plan.columns, plan.cta_group) == ("tmem", groups, 256, 2)
+    assert plan.clusters == 74 // groups * groups
+    assert plan.tiles * plan.columns <= 1.03 * plan.problem.m
+
+
+@given(
+    images=st.integers(1, 5000),
+    positions=st.integers(1, 1100),
+    rest=st.integers(0, 3),
+    n=st.integers(1, 250).map(lambda i: 8 * i),
+    k=st.integers(1, 130).map(lambda i: 16 * i),
+    table=st.sampled_from([0, 1, 2]),
+    indexed=st.booleans(),
+    dtype=st.sampled_from(["float8_e4m3fn", "uint8", "bfloat16"]),
+    sm_count=st.sampled_from([1, 2, 78, 148]),
+)
+def test_every_size_has_a_default(images, positions, rest, n, k, table, indexed, dtype, sm_count) -> None:
+    """Tiles cover rows, positions and features; what the kernel relies on holds; no design has less counted work."""
+    rows = {0: 0, 1: 1, 2: positions}[table]
+    problem = PatchEmbedProblem(
+        images * positions + rest, n, k, rows, dtype, table_index=indexed and rows > 0, feature_scale=True
+    )
+    plan = make_plan(problem, sm_count=sm_count)
+    assert make_plan(problem, plan.config, sm_count=sm_count) == plan
+    if isinstance(plan, Sm100PatchEmbedPlan):
+        assert k * (2 if dtype == "bfloat16" else 1) > 1500 or sm_count == 1 or n * problem.m > 2**20
+        return
+    assert plan.row_tiles * plan.tile_images >= plan.rows_per_position and plan.padded_n >= n
+    assert plan.position_tiles * plan.config.tile_positions >= plan.positions
+    assert plan.cta_images * plan.config.tile_positions * plan.cta_group == plan.columns <= 256
+    assert plan.cta_images % 8 == 0 and plan.cta_rows % 16 == 0
+    assert plan.smem_bytes <= plan.arch.smem_bytes and plan.used_barrier_bytes <= plan.barrier_bytes
+    assert plan.accumulator_columns + plan.weight_columns <= plan.tmem_columns <= 512
+    assert len(plan.parts) == 1 or plan.config.stages >= plan.tile_stages
+    if sm_count > 1:
+        streamed = make_plan(problem, Sm100PatchEmbedConfig(), sm_count=sm_count)
+        assert counted_clocks(plan) <= counted_clocks(streamed)
+
+
+def test_reason_names_every_design_that_is_possible() -> None:
+    why = PLANNERS["patch_embed"].targets["sm_100a"].why
+    assert why(make_plan(HEADLINE)).startswith("weight in tensor memory, 533,888 clocks of counted work; in shared")
+    assert why(make_plan(replace(HEADLINE, k=4096))).count(";") == 0
+
+
+def test_a_config_of_another_design_is_taken() -> None:
+    assert isinstance(make_plan(HEADLINE, Sm100PatchEmbedConfig()), Sm100PatchEmbedPlan)
+    with pytest.raises(TypeError, match="sm_90a takes Sm90PatchEmbedConfig"):
+        make_plan(HEADLINE, Sm100ResidentConfig(), "sm_90a")
