@@ -25,7 +25,7 @@ from scipy.optimize import nnls
 from scipy.stats import pearsonr, spearmanr
 
 from bench import tune
-from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.model import b200
 from cute_kernels.plan import make_plan, predict
 from cute_kernels.plan.patch_embed import sm90_default
@@ -249,6 +249,26 @@ def models_table(rows: Sequence[tuple[str, int, float, float]]) -> str:
     return "\n".join(lines)
 
 
+DESIGNS = {
+    "weight streamed, rows one after the other": Sm100PatchEmbedConfig(order="flat"),
+    "weight streamed, images at positions": Sm100PatchEmbedConfig(order="position"),
+    "weight in shared memory": Sm100ResidentConfig(weight="smem"),
+    "weight in tensor memory": Sm100ResidentConfig(weight="tmem"),
+}
+"""Of the SM100 patch embed: what is left open is chosen for the problem."""
+
+
+def designs_table() -> str:
+    """Markdown: modelled microseconds at the headline size and what they consist of."""
+    columns = ("modelled, us", *b200.PARTS)
+    lines = [f"| design | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, config in DESIGNS.items():
+        prediction = predict(make_plan(HEADLINE, config, "sm_100a"))
+        parts = (prediction.parts.get(part, 0.0) for part in b200.PARTS)
+        lines.append(f"| {name} | {' | '.join(f'{value:.0f}' for value in (prediction.microseconds, *parts))} |")
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
@@ -257,7 +277,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(b200_table(check()), end="\n\n")
     measured = recorded()
     print(h200_text(check_h200(measured, list(measured))), end="\n\n")
-    print(models_table(check_models((512, 4736))))
+    print(models_table(check_models((512, 4736))), end="\n\n")
+    print(designs_table())
     return 0
 
 

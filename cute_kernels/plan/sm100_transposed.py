@@ -189,9 +189,13 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
         """
         fill = self.stage_bytes * self.tile_stages // WAVEFRONT
         weight = self.weight_bytes * len(self.parts) // WAVEFRONT if self.config.weight == "smem" else 0
+        return 2 * fill + weight + self.staging_wavefronts
+
+    @property
+    def staging_wavefronts(self) -> int:
+        """Of them, those of the output, which the warps write and TMA reads."""
         staged = self.epilogue_warps * self.columns * self.warp_features * ITEMSIZE[self.problem.out_dtype]
-        staging = 2 * staged // WAVEFRONT
-        return 2 * fill + weight + staging
+        return 2 * staged // WAVEFRONT
 
     @property
     def table_wavefronts(self) -> int:

@@ -10,10 +10,10 @@ import pytest
 
 from bench import model
 from cute_kernels.commands.cli import main
-from cute_kernels.config import GemmProblem, Sm100PatchEmbedConfig
+from cute_kernels.config import GemmProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.model import b200
-from cute_kernels.plan import make_plan, predict
-from cute_kernels.plan.patch_embed.sm100_time import streamed_work
+from cute_kernels.plan import candidate_plans, make_plan, predict
+from cute_kernels.plan.patch_embed.sm100_time import resident_work, streamed_work
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,7 @@ def test_variants_left_out_of_the_fit(checked):
 def test_the_page_has_the_tables(checked):
     page = Path("docs/model.md").read_text()
     assert model.b200_table(checked) in page and model.models_table(model.check_models((512, 4736))) in page
+    assert model.designs_table() in page
     for cost, digits in dataclasses.asdict(b200.FITTED).items():
         assert f" {digits} clocks" in page, cost
 
@@ -113,6 +114,27 @@ def test_commands_show_the_modelled_time(capsys):
     assert main(["plan", "gemm"]) == 0
     assert "modelled" not in capsys.readouterr().out
     assert predict(make_plan(GemmProblem(64, 64, 64))) is None
+
+
+def test_a_resident_weight_is_brought_once():
+    """128 features of 256 rows: a CTA's half of the rows comes by TMA, and the output is staged and read."""
+    config = Sm100ResidentConfig(weight="tmem", cta_group=2, tile_rows=256, tile_positions=2, tmem_load_width=32)
+    work = resident_work(make_plan(model.HEADLINE, config, "sm_100a"))
+    assert work.operand_bytes == 128 * 768 and work.mma_clocks == 3072
+    # Four warps read a row of the table at each of two positions.
+    assert work.lines == 2 * 128 * 256 * 2 // 128 + 4 * 2
+    assert (work.waits, work.columns) == (8, 256)
+    # 3 groups of features; 19 tiles of 128 images and 98 pairs of positions in each, but for half of the last images.
+    assert work.tiles == -(-37 * 98 // 24) and work.once_lines == 4 * 48 * 32
+    shared = resident_work(make_plan(model.HEADLINE, dataclasses.replace(config, weight="smem"), "sm_100a"))
+    assert shared.once_lines == 128 * 768 // 128
+
+
+def test_the_tuner_times_promising_plans_first():
+    problem = dataclasses.replace(model.HEADLINE, m=64 * 196)
+    first, *others = candidate_plans(problem, "sm_100a")
+    times = [predict(plan).microseconds for plan in others]
+    assert first == make_plan(problem, arch="sm_100a") and times == sorted(times)
 
 
 def test_work_follows_the_configuration():

@@ -32,7 +32,7 @@ LAYERS = (
 )
 """From the highest to the lowest; a part may import those below, and not its neighbours."""
 
-TOOLS = {"config_codec", "dsl", "extras", "files", "kernel_cache", "reference"}
+TOOLS = {"config_codec", "config_types", "dsl", "extras", "files", "kernel_cache", "reference"}
 """Parts that import no layer, and that every layer may import."""
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan, plan_stream
 from cute_kernels.plan.patch_embed.sm100_order import tile_wavefronts
 from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
 from cute_kernels.plan.patch_embed.sm100_resident_limits import longest_k, plan_resident
+from cute_kernels.plan.patch_embed.sm100_time import predict
 from cute_kernels.plan.sm100_transposed import MACS_PER_CLOCK
 from cute_kernels.plan.sm100_transposed_limits import TILE_CLOCKS
 
@@ -66,10 +67,12 @@ def counted_clocks(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> float:
 
 
 def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[PatchEmbedPlan]:
-    """Legal plans that are worth timing on a device: what the problem gets, then the others of each design."""
+    """Legal plans that are worth timing on a device: what the problem gets, then those of each design by modelled
+    time."""
     plans = resident.search_space(problem, arch, sm_count)
     if sm_count > 1:
         plans += streamed.search_space(problem, arch, sm_count)
+    plans.sort(key=lambda plan: predict(plan).microseconds)
     return list(dict.fromkeys((_default(problem, arch, sm_count), *plans)))
 
 

@@ -24,14 +24,13 @@ def predict(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> Prediction:
 
 def resident_work(plan: Sm100ResidentPlan) -> b200.TileWork:
     """Of the kernel whose weight stays on chip; every warp of the epilogue has a quarter of the features."""
-    output = plan.features * plan.columns * ITEMSIZE[plan.problem.out_dtype]
     return b200.TileWork(
         tiles=-(-plan.tiles * plan.groups // plan.clusters) * -(-plan.clusters * plan.ctas // plan.sm_count),
         mma_clocks=plan.mma_clocks,
         operand_bytes=plan.tile_stages * plan.stage_bytes,
-        lines=plan.table_wavefronts + 2 * output // LINE,  # staging is written, and read by TMA
+        lines=plan.table_wavefronts + plan.staging_wavefronts,
         partial_lines=0,
-        waits=-(-plan.columns // plan.config.tmem_load_width),
+        waits=sum(-(-columns // plan.config.tmem_load_width) for _, columns in plan.parts),
         columns=plan.columns,
         memory_bytes=memory_bytes(plan),
         once_lines=plan.fill_wavefronts,
