@@ -59,8 +59,8 @@ def patch_embed_images(
     `cute_kernels.reference.patch_embed_images` says the same in plain torch for all precisions.
 
     A kernel reads the images themselves where a patch's row of pixels is a multiple of 16 bytes, 128 at most: with
-    ``"int8"`` weights patches of 16, 32, 48 and so on, of 14 in images whose width is a multiple of 112, and of 16 and
-    32 pixels of channels_last images with three channels; with ``"bf16"`` and ``"fp16"`` weights patches of 16, 32 and
+    ``"int8"`` weights patches of 16, 32, 48 and so on, of channels_last images with three channels of 32 pixels, and of
+    few images of 16 pixels; with ``"bf16"`` and ``"fp16"`` weights patches of 16, 32 and
     64; on SM100 patches of 16 in planes.
     Otherwise a pass lays out patches as rows, and the kernel of `cute_kernels.patch_embed` multiplies these, launched
     as its dependent. The rows, of as many bytes as the pixels, are memory of the call. The plan says which and why.

@@ -49,6 +49,8 @@ SM100: tuple[tuple[ImagesConfig, int], ...] = (
     (Sm100ImagesConfig(cta_group=1, tile_patches=9, weight="smem", stage_blocks=1), 2),
     (Sm100ImagesConfig(tile_patches=8, tile_images=32, tmem_load_width=32), 3),
     (Sm100ImagesConfig(tile_patches=1), 3),
+    (Sm100ImagesConfig(cta_group=1, tile_patches=7), 3),
+    (Sm100ImagesConfig(**_PAIR, stages=3), 3),
 )
 
 _TWO_TERMS_SM100: tuple[tuple[ImagesConfig | None, int], ...] = (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_kernels import patch_embed_images, prepare_patch_weight
+from cute_kernels import Sm90ImagesConfig, patch_embed_images, prepare_patch_weight
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
+from tests.gpu import architecture
 from tests.gpu.harness import DRY_RUN
 
 SHAPES = [(2, 2, 3, 40)] if DRY_RUN else [(1, 16, 16, 768), (9, 16, 16, 1152), (300, 7, 7, 768), (67, 3, 5, 40)]
@@ -52,6 +53,18 @@ def assert_same_bits(*arguments) -> None:
 def test_every_bit(shape, patch, precision, dtype, layout) -> None:
     images, *arguments = draw(shape, patch, precision, dtype)
     assert_same_bits(images.contiguous(memory_format=layout), *arguments)
+
+
+@pytest.mark.parametrize("config", [Sm90ImagesConfig()] if architecture.at_hand() == "sm_90a" else [])
+@pytest.mark.parametrize(
+    ("patch", "layout"), [(14, torch.contiguous_format), (16, torch.channels_last)], ids=["14", "channels last"]
+)
+@pytest.mark.parametrize("shape", [(9, 1, 8, 40)] if DRY_RUN else [(9, 16, 16, 1152), (300, 8, 24, 768)], ids=str)
+def test_one_kernel_where_two_are_the_default(shape, patch, layout, config) -> None:
+    images, *arguments = draw(shape, patch, "int8", torch.uint8)
+    out = patch_embed_images(images.contiguous(memory_format=layout), *arguments, config=config)
+    expected = patch_embed_images(images, *arguments, backend="reference")
+    assert torch.equal(out.view(torch.int16), expected.view(torch.int16))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -157,10 +157,14 @@ def _gemm_inputs(target: GemmTarget) -> GemmCase:
 
 @dataclass(frozen=True)
 class ImagesTarget(KernelTarget):
-    """A configuration of a kernel over images, grid rows of one tile, ``k`` pixels of a patch in all channels."""
+    """A configuration of a kernel over images, grid rows of one tile, ``k`` pixels of a patch in all channels.
+
+    ``layout`` is the side of a patch, and whether the channels are last.
+    """
 
     config: ImagesConfig
     precision: str = "int8"
+    layout: tuple[int, bool] = (PATCH, False)
 
     def case(self) -> ImagesCase:
         return _images_inputs(self).fresh()
@@ -169,18 +173,24 @@ class ImagesTarget(KernelTarget):
 @functools.lru_cache(maxsize=16)
 def _images_inputs(target: ImagesTarget) -> ImagesCase:
     config = target.config
-    sm_count = config.cta_group if isinstance(config, Sm100ImagesConfig) else config.cluster
+    patch, channels_last = target.layout
     return make_images_case(
-        batch=target.batch, channels=target.k // PATCH**2, n=target.n, config=config, sm_count=sm_count, seed=5,
-        grid=(target.positions // config.tile_patches, config.tile_patches), precision=target.precision,
+        batch=target.batch, channels=target.k // patch**2, n=target.n, config=config, sm_count=_ctas(config), seed=5,
+        grid=(target.positions // config.tile_patches, config.tile_patches), precision=target.precision, patch=patch,
+        channels_last=channels_last,
     )  # fmt: skip
+
+
+def _ctas(config: ImagesConfig) -> int:
+    """Of a cluster."""
+    return config.cta_group if isinstance(config, Sm100ImagesConfig) else config.cluster
 
 
 @dataclass(frozen=True)
 class GatherTarget(KernelTarget):
-    """A configuration of the kernel over 16-bit images, grid rows of one tile, ``k`` pixels in all channels."""
+    """A configuration of a kernel over 16-bit images, grid rows of one tile, ``k`` pixels in all channels."""
 
-    config: Sm90GatherConfig
+    config: Sm90GatherConfig | Sm100ImagesConfig
 
     def case(self) -> GatherCase:
         return _gather_inputs(self).fresh()
@@ -190,8 +200,9 @@ class GatherTarget(KernelTarget):
 def _gather_inputs(target: GatherTarget) -> GatherCase:
     config = target.config
     return make_gather_case(
-        batch=target.batch, channels=target.k // PATCH**2, n=target.n, config=config, sm_count=config.cluster, seed=5,
+        batch=target.batch, channels=target.k // PATCH**2, n=target.n, config=config, sm_count=_ctas(config), seed=5,
         grid=(target.positions // config.tile_patches, config.tile_patches),
+        arch="sm_100a" if isinstance(config, Sm100ImagesConfig) else "sm_90a",
     )  # fmt: skip
 
 
@@ -243,6 +254,16 @@ TARGETS: dict[str, KernelTarget] = {
         Sm90ImagesConfig(tile_patches=12, tile_images=16, warpgroups=1, cluster=1, stages=3, stage_blocks=1),
         20, 24, 64, k=256, precision="int16",
     ),
+    "images-sm90-channels-last": ImagesTarget(
+        Sm90ImagesConfig(
+            tile_patches=4, tile_images=4, warpgroups=1, cluster=2, stages=3, stage_blocks=1, weight="streamed"
+        ),
+        12, 8, 128, k=768, layout=(16, True),
+    ),
+    "images-sm90-repack": ImagesTarget(
+        Sm90ImagesConfig(tile_patches=8, tile_images=8, warpgroups=2, cluster=2, stages=2, stage_blocks=2),
+        12, 16, 256, k=196, layout=(14, False),
+    ),
     "images-sm100": ImagesTarget(
         Sm100ImagesConfig(
             tile_patches=4, tile_images=16, cta_group=2, weight="tmem", accumulators=1, part_columns=32, stages=3,
@@ -262,6 +283,9 @@ TARGETS: dict[str, KernelTarget] = {
             stage_blocks=1,
         ),
         40, 8, 128, k=256, precision="int16",
+    ),
+    "gather-sm100": GatherTarget(
+        Sm100ImagesConfig(tile_patches=4, tile_images=8, cta_group=2, stages=3, stage_blocks=1), 40, 8, 256, k=256
     ),
     "gather-sm90": GatherTarget(Sm90GatherConfig(2, 1, 64, 2, 64, 2, stages=3, pingpong=True), 64, 8, 128, k=256),
     "gemm-sm100-level-7": GemmTarget(Sm100GemmConfig(256, stages=2), 8, 128, 256, k=320),

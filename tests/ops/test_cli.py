@@ -115,7 +115,7 @@ def test_counts_are_positive(command, option, value, capsys):
         (["patch-embed-images", "--channels-last"], "patchify, then patch_embed: channels are last, and strips are"),
         (["patch-embed-images", "--patch", "14"], "patchify, then patch_embed: a row of 14 pixels of a patch is not"),
         (["patch-embed-images", "--arch", "sm_90a"], "strips: one kernel reads the images, with the weight beside"),
-        (["patch-embed-images", "--arch", "sm_90a", "--channels-last"], "gather: one kernel reads the images"),
+        (["patch-embed-images", "--arch", "sm_90a", "--patch", "32"], "gather: one kernel reads the images"),
         (["patch-embed"], "patch_embed: weight in shared memory, 2,256 clocks of counted work; in tensor memory 6,864"),
         (
             ["patch-embed", "--batch=4736"],

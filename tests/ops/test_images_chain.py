@@ -110,8 +110,8 @@ def test_when_there_are_two_kernels() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {}, {"batch": 1}, {"channels_last": True}, {"patch": 14, "table_rows": 256, "batch": 9},
-        {"patch": 32, "table_rows": 49}, {"patch": 64, "table_rows": 9},
+        {}, {"batch": 1}, {"channels_last": True, "batch": 10}, {"patch": 32, "table_rows": 49},
+        {"patch": 32, "table_rows": 49, "channels_last": True}, {"patch": 64, "table_rows": 9},
     ],
     ids=str,
 )
@@ -126,7 +126,8 @@ def test_one_kernel_reads_on_sm90_what_is_a_row_of_an_operand(change) -> None:
     ("change", "arch", "reason"),
     [
         ({"patch": 14, "table_rows": 256}, "sm_100a", "a row of 14 pixels of a patch is not the 16 bytes"),
-        ({"patch": 14, "table_rows": 256, "batch": 8}, "sm_90a", "2048 patches are too few to load a weight"),
+        ({"patch": 14, "table_rows": 256}, "sm_90a", "repacking rows of 14 bytes in shared memory has not been timed"),
+        ({"channels_last": True}, "sm_90a", "rows of 48 bytes, which TMA lengthens to 64, take longer"),
         ({"patch": 14, "width": 126, "height": 126, "table_rows": 81}, "sm_90a", "row of 126 pixels is not whole"),
         ({"patch": 28, "table_rows": 64}, "sm_90a", "a patch's row of 28 pixels is 28 bytes: TMA reads multiples"),
         ({"patch": 32, "table_rows": 49}, "sm_100a", "a row of 32 pixels of a patch is not the 16 bytes"),
@@ -145,6 +146,12 @@ def test_the_plan_says_why(change, arch, reason) -> None:
     assert plan.rows.problem.k == plan.patchify.row_elements and plan.config == plan.rows.config
     with pytest.raises(ValueError, match="chains kernels, of patchify and patch_embed"):
         compile_plan(plan)
+
+
+@pytest.mark.parametrize("change", [{"patch": 14, "table_rows": 256}, {"channels_last": True}], ids=str)
+def test_who_asks_for_one_kernel_gets_it(change) -> None:
+    plan = make_plan(dataclasses.replace(HEADLINE, **change), Sm90ImagesConfig())
+    assert plan.launches == (plan,) and plan.config.source == ("repack" if "patch" in change else "gather")
 
 
 def test_a_row_of_patches_has_to_fit_shared_memory() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
@@ -108,6 +109,26 @@ def test_equal_row_wise_scales_give_the_bits_of_one_scale():
     one = patch_embed(x, weight, bias, pos, scale_a=0.1, scale_b=0.7)
     assert torch.equal(patch_embed(x, weight, bias, pos, scale_a=rows, scale_b=features), one)
     assert torch.equal(patch_embed(x, weight, bias, pos, scale_a=rows, scale_b=0.7), one)
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_row_wise_scales_under_torch_compile(backend):
+    """One graph, in which scales are inputs: others of the same shape give their own result, without a compilation."""
+    x, weight, bias, pos = make_call()
+
+    def embed(by_row, by_feature):
+        return patch_embed(x, weight, bias, pos, scale_a=by_row, scale_b=by_feature, backend=backend) * 2
+
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(embed, fullgraph=True, backend=counter)
+    for seed in (3, 4):
+        scales = row_scales(seed)
+        lists = tuple(scale.view(-1).tolist() for scale in scales)
+        out = compiled(*scales)
+        assert_contract(out / 2, x, weight, bias, pos, lists)  # a power of two, which BF16 takes exactly
+    assert counter.frame_count == 1
+    torch.compiler.reset()
 
 
 def test_nan_in_a_row_wise_scale_reaches_its_row_and_no_other():

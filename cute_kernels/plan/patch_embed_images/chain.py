@@ -28,9 +28,12 @@ ONE_TERM = ("int8", "bf16", "fp16")
 """Precisions of a single product."""
 
 FEW_PATCHES = 2048
-"""Up to here two kernels take less time than one whose weight has to be loaded into registers: with patches of 16
-pixels 4.5 us instead of 7.8 at one image of 224 x 224, as long at sixteen, and longer from there (one H200, launches in
-a CUDA graph; docs/measurements.md)."""
+"""Up to here rows of slow lengths are gathered nevertheless: one launch takes less time than two."""
+
+SLOW_ROWS = (32, 64)
+"""Rows of patches between these bytes: gathering the 48 bytes of 16 pixels with three channels took 1.58 ms sustained
+at 4736 images of 224 x 224 on an H200, a pass and the kernel over rows 1.16; of the 96 bytes of 32 pixels 1.23 and 1.25
+(docs/measurements.md)."""
 
 Reason = Callable[[PatchEmbedImagesProblem], str]
 
@@ -60,10 +63,12 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
 
 
 def _why_faster(problem: PatchEmbedImagesProblem) -> str:
-    patches = problem.batch * problem.positions
-    if row_bytes(problem) != REPACKED or patches > FEW_PATCHES:
-        return ""
-    return f"{patches} patches are too few to load a weight into registers, which stays there where rows are repacked"
+    nbytes = row_bytes(problem)
+    if nbytes == REPACKED:
+        return f"repacking rows of {nbytes} bytes in shared memory has not been timed, a pass over the images has"
+    if SLOW_ROWS[0] < nbytes < SLOW_ROWS[1] and problem.batch * problem.positions > FEW_PATCHES:
+        return f"rows of {nbytes} bytes, which TMA lengthens to {SLOW_ROWS[1]}, take longer than a pass over the images"
+    return ""
 
 
 def _why_no_strips(problem: PatchEmbedImagesProblem) -> str:
