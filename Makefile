@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test orders integrations lint bench mutate mutate-source hardware sentryward dsl-versions docs nightly clean
+.PHONY: demo test orders integrations lint bench b200 mutate mutate-source hardware sentryward dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -33,6 +33,11 @@ lint: $(VENV)/.installed-test
 bench: $(VENV)/.installed-run
 	$(BIN)/python -m pip install --quiet nvidia-ml-py
 	$(BIN)/python -m bench.patch_embed $(ARGS)
+
+# On a rented B200, without further thought: everything worth knowing of it in half an hour, in one archive. docs/b200.md
+b200: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet nvidia-ml-py
+	$(BIN)/python -m bench.kit $(ARGS)
 
 # Every synchronisation instruction of our kernels dropped or weakened, one at a time: what is not noticed? docs/mutation.md
 mutate: $(VENV)/.installed-test

@@ -1,0 +1,255 @@
+"""Everything worth knowing of a rented GPU, in one command of at most half an hour: `make b200`.
+
+    python -m bench.kit --output kit              # on a B200 (or an H100 or H200: the same steps with SM90's kernels)
+    python -m bench.kit --output kit              # again: goes on where it was cut off
+    python -m bench.kit --output kit --again tune # this step once more
+
+Each step is a command of its own with a log in the output folder, so that one that hangs or fails costs its own time
+only. What it has found by then stands in the folder's results. At the end everything is in OUTPUT.tar.gz, to be sent
+back. The steps, most valuable first: the doctor's report; the tests on silicon; all designs and tunables of the patch
+embed at the headline size beside cuBLASLt and a copy of the same bytes; images; the dense GEMM; the counters of Nsight
+Compute beside the emulator's, where the machine allows them; the tuners; the host's time per call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_PEERS = ("cuBLASLt position-major", "cuBLASLt", "copy of the same bytes")
+
+DESIGNS: dict[str, tuple[str, ...]] = {
+    "sm_100a": (
+        "weight=tmem", "weight=smem", "weight=tmem,tmem_load_width=64", "weight=tmem,cta_group=1", "order=position",
+        "order=flat", "order=flat,table=blocked", "order=flat,table=row_major", "epilogue=bf16x2",
+    ),
+    "sm_90a": (
+        "weight=registers", "weight=streamed", "weight=registers,order=flat", "weight=registers,cluster=1",
+        "weight=registers,tile_rows=96",
+    ),
+}  # fmt: skip
+"""Of the patch embed of rows, by architecture: what differs in where the weight is and which rows make a tile."""
+
+TUNABLES: dict[str, tuple[str, ...]] = {
+    "sm_100a": (
+        "stages=3", "stages=5,store_buffers=2", "stages=6,store_buffers=1", "epilogue_warps=4", "tmem_load_width=16",
+        "tmem_load_width=64", "tmem_loads=2", "tile_n=128", "cta_group=1,tile_n=128", "order=flat,table_ahead=true",
+        "store=coalesced", "store=direct", "store_group=4", "store_group=2", "early_release=false", "stagger_clocks=0",
+        "snake=false",
+    ),
+    "sm_90a": ("stages=4", "pingpong=false", "warpgroups=3,tile_rows=64", "stage_blocks=1", "epilogue=bf16x2"),
+}  # fmt: skip
+"""Of the same, one or two fields that differ from the default."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Attributes:
+        name: of its log and of its entry in the state.
+        command: behind the interpreter.
+        seconds: after which it is stopped.
+        needs: a program that has to be there, or it is left out.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int
+    needs: str = ""
+
+
+def steps(arch: str, output: Path) -> list[Step]:
+    """The steps on a device of an architecture, results in ``output / "results"``."""
+    results, short = str(output / "results"), ("--rounds", "3", "--sustained", "0.3")
+
+    def bench(name: str, module: str, seconds: int, *arguments: str) -> Step:
+        return Step(name, ("-m", f"bench.{module}", "--output", results, "--name", name, *short, *arguments), seconds)
+
+    def module(name: str, seconds: int, *arguments: str, needs: str = "") -> Step:
+        return Step(name, ("-m", *arguments), seconds, needs)
+
+    emulated, profiled = str(output / "emulated.json"), str(output / "profiled.json")
+    return [
+        module("doctor", 60, "cute_kernels", "doctor"),
+        module("tests", 420, "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"),
+        bench("designs", "patch_embed", 180, "--peers", *_PEERS, "--configs", *DESIGNS[arch]),
+        bench("tunables", "patch_embed", 240, "--peers", "copy of the same bytes", "--configs", *TUNABLES[arch]),
+        bench("images", "images", 120, "--batches", "4736", "64", "1", "--peers", "patch_embed on FP8 rows",
+              "pass + rows"),
+        bench("gemm", "gemm", 120, "--sizes", "4096", "8192", "--peers", "torch linear"),
+        module("counters emulated", 120, "bench.counters", "emulate", emulated, "--arch", arch),
+        module("counters", 180, "bench.counters", "profile", profiled, needs="ncu"),
+        module("counters compared", 60, "bench.counters", "table", emulated, profiled, needs="ncu"),
+        module("tune", 240, "bench.kit", "--tune", str(output / "tuned")),
+        module("host time", 60, "bench.host_time", "--runs", "2", "--rounds", "100"),
+    ]  # fmt: skip
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+Runner = Callable[[Step, Path, float], int]
+"""``(step, log, seconds) -> exit status``; 124 if it was stopped."""
+
+
+def run_step(step: Step, log: Path, seconds: float) -> int:
+    """As a process of its own, output into the log."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *_path()])}
+    with log.open("w") as file:
+        try:
+            command = [sys.executable, *step.command]
+            return subprocess.run(
+                command, stdout=file, stderr=subprocess.STDOUT, timeout=seconds, cwd=ROOT, env=environment, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            file.write(f"\nstopped after {seconds:.0f} s\n")
+            return 124
+
+
+def _path() -> list[str]:
+    return [value] if (value := os.environ.get("PYTHONPATH")) else []
+
+
+def is_there(program: str) -> bool:
+    """Whether a program can be called."""
+    return any((Path(folder) / program).is_file() for folder in os.environ.get("PATH", "").split(os.pathsep))
+
+
+def run_all(
+    todo: Sequence[Step],
+    output: Path,
+    minutes: float,
+    runner: Runner = run_step,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, dict[str, object]]:
+    """Runs the steps that have no result yet, and returns what is known of all.
+
+    The state is written after each step, so that a run that is cut off is continued by calling this again. A step that
+    failed or was stopped has a result, too; one for which there was no time has none.
+
+    Args:
+        todo: in this order.
+        output: folder of logs and state.
+        minutes: of this call; a step that would go beyond is stopped there, or not begun with under 10 s left.
+        runner, clock: replaceable.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "results").mkdir(exist_ok=True)
+    state_file = output / "state.json"
+    state: dict[str, dict[str, object]] = json.loads(state_file.read_text()) if state_file.exists() else {}
+    deadline = clock() + 60 * minutes
+    for step in todo:
+        left = deadline - clock()
+        if step.name in state:
+            continue
+        if left < 10:
+            print(f"{step.name}: no time left; the same command goes on here", flush=True)
+            break
+        if step.needs and not is_there(step.needs):
+            state[step.name] = {"status": None, "text": f"left out: no {step.needs} on this machine"}
+        else:
+            began = clock()
+            status = runner(step, output / f"{step.name.replace(' ', '-')}.log", min(step.seconds, left))
+            if status == 124 and left < step.seconds:
+                print(f"{step.name}: stopped by the limit of this call; the same command begins it again", flush=True)
+                break
+            text = {0: "done", 124: f"stopped after {step.seconds} s"}.get(status, f"failed with status {status}")
+            state[step.name] = {"status": status, "text": text, "seconds": round(clock() - began, 1)}
+        print(f"{step.name}: {state[step.name]['text']}", flush=True)
+        temporary = state_file.with_suffix(".new")
+        temporary.write_text(json.dumps(state, indent=1) + "\n")
+        temporary.replace(state_file)
+    return state
+
+
+def pack(output: Path) -> Path:
+    """Everything in the folder as one archive beside it."""
+    archive = output.with_name(output.name + ".tar.gz")
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(output, output.name)
+    return archive
+
+
+# --- the tuners ------------------------------------------------------------------------------------------------------
+
+TUNED_ROWS = ((4736, 196, 768, 768), (64, 196, 768, 768), (1, 196, 768, 768), (64, 576, 1152, 768))
+"""(images, positions, N, K) of the patch embed."""
+
+TUNED_PRODUCTS = ((4096, 4096, 4096), (16, 4096, 4096), (12544, 768, 3072))
+"""(M, N, K) of the dense GEMM."""
+
+
+def tune(folder: Path) -> None:
+    """Finds the fastest configurations, and keeps a copy of their files for other machines of this kind."""
+    import shutil
+
+    import cute_kernels
+    from cute_kernels.runtime import tuned
+
+    for sizes in TUNED_ROWS:
+        print(sizes, cute_kernels.tune_patch_embed(*sizes, candidates=12, rounds=3), flush=True)
+    for sizes in TUNED_PRODUCTS:
+        print(sizes, cute_kernels.tune_gemm(*sizes, candidates=8, rounds=3), flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in tuned.files():
+        shutil.copy(path, folder)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def architecture() -> str:
+    """That of the current device.
+
+    Raises:
+        SystemExit: there is none, or none that has kernels.
+    """
+    import torch
+
+    from bench.configs import arch_of
+
+    if not torch.cuda.is_available():
+        raise SystemExit("the kit needs a CUDA device; tests/bench/test_kit.py rehearses it without one")
+    try:
+        return arch_of(torch.cuda.get_device_capability())
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="folder, default kit-DATE")
+    parser.add_argument("--minutes", type=float, default=30, help="of this call (default: %(default)g)")
+    parser.add_argument("--again", nargs="+", default=[], metavar="STEP", help="steps to run once more")
+    parser.add_argument("--tune", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.tune is not None:
+        tune(options.tune)
+        return 0
+    arch = architecture()
+    output = (options.output or Path(f"kit-{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}")).absolute()
+    todo = steps(arch, output)
+    if unknown := set(options.again) - {step.name for step in todo}:
+        parser.error(f"no step {', '.join(sorted(unknown))}, allowed: {', '.join(step.name for step in todo)}")
+    state_file = output / "state.json"
+    if options.again and state_file.exists():
+        state = json.loads(state_file.read_text())
+        state_file.write_text(json.dumps({name: entry for name, entry in state.items() if name not in options.again}))
+    state = run_all(todo, output, options.minutes)
+    print(f"send back: {pack(output)}")
+    return int(any(entry["status"] for entry in state.values()) or len(state) < len(todo))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The kit for a rented GPU, rehearsed: the benches take its commands, and it survives what cuts it off."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from bench import gemm, images, kit, patch_embed
+from bench.configs import parse_first
+from cute_kernels.config import PatchEmbedProblem
+from cute_kernels.plan import ARCHS, PLANNERS, make_plan
+
+HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_benches_take_the_commands(arch, tmp_path):
+    """Arguments are parsed by the benches' own parsers, and every module is there."""
+    parsers = {"patch_embed": patch_embed, "images": images, "gemm": gemm}
+    parsed = 0
+    for step in kit.steps(arch, tmp_path):
+        assert step.command[0] == "-m" and step.seconds <= 420
+        module = step.command[1]
+        if module.startswith("bench."):
+            assert (kit.ROOT / f"{module.replace('.', '/')}.py").exists()
+        if module.removeprefix("bench.") in parsers:
+            arguments = parsers[module.removeprefix("bench.")].parse_arguments(step.command[2:])
+            assert arguments.name == step.name and arguments.output == tmp_path / "results"
+            parsed += 1
+    assert parsed == 4
+    assert sum(step.seconds for step in kit.steps(arch, tmp_path)) <= 30 * 60
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_configurations_are_legal_and_differ(arch):
+    planner = PLANNERS["patch_embed"]
+    kinds = planner.targets[arch].configs
+    plans = [make_plan(HEADLINE, arch=arch)]
+    for text in (*kit.DESIGNS[arch], *kit.TUNABLES[arch]):
+        plans.append(make_plan(HEADLINE, parse_first(text, kinds), arch))
+    assert len(plans[1:]) == len(set(plans[1:]))
+
+
+def steps_of(*names: str, needs: str = "") -> list[kit.Step]:
+    return [kit.Step(name, ("-c", "pass"), 100, needs) for name in names]
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path, capsys):
+    """100 s steps in calls of 150 s: the second step is stopped by the limit and begins again in the second call."""
+    clock, calls = Clock(), []
+
+    def runner(step: kit.Step, log: Path, seconds: float) -> int:
+        calls.append((step.name, round(seconds)))
+        taken = 90
+        clock.now += min(taken, seconds)
+        return 0 if seconds >= taken else 124
+
+    todo = steps_of("first", "second", "third")
+    state = kit.run_all(todo, tmp_path, 2.5, runner, clock)
+    assert list(state) == ["first"] and calls == [("first", 100), ("second", 60)]
+    assert "begins it again" in capsys.readouterr().out
+    state = kit.run_all(todo, tmp_path, 30, runner, clock)
+    assert list(state) == ["first", "second", "third"] and [name for name, _ in calls[2:]] == ["second", "third"]
+    assert all(entry["status"] == 0 for entry in state.values())
+    assert json.loads((tmp_path / "state.json").read_text()) == state
+    assert kit.run_all(todo, tmp_path, 30, runner, clock) == state and len(calls) == 4
+
+
+def test_what_fails_or_hangs_does_not_stop_the_rest(tmp_path):
+    statuses = {"fails": 1, "hangs": 124, "works": 0}
+    todo = [*steps_of(*statuses), *steps_of("profiles", needs="a-program-that-nobody-has")]
+    state = kit.run_all(todo, tmp_path, 30, lambda step, log, seconds: statuses[step.name], Clock())
+    assert [entry["text"] for entry in state.values()] == [
+        "failed with status 1", "stopped after 100 s", "done", "left out: no a-program-that-nobody-has on this machine"
+    ]  # fmt: skip
+
+
+def test_processes_write_logs_and_are_stopped(tmp_path):
+    log = tmp_path / "log"
+    step = kit.Step("speaks", ("-c", "import sys; print('spoke'); sys.exit(3)"), 100)
+    assert kit.run_step(step, log, 60) == 3 and log.read_text() == "spoke\n"
+    step = kit.Step("sleeps", ("-c", "import time; time.sleep(60)"), 100)
+    assert kit.run_step(step, log, 0.5) == 124 and "stopped after" in log.read_text()
+
+
+def test_everything_is_packed(tmp_path):
+    output = tmp_path / "kit"
+    kit.run_all(steps_of("first"), output, 1, lambda step, log, seconds: log.write_text("found") and 0, Clock())
+    with tarfile.open(kit.pack(output)) as tar:
+        assert {"kit/state.json", "kit/first.log"} <= set(tar.getnames())
+        assert tar.extractfile("kit/first.log").read() == b"found"
+
+
+def test_tuned_sizes_are_problems():
+    for arch in ARCHS:
+        for images_, positions, n, k in kit.TUNED_ROWS:
+            assert make_plan(PatchEmbedProblem(images_ * positions, n, k, positions), arch=arch).arch.name == arch
+
+
+def test_without_a_device_there_is_no_kit(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="needs a CUDA device"):
+        kit.main([])
