@@ -74,9 +74,15 @@ def summary(outcomes: dict[Task, str]) -> tuple[str, bool]:
     return "\n".join(lines), not unexplained
 
 
+def is_within(path: str, sources: list[str] | None) -> bool:
+    """Whether a path is one of the files or lies in one of the folders; everything is within None."""
+    return sources is None or any(path == source or path.startswith(f"{source.rstrip('/')}/") for source in sources)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
+    parser.add_argument("--source", action="append", help="only in this file or folder; may be repeated")
     parser.add_argument("--sample", type=int, default=200, help="mutants of each part; 0: all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="of the sample; default: a new one, which is printed")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
@@ -91,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
         recorded = json.loads(options.again.read_text())["survived"]
         survived = {(m["path"], m["operator"], m["occurrence"]) for m in recorded}
     for part in options.part or PARTS:
-        found = list(places(ROOT, PARTS[part].sources))
+        found = [m for m in places(ROOT, PARTS[part].sources) if is_within(m.path, options.source)]
         if survived is not None:
             drawn = [m for m in found if (m.path, m.operator, m.occurrence) in survived]
         else:

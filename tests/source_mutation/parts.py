@@ -26,7 +26,8 @@ PARTS = {
         (
             "tests/plan/test_limits.py", "tests/plan/test_plan.py", "tests/plan/test_plan_gemm.py",
             "tests/plan/test_plan_sm90.py", "tests/plan/test_plan_images.py", "tests/plan/test_plan_patchify.py",
-            "tests/plan/test_graph.py", "tests/bench/test_tune.py", "tests/bench/test_tune_gemm.py",
+            "tests/plan/test_plan_gather.py", "tests/plan/test_plan_images_sm100.py", "tests/plan/test_graph.py",
+            "tests/bench/test_tune.py", "tests/bench/test_tune_gemm.py",
             "tests/bench/test_gemm_choice.py",
         ),
     ),
