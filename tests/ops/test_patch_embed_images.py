@@ -202,7 +202,7 @@ IMAGES = pixels(2, 1, 32, 64)
         ({"backend": "cuda"}, ValueError, "backend = 'cuda', allowed"),
         ({"config": Sm90GemmConfig()}, TypeError, "config is Sm90GemmConfig, .*Sm90ImagesConfig"),
         ({"config": Sm90PatchEmbedConfig(warpgroups=4)}, ValueError, "warpgroups = 4 is not possible"),
-        ({"config": Sm90ImagesConfig(tile_patches=5)}, ValueError, "tile_patches = 5 is not possible"),
+        ({"config": Sm90ImagesConfig(tile_patches=17)}, ValueError, "tile_patches = 17 is not possible"),
         ({"config": Sm100ImagesConfig(tile_patches=17)}, ValueError, "tile_patches = 17 is not possible"),
     ],
 )

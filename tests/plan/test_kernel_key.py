@@ -101,8 +101,8 @@ BASES = {
     "patch_embed_images, sm90, channels last": (
         PatchEmbedImagesProblem(6, 3, 64, 96, 16, 264, channels_last=True),
         Sm90ImagesConfig(
-            source="gather", tile_patches=6, tile_images=8, warpgroups=2, cluster=1, stages=3, stage_blocks=1,
-            weight="registers",
+            source="gather", tile_patches=6, tile_images=8, warpgroups=1, cluster=1, stages=3, stage_blocks=1,
+            weight="streamed",
         ),
         {"channels": 4, "channels_last": None, "patch": None, "batch": 9, "height": 96, "width": 192, "n": 520},
         {},
