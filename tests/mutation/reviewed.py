@@ -104,6 +104,7 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "tcgen05.fence::after_thread_sync", "sm100/frame.py* (end)*", True, _ONLY_SYNCHRONOUS),
     Review("drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following="tcgen05.wait::ld*"),
     Review("drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following="fence.proxy.async*"),
+    Review("drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following="cp.async.bulk.wait_group*"),
     Review(
         "relaxed",
         "mbarrier.try_wait*",
@@ -149,7 +150,7 @@ REVIEWS: tuple[Review, ...] = (
     *(
         Review("cluster->cta", opcode, "*", True, _ALONE, target=target)
         for opcode in ("mbarrier.try_wait*", "mbarrier.arrive*")
-        for target in ("images-sm100-one-cta", "sm100-on-chip-one-cta")
+        for target in ("images-sm100-one-cta", "sm100-on-chip-one-cta", "sm100-one-cta")
     ),
     Review(
         "drop",
@@ -184,6 +185,15 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_pass_turn)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_hand_over)", True, _WGMMA_FENCE),
     Review("drop", "bar.warp.sync", "sm100/pipes.py* (release_accumulator)*", True, _COLLECTIVE),
+    Review(
+        "drop",
+        "bar.warp.sync",
+        "sm100/patch_embed/stores.py* (finish_tile)*",
+        True,
+        "the one behind the rows that are read back: a lane has stored what it read, and so has its value, before the "
+        "tcgen05.ld.sync.aligned of the next tile, which a warp executes as one; only behind it a lane overwrites",
+        following="tcgen05.fence*",
+    ),
     Review(
         "drop",
         "bar.warp.sync",
