@@ -102,9 +102,10 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "tcgen05.fence::after_thread_sync", "sm100/frame.py* (begin)*", True, _LATER_FENCE),
     Review("drop", "tcgen05.fence::before_thread_sync", "sm100/frame.py* (end)*", True, _FENCED_BEFORE),
     Review("drop", "tcgen05.fence::after_thread_sync", "sm100/frame.py* (end)*", True, _ONLY_SYNCHRONOUS),
-    Review("drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following="tcgen05.wait::ld*"),
-    Review("drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following="fence.proxy.async*"),
-    Review("drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following="cp.async.bulk.wait_group*"),
+    *(
+        Review("drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following=following)
+        for following in ("tcgen05.wait::ld*", "fence.proxy.async*", "cp.async.bulk.wait_group*")
+    ),
     Review(
         "relaxed",
         "mbarrier.try_wait*",
