@@ -8,4 +8,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'integers = p.precision == "int8"',
         'integers = p.precision >= "int8"',
     ): "no other name of a precision sorts behind int8",
+    (
+        "cute_kernels/plan/shared_operands.py",
+        "fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64",
+        "fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 127 // plan.warpgroup_rows // 64 * 64",
+    ): "200 registers at 64, 128, 192 or 256 rows are the same multiple of 64 columns",
 }
