@@ -195,7 +195,7 @@ def tune(folder: Path) -> None:
     import shutil
 
     import cute_kernels
-    from cute_kernels.runtime import tuned
+    import cute_kernels.runtime.tuned as tuned
 
     for sizes in TUNED_ROWS:
         print(sizes, cute_kernels.tune_patch_embed(*sizes, candidates=12, rounds=3), flush=True)
@@ -217,12 +217,12 @@ def architecture() -> str:
     """
     import torch
 
-    from bench.configs import arch_of
+    import bench.configs as configs
 
     if not torch.cuda.is_available():
         raise SystemExit("the kit needs a CUDA device; tests/bench/test_kit.py rehearses it without one")
     try:
-        return arch_of(torch.cuda.get_device_capability())
+        return configs.arch_of(torch.cuda.get_device_capability())
     except ValueError as error:
         raise SystemExit(str(error)) from None
 

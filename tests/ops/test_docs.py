@@ -18,7 +18,9 @@ FILES = {
     for path in [*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
 }
 
-WRITTEN = {"demo.png", "trace.png", "trace.json", "photo.png", "patch_embed.ptx.json", "build/mutation.json"}
+WRITTEN = {
+    "demo.png", "trace.png", "trace.json", "photo.png", "patch_embed.ptx.json", "build/mutation.json", "state.json",
+}  # fmt: skip
 """Files that commands write where they are called."""
 
 NOT_OURS = re.compile(r"^(cute|cute_ext|examples/python)/|\b[A-Z_]+\.")

@@ -13,4 +13,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64",
         "fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 127 // plan.warpgroup_rows // 64 * 64",
     ): "200 registers at 64, 128, 192 or 256 rows are the same multiple of 64 columns",
+    (
+        "cute_kernels/plan/shared_operands.py",
+        "fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64",
+        "fit = (plan.consumer_registers ^ ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64",
+    ): "240 ^ 40 is 216, and at 64, 128, 192 or 256 rows 216 registers are the same multiple of 64 columns as 200",
 }
