@@ -35,9 +35,7 @@ def test_ptx_and_facts(tmp_path, capsys):
     assert f".entry {facts['kernel']}(" in path.read_text()
     assert ".target sm_100a" in path.read_text()
     assert facts["problem"]["k"] == 592
-    assert facts["config"] == {
-        "tile_n": 128, "stages": 5, "epilogue_warps": 4, "tmem_load_width": 32, "epilogue": "f32",
-    }  # fmt: skip
+    assert facts["config"] == dataclasses.asdict(plan.config) and facts["config"]["tile_n"] == 128
     assert facts["grid"] == [2 * 2 * 9, 1, 1]  # a pair of CTAs for each of 2 x 9 tiles of 256 x 128
     assert (facts["cluster"], facts["block"]) == ([2, 1, 1], [6 * 32, 1, 1])
     assert facts["dynamic_smem_bytes"] == plan.smem_bytes
@@ -176,12 +174,14 @@ def test_parameters_of_the_launch(tmp_path, monkeypatch, table, scale):
     assert [p["index"] for p in parameters] == list(range(declared))
     maps = {p["tensor"]: p for p in parameters if p["holds"] == "tensor map"}
     assert {name: (p["dtype"], p["extents"], p["strides"], p["swizzle"]) for name, p in maps.items()} == {
-        "x": ("u8", [592, 392], [592], "128B"),
+        "x": ("u8", [592, 392, 1], [592, 592], "128B"),
         "weight": ("u8", [592, 1152], [592], "128B"),
-        "out": ("bf16", [1152, 392], [2304], "128B"),
+        "out": ("bf16", [1152, 392, 1], [2304, 2304], "128B"),
     }
     # A CTA of a pair loads 128 rows of x and half of the 128 weight rows; a warp stores 32 rows of 128 bytes.
-    assert {name: p["box"] for name, p in maps.items()} == {"x": [128, 128], "weight": [128, 64], "out": [64, 32]}
+    assert {name: p["box"] for name, p in maps.items()} == {
+        "x": [128, 128, 1], "weight": [128, 64], "out": [64, 32, 1],
+    }  # fmt: skip
     others = [p for p in parameters if p["holds"] == "bytes"]
     assert all(len(bytes.fromhex(p["hex"])) == p["bytes"] for p in others)
     # Each placeholder outside of tensor maps is named once, where it lies.
