@@ -27,7 +27,7 @@ CONFIGS = {  # and channels, K blocks in registers and in shared memory
         replace(BASE, tile_patches=13, tile_images=16, warpgroups=1, cluster=1), 1, 0, 4,
     ),
     "3 warpgroups": (
-        replace(BASE, tile_patches=6, tile_images=16, warpgroups=3, cluster=1, stages=2, stage_blocks=2), 2, 2, 6,
+        replace(BASE, tile_patches=6, tile_images=16, warpgroups=3, cluster=1), 2, 2, 6,
     ),
 }  # fmt: skip
 DAILY = ("base", "both terms in shared memory")
