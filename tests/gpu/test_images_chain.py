@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_kernels import Sm90ImagesConfig, patch_embed_images, prepare_patch_weight
+from cute_kernels import Sm90ImagesConfig, Sm100ImagesConfig, patch_embed_images, prepare_patch_weight
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
 from tests.gpu import architecture
 from tests.gpu.harness import DRY_RUN
@@ -55,10 +55,14 @@ def test_every_bit(shape, patch, precision, dtype, layout) -> None:
     assert_same_bits(images.contiguous(memory_format=layout), *arguments)
 
 
-@pytest.mark.parametrize("config", [Sm90ImagesConfig()] if architecture.at_hand() == "sm_90a" else [])
-@pytest.mark.parametrize(
-    ("patch", "layout"), [(14, torch.contiguous_format), (16, torch.channels_last)], ids=["14", "channels last"]
-)
+ONE_KERNEL = {
+    "sm_90a": [(Sm90ImagesConfig(), 14, torch.contiguous_format), (Sm90ImagesConfig(), 16, torch.channels_last)],
+    "sm_100a": [(Sm100ImagesConfig(), 16, torch.channels_last)],
+}
+"""Configurations of kernels that read images themselves; SM100's gets a copy of images whose channels are last."""
+
+
+@pytest.mark.parametrize(("config", "patch", "layout"), ONE_KERNEL.get(architecture.at_hand(), ()), ids=str)
 @pytest.mark.parametrize("shape", [(9, 1, 8, 40)] if DRY_RUN else [(9, 16, 16, 1152), (300, 8, 24, 768)], ids=str)
 def test_one_kernel_where_two_are_the_default(shape, patch, layout, config) -> None:
     images, *arguments = draw(shape, patch, "int8", torch.uint8)
