@@ -134,8 +134,9 @@ def run_orders(options: argparse.Namespace, kernels: Path, arguments: list[str])
                 jobs.append(fork.Process(target=run_share, args=arguments_of_share))
             for job in jobs:
                 job.start()
-            running[seed] = collected, records, jobs
-        for seed, (collected, records, jobs) in running.items():
+            # `taken` too: a counter that nobody here keeps would give its shared memory to the next order's.
+            running[seed] = taken, collected, records, jobs
+        for seed, (_, collected, records, jobs) in running.items():
             for job in jobs:
                 job.join(min(max(0.0, deadline - time.monotonic()), 1e6))
                 if job.is_alive():

@@ -38,7 +38,7 @@ CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
         "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (0, 16, 32, 64), "stage_blocks": (1, 2),
     },
     Sm90PatchEmbedConfig: {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
-    Sm90ImagesConfig: {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (1, 2)},
+    Sm90ImagesConfig: {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (0, 1, 2)},
     Sm90GatherConfig: {"row_patches": (0, 1, 2, 4), "tile_n": (0, 64, 128, 192, 256), "cluster": (0, 1, 2, 4)},
     Sm100ImagesConfig: {
         "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (16, 32), "stage_blocks": (1, 2),
@@ -67,7 +67,7 @@ MEANINGS: dict[type, dict[str, str]] = {
     },
     Sm90ImagesConfig: {
         "stages": _TWO_TILES,
-        **dict.fromkeys(("tile_patches", "tile_images", "warpgroups", "cluster"), _CHOSEN),
+        **dict.fromkeys(("tile_patches", "tile_images", "warpgroups", "cluster", "stage_blocks"), _CHOSEN),
     },
     Sm90GatherConfig: {
         "stages": "what fits, up to 8",

@@ -28,7 +28,8 @@ SCHEDULES = {
 
 
 def is_legal(run: Run) -> bool:
-    """Whether the kernel takes these sizes: a block of 64 for each slice of K, whole patches and rows of a grid."""
+    """Whether the kernel takes these sizes: a block of 64 for each slice of K, whole patches and rows of a grid, no
+    more positions of a tile than there are."""
     if run.kernel == "gemm-sm90-split":
         return run.k > 64
     target = TARGETS[run.kernel]
@@ -36,7 +37,7 @@ def is_legal(run: Run) -> bool:
         # Three stages hold a tile of one channel, and the parts of a pair's tile read them in turn.
         most = 2 * PATCH**2 if run.kernel == "images-sm100" else run.k + 1
         return PATCH**2 <= run.k < most and run.positions >= target.config.tile_patches
-    return True
+    return run.positions >= getattr(target.config, "tile_positions", 0)
 
 
 RUNS = st.builds(

@@ -27,7 +27,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 def test_two_configurations(capsys):
     """Counts follow from the tiles: one of 256 columns or two of 128, one K block of four MMAs, loads of 32 columns."""
-    assert main(["compare", "default", "tile_n=128,stages=6", "--all", *SMALL]) == 0
+    assert main(["compare", "tile_n=256", "tile_n=128,stages=6", "--all", *SMALL]) == 0
     rows = rows_of(capsys.readouterr().out)
     assert rows["tile_n"] == ["256", "128", "-50.0%"] and rows["stages"] == ["4", "6", "+50.0%"]
     assert rows["epilogue_warps"] == ["5", "5"]
@@ -45,11 +45,11 @@ def test_what_is_equal_is_not_shown_and_large_problems_are_not_counted(capsys, m
     monkeypatch.setattr(plan_facts, "assembled", lambda plan: {"registers per thread": 7})
     monkeypatch.setattr(plan_facts, "instruction_mix", lambda plan: {"all": plan.config.stages})
     monkeypatch.setattr(plan_facts, "counted", lambda plan: pytest.fail("counted"))
-    assert main(["compare", "default", "stages=3", "--batch", "4736"]) == 0
+    assert main(["compare", "stages=4", "stages=3", "--batch", "4736"]) == 0
     text = capsys.readouterr().out
     assert "counters are left out: 10,878 tiles" in text and "registers" not in text
     assert rows_of(text)["all"] == ["4", "3", "-25.0%"]
-    assert main(["compare", "default", "stages=4", *SMALL, "--no-counters"]) == 0
+    assert main(["compare", "stages=4", "tile_n=256", *SMALL, "--no-counters"]) == 0
     assert "configuration\n  no difference" in capsys.readouterr().out
     with pytest.raises(pytest.fail.Exception, match="counted"):
         main(["compare", "default", "stages=3", *SMALL])

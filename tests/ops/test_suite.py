@@ -71,3 +71,26 @@ def test_an_order_is_clean_only_if_it_was_complete(lines, statuses, collected, c
     result = random_orders.result(1, statuses, collected, [record, tmp_path / "of a process that never began"])
     assert result[0] == clean and says in result[1]
 
+
+ORDERS = """
+import sys, types
+sys.modules["torch"] = types.SimpleNamespace(set_num_threads=lambda count: None)
+from tests import random_orders
+random_orders.LIBRARIES = ()
+sys.exit(random_orders.main())
+"""
+
+
+def test_orders_at_the_same_time_each_run_every_test(tmp_path):
+    """Three of 200 tests, two processes each: no order takes tests from another one's count."""
+    (tmp_path / "test_many.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('i', range(200))\ndef test_one(i): pass\n"
+    )
+    command = [sys.executable, "-c", ORDERS, "--seeds", "3", "--together", "3", "--processes", "2", "--folder", "logs"]
+    command += ["--rootdir=.", "-p", "no:hypothesispytest", "test_many.py"]
+    environment = os.environ | {"PYTHONPATH": str(Path(random_orders.__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if "seed" in line] == [
+        f"seed {seed}: 200 of 200 tests ran, 0 findings" for seed in (1, 2, 3)
+    ]
