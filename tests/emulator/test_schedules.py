@@ -12,11 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from cute_kernels.config import PatchEmbedProblem
 from cute_kernels.emulator import back_end
 from cute_kernels.emulator.native_translate import NativeLaunch
+from cute_kernels.plan import make_plan
 from tests.emulator.image_inputs import PATCH
 from tests.emulator.schedules import COMPLETIONS, INTERLEAVES, Run, main
-from tests.mutation.targets import TARGETS, GatherTarget, ImagesTarget
+from tests.mutation.targets import TARGETS, GatherTarget, ImagesTarget, KernelTarget
 from tests.nightly import examples
 
 SCHEDULES = {
@@ -28,8 +30,7 @@ SCHEDULES = {
 
 
 def is_legal(run: Run) -> bool:
-    """Whether the kernel takes these sizes: a block of 64 for each slice of K, whole patches and rows of a grid, no
-    more positions of a tile than there are."""
+    """Whether the kernel takes these sizes: a block of 64 for each slice of K, whole patches and rows of a grid."""
     if run.kernel == "gemm-sm90-split":
         return run.k > 64
     target = TARGETS[run.kernel]
@@ -37,7 +38,17 @@ def is_legal(run: Run) -> bool:
         # Three stages hold a tile of one channel, and the parts of a pair's tile read them in turn.
         most = 2 * PATCH**2 if run.kernel == "images-sm100" else run.k + 1
         return PATCH**2 <= run.k < most and run.positions >= target.config.tile_patches
-    return run.positions >= getattr(target.config, "tile_positions", 0)
+    return type(target) is not KernelTarget or takes(target, run)
+
+
+def takes(target: KernelTarget, run: Run) -> bool:
+    """Whether the patch embed of rows has a plan for these sizes with the target's configuration."""
+    problem = PatchEmbedProblem(run.batch * run.positions, run.n, run.k, run.positions)
+    try:
+        make_plan(problem, target.config, sm_count=getattr(target.config, "cluster", 2))
+    except ValueError:
+        return False
+    return True
 
 
 RUNS = st.builds(
