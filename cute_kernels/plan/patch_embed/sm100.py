@@ -13,13 +13,14 @@ from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, reject, require, smem_map
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, check_capacity, check_epilogue
+from cute_kernels.plan.patch_embed.row_tiles import RowTiles
 from cute_kernels.plan.patch_embed.sm100_epilogue import (
     STORE_COLUMNS,
     Sm100Epilogue,
     check_columns,
     check_epilogue_warps,
 )
-from cute_kernels.plan.patch_embed.sm100_order import check_order, positions_of, resolve
+from cute_kernels.plan.patch_embed.sm100_order import check_order, resolve
 
 TUNED = {
     "tile_n": (256, 128), "stages": (4, 3, 5, 6, 7, 8), "epilogue_warps": (5, 4), "tmem_load_width": (32, 16, 64),
@@ -28,7 +29,7 @@ TUNED = {
 
 
 @dataclass(frozen=True)
-class Sm100PatchEmbedPlan(Sm100Epilogue, CtaPairs, PatchEmbedPlan):
+class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
     """The persistent tcgen05 GEMM: CTA pairs, tensor-memory accumulators, specialised warps.
 
     Tiles are 256 rows by ``tile_n`` columns and belong to a pair of CTAs (``cta_group::2``): each CTA holds 128 rows of
@@ -64,19 +65,8 @@ class Sm100PatchEmbedPlan(Sm100Epilogue, CtaPairs, PatchEmbedPlan):
         return self.cta_m * self.cta_group
 
     @property
-    def positions(self) -> int:
-        """Positions that the tile order walks: 1 in flat order, where a row is a row."""
-        return positions_of(self.problem) if self.config.order == "position" else 1
-
-    @property
-    def rows_per_position(self) -> int:
-        """Images in position order, all rows in flat order."""
-        return self.problem.m // self.positions
-
-    @property
-    def tile_images(self) -> int:
-        """Rows of a tile at each of its positions: images in position order, all rows in flat order."""
-        return self.tile_m // self.config.tile_positions
+    def tile_rows(self) -> int:
+        return self.tile_m
 
     @property
     def cta_positions(self) -> int:
@@ -86,10 +76,6 @@ class Sm100PatchEmbedPlan(Sm100Epilogue, CtaPairs, PatchEmbedPlan):
     @property
     def cta_images(self) -> int:
         return self.cta_m // self.cta_positions
-
-    @property
-    def position_tiles(self) -> int:
-        return -(-self.positions // self.config.tile_positions)
 
     @property
     def tile_n(self) -> int:
@@ -103,7 +89,7 @@ class Sm100PatchEmbedPlan(Sm100Epilogue, CtaPairs, PatchEmbedPlan):
     @property
     def m_tiles(self) -> int:
         """Blocks of images times blocks of positions, which run faster."""
-        return -(-self.rows_per_position // self.tile_images) * self.position_tiles
+        return self.row_tiles * self.position_tiles
 
     @property
     def n_tiles(self) -> int:

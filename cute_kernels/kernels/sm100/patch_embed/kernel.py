@@ -19,11 +19,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cute_kernels import dsl
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import sm100_graph
-from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import make_pipes
-from cute_kernels.kernels.row_views import positions_layout, rows_layout
-from cute_kernels.kernels.scales import Scales, scales_of
+from cute_kernels.kernels.rows_host import RowsHost, RowsOperands
+from cute_kernels.kernels.scales import Scales
 from cute_kernels.kernels.sm100.cluster import cluster_place
 from cute_kernels.kernels.sm100.frame import begin, clusters_of_grid, end, stage_tensor, tensor_memory
 from cute_kernels.kernels.sm100.mma import IntegerMmaOp, Mma
@@ -33,9 +32,9 @@ from cute_kernels.kernels.sm100.patch_embed.rows import RowsOperand, TileRows
 from cute_kernels.kernels.sm100.patch_embed.stores import Output
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.staging import staging_layout
-from cute_kernels.kernels.table_rows import TableRows, index_view
+from cute_kernels.kernels.table_rows import TableRows
 from cute_kernels.kernels.tiles import SnakeOrder
-from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100PatchEmbedPlan
+from cute_kernels.plan import LANES, Sm100PatchEmbedPlan
 from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
 
 
@@ -66,72 +65,44 @@ class DeviceArguments:
     k_blocks: Int32
 
 
-class PatchEmbedKernel:
-    """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
+class PatchEmbedKernel(RowsHost):
+    """Host entry and kernel for one plan: one compiled kernel serves all sizes."""
+
+    plan: Sm100PatchEmbedPlan
 
     def __init__(self, plan: Sm100PatchEmbedPlan) -> None:
-        self.plan = plan
-        self.graph = sm100_graph(plan)
+        super().__init__(plan, sm100_graph(plan))
         self.element = ELEMENT_TYPES[plan.problem.in_dtype]
         self.weight_element = ELEMENT_TYPES[WEIGHT_TYPES[plan.problem.in_dtype]]
         self.accumulator = Int32 if plan.sums_integers else Float32
 
-    @cute.jit
-    def __call__(
-        self,
-        x_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        table_pointer: cute.Pointer | None,
-        index_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        scale_argument: Float32 | cute.Pointer | None,
-        row_scale_pointer: cute.Pointer | None,
-        feature_scale_pointer: cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        table_rows: Int32,
-        clusters: Int32,
-        stream,
-    ) -> None:
-        """Builds TMA descriptors and launches ``clusters`` pairs of CTAs on ``stream``."""
-        plan, config = self.plan, self.plan.config
-        by_position = cutlass.const_expr(config.order == "position" and table_pointer is not None)
-        positions = table_rows if by_position else Int32(1)
-        images = m // positions if by_position else m
-        in_row = VECTOR_BYTES * 8 // self.element.width
-        x = cute.make_tensor(x_pointer, positions_layout(images, k, positions, in_row))
-        weight = cute.make_tensor(weight_pointer, rows_layout(n, k, in_row))
-        out = cute.make_tensor(out_pointer, positions_layout(images, n, positions, 8))
-
+    def arguments(self, operands: RowsOperands) -> DeviceArguments:
+        plan, config, o = self.plan, self.plan.config, operands
         tiled_mma = self._tiled_mma()
         tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
         x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, self.element, config.stages)
         weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, config.stages)
         cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
         load = cpasync.CopyBulkTensorTileG2SOp(self.group)
-        x_atom, x_view = cpasync.make_tiled_tma_atom(load, x, self._x_boxes(1), self._x_box())
+        x_atom, x_view = cpasync.make_tiled_tma_atom(load, o.x, self._x_boxes(1), self._x_box())
         weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            load, weight, cute.slice_(weight_layout, (None, None, None, 0)), tile_mnk, tiled_mma, cluster_vmnk.shape
+            load, o.weight, cute.slice_(weight_layout, (None, None, None, 0)), tile_mnk, tiled_mma, cluster_vmnk.shape
         )
-        out_atom, out_view = None, out
-        if cutlass.const_expr(config.store == "tma"):
+        out_atom, out = None, o.out
+        if config.store == "tma":
             box = (LANES, plan.store_columns)
-            out_atom, out_view = cpasync.make_tiled_tma_atom(
+            out_atom, out = cpasync.make_tiled_tma_atom(
                 cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box
             )
-        by_pointer = plan.problem.scale_source == "pointer"
-        scales = scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n)
-        n_tiles = cute.ceil_div(n, plan.tile_n)
-        height = table_rows + int(plan.problem.table_index)
-        position_tiles = cute.ceil_div(positions, config.tile_positions)
-        arguments = DeviceArguments(
+        n_tiles = cute.ceil_div(o.n, plan.tile_n)
+        height = o.table_rows + int(plan.problem.table_index)
+        position_tiles = cute.ceil_div(o.positions, config.tile_positions)
+        return DeviceArguments(
             tiled_mma, x_atom, x_view, x_layout, self._x_boxes(config.stages), weight_tma.atom, weight_tma.tma_tensor,
-            weight_layout, out_atom, out_view, table_view(plan, table_pointer, height, n_tiles * plan.tile_n),
-            index_view(index_pointer, m), table_rows, m, images, positions, position_tiles, scales,
-            cute.ceil_div(images, plan.tile_images) * position_tiles, n_tiles, cute.ceil_div(k, plan.tile_k),
+            weight_layout, out_atom, out, table_view(plan, o.table, height, n_tiles * plan.tile_n), o.table_index,
+            o.table_rows, o.rows, o.images, Int32(o.positions), Int32(position_tiles), o.scales,
+            cute.ceil_div(o.images, plan.tile_images) * position_tiles, n_tiles, cute.ceil_div(o.k, plan.tile_k),
         )  # fmt: skip
-        launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
     @property
     def group(self) -> tcgen05.CtaGroup:

@@ -8,27 +8,22 @@ accumulators while another is computed.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint8
+from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.images_host import ImagesHost, ImagesOperands
-from cute_kernels.kernels.pipes import make_pipes
-from cute_kernels.kernels.sm100.cluster import cluster_place
-from cute_kernels.kernels.sm100.frame import begin, end
 from cute_kernels.kernels.sm100.patch_embed_images.epilogue import Epilogue
 from cute_kernels.kernels.sm100.patch_embed_images.operand import Strips
-from cute_kernels.kernels.sm100.pipes import Sm100Pipe
-from cute_kernels.kernels.sm100.transposed.instruction import accumulators_of_parts, make_mma
-from cute_kernels.kernels.sm100.transposed.mma import Mma
+from cute_kernels.kernels.sm100.transposed.instruction import make_mma
+from cute_kernels.kernels.sm100.transposed.kernel import TransposedKernel
 from cute_kernels.kernels.sm100.transposed.staging import staging_layout, warp_staging
-from cute_kernels.kernels.sm100.transposed.weight import fill_tensor_memory, smem_tma, weight_load
+from cute_kernels.kernels.sm100.transposed.weight import smem_tma
 from cute_kernels.kernels.strips import (
     images_layout,
     out_layout,
@@ -39,7 +34,7 @@ from cute_kernels.kernels.strips import (
 )
 from cute_kernels.kernels.strips_load import StripLoad
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.plan import LANES, Sm100ImagesPlan
+from cute_kernels.plan import Sm100ImagesPlan
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class DeviceArguments:
     groups: Int32
 
 
-class PatchEmbedImagesKernel(ImagesHost):
+class PatchEmbedImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""
 
     plan: Sm100ImagesPlan
@@ -98,50 +93,28 @@ class PatchEmbedImagesKernel(ImagesHost):
 
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
+        self.run(args)
+
+    def atoms(self, args: DeviceArguments) -> tuple[cute.CopyAtom, ...]:
+        return args.images_atom, args.out_atom
+
+    def order(self, args: DeviceArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
+        kind = ImageOrder if self.plan.config.order == "row" else PositionOrder
+        return kind(args.image_tiles, args.position_tiles, first, step)
+
+    def load(self, args, stages, pipe, order, place) -> StripLoad:
         plan = self.plan
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
-        place = cluster_place(plan, rank)
+        source, boxes = strip_boxes(plan, (args.images_atom, args.images), stages, (1, 0))
+        return StripLoad(
+            plan, args.images_atom, source, boxes, pipe, order, args.row_tiles,
+            image_step=plan.cta_group, first_images=place.rank, announces=place.leads,
+        )  # fmt: skip
 
-        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
-        barriers = cute.recast_ptr(storage, dtype=Int64)
-        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
-        weight, strips, staging = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
+    def operand(self, stages: cute.Pointer) -> Strips:
+        return Strips(self.plan, stages)
 
-        begin(plan, self.graph, warp, barriers, tmem_address, (args.images_atom, args.out_atom))
-
-        tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, tmem_address)
-        accumulators = accumulators_of_parts(plan, tmem)
-        cluster = cute.arch.block_idx()[0] // plan.ctas
-        clusters = cute.arch.grid_dim()[0] // plan.ctas
-        group = cluster % args.groups
-        kind = ImageOrder if plan.config.order == "row" else PositionOrder
-        order = kind(args.image_tiles, args.position_tiles, cluster // args.groups, clusters // args.groups)
-
-        if warp == plan.load_warp:
-            if cutlass.const_expr(plan.config.weight == "smem"):
-                weight_load(plan, (args.weight_atom, args.weight), weight, pipes["weight"], group, place).run()
-            source, boxes = strip_boxes(plan, (args.images_atom, args.images), strips, (1, 0))
-            StripLoad(
-                plan, args.images_atom, source, boxes, pipes["operands"], order, args.row_tiles,
-                image_step=plan.cta_group, first_images=rank, announces=place.leads,
-            ).run()  # fmt: skip
-        elif warp == plan.mma_warp:
-            if place.leads:
-                resident = weight if plan.config.weight == "smem" else tmem + plan.weight_column
-                edges = (pipes[name] for name in ("operands", "accumulator", "weight"))
-                Mma(plan, Strips(plan, strips), resident, accumulators, *edges, order).run()
-        else:
-            slab = group * plan.ctas + rank
-            quarter = warp % 4
-            if cutlass.const_expr(plan.config.weight == "tmem"):
-                lane = quarter * LANES + cute.arch.lane_idx()
-                terms = (args.weight, args.weight_low)
-                fill_tensor_memory(plan, terms, tmem + plan.weight_column, slab, lane, pipes["weight"])
-            self._epilogue(args, accumulators, staging, pipes["accumulator"], order, slab, quarter).run()
-
-        end(plan, warp, accumulators[0])
+    def terms(self, args: DeviceArguments) -> tuple[cute.Tensor, cute.Tensor | None]:
+        return args.weight, args.weight_low
 
     @property
     def _out_box(self) -> tuple[int, int, int, int]:
@@ -153,7 +126,7 @@ class PatchEmbedImagesKernel(ImagesHost):
         plan, row = self.plan, self.plan.warp_features
         return staging_layout(self._out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
 
-    def _epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Epilogue:
+    def epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Epilogue:
         plan = self.plan
         block = slab * plan.epilogue_warps + quarter
         scales, lane = None, cute.arch.lane_idx()

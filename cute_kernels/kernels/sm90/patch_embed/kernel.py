@@ -16,20 +16,19 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cute_kernels import dsl
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import sm90_graph
-from cute_kernels.kernels.host import launch_clusters
 from cute_kernels.kernels.pipes import make_pipes
-from cute_kernels.kernels.row_views import positions_layout, rows_layout
+from cute_kernels.kernels.rows_host import RowsHost, RowsOperands
 from cute_kernels.kernels.rows_load import RowsLoad
-from cute_kernels.kernels.scales import Scales, scales_of
+from cute_kernels.kernels.scales import Scales
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed.epilogue import Epilogue
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.sm90.transposed.mma import Mma
 from cute_kernels.kernels.sm90.transposed.staging import TransposedStaging
 from cute_kernels.kernels.sm90.transposed.weight import resident_weight
-from cute_kernels.kernels.table_rows import TableRows, index_view
+from cute_kernels.kernels.table_rows import TableRows
 from cute_kernels.kernels.tiles import PositionOrder
-from cute_kernels.plan import VECTOR_BYTES, Sm90PatchEmbedPlan
+from cute_kernels.plan import Sm90PatchEmbedPlan
 from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
 
 
@@ -55,76 +54,50 @@ class DeviceArguments:
     tile_stages: Int32
 
 
-class PatchEmbedKernel:
-    """Host entry and kernel for one plan. Rows, features and positions are launch arguments; a resident K is not."""
+class PatchEmbedKernel(RowsHost):
+    """Host entry and kernel for one plan. A resident K is compiled in."""
+
+    plan: Sm90PatchEmbedPlan
 
     def __init__(self, plan: Sm90PatchEmbedPlan) -> None:
-        self.plan = plan
-        self.graph = sm90_graph(plan)
+        super().__init__(plan, sm90_graph(plan))
         self.streamed = plan.config.weight == "streamed"
         self.element = ELEMENT_TYPES[plan.problem.in_dtype]
         self.weight_element = ELEMENT_TYPES[WEIGHT_TYPES[plan.problem.in_dtype]]
         self.accumulator = Int32 if plan.sums_integers else Float32
 
-    @cute.jit
-    def __call__(
-        self,
-        x_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        table_pointer: cute.Pointer | None,
-        index_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        scale_argument: Float32 | cute.Pointer | None,
-        row_scale_pointer: cute.Pointer | None,
-        feature_scale_pointer: cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        table_rows: Int32,
-        clusters: Int32,
-        stream,
-    ) -> None:
-        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, config = self.plan, self.plan.config
-        positions = table_rows if cutlass.const_expr(config.order == "position" and table_pointer is not None) else 1
-        images = m // positions
-        in_row = VECTOR_BYTES * 8 // self.element.width
-        x = cute.make_tensor(x_pointer, positions_layout(images, k, positions, in_row))
-        out = cute.make_tensor(out_pointer, positions_layout(images, n, positions, 8))
-        weight = cute.make_tensor(weight_pointer, rows_layout(n, k, in_row))
-
+    def arguments(self, operands: RowsOperands) -> DeviceArguments:
+        plan, config, o = self.plan, self.plan.config, operands
         tiled_mma = cute.make_tiled_mma(self._mma_op())
         load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
         x_atom, x_view = cpasync.make_tiled_tma_atom(
-            load, x, self._box_layout(1), self._box(plan.tile_k), num_multicast=config.cluster
+            load, o.x, self._box_layout(1), self._box(plan.tile_k), num_multicast=config.cluster
         )
-        weight_atom, weight_view = None, weight
-        if cutlass.const_expr(self.streamed):
-            weight_atom, weight_view = cpasync.make_tiled_tma_atom(
+        weight_atom, weight = None, o.weight
+        if self.streamed:
+            weight_atom, weight = cpasync.make_tiled_tma_atom(
                 cpasync.CopyBulkTensorTileG2SOp(), weight, self._block_layout(plan.features, 1),
                 (plan.features, plan.tile_k),
             )  # fmt: skip
         out_atom, out_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._box(64)
+            cpasync.CopyBulkTensorTileS2GOp(), o.out, self._staging_layout(), self._box(64)
         )
-        by_pointer = plan.problem.scale_source == "pointer"
-        scales = scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n)
-        groups = cute.ceil_div(cute.ceil_div(n, plan.features), config.cluster)
-        table = None
-        if cutlass.const_expr(table_pointer is not None):
-            blocks = groups * (config.cluster * plan.features // 16)
-            height = table_rows + int(plan.problem.table_index)
-            row_stride = cute.assume(blocks * 16, divby=16)
-            table = cute.make_tensor(
-                table_pointer, cute.make_layout((2, 8, blocks, height), stride=(1, 2, 16, row_stride))
-            )
-        arguments = DeviceArguments(
-            tiled_mma, x_atom, x_view, weight_atom, weight_view, out_atom, out_view, table,
-            index_view(index_pointer, m), table_rows, scales, m, cute.ceil_div(images, plan.tile_images),
-            cute.ceil_div(positions, config.tile_positions), groups,
-            cute.ceil_div(k, plan.tile_k * config.stage_blocks),
+        groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
+        return DeviceArguments(
+            tiled_mma, x_atom, x_view, weight_atom, weight, out_atom, out_view,
+            self._table_view(o.table, o.table_rows, groups), o.table_index, o.table_rows, o.scales, o.rows,
+            cute.ceil_div(o.images, plan.tile_images), cute.ceil_div(o.positions, config.tile_positions), groups,
+            cute.ceil_div(o.k, plan.tile_k * config.stage_blocks),
         )  # fmt: skip
-        launch_clusters(self.kernel(arguments), plan, clusters, stream)
+
+    def _table_view(self, pointer: cute.Pointer | None, rows: Int32, groups: Int32) -> cute.Tensor | None:
+        """``[2, 8, padded features / 16, rows]`` over the table of `Plan.table_shape`."""
+        if pointer is None:
+            return None
+        blocks = groups * (self.plan.config.cluster * self.plan.features // 16)
+        shape = (2, 8, blocks, rows + int(self.plan.problem.table_index))
+        row = cute.assume(blocks * 16, divby=16)
+        return cute.make_tensor(pointer, cute.make_layout(shape, stride=(1, 2, 16, row)))
 
     def _mma_op(self) -> warpgroup.MmaOp:
         """WGMMA of 64 features, the rows of a tile and 32 bytes of K."""
