@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from cute_kernels.commands.examples import placed
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.plan import ARCHS, Plan, make_plan
 from cute_kernels.runtime.operands import Operands
@@ -196,16 +197,5 @@ def random_tensors(plan: Plan, device: str) -> Operands:
     table = draw(*plan.table_shape).to(getattr(torch, plan.table_dtype))
     x, weight = (draw(rows, problem.k).to(torch.float8_e4m3fn) for rows in (problem.m, problem.n))
     out = torch.zeros(problem.m, problem.n, dtype=torch.bfloat16)
-    x, weight, table, out = (_placed(tensor, device) for tensor in (x, weight, table, out))
+    x, weight, table, out = (placed(tensor, device) for tensor in (x, weight, table, out))
     return Operands(x=x, weight=weight, table=table, scale=0.5, out=out)
-
-
-def _placed(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """A copy on a device whose address is a multiple of 256, as device memory is and host memory may not be: where the
-    lines and sectors of an array begin decides how many of them an access touches."""
-    nbytes = tensor.numel() * tensor.itemsize
-    store = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
-    skip = -store.data_ptr() % ALIGNMENT
-    return store[skip : skip + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-
-

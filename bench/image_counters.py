@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
+from cute_kernels.commands import examples
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.emulator import Options
-from cute_kernels.plan import ARCHS, ImagesPlan, Sm100ImagesPlan, make_plan
+from cute_kernels.plan import ARCHS, Sm100ImagesPlan, make_plan
 from cute_kernels.runtime import emulated
-from cute_kernels.runtime.operands import Operands
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
 
@@ -32,25 +30,6 @@ TILE_COLUMNS = 256
 """Patches of the tile of 256 x 256 x 768 per pair that the kernel over rows has."""
 
 
-def random_operands(plan: ImagesPlan) -> Operands:
-    """Uniform pixels and weights; a poisoned output is not needed, since nothing is compared."""
-    p = plan.problem
-    generator = torch.Generator().manual_seed(0)
-
-    def integers(low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=generator, dtype=dtype)
-
-    table = None if plan.table_shape is None else torch.randn(plan.table_shape, generator=generator)
-    return Operands(
-        images=integers(0, 256, (p.batch, p.channels, p.height, p.width), torch.uint8),
-        weight=integers(-128, 128, (p.n, p.k), torch.int8),
-        weight_low=integers(-128, 128, (p.n, p.k), torch.int8) if plan.terms == 2 else None,
-        scale=torch.rand(p.n, generator=generator),
-        table=table,
-        out=torch.zeros(p.batch, p.positions, p.n, dtype=torch.bfloat16),
-    )
-
-
 def per_tile(
     config: Sm100ImagesConfig | None, images: int, height: int = 224, precision: str = "int8"
 ) -> dict[str, float]:
@@ -65,7 +44,7 @@ def per_tile(
     rows = height // HEADLINE.patch * HEADLINE.grid_width
     problem = replace(headline, batch=images, height=height, n=features, table_rows=rows)
     plan = make_plan(problem, config, "sm_100a", sm_count=2)
-    report = emulated.launch(plan, random_operands(plan), Options(counters=True, detectors=False))
+    report = emulated.launch(plan, examples.random_operands(plan), Options(counters=True, detectors=False))
     total = report.units.total
     values = [
         total("wavefronts", "tma.load"),

@@ -16,12 +16,26 @@ from cute_kernels.plan import Plan
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.tuning.patch_embed import random_arguments
 
+ALIGNMENT = 256
+"""Of addresses of device memory."""
+
 
 def random_operands(plan: Plan) -> Operands:
-    """On the CPU; the same for equal problems."""
+    """On the CPU, placed as on a device; the same for equal problems."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return _OF[type(plan.problem)](plan).operands
+        operands = _OF[type(plan.problem)](plan).operands
+    return operands.replace(**{name: placed(tensor) for name, tensor in operands.tensors().items()})
+
+
+def placed(tensor: torch.Tensor, device: str = "cpu") -> torch.Tensor:
+    """A copy on a device whose address is a multiple of 256, as device memory is and host memory may not be: where the
+    lines and sectors of an array begin decides how many of them an access touches."""
+    nbytes = tensor.numel() * tensor.itemsize
+    store = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
+    skip = -store.data_ptr() % ALIGNMENT
+    copy = store[skip : skip + nbytes].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    return copy.copy_(tensor)
 
 
 def _gemm(plan: Plan) -> Any:

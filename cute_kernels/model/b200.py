@@ -18,6 +18,10 @@ from cute_kernels.model.prediction import Prediction
 CLOCKS_PER_MICROSECOND = 1707.5
 """6,156 clocks of a tile and 147 tiles of a cluster in 0.530 ms, by the notes' own accounting (F31)."""
 
+MACS_PER_CLOCK = 8192
+"""Products of 8-bit numbers on one multiprocessor, from the 4.5 POP/s of the data sheet (HGX B200, dense); of 16-bit
+numbers half as many."""
+
 MEMORY_BYTES_PER_MICROSECOND = 7.7e6
 """HGX B200 data sheet: 7.7 TB/s."""
 

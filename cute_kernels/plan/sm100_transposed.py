@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.plan.base import ITEMSIZE, LANES, round_up
+from cute_kernels.model.b200 import MACS_PER_CLOCK
+from cute_kernels.plan.base import ITEMSIZE, LANES, SmemRegion, round_up, smem_map
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.feature_slabs import FeatureSlabs
 
@@ -28,10 +29,6 @@ BARRIER_BYTES = 8
 
 ADDRESS_BYTES = 4
 """Where tcgen05.alloc writes the address of tensor memory, behind the barriers."""
-
-MACS_PER_CLOCK = 8192
-"""Products of 8-bit numbers on one multiprocessor, from the 4.5 POP/s of the data sheet (HGX B200, dense); of 16-bit
-numbers half as many."""
 
 WAVEFRONT = 128
 """Bytes that shared memory moves in a clock."""
@@ -51,6 +48,7 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
     """
 
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_transposed_graph"
+    stage_name: ClassVar[str] = "x"
 
     lanes: int = TMEM_LANES
     k_block_bytes: int = 128
@@ -167,6 +165,17 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
         """Of a warp: the rows of a tile x its features, up to 64 bytes a row; whole periods of SWIZZLE_64B."""
         return round_up(self.columns * self.warp_features * ITEMSIZE[self.problem.out_dtype], 512)
 
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            ("barriers and tensor-memory address", self.barrier_bytes, 128),
+            ("weight", self.weight_bytes if self.config.weight == "smem" else 0, self.swizzle_period),
+            (f"{self.stage_name}: {stages} stages", stages * self.stage_bytes, self.swizzle_period),
+            ("output staging", self.epilogue_warps * self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
+
     @property
     def used_barrier_bytes(self) -> int:
         """Full and empty ones of stages and parts of accumulators, that of the weight, and the address behind them."""
@@ -202,12 +211,32 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
         """Of loads of the table in a CTA and tile; 0 where they are few."""
         return 0
 
+    # ---- printing --------------------------------------------------------------------------------------------------
+
+    def describe_parts(self) -> list[tuple[str, str]]:
+        """Rows (what, value) of how a tile is computed."""
+        c = self.config
+        return [
+            ("parts", ", ".join(f"{first}-{first + count}" for first, count in self.parts)),
+            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
+        ]
+
+    def describe_memory(self) -> list[tuple[str, str]]:
+        """Rows of where weight and accumulators are."""
+        c = self.config
+        weight = f", {self.weight_columns} columns from {self.weight_column} on" if c.weight == "tmem" else ""
+        return [
+            ("clusters", f"{self.clusters} of {self.ctas} CTAs in {self.groups} groups of features"),
+            ("weight", f"{self.weight_bytes:,} B in {c.weight}{weight}"),
+            ("TMEM accumulators", f"{c.accumulators} x {self.columns} columns"),
+            ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
+        ]
+
 
 __all__ = [
     "ADDRESS_BYTES",
     "BARRIER_BYTES",
     "COLUMN_STEP",
-    "MACS_PER_CLOCK",
     "MOST_COLUMNS",
     "TMEM_LANES",
     "WAVEFRONT",

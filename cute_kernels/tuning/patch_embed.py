@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 
@@ -15,6 +16,9 @@ from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning import search
 
+Table = Literal["positions", "index", "bias", "none"]
+"""What the epilogue adds."""
+
 
 def tune_patch_embed(
     images: int,
@@ -23,9 +27,7 @@ def tune_patch_embed(
     k: int,
     *,
     dtype: torch.dtype = torch.float8_e4m3fn,
-    bias: bool = True,
-    pos_embed: bool = True,
-    pos_index: bool = False,
+    table: Table = "positions",
     row_scales: bool = False,
     feature_scales: bool = False,
     device: torch.device | int | str | None = None,
@@ -42,14 +44,12 @@ def tune_patch_embed(
 
     Args:
         images: B of ``x``, which is ``[B, S, K]``.
-        positions: S; with ``pos_index`` the rows of ``pos_embed``, of which the packed rows are ``images`` times as
-            many.
+        positions: S; of packed rows those of ``pos_embed``, of which there are ``images`` times as many rows.
         n: features, N.
         k: elements of a row, K.
         dtype: float8_e4m3fn, uint8, int8, bfloat16 or float16, of ``x``.
-        bias: whether there is one.
-        pos_embed: whether there is one.
-        pos_index: whether every row names its position.
+        table: what is added: ``"positions"``: a position embedding, with a bias or without; ``"index"``: the same for
+            packed rows, each of which names its position; ``"bias"`` alone; ``"none"``.
         row_scales: whether every row has a multiplier of its own.
         feature_scales: whether every feature has one.
         device: CUDA device; the current one when None.
@@ -67,8 +67,8 @@ def tune_patch_embed(
     """
     search.check_counts(images=images, positions=positions, k=k, candidates=candidates, rounds=rounds)
     search.check_dtypes(dtype=dtype)
-    if pos_index and not pos_embed:
-        raise ValueError("pos_index = True and pos_embed = False: there is nothing to index")
+    if table not in get_args(Table):
+        raise ValueError(f"table = {table!r}, allowed: {', '.join(map(repr, get_args(Table)))}")
     in_dtype = str(dtype).removeprefix("torch.")
     if in_dtype not in WEIGHT_TYPES:
         raise ValueError(f"dtype = {dtype}, allowed: {', '.join(f'torch.{name}' for name in WEIGHT_TYPES)}")
@@ -77,8 +77,8 @@ def tune_patch_embed(
         n=n,
         k=round_up(k, ROW_BYTES // dtype.itemsize),
         in_dtype=in_dtype,
-        table_rows=positions if pos_embed else int(bias),
-        table_index=pos_index,
+        table_rows={"bias": 1, "none": 0}.get(table, positions),
+        table_index=table == "index",
         row_scale=row_scales,
         feature_scale=feature_scales,
     )

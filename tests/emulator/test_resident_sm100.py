@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cute_kernels.commands.examples import placed
 from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.emulator import Options, Report
@@ -141,11 +142,7 @@ def test_result_does_not_depend_on_the_schedule(inputs: Case) -> None:
 
 def aligned(case: Case) -> Case:
     """With the table on a line of 128 bytes, as device memory begins: how many lines a load touches depends on it."""
-    table = case.tensors.table
-    store = torch.empty(table.nbytes + 128, dtype=torch.uint8)
-    skip = -store.data_ptr() % 128
-    placed = store[skip : skip + table.nbytes].view(table.dtype).view(table.shape).copy_(table)
-    return replace(case, tensors=case.tensors.replace(table=placed))
+    return replace(case, tensors=case.tensors.replace(table=placed(case.tensors.table)))
 
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.model.b200 import MACS_PER_CLOCK
 from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, reject, require, smem_map
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, check_capacity, check_epilogue
@@ -125,6 +126,13 @@ class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
     def padded_n(self) -> int:
         """Columns rounded up to whole tiles, so that table reads need no bounds check."""
         return self.n_tiles * self.tile_n
+
+    # ---- counted work ----------------------------------------------------------------------------------------------
+
+    @property
+    def mma_clocks(self) -> float:
+        """Of a tile in one CTA, by the published rate."""
+        return self.cta_m * self.tile_n * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK
 
     # ---- printing --------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,6 @@ from cute_kernels.plan.patch_embed.sm100_order import tile_wavefronts
 from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
 from cute_kernels.plan.patch_embed.sm100_resident_limits import longest_k, plan_resident
 from cute_kernels.plan.patch_embed.sm100_time import predict
-from cute_kernels.plan.sm100_transposed import MACS_PER_CLOCK
 from cute_kernels.plan.sm100_transposed_limits import TILE_CLOCKS
 
 _ALONE = Sm100PatchEmbedConfig(stages=3, cta_group=1)
@@ -62,8 +61,7 @@ def counted_clocks(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> float:
     """Of a launch, as far as counted work tells plans apart."""
     if isinstance(plan, Sm100ResidentPlan):
         return resident.cost(plan)
-    products = plan.cta_m * plan.tile_n * plan.k_blocks * plan.k_block_bytes / MACS_PER_CLOCK
-    return -(-plan.tiles // plan.clusters) * (max(products, tile_wavefronts(plan)) + TILE_CLOCKS)
+    return -(-plan.tiles // plan.clusters) * (max(plan.mma_clocks, tile_wavefronts(plan)) + TILE_CLOCKS)
 
 
 def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[PatchEmbedPlan]:

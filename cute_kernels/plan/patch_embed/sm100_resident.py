@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import Sm100ResidentConfig
-from cute_kernels.plan.base import ITEMSIZE, LANES, SmemRegion, smem_map
+from cute_kernels.plan.base import ITEMSIZE, LANES
 from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES, PatchEmbedPlan, TableLayout
 from cute_kernels.plan.patch_embed.row_tiles import RowTiles
 from cute_kernels.plan.sm100_transposed import WAVEFRONT, Sm100TransposedPlan
@@ -62,19 +61,6 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
         row = self.row_of(part, column)
         return self.position_of(row) * self.tile_images + self.image_of(row)
 
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order."""
-        stages = self.config.stages
-        return smem_map((
-            ("barriers and tensor-memory address", self.barrier_bytes, 128),
-            ("weight", self.weight_bytes if self.config.weight == "smem" else 0, self.swizzle_period),
-            (f"x: {stages} stages", stages * self.stage_bytes, self.swizzle_period),
-            ("output staging", self.epilogue_warps * self.staging_bytes, self.swizzle_period),
-        ))  # fmt: skip
-
     # ---- bias + position table -------------------------------------------------------------------------------------
 
     @property
@@ -122,17 +108,12 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
         rows = f"{self.tile_images} images x {c.tile_positions} positions, {c.order} order"
         if not self.positions_in_order:
             rows = f"{self.columns} consecutive rows"
-        weight = f", {self.weight_columns} columns from {self.weight_column} on" if c.weight == "tmem" else ""
         features, load = self.features * self.cta_group, f"tcgen05.ld.16x256b.x{c.tmem_load_width // 8}"
         return [
             ("tile", f"{self.columns} rows x {features} features, {self.k_blocks} K blocks of {self.tile_k}"),
             ("rows of a tile", rows),
-            ("parts", ", ".join(f"{first}-{first + count}" for first, count in self.parts)),
-            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
+            *self.describe_parts(),
             ("tiles", f"{self.tiles} = {self.row_tiles} x {self.position_tiles} of positions"),
-            ("clusters", f"{self.clusters} of {self.ctas} CTAs in {self.groups} groups of features"),
             ("epilogue", f"{c.epilogue}, {load}, table {self.table_shape or 'none'}"),
-            ("weight", f"{self.weight_bytes:,} B in {c.weight}{weight}"),
-            ("TMEM accumulators", f"{c.accumulators} x {self.columns} columns"),
-            ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
+            *self.describe_memory(),
         ]

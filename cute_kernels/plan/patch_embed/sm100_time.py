@@ -8,9 +8,6 @@ from cute_kernels.plan.base import ITEMSIZE
 from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
 from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
 
-MACS_PER_CLOCK = {1: 8192, 2: 4096}
-"""Of one SM, by bytes of an operand: 4.5 and 2.25 PFLOP/s on 148 SMs at 1.85 GHz."""
-
 LINE = 128
 
 
@@ -49,8 +46,7 @@ def streamed_work(plan: Sm100PatchEmbedPlan) -> b200.TileWork:
     columns = max(end - begin for begin, end in plan.epilogue_columns)
     return b200.TileWork(
         tiles=-(-plan.tiles // plan.clusters),
-        mma_clocks=plan.cta_m * plan.tile_n * plan.k_blocks * plan.tile_k
-        / MACS_PER_CLOCK[ITEMSIZE[problem.in_dtype]],
+        mma_clocks=plan.mma_clocks,
         operand_bytes=plan.k_blocks * plan.stage_bytes,
         lines=plan.table_lines + stores,
         partial_lines=4 * out_lines if config.store == "direct" else 0,

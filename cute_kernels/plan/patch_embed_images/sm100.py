@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import Sm100ImagesConfig
-from cute_kernels.plan.base import SmemRegion, smem_map
 from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
 from cute_kernels.plan.patch_embed_images.strips import StripsPlan
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
@@ -18,6 +16,7 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
     """The persistent tcgen05 kernel over strips: rows of ``x`` are patches, of which a CTA loads its own images."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_images.kernel:PatchEmbedImagesKernel"
+    stage_name: ClassVar[str] = "strips"
 
     config: Sm100ImagesConfig
 
@@ -31,35 +30,17 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
     def weight_dtype(self) -> str:
         return WEIGHT_TYPES[self.problem.in_dtype]
 
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order."""
-        stages = self.config.stages
-        return smem_map((
-            ("barriers and tensor-memory address", self.barrier_bytes, 128),
-            ("weight", self.weight_bytes if self.config.weight == "smem" else 0, self.swizzle_period),
-            (f"strips: {stages} stages", stages * self.stage_bytes, self.swizzle_period),
-            ("output staging", self.epilogue_warps * self.staging_bytes, self.swizzle_period),
-        ))  # fmt: skip
-
     # ---- printing --------------------------------------------------------------------------------------------------
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         what = f"{self.tile_images} images x {self.tile_patches} patches of a grid row"
         features = self.features * self.cta_group
-        weight = f", {self.weight_columns} columns from {self.weight_column} on" if c.weight == "tmem" else ""
         return [
             ("source", f"{c.source}: TMA boxes of {self.stage_box} pixels, images, rows, channels in each CTA"),
             ("tile", f"{what} = {self.columns} columns x {features} features, {self.k_blocks} K blocks of 128"),
-            ("parts", ", ".join(f"{first}-{first + count}" for first, count in self.parts)),
-            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
+            *self.describe_parts(),
             ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
-            ("clusters", f"{self.clusters} of {self.ctas} CTAs in {self.groups} groups of features"),
             ("epilogue", f"tcgen05.ld.16x256b.x{c.tmem_load_width // 8}, table {self.table_shape or 'none'}"),
-            ("weight", f"{self.weight_bytes:,} B in {c.weight}{weight}"),
-            ("TMEM accumulators", f"{c.accumulators} x {self.columns} columns"),
-            ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
+            *self.describe_memory(),
         ]
