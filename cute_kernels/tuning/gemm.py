@@ -9,7 +9,7 @@ import torch
 
 from cute_kernels.config import Activation, GemmConfig, GemmProblem
 from cute_kernels.operations.gemm import GEMM
-from cute_kernels.plan import GemmPlan, make_plan
+from cute_kernels.plan import GemmPlan
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning import search
 
@@ -60,15 +60,10 @@ def tune_gemm(
         NotImplementedError: a device without a kernel.
         RuntimeError: a candidate computed something else than the others.
     """
-    search.check_counts(candidates=candidates, rounds=rounds)
     search.check_dtypes(dtype=dtype, out_dtype=dtype if out_dtype is None else out_dtype)
     names = (str(value).removeprefix("torch.") for value in (dtype, out_dtype or dtype))
     problem = GemmProblem(m, n, k, batches, *names, bias, activation)
-    make_plan(problem)  # refuses sizes and types before a device is asked for
-    with search.device_at_hand("tune_gemm", device) as kind:
-        best, milliseconds = search.fastest(problem, kind, gemm_timers, variants, candidates, rounds)
-    search.remember(GEMM, problem, kind, best, milliseconds)
-    return best.config
+    return search.tune(GEMM, problem, device, gemm_timers, variants, candidates, rounds)
 
 
 def variants(plan: GemmPlan) -> list[GemmPlan]:

@@ -10,7 +10,7 @@ import torch
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
 from cute_kernels.operations.base import ROW_BYTES
 from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
-from cute_kernels.plan import PatchEmbedPlan, make_plan
+from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
 from cute_kernels.runtime.gpu import bound_launch
@@ -65,7 +65,7 @@ def tune_patch_embed(
         NotImplementedError: a device without a kernel.
         RuntimeError: a candidate computed something else than the others.
     """
-    search.check_counts(images=images, positions=positions, k=k, candidates=candidates, rounds=rounds)
+    search.check_counts(images=images, positions=positions, k=k)
     search.check_dtypes(dtype=dtype)
     if table not in get_args(Table):
         raise ValueError(f"table = {table!r}, allowed: {', '.join(map(repr, get_args(Table)))}")
@@ -82,11 +82,7 @@ def tune_patch_embed(
         row_scale=row_scales,
         feature_scale=feature_scales,
     )
-    make_plan(problem)  # refuses sizes and types before a device is asked for
-    with search.device_at_hand("tune_patch_embed", device) as kind:
-        best, milliseconds = search.fastest(problem, kind, patch_embed_timers, lambda plan: [], candidates, rounds)
-    search.remember(PATCH_EMBED, problem, kind, best, milliseconds)
-    return best.config
+    return search.tune(PATCH_EMBED, problem, device, patch_embed_timers, lambda plan: [], candidates, rounds)
 
 
 def random_arguments(problem: PatchEmbedProblem, sets: int, device: str = "cuda") -> list[PatchEmbedArguments]:

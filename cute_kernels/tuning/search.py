@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from cute_kernels.operations.base import Operation
-from cute_kernels.plan import Plan, candidate_plans
+from cute_kernels.plan import Plan, candidate_plans, make_plan
 from cute_kernels.runtime import tuned
 from cute_kernels.runtime.devices import choose_backend, kind_of
 
@@ -115,13 +115,39 @@ def fastest(
     return best, times[best]
 
 
-def remember(operation: Operation, problem: Any, device: tuned.Device, plan: Plan, milliseconds: float) -> None:
-    """Makes a plan's configuration the one that calls without a configuration get, here and in later processes."""
+def tune(
+    operation: Operation,
+    problem: Any,
+    device: torch.device | int | str | None,
+    timers_of: Timers,
+    variants: Callable[[Any], list[Any]],
+    candidates: int,
+    rounds: int,
+) -> Any:
+    """Finds the fastest configuration of a problem and remembers it.
+
+    From then on it is what calls without a configuration get, here and in later processes.
+
+    Args:
+        operation, problem: what to tune.
+        device: CUDA device; the current one when None.
+        timers_of, variants, candidates, rounds: as for `fastest`.
+
+    Raises:
+        ValueError: sizes or types that no kernel takes, another kind of device, a number below 1.
+        TypeError: a number that is no integer.
+        NotImplementedError: there is no CUDA device, or none that has a kernel.
+    """
+    check_counts(candidates=candidates, rounds=rounds)
+    make_plan(problem)  # refuses sizes and types before a device is asked for
+    with device_at_hand(f"tune_{operation.name}", device) as kind:
+        best, milliseconds = fastest(problem, kind, timers_of, variants, candidates, rounds)
     try:
-        tuned.store(problem, device, plan.config, 1e3 * milliseconds)
+        tuned.store(problem, kind, best.config, 1e3 * milliseconds)
     except OSError as reason:
         warnings.warn(f"only this process remembers the configuration: {reason}", RuntimeWarning, stacklevel=3)
     operation.repeated.clear()  # a call is planned anew: another configuration has become the default
+    return best.config
 
 
 def compared(plan: Plan, first: Plan, result: torch.Tensor, expected: torch.Tensor) -> None:
