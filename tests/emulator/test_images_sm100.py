@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace, TensorMemoryRace
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
 from tests.emulator.image_inputs import ImagesCase, check, edited, make_images_case, sums
+from tests.emulator.transposed_faults import MISSING_SYNCHRONISATION
 from tests.nightly import drawn, every_other, examples
 
 BASE = Sm100ImagesConfig(tile_patches=4, tile_images=8, cta_group=2, stages=3, stage_blocks=1)
@@ -146,16 +146,7 @@ def test_wrong_arithmetic_gives_wrong_results(inputs: ImagesCase, pattern: str, 
     assert case.mismatches().float().mean() > 0.4
 
 
-@pytest.mark.parametrize(
-    ("pattern", "error", "message"),
-    [
-        (r"fence\.proxy\.async.*;", ProxyFenceMissing, r"\(epilogue\)"),
-        (r"tcgen05\.wait::st.*;", TensorMemoryRace, r"tcgen05"),
-        (r"tcgen05\.wait::ld.*;", TensorMemoryRace, r"tcgen05"),
-        (r"cp\.async\.bulk\.wait_group\.read.*;", SharedMemoryRace, r"TMA store .* read before"),
-        (r"mbarrier\.arrive\.relaxed.*;", Hang, r"\(mma\) waits for parity"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "error", "message"), MISSING_SYNCHRONISATION)
 def test_missing_synchronisation(inputs: ImagesCase, pattern: str, error: type[Exception], message: str) -> None:
     case = inputs.fresh()
     with pytest.raises(error, match=message):

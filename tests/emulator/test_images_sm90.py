@@ -48,6 +48,13 @@ def test_every_config_is_bit_exact(name: str) -> None:
     check(case, Options(completion="lazy"))
 
 
+SIZES = {"n": st.integers(1, 18).map(lambda i: 8 * i), "sm_count": st.sampled_from([2, 6, 132])}
+SCHEDULES = {
+    "completion": st.sampled_from(POLICIES),
+    "interleave": st.sampled_from(["round_robin", "random", "starve"]),
+    "seed": st.integers(0, 2**20),
+}
+
 GATHERED = {  # facts of the problem, tunables, and bytes of a patch's row in memory and in shared memory
     "channels last": ({"channels_last": True}, replace(BASE, warpgroups=1, weight="streamed"), (48, 64)),
     "patches of 32": ({"patch": 32, "channels": 1}, replace(BASE, warpgroups=1, weight="streamed"), (32, 32)),
@@ -76,11 +83,8 @@ def test_longer_rows_are_gathered(name: str) -> None:
     name=st.sampled_from(list(GATHERED)),
     batch=st.integers(1, 9),
     grid=st.sampled_from([(1, 9), (2, 5), (1, 16), (3, 2)]),
-    n=st.integers(1, 18).map(lambda i: 8 * i),
-    sm_count=st.sampled_from([2, 6, 132]),
-    completion=st.sampled_from(POLICIES),
-    interleave=st.sampled_from(["round_robin", "random", "starve"]),
-    seed=st.integers(0, 2**20),
+    **SIZES,
+    **SCHEDULES,
 )
 def test_any_gathered_images(name, completion, interleave, seed, **sizes) -> None:
     facts, config, _ = GATHERED[name]
@@ -97,11 +101,8 @@ def test_any_gathered_images(name, completion, interleave, seed, **sizes) -> Non
     ),
     batch=st.integers(1, 9),
     grid=st.sampled_from([(1, 24), (1, 17), (2, 9), (1, 16), (3, 5), (3, 2)]),  # some narrower than a tile
-    n=st.integers(1, 18).map(lambda i: 8 * i),
-    sm_count=st.sampled_from([2, 6, 132]),
-    completion=st.sampled_from(POLICIES),
-    interleave=st.sampled_from(["round_robin", "random", "starve"]),
-    seed=st.integers(0, 2**20),
+    **SIZES,
+    **SCHEDULES,
 )
 def test_any_images_under_any_schedule(kind, grid, completion, interleave, seed, **facts) -> None:
     """Widths of 32 to 384 pixels; whole and partial tiles along grid rows and images."""
@@ -152,11 +153,8 @@ def test_missing_synchronisation_of_repacking(pattern: str, error: type[Exceptio
     name=st.sampled_from(list(REPACKED)),
     batch=st.integers(1, 9),
     grid=st.sampled_from([(1, 8), (2, 16), (3, 24), (1, 40)]),
-    n=st.integers(1, 18).map(lambda i: 8 * i),
-    sm_count=st.sampled_from([2, 6, 132]),
-    completion=st.sampled_from(POLICIES),
-    interleave=st.sampled_from(["round_robin", "random", "starve"]),
-    seed=st.integers(0, 2**20),
+    **SIZES,
+    **SCHEDULES,
 )
 def test_any_repacked_images(name, completion, interleave, seed, **sizes) -> None:
     config, channels = REPACKED[name]

@@ -14,10 +14,10 @@ from cute_kernels.commands.examples import placed
 from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.emulator import Options, Report
-from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace, TensorMemoryRace
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import POISON, Case, make_case
+from tests.emulator.transposed_faults import MISSING_SYNCHRONISATION
 from tests.nightly import by_day, examples
 
 PAIR = Sm100ResidentConfig(weight="tmem", order="position", tile_rows=64, tile_positions=2, cta_group=2, stages=5)
@@ -192,16 +192,7 @@ def edited(case: Case, pattern: str, replacement: str = "") -> Artifact:
     return replace(artifact, ptx=ptx)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "error", "message"),
-    [
-        (r"fence\.proxy\.async.*;", ProxyFenceMissing, r"\(epilogue\)"),
-        (r"tcgen05\.wait::st.*;", TensorMemoryRace, r"tcgen05"),
-        (r"tcgen05\.wait::ld.*;", TensorMemoryRace, r"tcgen05"),
-        (r"cp\.async\.bulk\.wait_group\.read.*;", SharedMemoryRace, r"TMA store .* read before"),
-        (r"mbarrier\.arrive\.relaxed.*;", Hang, r"\(mma\) waits for parity"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "error", "message"), MISSING_SYNCHRONISATION)
 def test_missing_synchronisation(inputs: Case, pattern: str, error: type[Exception], message: str) -> None:
     case = fresh(inputs)
     with pytest.raises(error, match=message):

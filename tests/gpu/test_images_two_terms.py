@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from cute_kernels import reference
 from cute_kernels.config import ImagesConfig
 from tests.gpu import architecture, harness
 from tests.gpu.images_configs import TWO_TERMS
-from tests.gpu.test_images import BATCHES, SIDES, WIDE, Call, differing
+from tests.gpu.test_images import (
+    BATCHES,
+    SIDES,
+    WIDE,
+    Call,
+    check_many_launches,
+    check_sums_that_fp32_rounds,
+    differing,
+)
 
 
 def two_terms(batch: int, side: int | tuple[int, int] = WIDE, n: int = 768, **options) -> Call:
@@ -38,19 +44,9 @@ def test_widths_and_tables(n: int, table: str) -> None:
 
 
 def test_sums_that_fp32_rounds() -> None:
-    call = two_terms(2 if harness.DRY_RUN else 64)
-    call.images |= 0xF8
-    w = call.weight
-    w.raw.copy_(torch.where(w.raw < 0, w.raw.clamp(max=-126), w.raw.clamp(min=125)))
-    w.raw[::2] = w.raw[::2].abs().clamp(max=127)
-    sums = reference.images.integer_sums(reference.images.patch_rows(call.images[:2], 16), w.raw)
-    assert sums.abs().max() > 2**24
-    assert differing(call.guarded(), call.expected()) == 0
+    check_sums_that_fp32_rounds(two_terms(2 if harness.DRY_RUN else 64))
 
 
 @pytest.mark.gpu_only("what it looks for is not deterministic")
 def test_many_launches_give_the_same_bits() -> None:
-    call = two_terms(300)
-    expected = call.expected()
-    for _ in range(50):
-        assert differing(call(), expected) == 0
+    check_many_launches(two_terms(300))
