@@ -72,7 +72,7 @@ nightly: integrations orders mutate mutate-source sentryward dsl-versions $(VENV
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-integrations site demo.png random-orders .hypothesis .pytest_cache .ruff_cache
+	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations site demo.png random-orders .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'

@@ -227,7 +227,7 @@ def _check_bindings(e: Environment) -> Iterable[Finding]:
 
 def _check_compiler(e: Environment) -> Iterable[Finding]:
     if e.compiler is None:
-        text = "none: torch.compile needs one, the kernels and the emulator do not"
+        text = "none: torch.compile needs one, and the emulator where its core is not compiled yet"
         yield Finding("C compiler", "note", text, "apt install gcc, or set CC")
     else:
         yield Finding("C compiler", "ok", e.compiler)

@@ -6,21 +6,23 @@ integer, so that a parity wait that aliases two phases can be told apart in repo
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
 from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory
 
-MAX_COUNT = (1 << 20) - 1  # PTX ISA: valid range of expected, pending and transaction counts
-
-
-# Words of a barrier's row, which machine code reads and writes as well (`native_units`).
-PHASE, EXPECTED, PENDING, TX, ARRIVER, POINT = range(6)
-ROW_WORDS = 8  # a cache line
-ROWS = 1024  # barriers of a cluster that machine code can reach; others work too
+MAX_COUNT = CONSTANTS["MAX_COUNT"]  # PTX ISA: valid range of expected, pending and transaction counts
+# Words of a barrier's row, which the core reads and writes as well.
+_Barrier = STRUCTURES["Barrier"]
+_NAMES = ("phase", "expected", "pending", "tx", "arriver", "point")
+_PHASE, _EXPECTED, _PENDING, _TX, _ARRIVER, _POINT = (getattr(_Barrier, name).offset // 8 for name in _NAMES)
+ROW_WORDS = ctypes.sizeof(_Barrier) // 8
+ROWS = CONSTANTS["BARRIERS"]  # of a cluster that machine code can reach; others work too
 
 
 class MBarrier:
@@ -41,53 +43,53 @@ class MBarrier:
 
     def watch(self, point: int) -> None:
         """The race detector's words of this barrier are at this host address."""
-        self._row[POINT] = point
+        self._row[_POINT] = point
 
     @property
     def phase(self) -> int:
         """Number of completed phases."""
-        return self._row[PHASE]
+        return self._row[_PHASE]
 
     @phase.setter
     def phase(self, value: int) -> None:
-        self._row[PHASE] = value
+        self._row[_PHASE] = value
 
     @property
     def expected(self) -> int:
         """Arrivals that each phase needs."""
-        return self._row[EXPECTED]
+        return self._row[_EXPECTED]
 
     @expected.setter
     def expected(self, value: int) -> None:
-        self._row[EXPECTED] = value
+        self._row[_EXPECTED] = value
 
     @property
     def pending(self) -> int:
         """Arrivals that the current phase still needs."""
-        return self._row[PENDING]
+        return self._row[_PENDING]
 
     @pending.setter
     def pending(self, value: int) -> None:
-        self._row[PENDING] = value
+        self._row[_PENDING] = value
 
     @property
     def tx(self) -> int:
         """Bytes that the current phase still waits for; transiently negative when bytes came before expect_tx."""
-        return self._row[TX]
+        return self._row[_TX]
 
     @tx.setter
     def tx(self, value: int) -> None:
-        self._row[TX] = value
+        self._row[_TX] = value
 
     @property
     def last_arrival(self) -> str:
         """Who arrived last, for reports."""
-        number = self._row[ARRIVER]  # of a warp that arrived in machine code, plus one
+        number = self._row[_ARRIVER]  # of a warp that arrived in machine code, plus one
         return self._labels[number - 1] if number else self._who
 
     @last_arrival.setter
     def last_arrival(self, who: str) -> None:
-        self._row[ARRIVER], self._who = 0, who
+        self._row[_ARRIVER], self._who = 0, who
 
 
 class PhaseObserver(Protocol):
@@ -152,7 +154,7 @@ class MBarriers:
             self._memory.ctas[rank].check_range(offset, 8, write=True)
             self._memory.ctas[rank].protect(offset)
         row = self._take_row(address)
-        row[PHASE], row[EXPECTED], row[PENDING], row[TX], row[ARRIVER], row[POINT] = 0, count, count, 0, 0, 0
+        row[_PHASE], row[_EXPECTED], row[_PENDING], row[_TX], row[_ARRIVER], row[_POINT] = 0, count, count, 0, 0, 0
         self._barriers[address] = MBarrier(address, who, row, self.labels)
 
     def watch(self, address: int, point: int) -> None:

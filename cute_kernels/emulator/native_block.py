@@ -20,7 +20,7 @@ from cute_kernels.emulator.instructions_memory import Load, Store, load_lanes, l
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW
 from cute_kernels.emulator.instructions_wgmma import MmaAsync, mma_async_in_place
 from cute_kernels.emulator.native_inline import INLINE, SILENT
-from cute_kernels.emulator.native_memory import PARAMS, ROW, function_name
+from cute_kernels.emulator.native_memory import ROW, Tables, function_name
 from cute_kernels.emulator.native_ops import LANES, Code, Emitter, emitter_of
 from cute_kernels.emulator.values import (
     CANONICAL,
@@ -406,7 +406,7 @@ class BlockEmitter:
         self.python(node, mask)
 
     def _parameter(self, node: Node, place: int, size: int) -> None:
-        base = self.code.let(f"getelementptr i8, ptr %t, i64 {PARAMS}")
+        base = self.code.let(f"getelementptr i8, ptr %t, i64 {Tables.params.offset}")
         params = self.code.let(f"load ptr, ptr {base}")
         for index, result in enumerate(node.results):
             pointer = self.code.let(f"getelementptr i8, ptr {params}, i64 {place + index * size}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from cute_kernels.emulator.async_engine import THREAD_WORDS
 from cute_kernels.emulator.happens_before import Offset
 from cute_kernels.emulator.launch_shadow import REGION_WORDS
-from cute_kernels.emulator.native_memory import LOG_BASE, LOG_DONE, LOG_USED
+from cute_kernels.emulator.native_memory import Tables
 from cute_kernels.emulator.native_shadow_code import load_words, store_fields
 from cute_kernels.emulator.native_sync_code import agent, context, pointers
 from cute_kernels.emulator.shadow import EPOCH_WORDS, GRANULE
@@ -30,14 +30,14 @@ _CHECK, _RECORD = 0, 1
 _FLUSH = f"""
 define internal i1 @flush(ptr %t) {{
 entry:
-  %used.p = getelementptr i8, ptr %t, i64 {LOG_USED}
+  %used.p = getelementptr i8, ptr %t, i64 {Tables.log_used.offset}
   %used = load i64, ptr %used.p
   %empty = icmp eq i64 %used, 0
   br i1 %empty, label %yes, label %work
 work:{context()}
-  %log.p = getelementptr i8, ptr %t, i64 {LOG_BASE}
+  %log.p = getelementptr i8, ptr %t, i64 {Tables.log.offset}
   %log = load ptr, ptr %log.p
-  %done.p = getelementptr i8, ptr %t, i64 {LOG_DONE}
+  %done.p = getelementptr i8, ptr %t, i64 {Tables.log_done.offset}
   %done = load i64, ptr %done.p
   %ready = call i64 @observe(ptr %context, ptr %log, i64 %done, i64 %used)
   store i64 %ready, ptr %done.p

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from cute_kernels.emulator import instructions_bulk as bulk
 from cute_kernels.emulator import instructions_sync as sync
 from cute_kernels.emulator import instructions_tcgen05 as tcgen05
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.instructions_memory import fence_proxy_async
 from cute_kernels.emulator.instructions_move import elect_leader, map_address
-from cute_kernels.emulator.native_memory import EVENT, FUNCTIONS, UNIT_FLAGS
+from cute_kernels.emulator.native_memory import EVENT, Tables
 from cute_kernels.emulator.native_ops import LANES
-from cute_kernels.emulator.native_units_code import COORDINATES, EAGER, INSTRUCTION, KEY_WORDS, LANE, RANKS, WHO
 from cute_kernels.emulator.tmem import COLUMNS
 from cute_kernels.emulator.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.values import FULL, LiveIn, Node, Value, agreed_lanes, first_bit, first_lane
@@ -23,6 +23,11 @@ from cute_kernels.emulator.values import FULL, LiveIn, Node, Value, agreed_lanes
 if TYPE_CHECKING:
     from cute_kernels.emulator.native_block import BlockEmitter
 
+EAGER, RANKS, KEY_WORDS = (CONSTANTS[name] for name in ("EAGER", "RANKS", "MMA_KEY"))
+#: Words of the operands of a tensor copy.
+COORDINATES, WHO, LANE, INSTRUCTION = (
+    getattr(STRUCTURES["CopyArguments"], name).offset // 8 for name in ("coordinates", "warp", "lane", "instruction")
+)
 _COLUMN_BYTES = 4 * TENSOR_LANES
 TIMED_OUT = 7  # word of a warp's state, behind those of `native_translate`: its next try_wait gives up
 
@@ -201,7 +206,7 @@ def _one_lane(emitter: BlockEmitter) -> str:
 
 
 def _function(emitter: BlockEmitter, name: str) -> str:
-    place = emitter.code.let(f"getelementptr i8, ptr %t, i64 {FUNCTIONS[name]}")
+    place = emitter.code.let(f"getelementptr i8, ptr %t, i64 {getattr(Tables, name).offset}")
     return emitter.code.let(f"load ptr, ptr {place}")
 
 
@@ -377,7 +382,7 @@ def _inline_bulk_group(emitter: BlockEmitter, node: Node) -> bool:
         done = code.let(f"call i32 {_function(emitter, name)}(ptr %t, i32 %M{more})")
         _unless(emitter, node, code.let(f"icmp ne i32 {done}, 0"))
         return True
-    flags = code.let(f"load i64, ptr {code.let(f'getelementptr i8, ptr %t, i64 {UNIT_FLAGS}')}")
+    flags = code.let(f"load i64, ptr {code.let(f'getelementptr i8, ptr %t, i64 {Tables.unit_flags.offset}')}")
     eager = code.let(f"icmp ne i64 {code.let(f'and i64 {flags}, {EAGER}')}, 0")
     _unless(emitter, node, eager)
     return True

@@ -12,7 +12,7 @@ import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.memory_order import distinct
-from cute_kernels.emulator.native_memory import CONTEXT, EVENT, LOG, LOG_USED, OBSERVE, MemoryTables
+from cute_kernels.emulator.native_memory import EVENT, LOG, MemoryTables
 from cute_kernels.emulator.sync_point import Row
 from cute_kernels.emulator.tmem import rectangle
 
@@ -48,9 +48,9 @@ class WarpLog:
                 self._context = self._unit.context(tracker, self.warp.agent)
                 if self.warp.cluster.units is not None:
                     self.warp.cluster.units.bind(self._unit)
-        words = self.tables.words
-        words[CONTEXT // 8] = 0 if self._context is None else self._context.ctypes.data
-        words[OBSERVE // 8] = 0 if self._unit is None else self._unit.observe_address
+        header = self.tables.header
+        header.context = 0 if self._context is None else self._context.ctypes.data
+        header.observe = 0 if self._unit is None else self._unit.observe_address
 
     def report(self) -> None:
         """Tells the race detector what is in the log, which is empty afterwards.
@@ -58,7 +58,7 @@ class WarpLog:
         Raises:
             Race: see `sanitizer` and `tensor_races`.
         """
-        if not self.tables.words[LOG_USED // 8]:
+        if not self.tables.header.log_used:
             return
         log = self.tables.take_log()
         start = 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.instructions_move import SHARED_WINDOW
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ ROW = 256  # bytes of an exchange row: 32 lanes of 64 bits
 #: memory, `LaunchShadow.block`, the first epoch of its cluster, a request (`native_shadow_code.FIELDS`).
 CONTEXT_WORDS = ("AGENT", "EPOCHS", "SHADOW", "TENSOR", "LAUNCH", "FLOOR", "REQUEST")
 #: Flags of the tables.
-STATES, CALL = 1, 2
+STATES, CALL = CONSTANTS["STATES"], CONSTANTS["CALL"]
 LOG = {("shared", False): 16, ("shared", True): 32, ("global", False): 64, ("global", True): 128}
 #: What else is logged for the race detector. The argument (where an access has its bytes) of fence_proxy: 1 for shared,
 #: 2 for global memory; of tensor_load: columns, with the first cell and the index of the instruction for addresses; of
@@ -35,26 +36,9 @@ EVENT = {"converge": 256, "fence_proxy": 512, "tensor_load": 1024, "tensor_wait"
 EVENTS = 4096  # flag of the tables: events are logged
 LOG_ENTRY = 16 + 256  # kind, mask, bytes or argument, instruction: int32; then 32 addresses
 _LOG_ENTRIES = 64  # a few: what is worked off soon is still in the cache
-CTA_TABLE, CTA_ENTRY, _REGION = 320, 40, 24
-CTA_STATES, CTA_SIZE, CTA_SLOTS, CTA_SHADOW = 8, 16, 24, 32  # in the entry of a CTA, behind the address of its data
-# Offsets in the tables.
-_RANKS, _FLAGS, PROGRESS, _REGIONS, _REGION_TABLE, PARAMS, LOG_BASE, LOG_USED, _LOG_SIZE = range(0, 72, 8)
-# What `native_units` keeps there: flags, rows of mbarriers, counts, tensor maps, MMAs and what executes one, functions.
-UNIT_FLAGS, UNIT_BARRIERS, UNIT_COMPLETIONS, UNIT_LOADED, UNIT_STORED, UNIT_MMAS = range(72, 120, 8)
-UNIT_PLANS, UNIT_JOBS, UNIT_EXECUTE = range(120, 144, 8)
-_FUNCTION_NAMES = (
-    "mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store", "tensor_mma", "tensor_commit",
-    "bulk_commit", "bulk_wait",
-)  # fmt: skip
-FUNCTIONS = {name: 144 + 8 * i for i, name in enumerate(_FUNCTION_NAMES)}
-# OBSERVE is a function that works the log off for the warp of CONTEXT (`native_shadow`), or 0; the entries before
-# LOG_DONE are.
-LOG_DONE, CONTEXT, OBSERVE = range(208, 232, 8)
-# Functions that tell the race detector of what a unit is about to do (`native_copies_code`, `native_sync_code`).
-_WATCH_NAMES = ("watch_load", "watch_store", "watch_mma", "watch_wait", "watch_arrive", "watch_commit")
-WATCHES = {name: 232 + 8 * i for i, name in enumerate(_WATCH_NAMES)}
-# Texts of the race detector's epochs; tcgen05.commit that have been executed.
-UNIT_TEXTS, UNIT_COMMITS = 280, 288
+Tables, Cta, Region = (STRUCTURES[name] for name in ("Tables", "Cta", "Region"))
+assert Tables.ranks.offset == Cta.data.offset == Region.start.offset == 0, "the text below has no offset for them"
+CTA_TABLE, CTA_ENTRY, _REGION = Tables.ctas.offset, ctypes.sizeof(Cta), ctypes.sizeof(Region)
 
 
 class MemoryTables:
@@ -62,39 +46,35 @@ class MemoryTables:
 
     Attributes:
         address: of the tables.
-        words: the tables' header as int64.
+        header: the tables, a `Tables`.
     """
 
     def __init__(self, cluster: Cluster, flags: int) -> None:
         ctas = [cta.shared for cta in cluster.ctas]
         self._bytes = np.zeros(CTA_TABLE + CTA_ENTRY * len(ctas), np.uint8)
-        self.words = memoryview(self._bytes).cast("B").cast("q")
+        self.header = Tables.from_buffer(self._bytes)
         self.address = self._bytes.ctypes.data
         regions = cluster.gmem.regions()
         self._regions = np.array([(r.start, r.end, r.writable) for r in regions] or [(0, 0, 0)], np.int64)
         self._params = np.frombuffer(cluster.params or b"\0", np.uint8)
         self._log = np.zeros((_LOG_ENTRIES if flags & ~(STATES | CALL) else 0, LOG_ENTRY), np.uint8)
-        header = {
-            _RANKS: len(ctas),
-            _FLAGS: flags,
-            _REGIONS: len(regions),
-            _REGION_TABLE: self._regions.ctypes.data,
-            PARAMS: self._params.ctypes.data,
-            LOG_BASE: self._log.ctypes.data,
-            _LOG_SIZE: len(self._log),
-        }
-        for offset, value in header.items():
-            self.words[offset // 8] = value
+        header = self.header
+        header.ranks, header.flags = len(ctas), flags
+        header.regions, header.region_table = len(regions), self._regions.ctypes.data
+        header.params = self._params.ctypes.data
+        header.log, header.log_size = self._log.ctypes.data, len(self._log)
         for rank, cta in enumerate(ctas):
-            at = (CTA_TABLE + CTA_ENTRY * rank) // 8
-            self.words[at] = cta.words[1].ctypes.data
-            self.words[at + 1] = cta.states[1].ctypes.data
-            self.words[at + 2] = cta.size
+            entry = self.cta(rank)
+            entry.data, entry.states, entry.size = cta.words[1].ctypes.data, cta.states[1].ctypes.data, cta.size
+
+    def cta(self, rank: int) -> ctypes.Structure:
+        """What they know of the shared memory of a CTA, a `Cta`."""
+        return Cta.from_buffer(self._bytes, CTA_TABLE + CTA_ENTRY * rank)
 
     def take_log(self) -> np.ndarray:
         """What is logged and not worked off, uint8 [n, LOG_ENTRY], in order; the log is empty afterwards."""
-        done, used = self.words[LOG_DONE // 8], self.words[LOG_USED // 8]
-        self.words[LOG_DONE // 8] = self.words[LOG_USED // 8] = 0
+        done, used = self.header.log_done, self.header.log_used
+        self.header.log_done = self.header.log_used = 0
         return self._log[done:used]
 
 
@@ -132,7 +112,7 @@ entry:
   %ptrs = alloca [32 x ptr], align 64
   %tracked = alloca i64
   store i64 0, ptr %tracked
-  %flags.p = getelementptr i8, ptr %t, i64 {_FLAGS}
+  %flags.p = getelementptr i8, ptr %t, i64 {Tables.flags.offset}
   %flags = load i64, ptr %flags.p
   %slow.b = and i64 %flags, {CALL}
   %slow = icmp ne i64 %slow.b, 0
@@ -178,9 +158,9 @@ cta:
   %cta.h = add i64 %cta.o, {CTA_TABLE}
   %cta.p = getelementptr i8, ptr %t, i64 %cta.h
   %data = load ptr, ptr %cta.p
-  %state.p = getelementptr i8, ptr %cta.p, i64 8
+  %state.p = getelementptr i8, ptr %cta.p, i64 {Cta.states.offset}
   %state = load ptr, ptr %state.p
-  %size.p = getelementptr i8, ptr %cta.p, i64 {CTA_SIZE}
+  %size.p = getelementptr i8, ptr %cta.p, i64 {Cta.size.offset}
   %size = load i64, ptr %size.p
   %offset = and i64 %a, 16777215
   %end = add i64 %offset, {nbytes}
@@ -206,9 +186,9 @@ def _global_checks(write: bool, nbytes: int) -> str:
     return f"""
 check:
   %end = add i64 %a, {nbytes}
-  %count.p = getelementptr i8, ptr %t, i64 {_REGIONS}
+  %count.p = getelementptr i8, ptr %t, i64 {Tables.regions.offset}
   %count = load i64, ptr %count.p
-  %table.p = getelementptr i8, ptr %t, i64 {_REGION_TABLE}
+  %table.p = getelementptr i8, ptr %t, i64 {Tables.region_table.offset}
   %table = load ptr, ptr %table.p
   br label %search
 search:
@@ -219,9 +199,9 @@ region:
   %r.o = mul i64 %i, {_REGION}
   %r.p = getelementptr i8, ptr %table, i64 %r.o
   %start = load i64, ptr %r.p
-  %stop.p = getelementptr i8, ptr %r.p, i64 8
+  %stop.p = getelementptr i8, ptr %r.p, i64 {Region.end.offset}
   %stop = load i64, ptr %stop.p
-  %w.p = getelementptr i8, ptr %r.p, i64 16
+  %w.p = getelementptr i8, ptr %r.p, i64 {Region.writable.offset}
   %w = load i64, ptr %w.p
   {allowed}
   %after = icmp uge i64 %a, %start
@@ -271,23 +251,23 @@ def log_code() -> str:
     return f"""
 define internal ptr @log_entry(ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction) noinline {{
 entry:
-  %used.p = getelementptr i8, ptr %t, i64 {LOG_USED}
+  %used.p = getelementptr i8, ptr %t, i64 {Tables.log_used.offset}
   %used = load i64, ptr %used.p
-  %room.p = getelementptr i8, ptr %t, i64 {_LOG_SIZE}
+  %room.p = getelementptr i8, ptr %t, i64 {Tables.log_size.offset}
   %room = load i64, ptr %room.p
-  %log.p = getelementptr i8, ptr %t, i64 {LOG_BASE}
+  %log.p = getelementptr i8, ptr %t, i64 {Tables.log.offset}
   %log = load ptr, ptr %log.p
   %free = icmp ult i64 %used, %room
   br i1 %free, label %append, label %full
 full:
-  %observe.p = getelementptr i8, ptr %t, i64 {OBSERVE}
+  %observe.p = getelementptr i8, ptr %t, i64 {Tables.observe.offset}
   %observe = load ptr, ptr %observe.p
   %python = icmp eq ptr %observe, null
   br i1 %python, label %none, label %work
 work:
-  %context.p = getelementptr i8, ptr %t, i64 {CONTEXT}
+  %context.p = getelementptr i8, ptr %t, i64 {Tables.context.offset}
   %context = load ptr, ptr %context.p
-  %done.p = getelementptr i8, ptr %t, i64 {LOG_DONE}
+  %done.p = getelementptr i8, ptr %t, i64 {Tables.log_done.offset}
   %done = load i64, ptr %done.p
   %ready = call i64 %observe(ptr %context, ptr %log, i64 %done, i64 %used)
   store i64 %ready, ptr %done.p
@@ -317,7 +297,7 @@ none:
 define internal i32 @note(
   ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction, i64 %first, i64 %second
 ) noinline {{
-  %flags.p = getelementptr i8, ptr %t, i64 {_FLAGS}
+  %flags.p = getelementptr i8, ptr %t, i64 {Tables.flags.offset}
   %flags = load i64, ptr %flags.p
   %logged = and i64 %flags, {EVENTS}
   %python = icmp eq i64 %logged, 0
@@ -343,7 +323,7 @@ def _move(write: bool, size: int, count: int, states: bool) -> str:
     lines = []
     if write:
         lines += [
-            f"  %progress.p = getelementptr i8, ptr %t, i64 {PROGRESS}",
+            f"  %progress.p = getelementptr i8, ptr %t, i64 {Tables.progress.offset}",
             "  %progress = load i64, ptr %progress.p",
             "  %progress.next = add i64 %progress, 1",
             "  store i64 %progress.next, ptr %progress.p",
@@ -375,7 +355,7 @@ def _move(write: bool, size: int, count: int, states: bool) -> str:
             "  %d.a = load i64, ptr %d.p",
             "  %d.rank = lshr i64 %d.a, 24",
             f"  %d.o = mul i64 %d.rank, {CTA_ENTRY}",
-            f"  %d.h = add i64 %d.o, {CTA_TABLE + 8}",
+            f"  %d.h = add i64 %d.o, {CTA_TABLE + Cta.states.offset}",
             "  %d.cta = getelementptr i8, ptr %t, i64 %d.h",
             "  %d.state = load ptr, ptr %d.cta",
             "  %d.offset = and i64 %d.a, 16777215",

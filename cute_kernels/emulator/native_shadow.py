@@ -18,7 +18,6 @@ import numpy as np
 from cute_kernels.emulator.happens_before import Offset
 from cute_kernels.emulator.native import Library
 from cute_kernels.emulator.native_events_code import module
-from cute_kernels.emulator.native_memory import WATCHES
 from cute_kernels.emulator.native_shadow_code import FIELDS, REQUEST_WORDS
 from cute_kernels.emulator.shadow import GRANULE, Rows
 from cute_kernels.emulator.sync_point import Row
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.shadow import Epochs, Plane, Shadow
     from cute_kernels.emulator.tensor_races import Operation, PipelinedAccess
 
+_FUNCTIONS = (
+    "watch_load", "watch_store", "watch_mma", "watch_wait", "watch_arrive", "watch_commit", "bulk_commit", "bulk_wait",
+)  # fmt: skip
 _ACQUIRED, _VISIBLE, _TENSOR = map(int, (Row.ACQUIRED, Row.VISIBLE, Row.TENSOR))
 _READ = int(Offset.READ)
 _MOST_CONSTANTS = 4096
@@ -53,7 +55,7 @@ class ShadowUnit:
         #: Address of ``observe`` (`native_events_code`), for machine code of warps.
         self.observe_address = self._library.address("observe")
         #: Of the functions of `native_copies_code` and `native_sync_code`.
-        self.addresses = {name: self._library.address(name) for name in (*WATCHES, "bulk_commit", "bulk_wait")}
+        self.addresses = {name: self._library.address(name) for name in _FUNCTIONS}
         self._observe = ctypes.CFUNCTYPE(integer, pointer, pointer, integer, integer)(self.observe_address)
 
     @property

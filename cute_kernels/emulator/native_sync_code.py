@@ -8,7 +8,7 @@ clocks as `happens_before.Agent` and `sync_point.SyncPoint` do. Strict agents ar
 from __future__ import annotations
 
 from cute_kernels.emulator.happens_before import AGENT_WORDS, PENDING, Offset
-from cute_kernels.emulator.native_memory import CONTEXT, CONTEXT_WORDS
+from cute_kernels.emulator.native_memory import CONTEXT_WORDS, Tables
 from cute_kernels.emulator.native_shadow_code import load_words
 from cute_kernels.emulator.sync_point import FOLLOWED_WORDS, POINT_WORDS, PROXIES, READ, ROWS, SCOPED, Order, Row
 
@@ -24,7 +24,7 @@ def pointers(*names: str) -> str:
 def context(*names: str) -> str:
     """Words of the context of the warp that runs, of which ``%t`` has the address, as pointers (FLOOR as a number)."""
     return f"""
-  %context.p = getelementptr i8, ptr %t, i64 {CONTEXT}
+  %context.p = getelementptr i8, ptr %t, i64 {Tables.context.offset}
   %context = load ptr, ptr %context.p
 {load_words("%context", CONTEXT_WORDS, names)}{pointers(*(name for name in names if name != "FLOOR"))}"""
 

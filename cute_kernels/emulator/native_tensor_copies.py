@@ -2,61 +2,84 @@
 
 from __future__ import annotations
 
-from cute_kernels.emulator.mbarrier import MAX_COUNT, PENDING, PHASE, POINT, TX
+import ctypes
+from collections.abc import Sequence
+
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import address
+from cute_kernels.emulator.mbarrier import MAX_COUNT
 from cute_kernels.emulator.native_copies_code import COPY_WORDS
-from cute_kernels.emulator.native_memory import (
-    CONTEXT,
-    CONTEXT_WORDS,
-    CTA_ENTRY,
-    CTA_SHADOW,
-    CTA_SIZE,
-    CTA_STATES,
-    CTA_TABLE,
-    PROGRESS,
-    UNIT_FLAGS,
-    UNIT_LOADED,
-    UNIT_PLANS,
-    UNIT_STORED,
-    UNIT_TEXTS,
-    WATCHES,
-)
-from cute_kernels.emulator.native_units_code import (
-    BARRIER,
-    COORDINATES,
-    EAGER,
-    INSTRUCTION,
-    LANE,
-    PLAN_BASE,
-    PLAN_BOX_BYTES,
-    PLAN_CONTENT,
-    PLAN_CONTENT_WORDS,
-    PLAN_ELEMENT,
-    PLAN_EXTENTS,
-    PLAN_HOST,
-    PLAN_LOADS,
-    PLAN_MASK,
-    PLAN_PITCH,
-    PLAN_RANK,
-    PLAN_ROW_BYTES,
-    PLAN_ROWS,
-    PLAN_SHIFT,
-    PLAN_STORES,
-    PLAN_STRIDES,
-    PLAN_TILE,
-    PLAN_WORDS,
-    PLANS,
-    RANKS,
-    SHARED,
-    TEXT_ENTRY,
-    TEXT_KEY,
-    TEXTS,
-    WHO,
-    add,
-    field,
-    find_entry,
-)
+from cute_kernels.emulator.native_memory import CONTEXT_WORDS, CTA_ENTRY, CTA_TABLE, Cta, Tables
 from cute_kernels.emulator.tensor_map import CHUNK
 from cute_kernels.emulator.tma import SHARED_ALIGNMENT
+
+_Barrier, _Plan, _CopyArguments = (STRUCTURES[name] for name in ("Barrier", "Plan", "CopyArguments"))
+PENDING, PHASE, POINT, TX = (getattr(_Barrier, name).offset // 8 for name in ("pending", "phase", "point", "tx"))
+_PLAN_NAMES = (
+    "base", "box_bytes", "content", "element", "extents", "host", "loads", "mask", "pitch", "rank", "row_bytes", "rows",
+    "shift", "stores", "strides", "tile",
+)  # fmt: skip
+(
+    PLAN_BASE, PLAN_BOX_BYTES, PLAN_CONTENT, PLAN_ELEMENT, PLAN_EXTENTS, PLAN_HOST, PLAN_LOADS, PLAN_MASK, PLAN_PITCH,
+    PLAN_RANK, PLAN_ROW_BYTES, PLAN_ROWS, PLAN_SHIFT, PLAN_STORES, PLAN_STRIDES, PLAN_TILE,
+) = (getattr(_Plan, name).offset // 8 for name in _PLAN_NAMES)  # fmt: skip
+PLAN_WORDS, PLAN_CONTENT_WORDS = ctypes.sizeof(_Plan) // 8, CONSTANTS["CONTENT_WORDS"]
+SHARED, BARRIER, COORDINATES, WHO, LANE, INSTRUCTION = (
+    getattr(_CopyArguments, name).offset // 8
+    for name in ("shared", "barrier", "coordinates", "warp", "lane", "instruction")
+)
+PLANS, RANKS, EAGER, TEXTS, TEXT_KEY = (CONSTANTS[name] for name in ("PLANS", "RANKS", "EAGER", "TEXTS", "TEXT_KEY"))
+TEXT_ENTRY = ctypes.sizeof(STRUCTURES["TextEntry"]) // 8
+_HASH = 0x9E3779B97F4A7C15  # of `key_slot`
+
+
+def find_entry(result: str, base: str, words: Sequence[str], table: str, slots: int, entry: int, missing: str) -> str:
+    """Code for the entry of a key of ``words`` (registers): ``result``, a pointer; goes to ``missing`` without one.
+
+    Args:
+        result: of the entry. ``base``: prefix of other registers and labels.
+        words: the key.
+        table: register with the table's address.
+        slots, entry: entries of the table, and words of each.
+        missing: label.
+    """
+    lines, mixed = [], "0"
+    vector = f"<{len(words)} x i64>"
+    key = "poison"
+    for i, word in enumerate(words):
+        lines.append(f"""
+  {base}.m.{i} = mul i64 {mixed}, 31
+  {base}.mix.{i} = add i64 {base}.m.{i}, {word}
+  {base}.k.{i} = insertelement {vector} {key}, i64 {word}, i32 {i}""")
+        mixed, key = f"{base}.mix.{i}", f"{base}.k.{i}"
+    label = base[1:]
+    return f"""{"".join(lines)}
+  {base}.hash = mul i64 {mixed}, {_HASH - (1 << 64)}
+  {base}.slot = lshr i64 {base}.hash, {64 - slots.bit_length() + 1}
+  {base}.o = mul i64 {base}.slot, {8 * entry}
+  {result} = getelementptr i8, ptr {table}, i64 {base}.o
+  {base}.known = load {vector}, ptr {result}, align 8
+  {base}.differ = icmp ne {vector} {base}.known, {key}
+  {base}.bits = bitcast <{len(words)} x i1> {base}.differ to i{len(words)}
+  {base}.same = icmp eq i{len(words)} {base}.bits, 0
+  br i1 {base}.same, label %{label}.found, label %{missing}
+{label}.found:"""
+
+
+def field(result: str, base: str, offset: int, type_: str = "i64") -> str:
+    """Loads a field of a structure."""
+    return f"""
+  {result}.p = getelementptr i8, ptr {base}, i64 {offset}
+  {result} = load {type_}, ptr {result}.p"""
+
+
+def add(name: str, offset: int, value: str) -> str:
+    """Adds to a word of the tables."""
+    return f"""
+  %{name}.p = getelementptr i8, ptr %t, i64 {offset}
+  %{name}.old = load i64, ptr %{name}.p
+  %{name}.new = add i64 %{name}.old, {value}
+  store i64 %{name}.new, ptr %{name}.p"""
 
 
 def _chunks(count: int, store: bool) -> str:
@@ -163,12 +186,12 @@ def _find_plan() -> str:
   %all.{d} = and i1 %in.{d}, {f"%all.{d - 1}" if d else "true"}""")
     return f"""
 define internal ptr @plan(ptr %t, ptr %x, i32 %rank, i64 %ability) {{
-entry:{field("%flags", "%t", UNIT_FLAGS)}
+entry:{field("%flags", "%t", Tables.unit_flags.offset)}
   %f = and i64 %flags, {EAGER}
   %eager = icmp ne i64 %f, 0
   br i1 %eager, label %search, label %none
 search:
-  %map = load i64, ptr %x{field("%plans", "%t", UNIT_PLANS, "ptr")}
+  %map = load i64, ptr %x{field("%plans", "%t", Tables.plans.offset, "ptr")}
   br label %each
 each:
   %i = phi i64 [0, %search], [%i.next, %other]
@@ -216,7 +239,8 @@ check:{field("%rank.p", "%plan", 8 * PLAN_RANK)}
 fit:
   %c.o = mul i64 %s.rank, {CTA_ENTRY}
   %c.h = add i64 %c.o, {CTA_TABLE}
-  %c = getelementptr i8, ptr %t, i64 %c.h{field("%size", "%c", CTA_SIZE)}{field("%box", "%plan", 8 * PLAN_BOX_BYTES)}
+  %c = getelementptr i8, ptr %t, i64 %c.h{field("%size", "%c", Cta.size.offset)}
+{field("%box", "%plan", 8 * PLAN_BOX_BYTES)}
   %offset = and i64 %s, 16777215
   %end = add i64 %offset, %box
   %fits = icmp ule i64 %end, %size
@@ -307,22 +331,23 @@ def _watch(store: bool) -> str:
             ("pitch", "%plan", PLAN_PITCH), ("row.bytes", "%plan", PLAN_ROW_BYTES),
         )
     )  # fmt: skip
-    own = f"""{field("%context", "%t", CONTEXT, "ptr")}{field("%own", "%context", 8 * CONTEXT_WORDS.index("SHADOW"))}
+    own = f"""{field("%context", "%t", Tables.context.offset, "ptr")}
+{field("%own", "%context", 8 * CONTEXT_WORDS.index("SHADOW"))}
   %sound = icmp eq i64 %own, %shadow"""
     known = f"""{field("%point", "%row", 8 * POINT)}
   %sound = icmp ne i64 %point, 0"""
     find = find_entry("%entry.p", "%f", ["%nbytes", "%s", signal, "%who"], "%texts", TEXTS, TEXT_ENTRY, "no")
-    return f"""{field("%states", "%c", CTA_STATES, "ptr")}
+    return f"""{field("%states", "%c", Cta.states.offset, "ptr")}
   %states.first = getelementptr i8, ptr %states, i64 %offset
   %as.wanted = call i1 @{"all_data" if store else "no_barrier"}(ptr %states.first, i64 %nbytes)
   br i1 %as.wanted, label %described, label %no
-described:{fields}{field("%shadow", "%c", CTA_SHADOW)}
+described:{fields}{field("%shadow", "%c", Cta.shadow.offset)}
   %start.i = ptrtoint ptr %start to i64
   %in.rows = icmp ne i64 %rows, 0{own if store else known}
   %simple = and i1 %in.rows, %sound
   br i1 %simple, label %named, label %no
-named:{field("%texts", "%t", UNIT_TEXTS, "ptr")}{find}{field("%text", "%entry.p", 8 * TEXT_KEY)}{words}
-{field("%watch", "%t", WATCHES[name], "ptr")}
+named:{field("%texts", "%t", Tables.texts.offset, "ptr")}{find}{field("%text", "%entry.p", 8 * TEXT_KEY)}{words}
+{field("%watch", "%t", getattr(Tables, name).offset, "ptr")}
   %told = call i32 %watch(ptr %t, ptr %w)
   %in.order = icmp ne i32 %told, 0
   br i1 %in.order, label %go, label %no
@@ -365,7 +390,8 @@ check:{_place()}{field("%pending", "%row", 8 * PENDING)}{field("%tx", "%row", 8 
 ready:{_watch(False) if watched else ""}
   call void @move_load(ptr %plan, ptr %data, i64 %offset, ptr %start){filled}
   store i64 %tx.next, ptr %tx.p
-  call void @settle(ptr %t, ptr %row){add("progress", PROGRESS, "1")}{add("loaded", UNIT_LOADED, "%nbytes")}
+  call void @settle(ptr %t, ptr %row){add("progress", Tables.progress.offset, "1")}
+{add("loaded", Tables.loaded.offset, "%nbytes")}
   ret i32 1
 no:
   ret i32 0
@@ -383,7 +409,7 @@ entry:{words}
   br i1 %unknown, label %no, label %ready
 ready:{_place()}{_watch(True) if watched else ""}
   call void @move_store(ptr %plan, ptr %data, i64 %offset, ptr %start)
-{add("progress", PROGRESS, "1")}{add("stored", UNIT_STORED, "%nbytes")}
+{add("progress", Tables.progress.offset, "1")}{add("stored", Tables.stored.offset, "%nbytes")}
   ret i32 1
 no:
   ret i32 0
@@ -399,5 +425,15 @@ def copies() -> str:
     * ``i32 @tensor_store(t, arguments, rank)``: to global memory.
     * ``@watched_tensor_load`` and ``@watched_tensor_store`` do the same with detectors.
     """
-    text = _move() + _find_plan() + _states() + "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
+    barriers = f"""
+define internal ptr @find(ptr %t, i64 %a) {{
+  %r = call ptr inttoptr (i64 {address("barrier_at")} to ptr)(ptr %t, i64 %a)
+  ret ptr %r
+}}
+define internal void @settle(ptr %t, ptr %row) {{
+  call void inttoptr (i64 {address("barrier_settle")} to ptr)(ptr %t, ptr %row)
+  ret void
+}}
+"""
+    text = barriers + _move() + _find_plan() + _states() + "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
     return text + "".join(_load(watched) + _store(watched) for watched in (False, True))

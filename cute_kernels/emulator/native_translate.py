@@ -31,7 +31,6 @@ from cute_kernels.emulator.native_memory import (
     CALLBACK,
     EVENTS,
     LOG,
-    PROGRESS,
     ROW,
     STATES,
     MemoryTables,
@@ -463,10 +462,10 @@ class NativeWarp:
 
     def publish(self) -> None:
         """Tells the units what native code did since: effects, and accesses that somebody observes."""
-        words, cluster = self.tables.words, self.warp.cluster
-        if words[PROGRESS // 8]:
-            cluster.progress += words[PROGRESS // 8]
-            words[PROGRESS // 8] = 0
+        header, cluster = self.tables.header, self.warp.cluster
+        if header.progress:
+            cluster.progress += header.progress
+            header.progress = 0
             if cluster.units is not None:
                 cluster.units.publish()
         self.log.report()

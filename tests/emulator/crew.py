@@ -12,7 +12,7 @@ from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.happens_before import FULL, Agent, Offset
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_log import WarpLog
-from cute_kernels.emulator.native_memory import CTA_TABLE, LOG, LOG_ENTRY, LOG_USED
+from cute_kernels.emulator.native_memory import LOG, LOG_ENTRY, Tables
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.shadow import GRANULE, LANE_BITS, Plane, Shadow
 from cute_kernels.emulator.smem import ClusterMemory
@@ -71,12 +71,12 @@ class Logger:
     """Reports to the race detector what machine code of a warp logs, an entry at a time."""
 
     def __init__(self, tracker: RaceTracker, agent: Agent) -> None:
-        self.agent, self.words = agent, [0] * (CTA_TABLE // 8)
+        self.agent, self.header = agent, Tables()
         self.entry = np.zeros((1, LOG_ENTRY), np.uint8)
         self._log = WarpLog(SimpleNamespace(agent=agent, cluster=SimpleNamespace(tracker=tracker, units=None)), self)
 
     def take_log(self) -> np.ndarray:
-        self.words[LOG_USED // 8] = 0
+        self.header.log_used = 0
         return self.entry
 
     def note(self, kind: int, mask: int, argument: int = 0, payload: np.ndarray | tuple[int, ...] = ()) -> None:
@@ -84,7 +84,7 @@ class Logger:
         self.entry[:] = 0
         self.entry[0, :12].view(np.uint32)[:] = kind, mask, argument
         self.entry[0, 16:].view(np.int64)[: len(payload)] = payload
-        self.words[LOG_USED // 8] = 1
+        self.header.log_used = 1
         self._log.enter()
         self._log.report()
 

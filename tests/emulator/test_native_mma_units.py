@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.native_memory import UNIT_EXECUTE
-from cute_kernels.emulator.native_units import Units, function
-from cute_kernels.emulator.native_units_code import job_slot
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.native_units import Units, function, slot
 from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.test_native_units import NativeMachine
 
+MMAS = CONSTANTS["MMAS"]
 WORD = st.one_of(st.integers(0, 3), st.integers(0, (1 << 64) - 1))
 KEYS = st.lists(st.tuples(*[WORD] * 7), min_size=1, max_size=40, unique=True)
 
@@ -37,13 +37,13 @@ def test_mmas_are_found_by_all_of_their_key(keys: list[tuple[int, ...]], changed
     jobs = {key: np.zeros(1, np.int64) for key in keys}
     for key, job in jobs.items():
         machine.units.learn_mma(key, job)
-    machine.tables.words[UNIT_EXECUTE // 8] = ctypes.cast(execute, ctypes.c_void_p).value
-    last = {job_slot([*key, 0]): key for key in keys}
+    machine.tables.header.execute = ctypes.cast(execute, ctypes.c_void_p).value
+    last = {slot([*key, 0], MMAS): key for key in keys}
     for key, job in jobs.items():
         words = np.array([*key, 0], np.uint64)
         executed.clear()
         done = function("tensor_mma")(machine.tables.address, words.ctypes.data, 0)
-        known = last[job_slot([*key, 0])] == key
+        known = last[slot([*key, 0], MMAS)] == key
         assert executed == ([job.ctypes.data] if known else [])
         assert done == (known and len(keys) % 2)
         words[changed] ^= np.uint64(1)

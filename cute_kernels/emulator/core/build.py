@@ -1,0 +1,130 @@
+"""Compiles the core with the C compiler of the system: when the package is built, or a source tree is first used.
+
+A library is kept in ``build/`` beside the sources, under a name that is made of everything that it was compiled from.
+So a tree whose sources have changed, by an edit or another branch, compiles them again, and trees never share one.
+Needs nothing but the standard library and filelock: packages are built where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from filelock import FileLock
+
+from . import layout
+
+FOLDER = Path(__file__).parent
+BUILD = FOLDER / "build"
+#: Instruction sets that the core is compiled for, by machine: flags of the compiler, and the flags of /proc/cpuinfo
+#: that a processor has to have. The last one that it has all of is used.
+_AVX2 = (
+    ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"),
+    ("avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "popcnt"),
+)
+_AVX512 = (
+    ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512"),
+    ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
+)
+VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "x86_64": {
+        "baseline": ((), ()),
+        "avx2": _AVX2,
+        "avx512": (_AVX2[0] + _AVX512[0], _AVX2[1] + _AVX512[1]),
+    },
+}
+_OTHER_MACHINES = {"baseline": ((), ())}
+# A product and a sum are rounded apart unless the source asks for fmaf: the results must not depend on the variant.
+_FLAGS = (
+    "-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror",
+)  # fmt: skip
+
+
+class CoreNotBuilt(RuntimeError):
+    """There is no compiled core, and none can be made."""
+
+
+def variants() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Those of this machine."""
+    return VARIANTS.get(platform.machine(), _OTHER_MACHINES)
+
+
+def folder() -> Path:
+    """Where the libraries of these sources are."""
+    return BUILD / _name()
+
+
+@functools.cache
+def _name() -> str:
+    digest = hashlib.sha256()
+    for path in sorted((*FOLDER.glob("*.[ch]"), *FOLDER.glob("*.py"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"{platform.system().lower()}-{platform.machine()}-{digest.hexdigest()[:16]}"
+
+
+def library(variant: str) -> Path:
+    """The library of a variant, compiled if it is not there yet. Processes that need the same one wait for each other.
+
+    Raises:
+        CoreNotBuilt: it is missing, and there is no compiler, or that fails, or the folder cannot be written.
+    """
+    path = folder() / f"{variant}.so"
+    if path.exists():
+        return path
+    compiler = _compiler()
+    try:
+        BUILD.mkdir(exist_ok=True)
+        with FileLock(BUILD / ".lock"):
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                _compile(compiler, variant, path)
+                _remove_others(path.parent)
+    except OSError as error:
+        raise CoreNotBuilt(
+            f"the emulator's core is not compiled for these sources ({path}), and cannot be: {error}. "
+            "Run pip install again as a user who may write there"
+        ) from error
+    return path
+
+
+def _compiler() -> list[str]:
+    """$CC, or the first compiler that is found."""
+    named = shlex.split(os.environ.get("CC", ""))
+    for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(command[0]):
+            return command
+    missing = f"$CC, {named[0]!r}, is not there" if named else "none of cc, gcc and clang is there, and $CC is not set"
+    raise CoreNotBuilt(
+        "the emulator's core is written in C and has to be compiled, which needs GCC or Clang "
+        f"({missing}): install one (Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc), or install a wheel"
+    )
+
+
+def _compile(compiler: list[str], variant: str, path: Path) -> None:
+    flags, _ = variants()[variant]
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        check, result = Path(temporary, "layout.c"), Path(temporary, "core.so")
+        check.write_text(layout.assertions())
+        sources = [str(source) for source in sorted(FOLDER.glob("*.c"))]
+        command = [*compiler, *_FLAGS, *flags, f"-I{FOLDER}", *sources, str(check), "-o", str(result), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise CoreNotBuilt(
+                f"the emulator's core does not compile; {shlex.join(command)} says:\n{done.stdout}{done.stderr}"
+            )
+        result.replace(path)  # at once: another process sees all of it or nothing
+
+
+def _remove_others(kept: Path) -> None:
+    """Removes what this kind of machine compiled from other sources; who has loaded it is not disturbed."""
+    machine = kept.name.rpartition("-")[0]
+    for other in BUILD.glob(f"{machine}-*"):
+        if other != kept:
+            shutil.rmtree(other, ignore_errors=True)

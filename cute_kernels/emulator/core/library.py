@@ -1,0 +1,58 @@
+"""The compiled core, loaded for the instruction set of this processor."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from . import build, layout
+
+#: Environment variable that names another variant (`build.VARIANTS`) than the processor's best.
+VARIABLE = "CUTE_KERNELS_CORE"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The core, with the types of its functions; compiled first if its sources have changed.
+
+    Raises:
+        CoreNotBuilt: see `build.library`.
+    """
+    loaded = ctypes.CDLL(str(build.library(variant())))
+    for name, (result, *arguments) in layout.FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+@functools.cache
+def address(name: str) -> int:
+    """Address of an exported function, for machine code."""
+    return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value
+
+
+def variant() -> str:
+    """The last variant whose instructions this processor has, or the one that the environment names.
+
+    Raises:
+        ValueError: it names one that does not exist, or that the processor has not all instructions of.
+    """
+    named = os.environ.get(VARIABLE)
+    usable = [name for name, (_, needed) in build.variants().items() if _processor().issuperset(needed)]
+    if named is None:
+        return usable[-1]
+    if named not in usable:
+        raise ValueError(f"{VARIABLE}={named!r}; this processor executes {', '.join(usable)}")
+    return named
+
+
+@functools.cache
+def _processor() -> frozenset[str]:
+    """Extensions of the instruction set, as Linux names them."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return frozenset(value.split())
+    return frozenset()

@@ -1,0 +1,98 @@
+// mbarriers, and tcgen05 operations that have been executed before.
+#include <stddef.h>
+#include <string.h>
+
+#include "core.h"
+
+#define GOLDEN 0x9E3779B97F4A7C15u  // 2^64 / golden ratio: the upper bits of a product depend on all bits of the key
+
+static inline int64_t slot_of(const int64_t *key, int64_t words, int64_t slots) {
+  uint64_t mixed = 0;
+  for (int64_t i = 0; i < words; i++) mixed = mixed * 31 + (uint64_t)key[i];
+  return (int64_t)(mixed * GOLDEN >> (64 - __builtin_ctzll((uint64_t)slots)));
+}
+
+int64_t key_slot(const int64_t *key, int64_t words, int64_t slots) { return slot_of(key, words, slots); }
+
+Barrier *barrier_at(Tables *t, int64_t address) {
+  int64_t rank = address >> RANK_SHIFT, offset = address & OFFSET_MASK;
+  if (rank < 0 || rank >= t->ranks || address & 7) return NULL;
+  const Cta *cta = &t->ctas[rank];
+  if (offset >= cta->size || !cta->slots[offset >> 3]) return NULL;
+  return &t->barriers[cta->slots[offset >> 3] - 1];
+}
+
+void barrier_settle(Tables *t, Barrier *barrier) {
+  if (barrier->pending || barrier->tx) return;
+  barrier->phase++;
+  barrier->pending = barrier->expected;
+  t->completions++;
+}
+
+int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64_t order) {
+  if (!(t->unit_flags & WAITS) || parity & ~1) return 0;
+  Barrier *barrier = barrier_at(t, address);
+  if (!barrier || (barrier->phase & 1) == parity) return 0;
+  if (!(t->unit_flags & WATCHED)) return 1;
+  return t->watch_wait && barrier->point && t->watch_wait(t, barrier->point, order, barrier->phase - 1);
+}
+
+int64_t mbarrier_arrive(
+    Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, int32_t mask, int64_t order) {
+  Barrier *barrier = barrier_at(t, address);
+  if (!barrier || count < 1 || count > barrier->pending) return -1;
+  int64_t tx = barrier->tx + nbytes, left = barrier->pending - count, phase = barrier->phase;
+  if (tx > MAX_COUNT || (!left && tx < 0)) return -1;
+  if (t->unit_flags & WATCHED) {
+    int32_t completes = !left && !tx;
+    if (!t->watch_arrive || !barrier->point) return -1;
+    if (!t->watch_arrive(t, barrier->point, mask, order, address >> RANK_SHIFT, phase, completes)) return -1;
+  }
+  barrier->pending = left;
+  barrier->tx = tx;
+  barrier->arriver = arriver;
+  barrier_settle(t, barrier);
+  t->progress++;
+  return phase;
+}
+
+int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction) {
+  if (!(t->unit_flags & EAGER)) return 0;
+  MmaEntry *entry = &t->mma_entries[slot_of(key, MMA_KEY, MMAS)];
+  if (memcmp(entry->key, key, sizeof entry->key) || !entry->job) return 0;
+  if (entry->watched && !(t->watch_mma && t->watch_mma(t, entry->watched, instruction))) return 0;
+  if (!t->execute(entry->job)) return 0;
+  t->progress++;
+  t->mmas++;
+  return 1;
+}
+
+int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast) {
+  if (!(t->unit_flags & EAGER)) return 0;
+  const int64_t key[COMMIT_KEY] = {who, address, multicast};
+  CommitEntry *entry = &t->commit_entries[slot_of(key, COMMIT_KEY, COMMITS)];
+  if (memcmp(entry->key, key, sizeof key) || !entry->label) return 0;
+  int64_t offset = address & OFFSET_MASK;
+  if (address < 0 || address >> RANK_SHIFT >= t->ranks) return 0;
+  uint64_t mask = multicast < 0 ? (uint64_t)1 << (address >> RANK_SHIFT) : (uint64_t)multicast;
+  Commit commit = {.stream = entry->stream, .lane = who >> 8 & 255};
+  Barrier *barriers[MOST_TARGETS];
+  for (; mask; mask &= mask - 1) {
+    int64_t rank = __builtin_ctzll(mask);
+    Barrier *barrier = barrier_at(t, rank << RANK_SHIFT | offset);
+    if (!barrier || commit.count == MOST_TARGETS || barrier->pending < 1) return 0;
+    int last = barrier->pending == 1;
+    if ((last && barrier->tx < 0) || (entry->stream && !barrier->point)) return 0;
+    commit.targets[commit.count] =
+        (CommitTarget){.point = barrier->point, .phase = barrier->phase, .completes = last && !barrier->tx};
+    barriers[commit.count++] = barrier;
+  }
+  if (entry->stream && !(t->watch_commit && t->watch_commit(t, &commit))) return 0;
+  for (int64_t i = 0; i < commit.count; i++) {
+    barriers[i]->pending--;
+    barriers[i]->arriver = entry->label;
+    barrier_settle(t, barriers[i]);
+  }
+  t->progress++;
+  return 1;
+}

@@ -1,0 +1,41 @@
+"""Build hook: compiles the emulator's core (``cute_kernels/emulator/core``) for a wheel or an editable installation."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
+
+CORE = Path("cute_kernels", "emulator", "core")
+
+
+class CoreBuildHook(BuildHookInterface):
+    """A wheel gets the core for every instruction set of this machine; an editable installation gets the one in use."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        core = _core(Path(self.root))
+        if version == "editable":
+            core.build.library(core.library.variant())
+            return
+        for variant in core.build.variants():
+            path = core.build.library(variant)
+            build_data["artifacts"].append(f"/{path.relative_to(self.root).as_posix()}")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{next(platform_tags())}"  # C without Python's interface: any Python 3
+
+
+def _core(root: Path) -> ModuleType:
+    """The package ``core`` alone: what the rest of the emulator needs is not installed where packages are built."""
+    name, place = "emulator_core", root / CORE
+    spec = importlib.util.spec_from_file_location(name, place / "__init__.py", submodule_search_locations=[str(place)])
+    core = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(core)
+    for module in ("build", "library"):
+        importlib.import_module(f"{name}.{module}")
+    return core

@@ -1,0 +1,179 @@
+"""The core's build: what is compiled anew and when, what is said where it cannot be, headers against the compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from cute_kernels.emulator.core import build, layout, library
+
+SOURCES = {
+    "state.h": """
+        #include <stdint.h>
+        enum { COUNT = 3, FIRST = 0, SECOND, LAST = COUNT };
+        typedef struct Part { int16_t a, b; } Part;
+        typedef struct Whole {
+          Part parts[COUNT];  // a comment; with { braces }
+          int32_t (*call)(struct Whole *whole, int64_t word);
+          const uint8_t *bytes;
+          int64_t words[];
+        } Whole;
+    """,
+    "core.h": """
+        #include "state.h"
+        #define EXPORT __attribute__((visibility("default")))
+        EXPORT int64_t answer(const Whole *whole, int32_t add);
+    """,
+    "answer.c": """
+        #include "core.h"
+        int64_t answer(const Whole *whole, int32_t add) { return whole->parts[SECOND].b + whole->words[0] + add; }
+    """,
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source tree of a core of its own, `SOURCES`, which `imported` imports."""
+    folder = tmp_path / "small_core"
+    folder.mkdir()
+    for name in ("__init__.py", "build.py", "layout.py", "library.py"):
+        shutil.copy(build.FOLDER / name, folder)
+    for name, text in SOURCES.items():
+        folder.joinpath(name).write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    return folder
+
+
+def imported(name: str) -> ModuleType:
+    """A module of the tree as it is on disk now."""
+    for known in [known for known in sys.modules if known.partition(".")[0] == "small_core"]:
+        del sys.modules[known]
+    importlib.invalidate_caches()
+    return importlib.import_module(f"small_core.{name}")
+
+
+def answer(add: int) -> int:
+    """Of the tree's function, with 20 in ``parts[1].b`` and 300 in ``words[0]``."""
+    loaded = imported("library").library()
+    structures = sys.modules["small_core.layout"].STRUCTURES
+    block = bytearray(ctypes.sizeof(structures["Whole"]) + 8)
+    whole = structures["Whole"].from_buffer(block)
+    whole.parts[1].b = 20
+    ctypes.c_int64.from_buffer(block, structures["Whole"].words.offset).value = 300
+    return loaded.answer(ctypes.addressof(whole), add)
+
+
+def test_headers_are_read_as_the_compiler_reads_them(tree: Path):
+    """Every size, offset and constant is an assertion in C, so this one tree compiles only if all are right."""
+    assert answer(4000) == 4320
+    small = sys.modules["small_core.layout"]
+    assert small.CONSTANTS == {"COUNT": 3, "FIRST": 0, "SECOND": 1, "LAST": 3}
+    assert small.STRUCTURES["Whole"].words.offset == 32
+    assert small.FUNCTIONS == {"answer": (ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32)}
+    with pytest.raises(ValueError, match="Part has members"):
+        small.words("Part")
+    for text in ("sizeof(Whole) == 32", "offsetof(Whole, call) == 16", "offsetof(Part, b) == 2", "LAST == 3"):
+        assert text in small.assertions()
+
+
+@pytest.mark.parametrize("wrong", ["int32_t a; int16_t b;", "int16_t b, a;"])
+def test_headers_that_are_read_otherwise_do_not_compile(tree: Path, wrong: str, monkeypatch: pytest.MonkeyPatch):
+    small = imported("build")
+    text = small.layout.assertions()
+    state = tree / "state.h"
+    state.write_text(state.read_text().replace("int16_t a, b;", wrong))
+    monkeypatch.setattr(small.layout, "assertions", lambda: text)
+    with pytest.raises(small.CoreNotBuilt, match="static assertion failed"):
+        small.library("baseline")
+
+
+def test_changed_sources_are_compiled_again_and_others_are_not(tree: Path):
+    assert answer(0) == 320
+    [first] = tree.glob("build/*/*.so")
+    written = first.stat().st_mtime_ns
+    assert answer(0) == 320 and first.stat().st_mtime_ns == written
+    source = tree / "answer.c"
+    source.write_text(source.read_text().replace("+ add", "- add"))
+    assert answer(20) == 300
+    [second] = tree.glob("build/*/*.so")
+    assert second.parent != first.parent, "what the old sources made is gone"
+
+
+def test_processes_that_need_a_library_compile_it_once(tree: Path):
+    """The compiler, here one that counts, is called by the first of them; the others wait for it."""
+    compiler = tree.parent / "compiler"
+    compiler.write_text(f"#!/bin/sh\necho called >> {tree.parent}/calls\nsleep 0.3\nexec cc \"$@\"\n")
+    compiler.chmod(0o755)
+    code = "from small_core.library import library; library()"
+    environment = {"PATH": "/usr/bin:/bin", "CC": str(compiler), "PYTHONPATH": f"{tree.parent}:{':'.join(sys.path)}"}
+    processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert (tree.parent / "calls").read_text() == "called\n"
+
+
+@pytest.mark.parametrize(
+    "compiler, said",
+    [(None, r"none of cc, gcc and clang is there.*apt install gcc"), ("no-such-cc -x", r"\$CC, 'no-such-cc', is not")],
+)
+def test_without_a_compiler(tree: Path, compiler: str | None, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tree))
+    monkeypatch.setenv("CC", compiler) if compiler else monkeypatch.delenv("CC", raising=False)
+    small = imported("build")
+    with pytest.raises(small.CoreNotBuilt, match=said):
+        small.library("baseline")
+    assert not list(tree.glob("build/*/*.so"))
+
+
+def test_built_library_needs_no_compiler(tree: Path, monkeypatch: pytest.MonkeyPatch):
+    assert answer(1) == 321
+    monkeypatch.setenv("PATH", str(tree))
+    assert answer(1) == 321
+
+
+@pytest.mark.parametrize("text", ["int64_t answer(void) { return 1 }", "static int unused(void) { return 1; }"])
+def test_errors_and_warnings_of_the_compiler_are_shown(tree: Path, text: str):
+    (tree / "more.c").write_text(f"{text}\n")
+    small = imported("build")
+    with pytest.raises(small.CoreNotBuilt, match=r"does not compile; cc .*\n.*more.c:1"):
+        small.library("baseline")
+
+
+def test_folder_that_cannot_be_written(tree: Path):
+    (tree / "build").write_text("a file where the folder would be")
+    small = imported("build")
+    with pytest.raises(small.CoreNotBuilt, match=r"is not compiled for these sources .*pip install again"):
+        small.library("baseline")
+
+
+def test_variants(monkeypatch: pytest.MonkeyPatch):
+    """The last one whose instructions the processor has, unless another is named, which has to be one it has."""
+    variants = {"baseline": ((), ()), "good": ((), ("a", "b")), "best": ((), ("a", "b", "c"))}
+    monkeypatch.setattr(build, "variants", lambda: variants)
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    for extensions, expected in (("", "baseline"), ("b", "baseline"), ("bad", "good"), ("abcd", "best")):
+        monkeypatch.setattr(library, "_processor", lambda extensions=extensions: frozenset(extensions))
+        assert library.variant() == expected
+    for named in ("baseline", "good", "best"):
+        monkeypatch.setenv(library.VARIABLE, named)
+        assert library.variant() == named
+    monkeypatch.setattr(library, "_processor", lambda: frozenset("ab"))
+    with pytest.raises(ValueError, match="CUTE_KERNELS_CORE='best'; this processor executes baseline, good"):
+        library.variant()
+
+
+@pytest.mark.parametrize("variant", build.variants())
+def test_every_variant_compiles(variant: str):
+    """Of the core itself, without warnings; those that this processor executes are loaded."""
+    path = build.library(variant)
+    if library._processor().issuperset(build.variants()[variant][1]):
+        loaded = ctypes.CDLL(str(path))
+        assert all(hasattr(loaded, name) for name in layout.FUNCTIONS)
