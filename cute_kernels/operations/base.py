@@ -47,10 +47,10 @@ def dispatch_is_intercepted() -> bool:
     Otherwise, and unless the result would need a gradient, which the operator refuses on backward, the dispatcher would
     do nothing but call `Operation.execute`, and take tens of microseconds for it.
     """
-    return bool(
+    return (
         _is_compiling()
-        or _dispatch_modes()
-        or _function_modes()
+        or _dispatch_modes() > 0
+        or _function_modes() > 0
         or _functorch_level() is not None
         or _tracing_state() is not None
         or _is_profiling()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -125,8 +126,8 @@ def patch_embed_images(
     )  # fmt: skip
 
 
-def _constant(*dtypes: torch.dtype, optional: bool = True) -> torch.Tensor | None:
-    return arguments.tensor(*dtypes, optional=optional, role="constant")
+def _constant(*dtypes: torch.dtype, role: Literal["constant", "prepared"] = "constant") -> torch.Tensor | None:
+    return arguments.tensor(*dtypes, optional=True, role=role)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,9 +138,9 @@ class PatchEmbedImagesArguments:
     weight: torch.Tensor = arguments.tensor(
         torch.int8, *_PRECISIONS, shapes=("[N, K]",), dense=True, role="constant"
     )
-    weight_low: torch.Tensor | None = _constant(torch.int8)
-    weight_scale: torch.Tensor | None = _constant(torch.float32)
-    weight_offset: torch.Tensor | None = _constant(torch.float32)
+    weight_low: torch.Tensor | None = _constant(torch.int8, role="prepared")
+    weight_scale: torch.Tensor | None = _constant(torch.float32, role="prepared")
+    weight_offset: torch.Tensor | None = _constant(torch.float32, role="prepared")
     bias: torch.Tensor | None = _constant(*_FLOATS)
     pos_embed: torch.Tensor | None = _constant(*_FLOATS)
     patch: int = arguments.plain("int patch", int)

@@ -24,17 +24,18 @@ _NUMBERS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
 class Frames(threading.local):
     """Argument values of one thread, and the array of pointers to them: the call releases the interpreter lock.
 
-    ``address`` is that of the array; a number is converted faster than the array itself.
+    ``current`` holds the values and the address of the array together, since attributes of a thread are found slowly;
+    a number is converted faster than the array itself.
     """
 
     def __init__(self, plan: Plan, **constants: float | int) -> None:
         kind = values_type(tuple((o.name, _c_type(o)) for o in plan.operands if o.present))
         sizes = {operand.name: operand.size for operand in plan.operands if operand.kind == "size"}
-        self.values = kind(**sizes, **constants)
-        base = ctypes.addressof(self.values)
+        values = kind(**sizes, **constants)
+        base = ctypes.addressof(values)
         addresses = [base + getattr(kind, name).offset for name, _ in kind._fields_]
         self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-        self.address = ctypes.addressof(self._pointers)
+        self.current = values, ctypes.addressof(self._pointers)
 
 
 def _c_type(operand: Operand) -> type:
@@ -57,19 +58,19 @@ def launcher(parameters: tuple[str, ...], written: tuple[str, ...]) -> Callable[
     part of that. For ``("x", "out")`` it reads:
 
         def launch(x, out):
-            values = frames.values
+            values, address = frames.current
             values.x = x
             values.out = out
-            call(frames.address)
+            call(address)
             if values.status:
                 fail(values.status)
     """
     lines = [
         "def make(frames, call, fail):",
         f"    def launch({', '.join(parameters)}):",
-        "        values = frames.values",
+        "        values, address = frames.current",
         *(f"        values.{name} = {name}" for name in parameters if name in written),
-        "        call(frames.address)",
+        "        call(address)",
         "        if values.status:",
         "            fail(values.status)",
         "    return launch",
@@ -88,7 +89,7 @@ def check_layout(plan: Plan, function: Any) -> None:
     given = [operand for operand in plan.operands if operand.given]
     sample = {o.name: 0.75 if o.kind == "value" else 0x1110 * (i + 1) for i, o in enumerate(given)}
     stream = 0x1110 * (len(given) + 1)
-    values = Frames(plan, **sample, stream=stream).values
+    values, _ = Frames(plan, **sample, stream=stream).current
     expected, _keep_alive = dsl.argument_pointers(function, host_arguments(plan, **sample, stream=stream))
     names = [name for name, _ in values._fields_ if name != "status"]
     own = [getattr(type(values), name) for name in names]

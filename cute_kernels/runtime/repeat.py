@@ -27,7 +27,7 @@ from cute_kernels.runtime import gpu
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.operands import Operands
 
-Role = Literal["varies", "constant", "derived", "scale", "static", "word", "number", "ignored"]
+Role = Literal["varies", "constant", "prepared", "derived", "scale", "static", "word", "number", "ignored"]
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Types without an override of what operators do."""
@@ -45,9 +45,11 @@ class Repeatable:
     Attributes:
         name: of the argument.
         role: ``"varies"``: a tensor that differs from call to call, and is an operand as it is; ``"constant"``: a
-            tensor of the model, found again by its identity, from which operands were made once; ``"derived"``: a
-            tensor from which an operand is looked up in every call; ``"scale"``: a factor, None, a number, one
-            number in memory, or a tensor of more of them, which is an operand as it is; ``"static"``: anything else
+            tensor of the model, found again by its identity, from which operands were made once; ``"prepared"``: one
+            that this package made itself, whose shape and strides nobody changes in place, so that they are not
+            compared in every call; ``"derived"``: a tensor from which an operand is looked up in every call;
+            ``"scale"``: a factor, None, a number, one number in memory, or a tensor of more of them, which is an
+            operand as it is; ``"static"``: anything else
             that the result depends on, found by its identity; ``"word"`` and ``"number"``: a `str` or an `int`
             likewise, found by its value, since the dispatcher makes a new object for every call; ``"ignored"``: of no
             influence.
@@ -59,6 +61,11 @@ class Repeatable:
     role: Role
     optional: bool = False
     operand: str = ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is found again by its identity, memory and version."""
+        return self.role in ("constant", "prepared")
 
 
 @dataclass(frozen=True)
@@ -90,14 +97,17 @@ class RepeatedCalls:
     def __init__(self, arguments: Sequence[Repeatable], scales: ScaleProduct | None = None) -> None:
         self._arguments, self._scales = tuple(arguments), scales
         self.calls: dict[Hashable, Callable[..., torch.Tensor | None]] = {}
+        self._recent: dict[int, Callable[..., torch.Tensor | None]] = {}
         self._lock = threading.RLock()  # a death inside a locked section may forget a call
-        self.run: Callable[..., torch.Tensor | None] = _generate(*_finder(self._arguments), {"calls": self.calls})
+        names = {"calls": self.calls, "recent": self._recent}
+        self.run: Callable[..., torch.Tensor | None] = _generate(*_finder(self._arguments), names)
         self._key: Callable[..., tuple] = _generate(*_key_function(self._arguments), {})
 
     def clear(self) -> None:
         """Every call is made the long way again."""
         with self._lock:
             self.calls.clear()
+            self._recent.clear()
 
     def put(
         self,
@@ -116,7 +126,7 @@ class RepeatedCalls:
             derive: of each derived argument, what makes its operand.
         """
         given = [a for a in self._arguments if isinstance(values[a.name], torch.Tensor)]
-        constants = [a for a in given if a.role == "constant"]
+        constants = [a for a in given if a.kept]
         vectors = [a for a in given if a.role == "scale" and values[a.name].numel() != 1]
         copied = any(
             getattr(operands, a.operand).data_ptr() != values[a.name].data_ptr()
@@ -133,8 +143,11 @@ class RepeatedCalls:
         device, stream = out.get_device(), torch.cuda.current_stream(out.device).cuda_stream
         key = self._key(**values, device=device, stream=stream)
 
-        def forget(_: weakref.ref, calls: dict = self.calls) -> None:
-            calls.pop(key, None)
+        def forget(_: weakref.ref, calls: dict = self.calls, recent: dict = self._recent) -> None:
+            gone = calls.pop(key, None)
+            for constant, call in list(recent.items()):
+                if call is gone:
+                    recent.pop(constant, None)
 
         shape = _Shape(
             present=frozenset(a.name for a in given),
@@ -163,7 +176,8 @@ class RepeatedCalls:
         namespace: dict[str, Any] = {
             "launch": launches[0] if len(launches) == 1 else functools.partial(_in_turn, launches),
             "device": device,
-            "like": out.new_empty(1).expand(out.shape),
+            "stream": stream,
+            **_memory("out", out),
             "generation": DERIVED.generation,
             "keep": (made, static, [weakref.ref(values[a.name], forget) for a in constants]),
         }
@@ -172,17 +186,31 @@ class RepeatedCalls:
         namespace |= {f"derive_{name}": function for name, function in derive.items()}
         namespace |= {f"{a.name}_shape": values[a.name].shape for a in vectors}
         scratch = {name: getattr(operands, name) for name in plan.scratch}
-        namespace |= {f"like_{name}": tensor.new_empty(1).expand(tensor.shape) for name, tensor in scratch.items()}
+        for name, tensor in scratch.items():
+            namespace |= _memory(name, tensor)
         for a in constants:
             tensor = values[a.name]
-            stamp = {"pointer": tensor.data_ptr(), "version": tensor._version, "shape": tensor.shape}
+            stamp = {"id": id(tensor), "pointer": tensor.data_ptr(), "version": tensor._version}
+            stamp |= {"shape": tensor.shape, "stride": tensor.stride()}
             namespace |= {f"{a.name}_{what}": value for what, value in stamp.items()}
-            namespace[f"{a.name}_stride"] = tensor.stride()
+        for a in self._arguments:
+            value = values[a.name]
+            if a.role in ("varies", "derived") and value is not None:
+                namespace |= {f"{a.name}_shape": value.shape, f"{a.name}_dtype": value.dtype}
+            elif a.role in ("static", "word", "number"):
+                namespace[f"{a.name}_given"] = value
+            elif a.role == "scale":
+                namespace[f"{a.name}_type"] = type(value)
         call = _generate(source, "call", namespace)
         with self._lock:
             if len(self.calls) >= _CAPACITY:
-                self.calls.clear()
+                self.clear()
             self.calls[key] = call
+
+
+def _memory(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+    """What is allocated in every call in place of this contiguous tensor, by the names in generated code."""
+    return {f"{name}_size": tuple(tensor.shape), f"{name}_step": tensor.stride(), f"{name}_type": tensor.dtype}
 
 
 @dataclass(frozen=True)
@@ -203,16 +231,20 @@ class _Shape:
 
 # --- code ------------------------------------------------------------------------------------------------------------
 
+def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
 # What generated code uses. Looked up once: attribute by attribute they cost a call half a microsecond. CPU builds of
-# torch lack the last three.
+# torch lack the last three. Memory is allocated as code that torch.compile generates does it, on the current device:
+# through the dispatcher that takes about twice as long.
 _SHARED = {
     "PLAIN": PLAIN_TENSORS,
     "Tensor": torch.Tensor,
     "DERIVED": DERIVED,
-    "CONTIGUOUS": torch.contiguous_format,
     "CHANNELS_LAST": torch.channels_last,
     "FP32": torch.float32,
-    "empty_like": torch.empty_like,
+    "empty_strided": getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided),
     "current_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
     "current_device": getattr(torch._C, "_cuda_getDevice", None),
     "is_capturing": getattr(torch._C, "_cuda_isCurrentStreamCapturing", None),
@@ -239,7 +271,7 @@ def _generate(source: str, name: str, namespace: dict[str, Any]) -> Callable[...
 def _key(arguments: Sequence[Repeatable]) -> str:
     parts = ["device", "stream"]
     for a in arguments:
-        if a.role == "constant" or a.role == "static":
+        if a.kept or a.role == "static":
             parts.append(f"id({a.name})")
         elif a.role in _BY_VALUE:
             # Of another type, bool among them, an argument is illegal and not to be taken for an equal one.
@@ -257,27 +289,41 @@ def _key_function(arguments: Sequence[Repeatable]) -> tuple[str, str]:
     return f"def key({names}, device, stream):\n    return {_key(arguments)}\n", "key"
 
 
-def _finder(arguments: Sequence[Repeatable]) -> tuple[str, str]:
-    """Source of `RepeatedCalls.run`. That of ``gemm`` begins:
+def _recent(arguments: Sequence[Repeatable]) -> Repeatable | None:
+    """The constant by which the last call is found before any other is looked for; there may be none."""
+    return next((a for a in arguments if a.role == "constant" and not a.optional), None)
 
-    def run(a, b, bias, out_dtype, backend, config, allow_tf32, gradients):
-        if type(a) not in PLAIN or not a.is_cuda:
+
+def _finder(arguments: Sequence[Repeatable]) -> tuple[str, str]:
+    """Source of `RepeatedCalls.run`. That of ``patch_embed`` begins:
+
+    def run(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients):
+        call = recent.get(id(weight))
+        if call is not None:
+            out = call(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients)
+            if out is not None:
+                return out
+        if type(x) not in PLAIN or not x.is_cuda:
             return None
-        if type(b) not in PLAIN:
+        if pos_index is not None and type(pos_index) not in PLAIN:
             return None
-        if bias is not None and type(bias) not in PLAIN:
-            return None
-        device = a.get_device()
+        device = x.get_device()
         stream = current_stream(device)
-        call = calls.get((device, stream, a.shape, a.dtype, ..., id(out_dtype), id(config), id(allow_tf32)))
+        call = calls.get((device, stream, x.shape, x.dtype, id(weight), ..., id(config)))
     """
     names = ", ".join(a.name for a in arguments)
     first, *others = (a for a in arguments if a.role in ("varies", "derived"))
-    lines = [
-        f"def run({names}, gradients):",
-        f"    if type({first.name}) not in PLAIN or not {first.name}.is_cuda:",
-        "        return None",
-    ]
+    constant = _recent(arguments)
+    lines = [f"def run({names}, gradients):"]
+    if constant is not None:
+        lines += [
+            f"    call = recent.get(id({constant.name}))",
+            "    if call is not None:",
+            f"        out = call({names}, gradients)",
+            "        if out is not None:",
+            "            return out",
+        ]
+    lines += [f"    if type({first.name}) not in PLAIN or not {first.name}.is_cuda:", "        return None"]
     for a in others:
         there = f"{a.name} is not None and " if a.optional else ""
         lines += [f"    if {there}type({a.name}) not in PLAIN:", "        return None"]
@@ -287,9 +333,25 @@ def _finder(arguments: Sequence[Repeatable]) -> tuple[str, str]:
         f"    call = calls.get({_key(arguments)})",
         "    if call is None:",
         "        return None",
-        f"    return call({names}, gradients)",
     ]
+    if constant is not None:
+        lines.append(f"    recent[id({constant.name})] = call")
+    lines.append(f"    return call({names}, gradients)")
     return "\n".join(lines) + "\n", "run"
+
+
+def _is_another(a: Repeatable, shape: _Shape) -> list[str]:
+    """What shows that an argument is none of the remembered call, in terms of its name."""
+    t = a.name
+    if a.kept:
+        return [f"id({t}) != {t}_id" if t in shape.present else f"{t} is not None"]
+    if a.role in ("varies", "derived"):
+        if t not in shape.present:
+            return [f"{t} is not None"]
+        return [f"type({t}) not in PLAIN", f"{t}.shape != {t}_shape", f"{t}.dtype is not {t}_dtype"]
+    if a.role in _BY_VALUE:
+        return [f"type({t}) is not {_BY_VALUE[a.role]}", f"{t} != {t}_given"]
+    return {"static": [f"{t} is not {t}_given"], "scale": [f"type({t}) is not {t}_type"]}.get(a.role, [])
 
 
 @functools.lru_cache(maxsize=256)
@@ -299,6 +361,9 @@ def _launcher(
     """Source of a remembered call, and the parameters of its launch. Of ``patch_embed`` without an index, in parts:
 
     def call(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients):
+        if (type(x) not in PLAIN or x.shape != x_shape or ... or id(weight) != weight_id or ...
+                or x.get_device() != device or current_stream(device) != stream):
+            return None
         if (DERIVED.generation != generation or current_device() != device or is_capturing()
                 or weight.data_ptr() != weight_pointer or weight._version != weight_version or ...):
             return None
@@ -306,19 +371,29 @@ def _launcher(
         if at_x % 16 or not x.is_contiguous() or (gradients and x.requires_grad):
             return None
         _scale = combine_numbers(scale_a, scale_b)
-        _out = empty_like(like, memory_format=CONTIGUOUS)
+        _out = empty_strided(out_size, out_step, out_type)
         launch(at_x, _scale, _out.data_ptr())
         return _out
+
+    The first condition, that the call is this one, is left out where calls are found by their keys alone.
     """
     alignments = dict(shape.alignments)
+    lines = [f"def call({', '.join(a.name for a in arguments)}, gradients):"]
+    if _recent(arguments) is not None:
+        main = next(a.name for a in arguments if a.role in ("varies", "derived"))
+        another = [condition for a in arguments for condition in _is_another(a, shape)]
+        lines += _refuse([*another, f"{main}.get_device() != device", "current_stream(device) != stream"])
     refusals = ["DERIVED.generation != generation", "current_device() != device", "is_capturing()"]
-    for a in (a for a in arguments if a.role == "constant" and a.name in shape.present):
+    differentiable: list[str] = []
+    for a in (a for a in arguments if a.kept and a.name in shape.present):
         t = a.name
         # Contiguous ones are not asked for their strides, which takes longest.
         strides = f"not {t}.is_contiguous()" if t in shape.dense else f"{t}.stride() != {t}_stride"
-        refusals += [f"{t}.data_ptr() != {t}_pointer", f"{t}._version != {t}_version", f"{t}.shape != {t}_shape"]
-        refusals += [strides, f"(gradients and {t}.requires_grad)"]
-    lines = [f"def call({', '.join(a.name for a in arguments)}, gradients):", *_refuse(refusals)]
+        refusals += [f"{t}.data_ptr() != {t}_pointer", f"{t}._version != {t}_version"]
+        if a.role == "constant":
+            refusals += [f"{t}.shape != {t}_shape", strides]
+        differentiable.append(f"{t}.requires_grad")
+    lines += _refuse([*refusals, f"(gradients and ({' or '.join(differentiable)}))"] if differentiable else refusals)
     launched: list[tuple[str, str]] = []
     first = True
     for a in (a for a in arguments if a.role == "varies" and a.name in shape.present):
@@ -357,10 +432,10 @@ def _launcher(
         lines.append(f"    _scale = combine_tensors({', '.join(factors)})")  # lives until the launch is in the queue
         launched.append((scales.operand, "_scale.data_ptr()"))
     for name in shape.scratch:
-        lines.append(f"    _{name} = empty_like(like_{name}, memory_format=CONTIGUOUS)")
+        lines.append(f"    _{name} = empty_strided({name}_size, {name}_step, {name}_type)")
         launched.append((name, f"_{name}.data_ptr()"))
     lines += [
-        "    _out = empty_like(like, memory_format=CONTIGUOUS)",
+        "    _out = empty_strided(out_size, out_step, out_type)",
         f"    launch({', '.join([value for _, value in launched] + ['_out.data_ptr()'])})",
         "    return _out",
     ]

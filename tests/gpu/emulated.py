@@ -59,6 +59,7 @@ def device(arch: str) -> Iterator[capturing.Session]:
         "current_stream": lambda device: _NO_STREAM,
         "current_device": lambda: 0,
         "is_capturing": lambda: False,
+        "empty_strided": lambda *memory: torch.empty_strided(*memory[:2], dtype=memory[2], device="cuda"),
     }
     with contextlib.ExitStack() as stack, capturing.capture(arch) as session:
 
