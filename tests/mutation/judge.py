@@ -16,7 +16,7 @@ from tests.mutation.mutants import Mutant
 from tests.mutation.targets import BACK_ENDS, Target
 
 #: A mutant that executes this many times the instructions of the original, plus a constant, counts as a hang.
-_LIMIT_FACTOR, _LIMIT_CONSTANT = 6, 200_000
+LIMIT_FACTOR, LIMIT_CONSTANT = 6, 200_000
 _LAUNCHES = 2  # where the order between launches is at stake; elsewhere a second one would show nothing more
 
 
@@ -74,7 +74,7 @@ def instruction_limits(target: Target, schedules: dict[str, Options]) -> dict[st
     for name, options in schedules.items():
         outcome = target.run(target.ptx, options, _LAUNCHES)
         assert not outcome.difference, f"the unchanged kernel under {name}: {outcome.difference}"
-        limits[name] = _LIMIT_FACTOR * outcome.warp_instructions + _LIMIT_CONSTANT
+        limits[name] = LIMIT_FACTOR * outcome.warp_instructions + LIMIT_CONSTANT
     return limits
 
 
