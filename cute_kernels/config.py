@@ -228,6 +228,28 @@ class Sm90PatchEmbedConfig:
 
 
 @dataclass(frozen=True)
+class Sm90RowsConfig:
+    """Tunables of two SM90a kernels in turn, for images: a pass that lays out patches as rows, and the patch embed of
+    rows, with the tunables that its plan chooses.
+
+    Attributes:
+        chunk_images: images whose rows are laid out and multiplied before those of the next ones, in the same memory: a
+            multiple of 16. Few enough, and the rows never leave L2; each chunk is two launches. 0: all images at once.
+        row_multiple: rows begin on multiples of this many bytes, 16, 32, 64 or 128, with zeros between them: rows that
+            begin on 128 bytes share no line of L2.
+
+    Raises:
+        TypeError: a field of the wrong type.
+    """
+
+    chunk_images: int = 0
+    row_multiple: int = 16
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True)
 class PatchEmbedImagesProblem:
     """Facts of one call of ``out[b, s, n] = scale[n] * sum_k pixel[b, s, k] * w[n, k] + table[s, n]``.
 
@@ -508,5 +530,5 @@ class Sm90GemmConfig:
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig
 PatchEmbedConfig = Sm100PatchEmbedConfig | Sm100ResidentConfig | Sm90PatchEmbedConfig
-ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig
+ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig | Sm90RowsConfig
 Config = PatchEmbedConfig | GemmConfig | ImagesConfig

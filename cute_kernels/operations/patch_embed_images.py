@@ -21,7 +21,7 @@ from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.operations.fragment_table import fragment_table
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, strip_weight
-from cute_kernels.operations.rows import rows_table, tma_rows
+from cute_kernels.operations.rows import rows_table
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
@@ -64,7 +64,8 @@ def patch_embed_images(
     few images of 16 pixels; with ``"bf16"`` and ``"fp16"`` weights patches of 16, 32 and
     64; on SM100 patches of 16 in planes.
     Otherwise a pass lays out patches as rows, and the kernel of `cute_kernels.patch_embed` multiplies these, launched
-    as its dependent. The rows, of as many bytes as the pixels, are memory of the call. The plan says which and why.
+    as its dependent. The rows, of as many bytes as the pixels, are memory of the call; with `Sm90RowsConfig` both
+    kernels take chunks of images in turn, and the rows of one chunk are. The plan says which and why.
 
     Args:
         images: ``[B, C, H, W]``, H and W whole patches. uint8 with the raw values 0 to 255; with ``"bf16"`` and
@@ -80,8 +81,9 @@ def patch_embed_images(
             torch, also float16 and float32.
         config: tunables of the kernel: `Sm100ImagesConfig`, or of SM90 `Sm90ImagesConfig` with ``"int8"`` and
             ``"int16"`` weights and `Sm90GatherConfig` with ``"bf16"`` and ``"fp16"``. With `Sm100PatchEmbedConfig` or
-            `Sm90PatchEmbedConfig` a pass lays out rows whatever the images, for a kernel with these tunables, which
-            ``"int16"`` weights do not have. None takes the plan's default. An illegal one is refused on every backend.
+            `Sm90PatchEmbedConfig` a pass lays out rows whatever the images, for a kernel with these tunables, and with
+            `Sm90RowsConfig` for one whose tunables are chosen; ``"int16"`` weights do not have it. None takes the
+            plan's default. An illegal one is refused on every backend.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU: SM90's, or SM100's with an `Sm100ImagesConfig`. ``"reference"``: plain
             torch on any device.
@@ -240,7 +242,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             table=rows_table(plan.rows, sources, lambda: (_shifted(a), a.pos_embed)),
             scale=1.0,
             feature_scale=in_kernel_order(a.weight_scale),
-            out=memory(problem.m, problem.n, dtype=a.out_dtype),
+            out=memory(plan.problem.batch * plan.problem.positions, problem.n, dtype=a.out_dtype),
         )
         return Prepared(plan, operands, self.output_shape(a))
 
@@ -293,11 +295,13 @@ def _shifted(a: PatchEmbedImagesArguments) -> torch.Tensor | None:
 
 
 def _weight_rows(a: PatchEmbedImagesArguments, plan: RowsChainPlan) -> torch.Tensor:
-    """The weight in the order of the rows that the pass writes, padded likewise; a copy, which begins on 16 bytes."""
+    """The weight in the order of the rows that the pass writes, zero-padded likewise; it begins on 16 bytes."""
     weight, p = a.weight, plan.problem
     if p.channels_last:
         weight = weight.view(-1, p.channels, p.patch, p.patch).permute(0, 2, 3, 1).reshape(weight.shape)
-    return tma_rows(weight.clone(), plan.rows.problem.k)
+    padded = weight.new_zeros(weight.shape[0], plan.rows.problem.k)
+    padded[:, : weight.shape[1]] = weight
+    return padded
 
 
 def _table_rows(a: PatchEmbedImagesArguments, shape: tuple[int, int]) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, NoReturn
 
@@ -111,8 +111,16 @@ class Plan(ABC):
 
     @property
     def launches(self) -> tuple[Plan, ...]:
-        """What is launched, in this order: one kernel, but for a plan that chains others."""
+        """Kernels that run, in this order: one, but for a plan that chains others; `turns` says how often each does."""
         return (self,)
+
+    @property
+    def turns(self) -> tuple[tuple[Plan, Mapping[str, slice]], ...]:
+        """All launches in their order, and which part of an operand, along its first dimension, each of them gets.
+
+        An operand that is not named goes to the launch as a whole.
+        """
+        return tuple((part, {}) for part in self.launches)
 
     @property
     def scratch(self) -> tuple[str, ...]:

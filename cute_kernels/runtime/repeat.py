@@ -14,6 +14,7 @@ from the operation's arguments, and the one that launches it from what is presen
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -169,10 +170,12 @@ class RepeatedCalls:
             if name in constant_operands and id(tensor) not in own
         ]
         static = [values[a.name] for a in self._arguments if a.role == "static"]
-        launches = [
-            gpu.bound_launch(part).with_constants(parameters, **constant_operands, stream=stream)
-            for part in plan.launches
-        ]
+        launches = []
+        for kernel, parts in plan.turns:
+            launch = gpu.bound_launch(kernel).with_constants(parameters, **constant_operands, stream=stream)
+            whole, own = operands.addresses(), operands.of(kernel, parts).addresses()
+            distances = [own[name] - whole[name] if name in parts and name in own else 0 for name in parameters]
+            launches.append(functools.partial(_further_on, launch, distances) if any(distances) else launch)
         namespace: dict[str, Any] = {
             "launch": launches[0] if len(launches) == 1 else functools.partial(_in_turn, launches),
             "device": device,
@@ -254,6 +257,10 @@ _SHARED = {
 def _in_turn(launches: Sequence[Callable[..., None]], *values: Any) -> None:
     for launch in launches:
         launch(*values)
+
+
+def _further_on(launch: Callable[..., None], distances: Sequence[int], *values: Any) -> None:
+    launch(*map(operator.add, values, distances))
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from cute_kernels.config import (
     Sm90GatherConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
+    Sm90RowsConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
     Sm100ResidentConfig,
@@ -24,7 +25,9 @@ from cute_kernels.plan.patch_embed_images.sm90_default import plan_sm90_images
 from cute_kernels.plan.patch_embed_images.sm100_limits import plan_sm100_images
 from cute_kernels.plan.planner import Planner, Target
 
-_SM90_CHAIN = Target(Sm90PatchEmbedConfig, plan_sm90_chain, takes=lambda problem: bool(why_rows_on_sm90(problem)))
+_SM90_CHAIN = Target(
+    Sm90PatchEmbedConfig, plan_sm90_chain, takes=lambda problem: bool(why_rows_on_sm90(problem)), also=(Sm90RowsConfig,)
+)
 _SM100_CHAIN = Target(
     Sm100PatchEmbedConfig, plan_sm100_chain, takes=lambda problem: bool(why_rows_on_sm100(problem)),
     also=(Sm100ResidentConfig,),
