@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import word_count, words
 from cute_kernels.emulator.errors import BarrierMisuse
 
 Policy = Literal["eager", "lazy", "random"]
@@ -130,11 +131,11 @@ class BulkOp:
     observed: bool = False
 
 
-#: What is kept of a thread's bulk groups, int64, which machine code reads and writes too: groups committed; the group
-#: of the latest store in machine code, and the identity of its reads; groups whose reads were waited for; operations in
-#: the open group and the oldest group that are kept here; columns of its reads and writes in the race detector.
-THREAD_WORDS = ("COMMITTED", "STORED", "IDENTITY", "WAITED", "OPEN", "OLDEST", "READS", "WRITES")
-_COMMITTED, _STORED, _IDENTITY, _WAITED, _OPEN, _OLDEST, _READS, _WRITES = range(len(THREAD_WORDS))
+#: Words of what is kept of a thread's bulk groups, a `BulkThread` of the core.
+_COMMITTED, _STORED, _IDENTITY, _WAITED, _OPEN, _OLDEST, _READS, _WRITES = (
+    words("BulkThread")[name]
+    for name in ("committed", "stored", "identity", "waited", "open", "oldest", "reads", "writes")
+)
 _NONE = (1 << 62) - 1
 
 
@@ -142,7 +143,7 @@ class _Thread:
     """Operations that are not complete, or not known to be, by the number of their group."""
 
     def __init__(self) -> None:
-        block = np.zeros(len(THREAD_WORDS), np.int64)
+        block = np.zeros(word_count("BulkThread"), np.int64)
         self.words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
         self.words[_OLDEST] = _NONE
         self.open: list[BulkOp] = []
@@ -169,7 +170,7 @@ class BulkGroups:
         return self._threads[thread]
 
     def address(self, thread: Hashable, columns: tuple[int, int]) -> int:
-        """Host address of `THREAD_WORDS` of a thread, whose columns in the race detector are these."""
+        """Host address of the `BulkThread` of a thread, whose columns in the race detector are these."""
         state = self._thread(thread)
         state.words[_READS], state.words[_WRITES] = columns
         return state.address

@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
 from cute_kernels.emulator.sync_point import PROXIES, READ, Columns, Order, Row, SyncPoint, join, widened
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
 
-LANES = 32
+LANES = CONSTANTS["LANES"]
 FULL = (1 << LANES) - 1
 NEVER = np.iinfo(np.int32).max  # the clock of what is not complete; nobody knows it
 
@@ -43,45 +44,32 @@ class Offset(enum.IntEnum):
     """Columns of a warp behind those of its 32 lanes."""
 
     READ = READ  # loads, by whichever lane
-    TENSOR_LOAD = 33
-    TENSOR_STORE = 34
-    INIT = 35  # mbarrier.init
+    TENSOR_LOAD = CONSTANTS["COLUMN_TENSOR_LOAD"]
+    TENSOR_STORE = CONSTANTS["COLUMN_TENSOR_STORE"]
+    INIT = CONSTANTS["COLUMN_INIT"]  # mbarrier.init
 
 
-WARP_COLUMNS = 36
-#: `Agent.words`, int64: host address and columns of its clocks; what it is; its clocks now; identities of its accesses
-#: at these clocks (`shadow.Epochs`), 0 for none yet; the first of four texts of its epochs (generic loads and stores,
-#: tcgen05.ld and st); host addresses of what single lanes know (`Private`), of the loads' clocks, of two clock rows;
-#: lanes that issued bulk stores, and the host address of 32 addresses of what is kept of their groups (`BulkGroups`);
-#: its number in the cluster; whether it is strict; host addresses of the clocks at the last fence (0: none) and of what
-#: relaxed waits obtained, with the order of the fence, and whether anything is obtained; mbarriers initialised before
-#: the last fence of them; host address of a matrix for intermediate results.
-AGENT_WORDS = (
-    "CLOCKS", "WIDTH", "BASE", "LIVE", "RANK", "CLOCK", "LOAD_CLOCK", "STORE_CLOCK",
-    "READ_IDENTITY", "WRITE_IDENTITY", "LOAD_IDENTITY", "STORE_IDENTITY", "TEXT",
-    "PRIVATE", "LOADS", "LOAD_COUNT", "BEFORE", "INCOMING", "STORING", "BULK",
-    "NUMBER", "STRICT", "FENCED", "FENCED_ORDER", "PENDING", "SOME_PENDING", "FENCED_INITS", "SCRATCH",
-)  # fmt: skip
-_AT = {name: i for i, name in enumerate(AGENT_WORDS)}
-_CLOCK, _LOAD_CLOCK, _STORING, _SOME_PENDING = (_AT[n] for n in ("CLOCK", "LOAD_CLOCK", "STORING", "SOME_PENDING"))
-_IDENTITIES = slice(_AT["READ_IDENTITY"], _AT["TEXT"])
-_TENSOR_IDENTITIES = slice(_AT["LOAD_IDENTITY"], _AT["TEXT"])
+WARP_COLUMNS = CONSTANTS["WARP_COLUMNS"]
+_AT = words("Agent")
+_CLOCK, _LOAD_CLOCK, _STORING, _SOME_PENDING, _BULK, _FENCED_INITS = (
+    _AT[name] for name in ("clock", "load_clock", "storing", "some_pending", "bulk", "fenced_inits")
+)
+_IDENTITIES = slice(_AT["read_identity"], _AT["store_identity"] + 1)
+_TENSOR_IDENTITIES = slice(_AT["load_identity"], _AT["store_identity"] + 1)
 _NO_IDENTITIES = memoryview(bytes(32)).cast("q")
-PRIVATE_COLUMNS = 2 * LANES  # a lane has two streams of its own: reads and writes of its bulk groups
 #: Rows that a fence takes over from relaxed waits before it.
 PENDING = (Row.ACQUIRED, Row.VISIBLE, *PROXIES)
 
 
 class Private:
-    """By column, a lane and the clock that this lane alone knows, in memory that machine code reads and writes too.
+    """By column, a lane and the clock that this lane alone knows, in memory that the core reads and writes too.
 
     Attributes:
-        address: host address of int64 [1 + 3 * PRIVATE_COLUMNS]: the number of entries, then column, lane and clock of
-            each.
+        address: host address of a `Private` of the core: the number of entries, then column, lane and clock of each.
     """
 
     def __init__(self) -> None:
-        block = np.zeros(1 + 3 * PRIVATE_COLUMNS, np.int64)
+        block = np.zeros(word_count("Private"), np.int64)
         self._words = memoryview(block).cast("B").cast("q")
         self.address = block.ctypes.data
 
@@ -121,7 +109,7 @@ class Agent:
         clock: of its accesses now; it advances whenever something is passed on, so that later accesses are told apart.
         clocks: int32 [rows, columns]. In the columns of its own lanes: what every lane knows of the others.
         address: host address of ``clocks``.
-        words: `AGENT_WORDS`, which machine code reads and writes too, int64 at host address ``block_address``.
+        words: an `Agent` of the core, which it reads and writes too, as int64; it is at host address ``block_address``.
         private: what single lanes know, until the lanes synchronise.
         label: for reports.
         warp: the warp, None where there are clocks alone.
@@ -139,18 +127,16 @@ class Agent:
         self.base = columns.take(WARP_COLUMNS)
         self.clocks = columns.matrix(self)
         self.loads = np.zeros(64, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
-        block = np.zeros(len(AGENT_WORDS), np.int64)
+        block = np.zeros(word_count("Agent"), np.int64)
         self.words, self.block_address = memoryview(block).cast("B").cast("q"), block.ctypes.data
         values = {
-            "BASE": self.base, "LIVE": live, "RANK": rank, "CLOCK": 1, "LOAD_CLOCK": 1, "STORE_CLOCK": 1, "TEXT": text,
-            "PRIVATE": self.private.address, "NUMBER": number, "STRICT": strict,
+            "base": self.base, "live": live, "rank": rank, "clock": 1, "load_clock": 1, "store_clock": 1, "text": text,
+            "single": self.private.address, "number": number, "strict": strict,
         }  # fmt: skip
         for name, value in values.items():
             self.words[_AT[name]] = value
         self.before = np.zeros(columns.width, np.int32)  # the tensor row at the last tcgen05.fence::before_thread_sync
         self.incoming = np.zeros(columns.width, np.int32)  # obtained by relaxed waits, no after_thread_sync yet
-        self._bulk = np.zeros(LANES, np.int64)
-        self.words[_AT["BULK"]] = self._bulk.ctypes.data
         self.fenced: tuple[np.ndarray, Order] | None = None  # clocks at the last fence, and its scope
         #: Obtained by relaxed waits, for a fence to acquire: int32 [`PENDING`, columns].
         self.pending = np.zeros((len(PENDING), columns.width), np.int32)
@@ -163,11 +149,11 @@ class Agent:
     def _locate(self) -> None:
         self.address = self.clocks.ctypes.data
         values = {
-            "CLOCKS": self.address, "WIDTH": self.clocks.shape[1], "LOADS": self.loads.ctypes.data,
-            "LOAD_COUNT": len(self.loads), "BEFORE": self.before.ctypes.data, "INCOMING": self.incoming.ctypes.data,
-            "PENDING": self.pending.ctypes.data, "SCRATCH": self._scratch.ctypes.data,
-            "FENCED": 0 if self.fenced is None else self.fenced[0].ctypes.data,
-            "FENCED_ORDER": 0 if self.fenced is None else int(self.fenced[1]),
+            "clocks": self.address, "width": self.clocks.shape[1], "loads": self.loads.ctypes.data,
+            "load_count": len(self.loads), "before": self.before.ctypes.data, "incoming": self.incoming.ctypes.data,
+            "pending": self.pending.ctypes.data, "scratch": self._scratch.ctypes.data,
+            "fenced": 0 if self.fenced is None else self.fenced[0].ctypes.data,
+            "fenced_order": 0 if self.fenced is None else int(self.fenced[1]),
         }  # fmt: skip
         for name, value in values.items():
             self.words[_AT[name]] = value
@@ -251,7 +237,7 @@ class Agent:
                 point.gather(clocks, self.rank, order & self.fenced[1])
             # fence.mbarrier_init.release.cluster makes initialised mbarriers visible through a relaxed arrival.
             column = self.base + Offset.INIT
-            fenced_inits = self.words[_AT["FENCED_INITS"]]
+            fenced_inits = self.words[_FENCED_INITS]
             point.gathered[Row.VISIBLE, column] = max(point.gathered[Row.VISIBLE, column], fenced_inits)
         self.advance()
 
@@ -327,7 +313,7 @@ class Agent:
 
     def fence_init(self) -> None:
         """fence.mbarrier_init."""
-        self.words[_AT["FENCED_INITS"]] = self.inits
+        self.words[_FENCED_INITS] = self.inits
 
     def complete_tensor(self, kind: int) -> None:
         """tcgen05.wait::ld or ::st: the warp's loads or stores of tensor memory so far are complete."""
@@ -347,7 +333,7 @@ class Agent:
     def stores(self, lane: int, groups: int) -> None:
         """A lane issues bulk stores; host address of what is kept of its groups (`BulkGroups.address`)."""
         self.words[_STORING] |= 1 << lane
-        self._bulk[lane] = groups
+        self.words[_BULK + lane] = groups
 
     def _next_tensor_clock(self, kind: int) -> None:
         self.words[_LOAD_CLOCK + kind - Offset.TENSOR_LOAD] += 1

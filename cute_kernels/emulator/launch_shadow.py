@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import word_count, words
 from cute_kernels.emulator.shadow import LANE_BITS, STRONG, Epochs, Shadow
 
 if TYPE_CHECKING:
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
 Region = tuple[int, int]
 """First address and bytes."""
 
-#: A row of `LaunchShadow`'s table of regions, int64: its range, whether it may be written, `Shadow.address` (0 while it
-#: has none) and the address that its shadow begins at.
-REGION_WORDS = ("START", "END", "WRITABLE", "TRACKED", "ORIGIN")
+#: Words of a row of `LaunchShadow`'s table of regions, a `LaunchRegion` of the core.
+_TRACKED, _REGION_WORDS = words("LaunchRegion")["tracked"], word_count("LaunchRegion")
 
 
 @dataclass
@@ -31,7 +31,7 @@ class LaunchShadow:
         released: per address and cluster, the visible row that was released there at a scope of the GPU.
         first: first epoch of this launch; those before it belong to a launch that may not be over yet.
         flow: of the kernel, to name the instructions of earlier accesses; None: they are not named.
-        block: int64, for machine code: address of the table of regions, and their number.
+        block: a `LaunchRegions` of the core, as int64.
     """
 
     memory: GlobalMemory
@@ -41,10 +41,10 @@ class LaunchShadow:
     released: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
     first: int = 1
     flow: Flow | None = None
-    block: np.ndarray = field(default_factory=lambda: np.zeros(2, np.int64))
+    block: np.ndarray = field(default_factory=lambda: np.zeros(word_count("LaunchRegions"), np.int64))
 
     def __post_init__(self) -> None:
-        self._table = np.zeros((0, len(REGION_WORDS)), np.int64)
+        self._table = np.zeros((0, _REGION_WORDS), np.int64)
 
     def shadow(self, index: int) -> tuple[Shadow, int] | None:
         """The shadow of a region of the memory and its first address; None for memory that is only read."""
@@ -62,7 +62,7 @@ class LaunchShadow:
         if len(self._table) != len(regions):
             self._table = np.array([(r.start, r.end, r.writable, 0, 0) for r in regions], np.int64)
             self.block[:] = self._table.ctypes.data, len(regions)
-        self._table[index, REGION_WORDS.index("TRACKED") :] = shadow.address, origin
+        self._table[index, _TRACKED:] = shadow.address, origin
 
     def successor(self) -> LaunchShadow:
         """For a launch that may begin before this one is over: who accessed what becomes "the launch before"."""

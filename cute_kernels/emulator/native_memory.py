@@ -17,24 +17,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import address
 from cute_kernels.emulator.instructions_move import SHARED_WINDOW
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
 
 ROW = 256  # bytes of an exchange row: 32 lanes of 64 bits
-#: Who logs, in words of 64 bits: `Agent.block_address`, `Epochs.block`, the shadows of its CTA's shared and tensor
-#: memory, `LaunchShadow.block`, the first epoch of its cluster, a request (`native_shadow_code.FIELDS`).
-CONTEXT_WORDS = ("AGENT", "EPOCHS", "SHADOW", "TENSOR", "LAUNCH", "FLOOR", "REQUEST")
 #: Flags of the tables.
-STATES, CALL = CONSTANTS["STATES"], CONSTANTS["CALL"]
-LOG = {("shared", False): 16, ("shared", True): 32, ("global", False): 64, ("global", True): 128}
-#: What else is logged for the race detector. The argument (where an access has its bytes) of fence_proxy: 1 for shared,
-#: 2 for global memory; of tensor_load: columns, with the first cell and the index of the instruction for addresses; of
-#: tensor_wait: the `Offset`; of tensor_fence: 1 for ::before_thread_sync.
-EVENT = {"converge": 256, "fence_proxy": 512, "tensor_load": 1024, "tensor_wait": 2048, "tensor_fence": 4096}
-EVENTS = 4096  # flag of the tables: events are logged
-LOG_ENTRY = 16 + 256  # kind, mask, bytes or argument, instruction: int32; then 32 addresses
+STATES, CALL, EVENTS = CONSTANTS["STATES"], CONSTANTS["CALL"], CONSTANTS["LOG_EVENTS"]
+#: Kinds of entries of the log for the race detector, and flags of the tables that ask for them: accesses,
+LOG = {
+    (space, write): CONSTANTS[f"LOG_{space.upper()}_{'WRITE' if write else 'READ'}"]
+    for space in ("shared", "global") for write in (False, True)
+}  # fmt: skip
+#: and events.
+EVENT = {
+    name: CONSTANTS[f"LOG_{name.upper()}"]
+    for name in ("converge", "fence_proxy", "tensor_load", "tensor_wait", "tensor_fence")
+}
+LOG_ENTRY = ctypes.sizeof(STRUCTURES["LogEntry"])
 _LOG_ENTRIES = 64  # a few: what is worked off soon is still in the cache
 Tables, Cta, Region = (STRUCTURES[name] for name in ("Tables", "Cta", "Region"))
 assert Tables.ranks.offset == Cta.data.offset == Region.start.offset == 0, "the text below has no offset for them"
@@ -250,69 +252,16 @@ def log_code() -> str:
     """
     return f"""
 define internal ptr @log_entry(ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction) noinline {{
-entry:
-  %used.p = getelementptr i8, ptr %t, i64 {Tables.log_used.offset}
-  %used = load i64, ptr %used.p
-  %room.p = getelementptr i8, ptr %t, i64 {Tables.log_size.offset}
-  %room = load i64, ptr %room.p
-  %log.p = getelementptr i8, ptr %t, i64 {Tables.log.offset}
-  %log = load ptr, ptr %log.p
-  %free = icmp ult i64 %used, %room
-  br i1 %free, label %append, label %full
-full:
-  %observe.p = getelementptr i8, ptr %t, i64 {Tables.observe.offset}
-  %observe = load ptr, ptr %observe.p
-  %python = icmp eq ptr %observe, null
-  br i1 %python, label %none, label %work
-work:
-  %context.p = getelementptr i8, ptr %t, i64 {Tables.context.offset}
-  %context = load ptr, ptr %context.p
-  %done.p = getelementptr i8, ptr %t, i64 {Tables.log_done.offset}
-  %done = load i64, ptr %done.p
-  %ready = call i64 %observe(ptr %context, ptr %log, i64 %done, i64 %used)
-  store i64 %ready, ptr %done.p
-  %all = icmp eq i64 %ready, %used
-  br i1 %all, label %clear, label %none
-clear:
-  store i64 0, ptr %done.p
-  br label %append
-append:
-  %at = phi i64 [%used, %entry], [0, %clear]
-  %o = mul i64 %at, {LOG_ENTRY}
-  %e = getelementptr i8, ptr %log, i64 %o
-  store i32 %kind, ptr %e
-  %e.mask = getelementptr i8, ptr %e, i64 4
-  store i32 %mask, ptr %e.mask
-  %e.argument = getelementptr i8, ptr %e, i64 8
-  store i32 %argument, ptr %e.argument
-  %e.where = getelementptr i8, ptr %e, i64 12
-  store i32 %instruction, ptr %e.where
-  %next = add i64 %at, 1
-  store i64 %next, ptr %used.p
-  %rest = getelementptr i8, ptr %e, i64 16
-  ret ptr %rest
-none:
-  ret ptr null
+  %r = call ptr inttoptr (i64 {address("log_entry")} to ptr)(
+    ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction)
+  ret ptr %r
 }}
 define internal i32 @note(
   ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction, i64 %first, i64 %second
 ) noinline {{
-  %flags.p = getelementptr i8, ptr %t, i64 {Tables.flags.offset}
-  %flags = load i64, ptr %flags.p
-  %logged = and i64 %flags, {EVENTS}
-  %python = icmp eq i64 %logged, 0
-  br i1 %python, label %no, label %log
-log:
-  %rest = call ptr @log_entry(ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction)
-  %full = icmp eq ptr %rest, null
-  br i1 %full, label %no, label %store
-store:
-  store i64 %first, ptr %rest, align 8
-  %more = getelementptr i64, ptr %rest, i64 1
-  store i64 %second, ptr %more, align 8
-  ret i32 1
-no:
-  ret i32 0
+  %r = call i32 inttoptr (i64 {address("log_event")} to ptr)(
+    ptr %t, i32 %kind, i32 %mask, i32 %argument, i32 %instruction, i64 %first, i64 %second)
+  ret i32 %r
 }}
 """
 

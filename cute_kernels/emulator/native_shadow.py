@@ -1,4 +1,4 @@
-"""Shadow memory in machine code: an access that races with nothing is checked and recorded in one call.
+"""Shadow memory in the core: an access that races with nothing is checked and recorded in one call.
 
 `sanitizer` and `tensor_races` ask here first. What is found here is that every place of an access is in order, and then
 the access is recorded as `shadow.Plane` would. Anything else (a race, places kept byte by byte, a new layer of readers)
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import STRUCTURES, word_count
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.happens_before import Offset
-from cute_kernels.emulator.native import Library
-from cute_kernels.emulator.native_events_code import module
-from cute_kernels.emulator.native_shadow_code import FIELDS, REQUEST_WORDS
 from cute_kernels.emulator.shadow import GRANULE, Rows
 from cute_kernels.emulator.sync_point import Row
 
@@ -28,40 +27,26 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.shadow import Epochs, Plane, Shadow
     from cute_kernels.emulator.tensor_races import Operation, PipelinedAccess
 
-_FUNCTIONS = (
-    "watch_load", "watch_store", "watch_mma", "watch_wait", "watch_arrive", "watch_commit", "bulk_commit", "bulk_wait",
-)  # fmt: skip
 _ACQUIRED, _VISIBLE, _TENSOR = map(int, (Row.ACQUIRED, Row.VISIBLE, Row.TENSOR))
 _READ = int(Offset.READ)
 _MOST_CONSTANTS = 4096
 
 
 class ShadowUnit:
-    """The compiled functions and the request that they read: one access at a time."""
+    """The core's functions of the race detector, and the `Access` that they read: one at a time."""
 
     def __init__(self) -> None:
-        self._library = Library(module(), level=2, optimise=True)
-        self._request = np.zeros(len(REQUEST_WORDS), np.int64)
+        self._access = np.zeros(word_count("Access"), np.int64)
         #: What is known of arrays that never change, with the array, so that no other one gets its identity.
         self._constants: dict[int, tuple[tuple[int, int, int, int], np.ndarray]] = {}
         self._pieces: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}
-        self._set = functools.partial(struct.Struct(f"{len(FIELDS)}q").pack_into, self._request, 0)
-        pointer, integer = ctypes.c_void_p, ctypes.c_int64
-        request = pointer(self._request.ctypes.data)
-        access = ctypes.CFUNCTYPE(integer, pointer)(self._library.address("access"))
-        self._access = functools.partial(access, request)
-        pipelined = ctypes.CFUNCTYPE(integer, pointer, pointer, integer, pointer, *[integer] * 3)
-        self._pipelined = functools.partial(pipelined(self._library.address("pipelined")), request)
-        #: Address of ``observe`` (`native_events_code`), for machine code of warps.
-        self.observe_address = self._library.address("observe")
-        #: Of the functions of `native_copies_code` and `native_sync_code`.
-        self.addresses = {name: self._library.address(name) for name in _FUNCTIONS}
-        self._observe = ctypes.CFUNCTYPE(integer, pointer, pointer, integer, integer)(self.observe_address)
+        self._set = functools.partial(struct.Struct(f"{len(self._access)}q").pack_into, self._access, 0)
+        self._decide = functools.partial(library().access_shadow, self._access.ctypes.data)
 
     @property
     def together(self) -> int:
-        """How many loads and stores of warps were decided for all lanes at once (`native_shadow_lanes`)."""
-        return int(self._request[REQUEST_WORDS.index("TOGETHER")])
+        """How many loads and stores of warps were decided for all lanes at once."""
+        return library().accesses_together()
 
     def _places(self, offsets: Any) -> tuple[int, int, int, int] | None:
         """OFFSETS, ROWS, BASE and STRIDE of what `Shadow.parts` is given; None if it is no contiguous array."""
@@ -97,7 +82,7 @@ class ShadowUnit:
         view = (visible, width, operation.own, 0, operation.lane, -1, floor)
         record = (operation.identity, 0, fenced, 0, operation.column)
         self._set(0, 0, shadow.address, GRANULE, *places, nbytes, 0, *view, epochs.address, *record)
-        return self._access() != 0
+        return self._decide() != 0
 
     def async_write(
         self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, floor: int
@@ -113,7 +98,7 @@ class ShadowUnit:
         record = (operation.identity, 0, 0, 0, 0)
         strong = int(operation.reduces)
         self._set(1, strong, shadow.address, GRANULE, *places, nbytes, 0, *view, epochs.address, *record)
-        return self._access() != 0
+        return self._decide() != 0
 
     def tensor(
         self, epochs: Epochs, plane: Plane, place: tuple[slice, slice], operation: Operation, write: bool, exempt: int
@@ -127,14 +112,14 @@ class ShadowUnit:
         record = (operation.identity, 0, 0, known, operation.column)
         view = (known, width, -1, 0, -1, exempt, 0)
         self._set(int(write), 0, plane.address, 1, 0, *places, 0, *view, epochs.address, *record)
-        return self._access() != 0
+        return self._decide() != 0
 
     def pipelined_list(
         self, tracker: RaceTracker, accesses: Sequence[PipelinedAccess]
     ) -> tuple[np.ndarray, ...] | None:
-        """What `pipelined` is given, int64 [accesses, PIPELINED_WORDS], and arrays that have to live as long as it.
+        """What `pipelined` is given, `PipelinedAccess` as int64, and arrays that have to live as long as it.
 
-        None where machine code has no such places.
+        None where the core has no such places.
         """
         lines, kept = [], []
         for access in accesses:
@@ -173,18 +158,18 @@ class ShadowUnit:
             agent, lane: who issues it.
             identity, column: of the operation.
         """
-        return self._pipelined(accesses, count, agent.block_address, identity, lane, column)
+        return library().access_pipelined(accesses, count, agent.block_address, identity, lane, column)
 
-    def context(self, tracker: RaceTracker, agent: Agent) -> np.ndarray:
-        """The words that ``observe`` knows a warp by (`native_events_code.CONTEXT`), good as long as the tracker."""
-        values = (
+    @staticmethod
+    def context(tracker: RaceTracker, agent: Agent) -> ctypes.Structure:
+        """The `Context` that the core knows a warp by, good as long as the tracker."""
+        return STRUCTURES["Context"](
             agent.block_address, tracker.epochs.address, tracker.shared[agent.rank].address,
             tracker.tensor.planes[agent.rank].address, tracker.launch.block.ctypes.data, tracker.floor,
-            self._request.ctypes.data,
         )  # fmt: skip
-        return np.array(values, np.int64)
 
-    def observe(self, context: np.ndarray, log: np.ndarray, first: int) -> int:
+    @staticmethod
+    def observe(context: ctypes.Structure, log: np.ndarray, first: int) -> int:
         """Works off what a warp has logged (`native_memory`), from an entry on.
 
         Args:
@@ -195,7 +180,7 @@ class ShadowUnit:
         Returns:
             The number of the first entry that Python has to decide; the number of entries if there is none.
         """
-        return self._observe(context.ctypes.data, log.ctypes.data, first, len(log))
+        return library().log_observe(ctypes.addressof(context), log.ctypes.data, first, len(log))
 
 
 def _rectangle(plane: Plane, place: tuple[slice, slice]) -> tuple[int, int, int, int] | None:
@@ -211,20 +196,7 @@ def _rectangle(plane: Plane, place: tuple[slice, slice]) -> tuple[int, int, int,
     return rows, columns.start * stride + start, stride, count
 
 
-_WORTH_IT = 2000  # accesses of this process; LLVM and the compilation cost as much as they save in so many
-_seen = 0
-
-
 @functools.cache
 def shadow_unit() -> ShadowUnit:
-    """The unit of this process, compiled on first use."""
+    """The unit of this process."""
     return ShadowUnit()
-
-
-def shadow_unit_if_worth_it(native: bool | None) -> ShadowUnit | None:
-    """The unit, or None: never if ``native`` is False, for the first accesses of a process if it is None."""
-    global _seen
-    if native is None:
-        _seen += 1
-        native = _seen > _WORTH_IT
-    return shadow_unit() if native else None

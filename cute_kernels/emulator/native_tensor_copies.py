@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count, words
 from cute_kernels.emulator.core.library import address
 from cute_kernels.emulator.mbarrier import MAX_COUNT
-from cute_kernels.emulator.native_copies_code import COPY_WORDS
-from cute_kernels.emulator.native_memory import CONTEXT_WORDS, CTA_ENTRY, CTA_TABLE, Cta, Tables
+from cute_kernels.emulator.native_memory import CTA_ENTRY, CTA_TABLE, Cta, Tables
 from cute_kernels.emulator.tensor_map import CHUNK
 from cute_kernels.emulator.tma import SHARED_ALIGNMENT
 
@@ -30,6 +29,8 @@ SHARED, BARRIER, COORDINATES, WHO, LANE, INSTRUCTION = (
 )
 PLANS, RANKS, EAGER, TEXTS, TEXT_KEY = (CONSTANTS[name] for name in ("PLANS", "RANKS", "EAGER", "TEXTS", "TEXT_KEY"))
 TEXT_ENTRY = ctypes.sizeof(STRUCTURES["TextEntry"]) // 8
+COPY_WORDS, COPY_COUNT = words("WatchedCopy"), word_count("WatchedCopy")
+OWN_SHADOW = words("Context")["shadow"]
 _HASH = 0x9E3779B97F4A7C15  # of `key_slot`
 
 
@@ -314,14 +315,14 @@ def _watch(store: bool) -> str:
     """
     name, signal = ("watch_store", "-1") if store else ("watch_load", "%b")
     values = {
-        "LANE": "%lane", "INSTRUCTION": "%instruction", "TEXT": "%text", "POINT": "0" if store else "%point",
-        "PAIR": "0" if store else "%apart", "PHASE": "0" if store else "%phase",
-        "COMPLETES": "0" if store else "%completes", "SHADOW": "%shadow", "OFFSET": "%offset", "NBYTES": "%nbytes",
-        "START": "%start.i", "PITCH": "%pitch", "COUNT": "%rows", "ROW": "%row.bytes",
+        "lane": "%lane", "instruction": "%instruction", "text": "%text", "point": "0" if store else "%point",
+        "pair": "0" if store else "%apart", "phase": "0" if store else "%phase",
+        "completes": "0" if store else "%completes", "shadow": "%shadow", "offset": "%offset", "nbytes": "%nbytes",
+        "start": "%start.i", "pitch": "%pitch", "count": "%rows", "row": "%row.bytes",
     }  # fmt: skip
-    words = "".join(
+    words_of_copy = "".join(
         f"""
-  %c.{word} = getelementptr i64, ptr %w, i64 {COPY_WORDS.index(word)}
+  %c.{word} = getelementptr i64, ptr %w, i64 {COPY_WORDS[word]}
   store i64 {value}, ptr %c.{word}"""
         for word, value in values.items()
     )
@@ -332,7 +333,7 @@ def _watch(store: bool) -> str:
         )
     )  # fmt: skip
     own = f"""{field("%context", "%t", Tables.context.offset, "ptr")}
-{field("%own", "%context", 8 * CONTEXT_WORDS.index("SHADOW"))}
+{field("%own", "%context", 8 * OWN_SHADOW)}
   %sound = icmp eq i64 %own, %shadow"""
     known = f"""{field("%point", "%row", 8 * POINT)}
   %sound = icmp ne i64 %point, 0"""
@@ -346,16 +347,15 @@ described:{fields}{field("%shadow", "%c", Cta.shadow.offset)}
   %in.rows = icmp ne i64 %rows, 0{own if store else known}
   %simple = and i1 %in.rows, %sound
   br i1 %simple, label %named, label %no
-named:{field("%texts", "%t", Tables.texts.offset, "ptr")}{find}{field("%text", "%entry.p", 8 * TEXT_KEY)}{words}
-{field("%watch", "%t", getattr(Tables, name).offset, "ptr")}
-  %told = call i32 %watch(ptr %t, ptr %w)
+named:{field("%texts", "%t", Tables.texts.offset, "ptr")}{find}{field("%text", "%entry.p", 8 * TEXT_KEY)}{words_of_copy}
+  %told = call i32 inttoptr (i64 {address(name)} to ptr)(ptr %t, ptr %w)
   %in.order = icmp ne i32 %told, 0
   br i1 %in.order, label %go, label %no
 go:"""
 
 
 def _load(watched: bool) -> str:
-    words = f"\n  %w = alloca [{len(COPY_WORDS)} x i64], align 64" if watched else ""
+    words = f"\n  %w = alloca [{COPY_COUNT} x i64], align 64" if watched else ""
     filled = "\n  call void @llvm.memset.p0.i64(ptr %states.first, i8 1, i64 %nbytes, i1 0)" if watched else ""
     return f"""
 define i32 @{"watched_" if watched else ""}tensor_load(ptr %t, ptr %x, i32 %rank, i32 %pair) {{
@@ -400,7 +400,7 @@ no:
 
 
 def _store(watched: bool) -> str:
-    words = f"\n  %w = alloca [{len(COPY_WORDS)} x i64], align 64" if watched else ""
+    words = f"\n  %w = alloca [{COPY_COUNT} x i64], align 64" if watched else ""
     return f"""
 define i32 @{"watched_" if watched else ""}tensor_store(ptr %t, ptr %x, i32 %rank) {{
 entry:{words}

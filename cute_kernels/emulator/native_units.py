@@ -1,10 +1,10 @@
-"""Barriers and tensor copies in machine code: what a warp's machine code calls instead of Python.
+"""Barriers, MMAs and tensor copies: what a warp's machine code calls instead of Python.
 
 Only without counters and timeline, which have to hear of every operation. Each function performs the frequent case
 whole or does nothing: whatever is illegal, rare or has to wait is left to the Python function of the instruction, which
 decides again and words the error. Both work on the same state: rows of `mbarrier.MBarriers`, shared memory, and the
-counts that `publish` hands to the units. With detectors, copies, bulk groups and MMAs are told to the race detector by
-its own functions (`native_copies_code`); barriers are Python's.
+counts that `publish` hands to the units. With detectors, operations are told to the race detector first, by its own
+functions (``core/points.c``, ``core/copies.c``).
 
 Tensor copies are for where they take effect when they are issued (``completion="eager"``). Python decodes a tensor map
 when it executes the first copy through it (`Units.learn`); later copies compare the 64 bytes that count with those that
@@ -31,7 +31,6 @@ from cute_kernels.emulator.packed_elements import PACKED
 from cute_kernels.emulator.tensor_map import NBYTES, SWIZZLES, TensorMap, decode
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.native_shadow import ShadowUnit
     from cute_kernels.emulator.sm import Cluster
 
 Plan, MmaEntry, CommitEntry, TextEntry = (
@@ -40,11 +39,9 @@ Plan, MmaEntry, CommitEntry, TextEntry = (
 _PLANS, _MMAS, _COMMITS, _TEXTS = (CONSTANTS[name] for name in ("PLANS", "MMAS", "COMMITS", "TEXTS"))
 _RANKS, _NO_MAP = CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
 
-#: Functions of the core that machine code of warps calls.
-_UNITS = ("mbarrier_passed", "mbarrier_arrive", "tensor_mma", "tensor_commit")
+#: Functions of the core that machine code of warps calls, and those of the compiled tensor copies.
+_UNITS = ("mbarrier_passed", "mbarrier_arrive", "tensor_mma", "tensor_commit", "bulk_commit", "bulk_wait")
 _COPIES = ("tensor_load", "tensor_store")
-_OF_DETECTORS = ("bulk_commit", "bulk_wait")
-_WATCHES = ("watch_load", "watch_store", "watch_mma", "watch_wait", "watch_arrive", "watch_commit")
 
 
 class Units:
@@ -78,21 +75,12 @@ class Units:
         header.texts, header.commit_entries = ctypes.addressof(self._texts), ctypes.addressof(self._commits)
         for rank, slots in enumerate(cluster.barriers.slots):
             tables.cta(rank).slots = slots.ctypes.data
+            if self._watched:
+                tables.cta(rank).shadow = cluster.tracker.shared[rank].address
         for name in _UNITS:
             setattr(header, name, address(name))
         for name in _COPIES:
-            setattr(header, name, _copies().address("refuse" if self._watched else name))
-        for name in _OF_DETECTORS:
-            setattr(header, name, _copies().address("refuse"))
-
-    def bind(self, unit: ShadowUnit) -> None:
-        """Without detectors all is known from the start; with them, when the race detector has machine code."""
-        for name in _COPIES:
-            setattr(self._header, name, _copies().address(f"watched_{name}"))
-        for name in (*_OF_DETECTORS, *_WATCHES):
-            setattr(self._header, name, unit.addresses[name])
-        for rank, shadow in enumerate(self._cluster.tracker.shared):
-            self._tables.cta(rank).shadow = shadow.address
+            setattr(header, name, _copies().address(f"watched_{name}" if self._watched else name))
 
     def learn_text(self, descriptor: bytes, shared: int, signal: int, warp: int, text: str) -> None:
         """With detectors: what copies are called in reports.
@@ -121,7 +109,7 @@ class Units:
             key: .cta_group, who issues (CTA rank, lane and warp), accumulator, descriptors of A and B, instruction
                 descriptor, whether it accumulates.
             job: what `native_mma.make_job` made of it, or None: it is one for Python.
-            watch: with detectors, address of `tensor_races.WATCHED_WORDS`.
+            watch: with detectors, address of a `Watched` (`tensor_races`).
             owner: keeps alive what the job has addresses of.
         """
         if job is None or (self._watched and not watch):
@@ -141,7 +129,7 @@ class Units:
         Args:
             key: who issues (CTA rank, lane and warp), address of the mbarrier, multicast mask or -1.
             label: who arrives, for reports.
-            stream: with detectors, address of `tensor_races.STREAM_WORDS`.
+            stream: with detectors, address of a `Stream` (`tensor_races`).
         """
         if self._watched and not stream:
             return
@@ -219,9 +207,7 @@ class Units:
 @functools.cache
 def _copies() -> Library:
     """The compiled tensor copies, which stay for the life of the process."""
-    # What stands for functions that are not there yet: they leave everything to Python.
-    refuse = "define i32 @refuse() {\n  ret i32 0\n}\n"
-    return Library(refuse + copies(), level=2, optimise=True)
+    return Library(copies(), level=2, optimise=True)
 
 
 def slot(key: Sequence[int], slots: int) -> int:

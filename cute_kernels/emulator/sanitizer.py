@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import words
 from cute_kernels.emulator.earlier_accesses import place
 from cute_kernels.emulator.errors import BarrierMisuse, GlobalMemoryRace, ProxyFenceMissing, Race, SharedMemoryRace
 from cute_kernels.emulator.exits import ExitChecks
-from cute_kernels.emulator.happens_before import AGENT_WORDS, FULL, NEVER, WARP_COLUMNS, Agent, Offset
+from cute_kernels.emulator.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
 from cute_kernels.emulator.launch_shadow import LaunchShadow
-from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit_if_worth_it
+from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit
 from cute_kernels.emulator.shadow import GENERIC, LANE_BITS, STRONG, Part, Rows, Shadow, View, unordered
 from cute_kernels.emulator.sync_point import Columns, Order, Row, SyncPoint, join, widened
 from cute_kernels.emulator.tensor_races import Operation, TensorRaces
@@ -42,7 +43,7 @@ from cute_kernels.emulator.tensor_races import Operation, TensorRaces
 if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
 
-_TEXT, _READ_IDENTITY = AGENT_WORDS.index("TEXT"), AGENT_WORDS.index("READ_IDENTITY")
+_TEXT, _READ_IDENTITY = words("Agent")["text"], words("Agent")["read_identity"]
 
 
 @dataclass
@@ -65,7 +66,7 @@ class RaceTracker:
         sizes: bytes of shared memory per CTA, in order of rank.
         launch: what is shared with the other clusters of the launch.
         warps: number of warps of the cluster (a hint of how many columns will be needed).
-        native: whether accesses in order are found by machine code (None: once that is worth its compilation).
+        native: False: accesses in order are found by NumPy, too, as those that are not always are.
         strict: see `Options.strict`.
     """
 
@@ -96,8 +97,8 @@ class RaceTracker:
         self.lane = 0
 
     def unit(self) -> ShadowUnit | None:
-        """The machine code that is asked first, or None."""
-        return shadow_unit_if_worth_it(self.native)
+        """The core's part of the detector, which is asked first, or None."""
+        return None if self.native is False else shadow_unit()
 
     # --- warps --------------------------------------------------------------------------------------------------------
 

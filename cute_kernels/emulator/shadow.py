@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-GRANULE = 16
-LANE_BITS = 5
-GENERIC, STRONG = 1, 2  # kinds of accesses, see `Epochs.generic`
+from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
+
+GRANULE, LANE_BITS = CONSTANTS["GRANULE"], CONSTANTS["LANE_BITS"]
+GENERIC, STRONG = CONSTANTS["GENERIC"], CONSTANTS["STRONG"]  # kinds of accesses, see `Epochs.generic`
 _LANE_MASK = (1 << LANE_BITS) - 1
 
 
@@ -49,21 +50,20 @@ class Rows:
         return self.start + self.pitch * np.arange(self.count)
 
 
-#: `Epochs.block`, int64: host addresses of columns, clocks, kinds, texts and places, how many epochs there are and fit.
-EPOCH_WORDS = ("COLUMNS", "CLOCKS", "GENERIC", "TEXTS", "INSTRUCTIONS", "COUNT", "CAPACITY")
-_COUNT, _CAPACITY = EPOCH_WORDS.index("COUNT"), EPOCH_WORDS.index("CAPACITY")
+_EPOCHS, _SHADOW = words("Epochs"), words("Shadow")
+_COUNT, _CAPACITY = _EPOCHS["count"], _EPOCHS["capacity"]
 
 
 class Epochs:
     """Columns and clocks of all accesses of a launch, by epoch number; epoch 0 is "never accessed".
 
-    Machine code makes epochs as well, so their number and where they are is kept in words that it knows.
+    The core makes epochs as well, so their number and where they are is kept in a structure that it knows.
 
     Attributes:
         columns, clocks: int32, indexed by epoch; an access of lane ``n`` belongs to column ``columns + n``.
         places: int32: index of the instruction that made the first of its accesses; -1: not known.
         generic: uint8: `GENERIC` where the access went through the generic proxy, `STRONG` for a strong operation.
-        block: int64 [EPOCH_WORDS] at host ``address``, for machine code.
+        block: an `Epochs` of the core, as int64; it is at host ``address``.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Epochs:
         self.places = np.full(1024, -1, np.int32)
         self._texts = np.zeros(1024, np.int32)  # index in _labels: who and what, for reports
         self._labels: list[str] = [""]
-        self.block = np.zeros(len(EPOCH_WORDS), np.int64)
+        self.block = np.zeros(word_count("Epochs"), np.int64)
         self.address = self.block.ctypes.data
         self._words = memoryview(self.block).cast("B").cast("q")
         self._words[_COUNT] = 1
@@ -178,15 +178,6 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
     return late if late.any() else None
 
 
-#: `Plane.block`: host addresses of the writes and of a table of the layers' addresses, layers, places, host address of
-#: the foreign reads; the same of the plane by bytes of a `Shadow`; address of a byte per granule, which says that it is
-#: split. 0 where there is none.
-SHADOW_WORDS = (
-    "WRITES", "LAYERS", "LAYER_COUNT", "PLACES", "FOREIGN",
-    "FINE_WRITES", "FINE_LAYERS", "FINE_LAYER_COUNT", "FINE_PLACES", "FINE_FOREIGN", "SPLIT",
-)  # fmt: skip
-
-
 class Plane:
     """Last write and last reads of an array of places. Readers that are not ordered among each other take layers.
 
@@ -198,7 +189,7 @@ class Plane:
         writes, reads: identities; a layer of readers each.
         foreign: per place, the first read since the last write that a reader of a later cluster has replaced; None
             while there is none.
-        block: int64 [SHADOW_WORDS], for machine code; the words of a plane are its first or (``fine``) its second four.
+        block: a `Shadow` of the core, as int64; the plane is its first or (``fine``) its second one.
     """
 
     def __init__(self, shape: int | tuple[int, ...], block: np.ndarray | None = None, *, fine: bool = False) -> None:
@@ -206,9 +197,9 @@ class Plane:
         self.writes = zeros(shape)
         self.reads: list[np.ndarray] = []
         self.foreign: np.ndarray | None = None
-        self.block = np.zeros(len(SHADOW_WORDS), np.int64) if block is None else block
+        self.block = np.zeros(word_count("Shadow"), np.int64) if block is None else block
         self.address = self.block.ctypes.data
-        self._first = SHADOW_WORDS.index("FINE_WRITES") if fine else 0
+        self._first = _SHADOW["fine"] if fine else 0
         self._locate()
 
     def _locate(self) -> None:
@@ -365,7 +356,7 @@ class Shadow:
         if self.fine is None:
             self.fine = Plane(self.coarse.shape * GRANULE, self.coarse.block, fine=True)
             self._split = zeros(self.coarse.shape, np.bool_)
-            self.coarse.block[SHADOW_WORDS.index("SPLIT")] = self._split.ctypes.data
+            self.coarse.block[_SHADOW["split"]] = self._split.ctypes.data
         where = (offsets[:, None] + np.arange(nbytes)).reshape(-1)
         self._divide(np.unique(where >> 4))
         items = np.arange(len(offsets)) if items is None else items

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
+
 if TYPE_CHECKING:
     from cute_kernels.emulator.happens_before import Agent
 
@@ -15,20 +17,20 @@ if TYPE_CHECKING:
 class Row(enum.IntEnum):
     """Kinds of order: the rows of a matrix of clocks."""
 
-    ORDER = 0
-    ACQUIRED = 1
-    VISIBLE = 2
-    PROXY = 3
-    PROXY_GLOBAL = 4
-    TENSOR = 5
+    ORDER = CONSTANTS["ROW_ORDER"]
+    ACQUIRED = CONSTANTS["ROW_ACQUIRED"]
+    VISIBLE = CONSTANTS["ROW_VISIBLE"]
+    PROXY = CONSTANTS["ROW_PROXY"]
+    PROXY_GLOBAL = CONSTANTS["ROW_PROXY_GLOBAL"]
+    TENSOR = CONSTANTS["ROW_TENSOR"]
 
 
 class Order(enum.IntFlag):
     """Semantics of a synchronising instruction."""
 
     RELAXED = 0
-    SYNC = 1  # release of an arrival, acquire of a wait
-    WIDE = 2  # scope of the cluster or wider; without it the scope is the CTA
+    SYNC = CONSTANTS["ORDER_SYNC"]  # release of an arrival, acquire of a wait
+    WIDE = CONSTANTS["ORDER_WIDE"]  # scope of the cluster or wider; without it the scope is the CTA
 
 
 ROWS = len(Row)
@@ -36,28 +38,16 @@ ROWS = len(Row)
 SCOPED = (Row.VISIBLE, Row.TENSOR)
 PROXIES = (Row.PROXY, Row.PROXY_GLOBAL)
 #: Column of a warp, behind those of its 32 lanes, that counts loads by whichever lane.
-READ = 32
-#: `SyncPoint.address`, int64. Host addresses of what is gathered and available; phases so far, its column (-1: none),
-#: column and clock of its mbarrier.init (0: not known). For each of the two CTAs of a pair, first the barrier's own:
-#: phase and identity of the latest copy to its shared memory that signals. CTAs of the cluster, and host addresses of
-#: what they passed on inside, of what of that is available, and of a word per CTA: whether it passed anything on.
-#: Warps (`FOLLOWED_WORDS` each, and their first columns). Streams that arrived, and host address of their columns.
-POINT_WORDS = (
-    "GATHERED", "AVAILABLE", "COMPLETED", "COLUMN", "INIT_COLUMN", "INIT_CLOCK",
-    "COPY", "COPY_IDENTITY", "PAIR", "PAIR_IDENTITY", "RANKS", "INSIDE", "INSIDE_AVAILABLE", "USED",
-    "WARPS", "FOLLOWED", "BASES", "STREAM_COUNT", "STREAMS",
-)  # fmt: skip
-#: What is kept of each warp of the cluster: phase that it waited for last (-1: none) and its clock then; phase that it
-#: acquired last with each `Order`; its clock at its latest arrival from another CTA, and the phase that it arrived in;
-#: of the latest tcgen05.commit in machine code the stream (-1: none), its clock and the phase.
-FOLLOWED_WORDS = (
-    "PHASE", "CLOCK", "SEEN", "SEEN_SYNC", "SEEN_WIDE", "SEEN_BOTH", "ARRIVED", "ARRIVED_PHASE",
-    "COMMIT_COLUMN", "COMMIT", "COMMIT_PHASE",
-)  # fmt: skip
-MOST_STREAMS = 64
-_AT = {name: i for i, name in enumerate(POINT_WORDS)}
-_COMPLETED, _COLUMN, _INIT, _COPY = (_AT[name] for name in ("COMPLETED", "COLUMN", "INIT_COLUMN", "COPY"))
-_PHASE, _CLOCK, _SEEN, _, _, _, _ARRIVED, _ARRIVED_PHASE, _COMMIT, *_ = range(len(FOLLOWED_WORDS))
+READ = CONSTANTS["COLUMN_READ"]
+_AT, _FOLLOWED = words("Point"), words("Followed")
+_COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAMS = (
+    _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "streams")
+)
+_PHASE, _CLOCK, _SEEN, _ARRIVED, _ARRIVED_PHASE, _COMMIT = (
+    _FOLLOWED[name] for name in ("phase", "clock", "seen", "arrived", "arrived_phase", "commit_column")
+)
+_FOLLOWED_WORDS = word_count("Followed")
+_MOST_STREAMS = 64
 
 
 class Columns:
@@ -114,11 +104,11 @@ class SyncPoint:
         gathered, available: int32 [rows, columns]. The visible row holds what was released at cluster scope.
         inside, inside_available: int32 [CTAs, `SCOPED`, columns]: what the threads of each CTA passed on at any scope;
             with one CTA there is no distinction, and none is kept.
-        address: host address of `POINT_WORDS`, which machine code reads and writes too.
+        address: host address of a `Point` of the core, which it reads and writes too.
     """
 
     def __init__(self, columns: Columns, ranks: int) -> None:
-        block = np.zeros(len(POINT_WORDS), np.int64)
+        block = np.zeros(word_count("Point"), np.int64)
         self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
         self.gathered = columns.matrix(self)
         self.available = np.zeros_like(self.gathered)
@@ -126,21 +116,21 @@ class SyncPoint:
         shape = (ranks if ranks > 1 else 0, len(SCOPED), self.gathered.shape[1])
         self.inside, self.inside_available = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         self._used = np.zeros(ranks, np.int64)
-        self._streams = np.zeros(MOST_STREAMS, np.int64)
+        self._streams = np.zeros(_MOST_STREAMS, np.int64)
         self._agents: Sequence[Agent] = ()
-        self._rows = np.zeros((0, len(FOLLOWED_WORDS)), np.int64)
+        self._rows = np.zeros((0, _FOLLOWED_WORDS), np.int64)
         self._followed = memoryview(b"").cast("q")
         self._bases = np.zeros(0, np.int64)
         self._seen: dict[tuple[Agent, int], int] = {}  # of those that are not followed
         self._words[_COLUMN] = -1
-        self._words[_AT["RANKS"]], self._words[_AT["USED"]] = ranks, self._used.ctypes.data
-        self._words[_AT["STREAMS"]] = self._streams.ctypes.data
+        self._words[_AT["ranks"]], self._words[_AT["used"]] = ranks, self._used.ctypes.data
+        self._words[_STREAMS] = self._streams.ctypes.data
         self._locate()
 
     def _locate(self) -> None:
         arrays = {
-            "GATHERED": self.gathered, "AVAILABLE": self.available, "INSIDE": self.inside,
-            "INSIDE_AVAILABLE": self.inside_available,
+            "gathered": self.gathered, "available": self.available, "inside": self.inside,
+            "inside_available": self.inside_available,
         }  # fmt: skip
         for name, array in arrays.items():
             self._words[_AT[name]] = array.ctypes.data
@@ -217,18 +207,18 @@ class SyncPoint:
 
     def streams(self) -> list[int]:
         """Columns of asynchronous operations that arrived: they are visible at every scope."""
-        return self._streams[: self._words[_AT["STREAM_COUNT"]]].tolist()
+        return self._streams[: self._words[_STREAM_COUNT]].tolist()
 
     def add_stream(self, column: int) -> None:
         """An asynchronous operation of this stream arrives."""
-        count = self._words[_AT["STREAM_COUNT"]]
+        count = self._words[_STREAM_COUNT]
         if column in self._streams[:count]:
             return
         if count == len(self._streams):
             self._streams = np.concatenate([self._streams, np.zeros_like(self._streams)])
-            self._words[_AT["STREAMS"]] = self._streams.ctypes.data
+            self._words[_STREAMS] = self._streams.ctypes.data
         self._streams[count] = column
-        self._words[_AT["STREAM_COUNT"]] = count + 1
+        self._words[_STREAM_COUNT] = count + 1
 
     # --- who waited, copied, arrived ----------------------------------------------------------------------------------
 
@@ -236,12 +226,12 @@ class SyncPoint:
         """From now on it is known what these warps, numbered in this order, do with the barrier."""
         if len(self._rows) != len(agents):
             self._agents = agents
-            self._rows = np.full((len(agents), len(FOLLOWED_WORDS)), -1, np.int64)
+            self._rows = np.full((len(agents), _FOLLOWED_WORDS), -1, np.int64)
             self._rows[:, _ARRIVED] = 0
             self._followed = memoryview(self._rows).cast("B").cast("q")
             self._bases = np.array([agent.base for agent in agents], np.int64)
             for name, value in {
-                "WARPS": len(agents), "FOLLOWED": self._rows.ctypes.data, "BASES": self._bases.ctypes.data,
+                "warps": len(agents), "followed": self._rows.ctypes.data, "bases": self._bases.ctypes.data,
             }.items():  # fmt: skip
                 self._words[_AT[name]] = value
         self._rows[:, _PHASE] = -1
@@ -249,7 +239,7 @@ class SyncPoint:
     def _followed_at(self, agent: Agent) -> int:
         """The first word of an agent; -1: it is not followed."""
         number = agent.number
-        return len(FOLLOWED_WORDS) * number if 0 <= number < len(self._rows) else -1
+        return _FOLLOWED_WORDS * number if 0 <= number < len(self._rows) else -1
 
     def acquired(self, agent: Agent, order: int) -> bool:
         """Whether a warp has acquired this phase in this order before; it has from now on."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import words
 from cute_kernels.emulator.errors import TensorMemoryRace
-from cute_kernels.emulator.happens_before import AGENT_WORDS, Offset, Private
+from cute_kernels.emulator.happens_before import Offset, Private
 from cute_kernels.emulator.shadow import LANE_BITS, Plane, View, unordered
 from cute_kernels.emulator.sync_point import Order, Row
 from cute_kernels.emulator.tmem import COLUMNS, LANE_GROUP, LANES, TensorMemory
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.sanitizer import RaceTracker
     from cute_kernels.emulator.warp import Warp
 
-_TEXT, _LOAD_IDENTITY = AGENT_WORDS.index("TEXT"), AGENT_WORDS.index("LOAD_IDENTITY")
+_TEXT, _LOAD_IDENTITY = words("Agent")["text"], words("Agent")["load_identity"]
 Place = tuple[slice, slice]  # columns, groups of LANE_GROUP lanes
 
 
@@ -112,17 +113,11 @@ class Pipelined:
         return self._address
 
 
-#: `_Stream.block`, int64, for machine code.
-STREAM_WORDS = ("COLUMN", "COMMITS", "IDENTITY")
-#: `Watched.words`, int64: the accesses (`ShadowUnit.pipelined_list`), how many; `STREAM_WORDS`; lane; text of epochs;
-#: identity of the latest execution in machine code; columns of the accumulator, in how many CTAs, and of each CTA
-#: address of a byte per column, 1 where all its lanes are written.
-WATCHED_WORDS = ("LIST", "COUNT", "STREAM", "LANE", "TEXT", "LATEST", "COLUMNS", "PARTS", "FULL", "FULL_PAIR")
-_LATEST = WATCHED_WORDS.index("LATEST")
+_LATEST = words("Watched")["latest"]
 
 
 class _Stream:
-    """tcgen05 operations of one thread since its last commit, in words that machine code knows.
+    """tcgen05 operations of one thread since its last commit, in a `Stream` of the core.
 
     Attributes:
         column: the stream's.
@@ -161,7 +156,7 @@ class Watched:
     Attributes:
         ranks: CTAs other than the issuing one whose shared memory it reads.
         column: of its stream.
-        words, address: `WATCHED_WORDS`, and where they are.
+        words, address: a `Watched` of the core, as int64, and where it is.
     """
 
     def __init__(self, ranks: frozenset[int], column: int, words: Sequence[int]) -> None:
@@ -204,7 +199,7 @@ class TensorRaces:
         return stream
 
     def watch(self, work: Pipelined, columns: int, memories: Sequence[TensorMemory], first: int) -> int:
-        """Host address of `WATCHED_WORDS`, with which machine code tells of the operation when the entered lane issues
+        """Host address of a `Watched`, with which the core tells of the operation when the entered lane issues
         it again; 0 where it cannot.
 
         Args:
@@ -278,7 +273,7 @@ class TensorRaces:
         return Commit(clocks, stream.column, stream.commits, f"tcgen05.commit by {agent.label}")
 
     def stream(self) -> int:
-        """Host address of `STREAM_WORDS` of the entered lane."""
+        """Host address of the `Stream` of the entered lane."""
         return self._stream().address
 
     def committed(self, commit: Commit, target: int, rank: int) -> None:

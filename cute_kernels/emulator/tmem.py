@@ -10,11 +10,11 @@ import functools
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 
-LANES = 128
-COLUMNS = 512
-LANE_GROUP = 16  # no access covers less of a column
+LANES, COLUMNS = CONSTANTS["TENSOR_LANES"], CONSTANTS["TENSOR_COLUMNS"]
+LANE_GROUP = CONSTANTS["LANE_GROUP"]  # no access covers less of a column
 #: Shape of tcgen05.ld/st -> (columns per repetition, registers per repetition, largest repetition).
 SHAPES = {"32x32b": (1, 1, 128), "16x64b": (2, 1, 128), "16x128b": (4, 2, 64), "16x256b": (8, 4, 32)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options, sanitizer
+from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, IllegalAccess, SharedMemoryRace
 from tests.emulator.ptx import launch, module
 
@@ -22,10 +22,8 @@ setp.ge.u32 %p1, %r1, 32;
 """
 
 
-@pytest.fixture(params=["python", "machine code", "machine code, detector without"])
-def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    if request.param.endswith("without"):
-        monkeypatch.setattr(sanitizer, "shadow_unit_if_worth_it", lambda native: None)
+@pytest.fixture(params=["python", "machine code"])
+def native(request: pytest.FixtureRequest) -> bool:
     return request.param != "python"
 
 

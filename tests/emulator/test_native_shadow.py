@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.emulator import GlobalMemory, native_shadow
+from cute_kernels.emulator import GlobalMemory
 from cute_kernels.emulator.errors import EmulatorError, SharedMemoryRace
 from cute_kernels.emulator.happens_before import FULL, Offset
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import EVENT
-from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit, shadow_unit_if_worth_it
+from cute_kernels.emulator.native_shadow import ShadowUnit
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.shadow import LANE_BITS, Rows, Shadow, zeros
 from cute_kernels.emulator.sync_point import Order
@@ -240,13 +240,13 @@ def test_most_accesses_need_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_warp_logs_in_order_needs_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first access of a kind is Python's: it makes the memory that the others are recorded in."""
     reported: list[int] = []
-    original = WarpLog._report_first
+    original = WarpLog._report_entry
 
-    def counted(log: WarpLog, entries: np.ndarray, start: int) -> int:
-        reported.append(int(entries[start, :4].view(np.int32)[0]))
-        return original(log, entries, start)
+    def counted(log: WarpLog, entry: np.ndarray) -> None:
+        reported.append(int(entry[:4].view(np.int32)[0]))
+        original(log, entry)
 
-    monkeypatch.setattr(WarpLog, "_report_first", counted)
+    monkeypatch.setattr(WarpLog, "_report_entry", counted)
     history = History(native=True)
     for repeat in range(20):
         for nbytes in (4, 16):
@@ -266,14 +266,6 @@ def test_what_a_warp_logs_in_order_needs_no_python(monkeypatch: pytest.MonkeyPat
             assert reported
             reported.clear()
     assert not reported
-
-
-def test_short_launches_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_shadow, "_seen", 0)
-    assert shadow_unit_if_worth_it(None) is None
-    assert shadow_unit_if_worth_it(False) is None
-    monkeypatch.setattr(native_shadow, "_seen", 1 << 20)
-    assert shadow_unit_if_worth_it(None) is shadow_unit()
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -19,11 +19,44 @@ EXPORT void barrier_settle(Tables *t, Barrier *barrier);
 EXPORT int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64_t order);
 // Expects bytes and arrives; `mask`: the lanes that do. Returns the phase; -1: nothing is done, Python decides.
 EXPORT int64_t mbarrier_arrive(
-    Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, int32_t mask, int64_t order);
+    Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
 
 // 1: the MMA was executed; 0: Python has to do it.
 EXPORT int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction);
 // `multicast`: the mask of CTAs, or -1. 1: the commit has arrived; 0: Python has to do it.
 EXPORT int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast);
+
+// --- the race detector; 0 (of log_entry null): nothing is done, Python decides ---
+
+// A new entry of the log: where its addresses go.
+EXPORT int64_t *log_entry(Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction);
+// An entry of another event than an access.
+EXPORT int32_t log_event(
+    Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction, int64_t first, int64_t second);
+// Works entries off; the number of the first that is for Python, or `end`.
+EXPORT int64_t log_observe(const Context *context, const LogEntry *log, int64_t first, int64_t end);
+
+// An access is in order, and is recorded.
+EXPORT int64_t access_shadow(const Access *access);
+// Accesses of a tcgen05 operation by a lane, of a stream with this column: how many, from the first on, are in order.
+EXPORT int64_t access_pipelined(
+    const PipelinedAccess *accesses, int64_t count, const Agent *agent, int64_t identity, int64_t lane,
+    int64_t column);
+// How many loads and stores of warps this thread decided for all lanes at once.
+EXPORT int64_t accesses_together(void);
+
+// A copy that is complete when it is issued.
+EXPORT int32_t watch_load(Tables *t, const WatchedCopy *copy);
+EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
+EXPORT int32_t watch_mma(Tables *t, Watched *watched, int32_t instruction);
+// A wait for a phase of an mbarrier succeeded.
+EXPORT int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase);
+// Lanes arrive at an mbarrier of a CTA, in a phase that is complete then or not.
+EXPORT int32_t watch_arrive(
+    Tables *t, Point *point, uint32_t mask, int64_t order, int64_t rank, int64_t phase, int32_t completes);
+EXPORT int32_t watch_commit(Tables *t, const Commit *commit);
+// Bulk groups of the executing lanes.
+EXPORT int32_t bulk_commit(Tables *t, uint32_t mask);
+EXPORT int32_t bulk_wait(Tables *t, uint32_t mask, int64_t newest, int32_t read);
 
 #endif

@@ -19,7 +19,7 @@ _TYPES: dict[str, Any] = {
     "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double,
 }  # fmt: skip
 _ENUM = re.compile(r"enum\s*\{([^}]*)\}\s*;")
-_STRUCT = re.compile(r"typedef\s+struct\s+(\w+)\s*\{([^}]*)\}\s*\1\s*;")
+_STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^}]*)\}\s*(?:\1\s*)?;")
 _FUNCTION_POINTER = re.compile(r"[\w\s*]+\(\s*\*\s*(\w+)\s*\)\s*\(.*\)", re.S)
 _MEMBERS = re.compile(r"(?:const\s+)?(\w+)\b(.*)", re.S)
 _MEMBER = re.compile(r"(\**)\s*(\w+)\s*(\[\s*(\w*)\s*\])?")
@@ -52,7 +52,7 @@ def _fields(body: str, known: dict[str, Any], constants: dict[str, int]) -> list
         type_name, names = _MEMBERS.fullmatch(statement).groups()
         for declarator in names.split(","):
             member = _MEMBER.fullmatch(declarator.strip())
-            if member is None:
+            if member is None or not (member[1] or type_name in known):
                 raise ValueError(f"state.h: {declarator.strip()!r} of {statement!r} is not understood")
             stars, name, array, length = member.groups()
             kind = ctypes.c_void_p if stars else known[type_name]
@@ -105,14 +105,19 @@ def assertions() -> str:
     return "\n".join(lines) + "\n"
 
 
-def words(name: str) -> tuple[str, ...]:
-    """Names of the members of a structure that is nothing but words of 64 bits, in their order.
+def words(name: str) -> dict[str, int]:
+    """Of the members of a structure of 64-bit words, the index of each one's first word.
 
     Raises:
-        ValueError: it has other members.
+        ValueError: there are members that do not begin at a word.
     """
     structure = STRUCTURES[name]
-    names = tuple(field for field, *_ in structure._fields_)
-    if any(getattr(structure, field).offset != 8 * index for index, field in enumerate(names)):
-        raise ValueError(f"{name} has members that are not one word of 64 bits")
-    return names
+    offsets = {field: getattr(structure, field).offset for field, *_ in structure._fields_}
+    if ctypes.sizeof(structure) % 8 or any(offset % 8 for offset in offsets.values()):
+        raise ValueError(f"{name} has members that are not words of 64 bits")
+    return {field: offset // 8 for field, offset in offsets.items()}
+
+
+def word_count(name: str) -> int:
+    """Words of 64 bits of a structure."""
+    return ctypes.sizeof(STRUCTURES[name]) // 8

@@ -1,9 +1,9 @@
 // Every structure and constant that C shares with Python and with the machine code of kernels.
 //
-// layout.py reads this file and makes ctypes classes of it; the build compares sizes and offsets with the compiler's. It
-// understands comments, `enum { NAME = integer }`, and `typedef struct Name { ... } Name;` with members of the types of
-// <stdint.h> or of earlier structures, pointers, pointers to functions, and arrays of constant length (the last member of
-// a structure may be an array of no length).
+// layout.py reads this file and makes ctypes classes of it; the build compares sizes and offsets with the compiler's.
+// It understands comments, `enum { NAME = integer }`, and `struct Name { ... }` with members of the types of <stdint.h>
+// or of earlier structures, pointers, pointers to functions, and arrays of constant length (the last member of a
+// structure may be an array of no length).
 #ifndef CUTE_KERNELS_STATE_H
 #define CUTE_KERNELS_STATE_H
 #include <stdint.h>
@@ -12,7 +12,9 @@ typedef struct Tables Tables;
 typedef struct Point Point;
 typedef struct Stream Stream;
 typedef struct Watched Watched;
-typedef struct Commit Commit;
+typedef struct Shadow Shadow;
+typedef struct Context Context;
+typedef struct LogEntry LogEntry;
 
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
@@ -36,7 +38,7 @@ typedef struct Cta {
   uint8_t *states;  // of every byte: uninitialised, data, of an mbarrier
   int64_t size;     // bytes
   int16_t *slots;   // of every 8 bytes: the number of the mbarrier there plus one, or 0
-  void *shadow;     // with detectors, address of its shadow memory (`shadow.SHADOW_WORDS`)
+  Shadow *shadow;   // with detectors
 } Cta;
 
 // Registered global memory.
@@ -86,18 +88,6 @@ typedef struct TextEntry {
   int64_t text;
 } TextEntry;
 
-// What a tcgen05.commit is about to do: its mbarriers, their phases, and whether these complete.
-enum { MOST_TARGETS = 16 };
-typedef struct CommitTarget {
-  Point *point;
-  int64_t phase, completes;
-} CommitTarget;
-typedef struct Commit {
-  Stream *stream;
-  int64_t lane, count;
-  CommitTarget targets[MOST_TARGETS];
-} Commit;
-
 // What machine code knows of one cluster.
 enum {
   STATES = 1, CALL = 2,               // Tables.flags: bytes have states; accesses are for Python
@@ -110,7 +100,7 @@ typedef struct Tables {
   int64_t regions;
   Region *region_table;
   uint8_t *params;
-  uint8_t *log;  // what the race detector has not seen yet, entries in use and in all
+  LogEntry *log;  // what the race detector has not seen yet, entries in use and in all
   int64_t log_used, log_size;
   int64_t unit_flags;
   Barrier *barriers;
@@ -120,26 +110,238 @@ typedef struct Tables {
   int32_t (*execute)(void *job);  // 1 if done
   // What the machine code of warps calls; 0: nothing is done, Python has to do it.
   int32_t (*mbarrier_passed)(Tables *t, int64_t address, int32_t parity, int64_t order);
-  int64_t (*mbarrier_arrive)(Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, int32_t mask, int64_t order);
+  int64_t (*mbarrier_arrive)(
+      Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
   int32_t (*tensor_load)(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
   int32_t (*tensor_store)(Tables *t, const CopyArguments *copy, int32_t rank);
   int32_t (*tensor_mma)(Tables *t, const int64_t *key, int32_t instruction);
   int32_t (*tensor_commit)(Tables *t, int64_t who, int64_t address, int64_t multicast);
-  int32_t (*bulk_commit)(Tables *t, int32_t mask);
-  int32_t (*bulk_wait)(Tables *t, int32_t mask, int64_t newest, int32_t read);
-  int64_t log_done;  // entries that are worked off
-  void *context;     // of the warp that runs (`native_memory.CONTEXT_WORDS`)
-  int64_t (*observe)(void *context, uint8_t *log, int64_t first, int64_t end);
-  // What tells the race detector of what a unit is about to do; 0: nothing is done, Python has to do it.
-  int32_t (*watch_load)(Tables *t, void *copy);
-  int32_t (*watch_store)(Tables *t, void *copy);
-  int32_t (*watch_mma)(Tables *t, Watched *watched, int32_t instruction);
-  int32_t (*watch_wait)(Tables *t, Point *point, int64_t order, int64_t phase);
-  int32_t (*watch_arrive)(Tables *t, Point *point, int32_t mask, int64_t order, int64_t rank, int64_t phase, int32_t completes);
-  int32_t (*watch_commit)(Tables *t, Commit *commit);
+  int32_t (*bulk_commit)(Tables *t, uint32_t mask);
+  int32_t (*bulk_wait)(Tables *t, uint32_t mask, int64_t newest, int32_t read);
+  int64_t log_done;  // entries of the log that the race detector has seen
+  Context *context;  // with detectors, the warp that runs
   TextEntry *texts;
   CommitEntry *commit_entries;
   Cta ctas[];
 } Tables;
+
+// --- the race detector -----------------------------------------------------------------------------------------------
+// See happens_before.py for what clocks, columns and rows are.
+
+enum {
+  LANES = 32,
+  // Rows of a matrix of clocks, int32 [ROWS][width].
+  ROW_ORDER = 0, ROW_ACQUIRED = 1, ROW_VISIBLE = 2, ROW_PROXY = 3, ROW_PROXY_GLOBAL = 4, ROW_TENSOR = 5, ROWS = 6,
+  // Semantics of a synchronising instruction.
+  ORDER_SYNC = 1, ORDER_WIDE = 2, ORDERS = 4,
+  // Columns of a warp, behind those of its lanes.
+  COLUMN_READ = 32, COLUMN_TENSOR_LOAD = 33, COLUMN_TENSOR_STORE = 34, COLUMN_INIT = 35, WARP_COLUMNS = 36,
+  SCOPED_ROWS = 2,   // that relaxed synchronisation at the scope of a CTA does not take to another: visible, tensor
+  PENDING_ROWS = 4,  // that a fence takes over from relaxed waits before it: acquired, visible and both proxies
+  PRIVATE_COLUMNS = 64  // a lane has two streams of its own: reads and writes of its bulk groups
+};
+
+// Clocks that one lane knows alone, until the lanes synchronise.
+typedef struct PrivateClock { int64_t column, lane, clock; } PrivateClock;
+typedef struct Private {
+  int64_t count;
+  PrivateClock entries[PRIVATE_COLUMNS];
+} Private;
+
+// What is kept of a thread's bulk groups.
+typedef struct BulkThread {
+  int64_t committed;      // groups
+  int64_t stored;         // group of the latest store in machine code
+  int64_t identity;       // and of its reads
+  int64_t waited;         // groups whose reads were waited for
+  int64_t open, oldest;   // operations in the open group and the oldest group that Python keeps
+  int64_t reads, writes;  // columns
+} BulkThread;
+
+// A warp.
+typedef struct Agent {
+  int32_t *clocks;
+  int64_t width;   // columns
+  int64_t base;    // the first of its own
+  int64_t live;    // mask of lanes
+  int64_t rank;    // of its CTA
+  int64_t clock, load_clock, store_clock;  // of its accesses now, and of those to tensor memory
+  int64_t read_identity, write_identity, load_identity, store_identity;  // at these clocks; 0: none yet
+  int64_t text;  // the first of four of its epochs: generic loads and stores, tcgen05.ld and st
+  Private *single;
+  int32_t *loads;  // of every tcgen05.ld the clock of the latest
+  int64_t load_count;
+  int32_t *before;    // the tensor row at the last tcgen05.fence::before_thread_sync
+  int32_t *incoming;  // the tensor row that relaxed waits obtained
+  int64_t storing;    // mask of lanes that issued bulk stores
+  int64_t bulk[LANES];  // and address of the BulkThread of each
+  int64_t number;       // in the cluster
+  int64_t strict;
+  int32_t *fenced;  // the clocks at the last fence, or null
+  int64_t fenced_order;
+  int32_t *pending;  // int32 [PENDING_ROWS][width], what relaxed waits obtained
+  int64_t some_pending;
+  int64_t fenced_inits;  // mbarriers initialised before the last fence of them
+  int32_t *scratch;      // a matrix for intermediate results
+} Agent;
+
+// What is kept of a warp by a synchronisation point.
+typedef struct Followed {
+  int64_t phase, clock;             // that it waited for last (-1: none), and its clock then
+  int64_t seen[ORDERS];             // phase that it acquired last with each order
+  int64_t arrived, arrived_phase;   // its clock at its latest arrival from another CTA, and the phase
+  int64_t commit_column, commit, commit_phase;  // its latest tcgen05.commit in C: stream (-1: none), clock, phase
+} Followed;
+
+// A copy that signals: its phase and the identity.
+typedef struct LatestCopy { int64_t phase, identity; } LatestCopy;
+
+// A synchronisation point.
+struct Point {
+  int32_t *gathered, *available;  // matrices
+  int64_t completed;              // phases
+  int64_t column;                 // its own, or -1
+  int64_t init_column, init_clock;  // of the mbarrier.init; clock 0: not known
+  LatestCopy copies[2];             // to the shared memory of its own CTA, and to that of the other of the pair
+  int64_t ranks;                    // CTAs of the cluster
+  int32_t *inside, *inside_available;  // int32 [ranks][SCOPED_ROWS][width]: passed on inside CTAs, available there
+  int64_t *used;                       // of every CTA, whether it passed anything on
+  int64_t warps;
+  Followed *followed;
+  int64_t *bases;  // first columns of the warps
+  int64_t stream_count;
+  int64_t *streams;  // columns of asynchronous operations that arrived
+};
+
+// Columns and clocks of all accesses, by epoch number. An identity is an epoch number << LANE_BITS and a lane.
+enum { LANE_BITS = 5, GENERIC = 1, STRONG = 2 };
+typedef struct Epochs {
+  int32_t *columns, *clocks;
+  uint8_t *kinds;  // 0, GENERIC or STRONG
+  int32_t *texts, *instructions;
+  int64_t count, capacity;
+} Epochs;
+
+// Identities of the last write and the last reads of places. See shadow.py.
+typedef struct Plane {
+  int32_t *writes;
+  int32_t **layers;
+  int64_t layer_count, places;
+  int32_t *foreign;
+} Plane;
+
+// Bytes: by granules, and those that are split by bytes. Tensor memory has the first plane alone.
+enum { GRANULE = 16 };
+struct Shadow {
+  Plane coarse, fine;
+  uint8_t *split;  // of every granule, or null
+};
+
+// Tensor memory: no access covers fewer lanes of a column than a group.
+enum { TENSOR_LANES = 128, TENSOR_COLUMNS = 512, LANE_GROUP = 16 };
+
+// Global memory of a launch.
+typedef struct LaunchRegion {
+  int64_t start, end, writable;
+  Shadow *tracked;  // or null
+  int64_t origin;   // address that it begins at
+} LaunchRegion;
+typedef struct LaunchRegions {
+  LaunchRegion *regions;
+  int64_t count;
+} LaunchRegions;
+
+// An access: ROWS of COUNT. Row i begins at offsets[i] - origin, or without offsets at base + i * stride.
+typedef struct Access {
+  int64_t write, strong;
+  Shadow *shadow;
+  int64_t grain;  // GRANULE: bytes; 1: places of the first plane
+  const int64_t *offsets;
+  int64_t rows, base, stride, count, origin;
+  const int32_t *known;  // who looks: see `shadow.View`
+  int64_t width, own;
+  const int64_t *lanes;  // one per row, or null
+  int64_t lane, exempt, floor;
+  Epochs *epochs;
+  int64_t identity, add_lanes;  // what is recorded
+  const int32_t *fenced;        // a read: clocks that writes must be known to as well, or null
+  const int32_t *read_known;    // a read: clocks by which it replaces others, or null
+  int64_t read_column;
+} Access;
+
+// An access of a tcgen05 operation.
+typedef struct PipelinedAccess {
+  int64_t write;
+  Shadow *shadow;
+  int64_t grain;
+  const int64_t *offsets;
+  int64_t rows, first, stride, count;
+  Epochs *epochs;
+} PipelinedAccess;
+
+// tcgen05 operations of one thread since its last commit.
+struct Stream {
+  int64_t column;
+  int64_t commits;
+  int64_t identity;  // 0: none yet
+};
+
+// A tcgen05 operation of one thread.
+struct Watched {
+  const PipelinedAccess *accesses;
+  int64_t count;
+  Stream *stream;
+  int64_t lane, text;
+  int64_t latest;   // identity of the latest execution in C
+  int64_t columns;  // of its accumulator
+  int64_t parts;    // CTAs that this is in
+  const uint8_t *full, *full_pair;  // of each CTA a byte per column, 1 where all its lanes are written
+};
+
+// What a tcgen05.commit is about to do: its mbarriers, their phases, and whether these complete.
+enum { MOST_TARGETS = 16 };
+typedef struct CommitTarget {
+  Point *point;
+  int64_t phase, completes;
+} CommitTarget;
+typedef struct Commit {
+  Stream *stream;
+  int64_t lane, count;
+  CommitTarget targets[MOST_TARGETS];
+} Commit;
+
+// What a tensor copy is about to do.
+typedef struct WatchedCopy {
+  int64_t lane, instruction, text;
+  Point *point;  // a load: its mbarrier, whether it is to the other CTA of the pair, phase, whether that completes
+  int64_t pair, phase, completes;
+  Shadow *shadow;  // of the shared memory, and bytes there
+  int64_t offset, nbytes;
+  int64_t start, pitch, count, row;  // rows in global memory
+} WatchedCopy;
+
+// A warp as machine code logs for it.
+struct Context {
+  Agent *agent;
+  Epochs *epochs;
+  Shadow *shadow, *tensor;  // of its CTA
+  LaunchRegions *launch;
+  int64_t floor;  // first epoch of the cluster
+};
+
+// What machine code logs: accesses of lanes, and events. The argument is the bytes of an access; of fence_proxy 1 for
+// shared and 2 for global memory; of tensor_load the columns, with the first cell and the index of the instruction for
+// addresses; of tensor_wait the column of the warp; of tensor_fence 1 for ::before_thread_sync.
+enum {
+  LOG_SHARED_READ = 16, LOG_SHARED_WRITE = 32, LOG_GLOBAL_READ = 64, LOG_GLOBAL_WRITE = 128, LOG_CONVERGE = 256,
+  LOG_FENCE_PROXY = 512, LOG_TENSOR_LOAD = 1024, LOG_TENSOR_WAIT = 2048, LOG_TENSOR_FENCE = 4096,
+  LOG_EVENTS = 4096  // Tables.flags: events are logged
+};
+struct LogEntry {
+  int32_t kind;
+  uint32_t mask;
+  int32_t argument, instruction;
+  int64_t addresses[LANES];
+};
 
 #endif

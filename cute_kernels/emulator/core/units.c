@@ -34,19 +34,19 @@ int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64_t orde
   Barrier *barrier = barrier_at(t, address);
   if (!barrier || (barrier->phase & 1) == parity) return 0;
   if (!(t->unit_flags & WATCHED)) return 1;
-  return t->watch_wait && barrier->point && t->watch_wait(t, barrier->point, order, barrier->phase - 1);
+  return barrier->point && watch_wait(t, barrier->point, order, barrier->phase - 1);
 }
 
 int64_t mbarrier_arrive(
-    Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, int32_t mask, int64_t order) {
+    Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order) {
   Barrier *barrier = barrier_at(t, address);
   if (!barrier || count < 1 || count > barrier->pending) return -1;
   int64_t tx = barrier->tx + nbytes, left = barrier->pending - count, phase = barrier->phase;
   if (tx > MAX_COUNT || (!left && tx < 0)) return -1;
   if (t->unit_flags & WATCHED) {
     int32_t completes = !left && !tx;
-    if (!t->watch_arrive || !barrier->point) return -1;
-    if (!t->watch_arrive(t, barrier->point, mask, order, address >> RANK_SHIFT, phase, completes)) return -1;
+    if (!barrier->point) return -1;
+    if (!watch_arrive(t, barrier->point, mask, order, address >> RANK_SHIFT, phase, completes)) return -1;
   }
   barrier->pending = left;
   barrier->tx = tx;
@@ -60,7 +60,7 @@ int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction) {
   if (!(t->unit_flags & EAGER)) return 0;
   MmaEntry *entry = &t->mma_entries[slot_of(key, MMA_KEY, MMAS)];
   if (memcmp(entry->key, key, sizeof entry->key) || !entry->job) return 0;
-  if (entry->watched && !(t->watch_mma && t->watch_mma(t, entry->watched, instruction))) return 0;
+  if (entry->watched && !watch_mma(t, entry->watched, instruction)) return 0;
   if (!t->execute(entry->job)) return 0;
   t->progress++;
   t->mmas++;
@@ -87,7 +87,7 @@ int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast
         (CommitTarget){.point = barrier->point, .phase = barrier->phase, .completes = last && !barrier->tx};
     barriers[commit.count++] = barrier;
   }
-  if (entry->stream && !(t->watch_commit && t->watch_commit(t, &commit))) return 0;
+  if (entry->stream && !watch_commit(t, &commit)) return 0;
   for (int64_t i = 0; i < commit.count; i++) {
     barriers[i]->pending--;
     barriers[i]->arriver = entry->label;

@@ -1,0 +1,91 @@
+// Vector clocks of warps. Each function does what its namesake in happens_before.py does.
+#include <string.h>
+
+#include "races.h"
+
+void clocks_join(int32_t *restrict target, const int32_t *restrict source, int64_t count) {
+  for (int64_t i = 0; i < count; i++) target[i] = source[i] > target[i] ? source[i] : target[i];
+}
+
+void clocks_raise(int32_t *clocks, int64_t width, int64_t rows, int64_t column, int64_t clock) {
+  for (int64_t row = 0; row < rows; row++) {
+    int32_t *cell = clocks + row * width + column;
+    if (*cell < clock) *cell = (int32_t)clock;
+  }
+}
+
+void agent_cover(const Agent *agent, int32_t *row, uint32_t mask, int reads) {
+  int32_t clock = (int32_t)agent->clock, *own = row + agent->base;
+  uint32_t live = (uint32_t)agent->live;
+  int all = (mask & live) == live;
+  for (int lane = 0; lane < LANES; lane++) own[lane] = all || mask >> lane & 1 ? clock : own[lane];
+  if (reads || !all) own[COLUMN_READ] = clock;
+}
+
+// What single lanes of a mask know is added to clocks that are passed on.
+static void share(const Agent *agent, int32_t *clocks, int64_t rows, uint32_t mask) {
+  for (int64_t i = 0; i < agent->single->count; i++) {
+    const PrivateClock *entry = &agent->single->entries[i];
+    if (mask >> entry->lane & 1) clocks_raise(clocks, agent->width, rows, entry->column, entry->clock);
+  }
+}
+
+void agent_advance(Agent *agent) {
+  agent->clock++;
+  agent->read_identity = agent->write_identity = agent->load_identity = agent->store_identity = 0;
+}
+
+void agent_snapshot(const Agent *agent, uint32_t mask) {
+  memcpy(agent->scratch, agent->clocks, ROWS * (size_t)agent->width * sizeof *agent->clocks);
+  for (int row = 0; row < ROW_PROXY; row++) agent_cover(agent, agent->scratch + row * agent->width, mask, 1);
+  share(agent, agent->scratch, ROW_TENSOR, mask);
+}
+
+void agent_order(const Agent *agent, uint32_t mask) {
+  memcpy(agent->scratch, agent->clocks, (size_t)agent->width * sizeof *agent->clocks);
+  agent_cover(agent, agent->scratch, mask, 1);
+  share(agent, agent->scratch, 1, mask);
+}
+
+void agent_relaxed(const Agent *agent, uint32_t mask) {
+  int64_t width = agent->width;
+  size_t row = (size_t)width * sizeof *agent->clocks;
+  agent_order(agent, mask);
+  memcpy(agent->scratch + ROW_TENSOR * width, agent->before, row);
+  int32_t *others = agent->scratch + ROW_ACQUIRED * width;
+  if (agent->fenced) memcpy(others, agent->fenced + ROW_ACQUIRED * width, PENDING_ROWS * row);
+  else memset(others, 0, PENDING_ROWS * row);
+}
+
+void agent_converge(Agent *agent, uint32_t mask) {
+  for (int row = 0; row < ROW_PROXY; row++) agent_cover(agent, agent_row(agent, row), mask, 0);
+  share(agent, agent->clocks, ROW_TENSOR, mask);
+  Private *single = agent->single;
+  int64_t kept = 0;
+  for (int64_t i = 0; i < single->count; i++)
+    if (!(mask >> single->entries[i].lane & 1)) single->entries[kept++] = single->entries[i];
+  single->count = kept;
+  agent_advance(agent);
+}
+
+void agent_fence_proxy(Agent *agent, uint32_t mask, int32_t spaces) {
+  for (int space = 0; space < 2; space++) {
+    if (!(spaces >> space & 1)) continue;
+    int32_t *row = agent_row(agent, ROW_PROXY + space);
+    clocks_join(row, agent_row(agent, ROW_VISIBLE), agent->width);
+    agent_cover(agent, row, mask, 1);
+  }
+  agent_advance(agent);
+}
+
+void agent_complete_in_lane(const Agent *agent, int64_t lane, int64_t column, int64_t clock) {
+  if (agent->live == (int64_t)1 << lane) {
+    clocks_raise(agent->clocks, agent->width, ROW_TENSOR, column, clock);
+    return;
+  }
+  Private *single = agent->single;
+  int64_t i = 0;
+  while (i < single->count && single->entries[i].column != column) i++;
+  if (i == single->count) single->count++;
+  single->entries[i] = (PrivateClock){.column = column, .lane = lane, .clock = clock};
+}

@@ -1,0 +1,156 @@
+// What the race detector makes of copies, bulk groups and MMAs that are complete when they are issued: sanitizer.py,
+// tensor_races.py and `BulkGroups` of async_engine.py have the general case.
+//
+// Each function first works off the log of the warp, so that the clocks are those of the program order. Then it checks
+// all accesses of the operation, and only when every one is in order it records them and changes clocks.
+#include <stddef.h>
+
+#include "races.h"
+
+// An access of a copy to shared or global memory.
+static Access copy_access(const Context *context, int write, int global, int64_t lane) {
+  const Agent *agent = context->agent;
+  return (Access){
+      .write = write, .grain = GRANULE, .known = agent_row(agent, write ? ROW_ACQUIRED : ROW_VISIBLE),
+      .width = agent->width, .own = agent->base, .lane = lane, .exempt = write ? agent->base + COLUMN_READ : -1,
+      .floor = global ? context->floor : 0, .epochs = context->epochs,
+      .fenced = write ? NULL : agent_row(agent, global ? ROW_PROXY_GLOBAL : ROW_PROXY),
+  };
+}
+
+static Access shared_access(const Context *context, const WatchedCopy *copy, int write) {
+  Access access = copy_access(context, write, 0, copy->lane);
+  access.shadow = copy->shadow;
+  access.base = copy->offset;
+  access.rows = 1;
+  access.count = copy->nbytes;
+  return access;
+}
+
+// The access to global memory; its `shadow` is null where nobody may write. 0: for Python.
+static int global_access(const Context *context, const WatchedCopy *copy, int write, Access *access) {
+  int64_t end = copy->start + (copy->count - 1) * copy->pitch + copy->row;
+  *access = copy_access(context, write, 1, copy->lane);
+  for (int64_t i = 0; i < context->launch->count; i++) {
+    const LaunchRegion *region = &context->launch->regions[i];
+    if (copy->start < region->start || end > region->end) continue;
+    access->shadow = region->writable ? region->tracked : NULL;
+    access->base = copy->start - region->origin;
+    access->rows = copy->count;
+    access->stride = copy->pitch;
+    access->count = copy->row;
+    return !region->writable || region->tracked;
+  }
+  return 0;
+}
+
+static void record(Access *access, int64_t identity, int64_t column) {
+  access->identity = identity;
+  access->read_column = column;
+  access_record(access);
+}
+
+// `RaceTracker.copy`, its accesses, and `complete_copy`.
+int32_t watch_load(Tables *t, const WatchedCopy *copy) {
+  if (!log_flush(t)) return 0;
+  const Context *context = t->context;
+  Agent *agent = context->agent;
+  Point *point = copy->point;
+  Access source, target = shared_access(context, copy, 1);
+  if (!global_access(context, copy, 0, &source) || !point_initialised(agent, point)) return 0;
+  if (!has_room(context->epochs, 1)) return 0;
+  agent_order(agent, (uint32_t)1 << copy->lane);  // what is known to be over when the copy is
+  if (copy->completes && point_overtakes(point, copy->phase, agent->scratch)) return 0;
+  source.read_column = point->column;
+  if (!access_check(&target) || (source.shadow && !access_check(&source))) return 0;
+  int64_t phase = point->completed + 1;
+  int64_t identity = new_epoch(context->epochs, point->column, phase, copy->text, 0, copy->instruction);
+  record(&target, identity, point->column);
+  if (source.shadow) record(&source, identity, point->column);
+  clocks_join(point->gathered, agent->scratch, agent->width);
+  agent_advance(agent);
+  LatestCopy *latest = &point->copies[copy->pair];
+  if (latest->phase < phase) *latest = (LatestCopy){.phase = phase, .identity = identity};
+  if (copy->completes) point_complete(agent, point, copy->phase);
+  return 1;
+}
+
+// What is kept of the bulk groups of a lane; null: it issued no stores.
+static BulkThread *bulk_thread(const Agent *agent, int64_t lane) {
+  return agent->storing >> lane & 1 ? (BulkThread *)(intptr_t)agent->bulk[lane] : NULL;
+}
+
+// `RaceTracker.bulk`, its accesses and `BulkGroups.issue`.
+int32_t watch_store(Tables *t, const WatchedCopy *copy) {
+  if (!log_flush(t)) return 0;
+  const Context *context = t->context;
+  Epochs *epochs = context->epochs;
+  BulkThread *thread = bulk_thread(context->agent, copy->lane);
+  Access source = shared_access(context, copy, 0), target;
+  if (!thread || !global_access(context, copy, 1, &target) || !target.shadow || !has_room(epochs, 2)) return 0;
+  source.read_column = thread->reads;
+  if (!access_check(&source) || !access_check(&target)) return 0;
+  int64_t group = thread->committed + 1;
+  int64_t reads = new_epoch(epochs, thread->reads, group, copy->text, 0, copy->instruction);
+  int64_t writes = new_epoch(epochs, thread->writes, group, copy->text, 0, copy->instruction);
+  record(&source, reads, thread->reads);
+  record(&target, writes, thread->writes);
+  thread->stored = group;
+  thread->identity = reads;
+  return 1;
+}
+
+// `commit_group`, where Python keeps nothing of the open groups.
+int32_t bulk_commit(Tables *t, uint32_t mask) {
+  if (!t->context) return 0;
+  const Agent *agent = t->context->agent;
+  uint32_t storing = mask & (uint32_t)agent->storing;
+  for (uint32_t lanes = storing; lanes; lanes &= lanes - 1)
+    if (bulk_thread(agent, __builtin_ctz(lanes))->open) return 0;
+  for (uint32_t lanes = storing; lanes; lanes &= lanes - 1) bulk_thread(agent, __builtin_ctz(lanes))->committed++;
+  return 1;
+}
+
+// `wait_group`, where Python keeps nothing of the groups that are waited for.
+int32_t bulk_wait(Tables *t, uint32_t mask, int64_t newest, int32_t read) {
+  if (!log_flush(t)) return 0;
+  const Agent *agent = t->context->agent;
+  uint32_t storing = mask & (uint32_t)agent->storing;
+  for (uint32_t lanes = storing; lanes; lanes &= lanes - 1) {
+    const BulkThread *thread = bulk_thread(agent, __builtin_ctz(lanes));
+    if (thread->oldest <= thread->committed - newest) return 0;
+  }
+  for (uint32_t lanes = storing; lanes; lanes &= lanes - 1) {
+    int lane = __builtin_ctz(lanes);
+    BulkThread *thread = bulk_thread(agent, lane);
+    int64_t last = thread->committed - newest;
+    if (thread->waited < last) thread->waited = last;
+    agent_complete_in_lane(agent, lane, thread->reads, last);
+    if (!read) agent_complete_in_lane(agent, lane, thread->writes, last);
+  }
+  return 1;
+}
+
+static int all_written(const uint8_t *full, int64_t columns) {
+  int missing = 0;
+  for (int64_t i = 0; i < columns; i++) missing |= !full[i];
+  return !missing;
+}
+
+// `TensorRaces.issue`. Accesses that are recorded before one that is not in order are recorded again by Python, under
+// the same identity.
+int32_t watch_mma(Tables *t, Watched *watched, int32_t instruction) {
+  if (!all_written(watched->full, watched->columns) || !all_written(watched->full_pair, watched->columns)) return 0;
+  if (!log_flush(t)) return 0;
+  const Context *context = t->context;
+  Stream *stream = watched->stream;
+  if (!stream->identity) {
+    if (!has_room(context->epochs, 1)) return 0;
+    stream->identity =
+        new_epoch(context->epochs, stream->column, stream->commits + 1, watched->text, 0, instruction);
+  }
+  watched->latest = stream->identity;
+  int64_t done = access_pipelined(
+      watched->accesses, watched->count, context->agent, stream->identity, watched->lane, stream->column);
+  return done == watched->count;
+}

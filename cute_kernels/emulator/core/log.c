@@ -1,0 +1,147 @@
+// What machine code of warps logs for the race detector, in program order, and what the detector makes of it.
+//
+// An entry that is not in order, or not simple, changes nothing: it is for Python (native_log.py), which does the same
+// for all entries.
+#include <stddef.h>
+#include <string.h>
+
+#include "races.h"
+
+// A load or store by lanes. Lanes that all store to one place are the warp's own affair: for Python.
+static int generic_access(const Context *context, const LogEntry *entry, int write, int global) {
+  Agent *agent = context->agent;
+  Epochs *epochs = context->epochs;
+  int64_t offsets[LANES], lanes[LANES], places[LANES], count = 0, low = INT64_MAX, high = 0, differ = 0;
+  int elsewhere = 0;
+  if (!has_room(epochs, 1)) return 0;
+  for (uint32_t mask = entry->mask; mask; mask &= mask - 1) lanes[count++] = __builtin_ctz(mask);
+  for (int64_t i = 0; i < count; i++) {
+    int64_t address = entry->addresses[lanes[i]];
+    elsewhere |= !global && address >> RANK_SHIFT != agent->rank;
+    offsets[i] = global ? address : address & OFFSET_MASK;
+    low = offsets[i] < low ? offsets[i] : low;
+    high = offsets[i] > high ? offsets[i] : high;
+    differ |= address ^ entry->addresses[lanes[0]];
+  }
+  if (elsewhere || (write && count > 1 && !differ)) return 0;
+  Access access = {
+      .write = write, .shadow = context->shadow, .grain = GRANULE, .offsets = offsets, .rows = count,
+      .count = entry->argument, .known = agent_row(agent, ROW_VISIBLE), .width = agent->width, .own = agent->base,
+      .lanes = lanes, .lane = -1, .exempt = agent->base + COLUMN_READ, .epochs = epochs, .add_lanes = write,
+      .read_column = agent->base + COLUMN_READ,
+  };
+  if (global) {
+    const LaunchRegion *region = context->launch->regions, *end = region + context->launch->count;
+    while (region < end && !(low >= region->start && high + access.count <= region->end)) region++;
+    if (region == end) return 0;
+    if (!region->writable) return 1;  // nobody may write there
+    if (!region->tracked) return 0;
+    access.shadow = region->tracked;
+    access.origin = region->origin;
+    access.floor = context->floor;
+  } else {
+    access.read_known = access.known;
+  }
+  Plane *plane = entry->mask == UINT32_MAX ? lanes_check(&access, places) : NULL;
+  if (!plane && !access_check(&access)) return 0;
+  int64_t *identity = write ? &agent->write_identity : &agent->read_identity;
+  if (!*identity) {
+    int64_t column = write ? agent->base : agent->base + COLUMN_READ;
+    *identity = new_epoch(epochs, column, agent->clock, agent->text + write, GENERIC, entry->instruction);
+  }
+  if (plane) {
+    lanes_record(&access, plane, places, (int32_t)*identity);
+  } else {
+    access.identity = *identity;
+    access_record(&access);
+  }
+  return 1;
+}
+
+// tcgen05.ld of columns of the warp's lanes of tensor memory.
+static int tensor_load_logged(const Context *context, const LogEntry *entry) {
+  enum { GROUPS = TENSOR_LANES / LANE_GROUP };
+  Agent *agent = context->agent;
+  Epochs *epochs = context->epochs;
+  int64_t address = entry->addresses[0], index = entry->addresses[1];
+  if (!has_room(epochs, 1) || index >= agent->load_count) return 0;
+  int64_t column = agent->base + COLUMN_TENSOR_LOAD;
+  const int32_t *known = agent_row(agent, ROW_TENSOR);
+  Access access = {
+      .shadow = context->tensor, .grain = 1, .rows = entry->argument,
+      .base = (address & 0xFFFF) * GROUPS + (address >> 16) / LANE_GROUP, .stride = GROUPS, .count = 32 / LANE_GROUP,
+      .known = known, .width = agent->width, .own = -1, .lane = -1, .exempt = -1, .epochs = epochs,
+      .read_known = known, .read_column = column,
+  };
+  if (!access_check(&access)) return 0;
+  int64_t clock = ++agent->load_clock;
+  access.identity = new_epoch(epochs, column, clock, agent->text + 2, 0, entry->instruction);
+  agent->load_identity = access.identity;
+  agent->store_identity = 0;
+  agent->loads[index] = (int32_t)clock;
+  access_record(&access);
+  return 1;
+}
+
+// tcgen05.wait::ld and ::st: the warp's loads or stores of tensor memory so far are complete.
+static void tensor_wait(Agent *agent, int64_t kind) {
+  int64_t *clock = kind == COLUMN_TENSOR_LOAD ? &agent->load_clock : &agent->store_clock, column = agent->base + kind;
+  clocks_raise(agent->clocks, agent->width, ROW_TENSOR, column, *clock);
+  agent_row(agent, ROW_TENSOR)[column] = (int32_t)*clock;
+  ++*clock;
+  agent->load_identity = agent->store_identity = 0;
+}
+
+static void tensor_fence(const Agent *agent, int before) {
+  int32_t *row = agent_row(agent, ROW_TENSOR);
+  if (before) memcpy(agent->before, row, (size_t)agent->width * sizeof *row);
+  else clocks_join(row, agent->incoming, agent->width);
+}
+
+static int observe_one(const Context *context, const LogEntry *entry) {
+  switch (entry->kind) {
+    case LOG_SHARED_READ: return generic_access(context, entry, 0, 0);
+    case LOG_SHARED_WRITE: return generic_access(context, entry, 1, 0);
+    case LOG_GLOBAL_READ: return generic_access(context, entry, 0, 1);
+    case LOG_GLOBAL_WRITE: return generic_access(context, entry, 1, 1);
+    case LOG_TENSOR_LOAD: return tensor_load_logged(context, entry);
+    case LOG_CONVERGE: agent_converge(context->agent, entry->mask); return 1;
+    case LOG_FENCE_PROXY: agent_fence_proxy(context->agent, entry->mask, entry->argument); return 1;
+    case LOG_TENSOR_WAIT: tensor_wait(context->agent, entry->argument); return 1;
+    case LOG_TENSOR_FENCE: tensor_fence(context->agent, entry->argument); return 1;
+    default: return 0;
+  }
+}
+
+int64_t log_observe(const Context *context, const LogEntry *log, int64_t first, int64_t end) {
+  while (first < end && observe_one(context, &log[first])) first++;
+  return first;
+}
+
+int log_flush(Tables *t) {
+  if (!t->context) return 0;
+  t->log_done = log_observe(t->context, t->log, t->log_done, t->log_used);
+  if (t->log_done != t->log_used) return 0;
+  t->log_done = t->log_used = 0;
+  return 1;
+}
+
+int64_t *log_entry(Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction) {
+  if (t->log_used == t->log_size && !log_flush(t)) return NULL;
+  LogEntry *entry = &t->log[t->log_used++];
+  entry->kind = kind;
+  entry->mask = mask;
+  entry->argument = argument;
+  entry->instruction = instruction;
+  return entry->addresses;
+}
+
+int32_t log_event(
+    Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction, int64_t first, int64_t second) {
+  if (!(t->flags & LOG_EVENTS)) return 0;
+  int64_t *values = log_entry(t, kind, mask, argument, instruction);
+  if (!values) return 0;
+  values[0] = first;
+  values[1] = second;
+  return 1;
+}

@@ -1,0 +1,60 @@
+// The race detector's parts, for each other. Clocks are those of happens_before.py, places those of shadow.py.
+#ifndef CUTE_KERNELS_RACES_H
+#define CUTE_KERNELS_RACES_H
+#include "core.h"
+
+// --- clocks.c ---
+
+static inline int32_t *agent_row(const Agent *agent, int64_t row) { return agent->clocks + row * agent->width; }
+
+// `target` learns what `source` knows.
+void clocks_join(int32_t *restrict target, const int32_t *restrict source, int64_t count);
+// One column of the first rows of a matrix is at least a clock.
+void clocks_raise(int32_t *clocks, int64_t width, int64_t rows, int64_t column, int64_t clock);
+// The lanes of a mask are known to have come as far as the agent's clock; `reads`: so are its loads where all lanes do.
+void agent_cover(const Agent *agent, int32_t *row, uint32_t mask, int reads);
+// Later accesses are told apart from those so far.
+void agent_advance(Agent *agent);
+// In the scratch matrix, what the lanes of a mask pass on: all of it; the first row alone; what a relaxed arrival does.
+void agent_snapshot(const Agent *agent, uint32_t mask);
+void agent_order(const Agent *agent, uint32_t mask);
+void agent_relaxed(const Agent *agent, uint32_t mask);
+// bar.warp.sync; fence.proxy.async of shared (1) and global (2) memory.
+void agent_converge(Agent *agent, uint32_t mask);
+void agent_fence_proxy(Agent *agent, uint32_t mask, int32_t spaces);
+// One lane waited for operations of a stream of its own.
+void agent_complete_in_lane(const Agent *agent, int64_t lane, int64_t column, int64_t clock);
+
+// --- points.c ---
+
+// Whether the agent knows of the mbarrier.init; 0 where Python decides.
+int point_initialised(const Agent *agent, const Point *point);
+// Whether the phase, complete with what is gathered and the row `order`, overtakes a warp that waits for the one before.
+int point_overtakes(const Point *point, int64_t phase, const int32_t *order);
+void point_gather(const Agent *agent, Point *point, const int32_t *clocks, int64_t order);
+void point_complete(const Agent *agent, Point *point, int64_t phase);
+
+// --- shadow.c, lanes.c ---
+
+static inline int has_room(const Epochs *epochs, int64_t count) { return epochs->count + count <= epochs->capacity; }
+// The identity of a new epoch, for which there is room.
+int64_t new_epoch(Epochs *epochs, int64_t column, int64_t clock, int64_t text, int kind, int64_t instruction);
+// Whether the access that an identity names happened before, for one who knows `known`.
+int is_ordered(
+    const Access *access, int32_t id, const int32_t *known, int64_t own, int64_t lane, int64_t exempt, int strong);
+// The first layer whose reader at a place a read replaces; -1: none.
+int64_t layer_of(const Access *access, const Plane *plane, int64_t place);
+int of_earlier_cluster(const Access *access, int32_t id);
+// Whether every place of an access is in order. After that it may be recorded.
+int access_check(const Access *access);
+void access_record(const Access *access);
+// Likewise for the lanes of a whole warp, whose places have one history: the plane where they are, or null.
+Plane *lanes_check(const Access *access, int64_t places[LANES]);
+void lanes_record(const Access *access, Plane *plane, const int64_t places[LANES], int32_t id);
+
+// --- log.c ---
+
+// The log is worked off; 0: Python has to.
+int log_flush(Tables *t);
+
+#endif

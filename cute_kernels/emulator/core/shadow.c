@@ -1,0 +1,256 @@
+// Shadow memory: whether every place of an access is in order, and its record. What shadow.py has for the general case.
+//
+// Any access that is not in order, or that needs a plane or a layer of readers that is not there, leaves everything as
+// it is but for granules that are split into bytes, which says the same.
+#include <stddef.h>
+#include <string.h>
+
+#include "races.h"
+
+// What a check found in order is not looked up again: a write, a read that a write meets, a reader of the first layer
+// that a read replaces.
+typedef struct {
+  int32_t write, read, layer;
+} Met;
+typedef enum { CHECK, WRITE, READ } Action;
+
+int64_t new_epoch(Epochs *epochs, int64_t column, int64_t clock, int64_t text, int kind, int64_t instruction) {
+  int64_t number = epochs->count++;
+  epochs->columns[number] = (int32_t)column;
+  epochs->clocks[number] = (int32_t)clock;
+  epochs->kinds[number] = (uint8_t)kind;
+  epochs->texts[number] = (int32_t)text;
+  epochs->instructions[number] = (int32_t)instruction;
+  return number << LANE_BITS;
+}
+
+int is_ordered(
+    const Access *access, int32_t id, const int32_t *known, int64_t own, int64_t lane, int64_t exempt, int strong) {
+  if (!id) return 1;
+  int64_t number = id >> LANE_BITS;
+  if (number < access->floor) return 0;
+  const Epochs *epochs = access->epochs;
+  int64_t column = epochs->columns[number] + (id & (LANES - 1));
+  if (column < 0 || column >= access->width) return 0;
+  if (epochs->clocks[number] <= known[column] || column == exempt) return 1;
+  if (own >= 0 && lane >= 0 && column - own == lane) return 1;
+  return strong && epochs->kinds[number] == STRONG;
+}
+
+int64_t layer_of(const Access *access, const Plane *plane, int64_t place) {
+  const Epochs *epochs = access->epochs;
+  for (int64_t n = 0; n < plane->layer_count; n++) {
+    int32_t id = plane->layers[n][place];
+    if (!id) return n;
+    int64_t number = id >> LANE_BITS, column = epochs->columns[number];
+    if (column == access->read_column) return n;
+    if (!access->read_known || column < 0 || column >= access->width) continue;
+    if (epochs->clocks[number] <= access->read_known[column]) return n;
+  }
+  return -1;
+}
+
+int of_earlier_cluster(const Access *access, int32_t id) { return id && id >> LANE_BITS < access->floor; }
+
+// The first index from `start` on where the array is not `id`, or `end`.
+static int64_t differs(const int32_t *array, int64_t start, int64_t end, int32_t id) {
+  int64_t at = start;
+  for (; at + 8 <= end; at += 8) {
+    int32_t any = 0;
+    for (int i = 0; i < 8; i++) any |= array[at + i] ^ id;
+    if (any) break;
+  }
+  while (at < end && array[at] == id) at++;
+  return at;
+}
+
+static void fill(int32_t *array, int64_t start, int64_t end, int32_t id) {
+  for (int64_t at = start; at < end; at++) array[at] = id;
+}
+
+// A replaced read of an earlier cluster is noted where none is yet.
+static void keep(const Access *access, const Plane *plane, int64_t start, int64_t end, int32_t id) {
+  if (!of_earlier_cluster(access, id)) return;
+  for (int64_t at = start; at < end; at++) plane->foreign[at] = plane->foreign[at] ? plane->foreign[at] : id;
+}
+
+static int written_before(
+    const Access *access, const Plane *plane, int64_t start, int64_t end, int64_t lane, Met *met) {
+  for (int64_t at = start; (at = differs(plane->writes, at, end, met->write)) < end; at++) {
+    int32_t id = plane->writes[at];
+    if (!is_ordered(access, id, access->known, access->own, lane, access->exempt, access->strong != 0)) return 0;
+    if (access->fenced && !is_ordered(access, id, access->fenced, -1, -1, -1, 0)) return 0;
+    met->write = id;
+  }
+  return 1;
+}
+
+static int check_run(const Access *access, const Plane *plane, int64_t start, int64_t count, int64_t lane, Met *met) {
+  int64_t end = start + count;
+  if (start < 0 || end > plane->places || (!access->write && !plane->layer_count)) return 0;
+  if (!written_before(access, plane, start, end, lane, met)) return 0;
+  if (access->write) {
+    for (int64_t n = 0; n < plane->layer_count; n++) {
+      const int32_t *reads = plane->layers[n];
+      for (int64_t at = start; (at = differs(reads, at, end, met->read)) < end; at++) {
+        int32_t id = reads[at];
+        if (!is_ordered(access, id, access->known, access->own, lane, access->exempt, access->strong != 0)) return 0;
+        met->read = id;
+      }
+    }
+    return !plane->foreign || differs(plane->foreign, start, end, 0) == end;
+  }
+  // What was met in another plane may need foreign reads, which this plane has to have.
+  if (!plane->foreign && of_earlier_cluster(access, met->layer)) met->layer = 0;
+  for (int64_t at = start; (at = differs(plane->layers[0], at, end, met->layer)) < end; at++) {
+    int64_t n = layer_of(access, plane, at);
+    if (n < 0) return 0;
+    int32_t id = plane->layers[n][at];
+    if (!plane->foreign && of_earlier_cluster(access, id)) return 0;
+    if (!n) met->layer = id;
+  }
+  return 1;
+}
+
+static void write_run(const Plane *plane, int64_t start, int64_t count, int32_t id) {
+  fill(plane->writes, start, start + count, id);
+  for (int64_t n = 0; n < plane->layer_count; n++) fill(plane->layers[n], start, start + count, 0);
+}
+
+static void read_run(const Access *access, const Plane *plane, int64_t start, int64_t count, int32_t id, Met *met) {
+  int32_t *top = plane->layers[0];
+  int64_t from = start, end = start + count;
+  for (;;) {
+    int64_t at = differs(top, from, end, met->layer);
+    keep(access, plane, from, at, met->layer);
+    fill(top, from, at, id);
+    if (at == end) return;
+    int64_t n = layer_of(access, plane, at);
+    int32_t *read = &plane->layers[n][at];
+    keep(access, plane, at, at + 1, *read);
+    if (!n) met->layer = *read;
+    *read = id;
+    from = at + 1;
+  }
+}
+
+static inline int run(
+    const Access *access, Action action, const Plane *plane, int64_t start, int64_t count, int64_t lane, int32_t id,
+    Met *met) {
+  if (action == CHECK) return check_run(access, plane, start, count, lane, met);
+  if (action == WRITE) write_run(plane, start, count, id);
+  else read_run(access, plane, start, count, id, met);
+  return 1;
+}
+
+static void divide_plane(int32_t *bytes, const int32_t *granules, int64_t granule) {
+  fill(bytes, granule * GRANULE, (granule + 1) * GRANULE, granules[granule]);
+}
+
+// Splits a granule into bytes, which take over what is known of it. 0: there are no planes for that.
+static int divide(const Shadow *shadow, int64_t granule) {
+  const Plane *from = &shadow->coarse, *to = &shadow->fine;
+  if (to->layer_count < from->layer_count || (from->foreign && !to->foreign)) return 0;
+  shadow->split[granule] = 1;
+  divide_plane(to->writes, from->writes, granule);
+  for (int64_t n = 0; n < from->layer_count; n++) divide_plane(to->layers[n], from->layers[n], granule);
+  if (from->foreign) divide_plane(to->foreign, from->foreign, granule);
+  return 1;
+}
+
+// One row of an access: which places of which plane it has, and what is done there.
+static int row(const Access *access, Action action, int64_t start, int64_t lane, int32_t id, Met *met) {
+  const Shadow *shadow = access->shadow;
+  int64_t count = access->count;
+  if (access->grain == 1) return run(access, action, &shadow->coarse, start, count, lane, id, met);
+  int64_t first = start >> 4, last = (start + count - 1) >> 4;
+  if (start < 0 || last >= shadow->coarse.places) return 0;
+  if ((start | count) & (GRANULE - 1)) {
+    if (!shadow->fine.writes) return 0;
+    for (int64_t granule = first; granule <= last; granule++)
+      if (!shadow->split[granule] && !divide(shadow, granule)) return 0;
+    return run(access, action, &shadow->fine, start, count, lane, id, met);
+  }
+  if (!shadow->split) return run(access, action, &shadow->coarse, first, count >> 4, lane, id, met);
+  for (int64_t granule = first, next; granule <= last; granule = next) {
+    next = granule + 1;
+    int done;
+    if (shadow->split[granule]) {
+      done = run(access, action, &shadow->fine, granule * GRANULE, GRANULE, lane, id, met);
+    } else {
+      while (next <= last && !shadow->split[next]) next++;
+      done = run(access, action, &shadow->coarse, granule, next - granule, lane, id, met);
+    }
+    if (!done) return 0;
+  }
+  return 1;
+}
+
+// One or two whole granules with a history that was met before: most rows of an MMA's operands.
+static inline int short_read(const Access *access, Action action, int64_t start, int32_t id, const Met *met) {
+  const Shadow *shadow = access->shadow;
+  int64_t first = start >> 4, last = first + (access->count == 2 * GRANULE);
+  if (start & (GRANULE - 1) || first < 0 || last >= shadow->coarse.places) return 0;
+  if (shadow->split && (shadow->split[first] | shadow->split[last])) return 0;
+  int32_t *top = shadow->coarse.layers[0];
+  const int32_t *writes = shadow->coarse.writes;
+  if (top[first] != met->layer || top[last] != met->layer) return 0;
+  if (action == CHECK) return writes[first] == met->write && writes[last] == met->write;
+  top[first] = top[last] = id;
+  return 1;
+}
+
+static int rows(const Access *access, Action action) {
+  Met met = {0, 0, 0};
+  int is_short = !access->write && access->grain == GRANULE && access->shadow->coarse.layer_count && !access->lanes &&
+                 !access->floor && (access->count == GRANULE || access->count == 2 * GRANULE);
+  for (int64_t i = 0; i < access->rows; i++) {
+    int64_t start = access->offsets ? access->offsets[i] - access->origin : access->base + i * access->stride;
+    int64_t lane = access->lane;
+    if (access->lanes) {
+      lane = access->lanes[i];
+      met.write = met.read = 0;  // what is in order for one lane need not be for the next one
+    }
+    int32_t id = (int32_t)(access->identity + (access->add_lanes && lane >= 0 ? lane : 0));
+    if (is_short && short_read(access, action, start, id, &met)) continue;
+    if (!row(access, action, start, lane, id, &met)) return 0;
+  }
+  return 1;
+}
+
+int access_check(const Access *access) { return rows(access, CHECK); }
+
+void access_record(const Access *access) { rows(access, access->write ? WRITE : READ); }
+
+int64_t access_shadow(const Access *access) {
+  if (!access_check(access)) return 0;
+  access_record(access);
+  return 1;
+}
+
+int64_t access_pipelined(
+    const PipelinedAccess *accesses, int64_t count, const Agent *agent, int64_t identity, int64_t lane,
+    int64_t column) {
+  Access access = {.width = agent->width, .identity = identity, .read_column = column};
+  for (int64_t i = 0; i < count; i++) {
+    const PipelinedAccess *one = &accesses[i];
+    int tensor = one->grain == 1;  // there, what the pipe did before is in order
+    access.write = one->write;
+    access.shadow = one->shadow;
+    access.grain = one->grain;
+    access.offsets = one->offsets;
+    access.rows = one->rows;
+    access.base = one->first;
+    access.stride = one->stride;
+    access.count = one->count;
+    access.epochs = one->epochs;
+    access.known = agent_row(agent, tensor ? ROW_TENSOR : ROW_VISIBLE);
+    access.own = tensor ? -1 : agent->base;
+    access.lane = tensor ? -1 : lane;
+    access.exempt = tensor ? column : -1;
+    access.fenced = tensor ? NULL : agent_row(agent, ROW_PROXY);
+    access.read_known = tensor ? access.known : NULL;
+    if (!access_shadow(&access)) return i;
+  }
+  return count;
+}
