@@ -21,15 +21,22 @@ class _Source:
     Args:
         module: that module, or None when it is gone.
         taken: its parameters of then, by name; None for what is missing or gone.
+        own: what the other module calls them, where that differs.
     """
 
-    def __init__(self, module: torch.nn.Module | None, taken: dict[str, torch.Tensor | None]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module | None = None,
+        taken: dict[str, torch.Tensor | None] | None = None,
+        own: dict[str, str] | None = None,
+    ) -> None:
         self._module = None if module is None else weakref.ref(module)
+        taken, self._own = taken or {}, own or {}
         self._taken = {name: None if tensor is None else weakref.ref(tensor) for name, tensor in taken.items()}
 
     def __reduce__(self) -> tuple:
         module = None if self._module is None else self._module()
-        return _Source, (module, {name: self._then(name) for name in self._taken})
+        return _Source, (module, {name: self._then(name) for name in self._taken}, self._own)
 
     def _then(self, name: str) -> torch.Tensor | None:
         reference = self._taken[name]
@@ -42,13 +49,29 @@ class _Source:
             return
         for name in self._taken:
             now = getattr(module, name, None)
-            if now is not getattr(taker, name) and now is not self._then(name):
+            if now is not getattr(taker, self._own.get(name, name)) and now is not self._then(name):
                 raise RuntimeError(
                     f"{name} of the {type(module).__name__} that this PatchEmbed was made from was replaced since (by "
                     "load_state_dict(assign=True), to_empty or an assignment), and this one has it not: call "
                     "PatchEmbed.from_module after loading, or convert the layer itself by "
                     "cute_kernels.nn.convert_layer"
                 )
+
+
+def _source_of(pos_embed: torch.Tensor | None, model: torch.nn.Module) -> _Source:
+    """Where a model has these positions, as a parameter or buffer of its own or of a module in it.
+
+    Raises:
+        TypeError: no module.
+        ValueError: it has them not.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is {type(model).__name__}, expected torch.nn.Module")
+    for module in (module for module in model.modules() if not isinstance(module, PatchEmbed)):
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if tensor is pos_embed:
+                return _Source(module, {name: pos_embed}, {name: "pos_embed"})
+    raise ValueError(f"model is {type(model).__name__}, which has no parameter or buffer that is pos_embed")
 
 
 class PatchEmbed(EngineMixin, torch.nn.Module):
@@ -75,6 +98,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         pos_embed: torch.Tensor | None = None,
         grid: tuple[int, int] | None = None,
         positions: PositionCache | None = None,
+        model: torch.nn.Module | None = None,
     ) -> None:
         """As `from_module`, with checked options."""
         super().__init__()
@@ -93,6 +117,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         self.engine = PatchEngine(options)
         self.positions = PositionCache() if positions is None else positions
         self._source = _Source(module, {"weight": module.weight, "bias": module.bias})
+        self._source_of_positions = _Source() if model is None else _source_of(pos_embed, model)
         if self.weight.dim() == 4 and not self.weight.is_meta:
             self.engine.prepared("images", self.weight)
         self.train(module.training)
@@ -103,6 +128,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         module: torch.nn.Conv2d | torch.nn.Linear,
         *,
         pos_embed: torch.Tensor | None = None,
+        model: torch.nn.Module | None = None,
         grid: tuple[int, int] | None = None,
         precision: Precision = "bf16",
         order: Order = "chw",
@@ -121,7 +147,10 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
                 ``[N, C * p * p]`` over flattened patches. N is a multiple of 8.
             pos_embed: ``[S, N]`` or ``[1, S, N]`` to be added, positions in row-major order of the patch grid, or None.
                 It is held by this module from then on, as a Parameter or buffer, and saved and loaded with it. An
-                object that replaces it in another module is not seen: positions of others are passed to `forward`.
+                object that replaces it in another module is seen with ``model`` only; positions of others can be
+                passed to `forward`.
+            model: the module that has ``pos_embed`` as a parameter or buffer, itself or in a part of it. When another
+                object takes its place there, the next call raises RuntimeError.
             grid: (rows, columns) of ``pos_embed``; a square when None.
             precision: what is multiplied, see `PatchOptions`.
             order: of a Linear weight, and of rows: ``"chw"`` or ``"hwc"``. A Conv2d's is ``"chw"``.
@@ -136,7 +165,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
 
         Raises:
             TypeError: another kind of module, or an argument of the wrong type.
-            ValueError: a module that is no patch embedding, by name of what differs; a wrong value.
+            ValueError: a module that is no patch embedding, by name of what differs; a ``model`` without
+                ``pos_embed``; a wrong value.
         """
         options = PatchOptions(
             precision=precision,
@@ -147,7 +177,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             pixels=pixels,
             backend=backend,
         )
-        return cls(module, options, pos_embed, grid, PositionCache(interpolation, antialias))
+        return cls(module, options, pos_embed, grid, PositionCache(interpolation, antialias), model)
 
     def forward(
         self,
@@ -175,9 +205,12 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         Raises:
             TypeError: pixels of another type than the precision multiplies or than promised.
             ValueError: a wrong shape; CPU pixels that look raw; grids that do not fit.
-            RuntimeError: the module that this one was made from is still there and got other parameters since.
+            RuntimeError: the module that this one was made from is still there and got other parameters since, or the
+                ``model`` other positions.
         """
         self._source.check(self)
+        if pos_embed is None:
+            self._source_of_positions.check(self)
         if not isinstance(pixels, torch.Tensor):
             raise TypeError(f"pixels is {type(pixels).__name__}, expected torch.Tensor")
         pos = self.pos_embed if pos_embed is None else pos_embed

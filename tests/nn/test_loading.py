@@ -120,6 +120,39 @@ def test_a_module_beside_its_source_never_uses_what_is_stale(change, again) -> N
     assert error(model(images), model.expected(images)) < ERRORS["int8"]
 
 
+@pytest.mark.parametrize("again", [lambda model: model, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize("as_buffer", [False, True])
+@torch.no_grad()
+def test_positions_that_are_replaced_alone_are_noticed(again, as_buffer: bool) -> None:
+    """In a part of a model and under another name; written in place they are used as they are."""
+    part = torch.nn.Module()
+    if as_buffer:
+        part.register_buffer("places", positions().detach())
+    else:
+        part.places = torch.nn.Parameter(positions().detach(), requires_grad=False)
+    model = torch.nn.ModuleDict({"part": part})
+    model["embed"] = PatchEmbed.from_module(convolution(), pos_embed=part.places, model=model, precision="int8")
+    model, images = again(model), uint8_images()
+    before = model["embed"](images)
+    model["part"].places.mul_(-1)
+    after = model["embed"](images)
+    assert not torch.equal(before, after)
+    replaced = -model["part"].places.detach()
+    model["part"].places = replaced if as_buffer else torch.nn.Parameter(replaced, requires_grad=False)
+    with pytest.raises(RuntimeError, match="places of the Module .* was replaced since.*from_module after loading"):
+        model["embed"](images)
+    assert torch.equal(model["embed"](images, model["part"].places), before)
+    model["embed"].pos_embed = model["part"].places
+    assert torch.equal(model["embed"](images), before)
+
+
+def test_a_model_without_the_positions_is_refused() -> None:
+    with pytest.raises(ValueError, match="model is Linear, which has no parameter or buffer that is pos_embed"):
+        PatchEmbed.from_module(convolution(), pos_embed=positions(), model=torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="model is str, expected torch.nn.Module"):
+        PatchEmbed.from_module(convolution(), pos_embed=positions(), model="vit")
+
+
 @torch.no_grad()
 def test_copies_of_a_model_with_both_have_parameters_of_their_own() -> None:
     images, model = uint8_images(), build(Doubled, 0)
