@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from cute_kernels.compile import compile_plan
 from cute_kernels.plan import Plan
+
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 def _compile(plan: Plan) -> None:
@@ -15,9 +21,28 @@ def _compile(plan: Plan) -> None:
 
 
 def compile_all(plans: Iterable[Plan]) -> int:
-    """Fills the disk cache with every plan's kernel, one process per core; returns their number."""
-    plans = {plan.kernel_key: plan for plan in plans}
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        for _ in pool.imap_unordered(_compile, plans.values(), chunksize=2):
+    """Fills the disk cache with every plan's kernel, one process per core; returns their number.
+
+    The processes are those of this module's command: they would import that of the caller, with all that it imports.
+
+    Raises:
+        subprocess.CalledProcessError: a kernel was not compiled.
+    """
+    different = list({plan.kernel_key: plan for plan in plans}.values())
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "bench.compile_ahead"]
+    subprocess.run(command, input=pickle.dumps(different), env=environment, check=True)
+    return len(different)
+
+
+def main() -> None:
+    """Compiles what is on standard input: a pickled list of plans."""
+    plans: list[Plan] = pickle.load(sys.stdin.buffer)
+    with multiprocessing.get_context("spawn").Pool(min(len(plans) or 1, os.cpu_count() or 1)) as pool:
+        for _ in pool.imap_unordered(_compile, plans):
             pass
-    return len(plans)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import cute_kernels
 from bench import swap
+from cute_kernels.operations import base, patch_embed_images
 
 #: What runs the embedding -> most error of embeddings, least cosine of the tower's tokens, most error of the tower.
 BOUNDS = {
@@ -46,6 +48,17 @@ def test_the_order_of_precisions(agreements):
     ordered = [errors[f"{precision}, uint8 pixels"] for precision in by_bits]
     assert ordered == sorted(ordered)
     assert errors["bf16, uint8 pixels"] < errors["bf16, normalised pixels"]
+
+
+def test_kernels_are_known_without_a_launch(monkeypatch):
+    """What would be compiled ahead of the timing is what calls hand to the GPU; nothing is compiled or remembered."""
+    monkeypatch.setattr(base, "choose_backend", lambda *_: "kernel")
+    weight = cute_kernels.prepare_patch_weight(torch.randn(16, 3, 14, 14))
+    images = torch.zeros(2, 3, 28, 28, dtype=torch.uint8)
+    found = swap.kernels_of([lambda _: cute_kernels.patch_embed_images(images, weight)] * 2)
+    assert [plan.operation for plan in found] == ["patchify", "patch_embed"] * 2
+    assert found[0].problem.batch == 2 and found[1].problem.k == 592
+    assert not patch_embed_images.PATCH_EMBED_IMAGES.repeated.calls
 
 
 def test_an_agreement_by_hand():
