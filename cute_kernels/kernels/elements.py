@@ -11,6 +11,7 @@ ELEMENT_TYPES = {
     "float32": cutlass.Float32,
     "tfloat32": cutlass.TFloat32,
     "int32": cutlass.Int32,
+    "int64": cutlass.Int64,
     "int8": cutlass.Int8,
     "uint8": cutlass.Uint8,
 }

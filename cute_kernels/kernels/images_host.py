@@ -34,7 +34,7 @@ class ImagesOperands:
 class ImagesHost:
     """Host entry for one plan. Images, their sizes and features are launch arguments; channels are not.
 
-    A subclass has the device code, ``kernel(arguments)``, and `arguments`.
+    A subclass has the device code, ``kernel(arguments, profile)``, and `arguments`.
 
     Attributes:
         plan, graph: what the kernel does, its roles and barriers.
@@ -61,6 +61,7 @@ class ImagesHost:
         width: Int32,
         n: Int32,
         clusters: Int32,
+        profile: cute.Pointer | None,
         stream,
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
@@ -71,4 +72,4 @@ class ImagesHost:
             images_pointer, cute.make_tensor(weight_pointer, rows), low, scale_pointer, table_pointer, out_pointer,
             batch, height, width, n, height // problem.patch, width // problem.patch,
         )  # fmt: skip
-        launch_clusters(self.kernel(self.arguments(operands)), plan, clusters, stream)
+        launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)

@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import cpasync
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
 from cute_kernels.plan.base import VECTOR_BYTES
+from cute_kernels.plan.profile import Phase
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Load:
     def run(self) -> None:
         state = self.operands.producer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
             coordinates = self.order.coordinates(tile)
             batch = coordinates[2:]
             rows, columns = self.rows.place(coordinates[0], batch), self.columns.place(coordinates[1], batch)

@@ -15,17 +15,25 @@ import cutlass.pipeline as pipeline
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Edge, Graph, Signal
+from cute_kernels.kernels.stamps import NO_STAMPS, Stamps
+from cute_kernels.plan.profile import Phase, wait_phase
 
 PipelineState = pipeline.PipelineState
 
 
 class Pipe:
-    """One edge of the graph inside a kernel: ``stages`` full mbarriers, as many empty ones unless it is filled once."""
+    """One edge of the graph inside a kernel: ``stages`` full mbarriers, as many empty ones unless it is filled once.
+
+    Attributes:
+        stamps: what the warp writes of the times of its waits, and of what else it does.
+        index: of the edge in the graph.
+    """
 
     def __init__(self, edge: Edge, full: cute.Pointer, empty: cute.Pointer | None) -> None:
         self.edge = edge
         self.full = full
         self.empty = empty
+        self.stamps, self.index = NO_STAMPS, 0
 
     def producer_state(self) -> PipelineState:
         return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.edge.stages)
@@ -43,11 +51,15 @@ class Pipe:
 
     def wait_empty_phase(self, barrier: cute.Pointer, parity: cutlass.Int32) -> None:
         """As `wait_empty`, where each stage counts its own phases."""
+        self.stamps.mark(wait_phase(self.index, empty=True))
         _wait(barrier, parity, self.edge.empty)
+        self.stamps.mark(_AFTER.get(self.edge.producer, Phase.ISSUE))
 
     def wait_full_phase(self, barrier: cute.Pointer, parity: cutlass.Int32) -> None:
         """As `wait_full`, where each stage counts its own phases."""
+        self.stamps.mark(wait_phase(self.index, empty=False))
         _wait(barrier, parity, self.edge.full)
+        self.stamps.mark(_AFTER.get(self.edge.consumer, Phase.ISSUE))
 
     def slot(self, state: PipelineState, part: int = 0) -> cutlass.Int32:
         """Index of a part of the stage, in the edge's barriers as in its buffers."""
@@ -72,6 +84,10 @@ class Pipe:
         cute.arch.mbarrier_arrive_and_expect_tx(self.full + state.index, self.edge.tx_bytes)
 
 
+_AFTER = {"epilogue": Phase.READ}
+"""What a role does after a wait, unless it starts copies or MMAs."""
+
+
 def _wait(barrier: cute.Pointer, parity: cutlass.Int32, signal: Signal) -> None:
     if signal is Signal.WARP_ARRIVE:
         ptx.mbarrier_try_wait_relaxed_cluster(barrier, parity)
@@ -90,6 +106,13 @@ def make_pipes(
     """Pipes by edge name over the barrier slots that start at ``barriers`` (8 bytes each, shared memory)."""
     arrays = {b.name: barriers + b.slot for b in graph.barriers()}
     return {e.name: kind(e, arrays[f"{e.name}_full"], arrays.get(f"{e.name}_empty")) for e in graph.edges}
+
+
+def stamp_waits(pipes: dict[str, AnyPipe], stamps: Stamps) -> Stamps:
+    """Waits of this warp for any of the pipes of a graph are stamped from now on."""
+    for index, pipe in enumerate(pipes.values()):
+        pipe.stamps, pipe.index = stamps, index
+    return stamps
 
 
 def init_barriers(graph: Graph, barriers: cute.Pointer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 
 from cute_kernels.dsl import dsl_user_op, nvvm
 
@@ -161,6 +161,17 @@ def shf_r_wrap_b32(low: Uint32, high: Uint32, count: Uint32, *, loc=None, ip=Non
         "shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};",
         write_only_types=[Uint32],
         read_only_args=[low, high, count],
+        loc=loc,
+        ip=ip,
+    )
+
+
+@dsl_user_op
+def st_global_b64_if(target: cute.Pointer, value: Int64, when: Int32, *, loc=None, ip=None) -> None:
+    """Stores 64 bits if ``when`` is not 0."""
+    cute.arch.inline_ptx(
+        "{\n\t.reg .pred stored;\n\tsetp.ne.s32 stored, {$r2}, 0;\n\t@stored st.global.b64 [{$r0}], {$r1};\n\t}",
+        read_only_args=[target.toint(loc=loc, ip=ip), value, when],
         loc=loc,
         ip=ip,
     )

@@ -50,7 +50,7 @@ class RowsOperands:
 class RowsHost:
     """Host entry for one plan. Rows, features and positions are launch arguments.
 
-    A subclass has the device code, ``kernel(arguments)``, and `arguments`.
+    A subclass has the device code, ``kernel(arguments, profile)``, and `arguments`.
 
     Attributes:
         plan, graph: what the kernel does, its roles and barriers.
@@ -79,6 +79,7 @@ class RowsHost:
         k: Int32,
         table_rows: Int32,
         clusters: Int32,
+        profile: cute.Pointer | None,
         stream,
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
@@ -95,4 +96,4 @@ class RowsHost:
             scales=scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n),
             rows=m, n=n, k=k, images=images, positions=positions,
         )  # fmt: skip
-        launch_clusters(self.kernel(self.arguments(operands)), plan, clusters, stream)
+        launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)

@@ -10,6 +10,7 @@ from cutlass import Boolean, Int16, Int32
 
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import PositionOrder
+from cute_kernels.plan.profile import Phase
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class RowsLoad:
         row_block, position = self.order.start()
         stride = self.order.stride()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
             rows = row_block * self.row_step + self.first_rows
             for stage in cutlass.range(self.tile_stages, unroll=1):
                 self.operands.wait_empty(state)

@@ -12,6 +12,7 @@ from cute_kernels.kernels.load import Operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.plan.patch_embed_images.strips import StripsPlan
+from cute_kernels.plan.profile import Phase
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class StripLoad:
         image_tile, position_tile = self.order.start()
         stride = self.order.stride()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
             grid_row = position_tile // self.row_tiles
             row_tile = position_tile - grid_row * self.row_tiles
             images = image_tile * self.image_step + self.first_images

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NoReturn
 
 from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
@@ -80,6 +80,8 @@ class Plan(ABC):
         operation: name of the operation, a key of `cute_kernels.plan.PLANNERS`.
         kernel: ``module:class`` of the CuTe DSL kernel, made from a plan. A name, because plans do without CuTe DSL.
         graph: ``module:function`` that gives the kernel's producer -> consumer graph.
+        profile: clock stamps that each warp may write, 0 in a kernel that is not profiled
+            (`cute_kernels.plan.profile`).
     """
 
     operation: ClassVar[str]
@@ -90,6 +92,7 @@ class Plan(ABC):
     config: Config
     arch: Arch
     sm_count: int
+    profile: int = field(default=0, kw_only=True)
 
     @property
     def grid(self) -> tuple[int, int, int]:

@@ -47,3 +47,8 @@ class Operand:
 def sizes(**values: int) -> tuple[Operand, ...]:
     """32-bit integers that the plan knows, in this order."""
     return tuple(Operand(name, "int32", "size", size=value) for name, value in values.items())
+
+
+def profile_operand(stamps: int) -> Operand:
+    """Where warps write clock stamps (`cute_kernels.plan.profile`); absent without stamps."""
+    return Operand("profile", "int64", alignment=8, present=stamps > 0, written=stamps > 0)

@@ -14,6 +14,7 @@ from cute_kernels.kernels.clock import idle
 from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
+from cute_kernels.plan.profile import Phase
 
 
 class IntegerMmaOp(tcgen05.MmaI8Op):
@@ -57,6 +58,7 @@ class Mma:
         full = self.operands.consumer_state()
         out = self.accumulator.producer_state()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
             if cutlass.const_expr(self.waves == 1):
                 self._wait_empty(out, 0)
             for k_block in cutlass.range(self.k_blocks, unroll=1):
@@ -80,6 +82,7 @@ class Mma:
                 if cutlass.const_expr(self.idle_clocks > 0):
                     idle(self.idle_clocks)
                 full.advance()
+            self.operands.stamps.mark(Phase.COMMIT)
             with cute.arch.elect_one():
                 self.accumulator.commit_full(out, self.waves - 1)
             out.advance()

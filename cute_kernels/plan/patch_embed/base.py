@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Plan, check_smem, reject, require, round_up
-from cute_kernels.plan.operands import Kind, Operand, sizes
+from cute_kernels.plan.operands import Kind, Operand, profile_operand, sizes
 
 WEIGHT_TYPES = {
     "float8_e4m3fn": "float8_e4m3fn", "uint8": "int8", "int8": "int8", "bfloat16": "bfloat16", "float16": "float16",
@@ -51,6 +51,7 @@ class PatchEmbedPlan(Plan):
             Operand("row_scale", "float32", alignment=4, present=p.row_scale),
             Operand("feature_scale", "float32", present=p.feature_scale),
             *sizes(m=p.m, n=p.n, k=p.k, table_rows=p.table_rows, clusters=self.clusters),
+            profile_operand(self.profile),
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, round_up
-from cute_kernels.plan.operands import Operand, sizes
+from cute_kernels.plan.operands import Operand, profile_operand, sizes
 from cute_kernels.plan.patchify import CONVERSIONS
 
 STRIP_PATCH = 16
@@ -79,6 +79,7 @@ class ImagesPlan(Plan):
             Operand("table", "float32", present=p.table_rows > 0),
             Operand("out", p.out_dtype, written=True),
             *sizes(batch=p.batch, height=p.height, width=p.width, n=p.n, clusters=self.clusters),
+            profile_operand(self.profile),
         )
 
     @property

@@ -18,6 +18,7 @@ from cute_kernels.kernels.sm100.patch_embed.stores import Output
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe, release_accumulator
 from cute_kernels.kernels.tiles import SnakeOrder
 from cute_kernels.plan import LANES, Sm100PatchEmbedPlan
+from cute_kernels.plan.profile import Phase
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Epilogue:
 
         state = self.accumulator.consumer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.accumulator.stamps.mark(Phase.TILE)
             m_tile, n_tile = self.order.coordinates(tile)
             rows = self.rows.of_warp(m_tile, quarter)
             row_factor = self.scales.row_factor(self.rows.row(rows, lane))
@@ -82,9 +84,13 @@ class Epilogue:
                 ahead = self._load_table(table_first, 0)
             self.accumulator.wait_full(state)
             if cutlass.const_expr(config.stagger_clocks > 0):
+                self.accumulator.stamps.mark(Phase.STAGGER)
                 idle((warp - plan.first_epilogue_warp) * config.stagger_clocks)
+                self.accumulator.stamps.mark(Phase.READ)
             ptx.tcgen05_fence_after_thread_sync()
             for column in cutlass.range_constexpr(0, columns, step):
+                if cutlass.const_expr(column > 0):
+                    self.accumulator.stamps.mark(Phase.READ)
                 addends = ahead
                 if cutlass.const_expr(not config.table_ahead):
                     addends = self._load_table(table_first, column)
@@ -100,6 +106,7 @@ class Epilogue:
                 if cutlass.const_expr(config.early_release and column + step == columns):
                     release_accumulator(self.accumulator, state)
                 for i in cutlass.range_constexpr(config.tmem_loads):
+                    self.accumulator.stamps.mark(Phase.MATH)
                     begin = column + i * width
                     scale = self.scales.multiplier(row_factor, first + begin, width)
                     registers = _as_floats(cute.make_tensor(fragments[i].iterator, cute.make_layout(width)))

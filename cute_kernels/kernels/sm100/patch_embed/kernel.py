@@ -20,7 +20,7 @@ from cute_kernels import dsl
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.load import Load, tma_operand
-from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.pipes import make_pipes, stamp_waits
 from cute_kernels.kernels.rows_host import RowsHost, RowsOperands
 from cute_kernels.kernels.scales import Scales
 from cute_kernels.kernels.sm100.cluster import cluster_place
@@ -32,6 +32,7 @@ from cute_kernels.kernels.sm100.patch_embed.rows import RowsOperand, TileRows
 from cute_kernels.kernels.sm100.patch_embed.stores import Output
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.staging import staging_layout
+from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.table_rows import TableRows
 from cute_kernels.kernels.tiles import SnakeOrder
 from cute_kernels.plan import LANES, Sm100PatchEmbedPlan
@@ -128,7 +129,7 @@ class PatchEmbedKernel(RowsHost):
         )
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments) -> None:
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
@@ -143,6 +144,7 @@ class PatchEmbedKernel(RowsHost):
         atoms = (args.x_atom, args.weight_atom, args.out_atom)
         begin(plan, self.graph, warp, barriers, tmem_address, tuple(atom for atom in atoms if atom is not None))
 
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         rows = TileRows(plan, rank, args.images, args.positions, args.position_tiles)
         order = SnakeOrder(
             args.order_m_tiles, args.order_n_tiles, cute.arch.block_idx()[0] // plan.ctas, clusters_of_grid(plan),
@@ -166,6 +168,7 @@ class PatchEmbedKernel(RowsHost):
         else:
             self._epilogue(args, accumulators, staging, pipes["accumulator"], order, rows).run(warp)
 
+        stamps.finish()
         end(plan, warp, accumulators)
 
     def _load(self, args, x_stages, weight_tensor, pipe, order, rows, place) -> Load:
@@ -184,7 +187,7 @@ class PatchEmbedKernel(RowsHost):
         plan = self.plan
         table_rows = TableRows(args.table_rows, args.table_index, args.rows)
         return Epilogue(
-            plan, accumulators, Output(plan, staging, args.out_atom, args.out, rows),
+            plan, accumulators, Output(plan, staging, args.out_atom, args.out, rows, pipe.stamps),
             TableReader(plan, args.table, rows, table_rows), ScaleReader(args.scales.loaded()), pipe, order, rows,
         )  # fmt: skip
 

@@ -15,8 +15,10 @@ from cutlass import BFloat16, Int32, Int64
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.sm100.patch_embed.rows import TileRows, WarpRows
 from cute_kernels.kernels.staging import CHUNK_BYTES, WarpStaging, warp_staging
+from cute_kernels.kernels.stamps import NO_STAMPS, Stamps
 from cute_kernels.plan import LANES, Sm100PatchEmbedPlan
 from cute_kernels.plan.patch_embed.sm100_epilogue import DIRECT_BYTES
+from cute_kernels.plan.profile import Phase
 
 BYTES = 2
 """Of an element of the output."""
@@ -31,6 +33,7 @@ class Output:
         atom: TMA store of a region, or None where threads store.
         out: its TMA view ``[images, N, positions]``, or that of the memory itself.
         rows: of the tiles.
+        stamps: of the warp.
     """
 
     plan: Sm100PatchEmbedPlan
@@ -38,21 +41,22 @@ class Output:
     atom: cute.CopyAtom | None
     out: cute.Tensor
     rows: TileRows
+    stamps: Stamps = NO_STAMPS
 
     def of_warp(self, columns: int, offset: Int32, lane: Int32) -> TmaStores | CoalescedStores | DirectStores:
         """The stores of a warp with so many columns, whose staging begins at byte ``offset``."""
         plan = self.plan
         if plan.config.store == "direct":
-            return DirectStores(plan, self.out, self.rows, lane)
+            return DirectStores(plan, self.out, self.rows, lane, self.stamps)
         if plan.config.store == "coalesced":
             pitch = plan.padded_row_bytes(columns)
             base = self.staging + cute.assume(offset, divby=CHUNK_BYTES)
-            return CoalescedStores(plan, base, pitch, columns, self.out, self.rows, lane)
+            return CoalescedStores(plan, base, pitch, columns, self.out, self.rows, lane, self.stamps)
         ring = warp_staging(
             self.staging, offset // plan.store_region_bytes, LANES, plan.store_buffers(columns), self.atom, self.out,
             BFloat16,
         )  # fmt: skip
-        return TmaStores(plan, ring, ring.row_chunks(lane), columns)
+        return TmaStores(plan, ring, ring.row_chunks(lane), columns, self.stamps)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class TmaStores:
     ring: WarpStaging
     row_chunks: tuple[cute.Pointer, ...]
     columns: int
+    stamps: Stamps
 
     @cute.jit
     def write(
@@ -78,9 +83,12 @@ class TmaStores:
         region = column // width
         group = next(group for group in self.plan.store_groups(self.columns) if group.first <= region < group.end)
         if cutlass.const_expr(column == group.first * width):
+            self.stamps.mark(Phase.BUFFER)
             self.ring.acquire(group.pending)
+        self.stamps.mark(Phase.STAGING)
         self.ring.write_row(values, self.row_chunks, region % self.ring.buffers, column % width)
         if cutlass.const_expr(column + cute.size(values) == group.end * width):
+            self.stamps.mark(Phase.STORE)
             self.ring.publish()
             for i in cutlass.range_constexpr(group.first, group.end):
                 block = first_column // width + i
@@ -112,11 +120,13 @@ class CoalescedStores:
     out: cute.Tensor
     rows: TileRows
     lane: Int32
+    stamps: Stamps
 
     @cute.jit
     def write(
         self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32
     ) -> None:
+        self.stamps.mark(Phase.STAGING)
         count = CHUNK_BYTES // BYTES
         packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
         row = self.base + cute.assume(self.lane * self.pitch, divby=CHUNK_BYTES)
@@ -127,6 +137,7 @@ class CoalescedStores:
     @cute.jit
     def finish_tile(self, rows: WarpRows, first_column: Int32) -> None:
         """Stores the rows that there are; N may end inside the columns of the warp, and is a multiple of 8."""
+        self.stamps.mark(Phase.STORE)
         count = self.columns // LANES
         cute.arch.sync_warp()
         there = min(self.rows.images - rows.block * LANES, LANES)
@@ -160,11 +171,13 @@ class DirectStores:
     out: cute.Tensor
     rows: TileRows
     lane: Int32
+    stamps: Stamps
 
     @cute.jit
     def write(
         self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32
     ) -> None:
+        self.stamps.mark(Phase.STORE)
         count = DIRECT_BYTES // BYTES
         image = rows.block * LANES + self.lane
         there = (image < self.rows.images) & (rows.position < self.rows.positions)

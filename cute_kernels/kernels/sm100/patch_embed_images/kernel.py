@@ -92,8 +92,8 @@ class PatchEmbedImagesKernel(ImagesHost, TransposedKernel):
         )  # fmt: skip
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments) -> None:
-        self.run(args)
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+        self.run(args, profile)
 
     def atoms(self, args: DeviceArguments) -> tuple[cute.CopyAtom, ...]:
         return args.images_atom, args.out_atom

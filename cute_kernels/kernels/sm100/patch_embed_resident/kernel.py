@@ -101,8 +101,8 @@ class PatchEmbedKernel(RowsHost, TransposedKernel):
         return staging_layout(self._out_box, (LANES, 1, LANES * self.plan.tile_images))
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments) -> None:
-        self.run(args)
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+        self.run(args, profile)
 
     def atoms(self, args: DeviceArguments) -> tuple[cute.CopyAtom, ...]:
         return args.x_atom, args.out_atom

@@ -16,6 +16,7 @@ from cute_kernels.kernels.sm100.transposed.staging import TransposedStaging
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.plan import LANES
 from cute_kernels.plan.feature_slabs import COLUMN_GROUP
+from cute_kernels.plan.profile import Phase
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 
 MATRICES = LANES // 8
@@ -98,17 +99,22 @@ class TransposedEpilogue:
         row_block, position = self.order.start()
         stride = self.order.stride()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.accumulator.stamps.mark(Phase.TILE)
             held = self.fetch(registers, row_block, position, held)
             for part in cutlass.range_constexpr(len(plan.parts)):
                 columns = plan.parts[part][1]
                 self.accumulator.wait_full(state, part)
                 ptx.tcgen05_fence_after_thread_sync()
                 if cutlass.const_expr(part == 0):
+                    self.accumulator.stamps.mark(Phase.BUFFER)
                     self.staging.acquire()
                 for chunk in cutlass.range_constexpr(columns // width):
+                    if cutlass.const_expr(part == 0 or chunk > 0):
+                        self.accumulator.stamps.mark(Phase.READ)
                     fragment = cute.make_rmem_tensor(shape, self._kind)
                     cute.copy(load, sources[part][None, None, None, 0, chunk, state.index], fragment)
                     cute.arch.fence_view_async_tmem_load()
+                    self.accumulator.stamps.mark(Phase.MATH)
                     if cutlass.const_expr((chunk + 1) * width == columns):
                         release_accumulator(self.accumulator, state, part)
                     # (2 columns, +8 lanes, groups of 8 columns, +16 lanes)
@@ -119,6 +125,7 @@ class TransposedEpilogue:
                         row = plan.row_of(part, column)
                         values = self.finish(sums[None, None, group, None], registers, held, row, row_block, position)
                         self.staging.write(addresses, values, plan.staged_row(part, column))
+            self.accumulator.stamps.mark(Phase.STORE)
             self.store(row_block, position)
             state.advance()
             row_block, position = self.order.advance(row_block, position, stride)

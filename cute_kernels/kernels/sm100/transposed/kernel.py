@@ -10,13 +10,14 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint8
 
 from cute_kernels.kernels.graph import Graph
-from cute_kernels.kernels.pipes import Pipe, make_pipes
+from cute_kernels.kernels.pipes import Pipe, make_pipes, stamp_waits
 from cute_kernels.kernels.sm100.cluster import ClusterPlace, cluster_place
 from cute_kernels.kernels.sm100.frame import begin, end
 from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.sm100.transposed.instruction import accumulators_of_parts
 from cute_kernels.kernels.sm100.transposed.mma import Mma, RowsOperand
 from cute_kernels.kernels.sm100.transposed.weight import fill_tensor_memory, weight_load
+from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.plan import LANES
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 
@@ -62,7 +63,7 @@ class TransposedKernel:
         raise NotImplementedError
 
     @cute.jit
-    def run(self, args: WeightArguments) -> None:
+    def run(self, args: WeightArguments, profile: cute.Pointer | None) -> None:
         """The whole kernel."""
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -77,6 +78,7 @@ class TransposedKernel:
 
         begin(plan, self.graph, warp, barriers, tmem_address, self.atoms(args))
 
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, tmem_address)
         accumulators = accumulators_of_parts(plan, tmem)
         cluster = cute.arch.block_idx()[0] // plan.ctas
@@ -101,4 +103,5 @@ class TransposedKernel:
                 fill_tensor_memory(plan, self.terms(args), tmem + plan.weight_column, slab, lane, pipes["weight"])
             self.epilogue(args, accumulators, staging, pipes["accumulator"], order, slab, quarter).run()
 
+        stamps.finish()
         end(plan, warp, accumulators[0])

@@ -14,6 +14,7 @@ from cute_kernels.kernels.sm100.pipes import Sm100Pipe
 from cute_kernels.kernels.sm100.transposed.instruction import MMA_STEPS, make_mma
 from cute_kernels.kernels.sm100.transposed.weight import weight_fragments
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.plan.profile import Phase
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 
 
@@ -60,6 +61,7 @@ class Mma:
         # What epilogue warps wrote to tensor memory is ordered before the MMAs by the fence of each accumulator, below.
         self.weight_ready.wait_full(self.weight_ready.consumer_state())
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
             first = full.clone()
             for part in cutlass.range_constexpr(parts):
                 # The epilogue's reads of these columns, ordered by the barrier, must precede MMAs that overwrite them.
@@ -82,6 +84,7 @@ class Mma:
                             self.operands.commit_empty(stage)
                         full.advance()
                     stage.advance()
+                self.operands.stamps.mark(Phase.COMMIT)
                 with cute.arch.elect_one():
                     self.accumulator.commit_full(out, part)
             out.advance()

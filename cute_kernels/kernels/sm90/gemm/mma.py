@@ -17,6 +17,7 @@ from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.staging import WarpStaging
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan import Sm90GemmPlan
+from cute_kernels.plan.profile import Phase
 
 MMA_STEPS = 4
 """WGMMAs of 16 elements of K in one K block of 64."""
@@ -75,6 +76,7 @@ class GemmMma:
             step *= 2
         phase = Int32(0)
         for tile in cutlass.range(first, self.order.tiles, step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
             self._await_turn(tile)
             released = state.clone()
             self._stage(accumulator, False, state)
@@ -83,12 +85,14 @@ class GemmMma:
                 self._stage(accumulator, True, state)
                 state.advance()
                 # At most the newest group outstanding: the one that read the stage before is complete.
+                self.operands.stamps.mark(Phase.MMA)
                 warpgroup.wait_group(1)
                 self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
                 released.advance()
             self._hand_over(tile)
             if cutlass.const_expr(plan.config.pingpong):
                 state.advance(self.k_blocks)
+            self.operands.stamps.mark(Phase.MMA)
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
             if cutlass.const_expr(self.partials is None):
@@ -121,6 +125,7 @@ class GemmMma:
     def _await_turn(self, tile: Int32) -> None:
         """The first tile of a cluster needs no permission."""
         if cutlass.const_expr(self.plan.config.pingpong):
+            self.operands.stamps.mark(Phase.TURN)
             if tile != self.order.first:
                 cute.arch.barrier(barrier_id=self.turn + self.warpgroup, number_of_threads=256)
 
@@ -142,7 +147,9 @@ class GemmMma:
             buffer = i % config.store_stages
             # Before the wait for a buffer, which the loads may then overlap.
             biases = [self._addends(place, wave, (region * groups + j) * COLUMN_GROUP) for j in range(groups)]
+            self.operands.stamps.mark(Phase.BUFFER)
             self.staging.acquire()
+            self.operands.stamps.mark(Phase.MATH)
             for group in cutlass.range_constexpr(groups):
                 column = (region * groups + group) * COLUMN_GROUP
                 values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
@@ -153,6 +160,7 @@ class GemmMma:
                     self.partials.add(values, (wave * config.tile_n + column) // 8)
                 rounded = finish(values, biases[group], self.activation, dtype)
                 self._stage_group(rounded, buffer, group)
+            self.operands.stamps.mark(Phase.STORE)
             self.staging.store(buffer, *self._block(place, wave, region))
 
     @property

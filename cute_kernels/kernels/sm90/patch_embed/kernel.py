@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cute_kernels import dsl
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.kernels.graph import sm90_graph
-from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.pipes import make_pipes, stamp_waits
 from cute_kernels.kernels.rows_host import RowsHost, RowsOperands
 from cute_kernels.kernels.rows_load import RowsLoad
 from cute_kernels.kernels.scales import Scales
@@ -26,6 +26,7 @@ from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.sm90.transposed.mma import Mma
 from cute_kernels.kernels.sm90.transposed.staging import TransposedStaging
 from cute_kernels.kernels.sm90.transposed.weight import resident_weight
+from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.table_rows import TableRows
 from cute_kernels.kernels.tiles import PositionOrder
 from cute_kernels.plan import Sm90PatchEmbedPlan
@@ -133,7 +134,7 @@ class PatchEmbedKernel(RowsHost):
         return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments) -> None:
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan, config = self.plan, self.plan.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
@@ -141,10 +142,12 @@ class PatchEmbedKernel(RowsHost):
         storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
         barriers = cute.recast_ptr(storage, dtype=Int64)
         x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
-        pipe = make_pipes(self.graph, barriers, Sm90Pipe)["operands"]
+        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        pipe = pipes["operands"]
 
         begin(self.graph, warp == plan.load_warp, barriers, (args.x_atom, args.out_atom))
 
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster = cute.arch.block_idx()[0] // config.cluster
         clusters = cute.arch.grid_dim()[0] // config.cluster
         slab = cluster % args.groups * config.cluster + cta_rank
@@ -162,6 +165,7 @@ class PatchEmbedKernel(RowsHost):
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             x_tensor = _blocks(x_stages, self._block_layout(config.tile_rows, blocks), self.element)
             self._mma(args, x_tensor, weight_tensor, staging, pipe, order, slab, warp // 4).run()
+        stamps.finish()
 
     def _load(self, args, x_stages, weight_tensor, pipe, order, slab, cta_rank) -> RowsLoad:
         plan, config = self.plan, self.plan.config
@@ -206,7 +210,7 @@ class PatchEmbedKernel(RowsHost):
         )
         named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
         staging = TransposedStaging(
-            buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index
+            buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index, pipe.stamps
         )
         table_rows = TableRows(args.table_rows, args.table_index, args.rows)
         scales = args.scales.loaded()

@@ -19,12 +19,13 @@ from cute_kernels.kernels.gemm import Tma
 from cute_kernels.kernels.graph import sm90_gather_graph
 from cute_kernels.kernels.images_host import ImagesHost, ImagesOperands
 from cute_kernels.kernels.load import tma_operand
-from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.pipes import make_pipes, stamp_waits
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed_gather.load import Load
 from cute_kernels.kernels.sm90.patch_embed_gather.mma import GatherMma
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.staging import WarpStaging
+from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import PatchOrder
 from cute_kernels.plan.base import ITEMSIZE
 from cute_kernels.plan.patch_embed_images.gather import BLOCK_PIXELS, Sm90GatherPlan
@@ -174,7 +175,7 @@ class PatchGatherKernel(ImagesHost):
     # ---- device ----------------------------------------------------------------------------------------------------
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments) -> None:
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan, config = self.plan, self.plan.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
@@ -182,10 +183,12 @@ class PatchGatherKernel(ImagesHost):
         storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
         barriers = cute.recast_ptr(storage, dtype=Int64)
         patches, weight, staging = (storage + region.offset for region in plan.smem[1:])
-        pipe = make_pipes(self.graph, barriers, Sm90Pipe)["operands"]
+        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        pipe = pipes["operands"]
 
         begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.weight_atom, args.out_atom))
 
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         order = PatchOrder(
             args.image_tiles, args.column_tiles, args.row_tiles, args.n_tiles, config.order == "row",
             cute.arch.block_idx()[0] // config.cluster, cute.arch.grid_dim()[0] // config.cluster,
@@ -199,6 +202,7 @@ class PatchGatherKernel(ImagesHost):
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             self._mma(args, patches, weight_stages, staging, pipe, order, rank, warp).run()
+        stamps.finish()
 
     def _stages(self, pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
         return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=self.dtype), layout.outer)

@@ -12,6 +12,7 @@ from cute_kernels.kernels.load import Operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import PatchOrder
 from cute_kernels.plan.patch_embed_images.gather import Sm90GatherPlan
+from cute_kernels.plan.profile import Phase
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Load:
         blocks = plan.problem.patch // plan.pixel_rows
         state = self.operands.producer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
             row_tile, column_tile, image_tile, n_tile = self.order.coordinates(tile)
             weight = self.weight.place(n_tile, ())
             for channel in cutlass.range(plan.problem.channels, unroll=1):

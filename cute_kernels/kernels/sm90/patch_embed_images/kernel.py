@@ -17,7 +17,7 @@ from cute_kernels import dsl
 from cute_kernels.kernels.gemm import Tma
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.images_host import ImagesHost, ImagesOperands
-from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.pipes import make_pipes, stamp_waits
 from cute_kernels.kernels.sm90.frame import begin
 from cute_kernels.kernels.sm90.patch_embed_images.epilogue import Epilogue
 from cute_kernels.kernels.sm90.patch_embed_images.repack import Repack
@@ -34,6 +34,7 @@ from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.sm90.transposed.mma import Mma
 from cute_kernels.kernels.sm90.transposed.staging import TransposedStaging
 from cute_kernels.kernels.sm90.transposed.weight import resident_weight
+from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
     images_layout,
@@ -117,7 +118,7 @@ class PatchEmbedImagesKernel(ImagesHost):
         return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments) -> None:
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan, config = self.plan, self.plan.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
@@ -130,6 +131,7 @@ class PatchEmbedImagesKernel(ImagesHost):
 
         begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.out_atom))
 
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster = cute.arch.block_idx()[0] // config.cluster
         clusters = cute.arch.grid_dim()[0] // config.cluster
         slab = cluster % args.groups * config.cluster + cta_rank
@@ -151,6 +153,7 @@ class PatchEmbedImagesKernel(ImagesHost):
             if cutlass.const_expr(plan.terms > 1):
                 pipes["weight"].wait_full(pipes["weight"].consumer_state())
             self._mma(args, weight, strips, staging, pipe, order, slab, warp // 4).run()
+        stamps.finish()
 
     def _load(self, args, shared, strips, pipe, order, slab, cta_rank) -> StripLoad:
         ctas = self.plan.config.cluster
@@ -187,7 +190,9 @@ class PatchEmbedImagesKernel(ImagesHost):
             args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 4), cute.group_modes(boxes, 0, 4)
         )
         named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
-        buffer = TransposedStaging(buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index)
+        buffer = TransposedStaging(
+            buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index, pipe.stamps
+        )
         feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
         scales = (scale_of_feature(args.scale, feature), scale_of_feature(args.scale, feature + 8))
         epilogue = Epilogue(

@@ -13,6 +13,7 @@ from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.plan.patch_embed_images.sm90 import REPACK_WARPS, Sm90ImagesPlan
 from cute_kernels.plan.patch_embed_images.strips import REPACKED, REPACKED_ROWS
+from cute_kernels.plan.profile import Phase
 
 THREADS = REPACK_WARPS * 32
 
@@ -50,6 +51,7 @@ class Repack:
         self._clear()
         strip, stage = self.strips.consumer_state(), self.operands.producer_state()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.strips.stamps.mark(Phase.TILE)
             for _ in cutlass.range(plan.planes, unroll=1):
                 self.strips.wait_full(strip)
                 self.operands.wait_empty(stage)

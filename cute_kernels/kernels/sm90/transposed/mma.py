@@ -17,6 +17,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.plan.profile import Phase
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 
 MMA_STEPS = 4
@@ -72,6 +73,7 @@ class Mma:
         row_block, position = self.order.start()
         stride = self.order.stride()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
             fetched = self.epilogue.prefetch(row_block, position)
             is_last = tile + self.order.step >= self.order.tiles
             self._await_turn()
@@ -87,6 +89,7 @@ class Mma:
                     if cutlass.const_expr(stage == plan.handover_stage):
                         self._hand_over(is_last)
                     # At most the newest group outstanding: the one that read the stage before is complete.
+                    self.operands.stamps.mark(Phase.MMA)
                     warpgroup.wait_group(1)
                     self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
                     released.advance()
@@ -96,9 +99,11 @@ class Mma:
                     state.advance()
                     if stage == plan.handover_stage:
                         self._hand_over(is_last)
+                    self.operands.stamps.mark(Phase.MMA)
                     warpgroup.wait_group(1)
                     self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
                     released.advance()
+            self.operands.stamps.mark(Phase.MMA)
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
             self.epilogue.store(accumulator, fetched, row_block, position)
@@ -133,6 +138,7 @@ class Mma:
     @cute.jit
     def _await_turn(self) -> None:
         if cutlass.const_expr(self._takes_turns):
+            self.operands.stamps.mark(Phase.TURN)
             cute.arch.barrier(barrier_id=self.turn + self.warpgroup, number_of_threads=256)
 
     @cute.jit

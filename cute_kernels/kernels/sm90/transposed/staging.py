@@ -8,7 +8,9 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Int32
 from cutlass.cute.nvgpu import warp
 
+from cute_kernels.kernels.stamps import Stamps
 from cute_kernels.plan import VECTOR_BYTES
+from cute_kernels.plan.profile import Phase
 
 ROWS_PER_STORE = 16
 """Rows of the output (WGMMA columns) that one stmatrix.x4 of a warp covers, with the warp's 16 features."""
@@ -26,6 +28,7 @@ class TransposedStaging:
         atom, source, target: TMA store of the buffer to a box of the output; TMA clips what is beyond the output.
         thread: index in the warpgroup.
         staged: named barrier of this warpgroup.
+        stamps: of the warp.
     """
 
     buffer: cute.Pointer
@@ -34,6 +37,7 @@ class TransposedStaging:
     target: cute.Tensor
     thread: Int32
     staged: Int32
+    stamps: Stamps
 
     def addresses(self) -> tuple[cute.CopyAtom, cute.Pointer]:
         """stmatrix, and where this lane's row of the first 16 rows is.
@@ -50,10 +54,12 @@ class TransposedStaging:
 
     @cute.jit
     def acquire(self) -> None:
-        """Waits until the TMA store before has read the buffer."""
+        """Waits until the TMA store before has read the buffer; what is written to it is computed from now on."""
+        self.stamps.mark(Phase.BUFFER)
         if self.thread // 32 == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         self._synchronise()
+        self.stamps.mark(Phase.MATH)
 
     @staticmethod
     def write(
@@ -67,6 +73,7 @@ class TransposedStaging:
     @cute.jit
     def store(self, *coordinates: Int32) -> None:
         """Starts the TMA store of the whole buffer to a box of the output, given its coordinates."""
+        self.stamps.mark(Phase.STORE)
         cute.arch.fence_view_async_shared()
         self._synchronise()
         if self.thread // 32 == 0:
