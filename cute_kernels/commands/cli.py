@@ -1,4 +1,4 @@
-"""The command line: ``cute-kernels demo``, ``plan``, ``compare``, ``ptx``, ``emulate``, ``cache`` and ``doctor``."""
+"""The command line, ``cute-kernels``: ``demo``, ``plan``, ``compare``, ``profile``, ``ptx``, ``emulate``, .."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
-from cute_kernels.commands import compare, doctor
+from cute_kernels.commands import compare, doctor, profile
 from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, arch_of, config_of, count, plan_of
 from cute_kernels.config_codec import spell
 from cute_kernels.plan import predict, runs
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_plan(commands)
     compare.add_parser(commands)
+    profile.add_parser(commands)
     _add_ptx(commands)
     _add_emulate(commands)
     _add_cache(commands)

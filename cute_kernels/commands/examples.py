@@ -20,11 +20,13 @@ ALIGNMENT = 256
 """Of addresses of device memory."""
 
 
-def random_operands(plan: Plan) -> Operands:
-    """On the CPU, placed as on a device; the same for equal problems."""
-    with torch.random.fork_rng(devices=[]):
+def random_operands(plan: Plan, device: str = "cpu") -> Operands:
+    """The same for equal problems on equal devices; on the CPU placed as on a device."""
+    with torch.random.fork_rng(devices=[] if device == "cpu" else [device]), torch.device(device):
         torch.manual_seed(0)
         operands = _OF[type(plan.problem)](plan).operands
+    if device != "cpu":
+        return operands
     return operands.replace(**{name: placed(tensor) for name, tensor in operands.tensors().items()})
 
 
@@ -48,7 +50,7 @@ def _gemm(plan: Plan) -> Any:
 
 
 def _rows(plan: Plan) -> Any:
-    (arguments,) = random_arguments(plan.problem, 1, "cpu")
+    (arguments,) = random_arguments(plan.problem, 1, torch.get_default_device().type)
     return PATCH_EMBED.prepare(arguments, plan)
 
 

@@ -22,8 +22,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
-import itertools
-import json
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from operator import mul
@@ -33,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from cute_kernels.emulator.async_engine import AsyncOp
 from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.warp import Wait, Warp
+from cute_kernels.trace_events import TraceEvents, Track
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
@@ -46,12 +45,11 @@ class Timeline:
     """Collects the events of a launch.
 
     Attributes:
-        events: in the order in which they were recorded.
+        events: what was recorded.
     """
 
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.flows = itertools.count(1)
+        self.events = TraceEvents()
         self._open: ClusterTrace | None = None
 
     def attach(self, cluster: Cluster, translation: Translation) -> ClusterTrace:
@@ -69,16 +67,8 @@ class Timeline:
     def write(self, path: str | Path) -> None:
         """Writes everything recorded so far."""
         self.close()
-        # A reader takes slices that begin together in the order of the file: the outer one has to come first.
-        events = sorted(self.events, key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
         note = "steps, not time: one microsecond is one warp instruction or one asynchronous operation of this schedule"
-        Path(path).write_text(json.dumps({"traceEvents": events, "otherData": {"axis": note}}) + "\n")
-
-
-@dataclass(frozen=True)
-class _Track:
-    process: int
-    thread: int
+        self.events.write(path, note)
 
 
 @dataclass
@@ -88,7 +78,7 @@ class _Waiting:
     since: int
     wait: Wait
     text: str
-    release: tuple[_Track, int] | None = None
+    release: tuple[Track, int] | None = None
 
 
 @contextlib.contextmanager
@@ -133,14 +123,14 @@ class ClusterTrace:
         self._done: dict[Warp, int] = {}  # instructions per warp in earlier turns
         self._where: tuple[str, int] = ("", 0)
         self._waiting: dict[Warp, _Waiting] = {}
-        self._operation: tuple[_Track, int] | None = None  # the operation that takes effect now, and its step
-        self._releases: dict[Hashable, tuple[_Track, int]] = {}
+        self._operation: tuple[Track, int] | None = None  # the operation that takes effect now, and its step
+        self._releases: dict[Hashable, tuple[Track, int]] = {}
         self._slots: dict[tuple[int, str], list[bool]] = {}  # tracks of a unit: in use?
-        self._units: dict[tuple[Any, ...], _Track] = {}
-        self._pipe_ends: dict[_Track, int] = {}
-        self._last_step: tuple[_Track, int] | None = None
+        self._units: dict[tuple[Any, ...], Track] = {}
+        self._pipe_ends: dict[Track, int] = {}
+        self._last_step: tuple[Track, int] | None = None
         for cta in cluster.ctas:
-            self._name("process", _Track(self._first_process + cta.rank, 0), f"cluster {cluster.index}, CTA {cta.rank}")
+            self._name("process", Track(self._first_process + cta.rank, 0), f"cluster {cluster.index}, CTA {cta.rank}")
             for warp in cta.warps:
                 self._name("thread", self._track(warp), f"warp {warp.index}" + (f" {warp.role}" if warp.role else ""))
         self._wrap_units()
@@ -318,7 +308,7 @@ class ClusterTrace:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _step(self, name: str, **details: Any) -> tuple[_Track, int]:
+    def _step(self, name: str, **details: Any) -> tuple[Track, int]:
         """One step of the running warp. An instruction that does several things is one slice, its first."""
         place = (self._track(self._warp), self.now())
         if place != self._last_step:
@@ -326,27 +316,18 @@ class ClusterTrace:
             self._slice(place[0], name, "instruction", place[1], place[1] + 1, **details)
         return place
 
-    def _slice(self, track: _Track, name: str, category: str, begin: int, end: int, **details: Any) -> None:
-        self.timeline.events.append(
-            {"ph": "X", "name": name, "cat": category, "pid": track.process, "tid": track.thread, "ts": begin,
-             "dur": end - begin, "args": details}
-        )  # fmt: skip
+    def _slice(self, track: Track, name: str, category: str, begin: int, end: int, **details: Any) -> None:
+        self.timeline.events.slice(track, name, category, begin, end, **details)
 
-    def _flow(self, name: str, source: _Track, begin: int, target: _Track, end: int) -> None:
+    def _flow(self, name: str, source: Track, begin: int, target: Track, end: int) -> None:
         """An arrow from inside the slice at step ``begin`` to inside the one at step ``end``."""
-        number = next(self.timeline.flows)
-        for phase, track, step in (("s", source, begin), ("f", target, end)):
-            event = {"ph": phase, "id": number, "name": name, "cat": name, "pid": track.process, "tid": track.thread}
-            self.timeline.events.append({**event, "ts": step + 0.5, **({"bp": "e"} if phase == "f" else {})})
+        self.timeline.events.flow(name, (source, begin + 0.5), (target, end + 0.5))
 
-    def _name(self, kind: str, track: _Track, name: str) -> None:
-        base = {"ph": "M", "pid": track.process, "tid": track.thread}
-        self.timeline.events.append({**base, "name": f"{kind}_name", "args": {"name": name}})
-        index = track.process if kind == "process" else track.thread
-        self.timeline.events.append({**base, "name": f"{kind}_sort_index", "args": {"sort_index": index}})
+    def _name(self, kind: str, track: Track, name: str) -> None:
+        self.timeline.events.name(kind, track, name)
 
-    def _track(self, warp: Warp) -> _Track:
-        return _Track(self._first_process + warp.cta.rank, warp.index + 1)
+    def _track(self, warp: Warp) -> Track:
+        return Track(self._first_process + warp.cta.rank, warp.index + 1)
 
     def _barrier(self, address: int) -> str:
         where = self.cluster.barriers.name(address) or f"mbarrier {address & OFFSET_MASK:#x}"
@@ -362,10 +343,10 @@ class ClusterTrace:
         slots[slot : slot + 1] = [True]
         return slot
 
-    def _unit_track(self, rank: int, unit: str, slot: int, pipe: tuple[Any, ...] | None) -> _Track:
+    def _unit_track(self, rank: int, unit: str, slot: int, pipe: tuple[Any, ...] | None) -> Track:
         key = (rank, unit, slot, pipe)
         if key not in self._units:
-            track = self._units[key] = _Track(self._first_process + rank, _UNIT_TRACKS + len(self._units))
+            track = self._units[key] = Track(self._first_process + rank, _UNIT_TRACKS + len(self._units))
             name = {"tma": "TMA", "tcgen05": "tensor core", "wgmma": "tensor core"}.get(unit, unit)
             if unit == "wgmma":
                 name += f", warpgroup {pipe[2]}"

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import cute_kernels.plan
+from cute_kernels.config import PatchEmbedProblem
 from cute_kernels.plan import ARCHS, make_plan, sm90_transposed
+from cute_kernels.plan.profile import with_profile
 from tests.plan import (
     embed_limits_sm100,
     gather_limits,
@@ -223,6 +225,7 @@ def test_no_check_of_the_plans_is_left_out() -> None:
     """Every call of `reject` and `require` in the sources is what refuses one of the plans of this file."""
     refusals = [limit.beyond for limit in LIMITS] + [make for make, _ in NAMES]
     refusals.append(lambda: make_plan(limits.GemmProblem(8, 8, 8), arch="sm_80"))
+    refusals.append(lambda: with_profile(make_plan(PatchEmbedProblem(256, 256, 256)), 0))
     for make, arch, base, field, legal in FIELDS.values():
         refusals += [make(arch, replace(base, **{field: value})) for value in {-1, 1, 3, 65, 384} - set(legal)]
     for base, field, value in ((G90(), "group_m", 0), (G100(), "idle_clocks", -1)):

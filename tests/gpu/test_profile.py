@@ -1,0 +1,58 @@
+"""Clock stamps of a launch: the same result, and stamps that fit each other, the launch and the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_kernels.operations.patch_embed import prepare_launch
+from cute_kernels.plan.profile import Phase
+from cute_kernels.profiling import Profile, phase_statistics, record, role_balance
+from cute_kernels.runtime import gpu
+from tests.gpu import harness
+
+STAMPS = 4096
+
+
+def profiled(images: int, positions: int) -> tuple[Profile, torch.Tensor, torch.Tensor]:
+    """Stamps of the default configuration, and the results of the launches without and with stamps."""
+    call = harness.random_call(*harness.sized(images, positions, 768, 768))
+    prepared = prepare_launch(call.x, call.weight, call.bias, call.pos_embed, call.scale, None)
+    gpu.launch(prepared.plan, prepared.operands)
+    plain = prepared.operands.out.clone()
+    prepared.operands.out.fill_(torch.nan)
+    profile = record(prepared.plan, prepared.operands, stamps=STAMPS)
+    return profile, plain, prepared.operands.out
+
+
+def test_stamps_fit_the_launch():
+    profile, plain, stamped = profiled(64, 196)
+    assert torch.equal(plain.view(torch.int16), stamped.view(torch.int16))
+    assert profile.lost == 0 and len(profile.warps) == profile.plan.grid[0] * len(profile.plan.roles)
+    loaded = 0
+    for warp in profile.warps:
+        clocks = [warp.begin[0], *warp.clocks.tolist(), warp.finish[0]]
+        assert all(first < second for first, second in zip(clocks, clocks[1:]))
+        assert int(warp.phases[-1]) == Phase.END
+        loaded += int((warp.phases == Phase.TILE).sum()) if warp.role == "load" else 0
+    plan = profile.plan
+    # Where the weight stays on chip, every group of clusters takes all tiles, for features of its own.
+    assert loaded == plan.tiles * getattr(plan, "groups", 1) * (plan.grid[0] // plan.clusters)
+
+
+@pytest.mark.gpu_only("times")
+def test_clocks_fit_the_device(record_property):
+    """Each CTA has a multiprocessor of its own; clocks and the device's time advance together."""
+    profile, _, _ = profiled(512, 196)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    multiprocessors = {warp.sm for warp in profile.warps}
+    assert len(multiprocessors) == profile.plan.grid[0] <= properties.multi_processor_count
+    for cta in range(profile.plan.grid[0]):
+        assert len({warp.sm for warp in profile.warps if warp.cta == cta}) == 1
+    assert 0.2 < profile.clocks_per_nanosecond < 4
+    record_property("clocks per nanosecond", profile.clocks_per_nanosecond)
+    # All warps of a tile's way take as long in equilibrium, whatever they wait for.
+    totals = [role.total for role in role_balance(profile)]
+    assert max(totals) / min(totals) < 1.2
+    for found in phase_statistics(profile):
+        assert 0 <= found.mean <= found.most and 0 <= found.p95 <= found.most
