@@ -68,7 +68,13 @@ class PatchifyProblem:
 
 @dataclass(frozen=True)
 class PatchifyPlan(Plan):
-    """A legal way to run one pass; construct it with `plan_patchify`."""
+    """A legal way to run one pass; construct it with `plan_patchify`.
+
+    Attributes:
+        threads: of a CTA.
+        reads_early: images are read before the kernel in front is complete, which did not write them: where that one
+            had waited for those that may have.
+    """
 
     operation: ClassVar[str] = "patchify"
     kernel: ClassVar[str] = "cute_kernels.kernels.patchify:PatchifyKernel"
@@ -78,6 +84,7 @@ class PatchifyPlan(Plan):
     config: None
 
     threads: int = 256
+    reads_early: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:

@@ -104,6 +104,7 @@ def test_chunks_of_images_have_the_bits_of_all_at_once(patch, precision, dtype, 
     plan = plan_of(images.contiguous(memory_format=layout), weight, config)
     assert [kernel.operation for kernel, _ in plan.turns] == ["patchify", "patch_embed"] * 3
     assert [kernel.problem.batch for kernel, _ in plan.turns[::2]] == [16, 16, 3]
+    assert [kernel.reads_early for kernel, _ in plan.turns[::2]] == [False, True, True]
 
 
 def test_memory_of_rows_is_that_of_one_chunk() -> None:

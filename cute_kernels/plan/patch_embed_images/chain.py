@@ -6,6 +6,7 @@ For images whose patches TMA cannot read as operands. The second kernel is launc
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ class RowsChainPlan(Plan):
     """A pass over the images, then the patch embed of the rows that it writes; chunk by chunk where there are several.
 
     Each kernel waits for all of the one before it, so that the rows of a chunk may lie where those of the last one lay.
+    From the second chunk on the pass reads its images before it waits: it begins when the kernel before it has waited
+    for the first pass, which had waited for whatever wrote the images.
 
     Rows count the pixels of a patch by (channel, row, column); where the channels are last by (row, column, channel),
     as the images do, and the weight likewise. They are zero-padded to 16 bytes, or what the layout says.
@@ -138,10 +141,11 @@ class RowsChainPlan(Plan):
             images, x = slice(start, start + count), slice(count * positions)
             out = slice(start * positions, (start + count) * positions)
             front, product = self.launches if count == self.chunk_images else self._rest(count)
+            front = dataclasses.replace(front, reads_early=start > 0)
             found += [(front, {"images": images, "x": x}), (product, {"x": x, "out": out})]
         return tuple(found)
 
-    def _rest(self, images: int) -> tuple[Plan, Plan]:
+    def _rest(self, images: int) -> tuple[PatchifyPlan, PatchEmbedPlan]:
         """The kernels for fewer images, with the same configuration, whose table they read."""
         front = plan_patchify(_pass_of(self.problem, images, self.layout), self.arch)
         return front, _plan_rows(self.problem, images, front, self.config, self.arch, self.sm_count)
