@@ -140,6 +140,13 @@ def test_every_image_is_in_one_chunk(batch, change) -> None:
         assert len({kernel.table_shape for kernel, _ in products}) == 1
 
 
+def test_chunks_have_the_tiles_of_all_images_where_they_fill_them() -> None:
+    problem = dataclasses.replace(HEADLINE, patch=14, table_rows=256)
+    whole = make_plan(problem, Sm90RowsConfig()).config
+    assert make_plan(problem, Sm90RowsConfig(128)).config == make_plan(problem, Sm90RowsConfig(256)).config == whole
+    assert make_plan(problem, Sm90RowsConfig(64)).rows.tile_images == 64 < whole.tile_rows
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

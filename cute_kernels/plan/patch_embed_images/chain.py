@@ -227,6 +227,11 @@ def plan_chain(
     _check_chunk(layout.chunk_images)
     chunk = min(layout.chunk_images or problem.batch, problem.batch)
     first = plan_patchify(_pass_of(problem, chunk, layout), arch)
+    if chunk < problem.batch and config is None:
+        # Launches that follow each other reach the power limit as one of all images does, whose tiles are made for it.
+        whole = _plan_rows(problem, problem.batch, first, None, arch, sm_count)
+        if not whole.positions_in_order or chunk % whole.tile_images == 0:
+            config = whole.config
     rows = _plan_rows(problem, chunk, first, config, arch, sm_count)
     reason = why(problem) or "the configuration is that of a kernel over rows"
     plan = RowsChainPlan(problem, rows.config, arch, sm_count, rows, reason, layout)
