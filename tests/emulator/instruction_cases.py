@@ -67,10 +67,11 @@ def kernel_text(case: Case) -> str:
     return module("\n".join(lines), parameters=1)
 
 
+FORMATS = {16: F16, 32: F32, 64: F64}
 EDGES = {
     "i": lambda bits: [0, 1, 2, 3, 31, 32, 33, (1 << bits) - 1, (1 << bits) - 2, 1 << bits - 1, (1 << bits - 1) - 1],
     "s": lambda bits: [0, 1, 2, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, M32],
-    "f": lambda bits: _float_edges({16: F16, 32: F32, 64: F64}[bits]),
+    "f": lambda bits: _float_edges(FORMATS[bits]),
     "p": lambda bits: _pair_edges(bits),
 }
 
@@ -89,15 +90,26 @@ def _pair_edges(bits: int) -> list[int]:
     return [low | high << half for low, high in zip(edges, edges[5:] + edges[:5])]
 
 
+@functools.cache
+def edges(kind: str, bits: int) -> list[int]:
+    """Patterns at the ends of ranges."""
+    return [pattern & ((1 << bits) - 1) for pattern in EDGES[kind](bits)]
+
+
+@functools.cache
+def small_numbers(bits: int) -> dict[tuple[int, int], int]:
+    """Patterns of numerator / denominator."""
+    return {(n, d): FORMATS[bits].round(Fraction(n, d)) for n in (1, 2, 3, 4) for d in (1, 2, 1024)}
+
+
 def draw_value(rng: random.Random, kind: str, bits: int) -> int:
     if bits == 1:
         return rng.randrange(2)
     if rng.random() < 0.4:
-        return rng.choice(EDGES[kind](bits)) & ((1 << bits) - 1)
+        return rng.choice(edges(kind, bits))
     if kind == "f" and rng.random() < 0.5:  # near 1, so that sums cancel and round
-        fmt = {16: F16, 32: F32, 64: F64}[bits]
-        base = fmt.round(Fraction(rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 1, 2, 1024])))
-        return (base + rng.randrange(-4, 5)) ^ (fmt.sign_bit if rng.random() < 0.5 else 0)
+        base = small_numbers(bits)[rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 1, 2, 1024])]
+        return (base + rng.randrange(-4, 5)) ^ (FORMATS[bits].sign_bit if rng.random() < 0.5 else 0)
     value = rng.getrandbits(bits)
     return value >> rng.randrange(bits) if kind != "f" and rng.random() < 0.5 else value
 

@@ -58,10 +58,10 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
 
 
 # Another table is another kernel, so not every configuration has all three.
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(6, 100))
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(4, 100))
 @given(
     kind=drawn(
-        [*((name, "positions") for name in list(CONFIGS)[::2]), ("one CTA, tile wider than the grid row", "none")],
+        [("one CTA, tile wider than the grid row", "none"), (next(iter(CONFIGS)), "positions")],
         [*((name, "positions") for name in CONFIGS), ("pair, two accumulators", "bias"),
          ("one CTA, tile wider than the grid row", "none")],
     ),

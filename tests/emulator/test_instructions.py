@@ -11,12 +11,16 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.emulator.ieee import BF16, F16, F32, F64, Format
 from tests.emulator.instruction_cases import GROUPS, M32, UNIFORM, Case, check, signed, text_of
 from tests.emulator.ptx import launch
+from tests.nightly import examples
+
+#: An example is a launch of more than 32 rows of operands, most of them at the ends of ranges.
+rows_of_operands = settings(max_examples=examples(6, 200))
 
 # --- integers -------------------------------------------------------------------------------------------------------
 
@@ -233,6 +237,7 @@ INTEGER = integer_cases()
 
 
 @pytest.mark.parametrize("name", INTEGER)
+@rows_of_operands
 @given(seed=st.integers(0, 2**32))
 def test_integer(name: str, seed: int):
     check(INTEGER[name], seed)
@@ -335,6 +340,7 @@ FLOAT = float_cases()
 
 
 @pytest.mark.parametrize("name", FLOAT)
+@rows_of_operands
 @given(seed=st.integers(0, 2**32))
 def test_float(name: str, seed: int):
     check(FLOAT[name], seed)
@@ -344,12 +350,14 @@ def ftz(x: int) -> int:
     return x & F32.sign_bit if x & ~F32.sign_bit < 1 << 23 else x
 
 
+@rows_of_operands
 @given(seed=st.integers(0, 2**32))
 def test_flush_to_zero(seed: int):
     text = "fma.rn.ftz.f32 {d}, {0}, {1}, {2};"
     check(Case(text, 32, (32,) * 3, lambda a, b, c: ftz(F32.fma(ftz(a), ftz(b), ftz(c))), "fff"), seed)
 
 
+@rows_of_operands
 @given(seed=st.integers(0, 2**32))
 def test_saturation(seed: int):
     def saturate(x: int) -> int:
@@ -360,6 +368,7 @@ def test_saturation(seed: int):
     check(Case("add.sat.f32 {d}, {0}, {1};", 32, (32, 32), lambda a, b: saturate(F32.add(a, b)), "ff"), seed)
 
 
+@rows_of_operands
 @given(seed=st.integers(0, 2**32))
 def test_fma_of_f64_rounds_once(seed: int):
     """Finite operands of all exponents, sums that cancel, underflow and overflow."""
@@ -387,6 +396,7 @@ def directed(value: Fraction, mode: str, zero_negative: bool) -> int:
 
 
 @pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+@rows_of_operands
 @given(seed=st.integers(0, 2**32))
 def test_directed_rounding(mode: str, seed: int):
     """Finite operands near each other, so that sums cancel, underflow and, with large exponents, overflow."""
@@ -415,6 +425,7 @@ def test_directed_rounding(mode: str, seed: int):
             assert got & M32 == expected(name, *row), (name, [hex(x) for x in row], hex(got))
 
 
+@rows_of_operands
 @given(seed=st.integers(0, 2**32))
 def test_conversion_saturates(seed: int):
     def saturate(x: int) -> int:
@@ -550,12 +561,14 @@ CONVERSION = conversion_cases()
 
 
 @pytest.mark.parametrize("name", CONVERSION)
+@rows_of_operands
 @given(seed=st.integers(0, 2**32))
 def test_conversion(name: str, seed: int):
     check(CONVERSION[name], seed)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", ml_dtypes.float8_e4m3fn), ("e5m2x2", ml_dtypes.float8_e5m2)])
+@rows_of_operands
 @given(seed=st.integers(0, 2**32))
 def test_conversion_to_fp8(name: str, dtype: type, seed: int):
     """ml_dtypes rounds to nearest even; .satfinite clamps what would overflow, and NaN is 0x7F."""

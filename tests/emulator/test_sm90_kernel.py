@@ -153,7 +153,7 @@ def test_factors_of_rows_that_find_no_registers() -> None:
     check(case)
 
 
-@settings(max_examples=examples(8, 200), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 70),
     positions=st.integers(16, 40),
@@ -170,7 +170,7 @@ def test_several_positions_under_any_schedule(completion, interleave, seed, **fa
     check(make_case(seed=seed, **facts), Options(seed=seed, completion=completion, interleave=interleave))
 
 
-@settings(max_examples=examples(8, 200), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 150),
     positions=st.integers(1, 6),

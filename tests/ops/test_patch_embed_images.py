@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from cute_kernels import (
 )
 from cute_kernels.operations.patch_weight import PatchWeight
 from cute_kernels.runtime.constants import DERIVED
+from tests.nightly import drawn, examples
 
 SMALL_100 = Sm100ImagesConfig(tile_patches=4, tile_images=4, cta_group=1, stages=3, stage_blocks=1)
 SMALL = Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=1, cluster=1, stages=3, stage_blocks=1)
@@ -78,7 +80,7 @@ def test_model_width_with_the_default_config() -> None:
     assert out.shape == (2, 14, 768)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=8)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(6, 60))
 @given(
     batch=st.integers(1, 6),
     grid=st.tuples(st.integers(1, 3), st.integers(4, 6)),
@@ -87,7 +89,7 @@ def test_model_width_with_the_default_config() -> None:
     with_bias=st.booleans(),
     with_pos=st.booleans(),
     layout=st.sampled_from(["contiguous", "channels_last", "sliced", "unaligned"]),
-    kind=st.sampled_from([("int8", SMALL), ("int8", SMALL_100), ("int16", SMALL), ("int16", SMALL_100)]),
+    kind=drawn([("int8", SMALL), ("int16", SMALL_100)], product(("int8", "int16"), (SMALL, SMALL_100))),
     seed=st.integers(0, 2**20),
 )
 def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, kind, seed) -> None:
@@ -107,7 +109,7 @@ def test_any_call(batch, grid, n, dtype, with_bias, with_pos, layout, kind, seed
 
 
 # Other types and another table are another kernel.
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=6)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(5, 60))
 @given(
     kind=st.sampled_from([
         ("bf16", torch.bfloat16, True, SMALL_GATHER), ("fp16", torch.float32, False, SMALL_GATHER),

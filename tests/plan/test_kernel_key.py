@@ -1,7 +1,7 @@
 """The key of a compiled kernel: every field of every problem and configuration is in it, or does not reach the code.
 
 Where a changed field leaves the key as it is, both kernels are compiled and their PTX compared. All such fields are
-changed at once, in one kernel; `make nightly` compares each by itself as well.
+changed at once, in one kernel, of some bases by day; `make nightly` compares each by itself as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cute_kernels.config import (
     Sm100ResidentConfig,
 )
 from cute_kernels.plan import PLANNERS, Plan, make_plan
-from tests.nightly import NIGHTLY
+from tests.nightly import NIGHTLY, by_day
 
 PATCHES = PatchEmbedProblem(m=14 * 37, n=264, k=144, table_rows=14)
 OTHER_PATCHES = {
@@ -147,6 +147,11 @@ BASES = {
     ),
 }  # fmt: skip
 """Problem and configuration, and another value of every field; None where there is no other legal one here."""
+DAILY = (
+    "patch_embed, sm90, position", "patch_embed, sm100, weight on chip, flat",
+    "patch_embed_images, sm90, channels last", "gemm, sm90",
+)  # fmt: skip
+"""Those whose kernels `make test` compiles to compare their PTX."""
 
 
 def variants(name: str) -> tuple[Plan, dict[str, Plan]]:
@@ -189,14 +194,23 @@ def test_there_is_another_value_of_every_field():
             assert fields <= listed, f"{kind.__name__}: {', '.join(fields - listed)}"
 
 
+def fields_of_the_same_key(plan: Plan, changed: dict[str, Plan]) -> list[str]:
+    return [field for field, other in changed.items() if other.kernel_key == plan.kernel_key]
+
+
 @pytest.mark.parametrize("name", BASES)
-def test_what_is_not_in_the_key_does_not_reach_the_code(name):
+def test_all_but_sizes_of_launches_is_in_the_key(name):
     """Of launch arguments the key has what the plan says, so that sizes cost no compilation."""
     plan, changed = variants(name)
-    same = [field for field, other in changed.items() if other.kernel_key == plan.kernel_key]
-    named = {field.partition(",")[0] for field in same}
+    named = {field.partition(",")[0] for field in fields_of_the_same_key(plan, changed)}
     sizes_of_launches = {f.name for f in dataclasses.fields(plan.problem) if f.metadata.get("launch_argument")}
     assert sizes_of_launches - {"table_rows"} <= named - {"sm_count"} <= sizes_of_launches and "sm_count" in named
+
+
+@pytest.mark.parametrize("name", by_day(BASES, DAILY))
+def test_what_is_not_in_the_key_does_not_reach_the_code(name):
+    plan, changed = variants(name)
+    same = fields_of_the_same_key(plan, changed)
     sizes = {}
     for field in same:
         size = field.partition(",")[0]
