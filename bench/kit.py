@@ -3,17 +3,20 @@
     python -m bench.kit --output kit              # on a B200 (or an H100 or H200: the same steps with SM90's kernels)
     python -m bench.kit --output kit              # again: goes on where it was cut off
     python -m bench.kit --output kit --again tune # this step once more
+    python -m bench.kit --output kit --brief      # a rehearsal: every step, little of each, at most eight minutes
 
 Each step is a command of its own with a log in the output folder, so that one that hangs or fails costs its own time
 only. What it has found by then stands in the folder's results. At the end everything is in OUTPUT.tar.gz, to be sent
 back. The steps, most valuable first: the doctor's report; the tests on silicon; all designs and tunables of the patch
-embed at the headline size beside cuBLASLt and a copy of the same bytes; images; the dense GEMM; the counters of Nsight
-Compute beside the emulator's, where the machine allows them; the tuners; the host's time per call.
+embed at the headline size beside cuBLASLt and a copy of the same bytes; images; the dense GEMM; clocks of every role
+and phase; the counters of Nsight Compute beside the emulator's, where the machine allows them; the tuners; the host's
+time per call.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -85,16 +88,61 @@ def steps(arch: str, output: Path) -> list[Step]:
         module("doctor", 60, "cute_kernels", "doctor"),
         module("tests", 420, "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"),
         bench("designs", "patch_embed", 180, "--peers", *_PEERS, "--configs", *DESIGNS[arch]),
-        bench("tunables", "patch_embed", 240, "--peers", "copy of the same bytes", "--configs", *TUNABLES[arch]),
+        bench("tunables", "patch_embed", 210, "--peers", "copy of the same bytes", "--configs", *TUNABLES[arch]),
         bench("images", "images", 120, "--batches", "4736", "64", "1", "--peers", "patch_embed on FP8 rows",
               "pass + rows"),
         bench("gemm", "gemm", 120, "--sizes", "4096", "8192", "--peers", "torch linear"),
+        module("phases", 60, "bench.profile", "--output", str(output / "results" / "phases")),
         module("counters emulated", 120, "bench.counters", "emulate", emulated, "--arch", arch),
         module("counters", 180, "bench.counters", "profile", profiled, needs="ncu"),
         module("counters compared", 60, "bench.counters", "table", emulated, profiled, needs="ncu"),
-        module("tune", 240, "bench.kit", "--tune", str(output / "tuned")),
+        module("tune", 210, "bench.kit", "--tune", str(output / "tuned")),
         module("host time", 60, "bench.host_time", "--runs", "2", "--rounds", "100"),
     ]  # fmt: skip
+
+
+BRIEF_MINUTES = 8
+"""Of a rehearsal."""
+
+_TESTED_BRIEFLY = ("tests/gpu/test_kernel.py", "tests/gpu/test_profile.py", "-k", "test_variant or fit_the")
+
+
+Fewer = Callable[[tuple[str, ...]], tuple[str, ...]]
+"""Arguments of a step to those of its short form."""
+
+
+def brief_steps(arch: str, output: Path) -> list[Step]:
+    """As `steps`, each with little to do: whether all of them work on the machine, not what it can do."""
+    fewer: dict[str, tuple[int, Fewer]] = {
+        "doctor": (30, tuple),
+        "tests": (100, lambda words: (*words[:-1], *_TESTED_BRIEFLY)),
+        "designs": (70, lambda words: _first_configs(words, 2)),
+        "tunables": (70, lambda words: _first_configs(words, 2)),
+        "images": (60, lambda words: _without(words, "4736", "1")),
+        "gemm": (45, lambda words: _without(words, "8192")),
+        "phases": (45, lambda words: (*words, "--cases", "rows-64", "images")),
+        "counters emulated": (60, tuple),
+        "counters compared": (30, tuple),
+        "tune": (60, lambda words: (*words, "--brief")),
+        "host time": (40, lambda words: (*words[:-4], "--runs", "1", "--rounds", "50")),
+    }
+    whole = (60, tuple)
+    return [
+        dataclasses.replace(
+            step, seconds=min(step.seconds, fewer.get(step.name, whole)[0]),
+            command=fewer.get(step.name, whole)[1](step.command),
+        )
+        for step in steps(arch, output)
+    ]  # fmt: skip
+
+
+def _first_configs(words: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Fewer configurations, which are the last of a bench's arguments."""
+    return words[: words.index("--configs") + 1 + count]
+
+
+def _without(words: tuple[str, ...], *left_out: str) -> tuple[str, ...]:
+    return tuple(word for word in words if word not in left_out)
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -190,17 +238,23 @@ TUNED_PRODUCTS = ((4096, 4096, 4096), (16, 4096, 4096), (12544, 768, 3072))
 """(M, N, K) of the dense GEMM."""
 
 
-def tune(folder: Path) -> None:
-    """Finds the fastest configurations, and keeps a copy of their files for other machines of this kind."""
+def tune(folder: Path, brief: bool = False) -> None:
+    """Finds the fastest configurations, and keeps a copy of their files for other machines of this kind.
+
+    Args:
+        folder: for the copies.
+        brief: one problem of each operation, and few candidates.
+    """
     import shutil
 
     import cute_kernels
     import cute_kernels.runtime.tuned as tuned
 
-    for sizes in TUNED_ROWS:
-        print(sizes, cute_kernels.tune_patch_embed(*sizes, candidates=12, rounds=3), flush=True)
-    for sizes in TUNED_PRODUCTS:
-        print(sizes, cute_kernels.tune_gemm(*sizes, candidates=8, rounds=3), flush=True)
+    problems = 1 if brief else None
+    for sizes in TUNED_ROWS[:problems]:
+        print(sizes, cute_kernels.tune_patch_embed(*sizes, candidates=3 if brief else 12, rounds=3), flush=True)
+    for sizes in TUNED_PRODUCTS[:problems]:
+        print(sizes, cute_kernels.tune_gemm(*sizes, candidates=3 if brief else 8, rounds=3), flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     for path in tuned.files():
         shutil.copy(path, folder)
@@ -230,23 +284,24 @@ def architecture() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="folder, default kit-DATE")
-    parser.add_argument("--minutes", type=float, default=30, help="of this call (default: %(default)g)")
+    parser.add_argument("--minutes", type=float, help=f"of this call (default: 30, or {BRIEF_MINUTES} with --brief)")
+    parser.add_argument("--brief", action="store_true", help="a rehearsal: every step, with little to do in each")
     parser.add_argument("--again", nargs="+", default=[], metavar="STEP", help="steps to run once more")
     parser.add_argument("--tune", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.tune is not None:
-        tune(options.tune)
+        tune(options.tune, options.brief)
         return 0
     arch = architecture()
     output = (options.output or Path(f"kit-{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}")).absolute()
-    todo = steps(arch, output)
+    todo = (brief_steps if options.brief else steps)(arch, output)
     if unknown := set(options.again) - {step.name for step in todo}:
         parser.error(f"no step {', '.join(sorted(unknown))}, allowed: {', '.join(step.name for step in todo)}")
     state_file = output / "state.json"
     if options.again and state_file.exists():
         state = json.loads(state_file.read_text())
         state_file.write_text(json.dumps({name: entry for name, entry in state.items() if name not in options.again}))
-    state = run_all(todo, output, options.minutes)
+    state = run_all(todo, output, options.minutes or (BRIEF_MINUTES if options.brief else 30))
     print(f"send back: {pack(output)}")
     return int(any(entry["status"] for entry in state.values()) or len(state) < len(todo))
 

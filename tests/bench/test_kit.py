@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gemm, images, kit, patch_embed
+from bench import gemm, images, kit, patch_embed, profile
 from bench.configs import parse_first
 from cute_kernels.config import PatchEmbedProblem
 from cute_kernels.plan import ARCHS, PLANNERS, make_plan
@@ -25,11 +25,12 @@ class Clock:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_benches_take_the_commands(arch, tmp_path):
+@pytest.mark.parametrize(("steps", "minutes"), [(kit.steps, 30), (kit.brief_steps, 12)])
+def test_benches_take_the_commands(arch, steps, minutes, tmp_path):
     """Arguments are parsed by the benches' own parsers, and every module is there."""
     parsers = {"patch_embed": patch_embed, "images": images, "gemm": gemm}
     parsed = 0
-    for step in kit.steps(arch, tmp_path):
+    for step in steps(arch, tmp_path):
         assert step.command[0] == "-m" and step.seconds <= 420
         module = step.command[1]
         if module.startswith("bench."):
@@ -39,7 +40,41 @@ def test_benches_take_the_commands(arch, tmp_path):
             assert arguments.name == step.name and arguments.output == tmp_path / "results"
             parsed += 1
     assert parsed == 4
-    assert sum(step.seconds for step in kit.steps(arch, tmp_path)) <= 30 * 60
+    assert sum(step.seconds for step in steps(arch, tmp_path)) <= minutes * 60
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_rehearsal_has_every_step_and_less_of_it(arch, tmp_path):
+    steps, brief = (
+        {step.name: step for step in make(arch, tmp_path)} for make in (kit.steps, kit.brief_steps)
+    )
+    assert list(brief) == list(steps)
+    for name in ("designs", "tunables"):
+        words = brief[name].command
+        assert words == steps[name].command[: len(words)]
+        assert len(words) == words.index("--configs") + 3
+    words = brief["tests"].command
+    assert "tests/gpu" not in words and all((kit.ROOT / word).exists() for word in words if word.endswith(".py"))
+    words = brief["images"].command
+    assert words[words.index("--batches") + 1 : words.index("--peers")] == ("64",)
+    assert "8192" not in brief["gemm"].command and "4096" in brief["gemm"].command
+    assert brief["tune"].command[-1] == "--brief"
+    profiled = brief["phases"].command
+    assert set(profiled[profiled.index("--cases") + 1 :]) < set(profile.CASES)
+
+
+def test_a_brief_call_runs_the_brief_steps(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(kit, "architecture", lambda: "sm_90a")
+    monkeypatch.setattr(kit, "run_all", lambda todo, output, minutes: ran.append((todo, minutes)) or {})
+    monkeypatch.setattr(kit, "pack", lambda output: output)
+    for arguments, expected in (
+        (["--brief"], (kit.brief_steps("sm_90a", tmp_path), kit.BRIEF_MINUTES)),
+        ([], (kit.steps("sm_90a", tmp_path), 30)),
+        (["--brief", "--minutes", "3"], (kit.brief_steps("sm_90a", tmp_path), 3)),
+    ):
+        kit.main(["--output", str(tmp_path), *arguments])
+        assert ran.pop() == expected
 
 
 @pytest.mark.parametrize("arch", ARCHS)
