@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
-from cute_kernels.emulator.sync_point import PROXIES, READ, Columns, Order, Row, SyncPoint, join, widened
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.sync_point import PROXIES, READ, Columns, Order, Row, SyncPoint, widened
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
@@ -51,12 +52,11 @@ class Offset(enum.IntEnum):
 
 WARP_COLUMNS = CONSTANTS["WARP_COLUMNS"]
 _AT = words("Agent")
-_CLOCK, _LOAD_CLOCK, _STORING, _SOME_PENDING, _BULK, _FENCED_INITS = (
-    _AT[name] for name in ("clock", "load_clock", "storing", "some_pending", "bulk", "fenced_inits")
+_CLOCK, _LOAD_CLOCK, _STORING, _BULK, _FENCED_INITS, _FENCED_ORDER = (
+    _AT[name] for name in ("clock", "load_clock", "storing", "bulk", "fenced_inits", "fenced_order")
 )
-_IDENTITIES = slice(_AT["read_identity"], _AT["store_identity"] + 1)
 _TENSOR_IDENTITIES = slice(_AT["load_identity"], _AT["store_identity"] + 1)
-_NO_IDENTITIES = memoryview(bytes(32)).cast("q")
+_NO_IDENTITIES = memoryview(bytes(16)).cast("q")
 #: Rows that a fence takes over from relaxed waits before it.
 PENDING = (Row.ACQUIRED, Row.VISIBLE, *PROXIES)
 
@@ -80,24 +80,6 @@ class Private:
         """(column, (lane, clock)) of every entry."""
         words = self._words
         return [(words[i], (words[i + 1], words[i + 2])) for i in range(1, 1 + 3 * words[0], 3)]
-
-    def learn(self, column: int, lane: int, clock: int) -> None:
-        """The lane, the only one that has this column, knows this clock from now on."""
-        words = self._words
-        for i in range(1, 1 + 3 * words[0], 3):
-            if words[i] == column:
-                break
-        else:
-            i = 1 + 3 * words[0]
-            words[0] += 1
-        words[i], words[i + 1], words[i + 2] = column, lane, clock
-
-    def forget(self, mask: int) -> None:
-        """Takes out what lanes ``mask`` know."""
-        kept = [entry for entry in self.items() if not mask >> entry[1][0] & 1]
-        self._words[0] = 0
-        for column, (lane, clock) in kept:
-            self.learn(column, lane, clock)
 
 
 class Agent:
@@ -137,7 +119,8 @@ class Agent:
             self.words[_AT[name]] = value
         self.before = np.zeros(columns.width, np.int32)  # the tensor row at the last tcgen05.fence::before_thread_sync
         self.incoming = np.zeros(columns.width, np.int32)  # obtained by relaxed waits, no after_thread_sync yet
-        self.fenced: tuple[np.ndarray, Order] | None = None  # clocks at the last fence, and its scope
+        self._fenced = np.zeros_like(self.clocks)  # at the last fence
+        self.words[_FENCED_ORDER] = -1
         #: Obtained by relaxed waits, for a fence to acquire: int32 [`PENDING`, columns].
         self.pending = np.zeros((len(PENDING), columns.width), np.int32)
         self._scratch = np.zeros_like(self.clocks)
@@ -152,8 +135,7 @@ class Agent:
             "clocks": self.address, "width": self.clocks.shape[1], "loads": self.loads.ctypes.data,
             "load_count": len(self.loads), "before": self.before.ctypes.data, "incoming": self.incoming.ctypes.data,
             "pending": self.pending.ctypes.data, "scratch": self._scratch.ctypes.data,
-            "fenced": 0 if self.fenced is None else self.fenced[0].ctypes.data,
-            "fenced_order": 0 if self.fenced is None else int(self.fenced[1]),
+            "fenced": self._fenced.ctypes.data,
         }  # fmt: skip
         for name, value in values.items():
             self.words[_AT[name]] = value
@@ -161,9 +143,7 @@ class Agent:
     def widen(self, width: int) -> None:
         self.clocks, self.before = widened(self.clocks, width), widened(self.before, width)
         self.incoming, self.pending = widened(self.incoming, width), widened(self.pending, width)
-        self._scratch = np.zeros_like(self.clocks)
-        if self.fenced is not None:
-            self.fenced = widened(self.fenced[0], width), self.fenced[1]
+        self._scratch, self._fenced = np.zeros_like(self.clocks), widened(self._fenced, width)
         self._locate()
 
     @property
@@ -178,131 +158,47 @@ class Agent:
         """Index of the instruction that the warp is executing; -1: not known."""
         return -1 if self.warp is None or self.warp.code is None else self.warp.code.executing
 
+    @property
+    def fenced(self) -> bool:
+        """Whether there has been a fence."""
+        return self.words[_FENCED_ORDER] >= 0
+
     def advance(self) -> None:
         """What is accessed from now on is not covered by what was passed on so far."""
-        self.words[_CLOCK] += 1
-        self.words[_IDENTITIES] = _NO_IDENTITIES
+        library().agent_advance(self.block_address)
 
     def snapshot(self, mask: int) -> np.ndarray:
         """What lanes ``mask`` pass on now: all that the warp knows, and their own accesses."""
-        clocks = self.clocks.copy()
-        self._cover(clocks[: Row.PROXY], mask)
-        self._share(clocks[: Row.TENSOR], mask)
-        return clocks
+        library().agent_snapshot(self.block_address, mask)
+        return self._scratch.copy()
 
     def order(self, mask: int) -> np.ndarray:
         """The order row of a `snapshot`, int32 [columns]."""
-        clocks = self.clocks[Row.ORDER].copy()
-        self._cover(clocks, mask)
-        self._share(clocks, mask)
-        return clocks
-
-    def _share(self, rows: np.ndarray, mask: int) -> None:
-        """Adds what single lanes of ``mask`` know to clocks that are passed on."""
-        for column, (lane, clock) in self.private.items():
-            if mask >> lane & 1:
-                rows[..., column] = np.maximum(rows[..., column], clock)
-
-    def _cover(self, rows: np.ndarray, mask: int) -> None:
-        base = self.base
-        if mask & self.live == self.live:
-            rows[..., base : base + LANES] = self.clock
-        else:
-            for lane in range(LANES):
-                if mask >> lane & 1:
-                    rows[..., base + lane] = self.clock
-        rows[..., base + Offset.READ] = self.clock
+        library().agent_order(self.block_address, mask)
+        return self._scratch[Row.ORDER].copy()
 
     def release(self, point: SyncPoint, mask: int, order: Order) -> None:
         """Lanes ``mask`` arrive: passes on what the order allows."""
-        if order & Order.SYNC:
-            clocks = self.snapshot(mask)
-            if self.strict:
-                clocks[Row.TENSOR] = self.before
-            point.gather(clocks, self.rank, order)
-        else:
-            clocks = np.zeros_like(self.clocks)
-            clocks[Row.ORDER] = self.clocks[Row.ORDER]
-            self._cover(clocks[Row.ORDER], mask)
-            self._share(clocks[Row.ORDER], mask)
-            clocks[Row.TENSOR] = self.before
-            if self.fenced is None or self.fenced[1] & Order.WIDE or not order & Order.WIDE:
-                self._add_fenced(clocks)
-                point.gather(clocks, self.rank, order)
-            else:
-                # The fence reaches the CTA only, what tcgen05.fence orders as far as the arrival does.
-                point.gather(clocks, self.rank, order)
-                clocks = np.zeros_like(clocks)
-                self._add_fenced(clocks)
-                point.gather(clocks, self.rank, order & self.fenced[1])
-            # fence.mbarrier_init.release.cluster makes initialised mbarriers visible through a relaxed arrival.
-            column = self.base + Offset.INIT
-            fenced_inits = self.words[_FENCED_INITS]
-            point.gathered[Row.VISIBLE, column] = max(point.gathered[Row.VISIBLE, column], fenced_inits)
-        self.advance()
-
-    def _add_fenced(self, clocks: np.ndarray) -> None:
-        """Relaxed operations after a fence pass on what was known before it."""
-        if self.fenced is not None:
-            for row in PENDING:
-                join(clocks[row], self.fenced[0][row])
+        library().agent_release(self.block_address, point.address, mask, order)
 
     def acquire(self, point: SyncPoint, order: Order) -> None:
         """A wait on the completed phase: takes over what the order allows."""
-        if point.acquired(self, order):
-            return
-        clocks, available = self.clocks, point.available
-        if order & Order.SYNC and point.ranks == 1 and not self.strict:
-            join(clocks, available)
-            return
-        join(clocks[Row.ORDER], available[Row.ORDER])
-        if order & Order.SYNC:
-            join(clocks[Row.ACQUIRED], available[Row.ACQUIRED])
-            join(clocks[Row.VISIBLE], point.scoped(Row.VISIBLE, self.rank, order))
-            for row in PROXIES:
-                join(clocks[row], available[row])
-            # Release and acquire pass tensor memory on at any scope: as `scoped` for the widest.
-            join(self.incoming if self.strict else clocks[Row.TENSOR], point.scoped(Row.TENSOR, self.rank, Order.WIDE))
-        else:
-            join(self.incoming, point.scoped(Row.TENSOR, self.rank, order))
-            self.words[_SOME_PENDING] = 1
-            join(self.pending[0], available[Row.ACQUIRED])
-            join(self.pending[1], point.scoped(Row.VISIBLE, self.rank, order))
-            for obtained, row in zip(self.pending[2:], PROXIES):
-                join(obtained, available[row])
+        if not point.acquired(self, order):
+            library().agent_acquire(self.block_address, point.address, order)
 
     # --- fences and synchronisation inside the warp -------------------------------------------------------------------
 
     def converge(self, mask: int) -> None:
         """bar.warp.sync and stronger: the lanes know each other's accesses."""
-        base = self.base
-        columns = slice(base, base + LANES)
-        if mask & self.live == self.live:
-            self.clocks[: Row.PROXY, columns] = self.clock
-        else:
-            self._cover(self.clocks[: Row.PROXY], mask)
-        if self.private:
-            self._share(self.clocks[: Row.TENSOR], mask)
-            self.private.forget(mask)
-        self.advance()
+        library().agent_converge(self.block_address, mask)
 
     def fence(self, mask: int, order: Order) -> None:
         """fence.acq_rel or stronger."""
-        if self.words[_SOME_PENDING]:
-            for row, obtained in zip(PENDING, self.pending):
-                join(self.clocks[row], obtained)
-            self.pending[:] = 0
-            self.words[_SOME_PENDING] = 0
-        self.fenced = self.snapshot(mask), order
-        self._locate()
-        self.advance()
+        library().agent_fence(self.block_address, mask, order)
 
     def fence_proxy(self, mask: int, rows: Iterable[Row] = PROXIES) -> None:
         """fence.proxy.async: covers what lanes ``mask`` wrote, and what is visible to them, in the rows' memories."""
-        for row in rows:
-            join(self.clocks[row], self.clocks[Row.VISIBLE])
-            self._cover(self.clocks[row], mask)
-        self.advance()
+        library().agent_fence_proxy(self.block_address, mask, sum(1 << PROXIES.index(row) for row in rows))
 
     def initialise(self) -> tuple[int, int]:
         """mbarrier.init: (column, clock) of the event."""
@@ -317,14 +213,12 @@ class Agent:
 
     def complete_tensor(self, kind: int) -> None:
         """tcgen05.wait::ld or ::st: the warp's loads or stores of tensor memory so far are complete."""
-        clock = self.tensor_clock(kind)
-        self.complete(self.base + kind, clock)
-        self.clocks[Row.TENSOR, self.base + kind] = clock
-        self._next_tensor_clock(kind)
+        library().agent_complete_tensor(self.block_address, kind)
 
     def new_load(self, index: int) -> None:
         """A tcgen05.ld, which is told apart from those before."""
-        self._next_tensor_clock(Offset.TENSOR_LOAD)
+        self.words[_LOAD_CLOCK] += 1
+        self.words[_TENSOR_IDENTITIES] = _NO_IDENTITIES
         if index >= len(self.loads):
             self.loads = widened(self.loads, 2 * index)
             self._locate()
@@ -334,10 +228,6 @@ class Agent:
         """A lane issues bulk stores; host address of what is kept of its groups (`BulkGroups.address`)."""
         self.words[_STORING] |= 1 << lane
         self.words[_BULK + lane] = groups
-
-    def _next_tensor_clock(self, kind: int) -> None:
-        self.words[_LOAD_CLOCK + kind - Offset.TENSOR_LOAD] += 1
-        self.words[_TENSOR_IDENTITIES] = _NO_IDENTITIES[:2]
 
     def loads_used(self, indices: Iterable[int]) -> None:
         """The values of these tcgen05.ld are used: the latest of each, and what came before, is complete.
@@ -356,15 +246,12 @@ class Agent:
 
     def complete_in_lane(self, lane: int, column: int, clock: int) -> None:
         """One lane waited for operations of a stream of its own: the others know when they synchronise with it."""
-        if self.live == 1 << lane:
-            self.complete(column, clock)
-        else:
-            self.private.learn(column, lane, clock)
+        library().agent_complete_in_lane(self.block_address, lane, column, clock)
 
     def fence_before(self) -> None:
         """tcgen05.fence::before_thread_sync."""
-        np.copyto(self.before, self.clocks[Row.TENSOR])
+        library().agent_fence_tensor(self.block_address, True)
 
     def fence_after(self) -> None:
         """tcgen05.fence::after_thread_sync."""
-        join(self.clocks[Row.TENSOR], self.incoming)
+        library().agent_fence_tensor(self.block_address, False)

@@ -411,7 +411,7 @@ class RaceTracker:
                 f"completes, but nothing orders that after the wait of {agent.label} for phase {phase - 1}: the "
                 "barrier may run ahead of the wait by two phases, which have the same parity"
             )
-        point.complete()
+        point.complete(phase)
 
     # --- strong operations on memory ----------------------------------------------------------------------------------
 
@@ -426,7 +426,7 @@ class RaceTracker:
                     agent.acquire(point, acquire)
                 if acquire & Order.WIDE and acquire & Order.SYNC and space == "global":
                     self._from_abroad(address)
-            if release is None or not (release & Order.SYNC or agent.fenced is not None):
+            if release is None or not (release & Order.SYNC or agent.fenced):
                 continue
             if point is None:
                 point = self.locations[key] = self.point()

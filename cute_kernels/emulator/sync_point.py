@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
+from cute_kernels.emulator.core.library import library
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.happens_before import Agent
@@ -43,8 +44,8 @@ _AT, _FOLLOWED = words("Point"), words("Followed")
 _COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAMS = (
     _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "streams")
 )
-_PHASE, _CLOCK, _SEEN, _ARRIVED, _ARRIVED_PHASE, _COMMIT = (
-    _FOLLOWED[name] for name in ("phase", "clock", "seen", "arrived", "arrived_phase", "commit_column")
+_PHASE, _ARRIVED, _ARRIVED_PHASE, _COMMIT = (
+    _FOLLOWED[name] for name in ("phase", "arrived", "arrived_phase", "commit_column")
 )
 _FOLLOWED_WORDS = word_count("Followed")
 _MOST_STREAMS = 64
@@ -119,7 +120,6 @@ class SyncPoint:
         self._streams = np.zeros(_MOST_STREAMS, np.int64)
         self._agents: Sequence[Agent] = ()
         self._rows = np.zeros((0, _FOLLOWED_WORDS), np.int64)
-        self._followed = memoryview(b"").cast("q")
         self._bases = np.zeros(0, np.int64)
         self._seen: dict[tuple[Agent, int], int] = {}  # of those that are not followed
         self._words[_COLUMN] = -1
@@ -128,6 +128,7 @@ class SyncPoint:
         self._locate()
 
     def _locate(self) -> None:
+        self._words[_AT["width"]] = self.gathered.shape[1]
         arrays = {
             "gathered": self.gathered, "available": self.available, "inside": self.inside,
             "inside_available": self.inside_available,
@@ -167,43 +168,13 @@ class SyncPoint:
 
     # --- what it passes on --------------------------------------------------------------------------------------------
 
-    def complete(self) -> None:
+    def complete(self, phase: int = 0) -> None:
         """The phase is complete: what was gathered is available."""
-        self._words[_COMPLETED] += 1
-        if self.column is not None:
-            self.gathered[: Row.TENSOR, self.column] = self.completed
-        np.copyto(self.available, self.gathered)
-        for rank in np.flatnonzero(self._used):
-            np.copyto(self.inside_available[rank], self.inside[rank])
+        library().point_complete(self.address, phase)
 
     def gather(self, clocks: np.ndarray, rank: int, order: Order) -> None:
-        """An arrival from a CTA that passes on ``clocks`` [rows, columns]."""
-        gathered = self.gathered
-        single = self.ranks == 1
-        if single or order & Order.WIDE:
-            join(gathered, clocks)
-        else:
-            for row in (Row.ORDER, Row.ACQUIRED, *PROXIES):
-                join(gathered[row], clocks[row])
-            if order & Order.SYNC:
-                join(gathered[Row.TENSOR], clocks[Row.TENSOR])
-        if not single:
-            self._used[rank] = 1
-            for row, kind in zip(self.inside[rank], SCOPED):
-                join(row, clocks[kind])
-
-    def scoped(self, kind: Row, rank: int, order: Order) -> np.ndarray:
-        """The row of a kind in `SCOPED` that a wait by a thread of a CTA obtains at the scope of the wait."""
-        wide = self.available[kind]
-        if self.ranks == 1:
-            return wide
-        inside = self.inside_available[rank][SCOPED.index(kind)]
-        if order & Order.WIDE:
-            return np.maximum(wide, inside)
-        row = inside.copy()
-        streams = [*self.streams(), *([] if self.column is None else [self.column])]
-        row[streams] = np.maximum(row[streams], wide[streams])
-        return row
+        """An arrival from a CTA that passes on ``clocks``, int32 [rows, columns], contiguous."""
+        library().point_gather(self.address, clocks.ctypes.data, clocks.shape[1], rank, order)
 
     def streams(self) -> list[int]:
         """Columns of asynchronous operations that arrived: they are visible at every scope."""
@@ -228,7 +199,6 @@ class SyncPoint:
             self._agents = agents
             self._rows = np.full((len(agents), _FOLLOWED_WORDS), -1, np.int64)
             self._rows[:, _ARRIVED] = 0
-            self._followed = memoryview(self._rows).cast("B").cast("q")
             self._bases = np.array([agent.base for agent in agents], np.int64)
             for name, value in {
                 "warps": len(agents), "followed": self._rows.ctypes.data, "bases": self._bases.ctypes.data,
@@ -236,43 +206,25 @@ class SyncPoint:
                 self._words[_AT[name]] = value
         self._rows[:, _PHASE] = -1
 
-    def _followed_at(self, agent: Agent) -> int:
-        """The first word of an agent; -1: it is not followed."""
-        number = agent.number
-        return _FOLLOWED_WORDS * number if 0 <= number < len(self._rows) else -1
-
     def acquired(self, agent: Agent, order: int) -> bool:
-        """Whether a warp has acquired this phase in this order before; it has from now on."""
-        at, done = self._followed_at(agent), self.completed
-        if at < 0:
-            known, self._seen[agent, order] = self._seen.get((agent, order)), done
-        else:
-            at += _SEEN + int(order)
-            known, self._followed[at] = self._followed[at], done
-        return known == done
+        """Whether a warp that is not followed has acquired this phase in this order before; it has from now on."""
+        if 0 <= agent.number < len(self._rows):
+            return False
+        known, self._seen[agent, order] = self._seen.get((agent, order)), self.completed
+        return known == self.completed
 
     def waited(self, agent: Agent, phase: int) -> None:
         """A wait of a warp for a phase succeeded."""
-        at = self._followed_at(agent)
-        if at >= 0:
-            self._followed[at + _PHASE], self._followed[at + _CLOCK] = phase, agent.clock
+        library().point_waited(self.address, agent.block_address, phase)
 
     def overtaken(self, phase: int) -> Agent | None:
         """A phase completes: a warp that may not have seen the phase before, for which it waits."""
-        rows = self._rows
-        waiting = (rows[:, _PHASE] >= 0) & (rows[:, _PHASE] < phase)
-        if not waiting.any():
-            return None
-        found = waiting & (rows[:, _PHASE] == phase - 1)
-        found &= self.gathered[Row.ORDER, self._bases + READ] < rows[:, _CLOCK]
-        rows[waiting, _PHASE] = -1
-        return self._agents[int(np.argmax(found))] if found.any() else None
+        number = library().point_overtaken(self.address, phase, None)
+        return None if number < 0 else self._agents[number]
 
     def arrived(self, agent: Agent) -> None:
         """A warp of another CTA arrives."""
-        at = self._followed_at(agent)
-        if at >= 0:
-            self._followed[at + _ARRIVED], self._followed[at + _ARRIVED_PHASE] = agent.clock, self.completed + 1
+        library().point_arrived(self.address, agent.block_address)
 
     def arrivals(self) -> Iterator[tuple[Agent, int, int]]:
         """Agent, clock and phase of the latest arrivals from other CTAs."""
@@ -288,9 +240,7 @@ class SyncPoint:
 
     def copied(self, pair: bool, identity: int) -> None:
         """A copy to the barrier's CTA, or to the other one of its ``pair``, is about to signal."""
-        at, phase = _COPY + 2 * pair, self.completed + 1
-        if self._words[at] < phase:
-            self._words[at], self._words[at + 1] = phase, identity
+        library().point_copied(self.address, pair, identity)
 
     def copies(self) -> list[tuple[bool, int, int]]:
         """Whether it was to the other CTA of the pair, phase and identity of the latest copies."""

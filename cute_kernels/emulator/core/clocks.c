@@ -1,4 +1,4 @@
-// Vector clocks of warps. Each function does what its namesake in happens_before.py does.
+// Vector clocks of warps: what they pass on, and synchronisation inside a warp. See happens_before.py.
 #include <string.h>
 
 #include "races.h"
@@ -14,7 +14,8 @@ void clocks_raise(int32_t *clocks, int64_t width, int64_t rows, int64_t column, 
   }
 }
 
-void agent_cover(const Agent *agent, int32_t *row, uint32_t mask, int reads) {
+// The lanes of a mask are known to have come as far as the agent's clock; `reads`: so are its loads where all lanes do.
+static void cover(const Agent *agent, int32_t *row, uint32_t mask, int reads) {
   int32_t clock = (int32_t)agent->clock, *own = row + agent->base;
   uint32_t live = (uint32_t)agent->live;
   int all = (mask & live) == live;
@@ -37,28 +38,31 @@ void agent_advance(Agent *agent) {
 
 void agent_snapshot(const Agent *agent, uint32_t mask) {
   memcpy(agent->scratch, agent->clocks, ROWS * (size_t)agent->width * sizeof *agent->clocks);
-  for (int row = 0; row < ROW_PROXY; row++) agent_cover(agent, agent->scratch + row * agent->width, mask, 1);
+  for (int row = 0; row < ROW_PROXY; row++) cover(agent, agent->scratch + row * agent->width, mask, 1);
   share(agent, agent->scratch, ROW_TENSOR, mask);
 }
 
 void agent_order(const Agent *agent, uint32_t mask) {
   memcpy(agent->scratch, agent->clocks, (size_t)agent->width * sizeof *agent->clocks);
-  agent_cover(agent, agent->scratch, mask, 1);
+  cover(agent, agent->scratch, mask, 1);
   share(agent, agent->scratch, 1, mask);
 }
 
-void agent_relaxed(const Agent *agent, uint32_t mask) {
+void agent_fence(Agent *agent, uint32_t mask, int64_t order) {
   int64_t width = agent->width;
-  size_t row = (size_t)width * sizeof *agent->clocks;
-  agent_order(agent, mask);
-  memcpy(agent->scratch + ROW_TENSOR * width, agent->before, row);
-  int32_t *others = agent->scratch + ROW_ACQUIRED * width;
-  if (agent->fenced) memcpy(others, agent->fenced + ROW_ACQUIRED * width, PENDING_ROWS * row);
-  else memset(others, 0, PENDING_ROWS * row);
+  if (agent->some_pending) {
+    clocks_join(agent_row(agent, ROW_ACQUIRED), agent->pending, PENDING_ROWS * width);
+    memset(agent->pending, 0, PENDING_ROWS * (size_t)width * sizeof *agent->pending);
+    agent->some_pending = 0;
+  }
+  agent_snapshot(agent, mask);
+  memcpy(agent->fenced, agent->scratch, ROWS * (size_t)width * sizeof *agent->fenced);
+  agent->fenced_order = order;
+  agent_advance(agent);
 }
 
 void agent_converge(Agent *agent, uint32_t mask) {
-  for (int row = 0; row < ROW_PROXY; row++) agent_cover(agent, agent_row(agent, row), mask, 0);
+  for (int row = 0; row < ROW_PROXY; row++) cover(agent, agent_row(agent, row), mask, 0);
   share(agent, agent->clocks, ROW_TENSOR, mask);
   Private *single = agent->single;
   int64_t kept = 0;
@@ -73,9 +77,23 @@ void agent_fence_proxy(Agent *agent, uint32_t mask, int32_t spaces) {
     if (!(spaces >> space & 1)) continue;
     int32_t *row = agent_row(agent, ROW_PROXY + space);
     clocks_join(row, agent_row(agent, ROW_VISIBLE), agent->width);
-    agent_cover(agent, row, mask, 1);
+    cover(agent, row, mask, 1);
   }
   agent_advance(agent);
+}
+
+void agent_complete_tensor(Agent *agent, int64_t kind) {
+  int64_t *clock = kind == COLUMN_TENSOR_LOAD ? &agent->load_clock : &agent->store_clock, column = agent->base + kind;
+  clocks_raise(agent->clocks, agent->width, ROW_TENSOR, column, *clock);
+  agent_row(agent, ROW_TENSOR)[column] = (int32_t)*clock;
+  ++*clock;
+  agent->load_identity = agent->store_identity = 0;
+}
+
+void agent_fence_tensor(const Agent *agent, int32_t before) {
+  int32_t *row = agent_row(agent, ROW_TENSOR);
+  if (before) memcpy(agent->before, row, (size_t)agent->width * sizeof *row);
+  else clocks_join(row, agent->incoming, agent->width);
 }
 
 void agent_complete_in_lane(const Agent *agent, int64_t lane, int64_t column, int64_t clock) {

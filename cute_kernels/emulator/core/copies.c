@@ -57,10 +57,10 @@ int32_t watch_load(Tables *t, const WatchedCopy *copy) {
   Agent *agent = context->agent;
   Point *point = copy->point;
   Access source, target = shared_access(context, copy, 1);
-  if (!global_access(context, copy, 0, &source) || !point_initialised(agent, point)) return 0;
+  if (!global_access(context, copy, 0, &source) || !is_initialised(agent, point)) return 0;
   if (!has_room(context->epochs, 1)) return 0;
   agent_order(agent, (uint32_t)1 << copy->lane);  // what is known to be over when the copy is
-  if (copy->completes && point_overtakes(point, copy->phase, agent->scratch)) return 0;
+  if (copy->completes && point_overtaken(point, copy->phase, agent->scratch) >= 0) return 0;
   source.read_column = point->column;
   if (!access_check(&target) || (source.shadow && !access_check(&source))) return 0;
   int64_t phase = point->completed + 1;
@@ -69,9 +69,8 @@ int32_t watch_load(Tables *t, const WatchedCopy *copy) {
   if (source.shadow) record(&source, identity, point->column);
   clocks_join(point->gathered, agent->scratch, agent->width);
   agent_advance(agent);
-  LatestCopy *latest = &point->copies[copy->pair];
-  if (latest->phase < phase) *latest = (LatestCopy){.phase = phase, .identity = identity};
-  if (copy->completes) point_complete(agent, point, copy->phase);
+  point_copied(point, copy->pair, identity);
+  if (copy->completes) point_complete(point, copy->phase);
   return 1;
 }
 

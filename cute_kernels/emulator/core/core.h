@@ -26,6 +26,45 @@ EXPORT int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction);
 // `multicast`: the mask of CTAs, or -1. 1: the commit has arrived; 0: Python has to do it.
 EXPORT int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast);
 
+// --- clocks of the race detector: clocks.c ---
+
+// Later accesses are told apart from those so far.
+EXPORT void agent_advance(Agent *agent);
+// Into the scratch matrix, what the lanes of a mask pass on: all of it, or its first row alone.
+EXPORT void agent_snapshot(const Agent *agent, uint32_t mask);
+EXPORT void agent_order(const Agent *agent, uint32_t mask);
+// bar.warp.sync and stronger: the lanes know each other's accesses.
+EXPORT void agent_converge(Agent *agent, uint32_t mask);
+// fence.acq_rel or stronger, with the scope of an order.
+EXPORT void agent_fence(Agent *agent, uint32_t mask, int64_t order);
+// fence.proxy.async of shared (1) and global (2) memory: covers what the lanes wrote, and what is visible to them.
+EXPORT void agent_fence_proxy(Agent *agent, uint32_t mask, int32_t spaces);
+// tcgen05.wait::ld (COLUMN_TENSOR_LOAD) and ::st: what the warp did so far is complete.
+EXPORT void agent_complete_tensor(Agent *agent, int64_t kind);
+// tcgen05.fence::before_thread_sync and ::after_thread_sync.
+EXPORT void agent_fence_tensor(const Agent *agent, int32_t before);
+// One lane waited for operations of a stream of its own: the others know when they synchronise with it.
+EXPORT void agent_complete_in_lane(const Agent *agent, int64_t lane, int64_t column, int64_t clock);
+
+// --- what barriers pass on: points.c ---
+
+// Lanes arrive: passes on what the order allows.
+EXPORT void agent_release(Agent *agent, Point *point, uint32_t mask, int64_t order);
+// A wait on the completed phase: takes over what the order allows, once if the point follows the warp.
+EXPORT void agent_acquire(Agent *agent, Point *point, int64_t order);
+// An arrival from a CTA that passes on a matrix of clocks, which may have been made when there were fewer columns.
+EXPORT void point_gather(Point *point, const int32_t *clocks, int64_t width, int64_t rank, int64_t order);
+// The phase is complete: what was gathered is available.
+EXPORT void point_complete(Point *point, int64_t phase);
+// A phase completes, with what is gathered and a row of clocks or null: the number of a warp that may not have seen the
+// phase before, for which it waits; -1: none.
+EXPORT int64_t point_overtaken(const Point *point, int64_t phase, const int32_t *order);
+// A wait of a warp for a phase succeeded; a warp of another CTA arrives; a copy to the barrier's CTA, or to the other
+// one of its pair, is about to signal.
+EXPORT void point_waited(Point *point, const Agent *agent, int64_t phase);
+EXPORT void point_arrived(Point *point, const Agent *agent);
+EXPORT void point_copied(Point *point, int64_t pair, int64_t identity);
+
 // --- the race detector; 0 (of log_entry null): nothing is done, Python decides ---
 
 // A new entry of the log: where its addresses go.

@@ -3,7 +3,6 @@
 // An entry that is not in order, or not simple, changes nothing: it is for Python (native_log.py), which does the same
 // for all entries.
 #include <stddef.h>
-#include <string.h>
 
 #include "races.h"
 
@@ -83,21 +82,6 @@ static int tensor_load_logged(const Context *context, const LogEntry *entry) {
   return 1;
 }
 
-// tcgen05.wait::ld and ::st: the warp's loads or stores of tensor memory so far are complete.
-static void tensor_wait(Agent *agent, int64_t kind) {
-  int64_t *clock = kind == COLUMN_TENSOR_LOAD ? &agent->load_clock : &agent->store_clock, column = agent->base + kind;
-  clocks_raise(agent->clocks, agent->width, ROW_TENSOR, column, *clock);
-  agent_row(agent, ROW_TENSOR)[column] = (int32_t)*clock;
-  ++*clock;
-  agent->load_identity = agent->store_identity = 0;
-}
-
-static void tensor_fence(const Agent *agent, int before) {
-  int32_t *row = agent_row(agent, ROW_TENSOR);
-  if (before) memcpy(agent->before, row, (size_t)agent->width * sizeof *row);
-  else clocks_join(row, agent->incoming, agent->width);
-}
-
 static int observe_one(const Context *context, const LogEntry *entry) {
   switch (entry->kind) {
     case LOG_SHARED_READ: return generic_access(context, entry, 0, 0);
@@ -107,8 +91,8 @@ static int observe_one(const Context *context, const LogEntry *entry) {
     case LOG_TENSOR_LOAD: return tensor_load_logged(context, entry);
     case LOG_CONVERGE: agent_converge(context->agent, entry->mask); return 1;
     case LOG_FENCE_PROXY: agent_fence_proxy(context->agent, entry->mask, entry->argument); return 1;
-    case LOG_TENSOR_WAIT: tensor_wait(context->agent, entry->argument); return 1;
-    case LOG_TENSOR_FENCE: tensor_fence(context->agent, entry->argument); return 1;
+    case LOG_TENSOR_WAIT: agent_complete_tensor(context->agent, entry->argument); return 1;
+    case LOG_TENSOR_FENCE: agent_fence_tensor(context->agent, entry->argument); return 1;
     default: return 0;
   }
 }

@@ -1,84 +1,143 @@
-// What mbarriers pass on, as sync_point.py has it, and arrivals and waits of warps that are not strict.
+// What barriers pass on: synchronisation points, and how warps arrive at them and wait for them. See sync_point.py.
+#include <stddef.h>
 #include <string.h>
 
 #include "races.h"
 
 static const int scoped_rows[SCOPED_ROWS] = {ROW_VISIBLE, ROW_TENSOR};
 
-static inline size_t row_bytes(const Agent *agent) { return (size_t)agent->width * sizeof *agent->clocks; }
+static inline size_t bytes_of(int64_t count) { return (size_t)count * sizeof(int32_t); }
 
-static inline int32_t *inside_row(const Agent *agent, int32_t *inside, int64_t rank, int kind) {
-  return inside + (rank * SCOPED_ROWS + kind) * agent->width;
+static inline int32_t *inside_row(const Point *point, int32_t *inside, int64_t rank, int kind) {
+  return inside + (rank * SCOPED_ROWS + kind) * point->width;
 }
 
-int point_initialised(const Agent *agent, const Point *point) {
-  if (agent->strict || !point->init_clock) return 0;
-  return agent_row(agent, ROW_VISIBLE)[point->init_column] >= point->init_clock;
+// What the point keeps of a warp, or null.
+static inline Followed *followed(const Point *point, const Agent *agent) {
+  return agent->number >= 0 && agent->number < point->warps ? &point->followed[agent->number] : NULL;
 }
 
-int point_overtakes(const Point *point, int64_t phase, const int32_t *order) {
+int64_t point_overtaken(const Point *point, int64_t phase, const int32_t *order) {
   for (int64_t i = 0; i < point->warps; i++) {
     const Followed *warp = &point->followed[i];
     if (warp->phase < 0 || warp->phase != phase - 1) continue;
     int64_t column = point->bases[i] + COLUMN_READ;
-    int32_t gathered = point->gathered[column], more = order[column];
-    if ((gathered > more ? gathered : more) < warp->clock) return 1;
+    int32_t known = point->gathered[column];
+    if (order && order[column] > known) known = order[column];
+    if (known < warp->clock) return i;
   }
-  return 0;
+  return -1;
 }
 
-void point_complete(const Agent *agent, Point *point, int64_t phase) {
-  int64_t width = agent->width;
+void point_complete(Point *point, int64_t phase) {
+  int64_t width = point->width;
   for (int64_t i = 0; i < point->warps; i++)
     if (point->followed[i].phase < phase) point->followed[i].phase = -1;
   point->completed++;
   if (point->column >= 0)
     for (int row = 0; row < ROW_TENSOR; row++)
       point->gathered[row * width + point->column] = (int32_t)point->completed;
-  memcpy(point->available, point->gathered, ROWS * row_bytes(agent));
-  for (int64_t rank = 0; rank < point->ranks; rank++) {
+  memcpy(point->available, point->gathered, bytes_of(ROWS * width));
+  for (int64_t rank = 0; rank < point->ranks && point->ranks > 1; rank++) {
     if (!point->used[rank]) continue;
-    int32_t *from = inside_row(agent, point->inside, rank, 0);
-    memcpy(inside_row(agent, point->inside_available, rank, 0), from, SCOPED_ROWS * row_bytes(agent));
+    int32_t *from = inside_row(point, point->inside, rank, 0);
+    memcpy(inside_row(point, point->inside_available, rank, 0), from, bytes_of(SCOPED_ROWS * width));
   }
 }
 
-void point_gather(const Agent *agent, Point *point, const int32_t *clocks, int64_t order) {
-  int64_t width = agent->width;
-  int32_t *gathered = point->gathered;
-  if (point->ranks == 1 || order & ORDER_WIDE) {
-    clocks_join(gathered, clocks, ROWS * width);
-  } else {
-    clocks_join(gathered, clocks, 2 * width);  // order and acquired
-    clocks_join(gathered + ROW_PROXY * width, clocks + ROW_PROXY * width, 2 * width);  // and both proxies
-    if (order & ORDER_SYNC) clocks_join(gathered + ROW_TENSOR * width, clocks + ROW_TENSOR * width, width);
-  }
+// Whether relaxed synchronisation, or one at the scope of a CTA, passes a kind of order on to all CTAs.
+static int passes(int row, int64_t order) {
+  return order & ORDER_WIDE || (row != ROW_VISIBLE && (row != ROW_TENSOR || order & ORDER_SYNC));
+}
+
+void point_gather(Point *point, const int32_t *clocks, int64_t width, int64_t rank, int64_t order) {
+  for (int row = 0; row < ROWS; row++)
+    if (point->ranks == 1 || passes(row, order))
+      clocks_join(point->gathered + row * point->width, clocks + row * width, width);
   if (point->ranks == 1) return;
-  point->used[agent->rank] = 1;
+  point->used[rank] = 1;
   for (int kind = 0; kind < SCOPED_ROWS; kind++)
-    clocks_join(inside_row(agent, point->inside, agent->rank, kind), clocks + scoped_rows[kind] * width, width);
+    clocks_join(inside_row(point, point->inside, rank, kind), clocks + scoped_rows[kind] * width, width);
 }
 
-// `target` learns what a wait obtains of a kind of row at its scope: `SyncPoint.scoped`.
+void point_waited(Point *point, const Agent *agent, int64_t phase) {
+  Followed *warp = followed(point, agent);
+  if (!warp) return;
+  warp->phase = phase;
+  warp->clock = agent->clock;
+}
+
+void point_arrived(Point *point, const Agent *agent) {
+  Followed *warp = followed(point, agent);
+  if (!warp) return;
+  warp->arrived = agent->clock;
+  warp->arrived_phase = point->completed + 1;
+}
+
+void point_copied(Point *point, int64_t pair, int64_t identity) {
+  LatestCopy *latest = &point->copies[pair];
+  if (latest->phase <= point->completed) *latest = (LatestCopy){.phase = point->completed + 1, .identity = identity};
+}
+
+// Relaxed operations after a fence pass on what was known before it.
+static void add_fenced(const Agent *agent) {
+  int64_t rest = ROW_ACQUIRED * agent->width;
+  if (agent->fenced_order >= 0) clocks_join(agent->scratch + rest, agent->fenced + rest, PENDING_ROWS * agent->width);
+}
+
+static void release_relaxed(const Agent *agent, Point *point, uint32_t mask, int64_t order) {
+  int64_t width = agent->width;
+  int32_t *scratch = agent->scratch;
+  agent_order(agent, mask);
+  memset(scratch + width, 0, bytes_of(PENDING_ROWS * width));
+  memcpy(scratch + ROW_TENSOR * width, agent->before, bytes_of(width));
+  if (agent->fenced_order & ORDER_WIDE || !(order & ORDER_WIDE)) {
+    add_fenced(agent);
+    point_gather(point, scratch, width, agent->rank, order);
+  } else {  // the fence reaches the CTA only, what tcgen05.fence orders as far as the arrival does
+    point_gather(point, scratch, width, agent->rank, order);
+    memset(scratch, 0, bytes_of(ROWS * width));
+    add_fenced(agent);
+    point_gather(point, scratch, width, agent->rank, order & agent->fenced_order);
+  }
+  // fence.mbarrier_init.release.cluster makes initialised mbarriers visible through a relaxed arrival.
+  clocks_raise(point->gathered + ROW_VISIBLE * width, width, 1, agent->base + COLUMN_INIT, agent->fenced_inits);
+}
+
+void agent_release(Agent *agent, Point *point, uint32_t mask, int64_t order) {
+  if (order & ORDER_SYNC) {
+    agent_snapshot(agent, mask);
+    if (agent->strict) memcpy(agent->scratch + ROW_TENSOR * agent->width, agent->before, bytes_of(agent->width));
+    point_gather(point, agent->scratch, agent->width, agent->rank, order);
+  } else {
+    release_relaxed(agent, point, mask, order);
+  }
+  agent_advance(agent);
+}
+
+// `target` learns a kind of row that a wait by a thread of the agent's CTA obtains at its scope.
 static void join_scoped(const Agent *agent, const Point *point, int kind, int32_t *target, int64_t order) {
-  const int32_t *wide = point->available + scoped_rows[kind] * agent->width;
+  const int32_t *wide = point->available + scoped_rows[kind] * point->width;
   if (point->ranks == 1 || order & ORDER_WIDE) {
-    clocks_join(target, wide, agent->width);
+    clocks_join(target, wide, point->width);
     if (point->ranks == 1) return;
   } else {  // asynchronous operations are visible at every scope
     if (point->column >= 0) clocks_join(target + point->column, wide + point->column, 1);
     for (int64_t i = 0; i < point->stream_count; i++)
       clocks_join(target + point->streams[i], wide + point->streams[i], 1);
   }
-  clocks_join(target, inside_row(agent, point->inside_available, agent->rank, kind), agent->width);
+  clocks_join(target, inside_row(point, point->inside_available, agent->rank, kind), point->width);
 }
 
-static void acquire(Agent *agent, Point *point, int64_t order) {
-  int64_t width = agent->width, *seen = &point->followed[agent->number].seen[order];
+void agent_acquire(Agent *agent, Point *point, int64_t order) {
+  int64_t width = agent->width;
   const int32_t *available = point->available;
-  if (*seen == point->completed) return;
-  *seen = point->completed;
-  if (order & ORDER_SYNC && point->ranks == 1) {
+  Followed *warp = followed(point, agent);
+  if (warp) {
+    if (warp->seen[order] == point->completed) return;
+    warp->seen[order] = point->completed;
+  }
+  if (order & ORDER_SYNC && point->ranks == 1 && !agent->strict) {
     clocks_join(agent->clocks, available, ROWS * width);
     return;
   }
@@ -87,8 +146,8 @@ static void acquire(Agent *agent, Point *point, int64_t order) {
     clocks_join(agent_row(agent, ROW_ACQUIRED), available + ROW_ACQUIRED * width, width);
     join_scoped(agent, point, 0, agent_row(agent, ROW_VISIBLE), order);
     clocks_join(agent_row(agent, ROW_PROXY), available + ROW_PROXY * width, 2 * width);
-    // Release and acquire pass tensor memory on at any scope.
-    join_scoped(agent, point, 1, agent_row(agent, ROW_TENSOR), ORDER_WIDE);
+    // Release and acquire pass tensor memory on at any scope: as for the widest.
+    join_scoped(agent, point, 1, agent->strict ? agent->incoming : agent_row(agent, ROW_TENSOR), ORDER_WIDE);
     return;
   }
   join_scoped(agent, point, 1, agent->incoming, order);
@@ -98,13 +157,12 @@ static void acquire(Agent *agent, Point *point, int64_t order) {
   clocks_join(agent->pending + 2 * width, available + ROW_PROXY * width, 2 * width);
 }
 
+// --- what machine code does at mbarriers -----------------------------------------------------------------------------
+
 int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase) {
-  if (!log_flush(t)) return 0;
-  Agent *agent = t->context->agent;
-  if (!point_initialised(agent, point)) return 0;
-  acquire(agent, point, order);
-  point->followed[agent->number].phase = phase;
-  point->followed[agent->number].clock = agent->clock;
+  if (!log_flush(t) || !is_initialised(t->context->agent, point)) return 0;
+  agent_acquire(t->context->agent, point, order);
+  point_waited(point, t->context->agent, phase);
   return 1;
 }
 
@@ -112,25 +170,14 @@ int32_t watch_arrive(
     Tables *t, Point *point, uint32_t mask, int64_t order, int64_t rank, int64_t phase, int32_t completes) {
   if (!log_flush(t)) return 0;
   Agent *agent = t->context->agent;
-  if (!point_initialised(agent, point)) return 0;
-  int sync = order & ORDER_SYNC;
-  // A fence that reaches less far than a relaxed arrival after it is Python's.
-  if (!sync && agent->fenced && order & ~agent->fenced_order & ORDER_WIDE) return 0;
-  if (sync) agent_snapshot(agent, mask);
-  else agent_relaxed(agent, mask);
-  if (completes && point_overtakes(point, phase, agent->scratch)) return 0;
-  if (rank != agent->rank) {
-    Followed *warp = &point->followed[agent->number];
-    warp->arrived = agent->clock;
-    warp->arrived_phase = point->completed + 1;
+  if (!is_initialised(agent, point)) return 0;
+  if (completes) {
+    agent_order(agent, mask);  // which is what a release of any kind passes on there
+    if (point_overtaken(point, phase, agent->scratch) >= 0) return 0;
   }
-  point_gather(agent, point, agent->scratch, order);
-  if (!sync) {  // fence.mbarrier_init makes initialised mbarriers visible through a relaxed arrival
-    int64_t column = agent->base + COLUMN_INIT;
-    clocks_raise(point->gathered + ROW_VISIBLE * agent->width, agent->width, 1, column, agent->fenced_inits);
-  }
-  agent_advance(agent);
-  if (completes) point_complete(agent, point, phase);
+  if (rank != agent->rank) point_arrived(point, agent);
+  agent_release(agent, point, mask, order);
+  if (completes) point_complete(point, phase);
   return 1;
 }
 
@@ -151,10 +198,10 @@ int32_t watch_commit(Tables *t, const Commit *commit) {
   for (int64_t i = 0; i < commit->count; i++) {
     const CommitTarget *target = &commit->targets[i];
     const Point *point = target->point;
-    if (!point_initialised(agent, point) || !has_stream(point, stream->column)) return 0;
+    if (!is_initialised(agent, point) || !has_stream(point, stream->column)) return 0;
     int64_t column = point->followed[agent->number].commit_column;
     if (column >= 0 && column != stream->column) return 0;
-    if (target->completes && point_overtakes(point, target->phase, agent->scratch)) return 0;
+    if (target->completes && point_overtaken(point, target->phase, agent->scratch) >= 0) return 0;
   }
   stream->commits = commits;
   stream->identity = 0;
@@ -162,12 +209,12 @@ int32_t watch_commit(Tables *t, const Commit *commit) {
   for (int64_t i = 0; i < commit->count; i++) {
     const CommitTarget *target = &commit->targets[i];
     Point *point = target->point;
-    point_gather(agent, point, agent->scratch, ORDER_SYNC | ORDER_WIDE);
+    point_gather(point, agent->scratch, agent->width, agent->rank, ORDER_SYNC | ORDER_WIDE);
     Followed *warp = &point->followed[agent->number];
     warp->commit_column = stream->column;
     warp->commit = commits;
     warp->commit_phase = point->completed + 1;
-    if (target->completes) point_complete(agent, point, target->phase);
+    if (target->completes) point_complete(point, target->phase);
   }
   return 1;
 }

@@ -3,7 +3,7 @@
 #define CUTE_KERNELS_RACES_H
 #include "core.h"
 
-// --- clocks.c ---
+// --- clocks.c, points.c: also in core.h ---
 
 static inline int32_t *agent_row(const Agent *agent, int64_t row) { return agent->clocks + row * agent->width; }
 
@@ -11,28 +11,11 @@ static inline int32_t *agent_row(const Agent *agent, int64_t row) { return agent
 void clocks_join(int32_t *restrict target, const int32_t *restrict source, int64_t count);
 // One column of the first rows of a matrix is at least a clock.
 void clocks_raise(int32_t *clocks, int64_t width, int64_t rows, int64_t column, int64_t clock);
-// The lanes of a mask are known to have come as far as the agent's clock; `reads`: so are its loads where all lanes do.
-void agent_cover(const Agent *agent, int32_t *row, uint32_t mask, int reads);
-// Later accesses are told apart from those so far.
-void agent_advance(Agent *agent);
-// In the scratch matrix, what the lanes of a mask pass on: all of it; the first row alone; what a relaxed arrival does.
-void agent_snapshot(const Agent *agent, uint32_t mask);
-void agent_order(const Agent *agent, uint32_t mask);
-void agent_relaxed(const Agent *agent, uint32_t mask);
-// bar.warp.sync; fence.proxy.async of shared (1) and global (2) memory.
-void agent_converge(Agent *agent, uint32_t mask);
-void agent_fence_proxy(Agent *agent, uint32_t mask, int32_t spaces);
-// One lane waited for operations of a stream of its own.
-void agent_complete_in_lane(const Agent *agent, int64_t lane, int64_t column, int64_t clock);
 
-// --- points.c ---
-
-// Whether the agent knows of the mbarrier.init; 0 where Python decides.
-int point_initialised(const Agent *agent, const Point *point);
-// Whether the phase, complete with what is gathered and the row `order`, overtakes a warp that waits for the one before.
-int point_overtakes(const Point *point, int64_t phase, const int32_t *order);
-void point_gather(const Agent *agent, Point *point, const int32_t *clocks, int64_t order);
-void point_complete(const Agent *agent, Point *point, int64_t phase);
+// Whether the warp knows of the mbarrier.init; 0: Python decides.
+static inline int is_initialised(const Agent *agent, const Point *point) {
+  return point->init_clock && agent_row(agent, ROW_VISIBLE)[point->init_column] >= point->init_clock;
+}
 
 // --- shadow.c, lanes.c ---
 

@@ -177,8 +177,8 @@ typedef struct Agent {
   int64_t bulk[LANES];  // and address of the BulkThread of each
   int64_t number;       // in the cluster
   int64_t strict;
-  int32_t *fenced;  // the clocks at the last fence, or null
-  int64_t fenced_order;
+  int32_t *fenced;       // the clocks at the last fence
+  int64_t fenced_order;  // and its scope; -1: there was none
   int32_t *pending;  // int32 [PENDING_ROWS][width], what relaxed waits obtained
   int64_t some_pending;
   int64_t fenced_inits;  // mbarriers initialised before the last fence of them
@@ -198,6 +198,7 @@ typedef struct LatestCopy { int64_t phase, identity; } LatestCopy;
 
 // A synchronisation point.
 struct Point {
+  int64_t width;  // columns
   int32_t *gathered, *available;  // matrices
   int64_t completed;              // phases
   int64_t column;                 // its own, or -1
