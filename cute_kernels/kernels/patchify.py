@@ -16,6 +16,9 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.elements import ELEMENT_TYPES
 from cute_kernels.plan.patchify import PITCH_PAD_BYTES, PatchifyPlan
 
+LOADS_AT_ONCE = 3
+"""Of 16 bytes by a thread: three channels of a row of 16 patches of 14 are 588 of them, of 256 threads."""
+
 _WORDS = {1: cutlass.Int8, 2: cutlass.Int16, 4: Int32, 8: Int64}
 """Numbers by their bytes."""
 
@@ -120,20 +123,31 @@ class PatchifyKernel:
         width = grid_columns * side
         pitch = width + PITCH_PAD_BYTES // plan.pixel_bytes
         in_row = width // vector
-        for channel in cutlass.range_constexpr(channels):
-            source = images + cute.assume((first + channel * Int64(grid_rows)) * Int64(strip), divby=vector)
-            for i in cutlass.range(thread, side * in_row, plan.threads, unroll=2):
-                row = i // in_row
-                values = cute.make_rmem_tensor(cute.make_layout((half, 2)), self.pixel)
-                place = source + cute.assume(i * vector, divby=vector)
+        source = images + cute.assume(first * Int64(strip), divby=vector)
+        to_next = Int64(grid_rows - 1) * Int64(strip)  # from the end of a channel's strip to that of the next channel
+        total = channels * side * in_row
+        # All channels together, and several loads under way before the first one's pixels are stored: none of them
+        # behind a branch, where those that are too many load the last pixels again, and none moved past the barrier.
+        for base in cutlass.range(0, total, LOADS_AT_ONCE * plan.threads, unroll=1):
+            start = base + thread
+            values = cute.make_rmem_tensor(cute.make_layout((half, 2, LOADS_AT_ONCE)), self.pixel)
+            for load in cutlass.range_constexpr(LOADS_AT_ONCE):
+                i = min(start + load * plan.threads, total - 1)
+                distance = Int64(i // in_row // side) * to_next + Int64(i * vector)
+                place, loaded = source + cute.assume(distance, divby=vector), values[None, None, load]
                 cute.autovec_copy(
                     cute.make_tensor(place, cute.make_layout(vector)),
-                    cute.make_tensor(values.iterator, cute.make_layout(vector)),
+                    cute.make_tensor(loaded.iterator, cute.make_layout(vector)),
                 )
-                offset = (channel * side + row) * pitch + (i - row * in_row) * vector
-                for j in cutlass.range_constexpr(2):
-                    target = storage + cute.assume(offset + j * half, divby=half)
-                    cute.autovec_copy(values[None, j], cute.make_tensor(target, cute.make_layout(half)))
+            cute.arch.sync_warp()
+            for load in cutlass.range_constexpr(LOADS_AT_ONCE):
+                i = start + load * plan.threads
+                if i < total:
+                    row = i // in_row
+                    offset = row * pitch + (i - row * in_row) * vector
+                    for j in cutlass.range_constexpr(2):
+                        target = storage + cute.assume(offset + j * half, divby=half)
+                        cute.autovec_copy(values[None, j, load], cute.make_tensor(target, cute.make_layout(half)))
         self._wait_to_write()
 
         units = cutlass.const_expr(plan.store_elements // plan.unit)
