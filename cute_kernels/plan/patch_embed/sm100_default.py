@@ -1,7 +1,9 @@
-"""Which of the SM100a kernels over rows a problem gets, by counted work.
+"""Which of the SM100a kernels over rows a problem gets: by modelled time, and where that is no reason by counted work.
 
-There is no measured time behind it: no GPU of this architecture was at hand. What is counted is what the emulator
-counts (`python -m bench.counters design`), at published rates:
+There is no time of this package behind it: no GPU of this architecture was at hand. The model is fitted to times of a
+CUDA kernel whose weight is streamed (docs/model.md), and does not tell plans apart that it puts nearer to each other
+than its own error (`cute_kernels.plan.patch_embed.sm100_time.quickest`). Of those the one with the least counted work
+is taken. What is counted is what the emulator counts (`python -m bench.counters design`), at published rates:
 
 * the tensor core's products of a tile, or the wavefronts of shared memory, whichever take longer: operands written by
   TMA and read by the MMAs, the output staged and read by TMA, and the loads of the table;
@@ -30,7 +32,7 @@ from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan, plan_stream
 from cute_kernels.plan.patch_embed.sm100_order import tile_wavefronts
 from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
 from cute_kernels.plan.patch_embed.sm100_resident_limits import longest_k, plan_resident
-from cute_kernels.plan.patch_embed.sm100_time import predict
+from cute_kernels.plan.patch_embed.sm100_time import predict, quickest
 from cute_kernels.plan.sm100_transposed_limits import TILE_CLOCKS
 
 _ALONE = Sm100PatchEmbedConfig(stages=3, cta_group=1)
@@ -40,7 +42,7 @@ _ALONE = Sm100PatchEmbedConfig(stages=3, cta_group=1)
 def plan_sm100(
     problem: PatchEmbedProblem, config: PatchEmbedConfig | None, arch: Arch, sm_count: int
 ) -> Sm100PatchEmbedPlan | Sm100ResidentPlan:
-    """The plan, or ValueError; that of least counted work when ``config`` is None."""
+    """The plan, or ValueError; that of `quickest` when ``config`` is None."""
     if config is None:
         return _default(problem, arch, sm_count)
     planner = plan_resident if isinstance(config, Sm100ResidentConfig) else plan_streamed
@@ -54,7 +56,7 @@ def _default(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> PatchEmbe
         plans.append(plan_resident(problem, Sm100ResidentConfig(), arch, sm_count))
     config = Sm100PatchEmbedConfig() if sm_count > 1 else _ALONE
     plans.append(plan_streamed(problem, config, arch, sm_count))
-    return min(plans, key=counted_clocks)
+    return quickest(plans, counted_clocks, lambda plan: True)
 
 
 def counted_clocks(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> float:
@@ -75,15 +77,18 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
 
 
 def why(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> str:
-    """Where the weight is, and the counted work that designs are compared by, of the others as well."""
+    """Where the weight is, with the modelled time and the counted work that designs are compared by; and the others."""
     others = []
     for config in (Sm100ResidentConfig(weight="tmem"), Sm100ResidentConfig(weight="smem"), Sm100PatchEmbedConfig()):
         with contextlib.suppress(ValueError):
             other = plan_sm100(plan.problem, config, plan.arch, plan.sm_count)
             if _place(other) != _place(plan):
-                others.append(f"{_place(other)} {counted_clocks(other):,.0f}")
-    beside = f"; {', '.join(others)}" if others else ""
-    return f"weight {_place(plan)}, {counted_clocks(plan):,.0f} clocks of counted work{beside}"
+                others.append(f"{_place(other)} {_compared(other)}")
+    return "; ".join((f"weight {_place(plan)} {_compared(plan)}", *others))
+
+
+def _compared(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> str:
+    return f"{predict(plan).microseconds:,.1f} us modelled, {counted_clocks(plan):,.0f} clocks of counted work"
 
 
 def _place(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> str:

@@ -12,6 +12,7 @@ from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
 from cute_kernels.plan.feature_slabs import COLUMN_GROUP
 from cute_kernels.plan.patch_embed.base import check_capacity, check_epilogue
 from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
+from cute_kernels.plan.patch_embed.sm100_time import quickest
 from cute_kernels.plan.sm100_transposed import COLUMN_STEP, MOST_COLUMNS
 from cute_kernels.plan.sm100_transposed_limits import check_parts, check_stages, complete, is_legal, launch_clocks
 
@@ -147,13 +148,13 @@ def cost(plan: Sm100ResidentPlan) -> float:
 def resolve(
     problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int
 ) -> Sm100ResidentPlan:
-    """The plan with what the configuration leaves open filled in: of all legal shapes the one of least cost.
+    """The plan with what the configuration leaves open filled in: of all legal shapes the one that `quickest` takes.
 
     Of equal shapes the first is taken, so that CTAs work alone where a pair gains nothing. Where none is legal, it is
-    the cheapest, whose limit `check` then names.
+    the one of least counted work, whose limit `check` then names.
     """
-    plans = sorted(_candidates(problem, config, arch, sm_count), key=cost)
-    return next((plan for plan in plans if is_legal(plan, check)), plans[0])
+    plans = list(_candidates(problem, config, arch, sm_count))
+    return quickest(plans, cost, lambda plan: is_legal(plan, check)) or min(plans, key=cost)
 
 
 def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm100ResidentPlan]:

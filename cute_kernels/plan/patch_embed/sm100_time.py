@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 from cute_kernels.model import b200
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import ITEMSIZE
@@ -9,6 +13,39 @@ from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
 from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
 
 LINE = 128
+
+RESOLUTION = 0.036
+"""Of the model: the median error of a variant that was left out of the fit (docs/model.md). Times that are nearer to
+each other than this do not tell plans apart."""
+
+AnyPlan = TypeVar("AnyPlan", Sm100PatchEmbedPlan, Sm100ResidentPlan, "Sm100PatchEmbedPlan | Sm100ResidentPlan")
+
+
+def quickest(
+    plans: Sequence[AnyPlan], counted: Callable[[AnyPlan], float], is_legal: Callable[[AnyPlan], bool]
+) -> AnyPlan | None:
+    """Of the legal plans the one of least modelled time; of those that the model does not tell apart, the one of least
+    counted work, and of equal ones the first.
+
+    Args:
+        plans: of one problem.
+        counted: clocks of a launch by counted work, which knows what the model has no cost for: how often the tensor
+            core reads its operands from shared memory.
+        is_legal: asked in the order of modelled times, of as few plans as possible.
+
+    Returns:
+        None where no plan is legal.
+    """
+    near: list[AnyPlan] = []
+    slowest = math.inf
+    for time, _, plan in sorted((predict(plan).microseconds, i, plan) for i, plan in enumerate(plans)):
+        if time > slowest:
+            break
+        if is_legal(plan):
+            slowest = min(slowest, time * (1 + RESOLUTION))
+            near.append(plan)
+    order = {id(plan): i for i, plan in enumerate(plans)}
+    return min(near, key=lambda plan: (counted(plan), order[id(plan)]), default=None)
 
 
 def predict(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> Prediction:
