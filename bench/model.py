@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import pearsonr, spearmanr
 
-from bench import tune
+from bench import model_images, tune
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.model import b200
 from cute_kernels.plan import make_plan, predict
@@ -293,7 +293,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = recorded()
     print(h200_text(check_h200(measured, list(measured))), end="\n\n")
     print(models_table(check_models((512, 4736))), end="\n\n")
-    print(small_batches(), designs_table(), plain_product(), sep="\n\n")
+    print(small_batches(), designs_table(), plain_product(), sep="\n\n", end="\n\n")
+    print(model_images.images_table(model_images.check_images()), model_images.choice_table(), sep="\n\n")
     return 0
 
 

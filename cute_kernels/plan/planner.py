@@ -33,7 +33,7 @@ class Target:
     config: type
     plan: Callable[[Any, Any, Arch, int], Plan]
     search: Callable[[Any, Arch, int], list[Any]] | None = None
-    predict: Callable[[Any], Prediction] | None = None
+    predict: Callable[[Any], Prediction | None] | None = None
     others: tuple[Target, ...] = ()
     takes: Callable[[Any], bool] = bool
     fallback: Target | None = None

@@ -8,9 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import model
+from bench import model, model_images
 from cute_kernels.commands.cli import main
-from cute_kernels.config import GemmProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
+from cute_kernels.config import (
+    GemmProblem,
+    PatchEmbedImagesProblem,
+    Sm90ImagesConfig,
+    Sm100PatchEmbedConfig,
+    Sm100ResidentConfig,
+)
 from cute_kernels.model import b200
 from cute_kernels.plan import candidate_plans, make_plan, predict
 from cute_kernels.plan.patch_embed.sm100_time import resident_work, streamed_work
@@ -35,6 +41,7 @@ def test_the_page_has_the_tables(checked):
     page = Path("docs/model.md").read_text()
     assert model.b200_table(checked) in page and model.models_table(model.check_models((512, 4736))) in page
     assert model.designs_table() in page
+    assert model_images.images_table(model_images.check_images()) in page and model_images.choice_table() in page
     assert "15% to 36%" in model.small_batches() and "15 to 36% below" in page
     assert "0.46 ms modelled, cuBLAS 0.365" in model.plain_product() and "at 0.365 ms; a kernel" in page
     for cost, digits in dataclasses.asdict(b200.FITTED).items():
@@ -108,6 +115,42 @@ def test_sizes_that_are_in_no_fit():
     assert len(rows) >= 20 and 4736 not in {images for *_, images in model.recorded()}
     errors = [predicted / time - 1 for _, _, time, predicted in rows]
     assert max(map(abs, errors)) < 0.08
+
+
+def test_images_that_are_in_no_fit():
+    """Default configurations whose boxes have long rows; of two terms and of repacked rows there is no prediction."""
+    checked = model_images.check_images()
+    long_rows = [c for c in checked if c.default and c.what != "patches of 16, channels last"]
+    assert len({(c.what, c.images) for c in long_rows}) == 6
+    assert max(abs(c.error) for c in long_rows) < 0.17
+    images = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768)
+    assert predict(make_plan(images, arch="sm_90a")) is not None
+    assert predict(make_plan(dataclasses.replace(images, precision="int16"), arch="sm_90a")) is None
+    repacked = dataclasses.replace(images, patch=14)
+    assert predict(make_plan(repacked, Sm90ImagesConfig(tile_patches=8, tile_images=16), "sm_90a")) is None
+
+
+def test_images_are_bound_by_the_rows_of_narrow_boxes():
+    """A tile of one patch of a grid row has boxes of rows of 16 bytes, and 14 times as many of them as a whole one."""
+    problem = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768)
+    prediction = predict(make_plan(problem, Sm90ImagesConfig(tile_patches=1, tile_images=128), "sm_90a"))
+    assert prediction.bound == "rows of TMA boxes"
+    assert prediction.microseconds == pytest.approx(sum(prediction.parts.values()))
+    assert "rows of TMA boxes" not in predict(make_plan(problem, arch="sm_90a")).parts
+
+
+def test_images_on_a_b200_have_the_work_of_rows_with_the_weight_on_chip():
+    """4736 images in tiles of 16 images and a grid row of 14 patches: 224 columns, of a pair 256 features."""
+    problem = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
+    plan = make_plan(problem, arch="sm_100a")
+    prediction = predict(plan)
+    tiles = -(-plan.tiles * plan.groups // plan.clusters)
+    clocks = tiles * plan.columns * b200.FITTED.column
+    assert prediction.parts["epilogue columns"] == pytest.approx(clocks / b200.CLOCKS_PER_MICROSECOND)
+    bytes_ = 4736 * 3 * 224 * 224 + 768 * 768 + 196 * 768 * 4 + 4736 * 196 * 768 * 2
+    halved = dataclasses.replace(plan, sm_count=2**20)  # as many clusters as tiles: memory alone is left
+    memory = predict(halved).parts["device memory"]
+    assert memory == pytest.approx(bytes_ / b200.MEMORY_BYTES_PER_MICROSECOND)
 
 
 def test_commands_show_the_modelled_time(capsys):

@@ -12,7 +12,7 @@ from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100R
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.plan import ARCHS, PLANNERS, Sm100PatchEmbedPlan, Sm100ResidentPlan, make_plan, predict
 from cute_kernels.plan.patch_embed.sm100_default import counted_clocks
-from cute_kernels.plan.patch_embed.sm100_resident_limits import _candidates, check
+from cute_kernels.plan.patch_embed.sm100_resident_limits import candidates, check
 from cute_kernels.plan.patch_embed.sm100_time import RESOLUTION
 from cute_kernels.plan.sm100_transposed_limits import is_legal
 
@@ -148,7 +148,7 @@ def test_the_model_chooses_and_counted_work_where_it_does_not_tell_plans_apart()
         problem = replace(HEADLINE, m=196 * images)
         chosen, arch = make_plan(problem), ARCHS["sm_100a"]
         config = Sm100ResidentConfig()
-        legal = [p for p in _candidates(problem, config, arch, 148) if is_legal(p, check)] + [
+        legal = [p for p in candidates(problem, config, arch, 148) if is_legal(p, check)] + [
             make_plan(problem, Sm100PatchEmbedConfig())
         ]
         assert chosen in legal

@@ -82,16 +82,17 @@ def why(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> str:
     for config in (Sm100ResidentConfig(weight="tmem"), Sm100ResidentConfig(weight="smem"), Sm100PatchEmbedConfig()):
         with contextlib.suppress(ValueError):
             other = plan_sm100(plan.problem, config, plan.arch, plan.sm_count)
-            if _place(other) != _place(plan):
-                others.append(f"{_place(other)} {_compared(other)}")
-    return "; ".join((f"weight {_place(plan)} {_compared(plan)}", *others))
+            if place(other) != place(plan):
+                others.append(f"{place(other)} {_compared(other)}")
+    return "; ".join((f"weight {place(plan)} {_compared(plan)}", *others))
 
 
 def _compared(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> str:
     return f"{predict(plan).microseconds:,.1f} us modelled, {counted_clocks(plan):,.0f} clocks of counted work"
 
 
-def _place(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> str:
+def place(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> str:
+    """Where the weight is, in words."""
     if not isinstance(plan, Sm100ResidentPlan):
         return "streamed"
     return {"tmem": "in tensor memory", "smem": "in shared memory"}[plan.config.weight]

@@ -153,7 +153,7 @@ def resolve(
     Of equal shapes the first is taken, so that CTAs work alone where a pair gains nothing. Where none is legal, it is
     the one of least counted work, whose limit `check` then names.
     """
-    plans = list(_candidates(problem, config, arch, sm_count))
+    plans = list(candidates(problem, config, arch, sm_count))
     return quickest(plans, cost, lambda plan: is_legal(plan, check)) or min(plans, key=cost)
 
 
@@ -163,13 +163,13 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
     for weight, group in itertools.product(("tmem", "smem"), (1, 2) if sm_count > 1 else (1,)):
         config = Sm100ResidentConfig(weight=weight, cta_group=group)
         if problem.k <= longest_k(problem, config, arch):
-            shapes = sorted(_candidates(problem, config, arch, sm_count), key=cost)
+            shapes = sorted(candidates(problem, config, arch, sm_count), key=cost)
             tiles = {(plan.columns, plan.config.order): plan for plan in reversed(shapes) if is_legal(plan, check)}
             plans += sorted(tiles.values(), key=cost)[:_TRIED_SHAPES]
     return sorted(plans, key=cost)
 
 
-def _candidates(
+def candidates(
     problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int
 ) -> Iterator[Sm100ResidentPlan]:
     """Complete configurations, with single CTAs and wide tiles first."""

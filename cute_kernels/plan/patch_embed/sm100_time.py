@@ -11,6 +11,7 @@ from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import ITEMSIZE
 from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
 from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
+from cute_kernels.plan.sm100_transposed_time import transposed_work
 
 LINE = 128
 
@@ -57,18 +58,8 @@ def predict(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> Prediction:
 
 
 def resident_work(plan: Sm100ResidentPlan) -> b200.TileWork:
-    """Of the kernel whose weight stays on chip; every warp of the epilogue has a quarter of the features."""
-    return b200.TileWork(
-        tiles=-(-plan.tiles * plan.groups // plan.clusters) * -(-plan.clusters * plan.ctas // plan.sm_count),
-        mma_clocks=plan.mma_clocks,
-        operand_bytes=plan.tile_stages * plan.stage_bytes,
-        lines=plan.table_wavefronts + plan.staging_wavefronts,
-        partial_lines=0,
-        waits=sum(-(-columns // plan.config.tmem_load_width) for _, columns in plan.parts),
-        columns=plan.columns,
-        memory_bytes=memory_bytes(plan),
-        once_lines=plan.fill_wavefronts,
-    )
+    """Of the kernel whose weight stays on chip."""
+    return transposed_work(plan, memory_bytes(plan), plan.fill_wavefronts)
 
 
 def streamed_work(plan: Sm100PatchEmbedPlan) -> b200.TileWork:

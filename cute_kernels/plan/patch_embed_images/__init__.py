@@ -12,6 +12,7 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
     Sm100ResidentConfig,
 )
+from cute_kernels.plan.patch_embed_images import sm90_default, sm100_limits
 from cute_kernels.plan.patch_embed_images.base import check_images_problem
 from cute_kernels.plan.patch_embed_images.chain import (
     plan_sm90_chain,
@@ -21,8 +22,6 @@ from cute_kernels.plan.patch_embed_images.chain import (
 )
 from cute_kernels.plan.patch_embed_images.gather import multiplies_floats
 from cute_kernels.plan.patch_embed_images.gather_default import plan_sm90_gather, search_space
-from cute_kernels.plan.patch_embed_images.sm90_default import plan_sm90_images
-from cute_kernels.plan.patch_embed_images.sm100_limits import plan_sm100_images
 from cute_kernels.plan.planner import Planner, Target
 
 _SM90_CHAIN = Target(
@@ -39,7 +38,12 @@ PATCH_EMBED_IMAGES = Planner(
     PatchEmbedImagesProblem,
     check_images_problem,
     {
-        "sm_90a": Target(Sm90ImagesConfig, plan_sm90_images, others=(_GATHER,), fallback=_SM90_CHAIN),
-        "sm_100a": Target(Sm100ImagesConfig, plan_sm100_images, fallback=_SM100_CHAIN),
+        "sm_90a": Target(
+            Sm90ImagesConfig, sm90_default.plan_sm90_images, predict=sm90_default.predict, others=(_GATHER,),
+            fallback=_SM90_CHAIN,
+        ),
+        "sm_100a": Target(
+            Sm100ImagesConfig, sm100_limits.plan_sm100_images, predict=sm100_limits.predict, fallback=_SM100_CHAIN
+        ),
     },
 )

@@ -8,7 +8,9 @@ import itertools
 from collections.abc import Iterator
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
-from cute_kernels.plan.base import Arch, reject, require, round_up
+from cute_kernels.model import b200
+from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
 from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, INTEGERS, MOST_PATCHES
 from cute_kernels.plan.patch_embed_images.sm100 import Sm100ImagesPlan
 from cute_kernels.plan.patch_embed_images.strips import (
@@ -19,6 +21,7 @@ from cute_kernels.plan.patch_embed_images.strips import (
 )
 from cute_kernels.plan.sm100_transposed import COLUMN_STEP, MOST_COLUMNS
 from cute_kernels.plan.sm100_transposed_limits import check_parts, check_stages, complete, is_legal, launch_clocks
+from cute_kernels.plan.sm100_transposed_time import transposed_work
 
 
 def plan_sm100_images(
@@ -135,6 +138,16 @@ def _most_images(plan: Sm100ImagesPlan) -> int:
 
 
 # ---- what a problem gets --------------------------------------------------------------------------------------------
+
+
+def predict(plan: Sm100ImagesPlan) -> Prediction:
+    """The modelled time of a launch on a B200, by costs that are fitted to rows: no time of images was at hand."""
+    p = plan.problem
+    pixels = p.batch * p.channels * p.height * p.width * ITEMSIZE[p.in_dtype]
+    weight = plan.terms * p.n * p.k * ITEMSIZE[plan.weight_dtype]
+    table = p.table_rows * p.n * ITEMSIZE["float32"]
+    out = p.batch * p.positions * p.n * ITEMSIZE[p.out_dtype]
+    return b200.predict(transposed_work(plan, pixels + weight + table + out))
 
 
 @functools.lru_cache(maxsize=1024)

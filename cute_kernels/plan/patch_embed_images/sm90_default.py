@@ -13,8 +13,9 @@ import itertools
 from collections.abc import Iterator
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import Arch, check_smem, reject, require, round_up
-from cute_kernels.plan.patch_embed.sm90_default import predicted_microseconds
+from cute_kernels.plan.patch_embed import sm90_default as rows
 from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES, STRIP_PATCH
 from cute_kernels.plan.patch_embed_images.gather_default import GATHER_CLOCKS
 from cute_kernels.plan.patch_embed_images.sm90 import MOST_COLUMNS, Sm90ImagesPlan
@@ -279,12 +280,31 @@ def _fits(plan: Sm90ImagesPlan) -> bool:
     )
 
 
+def predict(plan: Sm90ImagesPlan) -> Prediction | None:
+    """The modelled time of a launch: that of the kernel over rows, or of TMA for the rows of the boxes.
+
+    None of a weight of two terms and of rows that are repacked: what these do besides is in none of the facts.
+    """
+    if plan.terms > 1 or plan.repacks:
+        return None
+    boxes = _box_microseconds(plan)
+    prediction = rows.predict(plan)
+    if LAUNCH_MICROSECONDS + boxes <= prediction.microseconds:
+        return prediction
+    parts = {"rows of TMA boxes": boxes, "launch": LAUNCH_MICROSECONDS}
+    return Prediction(sum(parts.values()), parts)
+
+
 def _microseconds(plan: Sm90ImagesPlan) -> float:
-    """Of a launch of few images: the prediction, or what TMA takes for the rows of the boxes."""
+    """Of a launch of few images, as `predict`, for comparisons."""
+    return max(rows.predicted_microseconds(plan), LAUNCH_MICROSECONDS + _box_microseconds(plan))
+
+
+def _box_microseconds(plan: Sm90ImagesPlan) -> float:
+    """What TMA takes for the rows of the boxes, one after the other."""
     tiles = -(-plan.tiles // (plan.clusters // plan.groups))
-    rows = plan.pixel_stage_bytes // (plan.span if plan.gathers else plan.span * plan.tile_patches)
-    tma = tiles * plan.tile_stages * rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND
-    return max(predicted_microseconds(plan), LAUNCH_MICROSECONDS + tma)
+    box_rows = plan.pixel_stage_bytes // (plan.span if plan.gathers else plan.span * plan.tile_patches)
+    return tiles * plan.tile_stages * box_rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND
 
 
 def _shares(plan: Sm90ImagesPlan) -> bool:
@@ -301,11 +321,11 @@ def _cost(plan: Sm90ImagesPlan) -> float:
     """
     config, problem = plan.config, plan.problem
     patches = plan.row_tiles * plan.tile_patches / problem.grid_width
-    rows = (1 + SPANS[0] / (plan.tile_patches * plan.row_bytes)) * (1 + 16 / plan.tile_rows)
+    cost = (1 + SPANS[0] / (plan.tile_patches * plan.row_bytes)) * (1 + 16 / plan.tile_rows)
     if plan.resident:
-        rows *= 1.0 if plan.tile_rows <= USUAL_COLUMNS else 2.0
+        cost *= 1.0 if plan.tile_rows <= USUAL_COLUMNS else 2.0
     else:
         shared = plan.tile_rows + plan.features + config.warpgroups * (64 + plan.tile_rows)
         products = plan.features * plan.tile_rows / MACS_PER_CLOCK
-        rows *= max(1.0, shared / SHARED_BYTES_PER_CLOCK / products) * (1 + 1 / (config.stages * config.stage_blocks))
-    return plan.padded_n * patches * rows * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]
+        cost *= max(1.0, shared / SHARED_BYTES_PER_CLOCK / products) * (1 + 1 / (config.stages * config.stage_blocks))
+    return plan.padded_n * patches * cost * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]

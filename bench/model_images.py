@@ -1,0 +1,148 @@
+"""The models of time for kernels over images, and for the choice between designs: part of `python -m bench.model`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.configs import parse_first
+from cute_kernels.config import (
+    PatchEmbedImagesProblem,
+    PatchEmbedProblem,
+    Sm90ImagesConfig,
+    Sm100PatchEmbedConfig,
+    Sm100ResidentConfig,
+)
+from cute_kernels.plan import ARCHS, PatchEmbedPlan, Sm100ResidentPlan, make_plan, predict
+from cute_kernels.plan.patch_embed import sm100_default
+from cute_kernels.plan.patch_embed import sm100_resident_limits as resident
+from cute_kernels.plan.sm100_transposed_limits import is_legal
+
+# --- images on an H200 -----------------------------------------------------------------------------------------------
+
+RECORDED = tuple(
+    Path(f"bench/results/h200-images-{name}-2026-11-22.json")
+    for name in ("few", "chain", "gathered", "b32-tiles", "gathered-last")
+)
+"""Launches of the kernel that multiplies int8; no fit has any of them."""
+
+FEW_IMAGES = 128
+"""Up to which the time in a CUDA graph is the launch's, and not that of a burst, which has the gaps between them."""
+
+
+@dataclass(frozen=True)
+class TimedImages:
+    """A configuration of a kernel over images on an H200.
+
+    Attributes:
+        what: patches and layout of the images.
+        images: how many.
+        default: whether the configuration is what the problem gets.
+        measured, modelled: microseconds.
+    """
+
+    what: str
+    images: int
+    default: bool
+    measured: float
+    modelled: float
+
+    @property
+    def error(self) -> float:
+        return self.modelled / self.measured - 1
+
+
+def check_images() -> list[TimedImages]:
+    """Every recorded launch of the kernel that reads int8 images, beside the model."""
+    return [timed for path in RECORDED for timed in _timed(path)]
+
+
+def _timed(path: Path) -> Iterator[TimedImages]:
+    for entry in json.loads(path.read_text())["cases"]:
+        case = entry["case"]
+        grid = case["side"] // case["patch"]
+        problem = PatchEmbedImagesProblem(
+            case["images"], 3, case["side"], case["side"], case["patch"], case["n"], table_rows=grid * grid,
+            channels_last=case["channels_last"],
+        )  # fmt: skip
+        for peer in entry["peers"]:
+            if peer["reason"] or not peer["name"].startswith("cute_kernels") or not peer["detail"].startswith("source"):
+                continue
+            settings = peer["detail"].replace(", ", ",").replace(" ", "=").replace("True", "true")
+            config = parse_first(settings.replace("False", "false"), (Sm90ImagesConfig,))
+            prediction = predict(make_plan(problem, config, "sm_90a", sm_count=ARCHS["sm_90a"].sm_count))
+            bursts = [1e3 * run["ms"] for run in peer["runs"] if run["mode"] == "burst"]
+            graph = (peer["cost"] or {}).get("graph")
+            time = graph if graph and case["images"] <= FEW_IMAGES else statistics.median(bursts)
+            what = f"patches of {case['patch']}" + (", channels last" if case["channels_last"] else "")
+            yield TimedImages(
+                what, case["images"], peer["name"] == "cute_kernels", time, prediction.microseconds
+            )
+
+
+def images_table(checked: list[TimedImages]) -> str:
+    """Markdown: default configurations, and a line about all of them."""
+    lines = ["| images | | measured, us | model, us | error |", "|---|---|---|---|---|"]
+    defaults = {(c.what, c.images): c for c in checked if c.default}
+    lines += [
+        f"| {c.images:,} | {c.what} | {c.measured:,.1f} | {c.modelled:,.1f} | {c.error:+.1%} |"
+        for c in sorted(defaults.values(), key=lambda c: (c.what, c.images))
+    ]
+    errors = np.abs([c.error for c in checked])
+    lines.append(
+        f"\nAll {len(errors)} timed configurations: error {np.median(errors):.1%} in the median, {errors.max():.1%} at "
+        "the most."
+    )
+    return "\n".join(lines)
+
+
+# --- the choice on a B200 --------------------------------------------------------------------------------------------
+
+SIZES = {
+    "base-p16, 196 positions": (768, 768, 196),
+    "base-p16, 256 positions": (768, 768, 256),
+    "large-p16, 256 positions": (1024, 768, 256),
+    "so400m-p14, 256 positions": (1152, 592, 256),
+    "so400m-p14, 729 positions": (1152, 592, 729),
+    "giant-opt-p16, 256 positions": (1536, 768, 256),
+}
+"""N, K and positions of models."""
+
+BATCHES = (1, 8, 64, 512, 4736)
+
+
+def choice_table() -> str:
+    """Markdown: problems for which counted work alone would take another plan, and what the model says of both."""
+    columns = ("model", "images", "chosen", "modelled, us", "by counted work alone", "modelled, us")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name, (n, k, positions) in SIZES.items():
+        for images in BATCHES:
+            problem = PatchEmbedProblem(images * positions, n, k, positions)
+            chosen, counted = make_plan(problem, arch="sm_100a"), _least_counted(problem)
+            if chosen != counted:
+                cells = (_describe(chosen), _describe(counted))
+                times = [f"{predict(plan).microseconds:,.1f}" for plan in (chosen, counted)]
+                lines.append(f"| {name} | {images:,} | {cells[0]} | {times[0]} | {cells[1]} | {times[1]} |")
+    lines.append(f"\n{len(lines) - 2} of {len(SIZES) * len(BATCHES)} problems.")
+    return "\n".join(lines)
+
+
+def _least_counted(problem: PatchEmbedProblem) -> PatchEmbedPlan:
+    """Of both designs' legal plans."""
+    arch, config = ARCHS["sm_100a"], Sm100ResidentConfig()
+    plans = sorted(resident.candidates(problem, config, arch, arch.sm_count), key=resident.cost)
+    first = next((plan for plan in plans if is_legal(plan, resident.check)), None)
+    streamed = make_plan(problem, Sm100PatchEmbedConfig(), "sm_100a")
+    return min((plan for plan in (first, streamed) if plan is not None), key=sm100_default.counted_clocks)
+
+
+def _describe(plan: PatchEmbedPlan) -> str:
+    if not isinstance(plan, Sm100ResidentPlan):
+        return sm100_default.place(plan)
+    config = plan.config
+    return f"{sm100_default.place(plan)}, tiles of {config.tile_rows} rows, loads of {config.tmem_load_width}"
