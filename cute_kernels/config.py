@@ -17,7 +17,7 @@ WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["auto", "position", "flat"]
 TableFormat = Literal["auto", "row_major", "blocked", "interleaved"]
 StorePath = Literal["tma", "coalesced", "direct"]
-PixelSource = Literal["auto", "strips", "gather", "repack"]
+PixelSource = Literal["auto", "strips", "gather", "repack", "split"]
 WeightMemory = Literal["auto", "tmem", "smem"]
 ResidentWeight = Literal["auto", "registers", "streamed"]
 TileOrder = Literal["row", "image"]
@@ -318,14 +318,16 @@ class Sm90ImagesConfig:
     Attributes:
         source: how patches come out of the images. ``"strips"``: TMA boxes of whole pieces of image rows, which lie in
             shared memory as the WGMMA wants them; ``"gather"``: of the rows of single patches, where these are longer
-            than 16 bytes; ``"repack"``: strips of rows of 14 bytes, which warps lengthen to 16; ``"auto"``: what the
-            images have.
+            than 16 bytes; ``"split"``: likewise of rows of 48 and 96 bytes, each in two boxes, where ``"gather"``
+            lengthens them to 64 and 128; ``"repack"``: strips of rows of 14 bytes, which warps lengthen to 16;
+            ``"auto"``: what the images have.
         tile_patches: 1 to 16, also beyond a grid row; 0: chosen for the problem, as for the fields below.
         tile_images: such that a tile has a multiple of 16 patches, up to 256; 0: chosen.
         warpgroups: as in `Sm90PatchEmbedConfig`; 0: what pads the features least, as for ``cluster``.
         cluster: as in `Sm90PatchEmbedConfig`; 0: chosen.
         stages: operand buffers between TMA and WGMMA, at most 64; 0: two tiles' worth, or what shared memory holds.
-        stage_blocks: K blocks of 128 bytes in one stage, rows of a patch in one plane: 1 or 2; 0: chosen.
+        stage_blocks: K blocks of 128 bytes in one stage, rows of a patch in one plane: 1 or 2, of split rows 3; 0:
+            chosen.
         pingpong: as in `Sm90PatchEmbedConfig`.
         order: ``"row"``: images run fastest, so that the table is read once per grid row; ``"image"``: positions do.
         weight: ``"registers"``: it stays there for the whole launch; ``"streamed"``: it comes through the stages with

@@ -5,12 +5,14 @@ How a strip is an operand as it lands: `cute_kernels.plan.patch_embed_images.str
 
 from __future__ import annotations
 
+import math
+
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels.elements import ELEMENT_TYPES
-from cute_kernels.plan.patch_embed_images.strips import BLOCK_BYTES, BLOCK_FEATURES, SPANS, StripsPlan
+from cute_kernels.plan.patch_embed_images.strips import BLOCK_BYTES, BLOCK_FEATURES, SPANS, RowPart, StripsPlan
 
 TABLE_VALUES = 4
 """What a thread adds to its accumulators of 16 features and 8 columns: two features x two columns."""
@@ -19,12 +21,16 @@ TERM_FACTOR = 256.0
 """What the high one of a weight's two terms is multiplied by."""
 
 
-def images_layout(plan: StripsPlan, batch: Int32, height: Int32, width: Int32) -> cute.Layout:
+def images_layout(
+    plan: StripsPlan, batch: Int32, height: Int32, width: Int32, part: RowPart | None = None
+) -> cute.Layout:
     """``[B, planes, H, pixels of a row]`` in memory, in the order of the bytes of a box; rows of 16 bytes for TMA.
 
     Strips: ``[pixels of a row, B, H, planes]``. Where rows of patches are gathered the first mode is split:
-    ``[elements of a patch's row, W / p, ..]``. Where channels are last they belong to the row's pixels.
+    ``[elements of a patch's row, W / p, ..]``, or those of a part of it, behind that part's first. Where channels are
+    last they belong to the row's pixels.
     """
+    part = part or plan.row_parts[0]
     elements = plan.row_bytes // plan.pixel_bytes
     patches = width // plan.problem.patch
     divisor = SPANS[0] // plan.pixel_bytes if plan.repacks else elements
@@ -33,7 +39,8 @@ def images_layout(plan: StripsPlan, batch: Int32, height: Int32, width: Int32) -
     image = cute.assume(plane * plan.planes, divby=divisor)
     shape, stride = (batch, height, plan.planes), (image, row, plane)
     if plan.gathers:
-        return cute.make_layout((elements, patches, *shape), stride=(1, elements, *stride))
+        own = min(elements - part.offset // plan.pixel_bytes, part.span // plan.pixel_bytes)
+        return cute.make_layout((own, patches, *shape), stride=(1, elements, *stride))
     return cute.make_layout((row, *shape), stride=(1, *stride))
 
 
@@ -45,14 +52,17 @@ def out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) ->
     return cute.make_layout((grid_width, n, batch, grid_height), stride=(n, 1, image, row))
 
 
-def strip_layout(plan: StripsPlan, stages: int) -> cute.Layout | cute.ComposedLayout:
-    """The pixels of the stages as TMA fills them: `load_box`, and a last mode of stages if there are several."""
-    box = plan.load_box
+def strip_layout(plan: StripsPlan, stages: int, part: RowPart | None = None) -> cute.Layout | cute.ComposedLayout:
+    """The pixels of the stages as TMA fills them: `box_of`, and a last mode of stages if there are several."""
+    part = part or plan.row_parts[0]
+    box = plan.box_of(part)
     if plan.gathers:
-        shape = box if stages == 1 else (*box, stages)
-        return cute.make_composed_layout(
-            row_swizzle(plan), 0, cute.make_ordered_layout(shape, order=tuple(range(len(shape))))
-        )
+        strides = [math.prod(box[:i]) for i in range(len(box))]
+        outer = cute.make_layout(box, stride=tuple(strides))
+        if stages > 1:
+            stage = plan.pixel_stage_bytes // plan.pixel_bytes
+            outer = cute.make_layout((*box, stages), stride=(*strides, stage))
+        return cute.make_composed_layout(row_swizzle(part), 0, outer) if part.span > SPANS[0] else outer
     pixels, images, _, _ = box
     stride = (1, pixels, pixels * images, plan.load_bytes)
     if stages == 1:
@@ -60,27 +70,41 @@ def strip_layout(plan: StripsPlan, stages: int) -> cute.Layout | cute.ComposedLa
     return cute.make_layout((*box, stages), stride=(*stride, plan.load_pitch))
 
 
-def row_swizzle(plan: StripsPlan) -> cute.Swizzle:
-    """SWIZZLE_32B, 64B or 128B, of rows of as many bytes."""
-    return cute.make_swizzle(SPANS.index(plan.span), 4, 3)
+def row_swizzle(part: RowPart) -> cute.Swizzle:
+    """SWIZZLE_32B, 64B or 128B, of rows of as many bytes; none of 16."""
+    return cute.make_swizzle(SPANS.index(part.span), 4, 3)
 
 
-def operand_layout(plan: StripsPlan) -> cute.Layout:
+def operand_layout(plan: StripsPlan, part: RowPart) -> cute.Layout:
     """The same bytes as K-major blocks: ``[patches, 128 bytes of K, blocks]``, without the swizzle of gathered rows.
 
-    A patch's pixels of a row are neighbours, and so are the patches of all images; `StripsPlan.block_rows` rows make a
-    block.
+    A patch's pixels of a row are neighbours, and so are the patches of all images; a block has as many rows as make 128
+    bytes. Of split rows the blocks are those of one part, stage by stage.
     """
-    patches, span = plan.cta_patches, plan.span
-    shape = (patches, (span, plan.block_rows), plan.config.stages * plan.config.stage_blocks)
-    return cute.make_layout(shape, stride=(span, (1, span * patches), BLOCK_BYTES * patches))
+    patches, span, block = plan.cta_patches, part.span, BLOCK_BYTES * plan.cta_patches
+    rows, stages = (span, BLOCK_BYTES // span), plan.config.stages
+    if not plan.splits:
+        return cute.make_layout(
+            (patches, rows, stages * part.blocks), stride=(span, (1, span * patches), block)
+        )
+    return cute.make_layout(
+        (patches, rows, (part.blocks, stages)),
+        stride=(span, (1, span * patches), (block, plan.pixel_stage_bytes // plan.pixel_bytes)),
+    )
 
 
-def operand(plan: StripsPlan, stages: cute.Pointer) -> cute.Tensor:
+def operand(plan: StripsPlan, stages: cute.Pointer, part: RowPart | None = None) -> cute.Tensor:
     """`operand_layout` of uint8 pixels over the buffers in shared memory."""
-    if plan.gathers:
-        stages = cute.recast_ptr(stages, row_swizzle(plan), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
-    return cute.make_tensor(stages, operand_layout(plan))
+    part = part or plan.row_parts[0]
+    stages = _first_byte(plan, stages, part)
+    if part.span > SPANS[0]:
+        stages = cute.recast_ptr(stages, row_swizzle(part), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
+    return cute.make_tensor(stages, operand_layout(plan, part))
+
+
+def _first_byte(plan: StripsPlan, stages: cute.Pointer, part: RowPart) -> cute.Pointer:
+    """Where a part lies in the first stage."""
+    return stages + part.first_block * BLOCK_BYTES * plan.cta_patches
 
 
 def table_view(plan: StripsPlan, pointer: cute.Pointer | None, groups: Int32, position_tiles: Int32):
@@ -102,18 +126,22 @@ def scale_of_feature(scale: cute.Tensor, feature: Int32) -> Float32:
 
 
 def strip_boxes(
-    plan: StripsPlan, tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Pointer, share: tuple[int, int | Int32]
-) -> tuple[cute.Tensor, cute.Tensor]:
+    plan: StripsPlan, tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Pointer, share: tuple[int, int | Int32],
+    part: RowPart | None = None,
+) -> tuple[cute.Tensor, cute.Tensor]:  # fmt: skip
     """What the load warp copies: ``[box, tile of a grid row, images, row block, channel]`` to ``[box, stage]``.
 
     Args:
         plan: what is loaded.
         tma: atom, and TMA view of the images.
         stages: buffers in shared memory.
-        share: CTAs that share every strip, and which of its parts this CTA loads.
+        share: CTAs that share every strip, and which of its pieces this CTA loads.
+        part: of the rows, the only one where None.
     """
-    layout, box = strip_layout(plan, plan.load_stages), plan.load_box
-    if plan.gathers:
+    part = part or plan.row_parts[0]
+    layout, box = strip_layout(plan, plan.load_stages, part), plan.box_of(part)
+    stages = _first_byte(plan, stages, part)
+    if plan.gathers and part.span > SPANS[0]:
         stages, layout = cute.recast_ptr(stages, layout.inner, dtype=ELEMENT_TYPES[plan.problem.in_dtype]), layout.outer
     boxes = cute.make_tensor(stages, layout)
     pixels = cute.local_tile(tma[1], box, (None,) * len(box))

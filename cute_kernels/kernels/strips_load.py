@@ -26,6 +26,7 @@ class StripLoad:
     Attributes:
         atom, source, strips: TMA view ``[box, tile of a grid row, images, row block, plane]`` and buffers
             ``[box, stage]``. Pixels beyond the images are loaded as zeros, so that a stage always has all its bytes.
+        rest: atom, source and strips of the other part of rows that are split, or None.
         weight, slab: a weight that comes with the pixels, and which features of it this CTA computes; None if it is
             resident.
         row_tiles: tiles along a grid row.
@@ -45,6 +46,7 @@ class StripLoad:
     first_images: int | Int32 = 0
     announces: bool | Boolean = True
     multicast: Int16 | None = None
+    rest: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor] | None = None
     weight: Operand | None = None
     slab: int | Int32 = 0
 
@@ -66,8 +68,11 @@ class StripLoad:
                         with cute.arch.elect_one():
                             self.operands.announce_bytes(state)
                     barrier = self.operands.full_barrier(state)
-                    box = self.source[None, row_tile, images, grid_row * per_plane + part, plane]
-                    self._copy(box, self.strips[None, state.index], barrier)
+                    place = (None, row_tile, images, grid_row * per_plane + part, plane)
+                    self._copy(self.atom, self.source[place], self.strips[None, state.index], barrier)
+                    if cutlass.const_expr(self.rest is not None):
+                        atom, source, strips = self.rest
+                        self._copy(atom, source[place], strips[None, state.index], barrier)
                     if cutlass.const_expr(self.weight is not None):
                         features = self.weight.place(self.slab, ())
                         first = (plane * per_plane + part) * stage_blocks
@@ -77,8 +82,8 @@ class StripLoad:
             image_tile, position_tile = self.order.advance(image_tile, position_tile, stride)
         self.operands.drain(state)
 
-    def _copy(self, box: cute.Tensor, strip: cute.Tensor, barrier: cute.Pointer) -> None:
+    def _copy(self, atom: cute.CopyAtom, box: cute.Tensor, strip: cute.Tensor, barrier: cute.Pointer) -> None:
         if self.multicast is None:
-            cute.copy(self.atom, box, strip, tma_bar_ptr=barrier)
+            cute.copy(atom, box, strip, tma_bar_ptr=barrier)
         else:
-            cute.copy(self.atom, box, strip, tma_bar_ptr=barrier, mcast_mask=self.multicast)
+            cute.copy(atom, box, strip, tma_bar_ptr=barrier, mcast_mask=self.multicast)

@@ -278,9 +278,9 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
 
 def _weight(weight: torch.Tensor, plan: ImagesPlan) -> torch.Tensor:
     """In the kernel's order of K, on 16 bytes, as TMA reads it."""
-    channels_last = plan.problem.channels_last
-    if channels_last or plan.weight_columns_of_k != plan.problem.k:
-        key = ("strips", channels_last, plan.weight_columns_of_k)
+    channels_last, splits = plan.problem.channels_last, getattr(plan, "splits", False)
+    if channels_last or splits or plan.weight_columns_of_k != plan.problem.k:
+        key = ("strips", channels_last, splits, plan.weight_columns_of_k)
         return DERIVED.get(key, (weight,), lambda: strip_weight(weight, plan))
     if weight.data_ptr() % ROW_BYTES == 0:
         return weight

@@ -243,14 +243,19 @@ def strip_weight(weight: torch.Tensor, plan: StripsPlan) -> torch.Tensor:
         ``[N, StripsPlan.weight_columns_of_k]``, which is ``weight`` itself where nothing changes.
     """
     p = plan.problem
-    if not p.channels_last and plan.weight_columns_of_k == p.k:
+    if not p.channels_last and not plan.splits and plan.weight_columns_of_k == p.k:
         return weight
     rows = weight.view(-1, p.channels, p.patch, p.patch)
     if p.channels_last:
         rows = rows.permute(0, 2, 3, 1).reshape(-1, 1, p.patch, p.patch * p.channels)
     columns = plan.weight_columns_of_k // (plan.planes * plan.operand_rows)
     padding = (0, columns - rows.shape[-1], 0, plan.operand_rows - p.patch)
-    return torch.nn.functional.pad(rows, padding).reshape(weight.shape[0], -1)
+    rows = torch.nn.functional.pad(rows, padding)
+    if plan.splits:
+        staged = rows.unflatten(2, (-1, plan.stage_rows))
+        parts = [staged[..., part.offset : part.offset + part.span].flatten(3) for part in plan.row_parts]
+        rows = torch.cat(parts, dim=3)
+    return rows.reshape(weight.shape[0], -1)
 
 
 def _integers(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -62,7 +62,13 @@ def test_every_bit(shape, patch, precision, dtype, layout) -> None:
 
 
 ONE_KERNEL = {
-    "sm_90a": [(Sm90ImagesConfig(), 14, torch.contiguous_format), (Sm90ImagesConfig(), 16, torch.channels_last)],
+    "sm_90a": [
+        (Sm90ImagesConfig(), 14, torch.contiguous_format),
+        (Sm90ImagesConfig(), 16, torch.channels_last),
+        (Sm90ImagesConfig(source="split"), 16, torch.channels_last),
+        (Sm90ImagesConfig(source="split", warpgroups=3), 16, torch.channels_last),
+        (Sm90ImagesConfig(source="split"), 32, torch.channels_last),
+    ],
     "sm_100a": [(Sm100ImagesConfig(), 16, torch.channels_last)],
 }
 """Configurations of kernels that read images themselves; SM100's gets a copy of images whose channels are last."""

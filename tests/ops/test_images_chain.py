@@ -231,6 +231,43 @@ def test_who_asks_for_one_kernel_gets_it(change) -> None:
     assert plan.launches == (plan,) and plan.config.source == ("repack" if "patch" in change else "gather")
 
 
+@pytest.mark.parametrize(
+    ("patch", "channels", "fields"),
+    [
+        (16, 3, {"warpgroups": 1, "cluster": 1, "weight": "streamed", "stages": 2}),
+        (16, 3, {"warpgroups": 2, "cluster": 2, "weight": "registers", "tile_patches": 2, "tile_images": 8}),
+        (32, 3, {"warpgroups": 1, "cluster": 2, "weight": "streamed"}),
+        (48, 1, {"warpgroups": 1, "cluster": 1, "weight": "streamed"}),
+    ],
+)
+def test_rows_that_are_split_in_two(patch, channels, fields) -> None:
+    """48 bytes as 32 and 16, 96 as 64 and 32, each an operand; patches and images beyond the last ones are clipped."""
+    generator = torch.Generator().manual_seed(patch)
+    images = torch.randint(0, 256, (5, channels, 2 * patch, 3 * patch), generator=generator, dtype=torch.uint8)
+    images = images.to(memory_format=torch.channels_last) if channels > 1 else images
+    weight = prepare_patch_weight(torch.randn(72, channels, patch, patch, generator=generator), channels=channels)
+    pos = torch.randn(6, 72, generator=generator)
+    config = Sm90ImagesConfig(**{"source": "split", "tile_patches": 4, "tile_images": 4} | fields)
+    assert_same_bits(images, weight, None, pos, config=config)
+    plan = plan_of(images, weight, config)
+    assert plan.weight_columns_of_k == weight.raw.shape[1] and plan.config.stage_blocks == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "message"),
+    [
+        ({}, {}, "source = 'split' is not possible.*legal: strips"),
+        ({"patch": 14, "table_rows": 256}, {}, "source = 'split' is not possible.*legal: repack"),
+        ({"channels_last": True}, {"stage_blocks": 2}, "stage_blocks = 2 .*legal: 0, 3"),
+        ({"channels_last": True}, {"source": "gather", "stage_blocks": 3}, "stage_blocks = 3 .*legal: 0, 1, 2"),
+        ({"channels_last": True}, {"source": "strips"}, "source = 'strips' .*legal: gather, split"),
+    ],
+)
+def test_what_cannot_be_split(change, fields, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_plan(dataclasses.replace(HEADLINE, **change), Sm90ImagesConfig(**{"source": "split"} | fields))
+
+
 def test_a_row_of_patches_has_to_fit_shared_memory() -> None:
     with pytest.raises(ValueError, match="width = 5544 .*232,848 B of shared memory.* nearest legal value: 5530"):
         make_plan(PatchEmbedImagesProblem(1, 3, 14, 5544, 14, 768), arch="sm_90a")

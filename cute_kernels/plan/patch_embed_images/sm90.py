@@ -179,4 +179,5 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 
     @property
     def _row(self) -> str:
-        return f"a patch's row of {self.row_bytes} bytes takes {self.span}"
+        spans = " + ".join(str(part.span) for part in self.row_parts)
+        return f"a patch's row of {self.row_bytes} bytes takes {spans}"

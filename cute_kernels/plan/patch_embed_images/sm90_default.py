@@ -23,6 +23,8 @@ from cute_kernels.plan.patch_embed_images.strips import (
     BLOCK_BYTES,
     REPACKED,
     SPANS,
+    SPLIT_BLOCKS,
+    SPLIT_SPANS,
     check_integers,
     check_strips_problem,
     check_table,
@@ -69,12 +71,13 @@ def plan_sm90_images(
     check_operand(problem)
     # Timed on an H200: 1.474 ms with images fastest, 1.505 with rows of patches (docs/measurements.md).
     config = config or Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
-    source = source_of(problem)
-    require("source", config.source, ("auto", source), "how patches come out of these images")
+    source = source_of(problem) if config.source == "auto" else config.source
+    require("source", source, _sources(problem), "how patches come out of these images; 'auto' chooses")
     require("warpgroups", config.warpgroups, (0, 1, 2, 3), "consumer warpgroups that registers allow; 0 chooses")
     rule = "pairs of multiprocessors share patches; larger clusters leave some idle; 0 chooses"
     require("cluster", config.cluster, (0, 1, 2), rule)
-    require("stage_blocks", config.stage_blocks, (0, 1, 2), "K blocks of 128 bytes in a stage; 0 chooses")
+    legal = (0, SPLIT_BLOCKS) if source == "split" else (0, 1, 2)
+    require("stage_blocks", config.stage_blocks, legal, "K blocks of 128 bytes in a stage; 0 chooses")
     require("order", config.order, ("row", "image"), "images or positions run fastest")
     rule = "where the weight operand comes from; of two terms, and beside rows that are repacked, it stays"
     require("weight", config.weight, ("auto", *_weights(problem)), rule)
@@ -128,6 +131,12 @@ def source_of(p: PatchEmbedImagesProblem) -> str:
     return "strips" if span_of(row_bytes(p)) == SPANS[0] else "gather"
 
 
+def _sources(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
+    """All ways, the usual one first: rows that two swizzles make up may be split instead of lengthened."""
+    splits = row_bytes(p) in SPLIT_SPANS and p.patch * row_bytes(p) % (SPLIT_BLOCKS * BLOCK_BYTES) == 0
+    return (source_of(p), "split") if splits else (source_of(p),)
+
+
 def _weights(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
     """Where the weight may come from: TMA fills stages with pixels and weight, or warps fill them with pixels."""
     streams = p.precision == "int8" and source_of(p) != "repack"
@@ -167,7 +176,8 @@ def _check_shared_weight(plan: Sm90ImagesPlan, given: Sm90ImagesConfig) -> None:
 @functools.lru_cache(maxsize=4096)
 def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
     """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
-    config = dataclasses.replace(config, source=source_of(problem))
+    if config.source == "auto":
+        config = dataclasses.replace(config, source=source_of(problem))
     operations = 2 * problem.batch * problem.positions * problem.n * problem.k
     few = operations <= FEW_OPERATIONS and len(_weights(problem)) > 1
     plans = list(_shapes(problem, config, arch, sm_count, few))
@@ -235,6 +245,8 @@ def _stage_blocks(plan: Sm90ImagesPlan, given: int) -> tuple[int, ...]:
     """
     if given:
         return (given,)
+    if plan.splits:
+        return (SPLIT_BLOCKS,)
     if plan.terms == 2:
         return (1,)
     return (2,) if plan.resident else (2, 1)
@@ -260,13 +272,13 @@ def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, fe
 def _tile_images(
     problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, patches: int, columns: int, few: bool
 ) -> tuple[int, ...]:
-    """As many images as fit the columns, and no more than there are, at least one step; with few images also a half and
-    a quarter of that."""
+    """As many images as fit the columns, and no more than there are, at least one step; with few images, and with the
+    longer stages of split rows, also a half and a quarter of that."""
     if config.tile_images:
         return (config.tile_images,)
-    step = images_step(patches)
+    step, fewer = images_step(patches), few or config.source == "split"
     images = max(step, min(columns // patches, round_up(problem.batch, step)) // step * step)
-    return tuple(sorted({max(step, images // i // step * step) for i in ((1, 2, 4) if few else (1,))}))
+    return tuple(sorted({max(step, images // i // step * step) for i in ((1, 2, 4) if fewer else (1,))}))
 
 
 def _fits(plan: Sm90ImagesPlan) -> bool:
@@ -303,7 +315,8 @@ def _microseconds(plan: Sm90ImagesPlan) -> float:
 def _box_microseconds(plan: Sm90ImagesPlan) -> float:
     """What TMA takes for the rows of the boxes, one after the other."""
     tiles = -(-plan.tiles // (plan.clusters // plan.groups))
-    box_rows = plan.pixel_stage_bytes // (plan.span if plan.gathers else plan.span * plan.tile_patches)
+    per_row = 1 if plan.gathers else plan.tile_patches
+    box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row
     return tiles * plan.tile_stages * box_rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND
 
 

@@ -9,7 +9,8 @@ Longer rows, of 16-bit pixels, of larger patches, or of patches whose channels a
 that a core matrix has side by side. TMA then gathers a patch row by row and swizzles it, SWIZZLE_32B, 64B or 128B after
 the bytes of a row, its `span`: in the same order, each row of the patches is a K-major operand of one, two or four
 steps of 32 bytes. Rows between two spans, such as the 48 bytes of 16 pixels with three channels, are boxes longer than
-the row is in the tensor map: TMA fills the rest with zeros, and so has the weight.
+the row is in the tensor map: TMA fills the rest with zeros, and so has the weight. Or they are split: two boxes bring
+two thirds and one third of each row, 32 and 16 or 64 and 32 bytes, to operands of their own, and K has no zeros.
 
 Rows of 14 pixels begin where no row of an operand can. Strips of them are loaded all the same, and warps copy them to
 rows of 16 bytes; with two rows of zeros a patch then is one of 16 x 16.
@@ -18,6 +19,7 @@ rows of 16 bytes; with two rows of zeros a patch then is one of 16 x 16.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
@@ -38,6 +40,29 @@ REPACKED_ROWS = 16
 
 SPANS = (16, 32, 64, 128)
 """Bytes of a row of K-major operands: a core matrix's without swizzle, and those of the swizzles (PTX ISA)."""
+
+
+SPLIT_SPANS = {48: (32, 16), 96: (64, 32)}
+"""What rows of these bytes are split into."""
+
+SPLIT_BLOCKS = 3
+"""K blocks of a stage of split rows: two of the longer parts, one of the shorter ones, of the same rows."""
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """What one TMA box brings of the rows of patches.
+
+    Attributes:
+        offset: of its first byte in a patch's row.
+        span: bytes that it takes in shared memory.
+        first_block, blocks: which K blocks of a stage it fills.
+    """
+
+    offset: int
+    span: int
+    first_block: int
+    blocks: int
 
 
 class StripsPlan(ImagesPlan, FeatureSlabs):
@@ -71,6 +96,23 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
         return self.span > SPANS[0]
 
     @property
+    def splits(self) -> bool:
+        """Rows come in two parts, each an operand of its own."""
+        return self.config.source == "split"
+
+    @property
+    def row_parts(self) -> tuple[RowPart, ...]:
+        if not self.splits:
+            return (RowPart(0, self.span, 0, self.config.stage_blocks),)
+        longer, shorter = SPLIT_SPANS[self.row_bytes]
+        return (RowPart(0, longer, 0, SPLIT_BLOCKS - 1), RowPart(longer, shorter, SPLIT_BLOCKS - 1, 1))
+
+    @property
+    def row_span(self) -> int:
+        """Bytes of K that a row takes."""
+        return sum(part.span for part in self.row_parts)
+
+    @property
     def repacks(self) -> bool:
         """Warps lengthen the rows of patches between the strips that TMA loads and the operand."""
         return self.row_bytes == REPACKED
@@ -82,13 +124,17 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
 
     @property
     def load_box(self) -> tuple[int, ...]:
+        """What TMA loads at once of the only part of the rows."""
+        return self.box_of(self.row_parts[0])
+
+    def box_of(self, part: RowPart) -> tuple[int, ...]:
         """What TMA loads at once: of strips elements of a row, images, rows and planes.
 
         Where rows of patches are gathered the first mode is split: elements of one patch's row, patches.
         """
         _, *others = self.stage_box
         if self.gathers:
-            return (self.span // self.pixel_bytes, self.tile_patches, *others)
+            return (part.span // self.pixel_bytes, self.tile_patches, *others)
         if self.repacks:
             return (REPACKED * self.tile_patches, self.cta_images, REPACKED, 1)
         return self.stage_box
@@ -113,19 +159,23 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
         return 1 if self.problem.channels_last else self.problem.channels
 
     @property
-    def block_rows(self) -> int:
-        """Rows of a patch in one K block of 128 bytes: 8 of 16 bytes, 4 of 32, and so on."""
-        return BLOCK_BYTES // self.span
-
-    @property
     def k_blocks(self) -> int:
         """Parts of a patch, plane by plane."""
-        return self.planes * (self.operand_rows // self.block_rows)
+        return self.planes * self.operand_rows * self.row_span // BLOCK_BYTES
 
     @property
     def weight_columns_of_k(self) -> int:
-        """K counts the pixels of a patch by (plane, row, place in the row), rows zero-padded to their span."""
-        return self.planes * self.operand_rows * self.span // self.pixel_bytes
+        """K counts the pixels of a patch by (plane, row, place in the row), rows zero-padded to their span.
+
+        Of split rows by (plane, stage, part, row of the stage, place in the part).
+        """
+        return self.planes * self.operand_rows * self.row_span // self.pixel_bytes
+
+    @property
+    def stage_rows(self) -> int:
+        """Rows of a patch in a stage."""
+        blocks = SPLIT_BLOCKS if self.splits else self.config.stage_blocks
+        return blocks * BLOCK_BYTES // self.row_span
 
     @property
     def tile_rows(self) -> int:
@@ -145,12 +195,11 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
     @property
     def stage_box(self) -> tuple[int, int, int, int]:
         """Elements of a row of all patches, images, rows and planes of the box that fills a stage."""
-        rows = self.block_rows * self.config.stage_blocks
-        return (self.span // self.pixel_bytes * self.tile_patches, self.cta_images, rows, 1)
+        return (self.row_span // self.pixel_bytes * self.tile_patches, self.cta_images, self.stage_rows, 1)
 
     @property
     def stages_per_plane(self) -> int:
-        return self.operand_rows // self.block_rows // self.config.stage_blocks
+        return self.operand_rows // self.stage_rows
 
     @property
     def pixel_stage_bytes(self) -> int:

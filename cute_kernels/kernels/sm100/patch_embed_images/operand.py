@@ -30,9 +30,9 @@ class Strips:
                 ((count, STRIP_PATCH), 1, MMA_STEPS, blocks), stride=((STRIP_PATCH, 1), 0, rows, MMA_STEPS * rows)
             )
             strips = self.strips + plan.pixel_bytes * STRIP_PATCH * first
-            strips = cute.recast_ptr(strips, row_swizzle(plan), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
+            strips = cute.recast_ptr(strips, row_swizzle(plan.row_parts[0]), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
             return tiled_mma.make_fragment_B(cute.make_tensor(strips, layout))
-        whole = operand_layout(plan)
+        whole = operand_layout(plan, plan.row_parts[0])
         chunks, step, block = whole.stride[1], 2 * whole.stride[1][1], whole.stride[2]
         layout = cute.make_layout(
             ((count, (STRIP_PATCH, 2)), 1, MMA_STEPS, whole.shape[2]), stride=((STRIP_PATCH, chunks), 0, step, block)

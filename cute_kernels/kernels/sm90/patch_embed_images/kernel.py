@@ -48,6 +48,7 @@ from cute_kernels.kernels.strips import (
 from cute_kernels.kernels.strips_load import StripLoad
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
+from cute_kernels.plan.patch_embed_images.strips import RowPart
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,14 @@ class DeviceArguments:
     """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes.
 
     ``weight`` is ``[N, K]`` in memory. ``streamed`` loads it where it comes with the pixels, ``low`` and ``high`` what
-    of a weight of two terms stays in shared memory: atom and view each.
+    of a weight of two terms stays in shared memory, ``rest`` what of split rows the images' own does not: atom and view
+    each.
     """
 
     tiled_mma: cute.TiledMma
     images_atom: cute.CopyAtom
     images: cute.Tensor
+    rest: Tma | None
     weight: cute.Tensor
     streamed: Tma | None
     low: Tma | None
@@ -75,6 +78,19 @@ class DeviceArguments:
     groups: Int32
 
 
+@dataclass(frozen=True)
+class SplitMma(Mma):
+    """With descriptors of their own for the shorter parts of split rows, the last block of every stage."""
+
+    rest_fragments: cute.Tensor
+
+    def _columns(self, stage: Int32, block: int, step: int) -> cute.Tensor:
+        longer, shorter = self.plan.row_parts
+        if block < longer.blocks:
+            return self.x_fragments[None, None, step, stage * longer.blocks + block]
+        return self.rest_fragments[None, None, step, stage * shorter.blocks + block - longer.blocks]
+
+
 class PatchEmbedImagesKernel(ImagesHost):
     """Host entry and kernel for one plan."""
 
@@ -85,12 +101,8 @@ class PatchEmbedImagesKernel(ImagesHost):
 
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands
-        images = cute.make_tensor(o.images, images_layout(plan, o.batch, o.height, o.width))
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
-        images_atom, images_view = cpasync.make_tiled_tma_atom(
-            load, images, strip_layout(plan, 1), plan.load_box, num_multicast=config.cluster
-        )
+        first, *others = (self._images_tma(o, part) for part in plan.row_parts)
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box()
         )
@@ -99,12 +111,23 @@ class PatchEmbedImagesKernel(ImagesHost):
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
         return DeviceArguments(
             integer_mma(plan, warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM),
-            images_atom, images_view, o.weight, None if plan.resident else weight_tma(plan, o.weight),
+            *first, others[0] if others else None, o.weight, None if plan.resident else weight_tma(plan, o.weight),
             weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
             weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None, out_atom, out_view,
             table_view(plan, o.table, groups, position_tiles), cute.make_tensor(o.scale, cute.make_layout((o.n,))),
             cute.ceil_div(o.batch, plan.tile_images), row_tiles, position_tiles, groups,
         )  # fmt: skip
+
+    def _images_tma(self, o: ImagesOperands, part: RowPart) -> Tma:
+        """Atom and view of a part of the rows of patches."""
+        cluster = self.plan.config.cluster
+        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        images = cute.make_tensor(
+            o.images + part.offset, images_layout(self.plan, o.batch, o.height, o.width, part)
+        )
+        return cpasync.make_tiled_tma_atom(
+            load, images, strip_layout(self.plan, 1, part), self.plan.box_of(part), num_multicast=cluster
+        )
 
     def _out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warpgroup's part of a tile."""
@@ -161,10 +184,13 @@ class PatchEmbedImagesKernel(ImagesHost):
         if cutlass.const_expr(not self.plan.resident):
             weight = weight_operand(self.plan, args.streamed, shared, self.plan.ring_blocks)
         source, blocks = strip_boxes(self.plan, (args.images_atom, args.images), strips, (ctas, cta_rank))
+        rest = None
+        if cutlass.const_expr(self.plan.splits):
+            rest = (args.rest[0], *strip_boxes(self.plan, args.rest, strips, (ctas, cta_rank), self.plan.row_parts[1]))
         multicast = Int16((1 << ctas) - 1) if ctas > 1 else None
         return StripLoad(
             self.plan, args.images_atom, source, blocks, pipe, order, args.row_tiles, multicast=multicast,
-            weight=weight, slab=slab,
+            rest=rest, weight=weight, slab=slab,
         )  # fmt: skip
 
     def _mma(self, args, shared, strips, staging, pipe, order, slab, warpgroup_index) -> Mma:
@@ -180,7 +206,9 @@ class PatchEmbedImagesKernel(ImagesHost):
             streamed = weight_tensor(plan, shared, plan.ring_blocks)
             mine = cute.local_tile(streamed, (64, plan.k_block_bytes, plan.ring_blocks), (warpgroup_index, 0, 0))
             weight = args.tiled_mma.make_fragment_A(slice_.partition_A(mine))
-        fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(operand(plan, strips)))
+        fragments, *others = (
+            args.tiled_mma.make_fragment_B(slice_.partition_B(operand(plan, strips, part))) for part in plan.row_parts
+        )
 
         buffer = staging + cute.assume(warpgroup_index * plan.staging_bytes, divby=plan.swizzle_period)
         layout = self._staging_layout()
@@ -202,6 +230,8 @@ class PatchEmbedImagesKernel(ImagesHost):
             plan, args.tiled_mma, Int32, weight, fragments, pipe, epilogue, order, Int32(plan.tile_stages),
             warpgroup_index, thread, named["turn 0"],
         )  # fmt: skip
+        if cutlass.const_expr(plan.splits):
+            return SplitMma(*common, *others)
         return Mma(*common) if plan.terms == 1 else TermsMma(*common, *shared_weight(plan, shared, warpgroup_index))
 
     def _held(self) -> tuple[cute.Tensor, cute.Tensor] | None:

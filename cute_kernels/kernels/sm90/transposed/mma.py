@@ -128,8 +128,13 @@ class Mma:
                 else:
                     weight = self.weight[None, None, step, block]
                 self.tiled_mma.set(warpgroup.Field.ACCUMULATE, stage > 0 or i > 0)
-                cute.gemm(self.tiled_mma, accumulator, weight, self.x_fragments[None, None, step, block], accumulator)
+                x = self._columns(state.index, i // MMA_STEPS, step)
+                cute.gemm(self.tiled_mma, accumulator, weight, x, accumulator)
         warpgroup.commit_group()
+
+    def _columns(self, stage: Int32, block: int, step: int) -> cute.Tensor:
+        """The B operand of a step of a block of a stage."""
+        return self.x_fragments[None, None, step, stage * self.plan.config.stage_blocks + block]
 
     @property
     def _takes_turns(self) -> bool:
