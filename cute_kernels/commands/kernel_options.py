@@ -17,6 +17,7 @@ from cute_kernels.config import (
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
+    Sm90RowsConfig,
     Sm100GemmConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
@@ -39,6 +40,7 @@ CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
     },
     Sm90PatchEmbedConfig: {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
     Sm90ImagesConfig: {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (0, 1, 2)},
+    Sm90RowsConfig: {"row_multiple": (16, 32, 64, 128)},
     Sm90GatherConfig: {"row_patches": (0, 1, 2, 4), "tile_n": (0, 64, 128, 192, 256), "cluster": (0, 1, 2, 4)},
     Sm100ImagesConfig: {
         "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (16, 32), "stage_blocks": (1, 2),
@@ -69,6 +71,7 @@ MEANINGS: dict[type, dict[str, str]] = {
         "stages": _TWO_TILES,
         **dict.fromkeys(("tile_patches", "tile_images", "warpgroups", "cluster", "stage_blocks"), _CHOSEN),
     },
+    Sm90RowsConfig: {"chunk_images": "all at once"},
     Sm90GatherConfig: {
         "stages": "what fits, up to 8",
         "store_stages": "two, or what divides a tile",
@@ -111,6 +114,9 @@ def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
                 lines.append(f"{kernel}, {arch}{_PROBLEMS_OF.get(kind, '')} ({kind.__name__}): {tunables}.")
             if target.fallback is not None:
                 lines.append(f"{kernel}, {arch}, where rows of patches are laid out first: those of patch-embed.")
+                for kind in (kind for kind in target.fallback.also if kind not in PLANNERS["patch_embed"].kinds):
+                    tunables = ", ".join(_describe(kind, field) for field in dataclasses.fields(kind))
+                    lines.append(f"Or, of these and the pass ({kind.__name__}): {tunables}.")
     group = parser.add_argument_group("the kernel", " ".join(lines))
     archs = dict.fromkeys(arch for kernel in kernels for arch in KINDS[kernel])
     defaults = {kernel: _default_arch(kernel) for kernel in kernels}
@@ -170,6 +176,12 @@ def config_of(options: argparse.Namespace, kernel: str, problem: Any) -> Any:
     arch = arch_of(options, kernel)
     target = _targets(kernel)[arch]
     kind = target.of(problem).config
+    if target.fallback is not None and options.settings:
+        usual = (kind, target.reading(problem).config, target.fallback.config)
+        others = (other for other in target.fallback.also if _has_all(other, options.settings))
+        other = None if any(_has_all(one, options.settings) for one in usual) else next(others, None)
+        if other is not None:
+            return parse_settings(other, options.settings, arch)
     if target.fallback is not None and kind is target.fallback.config:
         reading = target.reading(problem).config
         if not _asks_for(reading, kind, options.settings):
@@ -182,8 +194,11 @@ def config_of(options: argparse.Namespace, kernel: str, problem: Any) -> Any:
 
 def _named(target: Target, settings: Sequence[str]) -> type:
     """Of the classes for the same problems, the first that has all tunables of the settings, or the first of all."""
-    having = (kind for kind in target.configs if all(_has(kind, setting) for setting in settings))
-    return next(having, target.config)
+    return next((kind for kind in target.configs if _has_all(kind, settings)), target.config)
+
+
+def _has_all(kind: type, settings: Sequence[str]) -> bool:
+    return all(_has(kind, setting) for setting in settings)
 
 
 def _has(kind: type, setting: str) -> bool:
