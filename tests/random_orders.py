@@ -106,6 +106,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="limit of all orders together")
     parser.add_argument("--folder", type=Path, default=Path("random-orders"), help="for logs and results")
     options, arguments = parser.parse_known_args()
+    options.folder = options.folder.resolve()  # results are written while a test may have another current directory
     options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="cute-kernels-test-") as kernels:
         return run_orders(options, Path(kernels), arguments)
