@@ -1,6 +1,6 @@
 """The CUDA original's experiments with the patch embed as pairs of configurations here, counted by the emulator.
 
-    python -m bench.experiments            the table of docs/experiments.md; some minutes
+    python -m bench.experiments            the table of pairs; some minutes. The whole page: bench.experiments_page
 
 A pair differs in what the experiment changed. Counts are per CTA and 128 x 256 outputs with K = 768, registers are
 those that ptxas gives the kernel. The times beside them are the original's, of its kernel on its B200.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +38,7 @@ _BLOCKED = _with(_STAGED, table="blocked")
 """0.579 ms."""
 _TMA = _with(_BLOCKED, store="tma")
 """0.532 ms."""
-_BEST = _with(_TMA, stagger_clocks=80)
+LAST = _with(_TMA, stagger_clocks=80)
 """0.530 ms."""
 
 
@@ -120,17 +121,17 @@ EXPERIMENTS = (
         "the threads' loads and stores go; what passes through shared memory stays",
     ),
     Experiment(
-        "F31", "warps start one after another", "0.532 -> 0.530 ms", _TMA, _BEST, "no",
+        "F31", "warps start one after another", "0.532 -> 0.530 ms", _TMA, LAST, "no",
         "contention of warps in time, of which counts know nothing",
     ),
     Experiment(
         "F32", "TMEM loads of 16 columns", "0.530 -> 0.586 ms, 236 -> 174 registers",
-        _BEST, _with(_BEST, tmem_load_width=16), "in part",
+        LAST, _with(LAST, tmem_load_width=16), "in part",
         "twice the loads and waits, the only count that grows; registers fall as there",
     ),
     Experiment(
         "F34", "two loads of 16 columns in flight", "0.530 -> 0.531 ms",
-        _BEST, _with(_BEST, tmem_load_width=16, tmem_loads=2), "yes", "as many waits as with 32 columns",
+        LAST, _with(LAST, tmem_load_width=16, tmem_loads=2), "yes", "as many waits as with 32 columns",
     ),
     Experiment(
         "interleaved stores", "TMA stores of every two regions, not of each", "no time",
@@ -173,19 +174,33 @@ def counts(config: Sm100PatchEmbedConfig) -> dict[str, float]:
     return per_tile | {"registers": resources.registers}
 
 
-def row(experiment: Experiment) -> str:
-    """Of the table: every count that the change changes."""
+Changes = Mapping[str, Sequence[float]]
+"""Counts that the change of an experiment changes: before, after."""
+
+
+def changes(experiment: Experiment) -> dict[str, list[float]]:
+    """Of both configurations, counted in the emulator."""
     before, after = counts(experiment.before), counts(experiment.after)
-    changed = [f"{name} {before[name]:,g} -> {after[name]:,g}" for name in before if before[name] != after[name]]
+    return {name: [before[name], after[name]] for name in before if before[name] != after[name]}
+
+
+def row(experiment: Experiment, changed: Changes) -> str:
+    """Of the table."""
+    found = [f"{name} {before:,g} -> {after:,g}" for name, (before, after) in changed.items()]
     e = experiment
-    cells = (e.name, e.hypothesis, e.result, "; ".join(changed) or "none", f"{e.explained}: {e.why}")
+    cells = (e.name, e.hypothesis, e.result, "; ".join(found) or "none", f"{e.explained}: {e.why}")
     return f"| {' | '.join(cells)} |"
 
 
-def table() -> str:
-    """Markdown, a row per experiment."""
+def table(counted: Mapping[str, Changes] | None = None) -> str:
+    """Markdown, a row per experiment.
+
+    Args:
+        counted: `changes` by the name of the experiment; counted anew when None.
+    """
     head = ("experiment", "hypothesis", "in the notes", "counts that differ here", "do the counts explain it")
-    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *map(row, EXPERIMENTS)])
+    rows = [row(e, changes(e) if counted is None else counted[e.name]) for e in EXPERIMENTS]
+    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
 
 
 if __name__ == "__main__":

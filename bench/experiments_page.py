@@ -1,0 +1,145 @@
+"""docs/experiments.md: what the notes of the CUDA originals say, as data, beside what is counted here.
+
+    python -m bench.experiments_page                        writes the page, at once
+    python -m bench.experiments_page --count pairs last     counts anew before, in the emulator; some minutes
+
+The text is in experiments_page.md beside this file. Its tables are in experiments_page.json: ``notes``, copied from the
+notes with a column about this package; ``counted``, tables that other benches print; ``pairs``, counts that differ
+between the configurations of `bench.experiments`; ``last``, all counts of the notes' last state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import counters, experiments, gemm_counters, original_counters
+
+DATA = Path(__file__).with_suffix(".json")
+TEXT = Path(__file__).with_suffix(".md")
+PAGE = DATA.parents[1] / "docs" / "experiments.md"
+
+Table = dict[str, Any]
+"""``columns`` and ``rows`` of cells, both as text."""
+
+COUNTED: dict[str, Callable[[], str]] = {
+    "design": counters.design,
+    "original": original_counters.table,
+    "gemm_tiles": gemm_counters.table,
+    "gemm_instructions": gemm_counters.k_block_table,
+}
+"""What counts a table anew, as Markdown that may have more rows and columns."""
+
+_NUMBER = re.compile(r"F\d+[bC]?")
+
+
+def load() -> dict[str, Any]:
+    """The data of the page."""
+    return json.loads(DATA.read_text())
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """The page."""
+    tables = {**data["notes"], **data["counted"]}
+    tables["numbered"] = with_verdicts(tables["numbered"])
+    tables["phases"] = with_counts(tables["phases"], data["last"])
+    texts = {name: markdown(table) for name, table in tables.items()}
+    texts["pairs"] = experiments.table(data["pairs"])
+    text = TEXT.read_text()
+    for name in re.findall(r"^\{(\w+)\}$", text, re.MULTILINE):
+        text = text.replace(f"{{{name}}}", texts.pop(name))
+    if texts:
+        raise ValueError(f"{TEXT} has no place for {', '.join(texts)}")
+    return text
+
+
+def markdown(table: Table) -> str:
+    """A table in the form of the page."""
+    rows = [table["columns"], *table["rows"]]
+    first, *others = ("|" + "".join(f" {cell} |" if cell else " |" for cell in row) for row in rows)
+    return "\n".join([first, "|---" * len(table["columns"]) + "|", *others])
+
+
+def parse(text: str) -> Table:
+    """The table of `markdown`; a bar between backticks is part of its cell."""
+    lines = [[cell.strip() for cell in re.findall(r"((?:`[^`]*`|[^|`])*)\|", line[1:])] for line in text.splitlines()]
+    return {"columns": lines[0], "rows": lines[2:]}
+
+
+def with_verdicts(numbered: Table) -> Table:
+    """The experiments by number, and whether counts explain the result of those that a pair of configurations has."""
+    verdicts = {experiment.name: experiment.explained for experiment in experiments.EXPERIMENTS}
+    rows = []
+    for row in numbered["rows"]:
+        found = [verdicts[name] for name in _NUMBER.findall(row[0]) if name in verdicts]
+        rows.append([*row, found[0] if found else "-"])
+    return {"columns": [*numbered["columns"], "do counts explain it"], "rows": rows}
+
+
+def with_counts(phases: Table, counts: Mapping[str, float]) -> Table:
+    """Names of counts in braces become their numbers."""
+    numbers = {name: f"{value:,g}" for name, value in counts.items()}
+    rows = [[re.sub(r"\{([^}]+)\}", lambda match: numbers[match[1]], cell) for cell in row] for row in phases["rows"]]
+    return {"columns": phases["columns"], "rows": rows}
+
+
+def recount(data: dict[str, Any], name: str) -> None:
+    """Counts one part of the data anew, in place.
+
+    Raises:
+        ValueError: a row or a column of the page is not counted any more.
+    """
+    if name == "pairs":
+        data["pairs"] = {experiment.name: experiments.changes(experiment) for experiment in experiments.EXPERIMENTS}
+    elif name == "last":
+        data["last"] = dict(experiments.counts(experiments.LAST))
+    else:
+        data["counted"][name] = kept(data["counted"][name], parse(COUNTED[name]()))
+
+
+def kept(shown: Table, counted: Table) -> Table:
+    """The rows and columns of one table out of another one."""
+    rows = {row[0]: row for row in counted["rows"]}
+    keyed = len(rows) == len(counted["rows"])
+    missing = [column for column in shown["columns"] if column not in counted["columns"]]
+    missing += [row[0] for row in shown["rows"] if row[0] not in rows]
+    if missing:
+        raise ValueError(f"nothing counts {', '.join(missing)}")
+    if not keyed:  # rows that share their first cell: all of them, as they come
+        return counted
+    places = [counted["columns"].index(column) for column in shown["columns"]]
+    return {"columns": shown["columns"], "rows": [[rows[row[0]][i] for i in places] for row in shown["rows"]]}
+
+
+def write(data: Mapping[str, Any]) -> None:
+    """Data and page; a row of the data is a line."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    item = r'(?:"(?:[^"\\]|\\.)*"|[-\d.]+)'
+    text = re.sub(rf"\[\s+({item}(?:,\s+{item})*)\s+\]", lambda match: _on_one_line(match[1]), text)
+    DATA.write_text(text + "\n")
+    PAGE.write_text(render(data))
+
+
+def _on_one_line(items: str) -> str:
+    return "[" + re.sub(r",\n\s+", ", ", items) + "]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", nargs="+", default=[], choices=("pairs", "last", *COUNTED), metavar="PART",
+                        help=f"of pairs, last, {', '.join(COUNTED)}")  # fmt: skip
+    options = parser.parse_args(argv)
+    data = load()
+    for name in options.count:
+        recount(data, name)
+    write(data)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""docs/experiments.md is what `bench.experiments_page` writes, and its data are whole."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+
+from bench import experiments
+from bench import experiments_page as page
+from tests.nightly import nightly
+
+DATA = page.load()
+TABLES = {**DATA["notes"], **DATA["counted"]}
+
+
+def test_the_page_is_generated() -> None:
+    assert page.render(DATA) == page.PAGE.read_text()
+
+
+def test_data_are_written_as_they_are_kept(tmp_path, monkeypatch) -> None:
+    """A row is a line, so that a change of one is a change of one."""
+    monkeypatch.setattr(page, "DATA", tmp_path / "data.json")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
+    kept = page.DATA.parent.joinpath("data.json")
+    page.write(DATA)
+    assert kept.read_text() == page.Path(page.__file__).with_suffix(".json").read_text()
+    rows = sum(len(table["rows"]) for table in TABLES.values())
+    assert sum(line.startswith("    [") for line in kept.read_text().splitlines()) == rows
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_whole(name: str) -> None:
+    table = TABLES[name]
+    assert {len(row) for row in table["rows"]} == {len(table["columns"])}
+    assert page.parse(page.markdown(table)) == table
+
+
+def test_every_experiment_of_the_notes_is_there() -> None:
+    """F1 to F35, but for the numbers that the notes do not have."""
+    found = {number for row in DATA["notes"]["numbered"]["rows"] for number in re.findall(r"F(\d+)", row[0])}
+    assert {int(number) for number in found} == set(range(1, 36)) - {15, 16, 18, 27}
+    assert set(DATA["pairs"]) == {experiment.name for experiment in experiments.EXPERIMENTS}
+
+
+def test_verdicts_are_those_of_the_pairs() -> None:
+    rows = {row[0]: row[-1] for row in page.with_verdicts(DATA["notes"]["numbered"])["rows"]}
+    by_name = {experiment.name: experiment.explained for experiment in experiments.EXPERIMENTS}
+    numbered = [name for name in by_name if re.fullmatch(r"F\d+", name)]
+    assert len(numbered) == 11 and all(rows[name] == by_name[name] for name in numbered)
+    assert rows["F9"] == "-" and list(rows.values()).count("-") == len(rows) - len(numbered)
+
+
+def test_counts_stand_in_the_phases() -> None:
+    cells = [cell for row in page.with_counts(DATA["notes"]["phases"], DATA["last"])["rows"] for cell in row]
+    assert "TMA fill 1,536" in cells and not any("{" in cell for cell in cells)
+    with pytest.raises(KeyError, match="wavefronts"):
+        page.with_counts({"columns": ["a"], "rows": [["{wavefronts}"]]}, DATA["last"])
+    # The notes' phases make the clocks of a tile.
+    clocks = [int(row[2].replace(",", "")) for row in DATA["notes"]["phases"]["rows"]]
+    text = page.PAGE.read_text()
+    assert f"make {sum(clocks[3:]):,} clocks of a tile and the MMA warp's 6,066" in text and sum(clocks[:3]) == 6065
+
+
+def test_a_table_without_a_place_is_an_error() -> None:
+    data = copy.deepcopy(DATA)
+    data["notes"]["other"] = data["notes"]["steps"]
+    with pytest.raises(ValueError, match="has no place for other"):
+        page.render(data)
+
+
+def test_a_part_is_counted_anew(monkeypatch) -> None:
+    """Of what a bench prints, the rows and columns that the page has; what is missing is named."""
+    data = {"counted": {"design": {"columns": ["name", "b"], "rows": [["x", "1"]]}}}
+    text = "| name | a | b |\n|---|---|---|\n| w | 5 | 6 |\n| x | 7 | 8 |"
+    monkeypatch.setitem(page.COUNTED, "design", lambda: text)
+    page.recount(data, "design")
+    assert data["counted"]["design"] == {"columns": ["name", "b"], "rows": [["x", "8"]]}
+    monkeypatch.setitem(page.COUNTED, "design", lambda: text.replace("| x |", "| y |").replace("| b |", "| c |"))
+    with pytest.raises(ValueError, match="nothing counts b, x"):
+        page.recount(data, "design")
+
+
+@nightly
+@pytest.mark.parametrize("name", ["last", "original", "pairs"])
+def test_counts_are_those_of_the_page(name: str) -> None:
+    data = copy.deepcopy(DATA)
+    page.recount(data, name)
+    assert data == DATA
