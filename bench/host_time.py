@@ -7,9 +7,10 @@ checkout.
 
 Needs a GPU of compute capability 9.0 or 10.0. ``--without-device`` has CPU tensors in place of the device's, and
 calls a function that does nothing where the host function of a kernel would be called, which encodes descriptors and
-launches: what is left is what Python takes, in time of the processor, for comparisons of two checkouts. A sample is
-the time of 25 calls that follow each other, divided by 25, with an empty queue before the first, so that none waits
-for the device; a run's figure is the median of its samples.
+launches: what is left is what Python takes, for comparisons of two checkouts. A sample is the time of 25 calls that
+follow each other, divided by 25, with an empty queue before the first, so that none waits for the device; a run's
+figure is the median of its samples. Without a device it is the least of them, in time of the processor: whatever else
+the machine does only adds to it.
 Every run is a process of its own. With ``--against`` runs of both checkouts alternate, so that a host whose clock
 changes treats both alike; the lines show the median and the range of the runs. Any version can be compared; calls that
 one of the two does not know are left out.
@@ -139,7 +140,8 @@ def measure(rounds: int, without_device: bool) -> dict[str, float]:
                 for _ in range(CALLS):
                     function()
                 samples[name].append((clock() - start) / CALLS * 1e6)
-    return {name: statistics.median(values) for name, values in samples.items()}
+    figure = min if without_device else statistics.median
+    return {name: figure(values) for name, values in samples.items()}
 
 
 def run(checkout: Path, rounds: int, without_device: bool) -> dict[str, float]:

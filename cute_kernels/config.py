@@ -234,7 +234,8 @@ class Sm90RowsConfig:
 
     Attributes:
         chunk_images: images whose rows are laid out and multiplied before those of the next ones, in the same memory: a
-            multiple of 16. Few enough, and the rows never leave L2; each chunk is two launches. 0: all images at once.
+            multiple of 16. Fewer take less memory for rows, which may never leave L2, and more launches, two for each
+            chunk. 0: all images at once, the fastest where it was measured (docs/measurements.md).
         row_multiple: rows begin on multiples of this many bytes, 16, 32, 64 or 128, with zeros between them: rows that
             begin on 128 bytes share no line of L2.
 

@@ -35,7 +35,7 @@ ROW_BYTES = 16
 # Looked up once, for the sake of repeated calls; see `dispatch_is_intercepted`.
 _is_compiling, _is_profiling = torch.compiler.is_compiling, torch.autograd._profiler_enabled
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_functorch_level, _tracing_state = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+_functorch_level, _is_tracing = torch._C._functorch.peek_interpreter_stack, torch._C._is_tracing
 
 A = TypeVar("A")
 """The dataclass of an operation's arguments."""
@@ -52,7 +52,7 @@ def dispatch_is_intercepted() -> bool:
         or _dispatch_modes() > 0
         or _function_modes() > 0
         or _functorch_level() is not None
-        or _tracing_state() is not None
+        or _is_tracing()
         or _is_profiling()
     )
 

@@ -24,6 +24,7 @@ from cute_kernels.runtime.repeat import ScaleProduct
 
 __all__ = ["PATCH_EMBED", "PatchEmbedArguments", "choose_backend", "device_facts", "patch_embed", "prepare_launch"]
 
+_BF16, _is_grad_enabled = torch.bfloat16, torch.is_grad_enabled  # looked up once, for the sake of repeated calls
 _ROWS = tuple(getattr(torch, name) for name in WEIGHT_TYPES)
 _WEIGHTS = tuple(dict.fromkeys(getattr(torch, name) for name in WEIGHT_TYPES.values()))
 _ADDENDS = (torch.bfloat16, torch.float16, torch.float32)
@@ -93,9 +94,9 @@ def patch_embed(
         ValueError: a wrong shape, stride, device, scale, backend or config value.
         NotImplementedError: a device without a kernel.
     """
-    direct = backend == "auto" and out_dtype is torch.bfloat16 and not dispatch_is_intercepted()
+    direct = backend == "auto" and out_dtype is _BF16 and not dispatch_is_intercepted()
     if direct:
-        gradients = torch.is_grad_enabled()
+        gradients = _is_grad_enabled()
         out = _repeated.run(
             x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients
         )

@@ -35,6 +35,7 @@ from cute_kernels.runtime.operands import Operands
 __all__ = ["PATCH_EMBED_IMAGES", "PatchEmbedImagesArguments", "patch_embed_images"]
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_RAW, _is_grad_enabled = torch.uint8, torch.is_grad_enabled  # looked up once, for the sake of repeated calls
 _PRECISIONS = {dtype: name for name, dtype in WIDE_TYPES.items()}
 
 
@@ -106,7 +107,7 @@ def patch_embed_images(
     if not isinstance(images, torch.Tensor):
         raise TypeError(f"images is {type(images).__name__}, expected torch.Tensor")
     held = weight._buffers  # attributes of modules are found much more slowly
-    raw = images.dtype is torch.uint8
+    raw = images.dtype is _RAW
     values = held["raw"] if raw else held["normalised"]
     if values is None:
         raise TypeError(
@@ -116,7 +117,7 @@ def patch_embed_images(
     low, scale, patch = held["raw_low"], held["scale"], weight.patch
     direct = backend == "auto" and not dispatch_is_intercepted()
     if direct:
-        gradients = torch.is_grad_enabled()
+        gradients = _is_grad_enabled()
         out = _repeated.run(
             images, values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
         )
