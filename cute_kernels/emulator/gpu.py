@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cute_kernels.emulator import blas
 from cute_kernels.emulator.arguments import extents, pack_arguments, parameter_block, require_type
 from cute_kernels.emulator.back_end import Execution
 from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
@@ -241,7 +240,7 @@ def run(
     start = time.perf_counter()
     if progress is not None:
         progress(0, len(indices))
-    with blas.one_thread(), recording(options.trace) as timeline:
+    with recording(options.trace) as timeline:
         while launch.waiting:
             state = launch.make_cluster(launch.waiting.popleft())
             warps = state.warps

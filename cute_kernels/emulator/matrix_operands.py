@@ -6,7 +6,6 @@ import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
@@ -19,33 +18,24 @@ _CORE_ROWS = 8  # rows of a core matrix
 
 @dataclass(frozen=True)
 class ElementType:
-    """An operand type: its name, bytes per element and significand bits."""
+    """An operand type: its name and bytes per element."""
 
     name: str
     nbytes: int
-    precision: int
 
 
-E4M3 = ElementType("e4m3", 1, 4)
-E5M2 = ElementType("e5m2", 1, 3)
-F16 = ElementType("f16", 2, 11)
-BF16 = ElementType("bf16", 2, 8)
-TF32 = ElementType("tf32", 4, 11)
-S8 = ElementType("s8", 1, 8)
-U8 = ElementType("u8", 1, 8)
+E4M3 = ElementType("e4m3", 1)
+E5M2 = ElementType("e5m2", 1)
+F16 = ElementType("f16", 2)
+BF16 = ElementType("bf16", 2)
+TF32 = ElementType("tf32", 4)
+S8 = ElementType("s8", 1)
+U8 = ElementType("u8", 1)
 #: kind -> type code of the instruction descriptor -> element type.
 KINDS = {"f8f6f4": {0: E4M3, 1: E5M2}, "f16": {0: F16, 1: BF16}, "tf32": {2: TF32}, "i8": {0: U8, 1: S8}}
 #: kind -> type code of the accumulator -> its name.
 _FLOATS = {0: "f16", 1: "f32"}
 _ACCUMULATORS = {"f8f6f4": _FLOATS, "f16": _FLOATS, "tf32": {1: "f32"}, "i8": {2: "s32"}}
-_DTYPES = {
-    "s8": np.int8,
-    "u8": np.uint8,
-    "e4m3": ml_dtypes.float8_e4m3fn,
-    "e5m2": ml_dtypes.float8_e5m2,
-    "f16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-}
 
 
 @dataclass(frozen=True)
@@ -224,26 +214,6 @@ def operand_places(matrix: Matrix, rows: int, element_bytes: int, mn_major: bool
     return address // (element_bytes if mn_major else CHUNK)
 
 
-@functools.lru_cache(maxsize=8)
-def _values_of_bits(name: str) -> np.ndarray:
-    """Values of all 16-bit patterns: float64 [65536] of a 16-bit type, pairs as complex128 [65536] of an 8-bit type."""
-    dtype = np.dtype(_DTYPES[name])
-    codes = np.arange(1 << 16, dtype=np.uint16).view(dtype)
-    with np.errstate(invalid="ignore"):
-        values = codes.astype(np.float64)
-    return values.view(np.complex128) if dtype.itemsize == 1 else values
-
-
-def decode_values(raw: np.ndarray, element: ElementType) -> np.ndarray:
-    """float64 [rows, K] of operand bits: uint8 [rows, 32], or elements [rows, K]."""
-    rows = raw.shape[0]
-    if element.nbytes == 4:
-        # The tensor core reads the upper 19 bits of a TF32 register.
-        return (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64).reshape(rows, -1)
-    codes = raw.view(np.uint16)
-    return np.take(_values_of_bits(element.name), codes, mode="clip").view(np.float64).reshape(rows, -1)
-
-
 @dataclass(frozen=True)
 class Places:
     """Where an operand lies in shared memory.
@@ -284,11 +254,3 @@ def check_operand(cta: SharedMemory, operand: Places, who: str) -> None:
             f"{who}: operand at shared offsets {operand.low} to {operand.high} of CTA {cta.cta_rank}, which has "
             f"{cta.size} bytes"
         )
-
-
-def load_operand(cta: SharedMemory, places: np.ndarray, element: ElementType, mn_major: bool) -> np.ndarray:
-    """float64 [rows, K] of an operand in shared memory, given its `operand_places`."""
-    unit = element.nbytes if mn_major else CHUNK
-    cta.check_initialised(places, unit)
-    raw = cta.words[unit][places] if mn_major else cta.chunks[places].view(np.uint8)
-    return decode_values(np.ascontiguousarray(raw), element)

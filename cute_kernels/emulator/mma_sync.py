@@ -11,19 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_kernels.emulator import exact
 from cute_kernels.emulator.matrix_operands import (
     BF16,
     E4M3,
     E5M2,
     F16,
+    K_BYTES,
     S8,
     TF32,
     U8,
     ElementType,
-    decode_values,
 )
+from cute_kernels.emulator.matrix_products import Kind, multiply_rows
 
+_LEAST_ROWS = 16  # of A in a product
 TYPES = {element.name: element for element in (F16, BF16, TF32, E4M3, E5M2, S8, U8)}
 #: Shape -> element types that exist for it (PTX ISA, mma: matrix shapes).
 SHAPES = {
@@ -107,26 +108,16 @@ def accumulator_registers(matrix: np.ndarray) -> np.ndarray:
 
 def multiply(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """D of ``count`` instructions: uint32 [count, registers, 32] of A, B and C -> the same of D."""
-    rows = operand_rows(a, form.m), operand_rows(b, form.n)
-    if form.c_type == "s32":
-        return accumulator_registers(_integer(form, *rows, accumulator_rows(c, form.m, np.int32)))
-    dtype = np.float16 if form.c_type == "f16" else np.float32
-    types = (form.a_type, form.b_type)
-    x, y = (decode_values(r.reshape(-1, r.shape[-1]), t).reshape(*r.shape[:2], -1) for r, t in zip(rows, types))
-    return accumulator_registers(_float(x, y, accumulator_rows(c, form.m, dtype), types))
+    rows = [_padded(operand_rows(x, size), least) for x, size, least in ((a, form.m, _LEAST_ROWS), (b, form.n, form.n))]
+    dtype = np.uint16 if form.c_type == "f16" else np.uint32
+    cells = np.zeros((len(a), form.n, max(form.m, _LEAST_ROWS)), np.uint32)
+    cells[:, :, : form.m] = accumulator_rows(c, form.m, dtype).transpose(0, 2, 1)
+    kinds = Kind(form.a_type), Kind(form.b_type)
+    multiply_rows(*rows, cells, kinds, form.c_type, add=True, saturate=form.saturate)
+    return accumulator_registers(cells[:, :, : form.m].transpose(0, 2, 1).astype(dtype))
 
 
-def _integer(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    x, y = (r.view(np.int8 if t is S8 else np.uint8).astype(np.int64) for r, t in ((a, form.a_type), (b, form.b_type)))
-    return exact.to_int32(np.matmul(x, y.transpose(0, 2, 1)) + c, form.saturate)
-
-
-def _float(a: np.ndarray, b: np.ndarray, c: np.ndarray, types: tuple[ElementType, ElementType]) -> np.ndarray:
-    precision = max(t.precision for t in types)
-    if np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(c).all():
-        k = a.shape[-1]
-        spread = exact.exponent_spread(a, types[0].precision) + exact.exponent_spread(b, types[1].precision)
-        if spread + k.bit_length() <= 53:  # all products of the batch on one grid of float64
-            with np.errstate(over="ignore"):
-                return exact.round_sum([np.matmul(a, b.transpose(0, 2, 1)), c.astype(np.float64)], c.dtype.type)
-    return np.stack([exact.dot_add(x, y, z, precision, c.dtype.type) for x, y, z in zip(a, b, c)])
+def _padded(rows: np.ndarray, least: int) -> np.ndarray:
+    """With zeros up to the rows and the bytes of K that a product has."""
+    count, size, nbytes = rows.shape
+    return np.pad(rows, ((0, 0), (0, max(least - size, 0)), (0, K_BYTES - nbytes)))

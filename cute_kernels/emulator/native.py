@@ -69,9 +69,3 @@ class LinkedObject:
         """
         self._trackers.append(self._linker.lookup(self._NAME, name))
         return self._trackers[-1][name]
-
-
-def has_feature(name: str) -> bool:
-    """Whether this host's instruction set has an extension (LLVM's name of it)."""
-    llvm, _ = _target()
-    return bool(llvm.get_host_cpu_features().get(name, False))

@@ -24,7 +24,6 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import address, library
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, SHARED_WINDOW
 from cute_kernels.emulator.native import Library
-from cute_kernels.emulator.native_matrix import e4m3_unit
 from cute_kernels.emulator.native_memory import MemoryTables
 from cute_kernels.emulator.native_tensor_copies import copies
 from cute_kernels.emulator.packed_elements import PACKED
@@ -60,7 +59,7 @@ class Units:
         self._next = 0
         self._seen: dict[int, bytes] = {}  # tensor maps that need not be looked at again
         self._mmas = (MmaEntry * _MMAS)()
-        self._kept: dict[int, tuple[np.ndarray, object]] = {}
+        self._kept: dict[int, object] = {}
         self._watched = cluster.options.detectors
         self._texts = (TextEntry * (_TEXTS if self._watched else 0))()
         self._numbers: dict[str, int] = {}
@@ -101,16 +100,16 @@ class Units:
         entry.key[:], entry.text = key, self._numbers[text]
 
     def learn_mma(
-        self, key: Sequence[int], job: np.ndarray | None, watch: int = 0, owner: object = None
+        self, key: Sequence[int], job: int | None, watch: int = 0, owner: object = None
     ) -> None:
         """Machine code executes this MMA from now on.
 
         Args:
             key: .cta_group, who issues (CTA rank, lane and warp), accumulator, descriptors of A and B, instruction
                 descriptor, whether it accumulates.
-            job: what `native_mma.make_job` made of it, or None: it is one for Python.
+            job: address of what describes it (`matrix_products.describe`), or None: it is one for Python.
             watch: with detectors, address of a `Watched` (`tensor_races`).
-            owner: keeps alive what the job has addresses of.
+            owner: keeps alive what is there, and what that has addresses of.
         """
         if job is None or (self._watched and not watch):
             return
@@ -118,10 +117,10 @@ class Units:
         number = slot(words, _MMAS)
         entry = self._mmas[number]
         entry.key[:] = words
-        entry.job, entry.watched = job.ctypes.data, watch
-        self._kept[number] = job, owner
+        entry.job, entry.watched = job, watch
+        self._kept[number] = owner
         if not self._header.execute:
-            self._header.execute = e4m3_unit().execute_address
+            self._header.execute = address("mma_execute")
 
     def learn_commit(self, key: tuple[int, int, int], label: str, stream: int) -> None:
         """Machine code executes this tcgen05.commit from now on.

@@ -263,8 +263,7 @@ class Cluster:
         self.copies = CopyUnit(gmem, self.memory, self.barriers, self.engine)
         self.bulk = BulkUnit(self.tma)
         self.tensor_core = TensorCore(
-            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter,
-            options.native,
+            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter
         )
         self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter)
         self.units: Units | None = None

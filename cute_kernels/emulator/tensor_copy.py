@@ -75,7 +75,6 @@ def copy_to_tensor_memory(
         def run(cta: SharedMemory = cta, memory: TensorMemory = memory) -> None:
             cta.check_initialised(places, CHUNK)
             words = np.ascontiguousarray(cta.chunks[places]).view(np.uint32).reshape(rows, 4 * chunks)
-            memory.e4m3_sums[column : column + 4 * chunks] = 0
             for block, targets in enumerate(quarters):
                 for quarter in targets:
                     memory.check(32 * quarter, 32, column, 4 * chunks, write=True)
@@ -119,7 +118,6 @@ def shift_rows(core: TensorCore, *, cta_group: int, rank: int, address: int, des
         def run(memory: TensorMemory = memory) -> None:
             memory.check(lane + 1, _SHIFT_LANES - 1, column, _SHIFT_COLUMNS, write=False)
             memory.check(lane, _SHIFT_LANES - 1, column, _SHIFT_COLUMNS, write=True)
-            memory.e4m3_sums[columns] = 0
             rows = memory.cells[columns, lane : lane + _SHIFT_LANES]
             rows[:, :-1] = rows[:, 1:].copy()
 

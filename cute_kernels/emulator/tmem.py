@@ -41,7 +41,6 @@ class TensorMemory:
         changes: number of allocations and deallocations so far.
         allocated_address: host address of a byte per column, 1 where it is allocated.
         full_address: of a byte per column, 1 where an access has written all lanes.
-        e4m3_sums: int32 [512]: how many E4M3 MMAs the cells of a column are the sum of; 0 when they are anything else.
     """
 
     def __init__(self, *, detect: bool = True) -> None:
@@ -51,7 +50,6 @@ class TensorMemory:
         self.allocations: dict[int, int] = {}
         self.changes = 0
         self.detect = detect
-        self.e4m3_sums = np.zeros(COLUMNS, np.int32)
         self.relinquished = False
         self.columns_used = 0
         self._allocated = np.zeros(COLUMNS, bool)
@@ -63,10 +61,6 @@ class TensorMemory:
     def address_of_column(self, column: int) -> int:
         """Host address of the cells of a column."""
         return self._address + self.cells.strides[0] * column
-
-    def addresses_of_facts(self, column: int) -> tuple[int, int]:
-        """Host addresses of what is kept of a column and those behind it: `e4m3_sums`, and whether it is allocated."""
-        return self.e4m3_sums.ctypes.data + self.e4m3_sums.itemsize * column, self.allocated_address + column
 
     def alloc(self, ncols: int) -> int | None:
         """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
@@ -142,7 +136,6 @@ class TensorMemory:
         rows = np.asarray(values, np.uint32).T
         if rows.shape != (SHAPES[shape][1] * repeat, 32):
             raise IllegalAccess(f"tcgen05.st.{shape}.x{repeat} of {len(rows)} registers")
-        self.e4m3_sums[column : column + ncols] = 0
         if shape == "32x32b":
             self.check(lane, 32, column, ncols, write=True)
             self.cells[column : column + ncols, lane : lane + 32] = rows

@@ -20,22 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator import exact
+from cute_kernels.emulator import matrix_products
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.happens_before import Agent
 from cute_kernels.emulator.matrix_operands import (
-    E4M3,
     K_BYTES,
     ElementType,
     Matrix,
     Places,
     check_operand,
-    decode_values,
     find_operand,
-    load_operand,
 )
+from cute_kernels.emulator.matrix_products import Accumulator, Kind, Rows
 from cute_kernels.emulator.sanitizer import JointOperation, RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory
 from cute_kernels.emulator.tensor_map import CHUNK
@@ -43,9 +41,7 @@ from cute_kernels.emulator.tensor_map import CHUNK
 WARPS = 4  # of a warpgroup
 ROWS = 64  # M of every wgmma; warp w holds rows 16 w to 16 w + 15 of A and D
 _PENDING = 0xFFF1DEAD  # what an accumulator register holds until its wgmma is complete: a NaN that no sum produces
-_ACCUMULATORS = {"f32": np.float32, "s32": np.int32}
-_GRID = 2.0**18  # products of E4M3 values are multiples of 1 / _GRID
-_GRID_LIMIT = 2.0**34  # sums on that grid below this limit are exact in float64, one instruction's products added
+_FRAGMENT_PLACES = np.arange(ROWS * K_BYTES // CHUNK)  # of the rows of A that registers hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,28 +128,6 @@ def accumulators_of_rows(rows: np.ndarray) -> np.ndarray:
     groups = rows.shape[1] // 8
     split = rows.reshape(WARPS, 2, 8, groups, 4, 2).transpose(0, 3, 1, 5, 2, 4)
     return split.reshape(WARPS, 4 * groups, 32)
-
-
-def multiply_add(a: np.ndarray, b: np.ndarray, old: np.ndarray | None, form: Form) -> np.ndarray:
-    """``a @ b.T + old`` in the accumulator's type, FP32 rounded once, of float64 [64, K] and [n, K].
-
-    ``old`` is [64, n] of the same type, or None.
-    """
-    if form.d_type == "s32":
-        total = exact.dot(a, b)  # exact: 32 products of at most 2^16
-        return exact.to_int32(total if old is None else total + old, form.saturate)
-    if form.a_type is E4M3 and form.b_type is E4M3:
-        total = exact.dot(a, b)
-        if old is None:
-            on_grid = True
-        else:
-            earlier = old.astype(np.float64)
-            scaled = earlier * _GRID
-            on_grid = bool((np.rint(scaled) == scaled).all()) and float(np.abs(earlier).max()) < _GRID_LIMIT
-            total += earlier
-        if on_grid and np.isfinite(total).all():
-            return total.astype(np.float32)  # float64 was exact: this is the only rounding
-    return exact.dot_add(a, b, old, max(form.a_type.precision, form.b_type.precision))
 
 
 # --- operations ------------------------------------------------------------------------------------------------------
@@ -397,18 +371,17 @@ class WgmmaUnit:
         form = operation.form
         parts = [operation.parts[warp] for warp in range(WARPS)]
         cta = self.shared.ctas[operation.rank]
-        matrices = [load_operand(cta, x.where.places, x.element, x.mn_major) for x in operation.operands]
-        b = matrices[0]
-        if operation.a is not None:
-            a = matrices[1]
-        else:
-            a = decode_values(np.concatenate([rows_of_fragment(part.a) for part in parts]), form.a_type)
-        old = None
+        data = cta.addresses()
+        rows = [Rows(*data, operand.where.address) for operand in operation.operands]
+        if operation.a is None:
+            fragments = np.concatenate([rows_of_fragment(part.a) for part in parts])
+            rows.append(Rows(fragments.ctypes.data, None, _FRAGMENT_PLACES.ctypes.data))
+        cells = np.empty((form.n, ROWS), np.uint32)
         if operation.accumulate:
-            dtype = _ACCUMULATORS[form.d_type]
-            old = np.concatenate([rows_of_accumulators(_stacked(part.accumulators).view(dtype)) for part in parts])
-        result = multiply_add(-a if form.negate_a else a, -b if form.negate_b else b, old, form)
-        for part, registers in zip(parts, accumulators_of_rows(result)):
+            old = [rows_of_accumulators(_stacked(part.accumulators)) for part in parts]
+            np.concatenate(old, out=cells.T)
+        self._multiply(operation, rows[1], rows[0], cells)
+        for part, registers in zip(parts, accumulators_of_rows(cells.T)):
             if isinstance(part.result, RegisterFile):
                 part.result.write(registers)
             else:
@@ -416,6 +389,23 @@ class WgmmaUnit:
             part.accumulators = ()  # a chain of operations must not keep all of its intermediate results alive
         operation.done = True
         self.instructions += 1
+
+    def _multiply(self, operation: Operation, a: Rows, b: Rows, cells: np.ndarray) -> None:
+        """The product, into D transposed: 32 bits [n, 64]."""
+        form, cta = operation.form, self.shared.ctas[operation.rank]
+        kinds = [
+            Kind(element, negated, element.nbytes if mn_major else CHUNK)
+            for element, negated, mn_major in (
+                (form.a_type, form.negate_a, form.a_mn_major), (form.b_type, form.negate_b, form.b_mn_major),
+            )
+        ]  # fmt: skip
+        d = Accumulator(form.d_type, operation.accumulate, form.saturate, form.n, form.n, column_stride=ROWS)
+        parts = [(a, b, cells.ctypes.data, None)]
+        if not matrix_products.execute(matrix_products.describe(ROWS, form.n, *kinds, d, parts)):
+            for x in operation.operands:
+                cta.check_initialised(x.where.places, x.element.nbytes if x.mn_major else CHUNK)
+            raise AssertionError(f"{form.text}: nothing is wrong with what the core does not execute")
+
 
 
 def _stacked(accumulators: Accumulators | RegisterFile) -> np.ndarray:

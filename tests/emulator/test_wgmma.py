@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.decode import parse
+from cute_kernels.emulator.async_engine import AsyncEngine
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     Hang,
@@ -21,11 +22,19 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     UnsupportedPTX,
 )
-from cute_kernels.emulator.instructions_wgmma import parse_form
-from cute_kernels.emulator.wgmma import decode_descriptor, multiply_add
+from cute_kernels.emulator.matrix_operands import E4M3
+from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
+from cute_kernels.emulator.wgmma import (
+    Form,
+    WgmmaUnit,
+    accumulators_of_rows,
+    decode_descriptor,
+    rows_of_accumulators,
+)
 from tests.emulator.matrix_cases import IntegerWgmma, Wgmma, integer_wgmma_cases, wgmma_cases
 from tests.emulator.ptx import aligned, launch
 from tests.emulator.record_matrix_on_gpu import digest, result_array
+from tests.emulator.test_exact import nearest_float32, rational_dot
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "matrix_h200.json").read_text())
 POLICIES = ("eager", "lazy", "random")
@@ -83,25 +92,27 @@ def test_result_does_not_depend_on_the_schedule(completion: str, in_registers: b
         assert np.array_equal(out, case.fragments(case.expected()))
 
 
-def _nearest(exact: Fraction) -> np.float32:
-    """FP32 nearest to a rational number, ties to even: both neighbours of a first guess are tried."""
-    guess = np.float32(float(exact))
-    near = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
-    return min(near, key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(np.uint32)) & 1))
-
-
 @pytest.mark.parametrize("scale", [1.0, 2.0**20, 3e7, 1e-9])
 def test_one_rounding_per_instruction(scale: float) -> None:
     """E4M3 products and an accumulator of any magnitude, on the grid of the products or not, against rationals."""
     rng = np.random.default_rng(5)
-    a, b = (rng.normal(0, 20, (rows, 32)).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) for rows in (64, 8))
+    a, b = (rng.normal(0, 20, (rows, 32)).astype(ml_dtypes.float8_e4m3fn) for rows in (64, 8))
     old = (rng.normal(0, 1, (64, 8)) * scale).astype(np.float32)
-    text = Wgmma(n=8).ptx()
-    form = next(parse_form(i) for i in parse(text).kernels["k"].instructions if i.parts[:2] == ("wgmma", "mma_async"))
-    got = multiply_add(a, b, old, form)
+    memory = ClusterMemory([SharedMemory(4096, detect=False)])
+    # Without swizzle: the first 16 bytes of all rows, then the others.
+    memory.ctas[0].words[1][:256] = b.view(np.uint8).reshape(8, 2, 16).transpose(1, 0, 2).reshape(-1)
+    descriptor = 128 >> 4 << 16
+    unit = WgmmaUnit(memory, AsyncEngine("eager", random.Random(0)))
+    form = Form(8, E4M3, E4M3, True, False, False, False, False, "wgmma")
+    results = []
+    for warp, accumulators in enumerate(accumulators_of_rows(old.view(np.uint32))):
+        rows = a[16 * warp : 16 * warp + 16].view(np.uint32).reshape(2, 8, 2, 4)
+        registers = rows.transpose(2, 0, 1, 3).reshape(4, 32)
+        results.append(unit.issue(0, warp, form, accumulators, registers, descriptor, True))
+    got = np.concatenate([rows_of_accumulators(each).view(np.float32) for each in results])
     for i, j in np.ndindex(64, 8):
-        total = sum((Fraction(x) * Fraction(y) for x, y in zip(a[i], b[j])), Fraction(float(old[i, j])))
-        assert got[i, j] == _nearest(total)
+        products = rational_dot(a[i].astype(float), b[j].astype(float))
+        assert got[i, j] == nearest_float32(products + Fraction(float(old[i, j])))
 
 
 def test_nan_stays_in_its_row_and_column() -> None:

@@ -21,6 +21,8 @@ EXPORT int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64
 EXPORT int64_t mbarrier_arrive(
     Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
 
+// 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
+EXPORT int32_t mma_execute(const Mma *mma);
 // 1: the MMA was executed; 0: Python has to do it.
 EXPORT int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction);
 // `multicast`: the mask of CTAs, or -1. 1: the commit has arrived; 0: Python has to do it.

@@ -15,12 +15,17 @@ VARIABLE = "CUTE_KERNELS_CORE"
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The core, with the types of its functions; compiled first if its sources have changed.
+    """The core for this processor, see `load`."""
+    return load(variant())
+
+
+def load(name: str) -> ctypes.CDLL:
+    """The core of a variant, with the types of its functions; compiled first if its sources have changed.
 
     Raises:
         CoreNotBuilt: see `build.library`.
     """
-    loaded = ctypes.CDLL(str(build.library(variant())))
+    loaded = ctypes.CDLL(str(build.library(name)))
     for name, (result, *arguments) in layout.FUNCTIONS.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
@@ -40,12 +45,16 @@ def variant() -> str:
         ValueError: it names one that does not exist, or that the processor has not all instructions of.
     """
     named = os.environ.get(VARIABLE)
-    usable = [name for name, (_, needed) in build.variants().items() if _processor().issuperset(needed)]
     if named is None:
-        return usable[-1]
-    if named not in usable:
-        raise ValueError(f"{VARIABLE}={named!r}; this processor executes {', '.join(usable)}")
+        return usable()[-1]
+    if named not in usable():
+        raise ValueError(f"{VARIABLE}={named!r}; this processor executes {', '.join(usable())}")
     return named
+
+
+def usable() -> list[str]:
+    """Variants whose instructions this processor has, the best one last."""
+    return [name for name, (_, needed) in build.variants().items() if _processor().issuperset(needed)]
 
 
 @functools.cache

@@ -64,6 +64,37 @@ typedef struct CopyArguments {
   int64_t warp, lane, instruction;  // who issues it; with detectors only
 } CopyArguments;
 
+// An MMA of a tensor core: D = round(A * B + D), where every sum is exact. A CTA, or each of a pair, has rows of A and
+// of B and the cells of D that belong to its rows of A; B is that of all of them.
+enum { E4M3, E5M2, F16, BF16, TF32, S8, U8 };  // types of elements
+enum { SUM_F32, SUM_F16, SUM_S32 };            // of D; FP16 is the lower half of a cell
+enum { TENSOR_LANES = 128, TENSOR_COLUMNS = 512, LANE_GROUP = 16 };  // of tensor memory
+enum { K_BYTES = 32, MOST_CTAS = 2 };
+typedef struct MmaType {
+  int64_t element, negated;
+  int64_t unit;  // bytes of the pieces that make K_BYTES of a row
+} MmaType;
+typedef struct MmaOperand {
+  const uint8_t *data;
+  const uint8_t *states;  // 1 where a byte of data is initialised, or null
+  const int64_t *places;  // of the pieces of each row, in units
+} MmaOperand;
+typedef struct MmaPart {
+  MmaOperand a, b;
+  uint32_t *cells;
+  const uint8_t *allocated;  // a byte for each column of tensor memory, 1 where it is; or null
+} MmaPart;
+typedef struct Mma {
+  int64_t ctas, m, n;  // m: rows of A in each CTA
+  MmaType a, b;
+  int64_t d, accumulate, saturate;
+  int64_t columns;  // of tensor memory in each CTA
+  // Where in `cells` column j of D is, for row i of A: j * column_stride, from column `wrap` on beginning again
+  // at wrap_offset; i / LANE_GROUP * group_stride + i % LANE_GROUP.
+  int64_t column_stride, wrap, wrap_offset, group_stride;
+  MmaPart parts[MOST_CTAS];
+} Mma;
+
 // MMAs that are kept, each in the entry that `key_slot` says. The key: CTA group, who issues (CTA rank, lane, warp),
 // accumulator, descriptors of A and B, instruction descriptor, whether it accumulates, 0.
 enum { MMAS = 1024, MMA_KEY = 8 };
@@ -239,7 +270,6 @@ struct Shadow {
 };
 
 // Tensor memory: no access covers fewer lanes of a column than a group.
-enum { TENSOR_LANES = 128, TENSOR_COLUMNS = 512, LANE_GROUP = 16 };
 
 // Global memory of a launch.
 typedef struct LaunchRegion {

@@ -1,0 +1,96 @@
+// Vectors of GCC and Clang, as wide as the registers of the instruction set that the core is compiled for.
+#ifndef CUTE_KERNELS_VECTORS_H
+#define CUTE_KERNELS_VECTORS_H
+#include <stdint.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512BW__)
+#define VECTOR 64
+#elif defined(__AVX2__)
+#define VECTOR 32
+#else
+#define VECTOR 16
+#endif
+enum { WORDS = VECTOR / 4, DOUBLES = VECTOR / 8 };  // lanes of 32 and of 64 bits
+
+#define VECTOR_OF(type, bytes) typedef type __attribute__((vector_size(bytes), aligned(1), may_alias))
+VECTOR_OF(int32_t, VECTOR) Ints;
+VECTOR_OF(uint32_t, VECTOR) Bits;
+VECTOR_OF(float, VECTOR) Floats;
+VECTOR_OF(int64_t, VECTOR) Longs;
+VECTOR_OF(double, VECTOR) Doubles;
+VECTOR_OF(float, VECTOR / 2) HalfFloats;   // as many as Doubles
+VECTOR_OF(int32_t, VECTOR / 2) HalfInts;
+VECTOR_OF(uint32_t, VECTOR / 2) HalfBits;
+
+// sums + products of pairs of 16-bit integers
+static inline Ints dot2(Ints sums, Ints a, Ints b) {
+#if defined(__AVX512VNNI__) && VECTOR == 64
+  return (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif VECTOR == 64
+  return sums + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif VECTOR == 32
+  return sums + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return sums + (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return sums + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// a * b + c where the product is exact: then it is the same with one rounding or two.
+static inline Doubles add_product(Doubles c, Doubles a, Doubles b) {
+#if VECTOR == 64
+  return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__) && VECTOR == 32
+  return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return a * b + c;
+#endif
+}
+
+static inline Doubles doubles_of(HalfFloats x) {
+#if VECTOR == 64
+  return (Doubles)_mm512_cvtps_pd((__m256)x);
+#elif VECTOR == 32
+  return (Doubles)_mm256_cvtps_pd((__m128)x);
+#else
+  return __builtin_convertvector(x, Doubles);
+#endif
+}
+
+static inline HalfFloats floats_of(Doubles x) {
+#if VECTOR == 64
+  return (HalfFloats)_mm512_cvtpd_ps((__m512d)x);
+#elif VECTOR == 32
+  return (HalfFloats)_mm256_cvtpd_ps((__m256d)x);
+#else
+  return __builtin_convertvector(x, HalfFloats);
+#endif
+}
+
+static inline int any(Ints marks) {
+#if VECTOR == 64
+  return _mm512_test_epi32_mask((__m512i)marks, (__m512i)marks) != 0;
+#elif VECTOR == 32
+  return !_mm256_testz_si256((__m256i)marks, (__m256i)marks);
+#else
+  int64_t words[2];
+  __builtin_memcpy(words, &marks, sizeof words);
+  return (words[0] | words[1]) != 0;
+#endif
+}
+
+static inline int any_half(HalfInts marks) {
+#if VECTOR == 64
+  return !_mm256_testz_si256((__m256i)marks, (__m256i)marks);
+#else
+  int64_t words[2] = {0};
+  __builtin_memcpy(words, &marks, sizeof marks);
+  return (words[0] | words[1]) != 0;
+#endif
+}
+
+#endif

@@ -1,0 +1,22 @@
+"""Tests that run once for every instruction set for which the core is compiled, if this processor has it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+
+from cute_kernels.emulator import matrix_products
+from cute_kernels.emulator.core import library
+
+VARIANTS = library.usable()
+_load = functools.cache(library.load)
+
+
+def each_variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fixture: matrix products are computed by the core of the variant that is its parameter."""
+    with pytest.MonkeyPatch.context() as patch:
+        core = _load(request.param)
+        patch.setattr(matrix_products, "core", lambda: core)
+        yield request.param
