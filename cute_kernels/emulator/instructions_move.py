@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.instructions_integer import binary, shift_by
@@ -15,7 +16,7 @@ from cute_kernels.emulator.instructions_registry import family, never_varies, qu
 from cute_kernels.emulator.values import FULL, Constant, Pack
 
 #: Generic addresses: shared memory, local memory and kernel parameters appear as windows above every host address.
-SHARED_WINDOW = 1 << 61
+SHARED_WINDOW = CONSTANTS["SHARED_WINDOW"]
 LOCAL_WINDOW = 3 << 60
 PARAM_WINDOW = 1 << 62
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from cute_kernels.emulator.core.library import address
+
 
 @functools.cache
 def _target() -> tuple[Any, Any]:
@@ -57,8 +59,8 @@ class LinkedObject:
         llvm, target = _target()
         self._linker = llvm.create_lljit_compiler(target.create_target_machine(jit=True), use_jit_link=True)
         library = llvm.JITLibraryBuilder().add_object_img(code)
-        for name, address in symbols.items():
-            library.import_symbol(name, address)
+        for name, place in symbols.items():
+            library.import_symbol(name, place)
         self._trackers = [library.link(self._linker, self._NAME)]  # LLVM unloads the object with the first that dies
 
     def address(self, name: str) -> int:
@@ -69,3 +71,8 @@ class LinkedObject:
         """
         self._trackers.append(self._linker.lookup(self._NAME, name))
         return self._trackers[-1][name]
+
+
+def c_function(name: str) -> str:
+    """A function of the core as the callee of a call in LLVM IR."""
+    return f"inttoptr (i64 {address(name)} to ptr)"

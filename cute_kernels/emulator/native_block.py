@@ -15,12 +15,14 @@ import numpy as np
 
 from cute_kernels.emulator import native_floats  # noqa: F401 - registers its operations
 from cute_kernels.emulator.block import BlockBuilder, Call
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.instructions_memory import Load, Store, load_lanes, load_uniform, store_lanes
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW
 from cute_kernels.emulator.instructions_wgmma import MmaAsync, mma_async_in_place
+from cute_kernels.emulator.native import c_function
 from cute_kernels.emulator.native_inline import INLINE, SILENT
-from cute_kernels.emulator.native_memory import ROW, Tables, function_name
+from cute_kernels.emulator.native_memory import ROW, Tables
 from cute_kernels.emulator.native_ops import LANES, Code, Emitter, emitter_of
 from cute_kernels.emulator.values import (
     CANONICAL,
@@ -96,17 +98,11 @@ class Program:
         self.registers = registers
         self.layout = Layout(size=header)
         self.sites: list[Site] = []
-        self.helpers: set[tuple[str, bool, int, int]] = set()
         self.rows = 1
 
     def site(self, instruction: Instruction | None, source: list[str], block: int = -1) -> int:
         self.sites.append(Site(instruction, source, block))
         return len(self.sites) - 1
-
-    def helper(self, space: str, write: bool, size: int, count: int) -> str:
-        kinds = ("shared", "global") if space == "generic" else ()
-        self.helpers.update((kind, write, size, count) for kind in (*kinds, space))
-        return function_name(space, write, size, count)
 
     def reserve(self, rows: int) -> None:
         """Makes the exchange area at least this large."""
@@ -426,9 +422,10 @@ class BlockEmitter:
         mask: str,
         source: list[str],
     ) -> None:
-        name = self.program.helper(space, write, size, count)
         site = self.program.site(node.instruction, source)
-        done = self.code.let(f"call i32 @{name}(ptr %t, ptr %x, i32 {mask}, i32 {node.instruction.index})")
+        numbers = node.instruction.index, CONSTANTS[f"SPACE_{space.upper()}"], int(write), size, count
+        words = ", ".join(f"i32 {number}" for number in numbers)
+        done = self.code.let(f"call i32 {c_function('warp_access')}(ptr %t, ptr %x, i32 {mask}, {words})")
         test = self.code.let(f"icmp ne i32 {done}, 0")
         fast, slow = self.code.fresh("f")[1:], self.code.fresh("s")[1:]
         self.code.put(f"br i1 {test}, label %{fast}, label %{slow}")

@@ -14,6 +14,7 @@ from cute_kernels.emulator import instructions_tcgen05 as tcgen05
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.instructions_memory import fence_proxy_async
 from cute_kernels.emulator.instructions_move import elect_leader, map_address
+from cute_kernels.emulator.native import c_function
 from cute_kernels.emulator.native_memory import EVENT, Tables
 from cute_kernels.emulator.native_ops import LANES
 from cute_kernels.emulator.tmem import COLUMNS
@@ -81,8 +82,9 @@ def _noted(
     emitter: BlockEmitter, node: Node, event: str, argument: int = 0, first: str = "0", second: int = 0
 ) -> str:
     """An i1: whether the event is in the log."""
+    function = c_function("log_event")
     values = f"i32 {EVENT[event]}, i32 %M, i32 {argument}, i32 {node.instruction.index}, i64 {first}, i64 {second}"
-    return emitter.code.let(f"icmp ne i32 {emitter.code.let(f'call i32 @note(ptr %t, {values})')}, 0")
+    return emitter.code.let(f"icmp ne i32 {emitter.code.let(f'call i32 {function}(ptr %t, {values})')}, 0")
 
 
 def _inline_event(emitter: BlockEmitter, node: Node, test: str, event: str, argument: int = 0) -> bool:

@@ -34,9 +34,7 @@ from cute_kernels.emulator.native_memory import (
     ROW,
     STATES,
     MemoryTables,
-    access,
     exchange_area,
-    log_code,
 )
 from cute_kernels.emulator.native_units import Units
 from cute_kernels.emulator.register_hazards import touched_in_flight
@@ -246,11 +244,9 @@ class _Translator:
         cases = " ".join(f"i32 {k}, label %b{k}" for k in blocks)
         bodies = " ".join(f"i32 {k}, label %e{k}" for k in blocks)
         declarations = {"declare i32 @llvm.cttz.i32(i32, i1)", *self.program.code.declarations}
-        helpers = [log_code(), *(access(*helper) for helper in sorted(self.program.helpers))]
         body = "\n".join(self.program.code.lines)
         return f"""
 {chr(10).join(sorted(declarations))}
-{"".join(helpers)}
 define i32 @run(ptr %s, ptr %x, ptr %t, ptr %cb) {{
 entry:
   %pc.p = getelementptr i32, ptr %s, i32 {_PC}

@@ -28,6 +28,13 @@ EXPORT int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction);
 // `multicast`: the mask of CTAs, or -1. 1: the commit has arrived; 0: Python has to do it.
 EXPORT int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast);
 
+// A load or store of `count` elements of `size` bytes by each lane of a mask. The first row holds the addresses, the
+// rows after it the elements to store, one row for each of a lane's; loaded elements begin in the first row. 1 if done;
+// 0: nothing is done, Python decides.
+EXPORT int32_t warp_access(
+    Tables *t, uint8_t *rows, uint32_t mask, int32_t instruction, int32_t space, int32_t write, int32_t size,
+    int32_t count);
+
 // --- clocks of the race detector: clocks.c ---
 
 // Later accesses are told apart from those so far.

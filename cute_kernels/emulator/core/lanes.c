@@ -59,13 +59,14 @@ static int store_ordered(const Access *access, int32_t id) {
 }
 
 // The plane that all places are in, by granules or by bytes; null for other accesses.
-static Plane *plane_of(const Access *access, int64_t places[LANES]) {
+static Plane *plane_of(const Access *access, int64_t places[restrict LANES]) {
   Shadow *shadow = access->shadow;
-  int64_t count = access->count;
+  const int64_t *restrict offsets = access->offsets;
+  int64_t count = access->count, origin = access->origin;
   if (count & (count - 1) || count > GRANULE) return NULL;
   uint64_t most = 0, bits = 0;
   for (int lane = 0; lane < LANES; lane++) {
-    uint64_t offset = (uint64_t)(access->offsets[lane] - access->origin);
+    uint64_t offset = (uint64_t)(offsets[lane] - origin);
     most = offset > most ? offset : most;
     bits |= offset;
     places[lane] = (int64_t)(offset >> 4);
@@ -80,7 +81,7 @@ static Plane *plane_of(const Access *access, int64_t places[LANES]) {
     }
   }
   if (all) {
-    for (int lane = 0; lane < LANES; lane++) places[lane] = access->offsets[lane] - access->origin;
+    for (int lane = 0; lane < LANES; lane++) places[lane] = offsets[lane] - origin;
     return &shadow->fine;
   }
   return !some && count == GRANULE ? &shadow->coarse : NULL;

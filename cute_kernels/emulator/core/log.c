@@ -4,25 +4,23 @@
 // for all entries.
 #include <stddef.h>
 
+#include "lanes.h"
 #include "races.h"
 
 // A load or store by lanes. Lanes that all store to one place are the warp's own affair: for Python.
 static int generic_access(const Context *context, const LogEntry *entry, int write, int global) {
   Agent *agent = context->agent;
   Epochs *epochs = context->epochs;
-  int64_t offsets[LANES], lanes[LANES], places[LANES], count = 0, low = INT64_MAX, high = 0, differ = 0;
-  int elsewhere = 0;
+  int64_t offsets[LANES], lanes[LANES], places[LANES], low = INT64_MAX, high = 0, differ = 0, elsewhere = 0;
   if (!has_room(epochs, 1)) return 0;
-  for (uint32_t mask = entry->mask; mask; mask &= mask - 1) lanes[count++] = __builtin_ctz(mask);
+  int64_t count = take_lanes(entry->mask, entry->addresses, offsets, lanes), own = agent->rank << RANK_SHIFT;
   for (int64_t i = 0; i < count; i++) {
-    int64_t address = entry->addresses[lanes[i]];
-    elsewhere |= !global && address >> RANK_SHIFT != agent->rank;
-    offsets[i] = global ? address : address & OFFSET_MASK;
     low = offsets[i] < low ? offsets[i] : low;
     high = offsets[i] > high ? offsets[i] : high;
-    differ |= address ^ entry->addresses[lanes[0]];
+    differ |= offsets[i] ^ offsets[0];
+    elsewhere |= (offsets[i] ^ own) & ~(int64_t)OFFSET_MASK;
   }
-  if (elsewhere || (write && count > 1 && !differ)) return 0;
+  if ((!global && elsewhere) || (write && count > 1 && !differ)) return 0;
   Access access = {
       .write = write, .shadow = context->shadow, .grain = GRANULE, .offsets = offsets, .rows = count,
       .count = entry->argument, .known = agent_row(agent, ROW_VISIBLE), .width = agent->width, .own = agent->base,
@@ -40,6 +38,7 @@ static int generic_access(const Context *context, const LogEntry *entry, int wri
     access.floor = context->floor;
   } else {
     access.read_known = access.known;
+    access.origin = own;
   }
   Plane *plane = entry->mask == UINT32_MAX ? lanes_check(&access, places) : NULL;
   if (!plane && !access_check(&access)) return 0;

@@ -41,6 +41,14 @@ typedef struct Cta {
   Shadow *shadow;   // with detectors
 } Cta;
 
+// Loads and stores. Shared memory appears to generic addresses as a window above every host address. Lanes exchange
+// values with the core in rows of 32 items of up to 64 bits, on cache lines.
+enum {
+  SPACE_SHARED = 0, SPACE_GLOBAL = 1, SPACE_GENERIC = 2,
+  EXCHANGE_ROW = 256  // bytes
+};
+enum { SHARED_WINDOW = 2305843009213693952 };  // 2^61
+
 // Registered global memory.
 typedef struct Region { int64_t start, end, writable; } Region;
 

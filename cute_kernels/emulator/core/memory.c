@@ -1,0 +1,145 @@
+// Loads and stores by the lanes of a warp.
+//
+// What is legal is performed and nothing else: an access that any check stops, for whatever reason, is left to the
+// Python function of the instruction, which decides again and words the error. All lanes are checked before the first
+// byte moves.
+#include <stddef.h>
+#include <string.h>
+
+#include "core.h"
+#include "lanes.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+// The lanes that access memory, and where.
+typedef struct {
+  int count;
+  int64_t lanes[LANES], addresses[LANES];  // of those that do
+  uint8_t *data[LANES], *states[LANES];
+} Lanes;
+
+static const uint8_t data_state = 1, barrier_state = 2;
+
+// The span of all addresses, and the bits that any of them has.
+INLINE void bounds(const Lanes *lanes, uint64_t *low, uint64_t *high, uint64_t *bits) {
+  uint64_t least = UINT64_MAX, most = 0, any = 0;
+  for (int i = 0; i < lanes->count; i++) {
+    uint64_t address = (uint64_t)lanes->addresses[i];
+    least = address < least ? address : least;
+    most = address > most ? address : most;
+    any |= address;
+  }
+  *low = least;
+  *high = most;
+  *bits = any;
+}
+
+// Whether every byte of the lanes' may be accessed: none of an mbarrier's is written, what is read holds data.
+INLINE int states_allow(const Lanes *lanes, int write, int64_t nbytes) {
+  int wrong = 0;
+  for (int i = 0; i < lanes->count; i++)
+    for (int64_t byte = 0; byte < nbytes; byte++) {
+      uint8_t state = lanes->states[i][byte];
+      wrong |= write ? state == barrier_state : state != data_state;
+    }
+  return !wrong;
+}
+
+INLINE int find_shared(const Tables *t, Lanes *lanes, int write, int64_t nbytes) {
+  uint64_t low, high, bits;
+  bounds(lanes, &low, &high, &bits);
+  if (bits & (uint64_t)(nbytes - 1) || high >> RANK_SHIFT >= (uint64_t)t->ranks) return 0;
+  for (int i = 0; i < lanes->count; i++) {
+    const Cta *cta = &t->ctas[lanes->addresses[i] >> RANK_SHIFT];
+    int64_t offset = lanes->addresses[i] & OFFSET_MASK;
+    if (offset + nbytes > cta->size) return 0;
+    lanes->data[i] = cta->data + offset;
+    lanes->states[i] = cta->states + offset;
+  }
+  return !(t->flags & STATES) || states_allow(lanes, write, nbytes);
+}
+
+static const Region *region_of(const Tables *t, uint64_t start, uint64_t end, int write) {
+  for (int64_t i = 0; i < t->regions; i++) {
+    const Region *region = &t->region_table[i];
+    if (start >= (uint64_t)region->start && end <= (uint64_t)region->end && (!write || region->writable)) return region;
+  }
+  return NULL;
+}
+
+// `writable`: whether any of the memory is.
+INLINE int find_global(const Tables *t, Lanes *lanes, int write, int64_t nbytes, int *writable) {
+  uint64_t low, high, bits;
+  bounds(lanes, &low, &high, &bits);
+  if (bits & (uint64_t)(nbytes - 1)) return 0;
+  const Region *all = region_of(t, low, high + (uint64_t)nbytes, write);
+  *writable = all && all->writable;
+  for (int i = 0; i < lanes->count; i++) {
+    uint64_t address = (uint64_t)lanes->addresses[i];
+    if (!all) {
+      const Region *region = region_of(t, address, address + (uint64_t)nbytes, write);
+      if (!region) return 0;
+      *writable |= region->writable != 0;
+    }
+    lanes->data[i] = (uint8_t *)(uintptr_t)address;
+  }
+  return 1;
+}
+
+// Elements between the exchange rows and memory, those of a lane side by side there.
+INLINE void move_elements(const Lanes *lanes, uint8_t *rows, int write, int64_t size, int64_t count) {
+  for (int64_t k = 0; k < count; k++, rows += EXCHANGE_ROW)
+    for (int i = 0; i < lanes->count; i++) {
+      uint8_t *memory = lanes->data[i] + k * size, *element = rows + lanes->lanes[i] * size;
+      if (write) memcpy(memory, element, (size_t)size);
+      else memcpy(element, memory, (size_t)size);
+    }
+}
+
+INLINE int32_t access(
+    Tables *t, uint8_t *rows, uint32_t mask, int32_t instruction, int shared, int write, int64_t size, int64_t count,
+    Lanes *lanes, const int64_t addresses[LANES]) {
+  int64_t nbytes = size * count;
+  int writable = 1;
+  if (shared ? !find_shared(t, lanes, write, nbytes) : !find_global(t, lanes, write, nbytes, &writable)) return 0;
+  int32_t kind = shared ? (write ? LOG_SHARED_WRITE : LOG_SHARED_READ) : (write ? LOG_GLOBAL_WRITE : LOG_GLOBAL_READ);
+  if (t->flags & kind && writable) {  // reads of memory that nobody may write do not race
+    int64_t *logged = log_entry(t, kind, mask, (int32_t)nbytes, instruction);
+    if (!logged) return 0;
+    memcpy(logged, addresses, LANES * sizeof *addresses);
+  }
+  t->progress += write;
+  move_elements(lanes, rows + write * EXCHANGE_ROW, write, size, count);
+  if (shared && write && t->flags & STATES)
+    for (int i = 0; i < lanes->count; i++) memset(lanes->states[i], data_state, (size_t)nbytes);
+  return 1;
+}
+
+int32_t warp_access(
+    Tables *t, uint8_t *rows, uint32_t mask, int32_t instruction, int32_t space, int32_t write, int32_t size,
+    int32_t count) {
+  int64_t addresses[LANES];
+  Lanes lanes;
+  if (t->flags & CALL) return 0;
+  if (!mask) return 1;
+  memcpy(addresses, rows, sizeof addresses);
+  int shared = space == SPACE_SHARED;
+  if (space == SPACE_GENERIC && (uint64_t)addresses[__builtin_ctz(mask)] >= SHARED_WINDOW) {
+    // A window above every host address; lanes that do not agree are found out of bounds.
+    for (int lane = 0; lane < LANES; lane++) addresses[lane] -= (int64_t)SHARED_WINDOW;
+    shared = 1;
+  }
+  lanes.count = take_lanes(mask, addresses, lanes.addresses, lanes.lanes);
+#define OF_SIZE(bytes)                                                                                       \
+  case bytes:                                                                                                \
+    if (shared) return access(t, rows, mask, instruction, 1, write != 0, bytes, count, &lanes, addresses);   \
+    return access(t, rows, mask, instruction, 0, write != 0, bytes, count, &lanes, addresses)
+  switch (size) {
+    OF_SIZE(1);
+    OF_SIZE(2);
+    OF_SIZE(4);
+    OF_SIZE(8);
+    default: return 0;
+  }
+#undef OF_SIZE
+}
