@@ -176,6 +176,7 @@ NAMES: list[tuple[MakePlan, str]] = [
     (patchify(in_dtype="bfloat16", out_dtype="uint8"), "out_dtype"),
     (patchify(order="whc"), "order"),
     (patchify(order="hwc"), "order"),
+    (patchify(row_multiple=48), "row_multiple"),
 ]
 
 

@@ -72,7 +72,7 @@ def plan_sm90_images(
     # Timed on an H200: 1.474 ms with images fastest, 1.505 with rows of patches (docs/measurements.md).
     config = config or Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
     source = source_of(problem) if config.source == "auto" else config.source
-    require("source", source, _sources(problem), "how patches come out of these images; 'auto' chooses")
+    require("source", config.source, ("auto", *_sources(problem)), "how patches come out of these images")
     require("warpgroups", config.warpgroups, (0, 1, 2, 3), "consumer warpgroups that registers allow; 0 chooses")
     rule = "pairs of multiprocessors share patches; larger clusters leave some idle; 0 chooses"
     require("cluster", config.cluster, (0, 1, 2), rule)
