@@ -103,7 +103,8 @@ def test_repeated_calls_read_their_new_images(layout, monkeypatch: pytest.Monkey
     assert all(torch.equal(out, same) for out, same in zip(outs, expected, strict=True))
 
 
-CHUNKS = {"sm_90a": [Sm90RowsConfig(16), Sm90RowsConfig(128, 128)]}
+CHUNKS = {"sm_90a": [None, Sm90RowsConfig(16), Sm90RowsConfig(128, 128)], "sm_100a": [None]}
+"""Configurations of a pass and the kernel over rows: one chunk, and several where the architecture has them."""
 
 
 @pytest.mark.parametrize("config", CHUNKS.get(architecture.at_hand(), ()), ids=str)
@@ -135,7 +136,7 @@ def test_chunks_of_images(patch, precision, dtype, layout, config) -> None:
 
 
 @pytest.mark.gpu_only("a CUDA graph")
-@pytest.mark.parametrize("config", [None, *CHUNKS.get(architecture.at_hand(), ())], ids=str)
+@pytest.mark.parametrize("config", CHUNKS.get(architecture.at_hand(), ()), ids=str)
 def test_both_kernels_in_a_graph(config) -> None:
     images, *arguments = draw(SHAPES[0] if config is None else SHAPES[2], 14, "int8", torch.uint8)
     patch_embed_images(images, *arguments, config=config)
