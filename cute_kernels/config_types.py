@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 
@@ -17,8 +18,10 @@ def check_types(instance: Any) -> None:
         TypeError: naming the field.
         ValueError: an integer other than 0 and 1 in place of a bool.
     """
-    for part in fields(instance):
+    for part in _fields(type(instance)):
         value = getattr(instance, part.name)
+        if type(value) is _EXACT.get(part.type, str):  # choosers make hundreds of configurations for a problem
+            continue
         if part.type == "int":
             checked = _integer(part.name, value)
         elif part.type == "bool":
@@ -28,6 +31,15 @@ def check_types(instance: Any) -> None:
         else:
             raise TypeError(f"{part.name} = {value!r} is {type(value).__name__}, expected a string")
         object.__setattr__(instance, part.name, checked)
+
+
+_EXACT: dict[str, type] = {"int": int, "bool": bool}
+"""By annotation; any other is of strings."""
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[Field, ...]:
+    return fields(kind)
 
 
 def type_name(value: Any) -> str:

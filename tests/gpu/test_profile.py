@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from cute_kernels.commands.cli import main
 from cute_kernels.operations.patch_embed import prepare_launch
 from cute_kernels.plan.profile import Phase
 from cute_kernels.profiling import Profile, phase_statistics, record, role_balance
@@ -56,3 +59,23 @@ def test_clocks_fit_the_device(record_property):
     assert max(totals) / min(totals) < 1.2
     for found in phase_statistics(profile):
         assert 0 <= found.mean <= found.most and 0 <= found.p95 <= found.most
+
+
+@pytest.mark.gpu_only("times")
+@pytest.mark.parametrize("arguments", [("patch-embed", "--batch", "256"), ("patch-embed-images", "--batch", "256")])
+def test_command(arguments, tmp_path, capsys):
+    """Both launches are timed, and stamps do not change what a launch is: it is slower, and not by much."""
+    facts, trace = tmp_path / "facts.json", tmp_path / "trace.json"
+    assert main(["profile", *arguments, "--json", str(facts), "--trace", str(trace)]) == 0
+    text = capsys.readouterr().out
+    assert "waits least: the others wait for it" in text and "GHz" in text and "lost" not in text
+    found = json.loads(facts.read_text())
+    assert found["device"] == "gpu" and found["lost_stamps"] == 0 and found["equilibrium"]
+    times = found["launch_microseconds"]
+    assert 0.8 < times["stamped"] / times["plain"] < 3
+    # A launch's clocks are those of its tiles, and of what comes before the first one and after the last.
+    warps = [warp for warp in found["warps"] if warp["phase"] == "all" and warp["role"] == "load"]
+    tiles = max(warp["tiles"] for warp in warps) / found["grid"][0] + 2
+    modelled = tiles * warps[0]["mean"] / found["clocks_per_nanosecond"] / 1e3
+    assert 0.5 < modelled / times["stamped"] < 1.2
+    assert json.loads(trace.read_text())["traceEvents"]
