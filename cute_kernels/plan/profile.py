@@ -83,9 +83,12 @@ def with_profile(plan: Plan, stamps: int) -> Plan:
         stamps: how many each warp may write; what comes after that is counted and not kept. A multiple of 8.
 
     Raises:
-        NotImplementedError: the plan's kernel writes no stamps.
+        NotImplementedError: the plan's kernel writes no stamps, or it chains several.
         ValueError: no such number of stamps is possible.
     """
+    if plan.launches != (plan,):
+        kernels = " and ".join(part.operation for part in plan.launches)
+        raise NotImplementedError(f"the plan of {plan.operation} chains kernels, of {kernels}: profile them one by one")
     if not any(operand.name == "profile" for operand in plan.operands):
         raise NotImplementedError(f"kernels of {plan.operation} ({type(plan).__name__}) write no clock stamps")
     rows = plan.grid[0] * len(plan.roles)

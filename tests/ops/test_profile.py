@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cute_kernels.commands.cli import main
-from cute_kernels.config import GemmProblem, PatchEmbedProblem, Sm90PatchEmbedConfig
+from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan import Plan, make_plan
 from cute_kernels.plan.profile import (
     BEGIN,
@@ -113,6 +113,10 @@ def test_stamps_that_are_not_possible(plan: Plan, stamps: int) -> None:
 def test_kernels_without_stamps_are_named() -> None:
     with pytest.raises(NotImplementedError, match=r"kernels of gemm \(Sm90GemmPlan\) write no clock stamps"):
         with_profile(make_plan(GemmProblem(256, 256, 256), None, "sm_90a"), 8)
+    chain = make_plan(PatchEmbedImagesProblem(8, 3, 224, 224, 14, 768), None, "sm_90a")
+    with pytest.raises(NotImplementedError, match="chains kernels, of patchify and patch_embed: profile them one by"):
+        with_profile(chain, 8)
+    assert with_profile(chain.launches[-1], 8).profile == 8
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
