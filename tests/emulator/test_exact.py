@@ -222,3 +222,9 @@ def test_zeros_are_positive():
         b, a = np.array([[0.0, -0.0, 1.0, -1.0]]), np.array([[-1.0, 1.0, 1.0, 1.0]])
         for d in (None, np.array([[-0.0]], np.float32), np.array([[0.0]], np.float32)):
             assert dot_add(name, b, a, d).view(np.uint32)[0, 0] == 0
+            k = 32 // np.dtype(TYPES[name]).itemsize
+            assert dot_add(name, np.full((1, k), -0.0), np.ones((1, k)), d).view(np.uint32)[0, 0] == 0
+    # Values on no grid, so that the sum is computed exactly.
+    b, a = (np.array([[2.0**60, 2.0**-60] * 8, [-0.0] * 15 + [1.0]]) for _ in range(2))
+    a[1] = [1.0] * 15 + [-0.0]
+    assert dot_add("bf16", b, a, np.full((2, 2), -0.0, np.float32)).view(np.uint32)[1, 1] == 0

@@ -111,7 +111,7 @@ def test_sums_that_fp32_does_not_hold_are_rounded_once(row: int, lane: int, sign
 @pytest.mark.parametrize("bits", [0x7FC00001, 0xFFC12345, 0x7F800001])
 @pytest.mark.parametrize(("row", "lane"), [(0, 0), (7, 127), (13, 47)])
 def test_nan_in_an_accumulator_becomes_the_canonical_one(row: int, lane: int, bits: int) -> None:
-    mma = Mma(1, 16)
+    mma = Mma(1, 16, (0x30, 0x38))  # sums that FP32 holds
     cells = mma.cells[0]
     cells[3, 5] = np.inf
     cells.view(np.uint32)[row, lane] = bits

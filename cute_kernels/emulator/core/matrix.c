@@ -214,7 +214,7 @@ static uint32_t settle(Product *p, int64_t row, int64_t lane, double old, double
     double terms[MOST_K + 1];
     for (int i = 0; i < p->k; i++) terms[i] = p->b->values[p->k * row + i] * p->a->values[TENSOR_LANES * i + lane];
     terms[p->k] = old;
-    sum = exact_sum(terms, p->k + 1);
+    sum = exact_sum(terms, p->k + 1) + 0.0;  // of zeros it is 0, not -0; elsewhere adding the error has done that
   }
   return p->mma->d == SUM_F16 ? half_bits(sum) : float_bits(sum);
 }
@@ -256,8 +256,8 @@ static inline void wide_block(
   UNROLLED for (int v = 0; v < WIDE_VECTORS; v++)  // beyond m: the first ones, and nothing is stored
     cells[v] = row_of(p, row) + lane_offset(p, v < vectors ? lane + DOUBLES * v : lane);
   UNROLLED for (int r = 0; r < WIDE_ROWS; r++)
-    UNROLLED for (int v = 0; v < WIDE_VECTORS; v++)  // an exact sum of zeros is 0, not -0
-      sums[r][v] = old_values(cells[v] + r * stride, halves, accumulate) + 0.0;
+    UNROLLED for (int v = 0; v < WIDE_VECTORS; v++)
+      sums[r][v] = old_values(cells[v] + r * stride, halves, accumulate);
   const double *a = p->a->values + lane, *b = p->b->values + k * row;
   for (int i = 0; i < k; i++)
     UNROLLED for (int r = 0; r < WIDE_ROWS; r++) {

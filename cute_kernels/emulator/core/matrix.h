@@ -11,7 +11,7 @@ typedef struct Operand {
   _Alignas(64) double values[MOST_ROWS * MOST_K];  // A: [k][TENSOR_LANES]
   double largest[MOST_ROWS];                       // finite magnitude of each row of `values`
   uint32_t lowest;                                 // bits of FP32: of `values`, all are multiples of it
-  int64_t most;                                    // magnitude among `pairs`; MOST_SMALL + 1: some are not right
+  int64_t most;                                    // magnitude among `pairs`; beyond MOST_SMALL they are not right
 } Operand;
 enum { MOST_SMALL = 32767 };
 

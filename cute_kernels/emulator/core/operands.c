@@ -78,7 +78,7 @@ static int64_t largest_small(Shorts most, int64_t element) {
   if (element != E4M3) return element == S8 ? 128 : 255;
   int code = 0;
   for (int i = 0; i < CODES; i++) code = most[i] > code ? most[i] : code;
-  return code > 0x67 ? MOST_SMALL + 1 : code < 8 ? code : (8 | (code & 7)) << ((code >> 3) - 1);
+  return code < 8 ? code : (8 | (code & 7)) << ((code >> 3) - 1);  // of NaN, too large a one
 }
 
 // Puts LANE_GROUP rows of pairs side by side.
@@ -215,8 +215,5 @@ static inline void load_rows(
 
 void load_values(
     Operand *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side) {
-  int k = elements(type->element);
-  if (k == 16 && side_by_side) load_rows(to, from, rows, first, type, 16, 1);
-  else if (k == 16) load_rows(to, from, rows, first, type, 16, 0);
-  else load_rows(to, from, rows, first, type, k, side_by_side);
+  load_rows(to, from, rows, first, type, elements(type->element), side_by_side);
 }
