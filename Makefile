@@ -65,7 +65,7 @@ dsl-versions: $(VENV)/.installed-test
 
 # The documentation as a site, site/index.html; fails if a link, an anchor or a reference leads nowhere.
 docs: $(VENV)/.installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file .ci/mkdocs.yml
 
 # What takes too long for every change.
 nightly: integrations orders mutate mutate-source sentryward dsl-versions $(VENV)/.installed-test
