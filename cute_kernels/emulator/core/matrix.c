@@ -63,17 +63,20 @@ static inline uint32_t float_bits(double value) {
   return value != value ? 0x7FFFFFFF : bits;
 }
 
-static inline double float_at(const uint32_t *cell) {
-  float value;
-  memcpy(&value, cell, sizeof value);
-  return value;
-}
-
-// Where FP32 does not hold a sum, or the accumulator is NaN.
+// Where FP32 does not hold a sum, or the accumulator is NaN: in double, rounded to odd and then to FP32 (`to_odd`).
 static __attribute__((noinline)) void add_large(uint32_t *cells, Ints sums, int accumulate) {
-  for (int i = 0; i < WORDS; i++) {
-    double rest, total = two_sum(sums[i] * 0x1p-18, accumulate ? float_at(cells + i) : 0, &rest);
-    cells[i] = float_bits(isfinite(total) ? to_odd(total, rest) : total);
+  HalfInts halves[2];
+  memcpy(halves, &sums, sizeof halves);
+  for (int h = 0; h < 2; h++) {
+    HalfBits *to = (HalfBits *)(cells + DOUBLES * h);
+    Doubles x = __builtin_convertvector(halves[h], Doubles) * 0x1p-18, old = {0};
+    if (accumulate) old = doubles_of((HalfFloats)*to);
+    Doubles total = x + old, part = total - x, rest = (x - (total - part)) + (old - part);
+    Longs bits = (Longs)total, away = (rest > 0) ^ (total > 0);
+    Longs inexact = (rest != 0) & ((bits & 1) == 0) & ((bits & INT64_MAX) < (Longs)((Doubles){0} + HUGE_VAL));
+    bits += (1 + 2 * away) & inexact;
+    HalfBits nan = (HalfBits)__builtin_convertvector(total != total, HalfInts);
+    *to = ((HalfBits)floats_of((Doubles)bits) & ~nan) | (nan & INT32_MAX);
   }
 }
 
