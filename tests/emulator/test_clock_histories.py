@@ -6,6 +6,7 @@ order counts, of strict agents, clusters, single lanes, tensor memory and mbarri
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
@@ -13,10 +14,15 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cute_kernels.emulator import GlobalMemory
+from cute_kernels.emulator.core.layout import STRUCTURES
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.happens_before import FULL, Offset
+from cute_kernels.emulator.native_shadow import shadow_unit
 from cute_kernels.emulator.sync_point import Order, Row
 from tests.emulator.crew import Crew, state
 
@@ -104,3 +110,63 @@ def digest(cluster: str, strict: str, seed: int) -> str:
 @pytest.mark.parametrize("cluster, strict, seed", CASES)
 def test_clocks_are_what_they_were(cluster: str, strict: str, seed: int) -> None:
     assert digest(cluster, strict, seed) == json.loads(DATA.read_text())[f"{cluster}, {strict}, {seed}"]
+
+
+@pytest.mark.parametrize("arrival", ["arrive", "commit", "load"])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: str, ordered: bool) -> None:
+    """Warp 1 has waited for phase 0; phase 1 completes by warp 0, which knows of that wait or does not."""
+    memory = GlobalMemory()
+    source = np.zeros(64, np.uint8)
+    memory.register_tensor(source, "source", writable=False)
+    crew = Crew([256], [0, 0], memory, native=True)
+    tracker, address = crew.tracker, BARRIERS[0]
+    first, second = (crew[i].agent for i in range(2))
+    tracker.initialise(crew[0], address)
+    barrier, other = tracker.points[address], tracker.point()
+    tracker.enter(crew[0])
+    tracker.tensor.committed(tracker.tensor.commit([address]), address, 0)  # the first of a stream is Python's
+    tracker.launch._note(0, tracker.shared[0], source.ctypes.data)  # memory that is only read needs a row of the table
+    first.release(other, FULL, Order.SYNC)
+    other.complete()
+    second.acquire(other, Order.SYNC)
+    tracker.completed(address, 0)
+    tables = STRUCTURES["Tables"]()
+    contexts = [shadow_unit().context(tracker, agent) for agent in (first, second)]
+    tables.context = ctypes.addressof(contexts[1])
+    assert library().watch_wait(ctypes.addressof(tables), barrier.address, Order.SYNC, 0) == 1
+    if ordered:
+        second.release(other, FULL, Order.SYNC)
+        other.complete()
+        first.acquire(other, Order.SYNC)
+    tables.context = ctypes.addressof(contexts[0])
+    before, t = state(tracker), ctypes.addressof(tables)
+    if arrival == "arrive":
+        done = library().watch_arrive(t, barrier.address, FULL, Order.SYNC, 0, 1, 1)
+    elif arrival == "commit":
+        commit = STRUCTURES["Commit"](tracker.tensor.stream(), 0, 1)
+        commit.targets[0].point, commit.targets[0].phase, commit.targets[0].completes = barrier.address, 1, 1
+        done = library().watch_commit(t, ctypes.addressof(commit))
+    else:
+        copy = STRUCTURES["WatchedCopy"](
+            point=barrier.address, phase=1, completes=1, shadow=tracker.shared[0].address, offset=128, nbytes=64,
+            start=source.ctypes.data, count=1, row=64,
+        )  # fmt: skip
+        done = library().watch_load(t, ctypes.addressof(copy))
+    assert done == ordered
+    if not ordered:
+        assert state(tracker) == before
+        with pytest.raises(BarrierMisuse, match="two phases"):
+            tracker.completed(address, 1)
+
+
+def test_lanes_that_store_to_one_place_are_the_warps_own_affair() -> None:
+    """They write one value in every sound program. The core, which would take one lane of them, leaves it to Python."""
+    states = []
+    for native in (False, True):
+        crew = Crew([256], [0, 0], native=native)
+        for _ in range(2):
+            crew[0].logger.access("shared", [3, 5], [32, 32], 16, write=True)
+        crew[0].logger.access("shared", [3, 5], [64, 80], 16, write=True)
+        states.append(state(crew.tracker))
+    assert states[0] == states[1]
