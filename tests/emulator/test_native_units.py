@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW
 from cute_kernels.emulator.mbarrier import MAX_COUNT, MBarrier, MBarriers
@@ -535,3 +537,43 @@ def test_window_of_parameters():
     before = machine.ctas[0].data[DATA : DATA + 256].copy()
     assert function("tensor_load")(tables.address, words.ctypes.data, 2, 0)
     assert (machine.ctas[0].data[DATA : DATA + 256] != before).any()
+
+
+def test_parities_are_0_and_1():
+    machine, _ = small()
+    passed = function("mbarrier_passed")
+    machine.barriers.expect_tx(BARRIER, -512)
+    machine.barriers.arrive(BARRIER)
+    assert [passed(machine.tables.address, BARRIER, parity, 1) for parity in range(-2, 4)] == [0, 0, 1, 0, 0, 0]
+
+
+def test_commit_that_ends_a_phase_with_too_many_bytes_is_left_to_python():
+    machine, _ = small()
+    machine.units.learn_commit((0, BARRIER, -1), "somebody", 0)
+    commit = function("tensor_commit")
+    machine.barriers.expect_tx(BARRIER, -600)
+    assert not commit(machine.tables.address, 0, BARRIER, -1), "88 bytes more than expected"
+    machine.barriers.expect_tx(BARRIER, 88)
+    assert commit(machine.tables.address, 0, BARRIER, -1) and machine.barriers.phase(BARRIER) == 1
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_bytes_that_may_not_be_accessed_are_left_to_python(write: bool):
+    """Of an mbarrier, and for loads of no data yet; without detectors all bytes may be."""
+    machine, _ = small()
+    rows, shared = aligned(np.full(512, 7, np.uint8)), CONSTANTS["SPACE_SHARED"]
+    states = machine.ctas[0].states[1]
+    states[DATA : DATA + 8] = [1, 1, 1, 1, 0, 0, 0, 0]
+    for flags, legal in ((CONSTANTS["STATES"], [True, write, False]), (0, [True, True, True])):
+        machine.tables.header.flags = flags
+        for place, expected in zip((DATA, DATA + 4, BARRIER), legal):
+            rows[:256].view(np.int64)[:] = place
+            before = machine.ctas[0].data[place : place + 4].tobytes()
+            done = library().warp_access(machine.tables.address, rows.ctypes.data, 2, 0, shared, write, 4, 1)
+            assert done == expected
+            now = machine.ctas[0].data[place : place + 4].tobytes()
+            assert now == (b"\7" * 4 if write and done else before)
+            if done and not write:
+                assert rows[4:8].tobytes() == before
+            machine.ctas[0].data[place : place + 4] = np.frombuffer(before, np.uint8)
+            states[DATA : DATA + 8] = [1, 1, 1, 1, 0, 0, 0, 0]
