@@ -1,4 +1,7 @@
-"""Tests that run once for every instruction set for which the core is compiled, if this processor has it."""
+"""Tests that run once for every instruction set for which the core is compiled, if this processor has it.
+
+By day for the plainest and for the one in use.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from cute_kernels.emulator import matrix_products
-from cute_kernels.emulator.core import library
+from cute_kernels.emulator.core import build, library
+from tests.nightly import by_day
 
-VARIANTS = library.usable()
+DAILY = {"baseline", library.usable()[-1]}
+VARIANTS = by_day(library.usable(), DAILY)
+ALL_VARIANTS = by_day(build.variants(), DAILY)
+"""Those that the processor cannot execute, too."""
 _load = functools.cache(library.load)
 
 

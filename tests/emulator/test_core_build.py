@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from cute_kernels.emulator.core import build, layout, library
+from tests.emulator.core_variants import ALL_VARIANTS
 
 SOURCES = {
     "state.h": """
@@ -170,7 +171,7 @@ def test_variants(monkeypatch: pytest.MonkeyPatch):
         library.variant()
 
 
-@pytest.mark.parametrize("variant", build.variants())
+@pytest.mark.parametrize("variant", ALL_VARIANTS)
 def test_every_variant_compiles(variant: str):
     """Of the core itself, without warnings; those that this processor executes are loaded."""
     path = build.library(variant)
