@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-from dataclasses import Field, fields
+from dataclasses import fields
 from typing import Any
 
 
@@ -18,7 +17,7 @@ def check_types(instance: Any) -> None:
         TypeError: naming the field.
         ValueError: an integer other than 0 and 1 in place of a bool.
     """
-    for part in _fields(type(instance)):
+    for part in fields(instance):  # which torch.compile traces; not through a cache of our own
         value = getattr(instance, part.name)
         if type(value) is _EXACT.get(part.type, str):  # choosers make hundreds of configurations for a problem
             continue
@@ -35,11 +34,6 @@ def check_types(instance: Any) -> None:
 
 _EXACT: dict[str, type] = {"int": int, "bool": bool}
 """By annotation; any other is of strings."""
-
-
-@functools.cache
-def _fields(kind: type) -> tuple[Field, ...]:
-    return fields(kind)
 
 
 def type_name(value: Any) -> str:
