@@ -213,6 +213,11 @@ FAULTS = {
     "outside": "add.s64 %d2, %d1, 128; ld.global.u32 %r3, [%d2];",
     "one lane outside": "mad.lo.u32 %r4, %r1, 1, 1; mul.wide.u32 %d3, %r4, 4; add.s64 %d2, %d0, %d3;"
     "st.global.u32 [%d2], %r1;",
+    "end of the address space": "mov.u64 %d2, -4; st.global.u32 [%d2], %r1;",
+    "one lane at the end of the address space": "setp.eq.u32 %p1, %r1, 3; selp.b64 %d2, -4, %d1, %p1;"
+    "ld.global.u32 %r3, [%d2];",
+    "generic at the end of the address space": "setp.eq.u32 %p1, %r1, 3; selp.b64 %d2, -4, %d1, %p1;"
+    "ld.u32 %r3, [%d2];",
     "read-only": "ld.param.u64 %d2, [p1]; st.global.u32 [%d2], %r1;",
     "uninitialised": "ld.shared.u32 %r3, [dynamic];",
     "uninitialised lanes": "mul.lo.u32 %r3, %r1, 4; mov.u32 %r4, dynamic; add.u32 %r4, %r4, %r3;"

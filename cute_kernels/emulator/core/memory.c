@@ -59,7 +59,9 @@ INLINE int find_shared(const Tables *t, Lanes *lanes, int write, int64_t nbytes)
   return !(t->flags & STATES) || states_allow(lanes, write, nbytes);
 }
 
+// The region that holds it all; an end that is not behind the start has wrapped around the address space.
 static const Region *region_of(const Tables *t, uint64_t start, uint64_t end, int write) {
+  if (end <= start) return NULL;
   for (int64_t i = 0; i < t->regions; i++) {
     const Region *region = &t->region_table[i];
     if (start >= (uint64_t)region->start && end <= (uint64_t)region->end && (!write || region->writable)) return region;
