@@ -124,6 +124,17 @@ static inline float as_float(uint32_t bits) {
   return value;
 }
 
+static inline float float_of_e4m3(uint32_t code) {
+  float size = (code & 127) == 127 ? __builtin_nanf("") : as_float((code & 127) << 20) * 0x1p120f;
+  return code & 128 ? -size : size;
+}
+
+#if defined(__F16C__)
+static inline void floats_of_halves(const uint16_t *halves, float *out, int count) {
+  for (int i = 0; i < count; i += 8)
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + i))));
+}
+#else
 static inline float float_of_half(uint32_t half) {
   uint32_t size = (half & 0x7FFF) << 13, sign = (half & 0x8000) << 16;
   uint32_t special = (half & 0x7C00) == 0x7C00 ? 0x7F800000 : 0;
@@ -132,19 +143,10 @@ static inline float float_of_half(uint32_t half) {
   return as_float(size | special | sign);
 }
 
-static inline float float_of_e4m3(uint32_t code) {
-  float size = (code & 127) == 127 ? __builtin_nanf("") : as_float((code & 127) << 20) * 0x1p120f;
-  return code & 128 ? -size : size;
-}
-
 static inline void floats_of_halves(const uint16_t *halves, float *out, int count) {
-#if defined(__F16C__)
-  for (int i = 0; i < count; i += 8)
-    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + i))));
-#else
   for (int i = 0; i < count; i++) out[i] = float_of_half(halves[i]);
-#endif
 }
+#endif
 
 static inline void decode_row(const uint8_t *row, int64_t element, float *restrict out) {
   uint16_t halves[K_BYTES];
