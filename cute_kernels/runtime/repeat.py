@@ -144,11 +144,12 @@ class RepeatedCalls:
         device, stream = out.get_device(), torch.cuda.current_stream(out.device).cuda_stream
         key = self._key(**values, device=device, stream=stream)
 
+        found_by = _recent(self._arguments)
+        main = None if found_by is None else id(values[found_by.name])
+
         def forget(_: weakref.ref, calls: dict = self.calls, recent: dict = self._recent) -> None:
-            gone = calls.pop(key, None)
-            for constant, call in list(recent.items()):
-                if call is gone:
-                    recent.pop(constant, None)
+            calls.pop(key, None)
+            recent.pop(main, None)  # even a replaced call: the id will be used again
 
         shape = _Shape(
             present=frozenset(a.name for a in given),

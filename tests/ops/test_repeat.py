@@ -201,6 +201,25 @@ def test_dead_constants_are_forgotten(launches):
     assert not calls.calls and not calls._recent
 
 
+def test_a_replaced_call_dies_with_its_constants(launches):
+    """A weight that changes in place gets another call; the one before it, found last, must not outlive the weight.
+
+    A new weight may have the address and the version of the old one before its change.
+    """
+    values = patches()
+    calls = remember(patch_embed_op.PATCH_EMBED, values)
+    assert run(calls, values) is not None and len(calls._recent) == 1
+    values["weight"].zero_()
+    assert run(calls, values) is None
+    prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PATCH_EMBED.arguments(**values))
+    calls.put(values, prepared.plan, prepared.operands, prepared.result(), prepared.derive)
+    assert len(calls.calls) == len(calls._recent) == 1
+    del values, prepared
+    launches.clear()
+    assert not calls.calls and not calls._recent
+
+
+
 def test_calls_that_share_a_weight_take_turns(launches):
     """The last call with a weight is tried first; another bias, shape, scale or type of rows is not taken for it."""
     first = patches()
