@@ -134,6 +134,32 @@ def test_without_a_compiler(tree: Path, compiler: str | None, said: str, monkeyp
     assert not list(tree.glob("build/*/*.so"))
 
 
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("#!/bin/sh\necho a word\n", r"does not compile; \S*compiler -std.*says:\na word\nand returns 0"),
+        ("#!/no/such/shell\n", r"does not compile: \S*compiler cannot be run: .*No such file"),
+    ],
+)
+def test_a_compiler_that_makes_nothing(tree: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch):
+    """It is named, and its fault is not taken for one of the folder."""
+    compiler = tree.parent / "compiler"
+    compiler.write_text(text)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    small = imported("build")
+    with pytest.raises(small.CoreNotBuilt, match=f"(?s){said}"):
+        small.library("baseline")
+    assert not list(tree.glob("build/*/*.so"))
+
+
+def test_a_compiler_that_is_no_command(tree: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CC", 'gcc "-O1')
+    small = imported("build")
+    with pytest.raises(small.CoreNotBuilt, match=r"\$CC, 'gcc \"-O1', is no command: No closing quotation"):
+        small.library("baseline")
+
+
 def test_built_library_needs_no_compiler(tree: Path, monkeypatch: pytest.MonkeyPatch):
     assert answer(1) == 321
     monkeypatch.setenv("PATH", str(tree))

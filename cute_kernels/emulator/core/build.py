@@ -96,7 +96,11 @@ def library(variant: str) -> Path:
 
 def _compiler() -> list[str]:
     """$CC, or the first compiler that is found."""
-    named = shlex.split(os.environ.get("CC", ""))
+    given = os.environ.get("CC", "")
+    try:
+        named = shlex.split(given)
+    except ValueError as error:
+        raise CoreNotBuilt(f"the emulator's core is not compiled; $CC, {given!r}, is no command: {error}") from error
     for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(command[0]):
             return command
@@ -114,10 +118,14 @@ def _compile(compiler: list[str], variant: str, path: Path) -> None:
         check.write_text(layout.assertions())
         sources = [str(source) for source in sorted(FOLDER.glob("*.c"))]
         command = [*compiler, *_FLAGS, *flags, f"-I{FOLDER}", *sources, str(check), "-o", str(result), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        except OSError as error:
+            raise CoreNotBuilt(f"the emulator's core does not compile: {command[0]} cannot be run: {error}") from error
+        if done.returncode or not result.exists():
             raise CoreNotBuilt(
                 f"the emulator's core does not compile; {shlex.join(command)} says:\n{done.stdout}{done.stderr}"
+                f"and returns {done.returncode}"
             )
         result.replace(path)  # at once: another process sees all of it or nothing
 
