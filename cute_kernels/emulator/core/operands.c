@@ -36,6 +36,7 @@ static inline void read_row(uint8_t *row, const MmaOperand *from, int64_t index,
 enum { CODES = VECTOR > 16 ? 16 : 8 };  // elements that are decoded together
 VECTOR_OF(uint8_t, CODES) Codes;
 VECTOR_OF(int16_t, 2 * CODES) Shorts;
+VECTOR_OF(uint16_t, 2 * CODES) ShortBits;
 
 static inline Shorts widened(const uint8_t *codes) {
 #if defined(__AVX2__)
@@ -62,7 +63,7 @@ static inline Shorts small_e4m3(Shorts all, Shorts *most) {
   }
 #endif
   Shorts sign = -(all >> 7);
-  return (value ^ sign) - sign;
+  return (Shorts)((ShortBits)(value ^ sign) - (ShortBits)sign);  // beyond 60 this may wrap around
 }
 
 static inline void small_row(const uint8_t *codes, int16_t *out, int64_t element, int16_t negated, Shorts *most) {
