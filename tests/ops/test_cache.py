@@ -77,6 +77,14 @@ def test_every_single_byte_is_protected(root):
     assert cache.decode(content, KEY) == KERNEL
 
 
+def test_an_entry_without_all_sections_is_refused():
+    """Intact, and of this very kernel, but with nothing to launch."""
+    fewer = dataclasses.make_dataclass("Fewer", ["kernel_name", "ptx", "cubin", "host_prefix"])
+    values = {field.name: getattr(KERNEL, field.name) for field in dataclasses.fields(fewer)}
+    with pytest.raises(cache.InvalidEntry, match=r"it has sections \['cubin', 'host_prefix', 'kernel_name', 'ptx'\]"):
+        cache.decode(cache.encode(KEY, fewer(**values)), KEY)
+
+
 def with_another_header(path: Path) -> None:
     """Intact, and by somebody who calls another format by the same magic number."""
     body = cache.MAGIC + (2).to_bytes(8, "little") + b"[]"
