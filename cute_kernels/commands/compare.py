@@ -10,11 +10,16 @@ from pathlib import Path
 
 from cute_kernels import extras
 from cute_kernels.commands import plan_facts, profiles
-from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, count, plan_of
+from cute_kernels.commands.kernel_options import (
+    KINDS,
+    MOST_EMULATED,
+    add_kernel,
+    add_problem,
+    count,
+    plan_of,
+    tiles_of,
+)
 from cute_kernels.plan import Plan
-
-MOST_TILES = 64
-"""Tiles of a problem that the command still emulates without being asked to."""
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -38,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--counters", action=argparse.BooleanOptionalAction, default=None,
-        help=f"execute the launch in the emulator and count (default: if it has at most {MOST_TILES} tiles)",
+        help=f"execute the launch in the emulator and count (default: if it has at most {MOST_EMULATED} tiles)",
     )  # fmt: skip
     parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
     add_problem(parser)
@@ -82,7 +87,7 @@ def compare_plans(options: argparse.Namespace) -> list[str]:
     if _counts(options, first, second):
         sections.append(("emulator, whole launch", plan_facts.counted))
     else:
-        tiles = max(_tiles(plan) for plan in (first, second))
+        tiles = max(tiles_of(plan) for plan in (first, second))
         lines.append(f"counters are left out: {tiles:,} tiles; a smaller problem, or --counters, has them")
     heading = ("", options.a, options.b, "change")
     for title, facts in sections:
@@ -97,12 +102,8 @@ def _planned(options: argparse.Namespace, side: str) -> Plan:
     return plan_of(own, options.sm_count)
 
 
-def _tiles(plan: Plan) -> int:
-    return max(getattr(part, "tiles", 1) for part in plan.launches)
-
-
 def _counts(options: argparse.Namespace, *plans: Plan) -> bool:
-    few = all(_tiles(plan) <= MOST_TILES for plan in plans)
+    few = all(tiles_of(plan) <= MOST_EMULATED for plan in plans)
     if options.counters or (options.counters is None and few):
         extras.require("emulator", "the command compare, which counts in the emulator,")
         return True

@@ -94,6 +94,15 @@ DEFAULT_ARCH = "sm_100a"
 """Of a command without ``--arch``, if the kernel exists for it; otherwise the kernel's first."""
 
 
+MOST_EMULATED = 64
+"""Tiles of a problem that a command executes in the emulator without being asked to."""
+
+
+def tiles_of(plan: Plan) -> int:
+    """Of the kernel of a plan that has the most."""
+    return max(getattr(part, "tiles", 1) for part in plan.launches)
+
+
 def count(text: str) -> int:
     """A positive integer, as argparse's ``type``."""
     if not text.isdecimal() or int(text) < 1:

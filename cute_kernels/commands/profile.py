@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels import extras, files
-from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, count, plan_of
+from cute_kernels.commands.kernel_options import (
+    KINDS,
+    MOST_EMULATED,
+    add_kernel,
+    add_problem,
+    count,
+    plan_of,
+    tiles_of,
+)
 from cute_kernels.plan import Plan
-
-MOST_EMULATED = 64
-"""Tiles of a problem that the command executes in the emulator without being asked to."""
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -108,7 +113,7 @@ def _plan_and_device(options: argparse.Namespace) -> tuple[Plan, str]:
     if options.device == "gpu":
         raise ValueError(f"--device gpu: there is no GPU for {plan.arch.name} here")
     extras.require("emulator", "the command profile, without a GPU for the kernel,")
-    tiles = getattr(plan, "tiles", 1)
+    tiles = tiles_of(plan)
     if options.device == "auto" and tiles > MOST_EMULATED:
         raise ValueError(
             f"there is no GPU for {plan.arch.name} here, and {tiles:,} tiles take long in the emulator: allowed: at "

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_kernels.kernels.graph import Graph
-from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.host import PatchEmbedHost, launch_clusters
 from cute_kernels.plan.patch_embed_images.base import ImagesPlan
 
 
@@ -31,21 +29,10 @@ class ImagesOperands:
     grid_width: Int32
 
 
-class ImagesHost:
-    """Host entry for one plan. Images, their sizes and features are launch arguments; channels are not.
+class ImagesHost(PatchEmbedHost):
+    """Images, their sizes and features are launch arguments; channels are not."""
 
-    A subclass has the device code, ``kernel(arguments, profile)``, and `arguments`.
-
-    Attributes:
-        plan, graph: what the kernel does, its roles and barriers.
-    """
-
-    def __init__(self, plan: ImagesPlan, graph: Graph) -> None:
-        self.plan, self.graph = plan, graph
-
-    def arguments(self, operands: ImagesOperands) -> Any:
-        """What the kernel takes: TMA atoms with their views, and sizes in tiles."""
-        raise NotImplementedError
+    plan: ImagesPlan
 
     @cute.jit
     def __call__(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cute_kernels.kernels.graph import Graph
-from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.host import PatchEmbedHost, launch_clusters
 from cute_kernels.kernels.row_views import positions_layout, rows_layout
 from cute_kernels.kernels.scales import Scales, scales_of
 from cute_kernels.kernels.table_rows import index_view
@@ -47,21 +45,10 @@ class RowsOperands:
     positions: Int32
 
 
-class RowsHost:
-    """Host entry for one plan. Rows, features and positions are launch arguments.
+class RowsHost(PatchEmbedHost):
+    """Rows, features and positions are launch arguments."""
 
-    A subclass has the device code, ``kernel(arguments, profile)``, and `arguments`.
-
-    Attributes:
-        plan, graph: what the kernel does, its roles and barriers.
-    """
-
-    def __init__(self, plan: PatchEmbedPlan, graph: Graph) -> None:
-        self.plan, self.graph = plan, graph
-
-    def arguments(self, operands: RowsOperands) -> Any:
-        """What the kernel takes: TMA atoms with their views, and sizes in tiles."""
-        raise NotImplementedError
+    plan: PatchEmbedPlan
 
     @cute.jit
     def __call__(

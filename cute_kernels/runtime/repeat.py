@@ -174,8 +174,8 @@ class RepeatedCalls:
         launches = []
         for kernel, parts in plan.turns:
             launch = gpu.bound_launch(kernel).with_constants(parameters, **constant_operands, stream=stream)
-            whole, own = operands.addresses(), operands.of(kernel, parts).addresses()
-            distances = [own[name] - whole[name] if name in parts and name in own else 0 for name in parameters]
+            whole, part = operands.addresses(), operands.of(kernel, parts).addresses()
+            distances = [part[name] - whole[name] if name in parts and name in part else 0 for name in parameters]
             launches.append(functools.partial(_further_on, launch, distances) if any(distances) else launch)
         namespace: dict[str, Any] = {
             "launch": launches[0] if len(launches) == 1 else functools.partial(_in_turn, launches),
