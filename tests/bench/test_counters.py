@@ -87,7 +87,7 @@ def counted(name: str) -> dict[str, float]:
     return gemm_counters.counts(config, problem)
 
 
-USUAL = ("Level 8", "Level 7", "`WIDE`", "`WIDE`, 2 x 2 CTAs")
+USUAL = ("Level 7", "`WIDE`, 2 x 2 CTAs")
 
 
 @pytest.mark.parametrize("name", by_day(gemm_counters.CONFIGS, USUAL))

@@ -21,6 +21,7 @@ from cute_kernels.runtime import emulated
 from tests.emulator import exit_program
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import module
+from tests.nightly import by_day
 
 PROGRAM = str(Path(exit_program.__file__))
 
@@ -122,7 +123,7 @@ ENDINGS = {
 """Of `exit_program`: argument -> exit status, and words on stderr."""
 
 
-@pytest.mark.parametrize("how", ["exit-7", "raise", "fault", "refused"])
+@pytest.mark.parametrize("how", by_day(["exit-7", "raise", "fault", "refused"], ["exit-7", "fault"]))
 def test_exit_status_of_the_process(how: str) -> None:
     status, words = ENDINGS[how]
     done = emulate("--quiet", PROGRAM, how)

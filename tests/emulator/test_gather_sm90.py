@@ -37,7 +37,7 @@ CONFIGS = {  # with patch, grid, and what else is not as usual
     "p = 32, pairs": (Sm90GatherConfig(4, 2, 16, 2, 64, 2), 32, (3, 4), {"out_dtype": torch.float16, "n": 96}),
     "p = 64": (Sm90GatherConfig(2, 2, 32, 1, 64, 2, stages=2), 64, (3, 2), {"n": 96}),
 }  # fmt: skip
-AT_NIGHT = {"single patches, images first", "256 x 192, cluster of 2", "p = 64"}
+AT_NIGHT = {"single patches, images first", "256 x 192, cluster of 2", "p = 64", "pairs of patches", "in turn, pairs"}
 """Long, and of a kind with the others or with `tests/emulator/test_gemm_sm90.py`."""
 
 

@@ -14,7 +14,7 @@ from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRa
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
 from tests.emulator.image_inputs import ImagesCase, check, edited, make_images_case, sums
-from tests.nightly import drawn, examples
+from tests.nightly import drawn, every_other, examples
 
 POLICIES = ("eager", "lazy", "random")
 BASE = Sm90ImagesConfig(
@@ -35,7 +35,7 @@ CONFIGS = {  # and the channels that they are compiled for
 TABLES = {"positions": (True, True), "bias": (True, False), "none": (False, False)}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_other(CONFIGS))
 def test_every_config_is_bit_exact(name: str) -> None:
     """Several tiles per cluster; images, grid rows and features end inside a tile."""
     config, channels = CONFIGS[name]

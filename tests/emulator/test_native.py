@@ -26,6 +26,7 @@ from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
 from tests.emulator.test_instructions import CONVERSION, FLOAT, INTEGER
 from tests.emulator.test_translate import REGISTERS, interpreted, program_text, statements
+from tests.nightly import nightly
 
 FORMS = {**INTEGER, **FLOAT, **CONVERSION}
 NATIVE, PYTHON = Options(native=True), Options(native=False)
@@ -128,12 +129,17 @@ SCHEDULES = [
     {"completion": "lazy", "detectors": False},
     {"completion": "random", "interleave": "random", "spurious_try_wait_failures": True, "seed": 5},
 ]
+NARROW = Sm100PatchEmbedConfig(epilogue="bf16x2", tmem_load_width=64)
 
 
 @pytest.mark.parametrize(
-    "config", [Sm100PatchEmbedConfig(), Sm100PatchEmbedConfig(epilogue="bf16x2", tmem_load_width=64)], ids=str
+    ("config", "schedule"),
+    [
+        pytest.param(config, schedule, marks=() if daily else nightly, id=f"{schedule}-{config}")
+        for config, numbers in ((Sm100PatchEmbedConfig(), (1, 2)), (NARROW, (0,)))
+        for daily, schedule in ((i in numbers, schedule) for i, schedule in enumerate(SCHEDULES))
+    ],
 )
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_kernel_gives_the_same_results_and_counts(config: Sm100PatchEmbedConfig, schedule: dict[str, object]) -> None:
     """Counts of retried waits and lane masks agree only if both back ends take the same way at every branch."""
     case = make_case(batch=3, positions=100, n=config.tile_n + 72, k=400, config=config, sm_count=2, seed=1)

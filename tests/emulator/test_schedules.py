@@ -63,7 +63,7 @@ RUNS = st.builds(
 
 
 @settings(
-    max_examples=examples(8, 1000),
+    max_examples=examples(4, 1000),
     deadline=None,
     print_blob=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -54,7 +54,7 @@ def check(case: Case, options: Options | None = None) -> None:
 
 
 DAILY = (
-    "base", "streamed, flat, bf16x2", "3 warpgroups", "1 warpgroup, 1 CTA", "stages of 2 blocks", "16 rows", "2 stages",
+    "base", "streamed, flat, bf16x2", "3 warpgroups", "1 warpgroup, 1 CTA", "stages of 2 blocks",
 )  # fmt: skip
 """What differs in kind; the others run by night."""
 
@@ -81,7 +81,7 @@ SEVERAL_POSITIONS = {
 DAILY_POSITIONS = "8 images x 8", "32 images x 2, streamed, bf16x2", "16 images x 3, 1 CTA"
 
 
-@pytest.mark.parametrize("images", [3, 40])
+@pytest.mark.parametrize("images", [pytest.param(3, marks=nightly), 40])
 @pytest.mark.parametrize("name", by_day(SEVERAL_POSITIONS, DAILY_POSITIONS))
 def test_tiles_of_several_positions(name: str, images: int) -> None:
     """Images and positions end inside a tile, several tiles per cluster."""
@@ -135,7 +135,7 @@ OTHER_ROWS = {
 """K ends inside a block of 128 bytes."""
 
 
-@pytest.mark.parametrize("name", OTHER_ROWS)
+@pytest.mark.parametrize("name", every_other(OTHER_ROWS))
 def test_rows_of_other_types(name: str) -> None:
     config, facts = OTHER_ROWS[name]
     facts = {"k": 272} | facts

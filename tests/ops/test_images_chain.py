@@ -55,9 +55,9 @@ def assert_same_bits(images, *arguments, config) -> None:
     ("patch", "precision", "dtype", "config"),
     [
         (14, "int8", torch.uint8, SM90),
-        (32, "int8", torch.uint8, SM90),
-        (14, "bf16", torch.bfloat16, SM90),
-        (14, "bf16", torch.uint8, SM90),
+        pytest.param(32, "int8", torch.uint8, SM90, marks=nightly),
+        pytest.param(14, "bf16", torch.bfloat16, SM90, marks=nightly),
+        pytest.param(14, "bf16", torch.uint8, SM90, marks=nightly),
         (14, "fp16", torch.float32, SM90),
         (14, "int8", torch.uint8, SM100),
         (16, "bf16", torch.bfloat16, SM100),
@@ -234,7 +234,7 @@ def test_who_asks_for_one_kernel_gets_it(change) -> None:
 @pytest.mark.parametrize(
     ("patch", "channels", "fields"),
     [
-        (16, 3, {"warpgroups": 1, "cluster": 1, "weight": "streamed", "stages": 2}),
+        pytest.param(16, 3, {"warpgroups": 1, "cluster": 1, "weight": "streamed", "stages": 2}, marks=nightly),
         (16, 3, {"warpgroups": 2, "cluster": 2, "weight": "registers", "tile_patches": 2, "tile_images": 8}),
         (32, 3, {"warpgroups": 1, "cluster": 2, "weight": "streamed"}),
         (48, 1, {"warpgroups": 1, "cluster": 1, "weight": "streamed"}),

@@ -28,9 +28,9 @@ def meaningful(launch: host.CapturedLaunch) -> list[bytes]:
 @pytest.mark.parametrize(
     ("rows", "source", "indexed", "along"),
     [
-        (14, "value", False, ""), (14, "pointer", True, ""), (0, "pointer", False, ""),
-        (14, "value", False, "row feature"), (14, "pointer", False, "row"),
+        (14, "pointer", True, ""), (0, "pointer", False, ""), (14, "value", False, "row feature"),
         *(pytest.param(*call, marks=nightly) for call in (
+            (14, "value", False, ""), (14, "pointer", False, "row"),
             (14, "pointer", False, ""), (14, "value", True, ""), (0, "value", False, ""), (0, "value", False, "feature")
         )),
     ],
