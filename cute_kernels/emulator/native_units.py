@@ -14,7 +14,6 @@ were decoded, so that a map that changes is decoded again.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import address, library
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, SHARED_WINDOW
-from cute_kernels.emulator.native import Library
 from cute_kernels.emulator.native_memory import MemoryTables
-from cute_kernels.emulator.native_tensor_copies import copies
 from cute_kernels.emulator.packed_elements import PACKED
 from cute_kernels.emulator.tensor_map import NBYTES, SWIZZLES, TensorMap, decode
 
@@ -38,9 +35,11 @@ Plan, MmaEntry, CommitEntry, TextEntry = (
 _PLANS, _MMAS, _COMMITS, _TEXTS = (CONSTANTS[name] for name in ("PLANS", "MMAS", "COMMITS", "TEXTS"))
 _RANKS, _NO_MAP = CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
 
-#: Functions of the core that machine code of warps calls, and those of the compiled tensor copies.
-_UNITS = ("mbarrier_passed", "mbarrier_arrive", "tensor_mma", "tensor_commit", "bulk_commit", "bulk_wait")
-_COPIES = ("tensor_load", "tensor_store")
+#: Functions of the core that machine code of warps calls.
+_UNITS = (
+    "mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store", "tensor_mma", "tensor_commit", "bulk_commit",
+    "bulk_wait",
+)  # fmt: skip
 
 
 class Units:
@@ -78,8 +77,6 @@ class Units:
                 tables.cta(rank).shadow = cluster.tracker.shared[rank].address
         for name in _UNITS:
             setattr(header, name, address(name))
-        for name in _COPIES:
-            setattr(header, name, _copies().address(f"watched_{name}" if self._watched else name))
 
     def learn_text(self, descriptor: bytes, shared: int, signal: int, warp: int, text: str) -> None:
         """With detectors: what copies are called in reports.
@@ -203,12 +200,6 @@ class Units:
         return address if address < SHARED_WINDOW else None
 
 
-@functools.cache
-def _copies() -> Library:
-    """The compiled tensor copies, which stay for the life of the process."""
-    return Library(copies(), level=2, optimise=True)
-
-
 def slot(key: Sequence[int], slots: int) -> int:
     """The entry of an MMA, a commit or a text, given its key, among a power of two."""
     return library().key_slot((ctypes.c_int64 * len(key))(*key), len(key), slots)
@@ -216,8 +207,4 @@ def slot(key: Sequence[int], slots: int) -> int:
 
 def function(name: str) -> Callable[..., int]:
     """One of the functions that machine code of warps calls, for Python."""
-    if name not in _COPIES:
-        return getattr(library(), name)
-    pointer, small = ctypes.c_void_p, ctypes.c_int32
-    types = {"tensor_load": (small, pointer, pointer, small, small), "tensor_store": (small, pointer, pointer, small)}
-    return ctypes.CFUNCTYPE(*types[name])(_copies().address(name))
+    return getattr(library(), name)

@@ -25,6 +25,10 @@ EXPORT int64_t mbarrier_arrive(
 EXPORT int32_t mma_execute(const Mma *mma);
 // 1: the MMA was executed; 0: Python has to do it.
 EXPORT int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction);
+// Tensor copies of `rank` dimensions; 1: done, 0: Python has to do it. `pair`: the mbarrier of a load, on which its bytes
+// are counted, may be in the other CTA of the pair.
+EXPORT int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
+EXPORT int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank);
 // `multicast`: the mask of CTAs, or -1. 1: the commit has arrived; 0: Python has to do it.
 EXPORT int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast);
 
