@@ -14,6 +14,7 @@ from typing import Any
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
 from cute_kernels.emulator.gpu import Options
+from cute_kernels.emulator.matrix_arithmetic import CHOICES
 from cute_kernels.files import check_output
 
 FAULT, REFUSED = 3, 4
@@ -109,6 +110,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     defaults = Options()
     parser.add_argument(
+        "--arithmetic",
+        choices=CHOICES,
+        default=defaults.arithmetic,
+        help="how tensor cores add: as those of --arch have been measured to, or exactly with one rounding per "
+        "instruction (default: %(default)s)",
+    )
+    parser.add_argument(
         "--max-warp-instructions",
         type=int,
         metavar="N",
@@ -184,6 +192,7 @@ def emulate(options: argparse.Namespace) -> int:
         spurious_try_wait_failures=options.spurious_timeouts,
         detectors=not options.no_detectors,
         strict=options.strict,
+        arithmetic=options.arithmetic,
         max_warp_instructions=options.max_warp_instructions or None,
         max_idle_blocks=options.max_idle_blocks or None,
         counters=options.counters,

@@ -27,6 +27,7 @@ from cute_kernels.emulator.decode import Instruction, Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.launch_shadow import LaunchShadow
+from cute_kernels.emulator.matrix_arithmetic import CHOICES, Arithmetic, Choice
 from cute_kernels.emulator.sm import Cluster, LaunchFacts
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.trace import Timeline, recording
@@ -63,6 +64,9 @@ class Options:
             tcgen05.fence is asked for beside release and acquire too, tcgen05.wait::ld before columns are written again
             whose values have been used, and before a CTA exits, each signal to one of its mbarriers must have been
             waited for, or be ordered before what the CTA waited for.
+        arithmetic: how tensor cores add products of floats: ``"silicon"`` as those of the architecture that the PTX is
+            for (`cute_kernels.emulator.matrix_arithmetic` says who measured it), ``"exact"`` with exact sums that are
+            rounded once per instruction, to nearest even.
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         barriers: (offset in shared memory, name) of mbarriers, for reports.
@@ -85,6 +89,7 @@ class Options:
     spurious_try_wait_failures: bool = False
     detectors: bool = True
     strict: bool = False
+    arithmetic: Choice = "exact"
     clusters: tuple[int, ...] | None = None
     roles: tuple[str, ...] = ()
     barriers: tuple[tuple[int, str], ...] = ()
@@ -97,6 +102,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, legal in (
             ("completion", ("eager", "lazy", "random")), ("interleave", ("round_robin", "random", "starve")),
+            ("arithmetic", CHOICES),
         ):  # fmt: skip
             if getattr(self, name) not in legal:
                 raise ValueError(f"{name} {getattr(self, name)!r}; legal are {', '.join(map(repr, legal))}")
@@ -224,7 +230,7 @@ def run(
         if params:
             raise ValueError("params and args are both given; args are made into params")
         params = pack_arguments(execution.kernel, args, memory)
-    launch = _Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options)
+    launch = _Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options, parse(ptx).target)
     if launch.races is not None and programmatic and memory.accesses is not None:
         launch.races = memory.accesses.successor()
     if launch.races is not None:
@@ -288,6 +294,7 @@ class _Launch:
         params: bytes | Sequence[bytes],
         memory: GlobalMemory,
         options: Options,
+        target: str,
     ) -> None:
         self.execution, self.memory, self.options = execution, memory, options
         self.grid, self.block, self.cluster = (
@@ -306,6 +313,7 @@ class _Launch:
             )
         self.shared_bytes = SYSTEM_BYTES + -(-static // 1024) * 1024 + dynamic_smem
         self.params = parameter_block(kernel, params)
+        self.target = target
         self.symbols: dict[str, int] = {}
         self.races = LaunchShadow(memory) if options.detectors else None
         self.waiting: deque[int] = deque()  # clusters that have not started
@@ -374,6 +382,7 @@ class _Launch:
             symbols=self.symbols,
             gmem=self.memory,
             options=self.options,
+            arithmetic=Arithmetic(self.options.arithmetic, self.target),
             races=self.races,
             blocks=len(self.execution.flow.blocks),
             take_cluster=self._take_cluster,

@@ -49,7 +49,7 @@ def mma_sync(warp: Any, mask: int, form: Form, count: int, a: Any, b: Any, c: An
     """``count`` mma.sync: uint32 [count * registers, 32]; operands are one array [count or 1, 32] per register."""
     require_whole_warp(warp, mask, "mma.sync")
     stacked = (np.stack([np.broadcast_to(x, (count, 32)) for x in operand], axis=1) for operand in (a, b, c))
-    return multiply(form, *stacked).reshape(-1, 32)
+    return multiply(form, *stacked, warp.cluster.arithmetic).reshape(-1, 32)
 
 
 class Mma(Anchor):

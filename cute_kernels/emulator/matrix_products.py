@@ -1,8 +1,9 @@
 """Matrix products, which `core/matrix.c` computes: what it has to be told of them.
 
-Contract of one instruction: ``D = round(exact sum over its K of a*b + d)``, one rounding to nearest even to FP32 or
-FP16, for every input; integers are exact, and wrap at 32 bits or saturate. NaN results are 0x7FFFFFFF (FP16: 0x7FFF), a
-sum that is zero is +0. TF32 operands lose their 13 low bits.
+`matrix_arithmetic.Sums` says how an instruction adds: as a chip does, or exactly, which is
+``D = round(exact sum over its K of a*b + d)`` with one rounding to nearest even to FP32 or FP16. Either way integers
+are exact, and wrap at 32 bits or saturate. NaN results are 0x7FFFFFFF (FP16: 0x7FFF), a sum that is zero is +0. TF32
+operands lose their 13 low bits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from cute_kernels.emulator.core import layout
 from cute_kernels.emulator.core.library import library as core
+from cute_kernels.emulator.matrix_arithmetic import EXACT, Sums
 from cute_kernels.emulator.matrix_operands import K_BYTES, ElementType
 from cute_kernels.emulator.tensor_map import CHUNK
 
@@ -88,7 +90,7 @@ class Accumulator:
 Part = tuple[Rows, Rows, int, int | None]
 
 
-def describe(m: int, n: int, a: Kind, b: Kind, d: Accumulator, parts: Sequence[Part]) -> Any:
+def describe(m: int, n: int, a: Kind, b: Kind, d: Accumulator, parts: Sequence[Part], sums: Sums = EXACT) -> Any:
     """The core's description of ``D[j, i] = round(sum of B[j, k] * A[i, k] + D[j, i])``.
 
     The caller keeps alive what it has addresses of.
@@ -99,12 +101,13 @@ def describe(m: int, n: int, a: Kind, b: Kind, d: Accumulator, parts: Sequence[P
         a, b: elements of the operands.
         d: the accumulator of each CTA.
         parts: of one CTA or of the two of a pair.
+        sums: how floats are added.
     """
     described = [_Part(_Operand(*_fields(a)), _Operand(*_fields(b)), cells, used) for a, b, cells, used in parts]
     kind = layout.CONSTANTS[f"SUM_{d.kind.upper()}"]
     return _Mma(
-        len(parts), m, n, a.described(), b.described(), kind, d.add, d.saturate, d.columns, d.column_stride, d.wrap,
-        d.wrap_offset, d.group_stride, tuple(described),
+        len(parts), m, n, a.described(), b.described(), kind, d.add, d.saturate, sums.fraction, sums.result, sums.step,
+        sums.lowest, d.columns, d.column_stride, d.wrap, d.wrap_offset, d.group_stride, tuple(described),
     )  # fmt: skip
 
 
@@ -119,7 +122,7 @@ def execute(mma: Any) -> bool:
 
 def multiply_rows(
     a: np.ndarray, b: np.ndarray, d: np.ndarray, kinds: tuple[Kind, Kind], accumulator: str, *, add: bool,
-    saturate: bool = False,
+    saturate: bool = False, sums: Sums = EXACT,
 ) -> None:
     """Products of rows that lie in arrays, into ``d``.
 
@@ -130,13 +133,14 @@ def multiply_rows(
         kinds: of A and of B.
         accumulator: see `Accumulator`.
         add, saturate: likewise.
+        sums: how floats are added.
     """
     (count, m, _), n = a.shape, b.shape[1]
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     where = np.arange(max(m, n) * K_BYTES // CHUNK)
     rows = [Rows(array.ctypes.data, None, where.ctypes.data) for array in (a, b)]
     shape = Accumulator(accumulator, add, saturate, n, n, column_stride=m)
-    mma = describe(m, n, *kinds, shape, [(*rows, d.ctypes.data, None)])
+    mma = describe(m, n, *kinds, shape, [(*rows, d.ctypes.data, None)], sums)
     part = mma.parts[0]
     for number in range(count):
         part.a.data = a.ctypes.data + number * a.strides[0]

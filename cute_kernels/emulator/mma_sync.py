@@ -1,16 +1,17 @@
 """Warp-level matrix multiplication: the arithmetic and the register fragments of mma.sync.
 
-Contract of one instruction, as of `tensor_core`: the exact sum over its K of ``a * b``, plus ``c``, rounded once to the
-accumulator's type; integers are exact and wrap, or saturate with .satfinite. Silicon's order and width of the sums are
-not documented.
+How one instruction adds is in `matrix_arithmetic`: as measured on a GPU of the target's generation, or exactly with one
+rounding to the accumulator's type. Integers are exact and wrap, or saturate with .satfinite.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
+from cute_kernels.emulator.matrix_arithmetic import EXACTLY, Arithmetic
 from cute_kernels.emulator.matrix_operands import (
     BF16,
     E4M3,
@@ -25,6 +26,7 @@ from cute_kernels.emulator.matrix_operands import (
 from cute_kernels.emulator.matrix_products import Kind, multiply_rows
 
 _LEAST_ROWS = 16  # of A in a product
+_EIGHT_BITS = {E4M3: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2}
 TYPES = {element.name: element for element in (F16, BF16, TF32, E4M3, E5M2, S8, U8)}
 #: Shape -> element types that exist for it (PTX ISA, mma: matrix shapes).
 SHAPES = {
@@ -106,15 +108,43 @@ def accumulator_registers(matrix: np.ndarray) -> np.ndarray:
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def multiply(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def multiply(
+    form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, arithmetic: Arithmetic = EXACTLY
+) -> np.ndarray:
     """D of ``count`` instructions: uint32 [count, registers, 32] of A, B and C -> the same of D."""
-    rows = [_padded(operand_rows(x, size), least) for x, size, least in ((a, form.m, _LEAST_ROWS), (b, form.n, form.n))]
+    rows = operand_rows(a, form.m), operand_rows(b, form.n)
     dtype = np.uint16 if form.c_type == "f16" else np.uint32
     cells = np.zeros((len(a), form.n, max(form.m, _LEAST_ROWS)), np.uint32)
     cells[:, :, : form.m] = accumulator_rows(c, form.m, dtype).transpose(0, 2, 1)
-    kinds = Kind(form.a_type), Kind(form.b_type)
-    multiply_rows(*rows, cells, kinds, form.c_type, add=True, saturate=form.saturate)
+    if form.a_type in _EIGHT_BITS and arithmetic.splits_fp8():
+        _multiply_in_halves(form, *rows, cells, arithmetic)
+    else:
+        sums = arithmetic.sums("mma", form.a_type.name, form.c_type)
+        kinds = Kind(form.a_type), Kind(form.b_type)
+        padded = (_padded(x, least) for x, least in zip(rows, (_LEAST_ROWS, form.n)))
+        multiply_rows(*padded, cells, kinds, form.c_type, add=True, saturate=form.saturate, sums=sums)
     return accumulator_registers(cells[:, :, : form.m].transpose(0, 2, 1).astype(dtype))
+
+
+def _multiply_in_halves(
+    form: Form, a: np.ndarray, b: np.ndarray, cells: np.ndarray, arithmetic: Arithmetic
+) -> None:
+    """FP8 as two products of FP16 and an addition of C (`matrix_arithmetic.SPLIT_FP8`), into ``cells``."""
+    sums = arithmetic.sums("mma", F16.name, form.c_type)
+    halves = [
+        x.view(element).astype(np.float16).reshape(*x.shape[:2], -1, 2, 2)
+        for x, element in ((a, _EIGHT_BITS[form.a_type]), (b, _EIGHT_BITS[form.b_type]))
+    ]
+    products = np.zeros_like(cells)
+    for half in range(2):
+        rows = [np.ascontiguousarray(x[:, :, :, half]).reshape(*x.shape[:2], -1).view(np.uint8) for x in halves]
+        padded = (_padded(x, least) for x, least in zip(rows, (_LEAST_ROWS, form.n)))
+        multiply_rows(*padded, products, (Kind(F16), Kind(F16)), form.c_type, add=half > 0, sums=sums)
+    dtype, bits, nan = (np.float16, np.uint16, 0x7FFF) if form.c_type == "f16" else (np.float32, np.uint32, 0x7FFFFFFF)
+    terms = [x.astype(bits).view(dtype) for x in (cells, products)]
+    with np.errstate(all="ignore"):
+        total = terms[0] + terms[1]
+    cells[...] = np.where(np.isnan(total), nan, total.view(bits))
 
 
 def _padded(rows: np.ndarray, least: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.launch_shadow import LaunchShadow
+from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
@@ -197,6 +198,7 @@ class LaunchFacts:
         smem, static_smem: bytes of shared memory per CTA, all of it and what is not dynamic.
         params, symbols, gmem: parameter block, addresses of variables, memory.
         options: schedule and detectors.
+        arithmetic: how tensor cores add.
         races: what the race detector knows of global memory, or None.
         blocks: basic blocks of the kernel.
         take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
@@ -212,6 +214,7 @@ class LaunchFacts:
     symbols: dict[str, int]
     gmem: GlobalMemory
     options: Options
+    arithmetic: Arithmetic
     races: LaunchShadow | None
     blocks: int
     take_cluster: Callable[[], tuple[int, int, int] | None]
@@ -228,6 +231,7 @@ class Cluster:
         running: warps that have not exited.
         meter: counts the work of the units, or None (`Options.counters`).
         tracker: the race detector, or None.
+        arithmetic: how tensor cores add.
         take_cluster: see `LaunchFacts`.
         units: what machine code does of the units' work, or None.
     """
@@ -238,6 +242,7 @@ class Cluster:
         self.index, self.coordinates = index, coordinates
         self.grid, self.block, self.shape = launch.grid, block, shape
         self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
+        self.arithmetic = launch.arithmetic
         self.rng = random.Random(options.seed * 1_000_003 + index)
         self.progress = self.polls = self.clock = 0
         self.async_stores = 0
@@ -263,9 +268,10 @@ class Cluster:
         self.copies = CopyUnit(gmem, self.memory, self.barriers, self.engine)
         self.bulk = BulkUnit(self.tma)
         self.tensor_core = TensorCore(
-            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter
+            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter,
+            self.arithmetic,
         )
-        self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter)
+        self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter, self.arithmetic)
         self.units: Units | None = None
         self.barrier = ClusterBarrier(self)
         for cta in self.ctas:

@@ -1,7 +1,6 @@
 """Fifth-generation tensor core: tcgen05.mma on operands in shared memory, accumulators in tensor memory.
 
-Contract of one instruction: ``D = fp32_round(exact sum over its K of a*b + d)``, see `matrix_products`. The order and
-the width of the additions inside the real unit are undocumented, so silicon may differ from it in the last bits.
+How one instruction adds is in `matrix_arithmetic`: as measured on a B200, or exactly with one rounding.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from cute_kernels.emulator import matrix_products
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.matrix_arithmetic import EXACTLY, Arithmetic
 from cute_kernels.emulator.matrix_operands import (
     K_BYTES,
     ElementType,
@@ -43,6 +43,7 @@ class TensorCore:
     Attributes:
         instructions: MMAs executed so far.
         meter: hears of every MMA that is issued, or None.
+        arithmetic: how products are added.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class TensorCore:
         engine: AsyncEngine,
         tracker: RaceTracker | None = None,
         meter: UnitCounters | None = None,
+        arithmetic: Arithmetic = EXACTLY,
     ) -> None:
-        self.meter = meter
+        self.meter, self.arithmetic = meter, arithmetic
         self.shared = shared
         self.tensor_memories = tensor_memories
         self.barriers = barriers
@@ -304,7 +306,8 @@ class _Mma:
             cells = memory.address_of_column(column) + memory.cells.itemsize * lane
             parts.append((a, Rows(*shared, self.b_places.address), cells, memory.allocated_address + column))
         kinds = Kind(fields.a_type, fields.negate_a, a_unit), Kind(fields.b_type, fields.negate_b, b_unit)
-        return matrix_products.describe(self.rows, fields.n, *kinds, accumulator, parts)
+        sums = self.core.arithmetic.sums("tcgen05", fields.a_type.name, fields.d_type)
+        return matrix_products.describe(self.rows, fields.n, *kinds, accumulator, parts, sums)
 
     def _check_accumulator(self, memory: TensorMemory) -> None:
         lane, column = split_address(self.d)

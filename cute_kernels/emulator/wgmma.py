@@ -5,10 +5,8 @@ chooses; until then its accumulators hold a NaN pattern and its operands are rea
 completion. Only wgmma.wait_group tells a program that an operation is complete, so the bytes that it reads count as in
 use until one of its warps has waited, whatever the policy.
 
-Contract of one instruction: ``D = fp32_round(exact sum over its K of a*b + d)``, as `tensor_core` says. On silicon the
-sums of FP8 products are kept with fewer bits than FP32 has, so that bit equality with an H100 or H200 holds where the
-sums are exact in such a format (small integers) and not in general. Sums of s8 and u8 products are exact and wrap at 32
-bits, or saturate with .satfinite.
+How one instruction adds is in `matrix_arithmetic`: as measured on an H100 and an H200, or exactly with one rounding.
+Sums of s8 and u8 products are exact and wrap at 32 bits, or saturate with .satfinite.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.happens_before import Agent
+from cute_kernels.emulator.matrix_arithmetic import EXACTLY, Arithmetic
 from cute_kernels.emulator.matrix_operands import (
     K_BYTES,
     ElementType,
@@ -227,6 +226,7 @@ class WgmmaUnit:
     Attributes:
         instructions: operations executed so far, one per warpgroup.
         meter: hears of every operation that starts, or None.
+        arithmetic: how products are added.
     """
 
     def __init__(
@@ -235,8 +235,10 @@ class WgmmaUnit:
         engine: AsyncEngine,
         tracker: RaceTracker | None = None,
         meter: UnitCounters | None = None,
+        arithmetic: Arithmetic = EXACTLY,
     ) -> None:
         self.shared, self.engine, self.tracker, self.meter = shared, engine, tracker, meter
+        self.arithmetic = arithmetic
         self.instructions = 0
         #: Per (rank, warpgroup): operations that some of its warps have issued and some have not, oldest first.
         self._partial: dict[tuple[int, int], list[Operation]] = {}
@@ -401,7 +403,8 @@ class WgmmaUnit:
         ]  # fmt: skip
         d = Accumulator(form.d_type, operation.accumulate, form.saturate, form.n, form.n, column_stride=ROWS)
         parts = [(a, b, cells.ctypes.data, None)]
-        if not matrix_products.execute(matrix_products.describe(ROWS, form.n, *kinds, d, parts)):
+        sums = self.arithmetic.sums("wgmma", form.a_type.name, form.d_type)
+        if not matrix_products.execute(matrix_products.describe(ROWS, form.n, *kinds, d, parts, sums)):
             for x in operation.operands:
                 cta.check_initialised(x.where.places, x.element.nbytes if x.mn_major else CHUNK)
             raise AssertionError(f"{form.text}: nothing is wrong with what the core does not execute")

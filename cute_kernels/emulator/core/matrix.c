@@ -1,4 +1,4 @@
-// Matrix products as the emulated tensor cores compute them: every sum is exact, and rounded once.
+// Matrix products with sums that are exact and rounded once; those as tensor cores compute them are in silicon.c.
 //
 // Small integers are multiplied in pairs of 16 bits and added in 32 bits. Products of all other elements are exact in
 // double and added there, with a bound of the error: where all numbers within it round to the same result, that is the
@@ -6,8 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "matrix.h"
-#include "vectors.h"
+#include "products.h"
 
 // A product is computed in blocks of rows of B by vectors of rows of A, whose sums stay in registers.
 enum {
@@ -16,8 +15,6 @@ enum {
   WIDE_ROWS = 4,
   WIDE_VECTORS = VECTOR == 64 ? 4 : 2,
 };
-#define UNROLLED _Pragma("GCC unroll 8")
-
 typedef struct Product {
   const Mma *mma;
   uint32_t *cells;
@@ -27,17 +24,6 @@ typedef struct Product {
 } Product;
 
 static _Thread_local Operand operand_a, operand_b;
-
-static inline uint32_t *row_of(const Product *p, int64_t row) {
-  const Mma *mma = p->mma;
-  uint32_t *cells = p->cells;
-  if (row >= mma->wrap) cells += mma->wrap_offset, row -= mma->wrap;
-  return cells + row * mma->column_stride;
-}
-
-static inline int64_t lane_offset(const Product *p, int64_t lane) {
-  return lane / LANE_GROUP * p->mma->group_stride + lane % LANE_GROUP;
-}
 
 // --- small integers --------------------------------------------------------------------------------------------------
 
@@ -93,7 +79,7 @@ static inline void small_block(const Product *p, int64_t row, int64_t lane, int 
   uint32_t *cells[SMALL_VECTORS];
   int vectors = (int)((p->mma->m - lane) / WORDS);
   UNROLLED for (int v = 0; v < SMALL_VECTORS; v++)  // beyond m: the first ones, and nothing is stored
-    cells[v] = row_of(p, row) + lane_offset(p, v < vectors ? lane + WORDS * v : lane);
+    cells[v] = row_of(p->mma, p->cells, row) + lane_offset(p->mma, v < vectors ? lane + WORDS * v : lane);
   const int32_t *a = (const int32_t *)p->a->pairs + lane, *b = (const int32_t *)p->b->pairs + PAIRS * row;
   for (int k = 0; k < PAIRS; k++) {
     Ints left[SMALL_VECTORS];
@@ -170,35 +156,6 @@ static double exact_sum(const double *terms, int count) {
   return to_odd(sum, rest);
 }
 
-// FP16 bits of doubles, rounded to nearest even; NaN is 0x7FFF.
-static inline Longs halves_of(Doubles values) {
-  Longs bits = (Longs)values, sign = bits >> 48 & 0x8000, size = bits & INT64_MAX;
-  Longs normal = (size + (((Longs){0} + 1) << 41) - 1 + (size >> 42 & 1)) >> 42;
-  normal -= (1023 - 15) << 10;
-  Doubles magic = (Doubles){0} + 0x1.8p52;  // adding it rounds to a multiple of 1
-  Longs tiny = (Longs)((Doubles)size * 0x1p24 + magic) - (Longs)magic;
-  Longs is_tiny = (Doubles)size < 0x1p-14, is_large = (Doubles)size >= 65520.0, is_nan = values != values;
-  Longs result = (tiny & is_tiny) | (normal & ~is_tiny);
-  result = (is_large & 0x7C00) | (~is_large & result);
-  return (is_nan & 0x7FFF) | (~is_nan & (result | sign));
-}
-
-static inline uint32_t half_bits(double value) { return (uint32_t)halves_of((Doubles){0} + value)[0]; }
-
-// Values of FP16 in the lower halves of cells.
-static inline Doubles values_of_halves(HalfBits cells) {
-  HalfBits special = (HalfBits)((cells & 0x7C00) == 0x7C00) & 0x7F800000;
-  HalfFloats value = (HalfFloats)((cells & 0x7FFF) << 13) * 0x1p112f;
-  value = (HalfFloats)((HalfBits)value | special | (cells & 0x8000) << 16);
-  return doubles_of(value);
-}
-
-static inline Doubles old_values(const uint32_t *cells, int halves, int accumulate) {
-  if (!accumulate) return (Doubles){0};
-  if (halves) return values_of_halves(*(const HalfBits *)cells);
-  return doubles_of(*(const HalfFloats *)cells);
-}
-
 // All products are multiples of it, and so few that their sums are exact; 0: there is none.
 static double grid_of(const Product *p) {
   uint32_t bits[] = {p->a->lowest, p->b->lowest};
@@ -257,7 +214,7 @@ static inline void wide_block(
   int64_t stride = p->mma->column_stride;
   int vectors = (int)((p->mma->m - lane) / DOUBLES);
   UNROLLED for (int v = 0; v < WIDE_VECTORS; v++)  // beyond m: the first ones, and nothing is stored
-    cells[v] = row_of(p, row) + lane_offset(p, v < vectors ? lane + DOUBLES * v : lane);
+    cells[v] = row_of(p->mma, p->cells, row) + lane_offset(p->mma, v < vectors ? lane + DOUBLES * v : lane);
   UNROLLED for (int r = 0; r < WIDE_ROWS; r++)
     UNROLLED for (int v = 0; v < WIDE_VECTORS; v++)
       sums[r][v] = old_values(cells[v] + r * stride, halves, accumulate);
@@ -317,6 +274,10 @@ static int may_execute(const Mma *mma) {
 
 int32_t mma_execute(const Mma *mma) {
   if (!may_execute(mma)) return 0;
+  if (mma->fraction && mma->d != SUM_S32) {
+    multiply_aligned(mma);
+    return 1;
+  }
   Operand *a = &operand_a, *b = &operand_b;
   int64_t columns = mma->n / mma->ctas;
   int small = is_small(mma->a.element) && is_small(mma->b.element) && mma->d != SUM_F16, loaded = 0;

@@ -220,3 +220,62 @@ void load_values(
     Operand *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side) {
   load_rows(to, from, rows, first, type, elements(type->element), side_by_side);
 }
+
+// The exponent as it is encoded, of a finite number that is not 0.
+static inline int16_t exponent_of(float value, int lowest) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  int encoded = (int)(bits >> 23 & 255), exponent = encoded - 127 > lowest ? encoded - 127 : lowest;
+  return (int16_t)(bits << 1 == 0 || encoded == 255 ? NO_EXPONENT : exponent);
+}
+
+static inline void load_row_terms(
+    Terms *to, const MmaOperand *from, int64_t index, int64_t row, const MmaType *type, int k, float *finite,
+    int16_t *exponents) {
+  uint8_t bytes[K_BYTES];
+  float *values = to->values + k * row;
+  int lowest = lowest_exponent(type->element), special = 0;
+  read_row(bytes, from, index, type->unit);
+  decode_row(bytes, type->element, values);
+  for (int j = 0; j < k; j++) {
+    uint32_t bits;
+    memcpy(&bits, &values[j], sizeof bits);
+    bits ^= (uint32_t)(type->negated != 0) << 31;
+    int is_special = (bits & 0x7F800000) == 0x7F800000;
+    special |= is_special;
+    values[j] = as_float(bits);
+    finite[j] = as_float(is_special ? 0 : bits);
+    exponents[j] = exponent_of(values[j], lowest);
+  }
+  to->special[row] = -special;
+}
+
+static inline float positive(float value) { return value > 0 ? value : 0; }
+
+void load_terms(
+    Terms *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int block, int narrow) {
+  int k = elements(type->element);
+  _Alignas(64) float group[LANE_GROUP][MOST_K];
+  int16_t exponents[LANE_GROUP][MOST_K];
+  for (int64_t i = 0; i < rows; i++) {
+    int64_t row = first + i, last = i % LANE_GROUP;
+    float *finite = group[block ? last : 0];
+    load_row_terms(to, from, i, row, type, k, finite, block ? exponents[last] : to->exponents + k * row);
+    if (!block) {
+      for (int j = 0; j < k; j++) {
+        to->negative[k * row + j] = finite[j] < 0;
+        if (narrow) to->narrow_sizes[k * row + j] = __builtin_fabsf(finite[j]);
+        else to->wide_sizes[k * row + j] = __builtin_fabsf(finite[j]);
+      }
+    } else if (last == LANE_GROUP - 1) {
+      for (int j = 0; j < k; j++)
+        for (int64_t l = 0; l < LANE_GROUP; l++) {
+          int64_t lane = row - (LANE_GROUP - 1) + l, place = ((lane / block * k + j) * 2) * block + lane % block;
+          float value = group[l][j];
+          to->exponents[TENSOR_LANES * j + lane] = exponents[l][j];
+          if (narrow) to->narrow_sizes[place] = positive(value), to->narrow_sizes[place + block] = positive(-value);
+          else to->wide_sizes[place] = positive(value), to->wide_sizes[place + block] = positive(-value);
+        }
+    }
+  }
+}

@@ -72,7 +72,7 @@ typedef struct CopyArguments {
   int64_t warp, lane, instruction;  // who issues it; with detectors only
 } CopyArguments;
 
-// An MMA of a tensor core: D = round(A * B + D), where every sum is exact. A CTA, or each of a pair, has rows of A and
+// An MMA of a tensor core: D = round(A * B + D). A CTA, or each of a pair, has rows of A and
 // of B and the cells of D that belong to its rows of A; B is that of all of them.
 enum { E4M3, E5M2, F16, BF16, TF32, S8, U8 };  // types of elements
 enum { SUM_F32, SUM_F16, SUM_S32 };            // of D; FP16 is the lower half of a cell
@@ -96,6 +96,8 @@ typedef struct Mma {
   int64_t ctas, m, n;  // m: rows of A in each CTA
   MmaType a, b;
   int64_t d, accumulate, saturate;
+  // How floats are added; see silicon.c. `fraction` 0: exactly, with one rounding at the end.
+  int64_t fraction, result, step, lowest;
   int64_t columns;  // of tensor memory in each CTA
   // Where in `cells` column j of D is, for row i of A: j * column_stride, from column `wrap` on beginning again
   // at wrap_offset; i / LANE_GROUP * group_stride + i % LANE_GROUP.

@@ -20,6 +20,8 @@ VECTOR_OF(int32_t, VECTOR) Ints;
 VECTOR_OF(uint32_t, VECTOR) Bits;
 VECTOR_OF(float, VECTOR) Floats;
 VECTOR_OF(int64_t, VECTOR) Longs;
+VECTOR_OF(uint64_t, VECTOR) LongBits;
+VECTOR_OF(int16_t, VECTOR) Int16s;
 VECTOR_OF(double, VECTOR) Doubles;
 VECTOR_OF(float, VECTOR / 2) HalfFloats;   // as many as Doubles
 VECTOR_OF(int32_t, VECTOR / 2) HalfInts;
@@ -48,6 +50,29 @@ static inline Doubles add_product(Doubles c, Doubles a, Doubles b) {
   return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
 #else
   return a * b + c;
+#endif
+}
+
+static inline Floats add_small_product(Floats c, Floats a, Floats b) {
+#if VECTOR == 64
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && VECTOR == 32
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+static inline Int16s larger(Int16s x, Int16s y) {
+#if VECTOR == 64
+  return (Int16s)_mm512_max_epi16((__m512i)x, (__m512i)y);
+#elif VECTOR == 32
+  return (Int16s)_mm256_max_epi16((__m256i)x, (__m256i)y);
+#elif defined(__SSE2__)
+  return (Int16s)_mm_max_epi16((__m128i)x, (__m128i)y);
+#else
+  Int16s less = x < y;
+  return (y & less) | (x & ~less);
 #endif
 }
 

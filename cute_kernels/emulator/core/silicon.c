@@ -1,0 +1,198 @@
+// Sums of products as tensor cores compute them (docs/emulator/arithmetic.md says who measured it).
+//
+// A step is a number of bytes of K. The exact products of a step and D are aligned to the largest exponent among them,
+// cut there to `fraction` bits behind the point, toward zero, and added exactly. The sum is cut to FP32 with `result`
+// bits behind the point, toward zero, or rounded to FP16, to nearest even; the next step adds to that.
+//
+// A product's exponent is the sum of its factors' encoded exponents. With the quantum q = 2^(largest - fraction), a
+// number M whose last digit is q, and rounding toward zero, M + x is M and the multiple of q below x: magnitudes are
+// added to M, those of positive terms to one and those of negative terms to another one.
+#include <fenv.h>
+#include <math.h>
+
+#include "products.h"
+
+enum {
+  WIDE_ROWS = 2,
+  WIDE_VECTORS = VECTOR == 64 ? 4 : 2,
+  NARROW_ROWS = VECTOR == 64 ? 4 : 2,
+  NARROW_VECTORS = 2,
+  MOST_BLOCK_ROWS = 4,
+  MOST_NARROW_FRACTION = 15,  // 33 terms of less than 2^(15 + 2) do not change the exponent of M
+  LARGEST_NARROW = 110,       // exponent with which M is a number of FP32
+  LANES_OF_16 = VECTOR / 2,
+};
+
+typedef struct Sums {
+  const Mma *mma;
+  uint32_t *cells;
+  const Terms *a, *b;
+  int k, first, last;  // elements of K: of all steps, and of this one
+  int halves, accumulate;
+  int32_t (*tops)[TENSOR_LANES];  // largest exponents of the products of a block's rows
+} Sums;
+
+static _Thread_local Terms terms_a, terms_b;
+
+// --- one result ------------------------------------------------------------------------------------------------------
+
+static inline double power(int exponent) {
+  uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static inline uint32_t result_bits(const Sums *s, double sum) {
+  if (s->halves) {
+    uint32_t bits = half_bits(sum);
+    return bits == 0x8000 ? 0 : bits;
+  }
+  if (sum != sum) return 0x7FFFFFFF;
+  float value = fabs(sum) >= 0x1p128 ? (sum < 0 ? -HUGE_VALF : HUGE_VALF) : (float)sum;
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  bits &= ~0u << (23 - s->mma->result);
+  return bits << 1 ? bits : 0;
+}
+
+// For NaN, infinities, and what the vectors below have no room for.
+static __attribute__((noinline)) uint32_t one_result(const Sums *s, int64_t row, int64_t lane, const uint32_t *cell) {
+  const float *x = s->a->values + s->k * lane, *y = s->b->values + s->k * row;
+  double old = 0, plain;
+  if (s->accumulate && s->halves) {
+    HalfBits bits = (HalfBits){0} + *cell;
+    old = values_of_halves(bits)[0];
+  } else if (s->accumulate) {
+    float value;
+    memcpy(&value, cell, sizeof value);
+    old = value;
+  }
+  plain = old;
+  int lowest = s->halves ? -14 : -126, top = (int)s->mma->lowest;
+  if (old != 0) top = old == old && fabs(old) < HUGE_VAL && ilogb(old) > lowest ? ilogb(old) : lowest;
+  for (int i = s->first; i < s->last; i++) {
+    int exponent = s->a->exponents[TENSOR_LANES * i + lane] + s->b->exponents[s->k * row + i];
+    top = exponent > top ? exponent : top;
+    plain += (double)x[i] * y[i];
+  }
+  if (!isfinite(plain)) return result_bits(s, plain);  // no finite products are that large
+  double quantum = power(top - (int)s->mma->fraction), units = 1 / quantum;
+  int64_t sum = (int64_t)(old * units);
+  for (int i = s->first; i < s->last; i++) sum += (int64_t)((double)x[i] * y[i] * units);
+  return result_bits(s, (double)sum * quantum);
+}
+
+// --- blocks of results -----------------------------------------------------------------------------------------------
+
+// Largest exponents of products, of some rows of B with all of A.
+static inline void find_tops(const Sums *s, int64_t row, int rows) {
+  const int16_t *a = s->a->exponents, *b = s->b->exponents + s->k * row;
+  for (int64_t lane = 0; lane < s->mma->m; lane += LANES_OF_16) {
+    Int16s most[MOST_BLOCK_ROWS];
+    UNROLLED for (int r = 0; r < rows; r++) most[r] = (Int16s){0} + 2 * NO_EXPONENT;
+    for (int i = s->first; i < s->last; i++) {
+      Int16s left = *(const Int16s *)(a + TENSOR_LANES * i + lane);
+      UNROLLED for (int r = 0; r < rows; r++) most[r] = larger(most[r], left + b[s->k * r + i]);
+    }
+    UNROLLED for (int r = 0; r < rows; r++)
+      for (int i = 0; i < LANES_OF_16; i++) s->tops[r][lane + i] = most[r][i];
+  }
+}
+
+static inline HalfBits wide_bits(Doubles sum) {
+  HalfBits sign = __builtin_convertvector((LongBits)sum >> 32, HalfBits) & 0x80000000;
+  Longs size = (Longs)sum & INT64_MAX;
+  HalfBits large = (HalfBits)__builtin_convertvector((Longs)((Doubles)size >= 0x1p128), HalfInts);
+  return ((HalfBits)floats_of(sum) & ~large) | ((sign | 0x7F800000) & large);
+}
+
+static inline Bits narrow_bits(Floats sum) { return (Bits)sum; }
+
+static inline Floats narrow_halves(Bits cells) {
+  return (Floats)((cells & 0x7FFF) << 13) * 0x1p112f * (Floats)((cells & 0x8000) << 16 | 0x3F800000);
+}
+
+static inline HalfBits half_bits_of_wide(Doubles sum) { return __builtin_convertvector(halves_of(sum), HalfBits); }
+
+static inline Bits half_bits_of_narrow(Floats sum) {
+  HalfFloats parts[2];
+  HalfBits results[2];
+  Bits joined;
+  memcpy(parts, &sum, sizeof parts);
+  for (int i = 0; i < 2; i++) results[i] = half_bits_of_wide(doubles_of(parts[i]));
+  memcpy(&joined, results, sizeof joined);
+  return joined;
+}
+
+#define BLOCK_OF(name) wide_##name
+#define BLOCK_ROWS WIDE_ROWS
+#define BLOCK_VECTORS WIDE_VECTORS
+#define BLOCK_LANES DOUBLES
+#define Real double
+#define Reals Doubles
+#define Words Longs
+#define CellInts HalfInts
+#define CellBits HalfBits
+#define DIGITS 52
+#define BIAS 1023
+#define LARGEST 1000
+#define product_added add_product
+#define of_halves values_of_halves
+#define of_floats(cells) doubles_of((HalfFloats)(cells))
+#define to_halves half_bits_of_wide
+#define to_floats wide_bits
+#define any_of any_half
+#include "aligned_block.h"
+
+#define BLOCK_OF(name) narrow_##name
+#define BLOCK_ROWS NARROW_ROWS
+#define BLOCK_VECTORS NARROW_VECTORS
+#define BLOCK_LANES WORDS
+#define Real float
+#define Reals Floats
+#define Words Ints
+#define CellInts Ints
+#define CellBits Bits
+#define DIGITS 23
+#define BIAS 127
+#define LARGEST LARGEST_NARROW
+#define product_added add_small_product
+#define of_halves narrow_halves
+#define of_floats(cells) ((Floats)(cells))
+#define to_halves half_bits_of_narrow
+#define to_floats narrow_bits
+#define any_of any
+#include "aligned_block.h"
+
+// --- instructions ----------------------------------------------------------------------------------------------------
+
+// Kept apart, so that the rounding mode is set before the first operation and until after the last one.
+static __attribute__((noinline)) void add_steps(Sums *s, int narrow) {
+  int64_t step = s->mma->step * s->k / K_BYTES;
+  for (s->first = 0; s->first < s->k; s->first = s->last, s->accumulate = 1) {
+    s->last = s->first + (int)step;
+    if (narrow) narrow_product(s);
+    else wide_product(s);
+  }
+}
+
+void multiply_aligned(const Mma *mma) {
+  static _Thread_local int32_t tops[MOST_BLOCK_ROWS][TENSOR_LANES];
+  Terms *a = &terms_a, *b = &terms_b;
+  int64_t columns = mma->n / mma->ctas;
+  int narrow = mma->fraction <= MOST_NARROW_FRACTION && is_byte_float(mma->a.element) && is_byte_float(mma->b.element);
+  int block = narrow ? NARROW_VECTORS * WORDS : WIDE_VECTORS * DOUBLES;
+  for (int64_t r = 0; r < mma->ctas; r++) load_terms(b, &mma->parts[r].b, columns, r * columns, &mma->b, 0, narrow);
+  int mode = fegetround();
+  for (int64_t r = 0; r < mma->ctas; r++) {
+    load_terms(a, &mma->parts[r].a, mma->m, 0, &mma->a, block, narrow);
+    Sums sums = {
+      .mma = mma, .cells = mma->parts[r].cells, .a = a, .b = b, .k = elements(mma->a.element),
+      .halves = mma->d == SUM_F16, .accumulate = mma->accumulate != 0, .tops = tops,
+    };
+    fesetround(FE_TOWARDZERO);
+    add_steps(&sums, narrow);
+    fesetround(mode);
+  }
+}

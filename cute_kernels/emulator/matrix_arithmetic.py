@@ -1,0 +1,162 @@
+"""How tensor cores add: the parameters of the published models, by unit and architecture.
+
+One step of a dot product adds the products of some bytes of K, and the accumulator C, at once:
+
+1. Products are exact. A term's exponent is the sum of its factors' encoded exponents (of subnormal numbers the lowest
+   exponent of their type); C's is its own. Terms that are zero have none.
+2. All terms are aligned to the largest exponent, and cut to ``fraction`` bits behind the point, toward zero. Where C is
+   zero, the largest exponent is at least ``lowest``.
+3. What is left of them is added exactly.
+4. The sum is cut to FP32 with ``result`` bits behind the point, toward zero (beyond the largest number: infinity), or
+   rounded to FP16, to nearest even. Zero is +0.
+
+The next step of K adds to that result. NaN operands, infinity times zero and infinities of both signs give NaN,
+0x7FFFFFFF or 0x7FFF; other infinities give infinity. Sums of integers are exact everywhere, and wrap at 32 bits or
+saturate once per instruction.
+
+Sources:
+    [MMA-Sim] P. Xie et al., "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores", arXiv 2511.10909;
+        package ``mmasim`` 2.1.1, which the authors compared with GPUs of each architecture.
+    [KM] F. A. Khattak, M. Mikaitis, "Accurate Models of NVIDIA Tensor Cores", arXiv 2512.07004 (V100, A100, H100,
+        B200 and others).
+    [tcgen05] github.com/sf-tensor/tcgen05, ``tcgen05_model/MODEL.md``: a model with result words of a B200.
+    [mmaemu] package ``mmaemu`` 0.1.0: FP8 of an RTX 4060 and of an H100.
+    [SASS] what ptxas 13.0 makes of the PTX instruction.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from cute_kernels.emulator.errors import UnsupportedPTX
+
+Choice = Literal["silicon", "exact"]
+CHOICES: tuple[str, ...] = ("silicon", "exact")
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How one instruction adds products of floats.
+
+    Attributes:
+        fraction: bits behind the point of aligned terms; 0: sums are exact, and rounded once to nearest even.
+        result: bits behind the point of an FP32 result.
+        step: bytes of K that are added at once, of operands as they are stored.
+        lowest: of the largest exponent, where C is zero.
+    """
+
+    fraction: int
+    result: int = 23
+    step: int = 32
+    lowest: int = 0
+
+
+EXACT = Sums(0)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the table: `Sums` with ``lowest`` for FP32 and for FP16 results, and who measured it."""
+
+    fraction: int
+    result: int
+    step: int
+    lowest: tuple[int, int]
+    source: str
+
+
+_EIGHT_BITS = ("e4m3", "e5m2")
+#: (unit, generation, whether operands have 8 bits) -> parameters. mma.sync of FP8 on Hopper and on the Blackwell of
+#: data centres is not there: it is mma.sync of FP16 (`SPLIT_FP8`).
+TABLE: dict[tuple[str, str, bool], _Row] = {
+    ("tcgen05", "blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [tcgen05] [KM]"),
+    ("tcgen05", "blackwell", True): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [tcgen05]"),
+    ("wgmma", "hopper", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [KM]; an H200, see the documentation"),
+    ("wgmma", "hopper", True): _Row(13, 13, 32, (-133, -21), "[MMA-Sim] [KM] [mmaemu]; an H200, likewise"),
+    ("mma", "turing", False): _Row(24, 23, 16, (-132, -20), "[MMA-Sim]"),
+    ("mma", "ampere", False): _Row(24, 23, 16, (-132, -20), "[MMA-Sim] [KM]"),
+    ("mma", "ada", False): _Row(24, 23, 16, (-132, -20), "[MMA-Sim] [KM]"),
+    ("mma", "ada", True): _Row(13, 13, 16, (-132, -20), "[MMA-Sim] [KM] [mmaemu]"),
+    ("mma", "hopper", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [KM]"),
+    ("mma", "blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [KM]"),
+    ("mma", "rtx blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim]"),
+    ("mma", "rtx blackwell", True): _Row(25, 23, 32, (-133, -21), "[MMA-Sim]"),
+}
+#: Compute capabilities of each generation.
+GENERATIONS = {
+    "turing": (75,),
+    "ampere": (80, 86, 87, 88),
+    "ada": (89,),
+    "hopper": (90,),
+    "blackwell": (100, 101, 103, 110),
+    "rtx blackwell": (120, 121),
+}
+#: Where mma.sync of FP8 converts to FP16 and executes two mma.sync of FP16, from zero: first of the lower two of every
+#: four bytes of K, then of the upper two. Then it adds C, rounded to nearest even. [SASS], as [mmaemu] says too.
+SPLIT_FP8 = ("hopper", "blackwell")
+
+
+@functools.lru_cache(maxsize=64)
+def generation(target: str) -> str:
+    """The generation of a PTX target such as ``sm_100a``.
+
+    Raises:
+        UnsupportedPTX: none of `GENERATIONS`.
+    """
+    match = re.fullmatch(r"sm_(\d+)[af]?", target)
+    found = [name for name, numbers in GENERATIONS.items() if match and int(match[1]) in numbers]
+    if not found:
+        known = ", ".join(f"sm_{number}" for numbers in GENERATIONS.values() for number in numbers)
+        raise UnsupportedPTX(
+            f"how the tensor cores of .target {target} add is not known; known are {known}. "
+            "Options(arithmetic='exact') rounds exact sums once"
+        )
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How the tensor cores of a launch add.
+
+    Attributes:
+        choice: as of the architecture, or exactly.
+        target: of the PTX, ``sm_90a``.
+    """
+
+    choice: Choice = "exact"
+    target: str = ""
+
+    @property
+    def exact(self) -> bool:
+        return self.choice == "exact"
+
+    def splits_fp8(self) -> bool:
+        """Whether mma.sync of FP8 is made of mma.sync of FP16."""
+        return not self.exact and generation(self.target) in SPLIT_FP8
+
+    def sums(self, unit: Literal["tcgen05", "wgmma", "mma"], element: str, d_type: str) -> Sums:
+        """How an instruction of these operands adds.
+
+        Args:
+            unit: which instruction.
+            element: type of A's elements; B's have as many bits.
+            d_type: ``"f32"``, ``"f16"``, or ``"s32"``, which is exact.
+
+        Raises:
+            UnsupportedPTX: it is not known, of this target.
+        """
+        if self.exact or d_type == "s32":
+            return EXACT
+        row = TABLE.get((unit, generation(self.target), element in _EIGHT_BITS))
+        if row is None:
+            raise UnsupportedPTX(
+                f"how {unit} of {element} adds on {self.target} is not known; Options(arithmetic='exact') rounds "
+                "exact sums once"
+            )
+        return Sums(row.fraction, row.result, row.step, row.lowest[d_type == "f16"])
+
+
+EXACTLY = Arithmetic()
