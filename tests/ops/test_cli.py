@@ -167,7 +167,7 @@ def test_help_shows_tunables_and_choices(command, capsys):
     assert "stages=0 (two tiles' worth, or what fits), stage_blocks=2" in shown
     assert "sm_90a, bf16 and fp16 (Sm90GatherConfig): tile_patches=0 (chosen for" in shown
     assert "pingpong=true of {true, false}" in shown
-    assert command == ["gemm"] or "(Sm90RowsConfig): chunk_images=0 (all at once), row_multiple=16 of {16, 32" in shown
+    assert command == ["gemm"] or "(Sm90RowsConfig): chunk_images=0 (all at once), row_multiple=32 of {16, 32" in shown
     assert "epilogue=f32 of {f32, bf16x2}" in shown
 
 

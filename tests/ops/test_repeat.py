@@ -333,6 +333,6 @@ def test_memory_between_kernels_is_not_kept(launches):
     calls = remember(images_op.PATCH_EMBED_IMAGES, values := pictures())
     (call,) = calls.calls.values()
     held, _, _ = call.__globals__["keep"]
-    assert not any(tensor.shape == (12, 592) for tensor in held)
-    assert call.__globals__["x_size"] == (12, 592) and call.__globals__["x_type"] is torch.uint8
+    assert not any(tensor.shape == (12, 608) for tensor in held)
+    assert call.__globals__["x_size"] == (12, 608) and call.__globals__["x_type"] is torch.uint8
     assert run(calls, values) is not None

@@ -18,8 +18,14 @@ from cute_kernels.plan.base import VECTOR_BYTES, Arch, Plan, reject, require, ro
 from cute_kernels.plan.operands import Operand
 from cute_kernels.plan.patch_embed import PATCH_EMBED
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
-from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, INTEGERS, PIXEL_TYPES, STRIP_PATCH
-from cute_kernels.plan.patch_embed_images.strips import REPACKED, row_bytes, why_no_operand
+from cute_kernels.plan.patch_embed_images.base import (
+    FEW_PATCHES,
+    GATHERED_PATCHES,
+    INTEGERS,
+    PIXEL_TYPES,
+    STRIP_PATCH,
+)
+from cute_kernels.plan.patch_embed_images.strips import REPACKED, may_split, row_bytes, why_no_operand
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 
 MOST_FLOAT_CHANNELS = 3
@@ -28,12 +34,9 @@ MOST_FLOAT_CHANNELS = 3
 ONE_TERM = ("int8", "bf16", "fp16")
 """Precisions of a single product."""
 
-FEW_PATCHES = 2048
-"""Up to here rows of slow lengths are gathered nevertheless: one launch takes less time than two."""
-
 SLOW_ROWS = (32, 64)
-"""Rows of patches between these bytes: gathering the 48 bytes of 16 pixels with three channels took 1.58 ms sustained
-at 4736 images of 224 x 224 on an H200, a pass and the kernel over rows 1.16; of the 96 bytes of 32 pixels 1.23 and 1.25
+"""Rows of patches between these bytes that cannot be split: gathering 48 bytes took 1.58 ms sustained at 4736 images of
+224 x 224 on an H200, a pass and the kernel over rows 1.16; of the 96 bytes of 32 pixels 1.23 and 1.25
 (docs/measurements.md)."""
 
 CHUNK_STEP = VECTOR_BYTES
@@ -70,7 +73,8 @@ def _why_faster(problem: PatchEmbedImagesProblem) -> str:
     nbytes = row_bytes(problem)
     if nbytes == REPACKED:
         return f"repacking rows of {nbytes} bytes in shared memory took 1.29 times as long as a pass and rows"
-    if SLOW_ROWS[0] < nbytes < SLOW_ROWS[1] and problem.batch * problem.positions > FEW_PATCHES:
+    slow = SLOW_ROWS[0] < nbytes < SLOW_ROWS[1] and not may_split(problem)
+    if slow and problem.batch * problem.positions > FEW_PATCHES:
         return f"rows of {nbytes} bytes, which TMA lengthens to {SLOW_ROWS[1]}, take longer than a pass over the images"
     return ""
 

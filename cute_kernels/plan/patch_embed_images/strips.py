@@ -236,6 +236,11 @@ def row_bytes(p: PatchEmbedImagesProblem) -> int:
     return p.patch * ITEMSIZE[p.in_dtype] * (p.channels if p.channels_last else 1)
 
 
+def may_split(p: PatchEmbedImagesProblem) -> bool:
+    """Whether rows of patches are what two swizzles make up, and those of a patch whole stages."""
+    return row_bytes(p) in SPLIT_SPANS and p.patch * row_bytes(p) % (SPLIT_BLOCKS * BLOCK_BYTES) == 0
+
+
 def span_of(nbytes: int) -> int:
     """The least bytes of a row of an operand that holds so many; those of the longest one where none does."""
     return next((span for span in SPANS if span >= nbytes), SPANS[-1])
