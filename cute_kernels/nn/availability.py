@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from cute_kernels import plan
@@ -59,7 +61,17 @@ def images_out_dtype(
     if executor == "kernel":
         index = images.device.index
         arch, sm_count = devices.device_facts(torch.cuda.current_device() if index is None else index)
-    batch, channels, height, width = images.shape
+    facts = tuple(images.shape), images.dtype, patch, features, precision, wanted
+    return wanted if _has_kernel(*facts, arch, sm_count) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_kernel(
+    shape: tuple[int, ...], dtype: torch.dtype, patch: int, features: int, precision: str, out_dtype: torch.dtype,
+    arch: str | None, sm_count: int | None,
+) -> bool:  # fmt: skip
+    """Remembered, for a module asks in every call, and planning takes longer than the kernel does for a few images."""
+    batch, channels, height, width = shape
     problem = PatchEmbedImagesProblem(
         batch=batch,
         channels=channels,
@@ -67,13 +79,13 @@ def images_out_dtype(
         width=width,
         patch=patch,
         n=features,
-        in_dtype=multiplied_type(str(images.dtype).removeprefix("torch."), precision),
+        in_dtype=multiplied_type(str(dtype).removeprefix("torch."), precision),
         precision=precision,
         table_rows=height // patch * (width // patch),
-        out_dtype=str(wanted).removeprefix("torch."),
+        out_dtype=str(out_dtype).removeprefix("torch."),
     )
     try:
         plan.make_plan(problem, None, arch, sm_count=sm_count)
     except (ValueError, NotImplementedError):
-        return None
-    return wanted
+        return False
+    return True

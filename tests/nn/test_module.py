@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cute_kernels import reference
-from cute_kernels.nn import PatchEmbed
+from cute_kernels.nn import PatchEmbed, availability
 from cute_kernels.operations.patch_weight import prepare_patch_weight
 
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
@@ -343,6 +343,27 @@ def test_no_kernel_that_rounds_to_bfloat16_on_the_way():
 
 
 @torch.no_grad()
+def test_whether_there_is_a_kernel_is_planned_once(monkeypatch):
+    """A module asks in every call, and planning takes milliseconds: the second call of a size plans nothing for it."""
+    planned = []
+    real = availability.plan.make_plan
+
+    def counted(*given, **more):
+        planned.append(given)
+        return real(*given, **more)
+
+    monkeypatch.setattr(availability.plan, "make_plan", counted)
+    availability._has_kernel.cache_clear()
+    for sizes in ((1, 16), (2, 16), (1, 32)):
+        image = torch.randint(0, 256, (sizes[0], 3, sizes[1], 16), dtype=torch.uint8)
+        found = {availability.images_out_dtype(image, 16, 24, "int8", torch.bfloat16, "emulator") for _ in range(3)}
+        assert found == {torch.bfloat16}
+    assert len(planned) == 3
+    wide = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
+    assert {availability.images_out_dtype(wide, 16, 23, "int8", torch.bfloat16, "emulator") for _ in range(2)} == {None}
+    assert len(planned) == 4
+
+
 def test_integers_without_a_kernel_are_the_plain_module_and_it_says_so():
     module, images = convolution(14), uint8_images(14, 5544, batch=1)
     ours = PatchEmbed.from_module(module, precision="int8", backend="emulator", mean=MEAN, std=STD)

@@ -238,7 +238,7 @@ def test_rows_of_48_bytes_are_split_unless_there_are_few() -> None:
     """With as many warpgroups as the model finds least; of 96 bytes gathering was faster (docs/measurements.md)."""
     last = dataclasses.replace(HEADLINE, channels_last=True)
     many, more_features, few = (
-        make_plan(dataclasses.replace(last, **change), arch="sm_90a") for change in ({}, {"n": 1024}, {"batch": 10})
+        make_plan(dataclasses.replace(last, **change), arch="sm_90a") for change in ({}, {"n": 1024}, {"batch": 20})
     )
     assert (many.config.source, many.config.warpgroups, many.tile_rows) == ("split", 3, 64)
     assert (more_features.config.source, more_features.config.warpgroups) == ("split", 2)  # 1024 is not thirds

@@ -32,10 +32,6 @@ GATHERED_PATCHES = (16, 32, 64)
 """Sides of patches whose rows of 16-bit pixels are 32, 64 or 128 bytes, which TMA swizzles as a whole."""
 
 
-FEW_PATCHES = 2048
-"""Up to here rows of slow lengths are gathered nevertheless: one launch takes less time than two."""
-
-
 def multiplied_type(pixels: str, precision: str) -> str:
     """Element type that pixels of type ``pixels`` are given to a kernel as, to which they are rounded where it differs.
 

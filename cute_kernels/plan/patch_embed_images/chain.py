@@ -18,13 +18,7 @@ from cute_kernels.plan.base import VECTOR_BYTES, Arch, Plan, reject, require, ro
 from cute_kernels.plan.operands import Operand
 from cute_kernels.plan.patch_embed import PATCH_EMBED
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
-from cute_kernels.plan.patch_embed_images.base import (
-    FEW_PATCHES,
-    GATHERED_PATCHES,
-    INTEGERS,
-    PIXEL_TYPES,
-    STRIP_PATCH,
-)
+from cute_kernels.plan.patch_embed_images.base import GATHERED_PATCHES, INTEGERS, PIXEL_TYPES, STRIP_PATCH
 from cute_kernels.plan.patch_embed_images.strips import REPACKED, may_split, row_bytes, why_no_operand
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 
@@ -33,6 +27,9 @@ MOST_FLOAT_CHANNELS = 3
 
 ONE_TERM = ("int8", "bf16", "fp16")
 """Precisions of a single product."""
+
+FEW_PATCHES = 2048
+"""Up to here rows of slow lengths are gathered nevertheless: one launch takes less time than two."""
 
 SLOW_ROWS = (32, 64)
 """Rows of patches between these bytes that cannot be split: gathering 48 bytes took 1.58 ms sustained at 4736 images of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -60,6 +61,7 @@ def _check_fields(c: Sm90GatherConfig) -> None:
         reject("stages", c.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
 
 
+@functools.lru_cache(maxsize=4096)
 def _resolve(
     problem: PatchEmbedImagesProblem, config: Sm90GatherConfig | None, arch: Arch, sm_count: int
 ) -> Sm90GatherPlan:

@@ -16,7 +16,7 @@ from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import Arch, check_smem, reject, require, round_up
 from cute_kernels.plan.patch_embed import sm90_default as rows
-from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, FEW_PATCHES, MOST_PATCHES, STRIP_PATCH
+from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES, STRIP_PATCH
 from cute_kernels.plan.patch_embed_images.gather_default import GATHER_CLOCKS
 from cute_kernels.plan.patch_embed_images.sm90 import MOST_COLUMNS, Sm90ImagesPlan
 from cute_kernels.plan.patch_embed_images.strips import (
@@ -65,6 +65,10 @@ _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
 
 FAST_SPLITS = (48,)
 """Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/measurements.md)."""
+
+FEW_SPLITS = 4096
+"""Patches up to which these rows are gathered nevertheless: of 3,136 gathering took 0.81 of the time in a CUDA graph on
+an H200, of 6,272 1.33 (docs/measurements.md)."""
 
 
 def plan_sm90_images(
@@ -140,7 +144,7 @@ def _sources(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
         return ("strips",)
     if not may_split(p):
         return ("gather",)
-    fast = row_bytes(p) in FAST_SPLITS and p.batch * p.positions > FEW_PATCHES
+    fast = row_bytes(p) in FAST_SPLITS and p.batch * p.positions > FEW_SPLITS
     return ("split", "gather") if fast else ("gather", "split")
 
 
