@@ -342,7 +342,6 @@ def test_no_kernel_that_rounds_to_bfloat16_on_the_way():
     assert 1e-5 < error(got.float(), plain(images.float(), module.float())) < ERRORS["fp16"]
 
 
-@torch.no_grad()
 def test_whether_there_is_a_kernel_is_planned_once(monkeypatch):
     """A module asks in every call, and planning takes milliseconds: the second call of a size plans nothing for it."""
     planned = []
@@ -364,6 +363,7 @@ def test_whether_there_is_a_kernel_is_planned_once(monkeypatch):
     assert len(planned) == 4
 
 
+@torch.no_grad()
 def test_integers_without_a_kernel_are_the_plain_module_and_it_says_so():
     module, images = convolution(14), uint8_images(14, 5544, batch=1)
     ours = PatchEmbed.from_module(module, precision="int8", backend="emulator", mean=MEAN, std=STD)
