@@ -50,7 +50,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in SOURCES.items():
         folder.joinpath(name).write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv(library.VARIABLE, raising=False)
+    for variable in (library.VARIABLE, build.FLAGS_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
     return folder
 
 
@@ -166,11 +167,34 @@ def test_built_library_needs_no_compiler(tree: Path, monkeypatch: pytest.MonkeyP
     assert answer(1) == 321
 
 
-@pytest.mark.parametrize("text", ["int64_t answer(void) { return 1 }", "static int unused(void) { return 1; }"])
-def test_errors_and_warnings_of_the_compiler_are_shown(tree: Path, text: str):
+ERROR, WARNING = "int64_t answer(void) { return 1 }", "static int unused(void) { return 1; }"
+
+
+@pytest.mark.parametrize("text, flags", [(ERROR, ""), (WARNING, "-Werror")])
+def test_errors_of_the_compiler_are_shown(tree: Path, text: str, flags: str, monkeypatch: pytest.MonkeyPatch):
     (tree / "more.c").write_text(f"{text}\n")
     small = imported("build")
+    monkeypatch.setenv(small.FLAGS_VARIABLE, flags)
     with pytest.raises(small.CoreNotBuilt, match=r"does not compile; \S*cc .*\n.*more.c:1"):
+        small.library("baseline")
+
+
+def test_warnings_of_a_new_compiler_do_not_stop_an_installation(tree: Path):
+    (tree / "more.c").write_text(f"{WARNING}\n")
+    assert answer(0) == 320
+
+
+def test_more_flags_make_a_library_of_its_own(tree: Path, monkeypatch: pytest.MonkeyPatch):
+    """Neither replaces the other, and flags that nobody can read are named."""
+    source = tree / "answer.c"
+    source.write_text("#ifndef MORE\n#define MORE 0\n#endif\n" + source.read_text().replace("add;", "add + MORE;"))
+    assert answer(0) == 320
+    small = imported("build")
+    monkeypatch.setenv(small.FLAGS_VARIABLE, "-DMORE=5 -DOTHER='1 + 2'")
+    assert answer(0) == 325
+    assert len(list(tree.glob("build/*/*.so"))) == 2
+    monkeypatch.setenv(small.FLAGS_VARIABLE, "-DMORE='5")
+    with pytest.raises(small.CoreNotBuilt, match="CUTE_KERNELS_CORE_FLAGS=\"-DMORE='5\" are no flags"):
         small.library("baseline")
 
 
@@ -195,11 +219,31 @@ def test_variants(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(library, "_processor", lambda: frozenset("ab"))
     with pytest.raises(ValueError, match="CUTE_KERNELS_CORE='best'; this processor executes baseline, good"):
         library.variant()
+    monkeypatch.setenv(library.VARIABLE, "bets")
+    with pytest.raises(ValueError, match="CUTE_KERNELS_CORE='bets' is no variant of the core; there are baseline, goo"):
+        library.variant()
+    monkeypatch.setenv(library.VARIABLE, "")
+    assert library.variant() == "good", "an empty value is none"
+
+
+def test_processor_that_is_not_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without /proc, as in some containers, every machine still executes the baseline."""
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_CPUINFO", tmp_path / "cpuinfo")
+    library._processor.cache_clear()
+    try:
+        assert library.variant() == "baseline"
+        (tmp_path / "cpuinfo").write_text("processor: 0\nflags\t: " + " ".join(build._AVX2[1]) + "\n")
+        library._processor.cache_clear()
+        assert library.usable() == ["baseline", "avx2"] or "avx2" not in build.variants()
+    finally:
+        library._processor.cache_clear()
 
 
 @pytest.mark.parametrize("variant", ALL_VARIANTS)
-def test_every_variant_compiles(variant: str):
+def test_every_variant_compiles(variant: str, monkeypatch: pytest.MonkeyPatch):
     """Of the core itself, without warnings; those that this processor executes are loaded."""
+    monkeypatch.setenv(build.FLAGS_VARIABLE, "-Werror")
     path = build.library(variant)
     if library._processor().issuperset(build.variants()[variant][1]):
         loaded = ctypes.CDLL(str(path))

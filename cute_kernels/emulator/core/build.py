@@ -42,9 +42,9 @@ VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 }
 _OTHER_MACHINES = {"baseline": ((), ())}
 # A product and a sum are rounded apart unless the source asks for fmaf: the results must not depend on the variant.
-_FLAGS = (
-    "-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror",
-)  # fmt: skip
+_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra")
+#: Environment variable: more flags of the compiler, for development. Such a core has a library of its own.
+FLAGS_VARIABLE = "CUTE_KERNELS_CORE_FLAGS"
 
 
 class CoreNotBuilt(RuntimeError):
@@ -61,12 +61,31 @@ def folder() -> Path:
     return BUILD / _name()
 
 
-@functools.cache
+def _more_flags() -> tuple[str, ...]:
+    """Those of the environment.
+
+    Raises:
+        CoreNotBuilt: they are no words of a command line.
+    """
+    given = os.environ.get(FLAGS_VARIABLE, "")
+    try:
+        return tuple(shlex.split(given))
+    except ValueError as error:
+        raise CoreNotBuilt(f"{FLAGS_VARIABLE}={given!r} are no flags of a compiler: {error}") from error
+
+
 def _name() -> str:
-    digest = hashlib.sha256()
+    """Of the folder of these sources, compiled with these flags."""
+    return _name_with(_more_flags())
+
+
+@functools.cache
+def _name_with(flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256("\0".join(flags).encode())
     for path in sorted((*FOLDER.glob("*.[ch]"), *FOLDER.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"{platform.system().lower()}-{platform.machine()}-{digest.hexdigest()[:16]}"
+    machine = f"{platform.system().lower()}-{platform.machine()}" + ("+flags" if flags else "")
+    return f"{machine}-{digest.hexdigest()[:16]}"
 
 
 def library(variant: str) -> Path:
@@ -78,13 +97,13 @@ def library(variant: str) -> Path:
     path = folder() / f"{variant}.so"
     if path.exists():
         return path
-    compiler = _compiler()
+    command = compiler()
     try:
         BUILD.mkdir(exist_ok=True)
         with FileLock(BUILD / ".lock"):
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
-                _compile(compiler, variant, path)
+                _compile(command, variant, path)
                 _remove_others(path.parent)
     except OSError as error:
         raise CoreNotBuilt(
@@ -94,7 +113,7 @@ def library(variant: str) -> Path:
     return path
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
     """$CC, or the first compiler that is found."""
     given = os.environ.get("CC", "")
     try:
@@ -117,7 +136,8 @@ def _compile(compiler: list[str], variant: str, path: Path) -> None:
         check, result = Path(temporary, "layout.c"), Path(temporary, "core.so")
         check.write_text(layout.assertions())
         sources = [str(source) for source in sorted(FOLDER.glob("*.c"))]
-        command = [*compiler, *_FLAGS, *flags, f"-I{FOLDER}", *sources, str(check), "-o", str(result), "-lm"]
+        files = [f"-I{FOLDER}", *sources, str(check), "-o", str(result), "-lm"]
+        command = [*compiler, *_FLAGS, *flags, *_more_flags(), *files]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:

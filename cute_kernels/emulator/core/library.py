@@ -11,6 +11,7 @@ from . import build, layout
 
 #: Environment variable that names another variant (`build.VARIANTS`) than the processor's best.
 VARIABLE = "CUTE_KERNELS_CORE"
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 @functools.cache
@@ -45,8 +46,10 @@ def variant() -> str:
         ValueError: it names one that does not exist, or that the processor has not all instructions of.
     """
     named = os.environ.get(VARIABLE)
-    if named is None:
+    if not named:  # an empty value is how a shell's `VARIABLE= command` takes one back
         return usable()[-1]
+    if named not in build.variants():
+        raise ValueError(f"{VARIABLE}={named!r} is no variant of the core; there are {', '.join(build.variants())}")
     if named not in usable():
         raise ValueError(f"{VARIABLE}={named!r}; this processor executes {', '.join(usable())}")
     return named
@@ -59,8 +62,12 @@ def usable() -> list[str]:
 
 @functools.cache
 def _processor() -> frozenset[str]:
-    """Extensions of the instruction set, as Linux names them."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    """Extensions of the instruction set, as Linux names them; none where it does not tell (no /proc)."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
         name, _, value = line.partition(":")
         if name.strip() == "flags":
             return frozenset(value.split())
