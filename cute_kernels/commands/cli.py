@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import io
 import itertools
 import json
 import os
 import sys
-import types
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,15 +72,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    command = _emulate_command()
-    kind = argparse.ArgumentParser if command is None else command.CommandParser
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=kind)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_command_parser())
     _add_demo(commands)
     _add_plan(commands)
     compare.add_parser(commands)
     profile.add_parser(commands)
     _add_ptx(commands)
-    _add_emulate(commands)
+    for name in _EMULATED:
+        _add_emulated(commands, name)
     _add_cache(commands)
     _add_doctor(commands)
     return parser
@@ -255,28 +254,34 @@ def _ptx(options: argparse.Namespace) -> int:
     return 0
 
 
-# --- emulate ---------------------------------------------------------------------------------------------------------
+# --- commands of the emulator ----------------------------------------------------------------------------------------
+
+_EMULATED = {
+    "emulate": ("cute_kernels.emulator.command", "run a CuTe DSL program without a GPU"),
+    "check": ("cute_kernels.commands.check", "run a CuTe DSL program's launches under many schedules"),
+}
+"""Command -> its module, and what it does."""
 
 
-def _emulate_command() -> types.ModuleType | None:
-    """The module of the command; None where the emulator's dependencies are missing."""
+def _command_parser() -> type[argparse.ArgumentParser]:
+    """What the subcommands' parsers are: a kind that programs can be given to, unless dependencies are missing."""
     if extras.missing("emulator"):
-        return None
+        return argparse.ArgumentParser
     import cute_kernels.emulator.command as command
 
-    return command
+    return command.CommandParser
 
 
-def _add_emulate(commands: argparse._SubParsersAction) -> None:
+def _add_emulated(commands: argparse._SubParsersAction, name: str) -> None:
     """Where the emulator's dependencies are missing, the command is there too, and says so."""
-    command = _emulate_command()
-    if command is not None:
-        command.add_parser(commands)
+    module, what = _EMULATED[name]
+    if not extras.missing("emulator"):
+        importlib.import_module(module).add_parser(commands)
         return
-    text = "run a CuTe DSL program without a GPU (needs the extra emulator, which is not installed)"
-    parser = commands.add_parser("emulate", help=text, add_help=False, prefix_chars="\0")  # takes options as they come
+    text = f"{what} (needs the extra emulator, which is not installed)"
+    parser = commands.add_parser(name, help=text, add_help=False, prefix_chars="\0")  # takes options as they come
     parser.add_argument("arguments", nargs="*")
-    parser.set_defaults(run=lambda _: extras.require("emulator", "the command emulate"))
+    parser.set_defaults(run=lambda _: extras.require("emulator", f"the command {name}"))
 
 
 # --- cache -----------------------------------------------------------------------------------------------------------

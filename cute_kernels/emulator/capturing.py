@@ -31,6 +31,8 @@ from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Options, Report, run
 from cute_kernels.emulator.kept_launches import KeptLaunches
 from cute_kernels.emulator.program_threads import ProgramThreads
+from cute_kernels.emulator.recorded import Recorder
+from cute_kernels.emulator.stream_order import StreamOrder
 
 #: Architecture -> (compute capability, name, multiprocessors, bytes of L2).
 ARCHITECTURES = {
@@ -71,6 +73,8 @@ class Session:
         options: how every launch runs.
         report: called with each launch when it is complete.
         keep_ptx: folder for the PTX and the facts of every launch (`KeptLaunches`), or None.
+        overlap: a launch with programmatic stream serialisation may overlap the one before it.
+        recorder: takes every launch with the memory that it finds, or None.
 
     Attributes:
         launches: those that are complete, in order.
@@ -85,6 +89,9 @@ class Session:
         options: Options,
         report: Callable[[EmulatedLaunch], None] | None = None,
         keep_ptx: str | os.PathLike[str] | None = None,
+        *,
+        overlap: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         from cute_kernels.emulator import cuda_tensors  # torch is loaded when it is needed
 
@@ -96,8 +103,11 @@ class Session:
         self.traces: list[Path] = []
         self._report = report
         self._kept = KeptLaunches(keep_ptx) if keep_ptx is not None else None
+        self._overlap, self._recorder = overlap, recorder
+        self._order = StreamOrder() if overlap or recorder is not None else None
+        self._memory = GlobalMemory()
         self._graph: Graph | None = None
-        self._tensors = cuda_tensors.CudaOnHost(self.facts, self._refuse_in_graph)
+        self._tensors = cuda_tensors.CudaOnHost(self.facts, self._made_on_device)
         self._allocations: dict[int, Any] = {}
         self._launching = threading.RLock()
         self.threads = ProgramThreads(self._inside)
@@ -111,17 +121,22 @@ class Session:
         if self._graph is not None:
             self._graph.launches.append(launch)
             return
-        memory = GlobalMemory()
-        for address, nbytes in self._tensors.regions():
-            memory.register(address, nbytes, "a tensor on the device")
+        self._memory.clear()
+        regions = dict(self._tensors.regions())
+        for address, nbytes in regions.items():
+            self._memory.register(address, nbytes, "a tensor on the device")
         for address, cells in self._allocations.items():
-            memory.register(address, cells.nbytes, "an allocation")
+            self._memory.register(address, cells.nbytes, "an allocation")
+            regions[address] = cells.nbytes
+        overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(regions.items())
         number = self._next_number()
         trace = self._trace_file(number)
         if trace is not None:
             self.traces.append(Path(trace))
         if self._kept is not None:
             self._kept.started(number, launch)
+        if self._recorder is not None:
+            self._recorder.take(launch, regions.items(), overlaps=overlaps)
         try:
             report = run(
                 launch.ptx,
@@ -131,13 +146,18 @@ class Session:
                 cluster=launch.cluster,
                 dynamic_smem=launch.dynamic_smem,
                 params=launch.params,
-                memory=memory,
+                memory=self._memory,
                 options=dataclasses.replace(self.options, trace=trace),
+                programmatic=overlaps and self._overlap,
             )
         except EmulatorError as error:
             error.message += self._tensors.owner_on_the_host(error.address)
+            if self._order is not None:
+                self._order.made("a launch that failed")
             self._failed(number, launch, error)
             raise
+        if self._order is not None:
+            self._order.launched(regions.items())
         if self._kept is not None:
             self._kept.complete(number, launch)
         done = EmulatedLaunch(launch, report)
@@ -166,7 +186,10 @@ class Session:
         path = Path(self.options.trace)
         return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
-    def _refuse_in_graph(self, name: str) -> None:
+    def _made_on_device(self, name: str) -> None:
+        """A torch function makes device memory, which a CUDA graph here cannot hold."""
+        if self._order is not None:
+            self._order.made(name)
         if self._graph is not None:
             raise UnsupportedOperation(
                 f"torch operation {name!r} while a CUDA graph is captured; emulated graphs hold kernel launches only"
@@ -256,6 +279,9 @@ def capture(
     options: Options | None = None,
     report: Callable[[EmulatedLaunch], None] | None = None,
     keep_ptx: str | os.PathLike[str] | None = None,
+    *,
+    overlap: bool = False,
+    recorder: Recorder | None = None,
 ) -> Iterator[Session]:
     """What this thread, and those that it starts, compile and launch inside runs in the emulator.
 
@@ -268,6 +294,9 @@ def capture(
         keep_ptx: folder, made if it is missing, that gets ``launch-N-KERNEL.ptx`` and ``launch-N.json`` (grid, block,
             cluster, shared memory, parameters, outcome) of every launch N, failing ones included. Launches of one PTX
             share the file of the first. Such files of an earlier program are deleted.
+        overlap: a launch with programmatic stream serialisation that comes directly behind another may begin before
+            that one is over: what griddepcontrol.wait does not order races. Results are those of launches in turn.
+        recorder: takes every launch with the memory that it finds.
 
     Yields:
         The `Session` with the launches so far.
@@ -280,7 +309,7 @@ def capture(
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch {arch!r}; legal are {', '.join(ARCHITECTURES)}")
-    session = Session(arch, options or Options(), report, keep_ptx)
+    session = Session(arch, options or Options(), report, keep_ptx, overlap=overlap, recorder=recorder)
     with session.active():
         yield session
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cute_kernels.emulator import schedule
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
 from cute_kernels.emulator.gpu import Options
@@ -85,25 +86,35 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "launch, and what is wrong with a kernel (a race, a hang, ...) with its place in PTX and source. Options go "
         "before SCRIPT; everything behind it belongs to the program.",
         epilog=EXIT_STATUSES,
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the schedule (default: %(default)s)")
+    schedule.add_arguments(parser)
+    add_run_arguments(parser)
+    parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
     parser.add_argument(
-        "--completion",
-        choices=("eager", "lazy", "random"),
-        default="eager",
-        help="when asynchronous work takes effect: at once, as late as possible, at random (default: %(default)s)",
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write a timeline of the first launch for https://ui.perfetto.dev; FILE-2, FILE-3, ... hold the next ones",
     )
     parser.add_argument(
-        "--interleave",
-        choices=("round_robin", "random", "starve"),
-        default="round_robin",
-        help="which warp runs next; starve: a role or warp only when nothing else can (default: %(default)s)",
+        "--keep-ptx",
+        type=_folder,
+        metavar="DIR",
+        help="write every launch's PTX and its facts (grid, block, cluster, shared memory, parameters) to "
+        "DIR/launch-N-KERNEL.ptx and DIR/launch-N.json, failing launches included",
     )
+    parser.add_argument("--quiet", action="store_true", help="no line per launch")
     parser.add_argument(
-        "--spurious-timeouts", action="store_true", help="mbarrier.try_wait sometimes reports a timeout"
+        "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
     )
+    add_program(parser)
+    parser.set_defaults(run=emulate)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say what of a kernel is reported, whatever the schedule."""
     parser.add_argument("--no-detectors", action="store_true", help="do not look for hazards that change no result")
     parser.add_argument(
         "--strict", action="store_true", help="ask for synchronisation that the PTX ISA shows and NVIDIA's kernels omit"
@@ -131,28 +142,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="basic blocks per running warp without any effect (250 for a strong load) after which a kernel has hung; "
         "0: no limit (default: %(default)s)",
     )
-    parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="write a timeline of the first launch for https://ui.perfetto.dev; FILE-2, FILE-3, ... hold the next ones",
-    )
-    parser.add_argument(
-        "--keep-ptx",
-        type=_folder,
-        metavar="DIR",
-        help="write every launch's PTX and its facts (grid, block, cluster, shared memory, parameters) to "
-        "DIR/launch-N-KERNEL.ptx and DIR/launch-N.json, failing launches included",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no line per launch")
-    parser.add_argument(
-        "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
-    )
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Adds the program and its arguments; the parser is a `CommandParser` that runs a program."""
     parser.add_argument("script", metavar="SCRIPT")
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
     own.required = False  # else argparse asks for them where SCRIPT is missing
-    parser.set_defaults(run=emulate)
 
 
 def _folder(text: str) -> Path:
@@ -162,7 +158,7 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-class _HelpFormatter(argparse.HelpFormatter):
+class HelpFormatter(argparse.HelpFormatter):
     """Fills all text but the list of exit statuses."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -181,41 +177,74 @@ def emulate(options: argparse.Namespace) -> int:
         SystemExit: the program's own.
         OSError: no such program, or a file or folder of an option that cannot be written.
     """
-    if not os.path.isfile(options.script):
-        raise FileNotFoundError(f"no file {options.script}")
+    check_script(options.script)
     if options.trace is not None:
         check_output(options.trace)
-    how = Options(
-        seed=options.seed,
-        completion=options.completion,
-        interleave=options.interleave,
-        spurious_try_wait_failures=options.spurious_timeouts,
-        detectors=not options.no_detectors,
-        strict=options.strict,
-        arithmetic=options.arithmetic,
-        max_warp_instructions=options.max_warp_instructions or None,
-        max_idle_blocks=options.max_idle_blocks or None,
-        counters=options.counters,
-        trace=options.trace,
-    )
+    chosen = schedule.of_arguments(options)
+    how = chosen.options(counters=options.counters, trace=options.trace, **run_options(options))
+    report = None if options.quiet else _print
+    with capture(options.arch, how, report, options.keep_ptx, overlap=chosen.overlap) as session:
+        try:
+            return run_program(options.script, options.arguments, session, options.traceback)
+        finally:
+            _print_end(options, session)
+
+
+def run_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Fields of `Options` that the options of `add_run_arguments` choose."""
+    return {
+        "detectors": not parsed.no_detectors,
+        "strict": parsed.strict,
+        "arithmetic": parsed.arithmetic,
+        "max_warp_instructions": parsed.max_warp_instructions or None,
+        "max_idle_blocks": parsed.max_idle_blocks or None,
+    }
+
+
+def run_words(parsed: argparse.Namespace) -> list[str]:
+    """Words of a command line for the parser of `add_run_arguments`, without what is the default."""
+    words = ["--no-detectors"] if parsed.no_detectors else []
+    words += ["--strict"] if parsed.strict else []
+    defaults = Options()
+    for name in ("arithmetic", "max_warp_instructions", "max_idle_blocks"):
+        if (value := getattr(parsed, name)) != getattr(defaults, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
+
+
+def check_script(script: str) -> None:
+    """Raises FileNotFoundError unless there is such a file."""
+    if not os.path.isfile(script):
+        raise FileNotFoundError(f"no file {script}")
+
+
+def run_program(script: str, arguments: Sequence[str], session: Session, show_traceback: bool = False) -> int:
+    """Runs a program inside a session, as its own process would, and says what it or a kernel of it raised.
+
+    Args:
+        script, arguments: the program and what it gets as ``sys.argv[1:]``.
+        session: of `capture`, active.
+        show_traceback: where in the program a launch failed.
+
+    Returns:
+        The exit status, see `EXIT_STATUSES`.
+
+    Raises:
+        SystemExit: the program's own.
+    """
     argv, path = sys.argv, sys.path[:]
-    sys.argv = [options.script, *options.arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
-        with capture(options.arch, how, None if options.quiet else _print, options.keep_ptx) as session:
-            try:
-                return _run(options, session)
-            finally:
-                _print_end(options, session)
+        return _run(script, session, show_traceback)
     finally:
         sys.argv, sys.path[:] = argv, path
 
 
-def _run(options: argparse.Namespace, session: Session) -> int:
-    """Runs the program and says what it raised; returns the exit status."""
+def _run(script: str, session: Session, show_traceback: bool) -> int:
     try:
         try:
-            runpy.run_path(options.script, run_name="__main__")
+            runpy.run_path(script, run_name="__main__")
         finally:
             session.threads.wait()
     except SystemExit as end:
@@ -226,7 +255,7 @@ def _run(options: argparse.Namespace, session: Session) -> int:
         if reported is None:
             traceback.print_exc()
             return 1
-        if options.traceback or reported is not error:
+        if show_traceback or reported is not error:
             traceback.print_exc()
         print(f"cute-kernels: {reported.describe()}", file=sys.stderr)
         return exit_status(reported)

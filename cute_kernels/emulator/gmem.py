@@ -63,6 +63,11 @@ class GlobalMemory:
         self.accesses: LaunchShadow | None = None
         self.last_tile: tuple[Any, Any, bool, Any] | None = None
 
+    def clear(self) -> None:
+        """Makes everything inaccessible; what the race detector knows of the last launch stays."""
+        self._regions.clear()
+        self.last_tile = None
+
     def register(self, address: int, nbytes: int, name: str = "", writable: bool = True, *, owner: Any = None) -> None:
         """Makes host memory ``[address, address + nbytes)`` accessible.
 

@@ -30,6 +30,7 @@ from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.matrix_arithmetic import CHOICES, Arithmetic, Choice
 from cute_kernels.emulator.sm import Cluster, LaunchFacts
 from cute_kernels.emulator.smem import SYSTEM_BYTES
+from cute_kernels.emulator.starvation import draw_starved
 from cute_kernels.emulator.trace import Timeline, recording
 from cute_kernels.emulator.warp import Warp
 
@@ -403,7 +404,7 @@ class _Scheduler:
         self.cluster, self.execution, self.options = cluster, execution, options
         self.rng = cluster.rng
         self.random = options.interleave != "round_robin"
-        self.starved = self._draw_starved() if options.interleave == "starve" else frozenset()
+        self.starved = draw_starved(self.rng, cluster.warps) if options.interleave == "starve" else frozenset()
         self.fruitless_rounds = 0
         self.idle_blocks = 0  # since livelocks were looked for
         self.idle_since = 0  # all, since anything happened
@@ -452,16 +453,6 @@ class _Scheduler:
             return True
         self.fruitless_rounds = 0
         return self._let_run([warp for warp in warps if warp in self.starved]) or ran
-
-    def _draw_starved(self) -> frozenset[Warp]:
-        warps = self.cluster.warps
-        victim = self.rng.choice(warps)
-        kinds = (
-            [warp for warp in warps if warp.track == victim.track],
-            [warp for warp in warps if warp.track == victim.track and warp.cta is victim.cta],
-            [victim],
-        )
-        return frozenset(self.rng.choice(kinds))
 
     def _let_run(self, warps: list[Warp]) -> bool:
         """Lets each of these warps run once that can. Returns whether there was one."""

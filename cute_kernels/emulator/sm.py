@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
+from cute_kernels.emulator.starvation import cluster_random
 from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tma import TmaUnit
@@ -243,7 +243,7 @@ class Cluster:
         self.grid, self.block, self.shape = launch.grid, block, shape
         self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
         self.arithmetic = launch.arithmetic
-        self.rng = random.Random(options.seed * 1_000_003 + index)
+        self.rng, asynchronous = cluster_random(options.seed, index)
         self.progress = self.polls = self.clock = 0
         self.async_stores = 0
         self.dynamic_smem = smem - launch.static_smem
@@ -262,7 +262,7 @@ class Cluster:
             )
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
         self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)
-        self.engine = AsyncEngine(options.completion, random.Random(self.rng.random()))
+        self.engine = AsyncEngine(options.completion, asynchronous)
         self.meter = UnitCounters() if options.counters else None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
         self.copies = CopyUnit(gmem, self.memory, self.barriers, self.engine)

@@ -6,7 +6,8 @@ import ctypes
 import re
 import time
 
-from tests.emulator.hardware import ALIGNMENT, Launch, Rejected, Relocation, for_sm90
+from cute_kernels.emulator.relocation import Relocation
+from tests.emulator.hardware import ALIGNMENT, Launch, Rejected, for_sm90
 
 _JIT_ERROR_LOG, _JIT_ERROR_LOG_BYTES = 5, 6  # CUjit_option
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import Hang
+from cute_kernels.emulator.relocation import Relocation
 from cute_kernels.emulator.tensor_map import TensorMap
 from tests.emulator import hardware
-from tests.emulator.hardware import HardwareFault, Relocation, Tally, Worker, for_sm90
+from tests.emulator.hardware import HardwareFault, Tally, Worker, for_sm90
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -24,7 +25,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # does wrong depends on the first byte of the last buffer: 1 = flips a bit, 2 = dies, 3 = rejects the text.
 STAND_IN = """
 import os
-from tests.emulator.hardware import Launch, Rejected, Relocation, serve
+from cute_kernels.emulator.relocation import Relocation
+from tests.emulator.hardware import Launch, Rejected, serve
 import numpy as np
 from cute_kernels.emulator import GlobalMemory, run
 

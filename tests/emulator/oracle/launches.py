@@ -19,8 +19,8 @@ import numpy as np
 
 from cute_kernels.compile import host_arguments
 from cute_kernels.emulator import DYNAMIC_SHARED_BASE, EmulatorError, GlobalMemory, Options, host, run
+from cute_kernels.emulator.relocation import Relocation
 from cute_kernels.kernels.graph import graph_of
-from tests.emulator.hardware import Relocation
 from tests.emulator.oracle.outcomes import Outcome, executed, reported
 from tests.emulator.ptx import aligned
 from tests.mutation.targets import KernelTarget

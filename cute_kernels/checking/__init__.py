@@ -1,0 +1,1 @@
+"""Runs launches of any program under many schedules, and reduces a schedule that fails."""

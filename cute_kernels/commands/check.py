@@ -1,0 +1,150 @@
+"""``cute-kernels check SCRIPT ARGS...``: a program's launches under many schedules."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from typing import Any
+
+from cute_kernels.checking.search import DIFFERENT_RESULT, Budget, Search, Tally
+from cute_kernels.commands.progress import ProgressLine
+from cute_kernels.emulator import command
+from cute_kernels.emulator.capturing import ARCHITECTURES, capture
+from cute_kernels.emulator.gpu import Options
+from cute_kernels.emulator.recorded import Recorder
+from cute_kernels.emulator.schedule import Schedule
+
+EXIT_STATUSES = f"""\
+Exit status: what the program passes to sys.exit, unchanged; else
+  0  every schedule that was tried is in order
+  1  the program raised an exception of its own
+  2  arguments that cannot be used, a program without launches
+  {command.FAULT}  a kernel is at fault under some schedule, or its result depends on the schedule
+  {command.REFUSED}  PTX, or something else of the program, that the emulator does not implement
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
+    parser = commands.add_parser(
+        "check",
+        runs_program=True,
+        help="run a CuTe DSL program's launches under many schedules",
+        description="Runs a Python program once in the emulator, then each of its different launches again, from the "
+        "memory that it found, under many schedules: asynchronous work early, late and at random; each warp starved in "
+        "turn; random orders; a launch beside the one that it may overlap. A schedule that fails is reduced to the "
+        "simplest that still does, and printed as a command that runs the program under it. Options go before SCRIPT; "
+        "everything behind it belongs to the program.",
+        epilog=EXIT_STATUSES,
+        formatter_class=command.HelpFormatter,
+    )
+    parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
+    parser.add_argument(
+        "--seconds", type=seconds, metavar="S",
+        help="of trying schedules, after the program has run once (default: 60, or no limit with --seeds)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seeds", type=seeds, metavar="N",
+        help="random schedules per launch, after the systematic ones (default: as many as the time allows)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--results-may-differ", action="store_true",
+        help="from schedule to schedule, e.g. because of atomic additions of floating-point numbers; only what the "
+        "emulator reports counts then",
+    )  # fmt: skip
+    command.add_run_arguments(parser)
+    command.add_program(parser)
+    parser.set_defaults(run=check)
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds, as argparse's ``type``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def seeds(text: str) -> int:
+    """A number of seeds, as argparse's ``type``."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of schedules, 0 or more")
+    return int(text)
+
+
+def check(options: argparse.Namespace) -> int:
+    """Runs the program and its launches; returns the exit status, see `EXIT_STATUSES`.
+
+    Raises:
+        SystemExit: the program's own.
+        OSError: no such program.
+        ValueError: the program launches nothing.
+    """
+    how = command.run_options(options)
+    recorder = record(options, how)
+    if isinstance(recorder, int):
+        return recorder
+    limit = options.seconds if options.seconds is not None else (60.0 if options.seeds is None else None)
+    budget = Budget(limit, options.seeds)
+    with ProgressLine() as line:
+
+        def progress(tally: Tally, elapsed: float) -> None:
+            share = elapsed / limit if limit is not None else None
+            line.show(f"{tally.runs} runs of {len(recorder.launches)} launches, {elapsed:.0f} s", share)
+
+        search = Search(recorder.launches, budget, how, options.results_may_differ, progress)
+        finding = search.run()
+    print(summary(recorder, search.tally, finding is None), flush=True)
+    if finding is None:
+        return 0
+    print(f"cute-kernels: {finding.text}", file=sys.stderr)
+    print(f"  under {finding.schedule}", file=sys.stderr)
+    print(f"  replay: {replay_command(options, finding.schedule)}", file=sys.stderr)
+    if finding.kind == DIFFERENT_RESULT:
+        print(
+            "  The replay fails if the program's own checks notice. If both results are right, as where floating-point "
+            "numbers are added by atomics: --results-may-differ",
+            file=sys.stderr,
+        )
+    return command.REFUSED if finding.refused else command.FAULT
+
+
+def record(options: argparse.Namespace, how: dict[str, Any]) -> Recorder | int:
+    """Runs the program once under the default schedule; its launches, or the exit status if it failed.
+
+    Raises:
+        SystemExit, OSError, ValueError: as `check`.
+    """
+    command.check_script(options.script)
+    recorder = Recorder()
+    with capture(options.arch, Options(**how), recorder=recorder) as session:
+        status = command.run_program(options.script, options.arguments, session)
+        if status:
+            if session.failures:
+                print(f"  replay: {replay_command(options, Schedule())}", file=sys.stderr)
+            return status
+    if not recorder.launches:
+        raise ValueError(f"{options.script} launched no kernel")
+    return recorder
+
+
+def replay_command(options: argparse.Namespace, schedule: Schedule) -> str:
+    """The command that runs the program under a schedule."""
+    words = ["cute-kernels", "emulate", "--arch", options.arch, *schedule.arguments(), *command.run_words(options)]
+    return shlex.join([*words, options.script, *options.arguments])
+
+
+def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
+    """What was run, in one line."""
+    count = len(recorder.launches)
+    same = f" ({recorder.total} in all; equal ones once)" if recorder.total != count else ""
+    text = f"checked: {count} launch{'' if count == 1 else 'es'}{same}, {tally.runs} runs beside the default schedule: "
+    text += f"{tally.systematic} systematic, {tally.random} random"
+    if not clean:
+        return text
+    return text + ("; clean" if tally.complete else "; clean, but not all systematic schedules fitted into --seconds")

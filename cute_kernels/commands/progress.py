@@ -1,0 +1,49 @@
+"""One line on a terminal that says how far a command is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+_EVERY = 0.1  # seconds
+
+
+class ProgressLine:
+    """Writes over itself; silent where the stream is no terminal. A context that clears the line at its end.
+
+    Args:
+        stream: default: stderr.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._shown = self._stream is not None and self._stream.isatty()
+        self._last = 0.0
+
+    def show(self, text: str, share: float | None = None) -> None:
+        """Shows the text, behind a bar if ``share`` of the work, 0 to 1, is known."""
+        now = time.monotonic()
+        if not self._shown or now - self._last < _EVERY:
+            return
+        self._last = now
+        bar = ""
+        if share is not None:
+            full = round(20 * min(max(share, 0.0), 1.0))
+            bar = f"[{'#' * full}{'.' * (20 - full)}] "
+        self._stream.write(f"\r\x1b[K{bar}{text}")
+        self._stream.flush()
+
+    def print(self, text: str) -> None:
+        """A line that stays, on the stream, above the one that changes; terminal or not."""
+        if self._stream is not None:
+            self._stream.write(("\r\x1b[K" if self._shown else "") + text + "\n")
+            self._stream.flush()
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

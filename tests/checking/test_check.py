@@ -1,0 +1,179 @@
+"""``cute-kernels check`` on a kernel that is not this package's: sound, and with a fault of each kind planted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from cute_kernels.checking import search
+from cute_kernels.checking.search import DIFFERENT_RESULT, Budget, Search
+from cute_kernels.commands import cli
+from cute_kernels.emulator import Options, capture
+from cute_kernels.emulator.command import run_program
+from cute_kernels.emulator.errors import Hang, UnsupportedPTX
+from cute_kernels.emulator.recorded import Recorder
+from cute_kernels.emulator.schedule import Schedule
+from tests.checking import ticket_program
+from tests.checking.planted import planted
+from tests.emulator import exit_program
+
+TICKETS = str(Path(ticket_program.__file__))
+EXITS = str(Path(exit_program.__file__))
+
+
+def check(*arguments: str) -> int:
+    try:
+        return cli.main(["check", "--arch", "sm_90a", *arguments])
+    except SystemExit as end:
+        return end.code
+
+
+def replay_of(report: str) -> list[str]:
+    """Arguments of the command that the report prints."""
+    (line,) = re.findall(r"^  replay: (.*)$", report, re.MULTILINE)
+    program, *arguments = shlex.split(line)
+    assert program == "cute-kernels" and arguments[0] == "emulate"
+    return arguments
+
+
+def test_a_sound_kernel_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--seeds", "1", str(planted(None, tmp_path))) == 0
+    captured = capsys.readouterr()
+    # Lazy, timeouts, five warps starved twice, lazy and random: 13; of the second launch two with overlap besides.
+    expected = "checked: 2 launches, 30 runs beside the default schedule: 28 systematic, 2 random; clean"
+    assert captured.out.splitlines()[-1] == expected and captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("no proxy fence", "ProxyFenceMissing"),
+        ("no wait for an empty stage", "SharedMemoryRace"),
+        ("half of the bytes", "BarrierMisuse"),
+        ("no arrival", "Hang"),
+        ("out of bounds", "IllegalAccess"),
+        ("first parity", "Hang"),
+        ("too few arrivals", "BarrierMisuse"),
+        ("store not waited for", "SharedMemoryRace"),
+    ],
+)
+def test_faults_that_every_schedule_shows(
+    fault: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = planted(fault, tmp_path)
+    assert check(str(program)) == 3
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"cute-kernels: {kind}: ")
+    assert replay_of(captured.err) == ["emulate", "--arch", "sm_90a", str(program)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "schedule"),
+    [
+        ("one try to wait", "SharedMemoryRace", ["--spurious-timeouts"]),
+        ("no wait for the launch before", "GlobalMemoryRace", ["--overlap"]),
+    ],
+)
+def test_faults_that_some_schedules_show_are_replayed_by_the_printed_command(
+    fault: str, kind: str, schedule: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = str(planted(fault, tmp_path))
+    assert cli.main(["emulate", "--quiet", "--arch", "sm_90a", program]) == 0
+    capsys.readouterr()
+    assert check(program) == 3
+    report = capsys.readouterr().err
+    assert report.startswith(f"cute-kernels: {kind}: ")
+    arguments = replay_of(report)
+    assert arguments == ["emulate", "--arch", "sm_90a", *schedule, program]
+    assert cli.main([arguments[0], "--quiet", *arguments[1:]]) == 3
+    # The same words, PTX line, warp and launch: addresses alone are others.
+    assert capsys.readouterr().err.splitlines()[1:] == report.splitlines()[1 : -len(schedule) - 1]
+
+
+def test_results_that_depend_on_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    """Warps take tickets, and write which they got: no race, and another result when another warp is first."""
+    assert check(TICKETS) == 3
+    report = capsys.readouterr().err
+    assert report.startswith(f"cute-kernels: {DIFFERENT_RESULT}: the result depends on the schedule: 2 bytes of device")
+    assert "the first is byte 0 of the 8 bytes of allocation 1: 0x01 instead of 0x00" in report
+    assert "--results-may-differ" in report
+    # The program's own check, that warp 0 was first, fails under the schedule that is printed.
+    assert cli.main([*replay_of(report), "--exact"]) == 1
+    assert check("--results-may-differ", "--seeds", "2", TICKETS) == 0
+
+
+def test_random_schedules_are_tried_and_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what fails, the simplest schedule is reported, with the smallest seed that does."""
+    recorder = Recorder()
+    with capture("sm_90a", Options(), recorder=recorder) as session:
+        assert run_program(EXITS, ["normal"], session) == 0
+    tried: list[Schedule] = []
+
+    def run(self: object, options: Options, *, overlap: bool, progress: object) -> object:
+        if options.completion == "random" and options.interleave == "starve" and options.seed % 4 == 3:
+            raise Hang("it hangs")
+        if options.interleave == "starve" and options.seed > 3:
+            raise UnsupportedPTX("of another kind")  # which a reduction must not end in
+        tried.append(options)
+        return search.Outcome(None, ())
+
+    monkeypatch.setattr(search.Replay, "run", run)
+    monkeypatch.setattr(search.schedules, "systematic", lambda *_, **__: [Schedule(completion="lazy")])
+    monkeypatch.setattr(
+        search.schedules, "drawn", lambda seed, overlaps: Schedule(10 + seed, "random", "starve", True)
+        if seed == 5 else Schedule(seed, "random", "random"),
+    )  # fmt: skip
+    found = Search(recorder.launches, Budget(None, 9))
+    finding = found.run()
+    assert finding is not None and (finding.kind, finding.refused) == ("Hang", False)
+    assert finding.schedule == Schedule(3, "random", "starve")
+    assert (found.tally.systematic, found.tally.random, found.tally.complete) == (1, 5, True)
+    assert "launch 1" not in finding.text and "it hangs" in finding.text
+
+
+def test_the_time_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--seconds", "1e-9", EXITS, "normal") == 0
+    assert "0 systematic, 0 random; clean, but not all systematic schedules fitted into --seconds" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        ("exit-7", 7, ""),
+        ("raise", 1, "ValueError: the program's own"),
+        ("fault", 3, f"replay: cute-kernels emulate --arch sm_90a {EXITS} fault"),
+        ("fault-caught", 3, "the program went on after IllegalAccess"),
+        ("refused", 4, "launch attribute 2"),
+    ],
+)
+def test_exit_status_says_who_failed(how: str, status: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--seeds", "0", EXITS, how) == status
+    assert words in capsys.readouterr().err
+
+
+def test_what_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty.py"
+    empty.write_text("import torch\n")
+    for arguments, words in (
+        ([str(empty)], f"{empty} launched no kernel"),
+        (["no such.py"], "no file no such.py"),
+        (["--seconds", "0", EXITS], "'0' is not a positive number of seconds"),
+        (["--seconds", "nan", EXITS], "'nan' is not a positive number of seconds"),
+        (["--seeds", "-1", EXITS], "'-1' is not a number of schedules"),
+    ):
+        assert check(*arguments) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_the_replay_command_has_what_the_check_had(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--strict", "--max-idle-blocks", "1000", EXITS, "fault") == 3
+    assert replay_of(capsys.readouterr().err) == [
+        "emulate", "--arch", "sm_90a", "--strict", "--max-idle-blocks", "1000", EXITS, "fault",
+    ]  # fmt: skip
+    assert sys.argv[0] != EXITS
