@@ -42,25 +42,25 @@ class _Kind:
 
     Attributes:
         types: of A and of B.
-        d_type: type of the accumulator.
+        d_types: of the accumulator.
         columns: N that exist.
         scales: imm-scale operands, of A and B.
         saturates: ``.satfinite`` exists.
     """
 
     types: tuple[ElementType, ...]
-    d_type: str = "f32"
+    d_types: tuple[str, ...] = ("f32",)
     columns: Collection[int] = range(8, 257, 8)
     scales: int = 2
     saturates: bool = False
 
 
 _KINDS = (
-    _Kind((F16,)),
+    _Kind((F16,), ("f32", "f16")),
     _Kind((BF16,)),
     _Kind((TF32,)),
-    _Kind((E4M3, E5M2)),
-    _Kind((S8, U8), "s32", (8, 16, 24, *range(32, 257, 16)), scales=0, saturates=True),
+    _Kind((E4M3, E5M2), ("f32", "f16")),
+    _Kind((S8, U8), ("s32",), (8, 16, 24, *range(32, 257, 16)), scales=0, saturates=True),
 )
 _TYPES = {element.name: (kind, element) for kind in _KINDS for element in kind.types}
 _A_REGISTERS = 4  # of a thread, for every type: 64 rows of 32 bytes over 128 threads
@@ -102,9 +102,10 @@ def parse_form(instruction: Instruction) -> Form:
         form = "<shape>{.satfinite}.<type of D>.<type of A>.<type of B>"
         raise instruction.refuse(f"wgmma.mma_async.sync.aligned.{form} is implemented")
     shape, d_type, a_name, b_name = parts[4:]
-    if a_name not in _TYPES or b_name not in _TYPES or d_type != _TYPES[a_name][0].d_type:
+    if a_name not in _TYPES or b_name not in _TYPES or d_type not in _TYPES[a_name][0].d_types:
         raise instruction.refuse(
-            "accumulators in f32 of f16, bf16, tf32, e4m3 and e5m2 operands and in s32 of s8 and u8 are implemented"
+            "accumulators in f32 of f16, bf16, tf32, e4m3 and e5m2 operands, in f16 of f16, e4m3 and e5m2, in s32 of "
+            "s8 and u8 are implemented"
         )
     (kind, a_type), (other, b_type) = _TYPES[a_name], _TYPES[b_name]
     if kind is not other:
@@ -202,8 +203,8 @@ class MmaAsync(Anchor):
 
 @family("wgmma.mma_async", varies=always_varies, reads_destinations=True)
 def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
-    """wgmma.mma_async, dense: f16, bf16, tf32, e4m3, e5m2 into f32, s8 and u8 into s32; A in registers or in shared
-    memory."""
+    """wgmma.mma_async, dense: f16, bf16, tf32, e4m3, e5m2 into f32, f16, e4m3, e5m2 into f16, s8 and u8 into s32; A in
+    registers or in shared memory."""
     form = parse_form(instruction)
     _refuse_partial(block, instruction)
     d, a, b, scale_d = instruction.operands[:4]

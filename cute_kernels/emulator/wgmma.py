@@ -54,7 +54,7 @@ class Form:
         a_mn_major, b_mn_major: the operand in shared memory is MN-major (imm-trans of 16-bit types).
         negate_a, negate_b: imm-scale of -1.
         text: opcode and PTX line, for reports.
-        d_type: type of the accumulator, ``"f32"`` or ``"s32"``.
+        d_type: type of the accumulator, ``"f32"``, ``"f16"`` (two in a register) or ``"s32"``.
         saturate: integer sums saturate.
     """
 
@@ -73,7 +73,7 @@ class Form:
     @property
     def registers(self) -> int:
         """Accumulator registers of a thread."""
-        return self.n // 2
+        return self.n // (4 if self.d_type == "f16" else 2)
 
 
 _SWIZZLE_MODES = {0: "none", 1: "128B", 2: "64B", 3: "32B"}
@@ -112,21 +112,27 @@ def rows_of_fragment(registers: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(words).reshape(16, 8).view(np.uint8)
 
 
-def rows_of_accumulators(registers: np.ndarray) -> np.ndarray:
+def rows_of_accumulators(registers: np.ndarray, halves: bool = False) -> np.ndarray:
     """Rows of D that one warp holds: 32 bits [n / 2 registers, 32 lanes] -> [16 rows, n].
 
     Registers 4 g to 4 g + 3 of lane l are columns ``8 g + 2 * (l % 4)`` and the next one, of row ``l / 4`` and then of
-    row ``l / 4 + 8``.
+    row ``l / 4 + 8``. With ``halves`` (FP16), a register is both columns of a row: [n / 4 registers, 32 lanes].
     """
+    if halves:
+        pairs = np.ascontiguousarray(registers).view(np.uint16).reshape(-1, 2, 8, 4, 2)
+        return pairs.transpose(1, 2, 0, 3, 4).reshape(16, -1).astype(np.uint32)
     groups = len(registers) // 4
     return registers.reshape(groups, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2).reshape(16, 8 * groups)
 
 
-def accumulators_of_rows(rows: np.ndarray) -> np.ndarray:
-    """The inverse of `rows_of_accumulators` for all warps: [64, n] -> [4 warps, n / 2 registers, 32 lanes]."""
+def accumulators_of_rows(rows: np.ndarray, halves: bool = False) -> np.ndarray:
+    """The inverse of `rows_of_accumulators` for all warps: [64, n] -> [4 warps, registers, 32 lanes]."""
     groups = rows.shape[1] // 8
-    split = rows.reshape(WARPS, 2, 8, groups, 4, 2).transpose(0, 3, 1, 5, 2, 4)
-    return split.reshape(WARPS, 4 * groups, 32)
+    split = rows.reshape(WARPS, 2, 8, groups, 4, 2)
+    if halves:
+        pairs = np.ascontiguousarray(split.transpose(0, 3, 1, 2, 4, 5).astype(np.uint16))
+        return pairs.view(np.uint32).reshape(WARPS, 2 * groups, 32)
+    return split.transpose(0, 3, 1, 5, 2, 4).reshape(WARPS, 4 * groups, 32)
 
 
 # --- operations ------------------------------------------------------------------------------------------------------
@@ -379,11 +385,12 @@ class WgmmaUnit:
             fragments = np.concatenate([rows_of_fragment(part.a) for part in parts])
             rows.append(Rows(fragments.ctypes.data, None, _FRAGMENT_PLACES.ctypes.data))
         cells = np.empty((form.n, ROWS), np.uint32)
+        halves = form.d_type == "f16"
         if operation.accumulate:
-            old = [rows_of_accumulators(_stacked(part.accumulators)) for part in parts]
+            old = [rows_of_accumulators(_stacked(part.accumulators), halves) for part in parts]
             np.concatenate(old, out=cells.T)
         self._multiply(operation, rows[1], rows[0], cells)
-        for part, registers in zip(parts, accumulators_of_rows(cells.T)):
+        for part, registers in zip(parts, accumulators_of_rows(cells.T, halves)):
             if isinstance(part.result, RegisterFile):
                 part.result.write(registers)
             else:

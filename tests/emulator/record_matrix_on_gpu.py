@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,11 @@ class Gpu:
 
     def run(self, text: str, image: np.ndarray, registers: np.ndarray, out: np.ndarray) -> None:
         """Launches the kernel on one block of 128 threads and reads ``out`` back."""
+        self.launch(text, (image, registers, out), 1, 128, len(image) + 1024)
+
+    def launch(self, text: str, arrays: Sequence[np.ndarray], blocks: int, threads: int, shared: int) -> None:
+        """Launches a kernel whose parameters are the arrays, and reads the last one back."""
+        out = arrays[-1]
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         log = ctypes.create_string_buffer(4096)
         options = (ctypes.c_int * 2)(5, 6)  # CU_JIT_ERROR_LOG_BUFFER and its size
@@ -51,13 +57,12 @@ class Gpu:
         except RuntimeError as error:
             raise RuntimeError(f"{error}: {log.value.decode()}") from None
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"k")
-        shared = len(image) + 1024
         self.call("cuFuncSetAttribute", function, 8, max(shared, 48 * 1024))  # MAX_DYNAMIC_SHARED_SIZE_BYTES
-        arguments = [self.put(np.ascontiguousarray(array)) for array in (image, registers, out)]
-        pointers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, arguments))
-        self.call("cuLaunchKernel", function, 1, 1, 1, 128, 1, 1, shared, None, pointers, None)
+        arguments = [self.put(np.ascontiguousarray(array)) for array in arrays]
+        pointers = (ctypes.c_void_p * len(arrays))(*map(ctypes.addressof, arguments))
+        self.call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, shared, None, pointers, None)
         self.call("cuCtxSynchronize")
-        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(out.ctypes.data), arguments[2], ctypes.c_size_t(out.nbytes))
+        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(out.ctypes.data), arguments[-1], ctypes.c_size_t(out.nbytes))
         for pointer in arguments:
             self.call("cuMemFree_v2", pointer)
         self.call("cuModuleUnload", module)

@@ -298,7 +298,8 @@ def test_moves_of_accumulators_in_flight_are_followed() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (".f32.e4m3.e4m3", ".f16.e4m3.e4m3", "accumulators in f32"),
+        (".f32.e4m3.e4m3", ".f16.e4m3.e4m3", "2 accumulator registers"),
+        (".f32.e4m3.e4m3", ".s32.e4m3.e4m3", "accumulators in f32"),
         (".f32.e4m3.e4m3", ".f32.e4m3.f16", "do not go together"),
         ("m64n8k32", "m64n8k16", "does not exist"),
         ("m64n8k32", "m64n12k32", "does not exist"),
