@@ -61,9 +61,8 @@ def patch_embed_images(
     `cute_kernels.reference.patch_embed_images` says the same in plain torch for all precisions.
 
     A kernel reads the images themselves where a patch's row of pixels is a multiple of 16 bytes, 128 at most: with
-    ``"int8"`` weights patches of 16, 32, 48 and so on, of channels_last images with three channels of 32 pixels, and of
-    few images of 16 pixels; with ``"bf16"`` and ``"fp16"`` weights patches of 16, 32 and
-    64; on SM100 patches of 16 in planes.
+    ``"int8"`` weights patches of 16, 32, 48 and so on, of channels_last images with three channels of 16 and 32; with
+    ``"bf16"`` and ``"fp16"`` weights patches of 16, 32 and 64; on SM100 patches of 16 in planes.
     Otherwise a pass lays out patches as rows, and the kernel of `cute_kernels.patch_embed` multiplies these, launched
     as its dependent. The rows, of as many bytes as the pixels, are memory of the call; with `Sm90RowsConfig` both
     kernels take chunks of images in turn, and the rows of one chunk are. The plan says which and why.
@@ -123,10 +122,27 @@ def patch_embed_images(
         )
         if out is not None:
             return out
+        rounded = _as_multiplied(images, values, patch)
+        if rounded is not images:
+            # Rounded here instead of behind the checks, so that what follows is a call that is remembered.
+            images = rounded
+            out = _repeated.run(
+                images, values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
+            )
+            if out is not None:
+                return out
     return PATCH_EMBED_IMAGES(
         direct, images=images, weight=values, weight_low=low, weight_scale=scale, weight_offset=offset, bias=bias,
         pos_embed=pos_embed, patch=patch, out_dtype=out_dtype, backend=backend, config=config,
     )  # fmt: skip
+
+
+def _as_multiplied(images: torch.Tensor, weight: torch.Tensor, patch: int) -> torch.Tensor:
+    """Pixels of another type than the weight's, in the type in which a kernel that reads images multiplies them."""
+    precision = _PRECISIONS.get(weight.dtype)
+    if precision is None or images.dtype is weight.dtype or (images.dtype is not _RAW and images.dtype not in _FLOATS):
+        return images
+    return images if _name(images.dtype) in pixel_types(patch, precision) else images.to(weight.dtype)
 
 
 def _constant(*dtypes: torch.dtype, role: Literal["constant", "prepared"] = "constant") -> torch.Tensor | None:

@@ -20,6 +20,7 @@ from cute_kernels import (
     prepare_patch_weight,
     reference,
 )
+from cute_kernels.operations import patch_embed_images as patch_embed_images_operation
 from cute_kernels.operations.patch_weight import PatchWeight
 from cute_kernels.runtime.constants import DERIVED
 from tests.nightly import drawn, examples
@@ -247,3 +248,27 @@ def test_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bias = numbers(40).requires_grad_()
     with pytest.raises(NotImplementedError, match="patch_embed_images has no backward"):
         patch_embed_images(IMAGES, weight, bias).sum().backward()
+
+
+def test_pixels_of_another_type_are_rounded_before_a_remembered_call_is_looked_for(monkeypatch) -> None:
+    """What the kernel multiplies is a new tensor in every such call; with it the second one is as short as any."""
+    seen: list[torch.Tensor] = []
+
+    class Remembered:
+        def run(self, images: torch.Tensor, values: torch.Tensor, *_) -> str | None:
+            seen.append(images)
+            return "found" if images.dtype == values.dtype else None
+
+    monkeypatch.setattr(patch_embed_images_operation, "_repeated", Remembered())
+    weight, smaller = (prepare_patch_weight(numbers(8, 3, side, side), precision="bf16") for side in (16, 14))
+    for images in (pixels(1, 3, 16, 16), numbers(1, 3, 16, 16), numbers(1, 3, 16, 16).half()):
+        assert patch_embed_images(images, weight) == "found"
+        assert torch.equal(seen[-1], images.bfloat16()) and seen[-2] is images
+    count = len(seen)
+    given = numbers(1, 3, 16, 16).bfloat16()
+    assert patch_embed_images(given, weight) == "found" and seen[count:] == [given]
+    # The pass in front of the kernel over rows rounds by itself.
+    count = len(seen)
+    out = patch_embed_images(images := pixels(1, 3, 14, 14), smaller)
+    assert torch.equal(out, patch_embed_images(images, smaller, backend="reference"))
+    assert len(seen) == count + 1 and seen[-1] is images
