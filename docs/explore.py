@@ -11,9 +11,9 @@
 # %% [markdown]
 # # Exploring tile parameters without a GPU
 #
-# Choose a configuration, see what it needs, execute its PTX, count what every unit does, and look at a timeline. Open
-# this file as a notebook with jupytext or an editor that knows `# %%` cells, or run it: `python docs/explore.py`. It
-# writes `trace.json` and `trace.png` to the current folder.
+# Choose a configuration, see what it needs, how long it should take and what bounds it, execute its PTX, count what
+# every unit does, and look at a timeline. Open this file as a notebook with jupytext or an editor that knows `# %%`
+# cells, or run it: `python docs/explore.py`. It writes `trace.json` and `trace.png` to the current folder.
 
 # %%
 import dataclasses
@@ -21,9 +21,9 @@ import dataclasses
 import torch
 
 from cute_kernels.commands.trace_figure import draw_trace
-from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.emulator import Options, Report
-from cute_kernels.plan import Plan, make_plan
+from cute_kernels.plan import Plan, make_plan, predict
 from cute_kernels.runtime.emulated import launch as emulate
 from cute_kernels.runtime.operands import Operands
 
@@ -58,6 +58,41 @@ try:
     make_plan(problem, dataclasses.replace(base, stages=9))
 except ValueError as error:
     print(f"\nstages=9: {error}")
+
+# %% [markdown]
+# ## How long it should take
+#
+# On a B200, at the size where time matters: 4736 images of 196 patches. The model multiplies what the busiest CTA does
+# by what a unit of it costs. Its times are modelled, never measured; docs/model.md says how well it does, and that
+# designs unlike those that it was fitted to have an error of a quarter. The last line is what a plan without a
+# configuration gets: of those that the model does not tell from the quickest, the one of least counted work. "bound by"
+# is what takes most of the time.
+
+# %%
+large = PatchEmbedProblem(m=4736 * 196, n=768, k=768, table_rows=196)
+timed: dict[str, PatchEmbedConfig | None] = {
+    **candidates,
+    "a row after the other": dataclasses.replace(base, order="flat"),
+    "16 columns a load": dataclasses.replace(base, tmem_load_width=16),
+    "direct stores": dataclasses.replace(base, store="direct"),
+    "weight in SMEM": Sm100ResidentConfig(weight="smem"),
+    "weight in TMEM": Sm100ResidentConfig(weight="tmem"),
+    "chosen": None,
+}
+predictions = {name: predict(make_plan(large, config)) for name, config in timed.items()}
+print(f"{'':22}{'modelled us':>12}  bound by")
+for name, prediction in predictions.items():
+    share = prediction.parts[prediction.bound] / prediction.microseconds
+    print(f"{name:22}{prediction.microseconds:12,.0f}  {prediction.bound}, {share:.0%}")
+
+# %% [markdown]
+# Where the time goes, in microseconds, a column for each line above. Of what runs beside each other only the longest is
+# counted, so that a 0 may be work that something longer hides:
+
+# %%
+units = list(dict.fromkeys(part for prediction in predictions.values() for part in prediction.parts))
+for unit in units:
+    print(f"{unit:24}" + "".join(f"{p.parts.get(unit, 0):8,.0f}" for p in predictions.values()))
 
 # %% [markdown]
 # ## What it does

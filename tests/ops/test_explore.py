@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands.trace_figure import draw_trace
+from cute_kernels.model import b200
+from cute_kernels.model.prediction import Prediction
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "explore.py"
 
@@ -21,7 +23,9 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert counts["128 columns"]["TMA fill"] == 6 * (2 * 16384 + 2 * 8192) / 128
     assert counts["BF16 epilogue"]["table sectors of 32 B"] == counts["default"]["table sectors of 32 B"] / 2
     assert all(values["bank conflicts"] == 0 for values in counts.values())
-    assert "stages=9: stages = 9 is not possible" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "stages=9: stages = 9 is not possible" in printed
+    check_times(names["predictions"], printed)
 
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
     (axes,) = draw_trace(tmp_path / "trace.json").axes
@@ -41,3 +45,19 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert part.axes[0].get_xlim() == (100, 200)
     with pytest.raises(ValueError, match="cluster = 5 is not in"):
         draw_trace(tmp_path / "trace.json", cluster=5)
+
+
+def check_times(predictions: dict[str, Prediction], printed: str) -> None:
+    """The modelled times at 4736 images, by hand from the tiles: 74 pairs share 3,626 rows of tiles of 256."""
+    per_byte = b200.FITTED.operand_byte / b200.CLOCKS_PER_MICROSECOND
+    for name, tiles, columns in (("default", -(-3626 * 3 // 74), 256), ("128 columns", -(-3626 * 6 // 74), 128)):
+        operands = 6 * (16384 + 64 * columns)
+        assert predictions[name].parts["operands from L2"] == pytest.approx(tiles * operands * per_byte)
+        assert f"\n{name:22}{predictions[name].microseconds:12,.0f}  operands from L2, " in printed
+    waits = [predictions[name].parts["waits for tensor memory"] for name in ("16 columns a load", "default")]
+    assert waits[0] == pytest.approx(2 * waits[1])
+    assert "partly written lines" in printed and predictions["direct stores"].parts["partly written lines"] > 0
+    # Weights on chip are not brought again for every tile; which of them is chosen, the model does not tell.
+    on_chip = {predictions[name].microseconds for name in ("weight in SMEM", "weight in TMEM")}
+    assert predictions["chosen"].microseconds in on_chip
+    assert max(on_chip) < min(p.microseconds for name, p in predictions.items() if p.microseconds not in on_chip)
