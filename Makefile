@@ -58,7 +58,7 @@ HARDWARE_TESTS = $(shell grep -lE 'tests\.emulator\.(ptx|instruction_cases) impo
 hardware: $(VENV)/.installed-test
 	EMULATOR_HW=1 $(BIN)/python -m pytest -n 8 $(HARDWARE_TESTS) $(ARGS)
 
-# An independent static verifier on the SM100 kernel and on mutants that it must reject. docs/mutation.md
+# An independent static verifier on the SM100 kernels and on mutants that it must reject. docs/mutation.md
 sentryward: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[verify]'
 	$(BIN)/python -m tests.mutation.sentryward $(ARGS)
