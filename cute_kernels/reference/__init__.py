@@ -1,7 +1,8 @@
 """What the operations must return, in plain torch: one function per rounding contract.
 
-NVIDIA documents neither the order nor the intermediate precision of the silicon, so agreement with a real B200 beyond
-these contracts is not claimed. Everything here is independent of the kernels, their plans and the emulator.
+NVIDIA documents neither the order nor the intermediate precision of the silicon. ``arithmetic`` chooses sums that are
+exact and rounded once per instruction, or those that others measured on the chips (`tensor_cores`). Everything here is
+independent of the kernels, their plans and the emulator.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import torch
 
 from cute_kernels.reference.activations import ACTIVATIONS
 from cute_kernels.reference.rounding import granularity, round_exactly, round_tf32
+from cute_kernels.reference.tensor_cores import accumulate_as, check_arithmetic
 
 # Bounds the float64 temporaries of one row chunk, in elements.
 _CHUNK_ELEMENTS = 1 << 22
@@ -27,6 +28,7 @@ def gemm(
     out_dtype: torch.dtype | None = None,
     split_k: int = 1,
     activation: str = "none",
+    arithmetic: str = "exact",
 ) -> torch.Tensor:
     """``activation(a @ b.T + bias)`` by the contract of `cute_kernels.gemm`.
 
@@ -45,13 +47,16 @@ def gemm(
         out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
         split_k: 1, 2, 4 or 8, `cute_kernels.Sm90GemmConfig.split_k`.
         activation: a key of `cute_kernels.reference.activations.ACTIVATIONS`.
+        arithmetic: how accumulators add: ``"exact"`` as above, or as the tensor cores of ``"sm_90a"`` or ``"sm_100a"``
+            (`cute_kernels.reference.tensor_cores`).
 
     Returns:
         ``[.., M, N]`` in ``out_dtype``.
 
     Raises:
-        ValueError: ``split_k`` is no such number, or larger than the number of blocks.
+        ValueError: ``split_k`` is no such number, or larger than the number of blocks; another ``arithmetic``.
     """
+    check_arithmetic(arithmetic)
     block, step = GEMM_BLOCK_BYTES // a.itemsize, GEMM_MMA_BYTES // a.itemsize
     blocks = -(-a.shape[-1] // block)
     if split_k not in (1, 2, 4, 8) or split_k > max(1, blocks):
@@ -65,7 +70,12 @@ def gemm(
         wide = b[index].to(torch.float64).T.contiguous()
         for start in range(0, a.shape[-2], rows):
             chunk = a[index][start : start + rows].to(torch.float64)
-            slices = [_accumulate_dense(chunk[:, i:j], wide[i:j], step) for i, j in itertools.pairwise(bounds)]
+            slices = [
+                _accumulate_dense(chunk[:, i:j], wide[i:j], step)
+                if arithmetic == "exact"
+                else accumulate_as(chunk[:, i:j], wide[i:j].T, step, arithmetic, a.dtype)
+                for i, j in itertools.pairwise(bounds)
+            ]
             while len(slices) > 1:
                 slices = [x + y for x, y in zip(slices[::2], slices[1::2], strict=True)]
             (acc,) = slices

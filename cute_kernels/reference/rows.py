@@ -12,6 +12,7 @@ import torch
 from cute_kernels.reference.images import integer_sums
 from cute_kernels.reference.products import gemm
 from cute_kernels.reference.rounding import fma32
+from cute_kernels.reference.tensor_cores import accumulate_as, check_arithmetic
 
 MMA_K = 32
 # E4M3 products are multiples of 2^-18 and at most 2^17.7, so float64 sums of this many of them are exact.
@@ -20,27 +21,32 @@ _MAX_EXACT_K = 1 << 17
 _CHUNK_ELEMENTS = 1 << 22
 
 
-def accumulate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def accumulate(x: torch.Tensor, weight: torch.Tensor, arithmetic: str = "exact") -> torch.Tensor:
     """``x @ weight.T`` with one FP32 rounding per 32 bytes of K, ascending, starting from +0; of integers with one.
 
     Args:
         x: ``[rows, K]`` float8_e4m3fn, bfloat16, float16, uint8 or int8.
         weight: ``[N, K]`` of the same type, int8 for integers.
+        arithmetic: how floats add: ``"exact"`` as above, or as the tensor cores of ``"sm_90a"`` or ``"sm_100a"``
+            (`cute_kernels.reference.tensor_cores`).
 
     Returns:
         ``[rows, N]`` float32. NaN inputs give NaN.
 
     Raises:
-        ValueError: K is too large for float64 to hold a block sum exactly.
+        ValueError: K is too large for float64 to hold a block sum exactly; another ``arithmetic``.
     """
+    check_arithmetic(arithmetic)
     if weight.dtype is torch.int8:
         return integer_sums(x, weight).to(torch.float32)
     if weight.dtype in (torch.bfloat16, torch.float16):
-        return gemm(x, weight, None, torch.float32)
+        return gemm(x, weight, None, torch.float32, arithmetic=arithmetic)
     k = x.shape[1]
     if k > _MAX_EXACT_K:
         raise ValueError(f"K = {k}: the reference is exact up to K = {_MAX_EXACT_K}")
     wide_x, wide_w = x.to(torch.float64), weight.to(torch.float64)
+    if arithmetic != "exact":
+        return accumulate_as(wide_x, wide_w, MMA_K, arithmetic, x.dtype)
     acc = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
     for start in range(0, k, MMA_K):
         block = wide_x[:, start : start + MMA_K] @ wide_w[:, start : start + MMA_K].T
@@ -63,7 +69,7 @@ def _table_rows(
     return pos if bias is None else bias.to(torch.float32) + pos
 
 
-def _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish) -> torch.Tensor:
+def _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish, arithmetic) -> torch.Tensor:
     rows, n = x.shape[0], weight.shape[0]
     scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
     scale = scale.reshape(()) if scale.numel() == 1 else scale.reshape(1, n)
@@ -75,7 +81,7 @@ def _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, fini
         else:
             positions = torch.arange(start, min(start + step, rows), device=x.device)
             positions %= 1 if pos_embed is None else pos_embed.shape[0]
-        acc = accumulate(x[start : start + step], weight)
+        acc = accumulate(x[start : start + step], weight, arithmetic)
         factor = scale if row_scale is None else row_scale.reshape(rows, 1)[start : start + step] * scale
         out[start : start + step] = finish(acc, factor, _table_rows(bias, pos_embed, positions))
     return out
@@ -89,6 +95,7 @@ def patch_embed_f32(
     scale: float | torch.Tensor = 1.0,
     pos_index: torch.Tensor | None = None,
     row_scale: torch.Tensor | None = None,
+    arithmetic: str = "exact",
 ) -> torch.Tensor:
     """The default contract: ``bf16(fma32(acc, scale, bias + pos))``, one FP32 rounding and one rounding to BF16.
 
@@ -100,6 +107,7 @@ def patch_embed_f32(
         scale: dequantisation multiplier: a number, an FP32 tensor of one element, or ``[1, N]`` FP32.
         pos_index: ``[rows]`` int32 or int64, the position of every row instead; a number that is none gives NaN.
         row_scale: ``[rows, 1]`` FP32 or None: the multiplier of row m is then ``fp32(row_scale[m] * scale)``.
+        arithmetic: see `accumulate`.
 
     Returns:
         ``[rows, N]`` bfloat16. Without bias and pos, ``bf16(fp32(acc * scale))``.
@@ -109,7 +117,7 @@ def patch_embed_f32(
         fused = acc * scale if table is None else fma32(acc, scale.expand_as(acc), table.expand_as(acc))
         return fused.to(torch.bfloat16)
 
-    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish)
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish, arithmetic)
 
 
 def patch_embed_bf16x2(
@@ -120,6 +128,7 @@ def patch_embed_bf16x2(
     scale: float | torch.Tensor = 1.0,
     pos_index: torch.Tensor | None = None,
     row_scale: torch.Tensor | None = None,
+    arithmetic: str = "exact",
 ) -> torch.Tensor:
     """The CUDA original's contract: ``bf16(bf16(acc * scale) + bf16(bias + pos))``, arguments as `patch_embed_f32`."""
 
@@ -128,4 +137,4 @@ def patch_embed_bf16x2(
         # torch adds BF16 through FP32, whose 24 bits are more than 2 * 8 + 2: the sum is rounded to BF16 correctly.
         return rounded if table is None else rounded + table.to(torch.bfloat16)
 
-    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish)
+    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish, arithmetic)

@@ -1,14 +1,16 @@
-"""The emulator and the GPU run the same PTX: equal bits where sums are exact, a measured difference elsewhere."""
+"""The emulator and the GPU run the same PTX: equal bits, and a measured difference from exact sums."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
 
-from cute_kernels import patch_embed
+from cute_kernels import emulator, patch_embed, reference
 from cute_kernels.config import PatchEmbedConfig
+from tests.gpu import architecture
 from tests.gpu.harness import ACCUMULATION_ERROR, Call, random_call, sized
 from tests.gpu.patch_embed_configs import AT_HAND
 
@@ -29,9 +31,21 @@ def test_equal_bits_where_sums_are_exact(name, shape):
 
 
 @pytest.mark.parametrize("k", [128, 768])
-def test_difference_on_random_data(k, record_property):
-    """The FP8 tensor cores of SM90 keep fewer bits than the contract that the emulator follows; those of SM100 have not
-    been measured. The figures go to the record."""
+def test_equal_bits_on_random_data(k, monkeypatch):
+    """With the sums of the chip's tensor cores, of the emulator and of the reference."""
+    monkeypatch.setattr(emulator, "Options", functools.partial(emulator.Options, arithmetic="silicon"))
+    call = random_call(*sized(67, 2, 200, k))
+    call = dataclasses.replace(call, bias=None, pos_embed=None)
+    on_gpu, emulated = both(call, next(iter(AT_HAND.agreeing.values())))
+    x, weight, scale = call.x.cpu(), call.weight.cpu(), call.scale
+    plain = reference.patch_embed_f32(x.flatten(0, -2), weight, None, None, scale, arithmetic=architecture.at_hand())
+    assert torch.equal(on_gpu.view(torch.int16), emulated.view(torch.int16))
+    assert torch.equal(on_gpu.view(torch.int16).flatten(), plain.view(torch.int16).flatten())
+
+
+@pytest.mark.parametrize("k", [128, 768])
+def test_difference_of_exact_sums_on_random_data(k, record_property):
+    """What the tensor cores lose of exact sums that are rounded once per instruction: the figures go to the record."""
     call = random_call(*sized(67, 2, 200, k))
     call = dataclasses.replace(call, bias=None, pos_embed=None)
     on_gpu, emulated = both(call, next(iter(AT_HAND.agreeing.values())))
