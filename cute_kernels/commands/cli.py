@@ -259,6 +259,7 @@ def _ptx(options: argparse.Namespace) -> int:
 _EMULATED = {
     "emulate": ("cute_kernels.emulator.command", "run a CuTe DSL program without a GPU"),
     "check": ("cute_kernels.commands.check", "run a CuTe DSL program's launches under many schedules"),
+    "mutate": ("cute_kernels.commands.mutate", "drop or weaken synchronisation of a CuTe DSL program's kernels"),
 }
 """Command -> its module, and what it does."""
 

@@ -33,14 +33,14 @@ def add_bias(load: cute.CopyAtom, x: cute.Tensor, store: cute.CopyAtom, y: cute.
     sx_load, gx_load = cpasync.tma_partition(load, 0, cute.make_layout(1), cute.group_modes(sx, 0, 2), gx)
     sy_store, gy_store = cpasync.tma_partition(store, 0, cute.make_layout(1), cute.group_modes(sy, 0, 2), gy)
     if thread >= ADDERS:
-        for i in cutlass.range(tiles):
+        for i in cutlass.range(tiles, unroll=1):
             stage = i % STAGES
             cute.arch.mbarrier_wait(empty + stage, (i // STAGES & 1) ^ 1)  # the first turn finds the ring empty
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full + stage, ROWS * COLUMNS * 4)
             cute.copy(load, gx_load[None, cta + i * CTAS], sx_load[None, stage], tma_bar_ptr=full + stage)
     else:
-        for i in cutlass.range(tiles):
+        for i in cutlass.range(tiles, unroll=1):
             stage = i % STAGES
             cute.arch.mbarrier_wait(full + stage, i // STAGES & 1)
             for k in cutlass.range_constexpr(ROWS * COLUMNS // ADDERS):

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
-from tests.mutation.mutants import mutants
-from tests.mutation.targets import BACK_ENDS, TARGETS
+from cute_kernels.mutation.mutants import mutants
+from cute_kernels.mutation.target import BACK_ENDS
+from tests.mutation.targets import TARGETS
 
 COMPLETIONS = ("eager", "lazy", "random")
 INTERLEAVES = ("round_robin", "random", "starve")

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.mutation.judge import Verdict
-from tests.mutation.mutants import mutants
+from cute_kernels.mutation.judge import Verdict
+from cute_kernels.mutation.mutants import mutants
+from cute_kernels.mutation.target import BACK_ENDS
 from tests.mutation.summary import as_json, markdown, summarise
-from tests.mutation.targets import BACK_ENDS, TARGETS
+from tests.mutation.targets import TARGETS
 from tests.mutation.workers import judge_all
 
 LEAST_SCORE = 0.95

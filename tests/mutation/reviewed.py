@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from tests.mutation.judge import Verdict
+from cute_kernels.mutation.judge import Verdict
 
 
 @dataclass(frozen=True)

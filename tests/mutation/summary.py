@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.mutation.judge import Verdict
+from cute_kernels.mutation.judge import Verdict
 from tests.mutation.reviewed import REVIEWS, Review, review_of
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -24,8 +23,8 @@ from cute_kernels.config import (
     Sm100ResidentConfig,
 )
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.native_block import NotNative
-from cute_kernels.emulator.native_translate import translate_native
+from cute_kernels.mutation import target as mutated
+from cute_kernels.mutation.target import Outcome, why_python
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gather_inputs import GatherCase, make_gather_case
 from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
@@ -34,36 +33,6 @@ from tests.emulator.image_inputs import PATCH, ImagesCase, make_images_case
 from tests.emulator.kernel_inputs import POISON, Case, make_case
 
 _SM90 = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one run: warp instructions, and in words how the result differs from the expected one ("" if it does not)."""
-
-    warp_instructions: int
-    difference: str
-
-
-class Target(Protocol):
-    """A kernel and inputs for it."""
-
-    @property
-    def ptx(self) -> str:
-        """The text that is mutated."""
-
-    def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
-        """Executes a mutant of the text on fresh memory, ``repeat`` launches of it that may overlap.
-
-        Raises:
-            EmulatorError: whatever the emulator reports.
-        """
-
-    def python_only(self, ptx: str) -> str:
-        """Why `run` executes this text in Python whatever `Options.native` asks for, "" if it does not.
-
-        Raises:
-            EmulatorError: the text is not PTX that the emulator knows.
-        """
 
 
 @dataclass(frozen=True)
@@ -105,24 +74,6 @@ class KernelTarget:
 
     def python_only(self, ptx: str) -> str:
         return why_python(ptx, self.artifact.kernel_name, self.case().plan.threads)
-
-
-def why_python(ptx: str, kernel: str | None, threads: int) -> str:
-    """Why a launch with detectors that asks for machine code gets Python, "" if it gets machine code.
-
-    Args:
-        ptx: PTX text.
-        kernel: name of the entry, None if there is only one.
-        threads: per CTA.
-
-    Raises:
-        EmulatorError: the text is not PTX that the emulator knows.
-    """
-    try:
-        translate_native(ptx, kernel, (threads, 1, 1), True)  # a launch asks for the same, and finds it in the cache
-    except NotNative as error:
-        return str(error)
-    return ""
 
 
 @functools.lru_cache(maxsize=16)
@@ -296,17 +247,8 @@ TARGETS: dict[str, KernelTarget] = {
     "gemm-sm90-split": GemmTarget(Sm90GemmConfig(128, 64, 3, 1, 1, store_stages=1, split_k=2), 2, 128, 64, k=320),
 }
 
-BACK_ENDS: dict[str, bool | None] = {"python": False, "machine-code": True, "changing": None}
-"""`Options.native` by name; "changing" starts in Python and changes over when compilation is worth it."""
+SCHEDULES = {name: dataclasses.replace(options, strict=True) for name, options in mutated.SCHEDULES.items()}
+"""As mutants of our kernels are judged: strictly."""
 
-SCHEDULES = {
-    "eager": Options(strict=True),
-    "lazy": Options(strict=True, completion="lazy"),
-    "lazy, random warps": Options(strict=True, seed=1, completion="lazy", interleave="random"),
-    "random": Options(
-        strict=True, seed=2, completion="random", interleave="random", spurious_try_wait_failures=True
-    ),
-    "starve": Options(strict=True, seed=4, interleave="starve"),
-    "lazy, starve": Options(strict=True, seed=5, completion="lazy", interleave="starve"),
-}
-"""In the order in which they are tried: what a cheap one finds needs no other."""
+ROLE_FILES = ("load.py", "/mma.py", "/epilogue.py", "/weight.py", "/kernel.py")
+"""Ends of the names of files with the code of warp roles."""

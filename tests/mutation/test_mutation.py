@@ -11,15 +11,16 @@ import pytest
 
 from cute_kernels.emulator import Options, back_end
 from cute_kernels.emulator.native_translate import NativeLaunch
+from cute_kernels.mutation.judge import Verdict, instruction_limits, judge, place_of
+from cute_kernels.mutation.mutants import mutants
+from cute_kernels.mutation.target import BACK_ENDS, Outcome, why_python
 from tests.emulator.ptx import launch, module
 from tests.mutation import __main__ as command
 from tests.mutation import workers
 from tests.mutation.__main__ import recorded
-from tests.mutation.judge import Verdict, instruction_limits, judge, place_of
-from tests.mutation.mutants import mutants
 from tests.mutation.reviewed import Review
 from tests.mutation.summary import as_json, markdown, summarise
-from tests.mutation.targets import BACK_ENDS, SCHEDULES, TARGETS, Outcome, why_python
+from tests.mutation.targets import ROLE_FILES, SCHEDULES, TARGETS
 
 # Warp 0 writes a word of shared memory that warp 1 copies to global memory: one mbarrier says when. The second barrier
 # of the CTA and the fence order nothing that is not ordered already.
@@ -357,10 +358,11 @@ def test_the_place_names_helper_and_role(tmp_path: Path) -> None:
     .file 1 "{folder}/load.py"
     .file 2 "{folder}/pipes.py"
     """
-    places = {mutant.opcode.split(".")[1]: place_of(ptx, mutant.line) for mutant in mutants(ptx)}
+    places = {mutant.opcode.split(".")[1]: place_of(ptx, mutant.line, ROLE_FILES) for mutant in mutants(ptx)}
     assert places == {
         "try_wait": "pipes.py:2 (wait) in load.py:3 (run)",
         "arrive": "pipes.py:6 (arrive) in load.py:3 (run)",
         "sync": "load.py:2 (run)",
     }
+    assert place_of(ptx, 7) == "pipes.py:2 (wait)"
     assert place_of("bar.sync 0;", 1) == ""

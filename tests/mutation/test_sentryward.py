@@ -7,7 +7,7 @@ import math
 import pytest
 
 from cute_kernels.emulator import Options
-from tests.mutation.mutants import mutants
+from cute_kernels.mutation.mutants import mutants
 from tests.mutation.sentryward import SUBJECTS, kernel_input, readable
 from tests.nightly import by_day
 

@@ -1,19 +1,17 @@
-"""Judges many mutants in worker processes."""
+"""Judges many mutants of our kernels in worker processes."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
-import multiprocessing
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import Options
-from tests.mutation.judge import Verdict, instruction_limits, judge
-from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.targets import BACK_ENDS, SCHEDULES, TARGETS
+from cute_kernels.mutation.judge import Verdict, instruction_limits, judge
+from cute_kernels.mutation.mutants import Mutant, mutants
+from cute_kernels.mutation.target import BACK_ENDS
+from cute_kernels.mutation.workers import judge_each
+from tests.mutation.targets import ROLE_FILES, SCHEDULES, TARGETS
 
 
 @functools.cache
@@ -29,27 +27,20 @@ def _prepared(name: str, strict: bool, back_end: str) -> tuple[list[Mutant], dic
 
 def _judge(name: str, number: int, back_end: str, strict: bool) -> Verdict:
     found, schedules, limits = _prepared(name, strict, back_end)
-    return judge(name, TARGETS[name], found[number], schedules, limits, back_end)
+    return judge(name, TARGETS[name], found[number], schedules, limits, back_end, ROLE_FILES)
 
 
 def judge_all(work: list[tuple[str, int, str]], jobs: int, strict: bool = True) -> list[Verdict]:
     """Verdicts on (target, number of its mutant, name of `BACK_ENDS`), in this order; ``strict`` as in `Options`."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    # CuTe DSL has threads of its own, which a forked process would lose.
-    context = multiprocessing.get_context("spawn")
-    with (
-        concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool,
-        Progress(*columns, console=console) as progress,
-    ):
-        task = progress.add_task("", total=len(work))
-        futures = [pool.submit(_judge, *item, strict) for item in work]
-        survivors = 0
-        for future in concurrent.futures.as_completed(futures):
-            verdict = future.result()
+    counts = {"done": 0, "survive": 0}
+    with ProgressLine() as line:
+
+        def done(verdict: Verdict) -> None:
+            counts["done"] += 1
             if verdict.survived:
-                survivors += 1
+                counts["survive"] += 1
                 where = f"PTX line {verdict.line}, {verdict.place}"
-                console.print(f"survives: {verdict.target}, {verdict.back_end}: {verdict.key}, {where}")
-            progress.update(task, advance=1, description=f"{survivors} survive")
-        return [future.result() for future in futures]
+                line.print(f"survives: {verdict.target}, {verdict.back_end}: {verdict.key}, {where}")
+            line.show(f"{counts['done']}/{len(work)}, {counts['survive']} survive", counts["done"] / len(work))
+
+        return judge_each(_judge, [(*item, strict) for item in work], jobs, done)

@@ -114,14 +114,16 @@ for module in extras.EXTRAS["demo"]:
     absent.add(module)
     commands = [["demo"]]
     if module in extras.EXTRAS["emulator"]:
-        commands += [["emulate", "--arch", "sm_90a", "no.py", "--option", "-x"], ["ptx", "gemm"]]
+        programs = [[name, "--arch", "sm_90a", "no.py", "--option", "-x"] for name in ("emulate", "check", "mutate")]
+        commands += [*programs, ["ptx", "gemm"]]
     for arguments in commands:
         print(main(arguments), module, arguments[0], flush=True)
 """
     run = without([], program)
     errors = run.stderr.splitlines()
     done = run.stdout.splitlines()
-    assert run.returncode == 0 and len(done) == len(errors) == len(extras.EXTRAS["demo"]) + 6
+    expected = len(extras.EXTRAS["demo"]) + 4 * len(extras.EXTRAS["emulator"])
+    assert run.returncode == 0 and len(done) == len(errors) == expected
     for line, error in zip(done, errors, strict=True):
         status, module, name = line.split()
         extra = "demo" if name == "demo" else "emulator"

@@ -14,9 +14,10 @@ import multiprocessing
 import sys
 import time
 
+from cute_kernels.mutation.target import BACK_ENDS
 from tests.emulator.oracle import records
 from tests.emulator.oracle.records import Record, differences, without_repeated_reports
-from tests.mutation.targets import BACK_ENDS, TARGETS
+from tests.mutation.targets import TARGETS
 
 
 def main(arguments: list[str] | None = None) -> int:

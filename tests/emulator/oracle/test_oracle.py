@@ -10,12 +10,13 @@ import pytest
 
 from cute_kernels.emulator import EmulatorError, Hang
 from cute_kernels.emulator.relocation import Relocation
+from cute_kernels.mutation.target import BACK_ENDS
 from tests.emulator.oracle import __main__ as command
 from tests.emulator.oracle import launches, records
 from tests.emulator.oracle.launches import Buffer
 from tests.emulator.oracle.outcomes import Outcome, reported
 from tests.emulator.oracle.records import Run, differences, outcome_now, without_repeated_reports
-from tests.mutation.targets import BACK_ENDS, TARGETS
+from tests.mutation.targets import TARGETS
 from tests.nightly import nightly
 
 RECORDED = records.names()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
-from tests.mutation.mutants import Mutant
-from tests.mutation.targets import BACK_ENDS, Target
+from cute_kernels.mutation.mutants import Mutant
+from cute_kernels.mutation.target import BACK_ENDS, Target
 
 #: A mutant that executes this many times the instructions of the original, plus a constant, counts as a hang.
 LIMIT_FACTOR, LIMIT_CONSTANT = 6, 200_000
@@ -85,13 +85,14 @@ def judge(
     schedules: dict[str, Options],
     limits: dict[str, int],
     back_end: str = "changing",
+    roles: tuple[str, ...] = (),
 ) -> Verdict:
     """Runs the mutant under each schedule in turn and stops at the first that notices it.
 
-    ``back_end``: a name of `BACK_ENDS`, whatever the schedules say about `Options.native`.
+    ``back_end``: a name of `BACK_ENDS`, whatever the schedules say about `Options.native`. ``roles`` as for `place_of`.
     """
     start = time.perf_counter()
-    place = place_of(target.ptx, mutant.line)
+    place = place_of(target.ptx, mutant.line, roles)
     verdict = Verdict(
         name, mutant.key, mutant.mutation, mutant.opcode, mutant.line, mutant.following, mutant.original, place,
         back_end=back_end, python_only=_python_only(target, mutant, back_end),
@@ -120,11 +121,36 @@ def _python_only(target: Target, mutant: Mutant, back_end: str) -> str:
         return ""
 
 
-def place_of(ptx: str, line: int) -> str:
+def source_of(ptx: str, line: int) -> tuple[str, int] | None:
+    """File and line of the DSL source of a PTX line, or None where the text does not say."""
+    places = _sources(ptx, line)
+    return places[-1] if places else None
+
+
+def place_of(ptx: str, line: int, roles: tuple[str, ...] = ()) -> str:
     """DSL source of a PTX line: ``file:line (function)``, and if that is a helper's the last line of another file.
 
-    Helpers such as `Pipe.wait_empty` are inlined, and their line numbers alone do not say in which role.
+    Args:
+        ptx: PTX text.
+        line: 1-based.
+        roles: ends of the names of files with the code of warp roles. Helpers such as a pipeline's wait are inlined,
+            and their line numbers alone do not say in which role.
     """
+    places = _sources(ptx, line)
+    if not places:
+        return ""
+    *before, here = places
+    others = [place for place in before if place[0] != here[0] and place[0].endswith(roles)]
+    if here[0].endswith(roles) or not others:
+        return _describe(*here)
+    return f"{_describe(*here)} in {_describe(*others[-1])}"
+
+
+_ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
+
+
+def _sources(ptx: str, line: int) -> list[tuple[str, int]]:
+    """Places of the source up to a PTX line, the last one its own."""
     files = {int(n): name for n, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', ptx, re.MULTILINE)}
     before_it = "\n".join(ptx.splitlines()[:line])
     # Inside inline assembly the line numbers count on from the call, beyond the end of its function.
@@ -132,29 +158,22 @@ def place_of(ptx: str, line: int) -> str:
         before_it = before_it[: before_it.rfind(_ASSEMBLY_BEGINS)]
     # Column 0 is the kernel as a whole.
     locations = re.findall(r"^\s*\.loc\s+(\d+)\s+(\d+)\s+[1-9]", before_it, re.MULTILINE)
-    places = [(files[int(file)], int(number)) for file, number in locations if int(number)]
-    if not places:
-        return ""
-    *before, here = places
-    roles = [place for place in before if place[0] != here[0] and place[0].endswith(_ROLE_FILES)]
-    if here[0].endswith(_ROLE_FILES) or not roles:
-        return _describe(*here)
-    return f"{_describe(*here)} in {_describe(*roles[-1])}"
-
-
-_ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
-_ROLE_FILES = ("load.py", "/mma.py", "/epilogue.py", "/weight.py", "/kernel.py")
+    return [(files[int(file)], int(number)) for file, number in locations if int(number)]
 
 
 def _describe(path: str, line: int) -> str:
     name = path.rsplit("/kernels/", 1)[-1]
+    name = name if name != path else Path(path).name
     return f"{name}:{line} ({_function(path, line)})"
 
 
 @functools.lru_cache(maxsize=4096)
 def _function(path: str, line: int) -> str:
     """Name of the innermost function around a line, which outlives edits that move the line."""
-    tree = _tree(path)
+    try:
+        tree = _tree(path)
+    except (OSError, SyntaxError, UnicodeDecodeError):  # made somewhere else, or of another language
+        return "?"
     around = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= line <= n.end_lineno]
     return max(around, key=lambda node: node.lineno).name if around else "module"
 

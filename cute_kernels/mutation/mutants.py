@@ -19,6 +19,7 @@ _STATEMENT = re.compile(
     r"(?:\{[^}\n]*\}[^;{}\n]*)*))?;"
 )
 _CLUSTER_WAIT = re.compile(r"barrier\.cluster\.wait[.\w]*\s*;")
+_ENTRY = re.compile(r"\.entry\s+(?P<name>[\w$]+).*?^}", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 Edit = tuple[str, str]
@@ -50,6 +51,16 @@ class Mutant:
     @property
     def key(self) -> str:
         return f"{self.mutation} {self.opcode} #{self.ordinal}"
+
+
+def mutants_of_kernel(ptx: str, kernel: str) -> list[Mutant]:
+    """The mutants of a text that concern one of its kernels: all but those of instructions of other entries."""
+    others: set[int] = set()
+    for entry in _ENTRY.finditer(ptx):
+        if entry["name"] != kernel:
+            first = ptx.count("\n", 0, entry.start()) + 1
+            others.update(range(first, first + entry.group().count("\n") + 1))
+    return [mutant for mutant in mutants(ptx) if mutant.line not in others]
 
 
 def mutants(ptx: str) -> Iterator[Mutant]:

@@ -1,0 +1,164 @@
+"""``cute-kernels mutate SCRIPT ARGS...``: breaks the synchronisation of a program's kernels: what is not noticed?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import linecache
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from cute_kernels import files
+from cute_kernels.commands import check
+from cute_kernels.commands.progress import ProgressLine
+from cute_kernels.emulator import command
+from cute_kernels.emulator.capturing import ARCHITECTURES
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.mutation import campaign
+from cute_kernels.mutation.campaign import Kernel
+from cute_kernels.mutation.judge import Verdict, source_of
+
+BELOW = 5
+"""Exit status where the score is below ``--fail-under``."""
+
+EXIT_STATUSES = f"""\
+Exit status: what the program passes to sys.exit, unchanged; else
+  0  all mutants were judged
+  1  the program raised an exception of its own
+  2  arguments that cannot be used, a program without such a kernel
+  {command.FAULT}  an unchanged kernel is at fault
+  {command.REFUSED}  PTX, or something else of the program, that the emulator does not implement
+  {BELOW}  the score is below --fail-under
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
+    parser = commands.add_parser(
+        "mutate",
+        runs_program=True,
+        help="drop or weaken synchronisation of a CuTe DSL program's kernels: what is not noticed?",
+        description="Runs a Python program once in the emulator. Then it drops or weakens every instruction of its "
+        "kernels' PTX that synchronises, one at a time, and runs the launches again, from the memory that they found, "
+        "under six schedules, until one notices: a report of the emulator, or another result. What survives is "
+        "printed with its PTX line and source line: synchronisation that is not needed, or a case that the program's "
+        "launches do not exercise. Options go before SCRIPT; everything behind it belongs to the program.",
+        epilog=EXIT_STATUSES,
+        formatter_class=command.HelpFormatter,
+    )
+    parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
+    parser.add_argument(
+        "--kernel", metavar="NAME", default="", help="only kernels whose name contains this (default: all)"
+    )
+    parser.add_argument("--match", metavar="TEXT", default="", help="only mutants whose key contains this, e.g. fence")
+    parser.add_argument("--every", type=positive, default=1, metavar="K", help="only every K-th mutant (default: all)")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--launches", type=positive, default=3, metavar="N",
+        help="launches of each kernel that a mutant runs, of those that differ in shape (default: at most %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fail-under", type=percentage, metavar="PERCENT", help=f"exit with {BELOW} if the score is below this"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write score and all verdicts as JSON")
+    command.add_run_arguments(parser)
+    command.add_program(parser)
+    parser.set_defaults(run=mutate)
+
+
+def positive(text: str) -> int:
+    """A positive integer, as argparse's ``type``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def percentage(text: str) -> float:
+    """A number from 0 to 100, as argparse's ``type``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage from 0 to 100")
+    return value
+
+
+def mutate(options: argparse.Namespace) -> int:
+    """Runs the program and mutants of its kernels; returns the exit status, see `EXIT_STATUSES`.
+
+    Raises:
+        SystemExit: the program's own.
+        OSError: no such program, or a file that cannot be written.
+        ValueError: no kernel of that name, or no mutant of that key.
+    """
+    if options.output is not None:
+        files.check_output(options.output)
+    how = command.run_options(options)
+    recorder = check.record(options, how)
+    if isinstance(recorder, int):
+        return recorder
+    kernels = [each for each in campaign.kernels(recorder.launches, options.launches) if options.kernel in each.name]
+    if not kernels:
+        names = ", ".join(dict.fromkeys(each.launch.kernel_name for each in recorder.launches))
+        raise ValueError(f"--kernel {options.kernel!r}: no kernel has such a name; the program launched {names}")
+    work = [(kernel, chosen(kernel, options)) for kernel in kernels]
+    if not any(numbers for _, numbers in work):
+        what = f"has {options.match!r} in its key" if options.match else "is there"
+        raise ValueError(f"no mutant {what}: the kernels' PTX has no such synchronisation")
+    start, verdicts = time.perf_counter(), []
+    for kernel, numbers in work:
+        try:
+            found = judge(kernel, numbers, how, options.jobs)
+        except EmulatorError as error:
+            print(f"cute-kernels: the unchanged kernel: {error.describe()}", file=sys.stderr)
+            return command.exit_status(error)
+        print_kernel(kernel, found)
+        verdicts += found
+    score, seconds = campaign.score(verdicts), time.perf_counter() - start
+    print(f"mutated: {len(verdicts)} mutants in {seconds:.1f} s, score {score:.1%}", flush=True)
+    if options.output is not None:
+        entries = [dataclasses.asdict(verdict) for verdict in verdicts]
+        files.write_text(options.output, json.dumps({"score": score, "mutants": entries}, indent=1) + "\n")
+    return BELOW if options.fail_under is not None and 100 * score < options.fail_under else 0
+
+
+def chosen(kernel: Kernel, options: argparse.Namespace) -> list[int]:
+    """Numbers of the mutants that --match and --every leave."""
+    matching = [number for number, mutant in enumerate(kernel.mutants) if options.match in mutant.key]
+    return matching[:: options.every]
+
+
+def judge(kernel: Kernel, numbers: list[int], how: dict[str, Any], jobs: int) -> list[Verdict]:
+    """Verdicts on mutants of a kernel, with a line that says how far it is."""
+    counts: Counter[str] = Counter()
+    with ProgressLine() as line:
+        line.show(f"the unchanged kernel {kernel.name}")
+
+        def done(verdict: Verdict) -> None:
+            counts["done"] += 1
+            counts["survive"] += verdict.survived
+            text = f"{counts['done']}/{len(numbers)} mutants, {counts['survive']} survive"
+            line.show(text, counts["done"] / len(numbers))
+
+        return campaign.judge_mutants(kernel, numbers, how, jobs, done)
+
+
+def print_kernel(kernel: Kernel, verdicts: list[Verdict]) -> None:
+    """What noticed the mutants of a kernel, and which survive."""
+    print(f"kernel {kernel.name}")
+    killers = Counter(verdict.killer for verdict in verdicts if verdict.killed)
+    by = ", ".join(f"{name} {count}" for name, count in killers.most_common())
+    print(f"  {len(verdicts)} mutants, {sum(killers.values())} killed" + (f": {by}" if by else ""))
+    refused = sum(verdict.refused for verdict in verdicts)
+    if refused:
+        print(f"  {refused} with PTX that the emulator does not know, which count neither way")
+    for verdict in verdicts:
+        if verdict.survived:
+            print(f"  survives: {verdict.mutation}: PTX line {verdict.line}: {verdict.original}")
+            if (source := source_of(kernel.ptx, verdict.line)) is not None:
+                print(f"    {verdict.place}: {linecache.getline(*source).strip()}")

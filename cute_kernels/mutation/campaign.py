@@ -1,0 +1,109 @@
+"""The mutants of the kernels that a program launched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cute_kernels.emulator.recorded import RecordedLaunch
+from cute_kernels.mutation import judge
+from cute_kernels.mutation.judge import Verdict
+from cute_kernels.mutation.mutants import Mutant, mutants_of_kernel
+from cute_kernels.mutation.target import SCHEDULES, RecordedTarget
+from cute_kernels.mutation.workers import judge_each
+
+_BACK_END = "changing"  # each mutant is a text of its own, and few run long enough to be worth compiling
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a program: ``launches`` with different shapes, and its mutants."""
+
+    name: str
+    launches: tuple[RecordedLaunch, ...]
+    mutants: tuple[Mutant, ...]
+
+    @property
+    def ptx(self) -> str:
+        """The unchanged text."""
+        return self.launches[0].launch.ptx
+
+
+def kernels(launches: Sequence[RecordedLaunch], most_launches: int) -> list[Kernel]:
+    """The kernels of a program's launches, in the order of the first one of each.
+
+    Args:
+        launches: as `Recorder` has them.
+        most_launches: of each kernel, the first of those that differ in grid, block, cluster or shared memory.
+    """
+    by_kernel: dict[tuple[str, str], dict[tuple, RecordedLaunch]] = {}
+    for each in launches:
+        shape = (each.launch.grid, each.launch.block, each.launch.cluster, each.launch.dynamic_smem)
+        shapes = by_kernel.setdefault(each.kernel, {})
+        # One that may overlap the launch before it shows more than one of its shape that may not.
+        if shape not in shapes or (shapes[shape].previous is None and each.previous is not None):
+            shapes[shape] = each
+    return [
+        Kernel(name, tuple(shapes.values())[:most_launches], tuple(mutants_of_kernel(ptx, name)))
+        for (ptx, name), shapes in by_kernel.items()
+    ]
+
+
+class _Campaign:
+    """What one process knows of a kernel: target, schedules and limits."""
+
+    def __init__(self, kernel: Kernel, options: dict[str, Any]) -> None:
+        self.kernel, self.target = kernel, RecordedTarget(kernel.launches)
+        self.schedules = {name: dataclasses.replace(each, **options) for name, each in SCHEDULES.items()}
+        self.limits = judge.instruction_limits(self.target, self.schedules)
+
+    def judge(self, number: int) -> Verdict:
+        """Of the mutant of this number."""
+        mutant = self.kernel.mutants[number]
+        return judge.judge(self.kernel.name, self.target, mutant, self.schedules, self.limits, _BACK_END)
+
+
+_current: list[_Campaign] = []  # of this process
+
+
+def _prepare(kernel: Kernel, options: dict[str, Any]) -> None:
+    _current[:] = [_Campaign(kernel, options)]
+
+
+def _judge(number: int) -> Verdict:
+    return _current[0].judge(number)
+
+
+def judge_mutants(
+    kernel: Kernel,
+    numbers: Sequence[int],
+    options: dict[str, Any],
+    jobs: int = 1,
+    done: Callable[[Verdict], None] = lambda verdict: None,
+) -> list[Verdict]:
+    """Verdicts on mutants of a kernel by their numbers.
+
+    Args:
+        kernel, numbers: what is judged.
+        options: fields of `Options` for every run.
+        jobs: processes.
+        done: called with each verdict as it comes.
+
+    Raises:
+        EmulatorError: the unchanged kernel is at fault under one of the schedules, or refused.
+    """
+    if not numbers:
+        return []
+    jobs = min(jobs, len(numbers))
+    try:
+        return judge_each(_judge, [(number,) for number in numbers], jobs, done, _prepare, (kernel, options))
+    finally:
+        _current.clear()
+
+
+def score(verdicts: Sequence[Verdict]) -> float:
+    """Share of those killed among killed and survivors; 1 where there is none."""
+    killed, survived = (sum(getattr(v, name) for v in verdicts) for name in ("killed", "survived"))
+    return killed / (killed + survived) if killed + survived else 1.0

@@ -1,0 +1,118 @@
+"""What is mutated: a PTX text that can be run, and the schedules and back ends under which mutants are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.native_block import NotNative
+from cute_kernels.emulator.native_translate import translate_native
+from cute_kernels.emulator.recorded import Outcome as Replayed
+from cute_kernels.emulator.recorded import RecordedLaunch, Replay, differences
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one run: warp instructions, and in words how the result differs from the expected one ("" if it does not)."""
+
+    warp_instructions: int
+    difference: str
+
+
+class Target(Protocol):
+    """A kernel and inputs for it."""
+
+    @property
+    def ptx(self) -> str:
+        """The text that is mutated."""
+
+    def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
+        """Executes a mutant of the text on fresh memory, ``repeat`` launches of it that may overlap.
+
+        Raises:
+            EmulatorError: whatever the emulator reports.
+        """
+
+    def python_only(self, ptx: str) -> str:
+        """Why `run` executes this text in Python whatever `Options.native` asks for, "" if it does not.
+
+        Raises:
+            EmulatorError: the text is not PTX that the emulator knows.
+        """
+
+
+class RecordedTarget:
+    """A kernel of any program, with launches that the program made. Results are judged by those of the unchanged text.
+
+    Args:
+        launches: of one kernel, at least one.
+    """
+
+    def __init__(self, launches: Sequence[RecordedLaunch]) -> None:
+        self.ptx, self.kernel = launches[0].kernel
+        self._replays = [Replay(each) for each in launches]
+        self._threads = launches[0].launch.block
+        self._expected: dict[tuple[int, Options, bool], Replayed] = {}
+
+    def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
+        """As `Target.run`, of all launches: each from the memory that it found, and if ``repeat`` is not 1 behind the
+        launch that it may overlap, or behind itself."""
+        overlap, instructions, difference = repeat > 1, 0, ""
+        for number, replay in enumerate(self._replays):
+            outcome = replay.run(options, ptx=ptx, overlap=overlap)
+            instructions += outcome.report.warp_instructions
+            if ptx != self.ptx:
+                difference = difference or differences(outcome, self._unchanged(number, options, overlap))
+            if difference:
+                break
+        return Outcome(instructions, difference)
+
+    def python_only(self, ptx: str) -> str:
+        """As `Target.python_only`."""
+        return why_python(ptx, self.kernel, self._threads)
+
+    def _unchanged(self, number: int, options: Options, overlap: bool) -> Replayed:
+        """What the unchanged text leaves under a schedule."""
+        free = dataclasses.replace(options, max_warp_instructions=None)
+        key = (number, free, overlap)
+        if key not in self._expected:
+            self._expected[key] = self._replays[number].run(free, overlap=overlap)
+        return self._expected[key]
+
+
+def why_python(ptx: str, kernel: str | None, threads: int | tuple[int, int, int]) -> str:
+    """Why a launch with detectors that asks for machine code gets Python, "" if it gets machine code.
+
+    Args:
+        ptx: PTX text.
+        kernel: name of the entry, None if there is only one.
+        threads: per CTA, or (x, y, z) of them.
+
+    Raises:
+        EmulatorError: the text is not PTX that the emulator knows.
+    """
+    block = threads if isinstance(threads, tuple) else (threads, 1, 1)
+    try:
+        translate_native(ptx, kernel, block, True)  # a launch asks for the same, and finds it in the cache
+    except NotNative as error:
+        return str(error)
+    return ""
+
+
+BACK_ENDS: dict[str, bool | None] = {"python": False, "machine-code": True, "changing": None}
+"""`Options.native` by name; "changing" starts in Python and changes over when compilation is worth it."""
+
+SCHEDULES = {
+    "eager": Options(),
+    "lazy": Options(completion="lazy"),
+    "lazy, random warps": Options(seed=1, completion="lazy", interleave="random"),
+    "random": Options(
+        seed=2, completion="random", interleave="random", spurious_try_wait_failures=True
+    ),
+    "starve": Options(seed=4, interleave="starve"),
+    "lazy, starve": Options(seed=5, completion="lazy", interleave="starve"),
+}
+"""In the order in which they are tried: what a cheap one finds needs no other."""
