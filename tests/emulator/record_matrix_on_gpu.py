@@ -24,6 +24,7 @@ class Gpu:
 
     def __init__(self) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
+        self._functions: dict[str, ctypes.c_void_p] = {}
         context, device = ctypes.c_void_p(), ctypes.c_int()
         self.call("cuInit", 0)
         self.call("cuDeviceGet", ctypes.byref(device), 0)
@@ -47,7 +48,20 @@ class Gpu:
 
     def launch(self, text: str, arrays: Sequence[np.ndarray], blocks: int, threads: int, shared: int) -> None:
         """Launches a kernel whose parameters are the arrays, and reads the last one back."""
-        out = arrays[-1]
+        out, function = arrays[-1], self.load(text)
+        self.call("cuFuncSetAttribute", function, 8, max(shared, 48 * 1024))  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+        arguments = [self.put(np.ascontiguousarray(array)) for array in arrays]
+        pointers = (ctypes.c_void_p * len(arrays))(*map(ctypes.addressof, arguments))
+        self.call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, shared, None, pointers, None)
+        self.call("cuCtxSynchronize")
+        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(out.ctypes.data), arguments[-1], ctypes.c_size_t(out.nbytes))
+        for pointer in arguments:
+            self.call("cuMemFree_v2", pointer)
+
+    def load(self, text: str) -> ctypes.c_void_p:
+        """The kernel ``k`` of a text, which is assembled once."""
+        if text in self._functions:
+            return self._functions[text]
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         log = ctypes.create_string_buffer(4096)
         options = (ctypes.c_int * 2)(5, 6)  # CU_JIT_ERROR_LOG_BUFFER and its size
@@ -57,15 +71,7 @@ class Gpu:
         except RuntimeError as error:
             raise RuntimeError(f"{error}: {log.value.decode()}") from None
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"k")
-        self.call("cuFuncSetAttribute", function, 8, max(shared, 48 * 1024))  # MAX_DYNAMIC_SHARED_SIZE_BYTES
-        arguments = [self.put(np.ascontiguousarray(array)) for array in arrays]
-        pointers = (ctypes.c_void_p * len(arrays))(*map(ctypes.addressof, arguments))
-        self.call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, shared, None, pointers, None)
-        self.call("cuCtxSynchronize")
-        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(out.ctypes.data), arguments[-1], ctypes.c_size_t(out.nbytes))
-        for pointer in arguments:
-            self.call("cuMemFree_v2", pointer)
-        self.call("cuModuleUnload", module)
+        return self._functions.setdefault(text, function)
 
 
 def result_array(case: Wgmma | MatrixMove) -> np.ndarray:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
 from tests.emulator.ptx import launch
-from tests.gpu.silicon_sums import KINDS, MmaSync, Wgmma, measure
+from tests.emulator.sum_inputs import STYLES
+from tests.gpu.silicon_sums import KINDS, Counts, measure
 from tests.nightly import by_day
 
 
@@ -23,10 +26,11 @@ class Emulated:
         launch(text, *arrays, grid=(blocks, 1, 1), block=(threads, 1, 1), dynamic_smem=shared, options=self.options)
 
 
-class Pool:
-    """Of no processes."""
-
-    imap = imap_unordered = staticmethod(map)
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Any]:
+    """As the program has it: it must not wait for itself."""
+    with multiprocessing.get_context("fork").Pool(2) as processes:
+        yield processes
 
 
 NAMES = {kind.name: kind for kind in KINDS}
@@ -37,15 +41,31 @@ DAILY = {
 
 
 @pytest.mark.parametrize("name", by_day(NAMES, DAILY))
-def test_kernels_compute_what_they_are_compared_with(name: str) -> None:
-    kind: Wgmma | MmaSync = NAMES[name]
-    found = measure(Emulated("silicon"), kind, 1, 5, Pool, 1)
-    assert found["results"] == 7 * kind.m * kind.n
-    assert found["differ"] == 0, found["first"]
+def test_kernels_compute_what_they_are_compared_with(name: str, pool: Any) -> None:
+    counts = Counts(NAMES[name])
+    measure(Emulated("silicon"), counts, pool, 1, 5)
+    assert counts.results == len(STYLES) * counts.kind.m * counts.kind.n
+    assert counts.differ == 0, counts.first
 
 
 @pytest.mark.parametrize("name", ["wgmma f32 e4m3 e4m3", "mma.sync k32 f32 e4m3 e4m3"])
-def test_other_sums_are_counted(name: str) -> None:
-    found = measure(Emulated("exact"), NAMES[name], 1, 5, Pool, 1)
-    assert found["differ"] == sum(found["by style"].values()) > 50
-    assert "GPU 0x" in found["first"] and "emulator 0x" in found["first"]
+def test_other_sums_are_counted(name: str, pool: Any) -> None:
+    counts = Counts(NAMES[name])
+    measure(Emulated("exact"), counts, pool, 1, 5)
+    assert counts.differ > 50
+    assert "GPU 0x" in counts.first and "emulator 0x" in counts.first
+    assert counts.described()["differ"] == sum(counts.described()["by style"].values())
+
+
+class Broken:
+    """A GPU whose driver does not know the PTX."""
+
+    def launch(self, *arguments: object) -> None:
+        raise RuntimeError("cuModuleLoadDataEx returned 218")
+
+
+def test_what_the_gpu_does_not_execute_is_said(pool: Any) -> None:
+    counts = Counts(KINDS[0])
+    measure(Broken(), counts, pool, 1, 5)
+    assert (counts.results, counts.differ) == (0, -1)
+    assert "returned 218" in counts.line() and "returned 218" in counts.described()["first"]

@@ -1,11 +1,13 @@
 """Tensor cores of a GPU of sm_90 against `arithmetic="silicon"`, bit by bit, on operands in which rounding shows.
 
-    python -m tests.gpu.silicon_sums [--outputs N] [--processes P] [--seed S] [--json FILE]
+    python -m tests.gpu.silicon_sums [--seconds S] [--processes P] [--seed N] [--json FILE]
 
-Each kind of wgmma and of mma.sync computes at least N results of single instructions, of operands from
+Each kind of wgmma and of mma.sync computes results of single instructions. Operands are from
 `tests.emulator.sum_inputs`: any bit pattern, near and far exponents, cancellation, subnormal numbers, infinities and
-NaN. The emulator's core computes the same in P processes. Prints a line for each kind, and all counts as JSON: results,
-how many differ (-1: the GPU did not execute it), of which style, and the first. The exit status is 1 where one differs.
+NaN. The emulator's core computes the same in P processes. The first round compares about 10^6 results of each kind;
+further ones, of 7 * 10^6 of each wgmma, go on until S seconds are over. Prints a line for each kind and round, and
+writes the sums so far as JSON: results, how many differ (-1: the GPU did not execute it), of which style, and the
+first. The exit status is 1 where one differs.
 
 Needs the driver, NumPy, ml_dtypes and a C compiler.
 """
@@ -19,13 +21,14 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cute_kernels.emulator import matrix_operands
+from cute_kernels.emulator.core.library import library as core
 from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.matrix_products import Kind, multiply_rows
 from cute_kernels.emulator.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows, multiply
@@ -34,7 +37,6 @@ from tests.emulator.record_matrix_on_gpu import Gpu
 from tests.emulator.sum_inputs import STYLES, operands
 
 ROWS, COLUMNS, THREADS = 64, 256, 128
-WGMMA_BLOCKS, MMA_BLOCKS = 512, 4096
 _ELEMENTS = {element.name: element for kind in matrix_operands.KINDS.values() for element in kind.values()}
 SILICON = Arithmetic("silicon", "sm_90a")
 
@@ -50,7 +52,7 @@ class Wgmma:
 
     m = ROWS
     n = COLUMNS
-    blocks = WGMMA_BLOCKS
+    blocks = (10, 64)  # of a launch: in the first round, and later
 
     @property
     def name(self) -> str:
@@ -147,7 +149,7 @@ class MmaSync:
 
     m = 16
     n = 8
-    blocks = MMA_BLOCKS
+    blocks = (1200, 2400)
     shared = 0
 
     @property
@@ -211,16 +213,18 @@ def _fragments(rows: np.ndarray) -> np.ndarray:
 
 
 KINDS: tuple[Wgmma | MmaSync, ...] = (
-    *(Wgmma(a, b, "f32") for a, b in (("e4m3", "e4m3"), ("e5m2", "e5m2"), ("e4m3", "e5m2"))),
+    Wgmma("e4m3", "e4m3", "f32"),
     *(Wgmma(name, name, "f32") for name in ("bf16", "f16", "tf32")),
-    *(Wgmma(name, name, "f16") for name in ("f16", "e4m3", "e5m2")),
     Wgmma("s8", "s8", "s32"),
+    *(Wgmma(a, "e5m2", "f32") for a in ("e5m2", "e4m3")),
+    *(Wgmma(name, name, "f16") for name in ("f16", "e4m3", "e5m2")),
     Wgmma("s8", "u8", "s32", True),
-    *(MmaSync(name, name, "f32", k) for name, k in (("f16", 16), ("bf16", 16), ("tf32", 8), ("f16", 8), ("tf32", 4))),
-    MmaSync("f16", "f16", "f16", 16),
-    *(MmaSync(name, name, d, 32) for name in ("e4m3", "e5m2") for d in ("f32", "f16")),
-    MmaSync("e4m3", "e4m3", "f32", 16),
+    *(MmaSync(name, name, "f32", k) for name, k in (("f16", 16), ("bf16", 16), ("tf32", 8))),
+    MmaSync("e4m3", "e4m3", "f32", 32),
+    *(MmaSync(name, name, "f32", k) for name, k in (("f16", 8), ("tf32", 4), ("e5m2", 32), ("e4m3", 16))),
+    *(MmaSync(name, name, "f16", k) for name, k in (("f16", 16), ("e4m3", 32), ("e5m2", 32))),
 )
+"""The most important ones first."""
 
 
 def draw(kind: Wgmma | MmaSync, style: str, blocks: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -235,9 +239,18 @@ def draw(kind: Wgmma | MmaSync, style: str, blocks: int, seed: int) -> tuple[np.
     return a, b, c
 
 
-def compare(job: tuple[Wgmma | MmaSync, str, int, int, np.ndarray]) -> tuple[str, int, int, str]:
+Job = tuple[Wgmma | MmaSync, str, int, int]  # kind, style, blocks, seed
+
+
+def drawn(job: Job) -> list[np.ndarray]:
+    """What the kernel gets."""
+    kind, style, blocks, seed = job
+    return kind.arrays(*draw(kind, style, blocks, seed))
+
+
+def compare(job: Job, cells: np.ndarray) -> tuple[str, int, int, str]:
     """(style, results, how many differ, the first of them) of what the GPU left in the cells of one launch."""
-    kind, style, blocks, seed, cells = job
+    kind, style, blocks, seed = job
     a, b, c = draw(kind, style, blocks, seed)
     want, got = kind.emulated(a, b, c), kind.results(cells)
     wrong = np.argwhere(got != want)
@@ -249,62 +262,86 @@ def compare(job: tuple[Wgmma | MmaSync, str, int, int, np.ndarray]) -> tuple[str
     return style, got.size, len(wrong), first
 
 
-def _drawn(job: tuple[Wgmma | MmaSync, str, int, int]) -> list[np.ndarray]:
-    kind, style, blocks, seed = job
-    return kind.arrays(*draw(kind, style, blocks, seed))
+@dataclass
+class Counts:
+    """What is known of a kind so far."""
+
+    kind: Wgmma | MmaSync
+    results: int = 0
+    seconds: float = 0.0
+    by_style: Counter[str] = field(default_factory=Counter)
+    first: str = ""
+    failure: str = ""
+
+    @property
+    def differ(self) -> int:
+        return -1 if self.failure else sum(self.by_style.values())
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind.name, "results": self.results, "differ": self.differ,
+            "by style": {style: count for style, count in self.by_style.items() if count},
+            "first": self.failure or self.first, "seconds": round(self.seconds, 1),
+        }  # fmt: skip
+
+    def line(self) -> str:
+        first = self.failure or self.first
+        return f"{self.kind.name}: {self.differ} of {self.results} results differ {first[:300]}"
 
 
-def measure(gpu: Any, kind: Wgmma | MmaSync, outputs: int, seed: int, pool: Any, blocks: int) -> dict[str, Any]:
-    """Counts of one kind; ``gpu`` has `Gpu.launch`."""
-    start = time.perf_counter()
-    text, count = kind.ptx(), -(-outputs // (blocks * kind.m * kind.n))
-    count = max(count, len(STYLES))
-    jobs = [(kind, STYLES[i % len(STYLES)], blocks, seed * 1_000_003 + i) for i in range(count)]
-    threads = THREADS if isinstance(kind, Wgmma) else 32
+def measure(gpu: Any, counts: Counts, pool: Any, blocks: int, seed: int) -> None:
+    """One launch of each style; ``gpu`` has `Gpu.launch`, ``pool`` is one of multiprocessing.
 
-    def executed():
-        for job, arrays in zip(jobs, pool.imap(_drawn, jobs)):
+    The GPU is used by the thread that calls, which has its context, while the pool draws and compares.
+    """
+    start, kind = time.perf_counter(), counts.kind
+    jobs = [(kind, style, blocks, seed + number) for number, style in enumerate(STYLES)]
+    text, threads = kind.ptx(), THREADS if isinstance(kind, Wgmma) else 32
+    inputs = [pool.apply_async(drawn, (job,)) for job in jobs]
+    found = []
+    try:
+        for job, waiting in zip(jobs, inputs):
+            arrays = waiting.get()
             gpu.launch(text, arrays, blocks, threads, kind.shared)
-            yield *job, arrays[-1]
-
-    results, differing, first = 0, Counter(), ""
-    for style, size, wrong, where in pool.imap_unordered(compare, executed()):
-        results += size
-        differing[style] += wrong
-        first = first or where
-    return {
-        "kind": kind.name, "results": results, "differ": sum(differing.values()),
-        "by style": {style: number for style, number in differing.items() if number}, "first": first,
-        "seconds": round(time.perf_counter() - start, 1),
-    }  # fmt: skip
+            found.append(pool.apply_async(compare, (job, arrays[-1])))
+    except RuntimeError as error:  # what the assembler or the driver says; other kinds still run
+        counts.failure = str(error)
+    for style, size, wrong, first in (waiting.get() for waiting in found):
+        counts.results += size
+        counts.by_style[style] += wrong
+        counts.first = counts.first or first
+    counts.seconds += time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--outputs", type=float, default=1e7, help="results of each kind of wgmma")
-    parser.add_argument("--warp-outputs", type=float, default=2e6, help="results of each kind of mma.sync")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=150, help="no round begins later (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one per processor")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds whose names contain this")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found = []
+    start = time.perf_counter()
+    core()  # compiled once, and before the processes are there
+    found = [Counts(kind) for kind in KINDS if arguments.only in kind.name]
     with multiprocessing.get_context("fork").Pool(arguments.processes) as pool:  # before the driver is loaded
         gpu = Gpu()
-        for number, kind in enumerate(kind for kind in KINDS if arguments.only in kind.name):
-            outputs = int(arguments.outputs if isinstance(kind, Wgmma) else arguments.warp_outputs)
-            seed = arguments.seed * 1009 + number
-            try:
-                found.append(measure(gpu, kind, outputs, seed, pool, kind.blocks))
-            except RuntimeError as error:  # what the assembler or the driver says; the other kinds still run
-                found.append({"kind": kind.name, "results": 0, "differ": -1, "first": str(error)})
-            one = found[-1]
-            print(f"{one['kind']}: {one['differ']} of {one['results']} results differ {one['first'][:300]}", flush=True)
-    text = json.dumps({"outputs": arguments.outputs, "seed": arguments.seed, "kinds": found}, indent=1)
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n")
-    print(text)
-    sys.exit(any(one["differ"] > 0 for one in found))
+        for number in range(1 << 20):
+            for counts in found:
+                late = time.perf_counter() - start > arguments.seconds
+                if counts.failure or (number and late):
+                    continue
+                seed = (arguments.seed * 4096 + number) * 64 * len(STYLES) + KINDS.index(counts.kind) * len(STYLES)
+                measure(gpu, counts, pool, counts.kind.blocks[number > 0], seed)
+                print(f"{time.perf_counter() - start:.0f} s, round {number}: {counts.line()}", flush=True)
+                if arguments.json is not None:
+                    record = {"seed": arguments.seed, "kinds": [one.described() for one in found]}
+                    arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+            if time.perf_counter() - start > arguments.seconds:
+                break
+    for counts in found:
+        print(counts.line())
+    sys.exit(any(counts.differ > 0 for counts in found))
 
 
 if __name__ == "__main__":
