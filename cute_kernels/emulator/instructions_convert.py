@@ -201,6 +201,18 @@ def _stored(type_: str) -> str:
     return {"f32": "f32", "f64": "f64"}.get(type_, "u16")
 
 
+@functools.cache
+def float_to_integer(mode: str, ftz: bool, target: str, source: str) -> PureOp:
+    """Rounds to an integer and cuts it to the range of ``target``."""
+    bits = _INTEGER_BITS[target]
+
+    def vector(x: np.ndarray) -> np.ndarray:
+        wide = _widen(source)(x)
+        return numerics.float_to_integer(numerics.flush_f32(wide) if ftz else wide, mode, bits, target[0] == "s")
+
+    return PureOp(f"cvt_{mode}{'_ftz' if ftz else ''}_{target}_{source}", (_stored(source),), f"u{bits}", vector)
+
+
 def _float_to_integer(
     block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
 ) -> Value:
@@ -208,16 +220,18 @@ def _float_to_integer(
     modes = [flag for flag in flags if flag in ("rni", "rzi", "rmi", "rpi")]
     if len(modes) != 1 or source not in _FLOAT_BITS:
         raise instruction.refuse("a float-to-integer conversion needs one integer rounding")
-    bits, ftz = _INTEGER_BITS[target], "ftz" in flags
-
-    def vector(x: np.ndarray) -> np.ndarray:
-        wide = _widen(source)(x)
-        return numerics.float_to_integer(numerics.flush_f32(wide) if ftz else wide, modes[0], bits, target[0] == "s")
-
-    op = PureOp(f"cvt_{modes[0]}{'_ftz' if ftz else ''}_{target}_{source}", (_stored(source),), f"u{bits}", vector)
+    bits = _INTEGER_BITS[target]
+    op = float_to_integer(modes[0], "ftz" in flags, target, source)
     value = block.pure(op, block.value(instruction.operands[1], _FLOAT_BITS[source]))
     register = _register_bits(block, instruction)
     return value if register == bits else block.pure(extend(target, register, bits, ""), value)
+
+
+@functools.cache
+def integer_to_float(target: str, source: str) -> PureOp:
+    """To f32 or f64, to nearest even."""
+    goal = DTYPES[target]
+    return PureOp(f"cvt_{target}_{source}", (source,), target, lambda x: x.astype(goal))
 
 
 def _integer_to_float(
@@ -231,8 +245,7 @@ def _integer_to_float(
         value = block.resize(value, width)
     dtype = DTYPES[source]
     if target in ("f32", "f64"):
-        goal = np.float32 if target == "f32" else np.float64
-        op = PureOp(f"cvt_{target}_{source}", (source,), target, lambda x: x.astype(goal))
+        op = integer_to_float(target, source)
     elif target in ("f16", "bf16") and width <= 32:
         narrow = numerics.f64_to_f16 if target == "f16" else numerics.f64_to_bf16
         op = PureOp(f"cvt_{target}_{source}", (source,), "u16", lambda x: narrow(x.astype(np.float64)))
@@ -266,25 +279,37 @@ def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[s
         _only(instruction, flags, *integral, "ftz", "sat")
         if set(flags) - set(integral):
             raise instruction.refuse("cvt to an integral float with .ftz or .sat is not implemented")
-        mode = integral[0]
-        op = PureOp(
-            f"cvt_{mode}_f32", ("f32",), "f32", lambda x: numerics.canonical_f32(numerics.round_integral(x, mode))
-        )
-        return block.pure(op, value)
+        return block.pure(integral_float(integral[0]), value)
     if target == source == "f32" and set(flags) in ({"sat"}, {"sat", "ftz"}):
-        # .ftz changes nothing that .sat has not made a zero or a normal number but subnormals, which it flushes.
-        flush = numerics.flush_f32 if "ftz" in flags else lambda x: x
-        name = "cvt_sat_ftz_f32" if "ftz" in flags else "cvt_sat_f32"
-        return block.pure(PureOp(name, ("f32",), "f32", lambda x: numerics.clamp_f32(flush(x))), value)
+        return block.pure(saturated_float("ftz" in flags), value)
     _only(instruction, flags, "rn")
-    if (target, source) == ("f32", "f64"):
-        op = PureOp("cvt_f32_f64", ("f64",), "f32", lambda x: _quiet_cast(x, np.float32))
-    elif target in ("f32", "f64") and source in ("f16", "bf16", "f32"):
-        widen, goal = _widen(source), (np.float32 if target == "f32" else np.float64)
-        op = PureOp(f"cvt_{target}_{source}", (_stored(source),), target, lambda x: _quiet_cast(widen(x), goal))
-    else:
+    if (target, source) != ("f32", "f64") and (target not in ("f32", "f64") or source == "f64"):
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
-    return block.pure(op, value)
+    return block.pure(float_to_float(target, source), value)
+
+
+@functools.cache
+def integral_float(mode: str) -> PureOp:
+    """Rounds f32 to an integral f32."""
+    return PureOp(
+        f"cvt_{mode}_f32", ("f32",), "f32", lambda x: numerics.canonical_f32(numerics.round_integral(x, mode))
+    )
+
+
+@functools.cache
+def saturated_float(ftz: bool) -> PureOp:
+    """.sat of f32. .ftz changes nothing that .sat has not made a zero or a normal number but subnormals, which it
+    flushes."""
+    flush = numerics.flush_f32 if ftz else lambda x: x
+    name = "cvt_sat_ftz_f32" if ftz else "cvt_sat_f32"
+    return PureOp(name, ("f32",), "f32", lambda x: numerics.clamp_f32(flush(x)))
+
+
+@functools.cache
+def float_to_float(target: str, source: str) -> PureOp:
+    """To f32 or f64: exactly, or to nearest even."""
+    widen, goal = _widen(source), DTYPES[target]
+    return PureOp(f"cvt_{target}_{source}", (_stored(source),), target, lambda x: _quiet_cast(widen(x), goal))
 
 
 def _quiet_cast(x: np.ndarray, dtype: type) -> np.ndarray:

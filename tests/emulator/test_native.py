@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, Report, back_end, run
+from cute_kernels.emulator.bytecode import pure_operation
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
 from cute_kernels.emulator.mbarrier import MBarriers
-from cute_kernels.emulator.native_ops import emitter_of
 from cute_kernels.emulator.native_translate import NativeLaunch
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.instruction_cases import check
@@ -45,7 +45,7 @@ def test_every_instruction_form(name: str) -> None:
      "extend_s16_32_32", "select_pred", "dp4a_8_0_s32_u32"],
 )  # fmt: skip
 def test_frequent_operations_do_not_call_python(name: str) -> None:
-    assert emitter_of(name) is not None
+    assert pure_operation(name) is not None
 
 
 def change_after(monkeypatch: pytest.MonkeyPatch, instructions: int) -> list[bool]:

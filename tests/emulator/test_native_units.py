@@ -561,19 +561,22 @@ def test_commit_that_ends_a_phase_with_too_many_bytes_is_left_to_python():
 def test_bytes_that_may_not_be_accessed_are_left_to_python(write: bool):
     """Of an mbarrier, and for loads of no data yet; without detectors all bytes may be."""
     machine, _ = small()
-    rows, shared = aligned(np.full(512, 7, np.uint8)), CONSTANTS["SPACE_SHARED"]
+    row, shared = np.full(128, 7, np.uint8), CONSTANTS["SPACE_SHARED"]
+    elements = np.array([row.ctypes.data])
     states = machine.ctas[0].states[1]
     states[DATA : DATA + 8] = [1, 1, 1, 1, 0, 0, 0, 0]
     for flags, legal in ((CONSTANTS["STATES"], [True, write, False]), (0, [True, True, True])):
         machine.tables.header.flags = flags
         for place, expected in zip((DATA, DATA + 4, BARRIER), legal):
-            rows[:256].view(np.int64)[:] = place
+            addresses = np.full(32, place)
             before = machine.ctas[0].data[place : place + 4].tobytes()
-            done = library().warp_access(machine.tables.address, rows.ctypes.data, 2, 0, shared, write, 4, 1)
+            where = addresses.ctypes.data, elements.ctypes.data
+            done = library().warp_access(machine.tables.address, *where, 2, 0, shared, write, 4, 1)
             assert done == expected
             now = machine.ctas[0].data[place : place + 4].tobytes()
             assert now == (b"\7" * 4 if write and done else before)
             if done and not write:
-                assert rows[4:8].tobytes() == before
+                assert row[4:8].tobytes() == before
+                row[:] = 7
             machine.ctas[0].data[place : place + 4] = np.frombuffer(before, np.uint8)
             states[DATA : DATA + 8] = [1, 1, 1, 1, 0, 0, 0, 0]

@@ -42,7 +42,10 @@ VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 }
 _OTHER_MACHINES = {"baseline": ((), ())}
 # A product and a sum are rounded apart unless the source asks for fmaf: the results must not depend on the variant.
-_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra")
+_FLAGS = (
+    "-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-trapping-math", "-Wall", "-Wextra",
+)  # fmt: skip
 #: Environment variable: more flags of the compiler, for development. Such a core has a library of its own.
 FLAGS_VARIABLE = "CUTE_KERNELS_CORE_FLAGS"
 

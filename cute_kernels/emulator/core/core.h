@@ -32,12 +32,19 @@ EXPORT int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank);
 // `multicast`: the mask of CTAs, or -1. 1: the commit has arrived; 0: Python has to do it.
 EXPORT int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast);
 
-// A load or store of `count` elements of `size` bytes by each lane of a mask. The first row holds the addresses, the
-// rows after it the elements to store, one row for each of a lane's; loaded elements begin in the first row. 1 if done;
-// 0: nothing is done, Python decides.
+// A load or store of `count` elements of `size` bytes by each lane of a mask, at an address for each lane. Element k of
+// lane l is item l of elements[k]. 1 if done; 0: nothing is done, Python decides.
 EXPORT int32_t warp_access(
-    Tables *t, uint8_t *rows, uint32_t mask, int32_t instruction, int32_t space, int32_t write, int32_t size,
-    int32_t count);
+    Tables *t, const int64_t *addresses, uint8_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
+    int32_t write, int32_t size, int32_t count);
+
+// Runs a warp until it waits, has used up its budget, fails or exits; which of these. `rows`: the exchange area.
+EXPORT int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *t, void *callback);
+// The operations that instructions consist of: how many, the name of one, and its function for values of lanes or for
+// values that all lanes share; null where it has no such form.
+EXPORT int32_t operation_count(void);
+EXPORT const char *operation_name(int32_t number);
+EXPORT void *operation_run(int32_t number, int32_t lanes);
 
 // --- clocks of the race detector: clocks.c ---
 

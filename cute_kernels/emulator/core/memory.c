@@ -88,19 +88,19 @@ INLINE int find_global(const Tables *t, Lanes *lanes, int write, int64_t nbytes,
   return 1;
 }
 
-// Elements between the exchange rows and memory, those of a lane side by side there.
-INLINE void move_elements(const Lanes *lanes, uint8_t *rows, int write, int64_t size, int64_t count) {
-  for (int64_t k = 0; k < count; k++, rows += EXCHANGE_ROW)
+// Elements between registers and memory, those of a lane side by side there.
+INLINE void move_elements(const Lanes *lanes, uint8_t *const *elements, int write, int64_t size, int64_t count) {
+  for (int64_t k = 0; k < count; k++)
     for (int i = 0; i < lanes->count; i++) {
-      uint8_t *memory = lanes->data[i] + k * size, *element = rows + lanes->lanes[i] * size;
+      uint8_t *memory = lanes->data[i] + k * size, *element = elements[k] + lanes->lanes[i] * size;
       if (write) memcpy(memory, element, (size_t)size);
       else memcpy(element, memory, (size_t)size);
     }
 }
 
 INLINE int32_t access(
-    Tables *t, uint8_t *rows, uint32_t mask, int32_t instruction, int shared, int write, int64_t size, int64_t count,
-    Lanes *lanes, const int64_t addresses[LANES]) {
+    Tables *t, uint8_t *const *elements, uint32_t mask, int32_t instruction, int shared, int write, int64_t size,
+    int64_t count, Lanes *lanes, const int64_t addresses[LANES]) {
   int64_t nbytes = size * count;
   int writable = 1;
   if (shared ? !find_shared(t, lanes, write, nbytes) : !find_global(t, lanes, write, nbytes, &writable)) return 0;
@@ -111,20 +111,20 @@ INLINE int32_t access(
     memcpy(logged, addresses, LANES * sizeof *addresses);
   }
   t->progress += write;
-  move_elements(lanes, rows + write * EXCHANGE_ROW, write, size, count);
+  move_elements(lanes, elements, write, size, count);
   if (shared && write && t->flags & STATES)
     for (int i = 0; i < lanes->count; i++) memset(lanes->states[i], data_state, (size_t)nbytes);
   return 1;
 }
 
 int32_t warp_access(
-    Tables *t, uint8_t *rows, uint32_t mask, int32_t instruction, int32_t space, int32_t write, int32_t size,
-    int32_t count) {
+    Tables *t, const int64_t *given, uint8_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
+    int32_t write, int32_t size, int32_t count) {
   int64_t addresses[LANES];
   Lanes lanes;
-  if (t->flags & CALL) return 0;
+  if (t->flags & CALL || space == SPACE_NONE) return 0;
   if (!mask) return 1;
-  memcpy(addresses, rows, sizeof addresses);
+  memcpy(addresses, given, sizeof addresses);
   int shared = space == SPACE_SHARED;
   if (space == SPACE_GENERIC && (uint64_t)addresses[__builtin_ctz(mask)] >= SHARED_WINDOW) {
     // A window above every host address; lanes that do not agree are found out of bounds.
@@ -132,10 +132,10 @@ int32_t warp_access(
     shared = 1;
   }
   lanes.count = take_lanes(mask, addresses, lanes.addresses, lanes.lanes);
-#define OF_SIZE(bytes)                                                                                       \
-  case bytes:                                                                                                \
-    if (shared) return access(t, rows, mask, instruction, 1, write != 0, bytes, count, &lanes, addresses);   \
-    return access(t, rows, mask, instruction, 0, write != 0, bytes, count, &lanes, addresses)
+#define OF_SIZE(bytes)                                                                                          \
+  case bytes:                                                                                                   \
+    if (shared) return access(t, elements, mask, instruction, 1, write != 0, bytes, count, &lanes, addresses);  \
+    return access(t, elements, mask, instruction, 0, write != 0, bytes, count, &lanes, addresses)
   switch (size) {
     OF_SIZE(1);
     OF_SIZE(2);

@@ -45,6 +45,7 @@ typedef struct Cta {
 // values with the core in rows of 32 items of up to 64 bits, on cache lines.
 enum {
   SPACE_SHARED = 0, SPACE_GLOBAL = 1, SPACE_GENERIC = 2,
+  SPACE_NONE = 3,       // wherever it is, Python decides
   EXCHANGE_ROW = 256  // bytes
 };
 enum { SHARED_WINDOW = 2305843009213693952 };  // 2^61
@@ -384,5 +385,40 @@ struct LogEntry {
   int32_t argument, instruction;
   int64_t addresses[LANES];
 };
+
+// --- kernels as bytecode ---------------------------------------------------------------------------------------------
+
+// The state of a warp begins with this; behind it are a count of executions (int64) for every basic block, registers,
+// constants and intermediate values. `meet` is NO_MEET where no path has diverged. `open` is 1 while the only branch
+// that lanes have diverged at is known to the core alone: the lanes `arrived` are at its meeting block already, the
+// others run. `entered`: the warp stands behind the count of block `pc`, not before it.
+enum { NO_MEET = -1, WARP_HEADER = 64 };
+typedef struct WarpHeader {
+  int32_t pc;
+  uint32_t mask;
+  int32_t meet, open;
+  uint32_t arrived;
+  int32_t budget;  // blocks until the warp gives way
+  int32_t entered;
+  int32_t timed_out;  // its next try_wait gives up
+} WarpHeader;
+
+// An instruction: a function of the core and its operands, mostly offsets in the warp's state. A value that is the same
+// in all lanes is a word of 64 bits, extended with zeros; one of lanes is LANES elements side by side; a predicate of
+// lanes is a mask in the lower half of a word. Where there are four sources, `imm` is the last.
+typedef struct Instruction {
+  void *run;
+  uint32_t d, a, b, c;
+  int64_t imm;
+} Instruction;
+typedef struct Program {
+  Instruction *code;
+  int32_t *starts;   // of every basic block, its first instruction; behind them, that of the exit
+  uint32_t *lists;   // operands of instructions that have more
+} Program;
+
+// What the Python function of a site returns, and a run of a warp: go on, wait, error, run the block again, exit.
+enum { GO = 0, WAIT = 1, ERROR = 2, AGAIN = 3, EXIT = 4 };
+enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1 };  // sites of control flow
 
 #endif

@@ -1,0 +1,53 @@
+// What the parts of the interpreter share: its machine, and the functions that instructions consist of.
+#ifndef CUTE_KERNELS_BYTECODE_H
+#define CUTE_KERNELS_BYTECODE_H
+#include "core.h"
+
+typedef uint8_t __attribute__((may_alias)) u8;
+typedef uint16_t __attribute__((may_alias)) u16;
+typedef uint32_t __attribute__((may_alias)) u32;
+typedef uint64_t __attribute__((may_alias)) u64;
+typedef int8_t __attribute__((may_alias)) s8;
+typedef int16_t __attribute__((may_alias)) s16;
+typedef int32_t __attribute__((may_alias)) s32;
+typedef int64_t __attribute__((may_alias)) s64;
+typedef float __attribute__((may_alias)) f32;
+typedef double __attribute__((may_alias)) f64;
+
+// A warp that runs.
+typedef struct Machine {
+  const Program *program;
+  uint8_t *rows;  // of the exchange area
+  Tables *tables;
+  int32_t (*call)(int32_t site, uint32_t mask);
+  uint32_t mask;    // lanes that run
+  uint32_t active;  // those of them that a guard lets execute
+  int32_t status;   // what the run ends with
+} Machine;
+
+// Executes an instruction and returns the one to execute next; null ends the run.
+typedef const Instruction *Run(const Instruction *i, uint8_t *s, Machine *m);
+
+// The forms of an operation for values of lanes and for values that all lanes share; null: there is none.
+typedef struct Operation {
+  const char *name;
+  Run *lanes, *uniform;
+} Operation;
+
+// Ended by one without a name.
+extern const Operation integer_operations[], bit_operations[], float_operations[], conversion_operations[];
+extern const Operation move_operations[], flow_operations[], unit_operations[];
+
+#define AT(type, offset) (*(type *)(s + (offset)))
+// Rows of lanes lie on cache lines, or where they are shorter, on multiples of their length.
+#define ROW_OF(type, offset) \
+  ((type *)__builtin_assume_aligned(s + (offset), LANES * sizeof(type) < 64 ? LANES * sizeof(type) : 64))
+
+// An element of the result depends on the same element of the operands alone, which may be the same row.
+#if defined(__clang__)
+#define EACH_LANE _Pragma("clang loop vectorize(assume_safety)") for (int lane = 0; lane < LANES; lane++)
+#else
+#define EACH_LANE _Pragma("GCC ivdep") for (int lane = 0; lane < LANES; lane++)
+#endif
+
+#endif

@@ -1,0 +1,142 @@
+// Runs warps whose kernel is bytecode: basic blocks, branches and guards, calls of Python.
+#include <string.h>
+
+#include "bytecode.h"
+
+#define FORM(name) static const Instruction *name(const Instruction *i, uint8_t *s, __attribute__((unused)) Machine *m)
+#define HEADER ((WarpHeader *)s)
+
+static const Instruction *start_of(const Machine *m, int64_t block) {
+  return m->program->code + m->program->starts[block];
+}
+
+static const Instruction *leave(Machine *m, int32_t status) {
+  m->status = status;
+  return NULL;
+}
+
+FORM(block) {  // a: offset of its count; imm: its number
+  WarpHeader *header = HEADER;
+  AT(s64, i->a)++;
+  if (--header->budget <= 0) {
+    header->pc = (int32_t)i->imm;
+    header->entered = 1;
+    return leave(m, WAIT);
+  }
+  m->mask = m->active = header->mask;
+  return i + 1;
+}
+
+FORM(finish) {
+  (void)s, (void)i;
+  return leave(m, EXIT);
+}
+
+// Where the lanes go on that have come to the block where they meet others.
+static const Instruction *arrive(uint8_t *s, Machine *m) {
+  WarpHeader *header = HEADER;
+  if (header->open) {
+    header->mask |= header->arrived;
+    header->pc = header->meet;
+    header->meet = NO_MEET;
+    header->open = 0;
+  } else if (m->call(SITE_ARRIVE, 0)) {
+    return leave(m, ERROR);
+  }
+  return start_of(m, header->pc);
+}
+
+// `divergent`: lanes may be waiting somewhere for these.
+static const Instruction *go(uint32_t target, uint32_t divergent, uint8_t *s, Machine *m) {
+  return divergent && HEADER->meet == (int32_t)target ? arrive(s, m) : start_of(m, target);
+}
+
+enum { DIVERGENT = 1, NEAR = 2 };  // NEAR: one way leads to where the lanes meet
+FORM(jump) { return go(i->b, i->d & DIVERGENT, s, m); }  // b: block
+FORM(branch_uniform) { return go(AT(u64, i->a) ? i->b : i->c, i->d & DIVERGENT, s, m); }
+FORM(branch) {  // b, c: blocks where the predicate a holds and where not; imm: where the lanes meet
+  WarpHeader *header = HEADER;
+  uint32_t lanes = AT(u32, i->a) & m->mask;
+  if (lanes == m->mask) return go(i->b, i->d & DIVERGENT, s, m);
+  if (!lanes) return go(i->c, i->d & DIVERGENT, s, m);
+  if (i->d & NEAR && header->meet == NO_MEET) {  // no other branch to remember: Python need not know
+    int here = i->b == (uint32_t)i->imm;
+    header->arrived = here ? lanes : m->mask ^ lanes;
+    header->mask = m->mask ^ header->arrived;
+    header->meet = (int32_t)i->imm;
+    header->open = 1;
+    return start_of(m, here ? i->c : i->b);
+  }
+  const int64_t where[] = {i->b, i->c, i->imm};
+  for (int k = 0; k < 3; k++) memcpy(m->rows + k * EXCHANGE_ROW, &where[k], sizeof where[k]);
+  if (m->call(SITE_DIVERGE, lanes)) return leave(m, ERROR);
+  return header->pc == header->meet ? arrive(s, m) : start_of(m, header->pc);
+}
+
+// Instructions up to the end of the guard are skipped where no lane executes them.
+FORM(guard) {
+  m->active = m->mask & AT(u32, i->a);
+  return m->active ? i + 1 : i + 1 + i->imm;
+}
+FORM(guard_uniform) { return AT(u64, i->a) ? i + 1 : i + 1 + i->imm; }
+FORM(guard_end) {
+  (void)s;
+  m->active = m->mask;
+  return i + 1;
+}
+
+FORM(call) {  // a: site
+  (void)s;
+  int32_t status = m->call((int32_t)i->a, m->active);
+  return status == GO ? i + 1 : leave(m, status);
+}
+FORM(call_blocking) {  // b: number of the block, which runs again
+  HEADER->pc = (int32_t)i->b;
+  int32_t status = m->call((int32_t)i->a, m->active);
+  if (status == GO) return i + 1;
+  return status == AGAIN ? start_of(m, HEADER->pc) : leave(m, status);
+}
+
+const Operation flow_operations[] = {
+    {"block", block, 0}, {"exit", finish, 0}, {"jump", jump, 0}, {"branch", branch, branch_uniform},
+    {"guard", guard, guard_uniform}, {"guard_end", guard_end, 0}, {"call", call, 0},
+    {"call_blocking", call_blocking, 0}, {0, 0, 0},
+};
+
+int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *t, void *callback) {
+  WarpHeader *header = (WarpHeader *)state;
+  Machine machine = {.program = program, .rows = rows, .tables = t, .mask = header->mask, .active = header->mask};
+  memcpy(&machine.call, &callback, sizeof callback);
+  const Instruction *i = start_of(&machine, header->pc);
+  if (header->entered) {
+    header->entered = 0;
+    if (((Run *)i->run) != finish) i++;
+  }
+  while (i) i = ((Run *)i->run)(i, state, &machine);
+  return machine.status;
+}
+
+static const Operation *const tables[] = {
+    integer_operations, bit_operations, float_operations, conversion_operations,
+    move_operations, flow_operations, unit_operations, NULL,
+};
+
+static const Operation *operation(int32_t number) {
+  for (int k = 0; tables[k]; k++)
+    for (const Operation *each = tables[k]; each->name; each++)
+      if (!number--) return each;
+  return NULL;
+}
+
+int32_t operation_count(void) {
+  int32_t count = 0;
+  while (operation(count)) count++;
+  return count;
+}
+
+const char *operation_name(int32_t number) { return operation(number)->name; }
+
+void *operation_run(int32_t number, int32_t lanes) {
+  const Operation *found = operation(number);
+  return (void *)(lanes ? found->lanes : found->uniform);
+}

@@ -1,0 +1,132 @@
+// Defines the functions of the pure operations in the table TABLE, and the array OPERATIONS of them.
+//
+// A line of a table is the one place where an operation is defined:
+//   O1(name, R, A, expression)        of one operand a; O2, O3, O4: a, b, c, e. R, A, ..: types of bytecode.h, R unsigned
+//                                     or a float
+//   P2(name, A, B, expression)        a predicate of a and b
+// Expressions may use the constant `imm` of the instruction. Names are those of the registry (`PureOp.name` in Python),
+// those with a constant at their end without it. Values of lanes and values that all lanes share have a function each,
+// made of the same expression.
+#include <string.h>
+
+#include "bytecode.h"
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#define PURE static inline __attribute__((always_inline, unused))
+
+// Words of 64 bits that hold a value.
+PURE u64 word_u8(u8 x) { return x; }
+PURE u64 word_u16(u16 x) { return x; }
+PURE u64 word_u32(u32 x) { return x; }
+PURE u64 word_u64(u64 x) { return x; }
+PURE u32 bits32(float x) { uint32_t bits; memcpy(&bits, &x, sizeof bits); return bits; }
+PURE u64 bits64(double x) { uint64_t bits; memcpy(&bits, &x, sizeof bits); return bits; }
+PURE float float32(uint32_t bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
+PURE double float64(uint64_t bits) { double x; memcpy(&x, &bits, sizeof x); return x; }
+PURE u64 word_f32(float x) { return bits32(x); }
+PURE u64 word_f64(double x) { return bits64(x); }
+
+// A mask of the lanes whose byte is -1 (the others are 0).
+PURE u32 mask_of_marks(const int8_t marks[LANES]) {
+#if defined(__AVX2__)
+  return (u32)_mm256_movemask_epi8(_mm256_loadu_si256((const __m256i *)marks));
+#elif defined(__SSE2__)
+  u32 low = (u32)_mm_movemask_epi8(_mm_loadu_si128((const __m128i *)marks));
+  return low | (u32)_mm_movemask_epi8(_mm_loadu_si128((const __m128i *)(marks + 16))) << 16;
+#else
+  u32 mask = 0;
+  for (int lane = 0; lane < LANES; lane++) mask |= (u32)(marks[lane] & 1) << lane;
+  return mask;
+#endif
+}
+
+#define NEXT (void)m, (void)imm; return i + 1
+#define FORM(form, name) \
+  static const Instruction *form##_##name(const Instruction *i, uint8_t *s, Machine *m)
+#define O1(name, R, A, ...)                                                                          \
+  PURE R op_##name(A a, int64_t imm) { (void)imm; return (R)(__VA_ARGS__); }                         \
+  FORM(lanes, name) {                                                                                \
+    int64_t imm = i->imm;                                                                            \
+    R *d = ROW_OF(R, i->d); const A *a = ROW_OF(A, i->a);                                            \
+    EACH_LANE d[lane] = op_##name(a[lane], imm);                                                     \
+    NEXT;                                                                                            \
+  }                                                                                                  \
+  FORM(uniform, name) {                                                                              \
+    int64_t imm = i->imm;                                                                            \
+    AT(u64, i->d) = word_##R(op_##name(AT(A, i->a), imm));                                           \
+    NEXT;                                                                                            \
+  }
+#define O2(name, R, A, B, ...)                                                                       \
+  PURE R op_##name(A a, B b, int64_t imm) { (void)imm; return (R)(__VA_ARGS__); }                    \
+  FORM(lanes, name) {                                                                                \
+    int64_t imm = i->imm;                                                                            \
+    R *d = ROW_OF(R, i->d); const A *a = ROW_OF(A, i->a); const B *b = ROW_OF(B, i->b);              \
+    EACH_LANE d[lane] = op_##name(a[lane], b[lane], imm);                                            \
+    NEXT;                                                                                            \
+  }                                                                                                  \
+  FORM(uniform, name) {                                                                              \
+    int64_t imm = i->imm;                                                                            \
+    AT(u64, i->d) = word_##R(op_##name(AT(A, i->a), AT(B, i->b), imm));                              \
+    NEXT;                                                                                            \
+  }
+#define O3(name, R, A, B, C, ...)                                                                    \
+  PURE R op_##name(A a, B b, C c, int64_t imm) { (void)imm; return (R)(__VA_ARGS__); }               \
+  FORM(lanes, name) {                                                                                \
+    int64_t imm = i->imm;                                                                            \
+    R *d = ROW_OF(R, i->d); const A *a = ROW_OF(A, i->a); const B *b = ROW_OF(B, i->b);              \
+    const C *c = ROW_OF(C, i->c);                                                                    \
+    EACH_LANE d[lane] = op_##name(a[lane], b[lane], c[lane], imm);                                   \
+    NEXT;                                                                                            \
+  }                                                                                                  \
+  FORM(uniform, name) {                                                                              \
+    int64_t imm = i->imm;                                                                            \
+    AT(u64, i->d) = word_##R(op_##name(AT(A, i->a), AT(B, i->b), AT(C, i->c), imm));                 \
+    NEXT;                                                                                            \
+  }
+#define O4(name, R, A, B, C, E, ...)                                                                 \
+  PURE R op_##name(A a, B b, C c, E e) { return (R)(__VA_ARGS__); }                                  \
+  FORM(lanes, name) {                                                                                \
+    int64_t imm = i->imm;                                                                            \
+    R *d = ROW_OF(R, i->d); const A *a = ROW_OF(A, i->a); const B *b = ROW_OF(B, i->b);              \
+    const C *c = ROW_OF(C, i->c); const E *e = ROW_OF(E, imm);                                       \
+    EACH_LANE d[lane] = op_##name(a[lane], b[lane], c[lane], e[lane]);                               \
+    NEXT;                                                                                            \
+  }                                                                                                  \
+  FORM(uniform, name) {                                                                              \
+    int64_t imm = i->imm;                                                                            \
+    AT(u64, i->d) = word_##R(op_##name(AT(A, i->a), AT(B, i->b), AT(C, i->c), AT(E, imm)));          \
+    NEXT;                                                                                            \
+  }
+#define P2(name, A, B, ...)                                                                          \
+  PURE int op_##name(A a, B b) { return (__VA_ARGS__); }                                             \
+  FORM(lanes, name) {                                                                                \
+    int64_t imm = i->imm;                                                                            \
+    int8_t marks[LANES] __attribute__((aligned(32)));                                                \
+    const A *a = ROW_OF(A, i->a); const B *b = ROW_OF(B, i->b);                                      \
+    EACH_LANE marks[lane] = (int8_t)-op_##name(a[lane], b[lane]);                                    \
+    AT(u64, i->d) = mask_of_marks(marks);                                                            \
+    NEXT;                                                                                            \
+  }                                                                                                  \
+  FORM(uniform, name) {                                                                              \
+    int64_t imm = i->imm;                                                                            \
+    AT(u64, i->d) = (u64)op_##name(AT(A, i->a), AT(B, i->b));                                        \
+    NEXT;                                                                                            \
+  }
+#include TABLE
+#undef O1
+#undef O2
+#undef O3
+#undef O4
+#undef P2
+
+#define ENTRY(name) {#name, lanes_##name, uniform_##name},
+#define O1(name, ...) ENTRY(name)
+#define O2(name, ...) ENTRY(name)
+#define O3(name, ...) ENTRY(name)
+#define O4(name, ...) ENTRY(name)
+#define P2(name, ...) ENTRY(name)
+const Operation OPERATIONS[] = {
+#include TABLE
+    {0, 0, 0}};

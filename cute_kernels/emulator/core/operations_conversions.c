@@ -1,0 +1,4 @@
+// The operations of table_conversions.h.
+#define TABLE "table_conversions.h"
+#define OPERATIONS conversion_operations
+#include "operations.h"

@@ -1,0 +1,4 @@
+// The operations of table_integers.h.
+#define TABLE "table_integers.h"
+#define OPERATIONS integer_operations
+#include "operations.h"

@@ -1,0 +1,42 @@
+// Arithmetic and comparisons of integers; the format is that of operations.h. No include guard: it is included twice.
+#ifndef INTEGERS_OF
+PURE u64 high_u64(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
+PURE u64 high_s64(s64 a, s64 b) { return (u64)((__int128)a * b >> 64); }
+
+#define INTEGERS_OF(n)                                                                             \
+  SIGNED_OR_NOT(s, n) SIGNED_OR_NOT(u, n)                                                          \
+  O1(neg_s##n, u##n, u##n, (u##n)0 - a)                                                            \
+  O1(abs_s##n, u##n, u##n, a >> (n - 1) ? (u##n)0 - a : a)                                         \
+  O2(div_u##n, u##n, u##n, u##n, b ? a / (b ? b : 1) : (u##n)~(u##n)0)                             \
+  O2(rem_u##n, u##n, u##n, u##n, b ? a % (b ? b : 1) : (u##n)~(u##n)0)                             \
+  /* the most negative number by -1 traps on x86 */                                                \
+  O2(div_s##n, u##n, s##n, s##n,                                                                   \
+     b == -1 ? (s##n)((u##n)0 - (u##n)a) : b ? (s##n)(a / (b && b != -1 ? b : 1)) : (s##n)-1)      \
+  O2(rem_s##n, u##n, s##n, s##n, b ? (b == -1 ? 0 : a % (b && b != -1 ? b : 1)) : (s##n)-1)        \
+  P2(setp_eq_b##n, u##n, u##n, a == b) P2(setp_ne_b##n, u##n, u##n, a != b)
+// Products of 16 bits are formed in 32: `int` would overflow.
+#define SIGNED_OR_NOT(k, n)                                                                        \
+  O2(add_##k##n, u##n, u##n, u##n, a + b)                                                          \
+  O2(sub_##k##n, u##n, u##n, u##n, a - b)                                                          \
+  O2(mul_lo_##k##n, u##n, u##n, u##n, 1u * a * b)                                                  \
+  O2(min_##k##n, u##n, k##n, k##n, a < b ? a : b)                                                  \
+  O2(max_##k##n, u##n, k##n, k##n, a > b ? a : b)                                                  \
+  P2(setp_eq_##k##n, k##n, k##n, a == b) P2(setp_ne_##k##n, k##n, k##n, a != b)                    \
+  P2(setp_lt_##k##n, k##n, k##n, a < b) P2(setp_le_##k##n, k##n, k##n, a <= b)                     \
+  P2(setp_gt_##k##n, k##n, k##n, a > b) P2(setp_ge_##k##n, k##n, k##n, a >= b)                     \
+  P2(setp_lo_##k##n, k##n, k##n, a < b) P2(setp_ls_##k##n, k##n, k##n, a <= b)                     \
+  P2(setp_hi_##k##n, k##n, k##n, a > b) P2(setp_hs_##k##n, k##n, k##n, a >= b)
+#endif
+
+INTEGERS_OF(16) INTEGERS_OF(32) INTEGERS_OF(64)
+O2(mul_hi_s16, u16, s16, s16, (s32)a * b >> 16)
+O2(mul_hi_u16, u16, u16, u16, (u32)a * b >> 16)
+O2(mul_hi_s32, u32, s32, s32, (s64)a * b >> 32)
+O2(mul_hi_u32, u32, u32, u32, (u64)a * b >> 32)
+O2(mul_hi_s64, u64, s64, s64, high_s64(a, b))
+O2(mul_hi_u64, u64, u64, u64, high_u64(a, b))
+O2(mul_wide_s16, u32, s16, s16, (s32)a * b)
+O2(mul_wide_u16, u32, u16, u16, (u32)a * b)
+O2(mul_wide_s32, u64, s32, s32, (s64)a * b)
+O2(mul_wide_u32, u64, u32, u32, (u64)a * b)
+O2(map_address, u32, u32, u32, b << RANK_SHIFT | (a & OFFSET_MASK))

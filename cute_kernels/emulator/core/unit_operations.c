@@ -1,0 +1,196 @@
+// Instructions that do what Python functions do: memory, barriers, copies, MMAs, and what only the race detector hears.
+//
+// Each does the frequent case whole, leaves its result in the first exchange row, and skips the `d` instructions behind
+// it, which call Python for all other cases.
+#include <string.h>
+
+#include "bytecode.h"
+
+#define FORM(name) \
+  static const Instruction *run_##name(const Instruction *i, uint8_t *s, __attribute__((unused)) Machine *m)
+#define DONE(done) return (done) ? i + 1 + i->d : i + 1
+
+static int one_lane(const Machine *m) { return !(m->active & (m->active - 1)); }
+static uint32_t first_lane(const Machine *m) { return m->active ? (uint32_t)__builtin_ctz(m->active) : 0; }
+
+static void result(const Machine *m, int64_t value) { memcpy(m->rows, &value, sizeof value); }
+
+// --- memory ----------------------------------------------------------------------------------------------------------
+
+// The list b: instruction, space, size, and offsets of the elements, ended by 0. imm is added to the addresses a.
+static int transfer(const Instruction *i, uint8_t *s, Machine *m, int64_t addresses[LANES], int write) {
+  const uint32_t *list = m->program->lists + i->b;
+  uint8_t *elements[LANES];
+  int32_t count = 0;
+  for (const uint32_t *offset = list + 3; *offset; offset++) elements[count++] = s + *offset;
+  int32_t instruction = (int32_t)list[0], space = (int32_t)list[1], size = (int32_t)list[2];
+  if (warp_access(m->tables, addresses, elements, m->active, instruction, space, write, size, count)) return 1;
+  memcpy(m->rows, addresses, LANES * sizeof *addresses);
+  if (write)
+    for (int32_t k = 0; k < count; k++) memcpy(m->rows + (k + 1) * EXCHANGE_ROW, elements[k], (size_t)(LANES * size));
+  return 0;
+}
+
+#define ADDRESSES(type)                                                                                               \
+  int64_t addresses[LANES] __attribute__((aligned(64)));                                                              \
+  const type *a = ROW_OF(type, i->a);                                                                                 \
+  EACH_LANE addresses[lane] = (int64_t)((u64)a[lane] + (u64)i->imm)
+FORM(load_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 0)); }
+FORM(load_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 0)); }
+FORM(store_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 1)); }
+FORM(store_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 1)); }
+
+// Parameters at imm: `a` elements of b bytes, to the words of the list c.
+FORM(parameters) {
+  for (uint32_t k = 0; k < i->a; k++) {
+    u64 value = 0;
+    memcpy(&value, m->tables->params + i->imm + k * i->b, i->b);
+    AT(u64, m->program->lists[i->c + k]) = value;
+  }
+  return i + 1;
+}
+
+// --- lanes -----------------------------------------------------------------------------------------------------------
+
+// Whether the executing lanes have one value, which is the result in b.
+#define AGREED_OF(n)                                                                                                  \
+  FORM(agreed_u##n) {                                                                                                 \
+    const u##n *a = ROW_OF(u##n, i->a);                                                                               \
+    u##n value = a[first_lane(m)];                                                                                    \
+    int differs = 0;                                                                                                  \
+    for (int lane = 0; lane < LANES; lane++) differs |= a[lane] != value && m->active >> lane & 1;                    \
+    AT(u64, i->b) = value;                                                                                            \
+    DONE(!differs);                                                                                                   \
+  }
+AGREED_OF(8)
+AGREED_OF(16)
+AGREED_OF(32)
+AGREED_OF(64)
+
+// elect.sync with the member mask a: b gets the lowest lane.
+FORM(elect) {
+  AT(u64, i->b) = m->active & -m->active;
+  DONE(AT(u32, i->a) == m->active);
+}
+
+// --- events ----------------------------------------------------------------------------------------------------------
+
+// The list c: kind of the event (0: it is not logged), argument, instruction.
+static int noted(const Instruction *i, Machine *m) {
+  const uint32_t *list = m->program->lists + i->c;
+  return !list[0] || log_event(m->tables, (int32_t)list[0], m->active, (int32_t)list[1], (int32_t)list[2], 0, 0);
+}
+FORM(event) { (void)s; DONE(noted(i, m)); }
+FORM(event_of_members) { DONE(AT(u32, i->a) == m->active && noted(i, m)); }
+FORM(event_of_warp) { (void)s; DONE(m->active == UINT32_MAX && noted(i, m)); }
+
+// --- tensor memory ---------------------------------------------------------------------------------------------------
+
+// tcgen05.ld.32x32b from the address a. The list b: words with the warp's first cell, with the bytes that say which
+// columns are allocated and which are written whole (0: not asked for), and with its first lane; instruction, number
+// of the load, and offsets of the results, ended by 0.
+FORM(tensor_load) {
+  const uint32_t *list = m->program->lists + i->b, *results = list + 6;
+  uint32_t address = AT(u32, i->a), column = address & 0xFFFF, count = 0;
+  while (results[count]) count++;
+  if (m->active != UINT32_MAX || address >> 16 != AT(u32, list[3]) || column + count > TENSOR_COLUMNS) return i + 1;
+  const uint8_t *allocated = (const uint8_t *)(uintptr_t)AT(u64, list[1]) + column;
+  for (uint32_t k = 0; k < count; k++)
+    if (!allocated[k]) return i + 1;
+  if (list[2]) {
+    const uint8_t *whole = (const uint8_t *)(uintptr_t)AT(u64, list[2]) + column;
+    for (uint32_t k = 0; k < count; k++)
+      if (!whole[k]) return i + 1;
+    int32_t columns = (int32_t)count, instruction = (int32_t)list[4];
+    if (!log_event(m->tables, LOG_TENSOR_LOAD, m->active, columns, instruction, address, list[5])) return i + 1;
+  }
+  const uint32_t *cells = (const uint32_t *)(uintptr_t)AT(u64, list[0]) + (size_t)column * TENSOR_LANES;
+  for (uint32_t k = 0; k < count; k++) memcpy(s + results[k], cells + (size_t)k * TENSOR_LANES, LANES * sizeof *cells);
+  return i + 1 + i->d;
+}
+
+// --- units -----------------------------------------------------------------------------------------------------------
+
+// mbarrier.try_wait of the parity b at the address a. Python has to see the first one after a time-out, whatever it says.
+FORM(try_wait) {
+  WarpHeader *header = (WarpHeader *)s;
+  int late = header->timed_out;
+  header->timed_out = 0;
+  result(m, 1);
+  DONE(!late && m->tables->mbarrier_passed(m->tables, AT(s64, i->a), AT(s32, i->b), i->imm));
+}
+
+// The list c: words with the address, the count and the expected bytes (0: none), who arrives. Lanes at several
+// addresses are left to Python.
+static int arrival(const Instruction *i, uint8_t *s, Machine *m, int64_t count) {
+  const uint32_t *list = m->program->lists + i->c;
+  Tables *t = m->tables;
+  int64_t nbytes = list[2] ? AT(s64, list[2]) : 0;
+  int64_t phase =
+      t->mbarrier_arrive(t, AT(s64, list[0]), count, nbytes, AT(s64, list[3]), m->active, i->imm);
+  result(m, phase);
+  return phase >= 0;
+}
+FORM(arrive) {  // a: the lanes may have several addresses
+  if (i->a && !one_lane(m)) return i + 1;
+  DONE(arrival(i, s, m, AT(s64, m->program->lists[i->c + 1]) * __builtin_popcount(m->active)));
+}
+FORM(arrive_expect) { DONE(one_lane(m) && arrival(i, s, m, 1)); }
+
+// Copies words to the exchange rows: the list c, ended by 0; 1 stands for the word 0.
+static void gather(const Instruction *i, const uint8_t *s, const Machine *m) {
+  int64_t *words = (int64_t *)(void *)m->rows;
+  for (const uint32_t *offset = m->program->lists + i->c; *offset; offset++)
+    *words++ = *offset == 1 ? 0 : AT(const s64, *offset);
+}
+
+// a: dimensions; b: of a load, whether it is for a pair of CTAs, of a store, whether lanes may have several operands;
+// imm: number of the instruction.
+static CopyArguments *copy_arguments(const Instruction *i, uint8_t *s, Machine *m) {
+  CopyArguments *arguments = (CopyArguments *)(void *)m->rows;
+  gather(i, s, m);
+  arguments->lane = first_lane(m);
+  arguments->instruction = i->imm;
+  return arguments;
+}
+FORM(copy_in) {
+  Tables *t = m->tables;
+  DONE(one_lane(m) && t->tensor_load(t, copy_arguments(i, s, m), (int32_t)i->a, (int32_t)i->b));
+}
+FORM(copy_out) {
+  Tables *t = m->tables;
+  DONE((!i->b || one_lane(m)) && t->tensor_store(t, copy_arguments(i, s, m), (int32_t)i->a));
+}
+
+// Who issues: CTA rank, the first executing lane, number of the warp; a: the first and the last of these.
+static int64_t issuer(const Instruction *i, const uint8_t *s, const Machine *m) {
+  return AT(const s64, i->a) | (int64_t)first_lane(m) << 8;
+}
+FORM(tensor_mma) {  // the list c: words of the key; the second one is the issuer
+  if (!one_lane(m)) return i + 1;
+  Tables *t = m->tables;
+  int64_t *key = (int64_t *)(void *)m->rows;
+  gather(i, s, m);
+  key[1] = issuer(i, s, m);
+  DONE(t->tensor_mma(t, key, (int32_t)i->imm));
+}
+FORM(tensor_commit) {  // at the address b, to the CTAs of the mask in the word c (0: none is given)
+  if (!one_lane(m)) return i + 1;
+  int64_t multicast = i->c ? AT(s64, i->c) & 0xFFFF : -1;
+  Tables *t = m->tables;
+  DONE(t->tensor_commit(t, issuer(i, s, m), AT(s64, i->b), multicast));
+}
+
+// Bulk groups. Where copies are done when they are issued there is nothing to wait for.
+FORM(bulk_unwatched) { (void)s; DONE(m->tables->unit_flags & EAGER); }
+FORM(bulk_group) { (void)s; DONE(m->tables->bulk_commit(m->tables, m->active)); }
+FORM(bulk_wait_group) { (void)s; DONE(m->tables->bulk_wait(m->tables, m->active, i->imm, (int32_t)i->a)); }
+
+#define ENTRY(name) {#name, run_##name, 0}
+const Operation unit_operations[] = {
+    ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(parameters),
+    ENTRY(agreed_u8), ENTRY(agreed_u16), ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(event),
+    ENTRY(event_of_members), ENTRY(event_of_warp), ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive),
+    ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out), ENTRY(tensor_mma), ENTRY(tensor_commit),
+    ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group), {0, 0, 0},
+};
