@@ -229,7 +229,7 @@ class BulkGroups:
     def unobserved(self) -> list[tuple[Hashable, str | int]]:
         """Per thread that never waited for a store's reads of shared memory, the thread and the latest such store.
 
-        That is its description, or the identity of its reads if machine code issued it. A CTA must not exit in this
+        That is its description, or the identity of its reads if the core issued it. A CTA must not exit in this
         state: its shared memory may be handed to another CTA while still being read.
         """
         found: list[tuple[Hashable, str | int]] = []

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cute_kernels import dsl
-from cute_kernels.emulator import native, tensor_map
+from cute_kernels.emulator import linked_object, tensor_map
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 
@@ -72,7 +72,7 @@ class _ObjectEngine:
         recorder = _Recorder(self)
         recorder.ptx = ptx
         dsl.set_recorder(self, recorder)
-        self._object = native.LinkedObject(code, self._symbols)
+        self._object = linked_object.LinkedObject(code, self._symbols)
 
     def raw_register_runtime(self, name: str, address: ctypes.c_void_p) -> None:
         """As CuTe DSL's engines take symbols."""

@@ -139,7 +139,7 @@ def parse_form(instruction: Instruction) -> Form:
 
 
 def mma_async_in_place(warp: Any, mask: int, form: Form, places: Any, a: Any, b: Any, accumulate: Any) -> None:
-    """wgmma.mma_async by one warp in machine code, whose accumulators are at these offsets of its state."""
+    """wgmma.mma_async by one warp in bytecode, whose accumulators are at these offsets of its state."""
     mma_async(warp, mask, form, warp.code.registers(places), a, b, accumulate)
 
 

@@ -22,7 +22,7 @@ _Barrier = STRUCTURES["Barrier"]
 _NAMES = ("phase", "expected", "pending", "tx", "arriver", "point")
 _PHASE, _EXPECTED, _PENDING, _TX, _ARRIVER, _POINT = (getattr(_Barrier, name).offset // 8 for name in _NAMES)
 ROW_WORDS = ctypes.sizeof(_Barrier) // 8
-ROWS = CONSTANTS["BARRIERS"]  # of a cluster that machine code can reach; others work too
+ROWS = CONSTANTS["BARRIERS"]  # of a cluster that the core can reach; others work too
 
 
 class MBarrier:
@@ -84,7 +84,7 @@ class MBarrier:
     @property
     def last_arrival(self) -> str:
         """Who arrived last, for reports."""
-        number = self._row[_ARRIVER]  # of a warp that arrived in machine code, plus one
+        number = self._row[_ARRIVER]  # of a warp that arrived in the core, plus one
         return self._labels[number - 1] if number else self._who
 
     @last_arrival.setter
@@ -108,7 +108,7 @@ class MBarriers:
     Attributes:
         completions: number of phases completed so far by any barrier; a waiting warp has to look again only when it
             changed.
-        labels: names of the cluster's warps by number, for reports of arrivals in machine code.
+        labels: names of the cluster's warps by number, for reports of arrivals in the core.
         rows: int64 [ROWS, ROW_WORDS]: the barriers' numbers.
         slots: int16 [size / 8] per CTA: of a live barrier its row's number plus one, else 0; none without ``memory``.
     """

@@ -1,4 +1,4 @@
-"""What machine code has logged for the race detector (`native_memory`), handed on in program order.
+"""What the core has logged for the race detector (`native_memory`), handed on in program order.
 
 The core works the log off while it can (``core/log.c``); an entry that it leaves is reported here as the
 Python back end's instructions report it.

@@ -1,10 +1,10 @@
 """The tables that the core finds the memories and units of a cluster by, and the exchange area of a launch.
 
-Machine code of warps asks the core for loads and stores (``core/memory.c``). An access that any check stops is handed
+Loads and stores of warps are the core's (``core/memory.c``). An access that any check stops is handed
 to the Python function of the instruction (`instructions_memory`), which decides again and words the error.
 
-A launch has one exchange area of 256-byte rows, through which accesses and calls of Python get operands and results:
-row 0 of an access holds 32 addresses, the rows after it the elements to store, one row each; loaded elements start at
+A launch has one exchange area of 256-byte rows, through which calls of Python get operands and results; for an access
+row 0 holds 32 addresses, the rows after it the elements to store, one row each; loaded elements start at
 row 0.
 """
 
@@ -40,7 +40,7 @@ CTA_TABLE, CTA_ENTRY = Tables.ctas.offset, ctypes.sizeof(Cta)
 
 
 class MemoryTables:
-    """What native code knows of the memories of a cluster.
+    """What the core knows of the memories of a cluster.
 
     Attributes:
         address: of the tables.

@@ -84,7 +84,7 @@ class NativeTranslation:
 def translate_native(
     ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True
 ) -> NativeTranslation:
-    """As `translate.translate`, to machine code.
+    """As `translate.translate`, to bytecode.
 
     Raises:
         NotNative: the kernel is one for the Python back end.

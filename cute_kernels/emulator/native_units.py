@@ -1,4 +1,4 @@
-"""Barriers, MMAs and tensor copies: what a warp's machine code calls instead of Python.
+"""Barriers, MMAs and tensor copies: what a warp's bytecode calls instead of Python.
 
 Only without counters and timeline, which have to hear of every operation. Each function performs the frequent case
 whole or does nothing: whatever is illegal, rare or has to wait is left to the Python function of the instruction, which
@@ -35,7 +35,7 @@ Plan, MmaEntry, CommitEntry, TextEntry = (
 _PLANS, _MMAS, _COMMITS, _TEXTS = (CONSTANTS[name] for name in ("PLANS", "MMAS", "COMMITS", "TEXTS"))
 _RANKS, _NO_MAP = CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
 
-#: Functions of the core that machine code of warps calls.
+#: Functions of the core that bytecode calls.
 _UNITS = (
     "mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store", "tensor_mma", "tensor_commit", "bulk_commit",
     "bulk_wait",
@@ -43,11 +43,11 @@ _UNITS = (
 
 
 class Units:
-    """What machine code knows of the units of one cluster.
+    """What the core knows of the units of one cluster.
 
     Args:
         cluster: whose barriers and copies they are.
-        tables: where its machine code finds it.
+        tables: where the core finds it.
     """
 
     def __init__(self, cluster: Cluster, tables: MemoryTables) -> None:
@@ -99,7 +99,7 @@ class Units:
     def learn_mma(
         self, key: Sequence[int], job: int | None, watch: int = 0, owner: object = None
     ) -> None:
-        """Machine code executes this MMA from now on.
+        """The core executes this MMA from now on.
 
         Args:
             key: .cta_group, who issues (CTA rank, lane and warp), accumulator, descriptors of A and B, instruction
@@ -120,7 +120,7 @@ class Units:
             self._header.execute = address("mma_execute")
 
     def learn_commit(self, key: tuple[int, int, int], label: str, stream: int) -> None:
-        """Machine code executes this tcgen05.commit from now on.
+        """The core executes this tcgen05.commit from now on.
 
         Args:
             key: who issues (CTA rank, lane and warp), address of the mbarrier, multicast mask or -1.
@@ -137,7 +137,7 @@ class Units:
         entry.key[:], entry.label, entry.stream = key, self._labels[label], stream
 
     def publish(self) -> None:
-        """Hands what machine code counted to the units of the cluster."""
+        """Hands what the core counted to the units of the cluster."""
         header, cluster = self._header, self._cluster
         cluster.barriers.completions += header.completions
         cluster.tma.bytes_loaded += header.loaded
@@ -146,7 +146,7 @@ class Units:
         header.completions = header.loaded = header.stored = header.mmas = 0
 
     def learn(self, address: int, descriptor: bytes) -> None:
-        """Machine code executes copies through a tensor map from now on, if it is one of the frequent kind.
+        """The core executes copies through a tensor map from now on, if it is one of the frequent kind.
 
         That is: tiled, elements side by side, rows that fill their span of the swizzle, all of the tensor in one
         registered region.
@@ -206,5 +206,5 @@ def slot(key: Sequence[int], slots: int) -> int:
 
 
 def function(name: str) -> Callable[..., int]:
-    """One of the functions that machine code of warps calls, for Python."""
+    """One of the functions that bytecode calls, for Python."""
     return getattr(library(), name)

@@ -348,7 +348,7 @@ class RaceTracker:
         return SyncPoint(self.columns, self.ranks)
 
     def initialise(self, warp: Warp, address: int) -> int:
-        """mbarrier.init. Returns `SyncPoint.address`, for machine code."""
+        """mbarrier.init. Returns `SyncPoint.address`, for the core."""
         point = self.points.get(address)
         if point is None:
             point = self.points[address] = self.point()

@@ -233,7 +233,7 @@ class Cluster:
         tracker: the race detector, or None.
         arithmetic: how tensor cores add.
         take_cluster: see `LaunchFacts`.
-        units: what machine code does of the units' work, or None.
+        units: what the core does of the units' work, or None.
     """
 
     def __init__(self, index: int, coordinates: tuple[int, int, int], launch: LaunchFacts) -> None:
@@ -304,7 +304,7 @@ class Cluster:
         warp.cta.thread_exited()
         if self.running and not warp.cta.live_threads():
             warp.cta.shared.close()
-            self.barriers.slots[warp.cta.rank].fill(0)  # machine code leaves its barriers to the checks
+            self.barriers.slots[warp.cta.rank].fill(0)  # the core leaves its barriers to the checks
 
     def finish(self) -> None:
         """All warps have exited: asynchronous work completes, and what was left undone is reported.

@@ -78,7 +78,7 @@ class SharedMemory:
         """The CTA has exited. Without ``detect`` its memory stays what it is."""
         if self.detect:
             self.exited = True
-            self.states[1].fill(_BARRIER)  # machine code leaves accesses to such bytes to the checks here
+            self.states[1].fill(_BARRIER)  # the core leaves accesses to such bytes to the checks here
 
     def check_open(self) -> None:
         """Raises IllegalAccess when the CTA has exited."""

@@ -233,7 +233,7 @@ class SyncPoint:
                 yield agent, int(row[_ARRIVED]), int(row[_ARRIVED_PHASE])
 
     def commits(self) -> Iterator[tuple[Agent, int, int, int]]:
-        """Agent, stream, clock and phase of the latest commits in machine code."""
+        """Agent, stream, clock and phase of the latest commits in the core."""
         for agent, row in zip(self._agents, self._rows):
             if row[_COMMIT] >= 0:
                 yield agent, *row[_COMMIT:].tolist()

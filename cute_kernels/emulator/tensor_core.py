@@ -97,7 +97,7 @@ class TensorCore:
             describe: who issues, for reports.
 
         Returns:
-            The address with which machine code may execute it again, None if it has not been executed yet; the
+            The address with which the core may execute it again, None if it has not been executed yet; the
             address of what tells the race detector of it (`TensorRaces.watch`), 0 without; and the owner of the arrays
             that are described there.
 

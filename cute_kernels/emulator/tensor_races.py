@@ -151,7 +151,7 @@ class _Stream:
 
 
 class Watched:
-    """A tcgen05 operation of one lane that machine code issues again.
+    """A tcgen05 operation of one lane that the core issues again.
 
     Attributes:
         ranks: CTAs other than the issuing one whose shared memory it reads.
@@ -223,7 +223,7 @@ class TensorRaces:
         return self._watched[key].address
 
     def note_exits(self) -> None:
-        """What machine code has issued, for `exits`."""
+        """What the core has issued, for `exits`."""
         for watched in self._watched.values():
             identity = int(watched.words[_LATEST])
             if identity:

@@ -152,7 +152,7 @@ class _Operand:
 
 
 class RegisterFile:
-    """Accumulators where machine code keeps them: the operation reads and writes the warp's registers themselves.
+    """Accumulators where bytecode keeps them: the operation reads and writes the warp's registers themselves.
 
     Nothing else touches them while it is in flight (`register_hazards.touched_in_flight`).
 

@@ -102,6 +102,7 @@ def made() -> Iterator[PureOp]:
     for mode, ftz, target in itertools.product(modes, (False, True), ("s8", "u8", "s16", "u16", "s32", "u32")):
         yield convert.float_to_integer(mode, ftz, target, "f32")
     yield from (convert.integral_float(mode) for mode in modes)
+    yield convert._ROUND_TF32
     yield from (convert.saturated_float(ftz) for ftz in (False, True))
     for target, kind, bits in itertools.product(("f32", "f64"), "su", (8, 16, 32, 64)):
         yield convert.integer_to_float(target, f"{kind}{bits}")

@@ -1,4 +1,4 @@
-// Every function of the core that Python or the machine code of kernels calls.
+// Every function of the core that Python calls, or bytecode in its place.
 //
 // layout.py reads these declarations too: `EXPORT type name(type parameter, ...);`, one of them a statement.
 #ifndef CUTE_KERNELS_CORE_H

@@ -35,7 +35,7 @@ def load(name: str) -> ctypes.CDLL:
 
 @functools.cache
 def address(name: str) -> int:
-    """Address of an exported function, for machine code."""
+    """Address of an exported function, for tables of functions."""
     return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value
 
 

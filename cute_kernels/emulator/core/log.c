@@ -1,4 +1,4 @@
-// What machine code of warps logs for the race detector, in program order, and what the detector makes of it.
+// What bytecode of warps logs for the race detector, in program order, and what the detector makes of it.
 //
 // An entry that is not in order, or not simple, changes nothing: it is for Python (native_log.py), which does the same
 // for all entries.

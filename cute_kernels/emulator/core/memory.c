@@ -117,20 +117,82 @@ INLINE int32_t access(
   return 1;
 }
 
+// What every lane accesses lies behind what the lane before it does: one range is looked at and moved, in place of 32.
+// 0: nothing is done, for whatever reason.
+INLINE int32_t access_range(
+    Tables *t, uint8_t *const *elements, int32_t instruction, int shared, int write, int64_t size, int64_t count,
+    const int64_t addresses[LANES]) {
+  uint64_t start = (uint64_t)addresses[0];
+  int64_t nbytes = size * count, all = LANES * nbytes;
+  uint8_t *data, *states = NULL;
+  int writable = 1;
+  if (start & (uint64_t)(nbytes - 1)) return 0;
+  if (shared) {
+    int64_t offset = start & OFFSET_MASK;
+    if (start >> RANK_SHIFT >= (uint64_t)t->ranks) return 0;
+    const Cta *cta = &t->ctas[start >> RANK_SHIFT];
+    if (offset + all > cta->size) return 0;
+    data = cta->data + offset;
+    if (t->flags & STATES) {
+      states = cta->states + offset;
+      int wrong = 0;
+      for (int64_t byte = 0; byte < all; byte++)
+        wrong |= write ? states[byte] == barrier_state : states[byte] != data_state;
+      if (wrong) return 0;
+    }
+  } else {
+    const Region *region = region_of(t, start, start + (uint64_t)all, write);
+    if (!region) return 0;
+    writable = region->writable != 0;
+    data = (uint8_t *)(uintptr_t)start;
+  }
+  int32_t kind = shared ? (write ? LOG_SHARED_WRITE : LOG_SHARED_READ) : (write ? LOG_GLOBAL_WRITE : LOG_GLOBAL_READ);
+  if (t->flags & kind && writable) {
+    int64_t *logged = log_entry(t, kind, UINT32_MAX, (int32_t)nbytes, instruction);
+    if (!logged) return 0;
+    memcpy(logged, addresses, LANES * sizeof *addresses);
+  }
+  t->progress += write;
+  for (int64_t k = 0; k < count; k++)
+    for (int lane = 0; lane < LANES; lane++) {
+      uint8_t *memory = data + (lane * count + k) * size, *element = elements[k] + lane * size;
+      if (write) memcpy(memory, element, (size_t)size);
+      else memcpy(element, memory, (size_t)size);
+    }
+  if (states && write) memset(states, data_state, (size_t)all);
+  return 1;
+}
+
+static int in_a_row(const int64_t addresses[LANES], int64_t nbytes) {
+  int64_t wrong = 0;
+  for (int lane = 0; lane < LANES; lane++) wrong |= addresses[lane] ^ (addresses[0] + lane * nbytes);
+  return !wrong;
+}
+
 int32_t warp_access(
-    Tables *t, const int64_t *given, uint8_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
+    Tables *t, const int64_t *addresses, uint8_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
     int32_t write, int32_t size, int32_t count) {
-  int64_t addresses[LANES];
+  int64_t moved[LANES];
   Lanes lanes;
   if (t->flags & CALL || space == SPACE_NONE) return 0;
   if (!mask) return 1;
-  memcpy(addresses, given, sizeof addresses);
   int shared = space == SPACE_SHARED;
   if (space == SPACE_GENERIC && (uint64_t)addresses[__builtin_ctz(mask)] >= SHARED_WINDOW) {
     // A window above every host address; lanes that do not agree are found out of bounds.
-    for (int lane = 0; lane < LANES; lane++) addresses[lane] -= (int64_t)SHARED_WINDOW;
+    for (int lane = 0; lane < LANES; lane++) moved[lane] = addresses[lane] - (int64_t)SHARED_WINDOW;
+    addresses = moved;
     shared = 1;
   }
+  int row = mask == UINT32_MAX && in_a_row(addresses, (int64_t)size * count);
+#define RANGE_OF_SIZE(bytes, n)                                                                                     \
+  if (row && size == bytes && count == n) {                                                                         \
+    int32_t done = shared ? access_range(t, elements, instruction, 1, write != 0, bytes, n, addresses)               \
+                          : access_range(t, elements, instruction, 0, write != 0, bytes, n, addresses);              \
+    if (done) return 1;                                                                                             \
+  }
+  RANGE_OF_SIZE(4, 1) RANGE_OF_SIZE(4, 2) RANGE_OF_SIZE(4, 4) RANGE_OF_SIZE(8, 1) RANGE_OF_SIZE(8, 2)
+  RANGE_OF_SIZE(2, 1)
+#undef RANGE_OF_SIZE
   lanes.count = take_lanes(mask, addresses, lanes.addresses, lanes.lanes);
 #define OF_SIZE(bytes)                                                                                          \
   case bytes:                                                                                                   \

@@ -1,8 +1,8 @@
 // Defines the functions of the pure operations in the table TABLE, and the array OPERATIONS of them.
 //
 // A line of a table is the one place where an operation is defined:
-//   O1(name, R, A, expression)        of one operand a; O2, O3, O4: a, b, c, e. R, A, ..: types of bytecode.h, R unsigned
-//                                     or a float
+//   O1(name, R, A, expression)        of one operand a; O2, O3, O4: a, b, c, e. R, A, ..: types of bytecode.h, R
+//                                     unsigned or a float
 //   P2(name, A, B, expression)        a predicate of a and b
 // Expressions may use the constant `imm` of the instruction. Names are those of the registry (`PureOp.name` in Python),
 // those with a constant at their end without it. Values of lanes and values that all lanes share have a function each,

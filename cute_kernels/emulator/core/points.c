@@ -157,7 +157,7 @@ void agent_acquire(Agent *agent, Point *point, int64_t order) {
   clocks_join(agent->pending + 2 * width, available + ROW_PROXY * width, 2 * width);
 }
 
-// --- what machine code does at mbarriers -----------------------------------------------------------------------------
+// --- what bytecode does at mbarriers -----------------------------------------------------------------------------
 
 int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase) {
   if (!log_flush(t) || !is_initialised(t->context->agent, point)) return 0;

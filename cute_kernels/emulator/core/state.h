@@ -1,4 +1,4 @@
-// Every structure and constant that C shares with Python and with the machine code of kernels.
+// Every structure and constant that C shares with Python.
 //
 // layout.py reads this file and makes ctypes classes of it; the build compares sizes and offsets with the compiler's.
 // It understands comments, `enum { NAME = integer }`, and `struct Name { ... }` with members of the types of <stdint.h>
@@ -60,13 +60,13 @@ typedef struct Plan {
   int64_t *host;                   // and where its bytes are
   int64_t content[CONTENT_WORDS];  // those of its bytes that were decoded
   int64_t rank, element, row_bytes, box_bytes, base, shift, mask;
-  int64_t loads, stores;   // whether machine code may execute them
+  int64_t loads, stores;   // whether the core may execute them
   int64_t strides[RANKS];  // of every dimension; that of the innermost is not used
   int64_t tile[RANKS], extents[RANKS];
   int64_t rows, pitch;  // of a box that is rows at one pitch; 0 rows for others
 } Plan;
 
-// Operands of a tensor copy as the machine code of a warp stores them.
+// Operands of a tensor copy as the bytecode of a warp stores them.
 typedef struct CopyArguments {
   int64_t map, shared, barrier;
   int64_t coordinates[RANKS];
@@ -130,7 +130,7 @@ typedef struct TextEntry {
   int64_t text;
 } TextEntry;
 
-// What machine code knows of one cluster.
+// What the core knows of one cluster.
 enum {
   STATES = 1, CALL = 2,               // Tables.flags: bytes have states; accesses are for Python
   WAITS = 1, EAGER = 2, WATCHED = 4   // Tables.unit_flags: waits succeed whenever they can; asynchronous work takes
@@ -150,7 +150,7 @@ typedef struct Tables {
   Plan *plans;
   MmaEntry *mma_entries;
   int32_t (*execute)(void *job);  // 1 if done
-  // What the machine code of warps calls; 0: nothing is done, Python has to do it.
+  // What bytecode calls; 0: nothing is done, Python has to do it.
   int32_t (*mbarrier_passed)(Tables *t, int64_t address, int32_t parity, int64_t order);
   int64_t (*mbarrier_arrive)(
       Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
@@ -193,7 +193,7 @@ typedef struct Private {
 // What is kept of a thread's bulk groups.
 typedef struct BulkThread {
   int64_t committed;      // groups
-  int64_t stored;         // group of the latest store in machine code
+  int64_t stored;         // group of the latest store in the core
   int64_t identity;       // and of its reads
   int64_t waited;         // groups whose reads were waited for
   int64_t open, oldest;   // operations in the open group and the oldest group that Python keeps
@@ -362,7 +362,7 @@ typedef struct WatchedCopy {
   int64_t start, pitch, count, row;  // rows in global memory
 } WatchedCopy;
 
-// A warp as machine code logs for it.
+// A warp as the log of its accesses is worked off.
 struct Context {
   Agent *agent;
   Epochs *epochs;
@@ -371,7 +371,7 @@ struct Context {
   int64_t floor;  // first epoch of the cluster
 };
 
-// What machine code logs: accesses of lanes, and events. The argument is the bytes of an access; of fence_proxy 1 for
+// What the core logs: accesses of lanes, and events. The argument is the bytes of an access; of fence_proxy 1 for
 // shared and 2 for global memory; of tensor_load the columns, with the first cell and the index of the instruction for
 // addresses; of tensor_wait the column of the warp; of tensor_fence 1 for ::before_thread_sync.
 enum {

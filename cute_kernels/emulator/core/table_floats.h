@@ -1,4 +1,5 @@
-// Floating-point arithmetic and comparisons; the format is that of operations.h. No include guard: it is included twice.
+// Floating-point arithmetic and comparisons; the format is that of operations.h. No include guard: it is included
+// twice.
 //
 // FP32 results are taken as bits, with one NaN. Sums, products and roots are rounded once, by the processor; the
 // compiler contracts nothing.

@@ -111,7 +111,8 @@ FORM(tensor_load) {
 
 // --- units -----------------------------------------------------------------------------------------------------------
 
-// mbarrier.try_wait of the parity b at the address a. Python has to see the first one after a time-out, whatever it says.
+// mbarrier.try_wait of the parity b at the address a. Python has to see the first one after a time-out, whatever that
+// one says.
 FORM(try_wait) {
   WarpHeader *header = (WarpHeader *)s;
   int late = header->timed_out;
