@@ -105,10 +105,11 @@ def test_every_config_has_no_spills_and_fits(name: str) -> None:
     scale_in_memory=drawn([False], [True, False]),
     row_scale=drawn([False], [True, False]),
     feature_scale=drawn([False], [True, False]),
+    dtype=drawn(["float8_e4m3fn"], ["float8_e4m3fn", "uint8", "int8", "bfloat16", "float16"]),
     config=drawn(list(CONFIGS.values())[::2], CONFIGS.values()),
     sm_count=st.sampled_from([2, 4, 148]),
     completion=st.sampled_from(["eager", "lazy", "random"]),
-    interleave=st.sampled_from(["round_robin", "random"]),
+    interleave=st.sampled_from(["round_robin", "random", "starve"]),
     seed=st.integers(0, 2**20),
 )
 def test_any_problem_under_any_schedule(completion, interleave, seed, **facts) -> None:

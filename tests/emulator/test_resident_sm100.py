@@ -82,8 +82,9 @@ SOURCES = [
     {"dtype": "int8", "row_scale": True},
     {"dtype": "bfloat16", "scale": 1.0},
     {"dtype": "float16", "scale": 1.0, "bias": False},
+    {"indexed": True},
 ]
-"""Each is a kernel of its own."""
+"""Each is a kernel of its own; a row has a position of its own in flat order."""
 
 
 # Other sources are other kernels, so that by day few of them are compiled.
@@ -106,6 +107,7 @@ def test_any_rows_under_any_schedule(
     """Whole and partial tiles of images and positions; one group of features or two; blocks of K that are not full."""
     config = replace(CONFIGS[name], stages=0)
     if config.order == "position":
+        source = {key: value for key, value in source.items() if key != "indexed"}
         rows = 1 if not source.get("pos", True) else positions
         config = replace(config, tile_positions=config.tile_positions if config.tile_positions <= rows else 1)
     batch = max(1, images * 5 // positions)
