@@ -211,6 +211,13 @@ TARGETS: dict[str, KernelTarget] = {
         ),
         12, 8, 128, k=768, layout=(16, True),
     ),
+    "images-sm90-split": ImagesTarget(
+        Sm90ImagesConfig(
+            source="split", tile_patches=4, tile_images=4, warpgroups=1, cluster=2, stages=2, stage_blocks=3,
+            weight="streamed",
+        ),
+        12, 8, 128, k=768, layout=(16, True),
+    ),
     "images-sm90-repack": ImagesTarget(
         Sm90ImagesConfig(tile_patches=8, tile_images=8, warpgroups=2, cluster=2, stages=2, stage_blocks=2),
         12, 16, 256, k=196, layout=(14, False),
