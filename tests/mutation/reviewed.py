@@ -118,6 +118,11 @@ REVIEWS: tuple[Review, ...] = (
         "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py* (run)", True, _NOTHING_FOLLOWS,
         following="[!e]*",
     ),
+    # The drain of two stages, unrolled, of which the compiler gives the second another place.
+    Review(
+        "relaxed", "mbarrier.try_wait*", "pipes.py* (make_pipes) in strips_load.py* (run)", True, _NOTHING_FOLLOWS,
+        target="images-sm90-split", following="[!e]*",
+    ),
     *(
         Review(
             "drop",
