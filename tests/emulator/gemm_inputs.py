@@ -13,9 +13,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.plan import GemmPlan, make_plan
 from cute_kernels.runtime.emulated import launch as emulate
 from cute_kernels.runtime.operands import Operands
-
-POISON = {torch.bfloat16: 0x7FC1, torch.float16: 0x7E01, torch.float32: 0x7FC00001}
-"""NaNs that no rounding produces: an element that the kernel leaves alone keeps its."""
+from cute_kernels.testing.data import POISON
 
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 

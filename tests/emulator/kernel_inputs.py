@@ -11,9 +11,10 @@ from cute_kernels.config import Config, PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import Plan, make_plan
 from cute_kernels.runtime.operands import Operands
+from cute_kernels.testing import data
 
-POISON = 0x7FC1
-"""A BF16 NaN that no rounding produces: an element that the kernel leaves alone keeps it."""
+POISON = data.POISON[torch.bfloat16]
+"""Of BF16: an element that the kernel leaves alone keeps it."""
 
 
 @dataclass(frozen=True)

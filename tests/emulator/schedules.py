@@ -14,14 +14,12 @@ import shlex
 import sys
 from dataclasses import dataclass
 
-from cute_kernels.emulator import Options
+from cute_kernels.emulator import schedule
 from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.mutation.mutants import mutants
 from cute_kernels.mutation.target import BACK_ENDS
 from tests.mutation.targets import TARGETS
-
-COMPLETIONS = ("eager", "lazy", "random")
-INTERLEAVES = ("round_robin", "random", "starve")
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,7 @@ class Run:
     positions: int
     n: int
     k: int
-    seed: int = 0
-    completion: str = "eager"
-    interleave: str = "round_robin"
-    spurious_timeouts: bool = False
+    schedule: Schedule = Schedule()
     detectors: bool = True
     strict: bool = False
     mutant: str = ""
@@ -48,7 +43,9 @@ class Run:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             option = f"--{field.name.replace('_', '-')}"
-            if field.name == "detectors":
+            if field.name == "schedule":
+                words += value.arguments()
+            elif field.name == "detectors":
                 words += [] if value else ["--no-detectors"]
             elif value is True:
                 words.append(option)
@@ -72,18 +69,14 @@ class Run:
             if self.mutant not in found:
                 raise ValueError(f"{self.kernel} has no mutant {self.mutant!r}")
             ptx = found[self.mutant]
-        options = Options(
-            seed=self.seed,
-            completion=self.completion,
-            interleave=self.interleave,
-            spurious_try_wait_failures=self.spurious_timeouts,
+        options = self.schedule.options(
             detectors=self.detectors,
             strict=self.strict,
             native=BACK_ENDS[self.back_end],
             max_warp_instructions=20_000_000,
         )
         try:
-            return target.run(ptx, options).difference
+            return target.run(ptx, options, 2 if self.schedule.overlap else 1).difference
         except EmulatorError as error:
             return f"{type(error).__name__}: {error}"
 
@@ -95,19 +88,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kernel", required=True, choices=TARGETS)
     for name in ("batch", "positions", "n", "k"):
         parser.add_argument(f"--{name}", type=int, help="default: as in tests/mutation/targets.py")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--completion", choices=COMPLETIONS, default="eager")
-    parser.add_argument("--interleave", choices=INTERLEAVES, default="round_robin")
-    parser.add_argument("--spurious-timeouts", action="store_true")
+    schedule.add_arguments(parser)
     parser.add_argument("--strict", action="store_true", help="as mutants are judged")
     parser.add_argument("--no-detectors", dest="detectors", action="store_false")
     parser.add_argument("--mutant", default="", metavar="KEY")
     parser.add_argument("--back-end", choices=BACK_ENDS, default="changing")
-    given = vars(parser.parse_args(arguments))
+    parsed = parser.parse_args(arguments)
+    chosen = schedule.of_arguments(parsed)
+    given = {name: value for name, value in vars(parsed).items() if not hasattr(chosen, name)}
     for name in ("batch", "positions", "n", "k"):
         given[name] = given[name] or getattr(TARGETS[given["kernel"]], name)
     try:
-        problem = Run(**given).execute()
+        problem = Run(**given, schedule=chosen).execute()
     except ValueError as error:
         parser.error(str(error))
     print(problem or "as expected")

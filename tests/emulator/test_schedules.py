@@ -15,18 +15,13 @@ from hypothesis import strategies as st
 from cute_kernels.config import PatchEmbedProblem
 from cute_kernels.emulator import back_end
 from cute_kernels.emulator.native_translate import NativeLaunch
+from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.plan import make_plan
+from cute_kernels.testing import strategies
 from tests.emulator.image_inputs import PATCH
-from tests.emulator.schedules import COMPLETIONS, INTERLEAVES, Run, main
+from tests.emulator.schedules import Run, main
 from tests.mutation.targets import TARGETS, GatherTarget, ImagesTarget, KernelTarget
 from tests.nightly import drawn, examples
-
-SCHEDULES = {
-    "seed": st.integers(0, 2**16),
-    "completion": st.sampled_from(COMPLETIONS),
-    "interleave": st.sampled_from(INTERLEAVES),
-    "spurious_timeouts": st.booleans(),
-}
 
 
 def is_legal(run: Run) -> bool:
@@ -58,7 +53,7 @@ RUNS = st.builds(
     positions=st.sampled_from([1, 32, 100, 128, 140]),
     n=st.sampled_from([8, 128, 200, 264]),
     k=st.sampled_from([16, 272, 640]),
-    **SCHEDULES,
+    schedule=strategies.schedules(),
 ).filter(is_legal)
 
 
@@ -78,14 +73,14 @@ def test_no_schedule_disturbs_a_kernel(run: Run) -> None:
 # The MMA warp does not wait for the epilogue to have read an accumulator before it overwrites it. With 768 inputs the
 # epilogue is always done by then, unless it is held back.
 UNGUARDED = Run(
-    "sm100", batch=6, positions=128, n=256, k=768, completion="random", detectors=False,
+    "sm100", batch=6, positions=128, n=256, k=768, schedule=Schedule(completion="random"), detectors=False,
     mutant="drop mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 #0",
 )  # fmt: skip
 
 
 def test_starving_a_role_finds_what_random_interleaving_does_not(capsys: pytest.CaptureFixture) -> None:
     def failures(interleave: str) -> list[Run]:
-        runs = [dataclasses.replace(UNGUARDED, interleave=interleave, seed=seed) for seed in range(6)]
+        runs = [dataclasses.replace(UNGUARDED, schedule=Schedule(seed, "random", interleave)) for seed in range(6)]
         return [run for run in runs if run.execute()]
 
     assert not failures("random")
@@ -103,7 +98,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     """Reports of a hang name every warp's place, so that two equal reports are two equal schedules."""
     hanging = "drop mbarrier.arrive.relaxed.cluster.shared::cluster.b64 #0"
     reports = [
-        Run("sm100", 6, 128, 256, 128, seed=seed, completion="random", interleave="starve", mutant=hanging).execute()
+        Run("sm100", 6, 128, 256, 128, Schedule(seed, "random", "starve"), mutant=hanging).execute()
         for seed in (5, 5, 8)
     ]
     assert reports[0] == reports[1] and reports[0].startswith(("Hang", "TensorMemoryRace", "IllegalAccess"))
@@ -117,7 +112,7 @@ def test_a_run_is_replayed_on_the_back_end_it_names(
     """And both back ends report the whole of a hang alike, which names every warp's place."""
     compiled = []
     monkeypatch.setattr(back_end, "NativeLaunch", lambda it: compiled.append(it) or NativeLaunch(it))
-    run = Run("sm100", 6, 128, 256, 128, seed=5, mutant="count+1 mbarrier.init.shared.b64 #0")
+    run = Run("sm100", 6, 128, 256, 128, Schedule(5), mutant="count+1 mbarrier.init.shared.b64 #0")
     run = dataclasses.replace(run, back_end="machine-code" if native else "python")
     assert main(shlex.split(run.command())[3:]) == 1
     assert bool(compiled) == native

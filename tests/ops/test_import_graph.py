@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("commands",),
+    ("pytest_plugin",),
+    ("testing",),
     ("checking", "mutation"),
     ("integrations",),
     ("nn",),
@@ -32,6 +34,9 @@ LAYERS = (
     ("config", "model"),
 )
 """From the highest to the lowest; a part may import those below, and not its neighbours."""
+
+TOOLKIT = {"checking", "mutation", "testing"}
+"""Parts for any program's kernels: of the package they know the emulator alone, and each other."""
 
 TOOLS = {"config_codec", "config_types", "dsl", "extras", "files", "kernel_cache", "reference", "trace_events"}
 """Parts that import no layer, and that every layer may import."""
@@ -84,8 +89,10 @@ def test_tools_and_emulator_stand_alone(graph: grimp.ImportGraph) -> None:
             assert imported <= TOOLS, module
         if part(module) == "emulator":
             assert imported <= {"emulator", "dsl", "extras", "files", "trace_events"}, module
+        if part(module) in TOOLKIT:
+            assert imported <= {"emulator", "extras", *TOOLKIT}, module
         if "emulator" in imported:
-            assert part(module) in {"emulator", "compile", "runtime", "checking", "mutation", "commands"}, module
+            assert part(module) in {"emulator", "compile", "runtime", "commands", *TOOLKIT}, module
 
 
 def late_imports(path: Path) -> Iterator[tuple[int, str, str]]:

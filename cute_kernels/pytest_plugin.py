@@ -1,0 +1,61 @@
+"""A pytest plugin for tests of CuTe DSL kernels: the fixture ``emulated``, and the marker ``schedules``.
+
+Installed with the package. It imports nothing but pytest until a test uses it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cute_kernels import extras
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--emulated-arch``, or ``emulated_arch`` in the configuration."""
+    group = parser.getgroup("cute-kernels", "CuTe DSL kernels in the emulator")
+    group.addoption("--emulated-arch", metavar="ARCH", help="what the fixture emulated compiles for, e.g. sm_90a")
+    parser.addini("emulated_arch", "what the fixture emulated compiles for (default: sm_100a)", default="sm_100a")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the markers."""
+    config.addinivalue_line(
+        "markers",
+        "schedules(*schedules, warps=0, ctas=1, overlap=False, random=0): runs a test that has the fixture emulated "
+        "under the default schedule and under these; cute_kernels.testing.schedules_for says what the arguments mean",
+    )
+    config.addinivalue_line(
+        "markers", "emulated(arch=..., strict=False): architecture and strictness of the fixture emulated"
+    )
+
+
+def _testing(user: str) -> Any:
+    extras.require("testing", user)
+    return importlib.import_module("cute_kernels.testing.emulation")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each schedule of the marker, with its name."""
+    marker = metafunc.definition.get_closest_marker("schedules")
+    if marker is None:
+        return
+    if "emulated" not in metafunc.fixturenames:
+        raise pytest.UsageError(f"{metafunc.definition.nodeid}: the marker schedules needs the fixture emulated")
+    schedules = _testing("the marker schedules").schedules_for(*marker.args, **marker.kwargs)
+    metafunc.parametrize("emulated", schedules, indirect=True, ids=str)
+
+
+@pytest.fixture
+def emulated(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The test's launches run in the emulator, tensors on "cuda" are host memory: a `Session` of `capture`."""
+    testing = _testing("the fixture emulated")
+    config = request.config
+    keywords = {"arch": config.getoption("--emulated-arch") or config.getini("emulated_arch")}
+    if (marker := request.node.get_closest_marker("emulated")) is not None:
+        keywords |= marker.kwargs
+    with testing.emulation(schedule=getattr(request, "param", None), **keywords) as session:
+        yield session

@@ -1,0 +1,66 @@
+"""Code that launches kernels, in the emulator under one schedule."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from cute_kernels.emulator import schedule as schedules
+from cute_kernels.emulator.capturing import Session, capture
+from cute_kernels.emulator.schedule import Schedule
+
+
+@contextlib.contextmanager
+def emulation(
+    arch: str = "sm_100a", schedule: Schedule | None = None, *, strict: bool = False, max_warp_instructions: int = 10**8
+) -> Iterator[Session]:
+    """What is launched inside runs in the emulator, and tensors on "cuda" are host memory; for tests with ``@given``.
+
+    Functions that were compiled inside for the same architecture run inside of any later one.
+
+    Args:
+        arch: a key of `cute_kernels.emulator.capturing.ARCHITECTURES`.
+        schedule: the default one if None.
+        strict: as `Options.strict`.
+        max_warp_instructions: per cluster; a kernel that executes more has hung.
+
+    Yields:
+        The session, with the launches so far.
+
+    Raises:
+        ValueError: an architecture that is not known.
+        EmulatorError: out of the call that launches a kernel that is at fault.
+    """
+    schedule = schedule or Schedule()
+    options = schedule.options(strict=strict, max_warp_instructions=max_warp_instructions)
+    with capture(arch, options, overlap=schedule.overlap) as session:
+        yield session
+
+
+def schedules_for(
+    *given: Schedule, warps: int = 0, ctas: int = 1, overlap: bool = False, random: int = 0
+) -> list[Schedule]:
+    """The default schedule, and others: what the marker ``schedules`` takes, and each of its tests runs under one.
+
+    Args:
+        given: particular ones.
+        warps: of a CTA; if not 0, systematic schedules that starve each in turn.
+        ctas: of a cluster.
+        overlap: launches may overlap in some.
+        random: how many random ones.
+
+    Raises:
+        TypeError: ``given`` is not made of schedules.
+        ValueError: a number is negative, or ``ctas`` is 0.
+    """
+    for each in given:
+        if not isinstance(each, Schedule):
+            raise TypeError(f"schedules: {each!r} is a {type(each).__name__}; Schedule(..) is needed")
+    for name, value, least in (("warps", warps, 0), ("ctas", ctas, 1), ("random", random, 0)):
+        if value < least:
+            raise ValueError(f"{name} {value}: at least {least} is needed")
+    found = [Schedule(), *given]
+    if warps:
+        found += schedules.systematic(ctas, warps, overlaps=overlap)
+    found += [schedules.drawn(number, overlaps=overlap) for number in range(1, random + 1)]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,67 @@
+"""Strategies for hypothesis: schedules, shapes, and strides of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from cute_kernels.emulator.schedule import COMPLETIONS, INTERLEAVES, Schedule
+
+
+def schedules(*, overlap: bool = False) -> SearchStrategy[Schedule]:
+    """Any schedule; a failure is reduced towards the default one. ``overlap``: launches may overlap in some."""
+    return st.builds(
+        Schedule,
+        seed=st.integers(0, 2**16),
+        completion=st.sampled_from(COMPLETIONS),
+        interleave=st.sampled_from(INTERLEAVES),
+        spurious_timeouts=st.booleans(),
+        overlap=st.booleans() if overlap else st.just(False),
+    )
+
+
+def shapes(*most: int, multiples: Sequence[int] | None = None, least: Sequence[int] | None = None) -> (
+    SearchStrategy[tuple[int, ...]]
+):  # fmt: skip
+    """Shapes with these largest extents.
+
+    Args:
+        most: largest extent of each dimension.
+        multiples: each extent is a multiple of its item; of 1 if None.
+        least: smallest extent of each dimension; its multiple if None.
+
+    Raises:
+        ValueError: another number of multiples or least extents than dimensions, or no extent that fits.
+    """
+    steps = tuple(multiples) if multiples is not None else (1,) * len(most)
+    lows = tuple(least) if least is not None else steps
+    for name, values in (("multiples", steps), ("least", lows)):
+        if len(values) != len(most):
+            raise ValueError(f"{name} {values}: one for each of the {len(most)} dimensions is needed")
+    extents = []
+    for dimension, (low, high, step) in enumerate(zip(lows, most, steps)):
+        if step < 1 or -(-low // step) > high // step:
+            raise ValueError(f"dimension {dimension}: no multiple of {step} lies between {low} and {high}")
+        extents.append(st.integers(-(-low // step), high // step).map(lambda n, step=step: n * step))
+    return st.tuples(*extents)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, shape: Sequence[int], *, alignment: int = 1, most_padding: int = 64) -> tuple[int, ...]:
+    """Strides, in elements, of a tensor that overlaps nowhere: dimensions in any order, with gaps between them.
+
+    Args:
+        draw: hypothesis's.
+        shape: extents.
+        alignment: all strides but the smallest are multiples of this many elements, as TMA asks for 16 bytes.
+        most_padding: largest gap behind a dimension.
+    """
+    order = draw(st.permutations(range(len(shape)))) if len(shape) > 1 else list(range(len(shape)))
+    strides, pitch = [0] * len(shape), 1
+    for place, dimension in enumerate(order):
+        strides[dimension] = pitch
+        gap = draw(st.integers(0, most_padding)) if place < len(shape) - 1 else 0
+        pitch = -(-(pitch * shape[dimension] + gap) // alignment) * alignment
+    return tuple(strides)
