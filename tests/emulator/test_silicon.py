@@ -120,6 +120,25 @@ def test_whole_instructions(unit: tuple[str, str], style: str) -> None:
             assert got[i, j] == dot(a[0, i].tolist(), b[0, j].tolist(), int(c[0, i, j]), types, "f32", rules)
 
 
+@pytest.mark.parametrize("size", [127.0, 255.0, 257.0, 600.0])
+@pytest.mark.parametrize("codes", [(0x57, 0x57), (0x5F, 0x57), (0x5F, 0x5F), (0x67, 0x4F), (0x67, 0x67)])
+def test_where_small_products_begin_to_be_cut(codes: tuple[int, int], size: float) -> None:
+    """Magnitudes up to 15, 30 or 60 beside subnormal ones, whose products are odd multiples of 2^-18, and D around 2^8:
+    on both sides of the exponent from which on those are cut. D is on the grid of the products, or not."""
+    types, rng = ("e4m3", "e4m3"), np.random.default_rng(12)
+    sums = Arithmetic("silicon", "sm_100a").sums("tcgen05", "e4m3", "f32")
+    rules = rules_of("tcgen05", "sm_100a", types, "f32")
+    a, b = (rng.integers(1, 8, (1, rows, 32), dtype=np.uint8) for rows in (48, 24))
+    for x, code in zip((a, b), codes):
+        x[..., ::9] = code
+        x ^= rng.choice(np.array([0, 0x80], np.uint8), x.shape)
+    b[:, :8, ::9] = 0  # products of the largest ones are not everywhere
+    c = np.round(rng.uniform(-size, size, (1, 48, 24)) * 2.0**14) / 2.0**14
+    if size == 127:
+        c[:, :16, ::5] *= 2.0**-12  # off the grid, between numbers that are on it
+    check(a, b, c.astype(np.float32).view(np.uint32), types, "f32", sums, rules)
+
+
 CHANGED = [
     ("fraction", 1), ("fraction", -1), ("result", -1), ("step", 16), ("lowest", 3),
 ]  # fmt: skip

@@ -21,6 +21,10 @@ enum {
   MOST_NARROW_FRACTION = 15,  // 33 terms of less than 2^(15 + 2) do not change the exponent of M
   LARGEST_NARROW = 110,       // exponent with which M is a number of FP32
   LANES_OF_16 = VECTOR / 2,
+  UNCUT_ROWS = VECTOR == 64 ? 8 : 4,
+  UNCUT_VECTORS = 2,
+  UNCUT_LANES = UNCUT_VECTORS * WORDS,
+  UNCUT_FRACTION = 25,  // with which |D| below 2^8 has no exponent above fraction - 18
 };
 
 typedef struct Sums {
@@ -33,6 +37,15 @@ typedef struct Sums {
 } Sums;
 
 static _Thread_local Terms terms_a, terms_b;
+
+// B of all CTAs, and A of one.
+static void load_all_terms(const Mma *mma, int64_t part, int narrow) {
+  int64_t columns = mma->n / mma->ctas;
+  for (int64_t r = 0; r < mma->ctas; r++)
+    load_terms(&terms_b, &mma->parts[r].b, columns, r * columns, &mma->b, 0, narrow);
+  int block = narrow ? NARROW_VECTORS * WORDS : WIDE_VECTORS * DOUBLES;
+  load_terms(&terms_a, &mma->parts[part].a, mma->m, 0, &mma->a, block, narrow);
+}
 
 // --- one result ------------------------------------------------------------------------------------------------------
 
@@ -165,6 +178,76 @@ static inline Bits half_bits_of_narrow(Floats sum) {
 #define any_of any
 #include "aligned_block.h"
 
+// --- E4M3 whose products are not cut ---------------------------------------------------------------------------------
+//
+// Products of E4M3 are multiples of 2^-18. Where no exponent is above fraction - 18, and D is a multiple too, nothing is
+// cut: the sum is that of integers. Most sums of small numbers are.
+
+static _Thread_local Operand small_a, small_b;
+
+// A magnitude in units of 2^-9 -> the exponent as it is encoded.
+static inline int exponent_of_small(int64_t most) {
+  int exponent = most ? 63 - __builtin_clzll((uint64_t)most) - 9 : -6;
+  return exponent > -6 ? exponent : -6;
+}
+
+// Whether sums of integers and D fit, and no product is cut.
+static int is_uncut(const Mma *mma) {
+  int64_t a = small_a.most, b = small_b.most;
+  if (a > MOST_SMALL || b > MOST_SMALL || a * b * K_BYTES > INT32_MAX - (1 << 26)) return 0;
+  return exponent_of_small(a) + exponent_of_small(b) <= mma->fraction - 18;
+}
+
+// 0: nothing is done, an element of D would be cut or is special.
+static inline int uncut_block(const Sums *s, int64_t row, int64_t lane, int accumulate) {
+  Ints sums[UNCUT_ROWS][UNCUT_VECTORS] = {0}, wrong = {0};
+  const Mma *mma = s->mma;
+  uint32_t *cells[UNCUT_VECTORS];
+  int vectors = (int)((mma->m - lane) / WORDS);
+  UNROLLED for (int v = 0; v < UNCUT_VECTORS; v++)  // beyond m: the first ones, and nothing is stored
+    cells[v] = row_of(mma, s->cells, row) + lane_offset(mma, v < vectors ? lane + WORDS * v : lane);
+  const int32_t *a = (const int32_t *)small_a.pairs + lane, *b = (const int32_t *)small_b.pairs + PAIRS * row;
+  for (int k = 0; k < PAIRS; k++)
+    UNROLLED for (int r = 0; r < UNCUT_ROWS; r++) {
+      Ints right = b[PAIRS * r + k] - (Ints){0};
+      UNROLLED for (int v = 0; v < UNCUT_VECTORS; v++)
+        sums[r][v] = dot2(sums[r][v], *(const Ints *)(a + TENSOR_LANES * k + WORDS * v), right);
+    }
+  if (accumulate)
+    UNROLLED for (int r = 0; r < UNCUT_ROWS; r++)
+      UNROLLED for (int v = 0; v < UNCUT_VECTORS; v++) {
+        Floats old = *(const Floats *)(cells[v] + r * mma->column_stride) * 0x1p18f;
+        Ints fits = (Floats)((Ints)old & INT32_MAX) < 0x1p26f;
+        Ints whole = __builtin_convertvector((Floats)((Ints)old & fits), Ints);
+        wrong |= ~fits | (__builtin_convertvector(whole, Floats) != old);
+        sums[r][v] += whole;
+      }
+  if (any(wrong)) return 0;
+  UNROLLED for (int r = 0; r < UNCUT_ROWS; r++)
+    UNROLLED for (int v = 0; v < UNCUT_VECTORS; v++)
+      if (v < vectors)
+        *(Floats *)(cells[v] + r * mma->column_stride) = __builtin_convertvector(sums[r][v], Floats) * 0x1p-18f;
+  return 1;
+}
+
+// Kept apart as `add_steps` is. Blocks that cannot be computed so are computed as all others.
+static __attribute__((noinline)) void add_uncut(Sums *s, int64_t part) {
+  const Mma *mma = s->mma;
+  int loaded = 0;
+  s->first = 0, s->last = s->k;
+  for (int64_t row = 0; row < mma->n; row += UNCUT_ROWS)
+    for (int64_t lane = 0; lane < mma->m; lane += UNCUT_LANES) {
+      if (s->accumulate ? uncut_block(s, row, lane, 1) : uncut_block(s, row, lane, 0)) continue;
+      if (!loaded) load_all_terms(mma, part, 0);
+      loaded = 1;
+      for (int64_t r = row; r < row + UNCUT_ROWS; r += WIDE_ROWS) {
+        find_tops(s, r, WIDE_ROWS);
+        for (int64_t l = lane; l < lane + UNCUT_LANES && l < mma->m; l += WIDE_VECTORS * DOUBLES)
+          wide_block(s, r, l, 0);
+      }
+    }
+}
+
 // --- instructions ----------------------------------------------------------------------------------------------------
 
 // Kept apart, so that the rounding mode is set before the first operation and until after the last one.
@@ -179,20 +262,24 @@ static __attribute__((noinline)) void add_steps(Sums *s, int narrow) {
 
 void multiply_aligned(const Mma *mma) {
   static _Thread_local int32_t tops[MOST_BLOCK_ROWS][TENSOR_LANES];
-  Terms *a = &terms_a, *b = &terms_b;
   int64_t columns = mma->n / mma->ctas;
   int narrow = mma->fraction <= MOST_NARROW_FRACTION && is_byte_float(mma->a.element) && is_byte_float(mma->b.element);
-  int block = narrow ? NARROW_VECTORS * WORDS : WIDE_VECTORS * DOUBLES;
-  for (int64_t r = 0; r < mma->ctas; r++) load_terms(b, &mma->parts[r].b, columns, r * columns, &mma->b, 0, narrow);
+  int small = mma->fraction == UNCUT_FRACTION && mma->result == 23 && mma->step == K_BYTES && mma->d == SUM_F32 &&
+              mma->a.element == E4M3 && mma->b.element == E4M3;
+  for (int64_t r = 0; r < mma->ctas && small; r++)
+    load_small(&small_b, &mma->parts[r].b, columns, r * columns, &mma->b, 0);
   int mode = fegetround();
   for (int64_t r = 0; r < mma->ctas; r++) {
-    load_terms(a, &mma->parts[r].a, mma->m, 0, &mma->a, block, narrow);
     Sums sums = {
-      .mma = mma, .cells = mma->parts[r].cells, .a = a, .b = b, .k = elements(mma->a.element),
+      .mma = mma, .cells = mma->parts[r].cells, .a = &terms_a, .b = &terms_b, .k = elements(mma->a.element),
       .halves = mma->d == SUM_F16, .accumulate = mma->accumulate != 0, .tops = tops,
     };
+    if (small) load_small(&small_a, &mma->parts[r].a, mma->m, 0, &mma->a, 1);
+    int uncut = small && is_uncut(mma);
+    if (!uncut) load_all_terms(mma, r, narrow);
     fesetround(FE_TOWARDZERO);
-    add_steps(&sums, narrow);
+    if (uncut) add_uncut(&sums, r);
+    else add_steps(&sums, narrow);
     fesetround(mode);
   }
 }
