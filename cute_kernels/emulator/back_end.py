@@ -1,8 +1,8 @@
 """Which back end runs the warps of a launch, and when it changes.
 
-Python source is there at once but slow, machine code costs about a millisecond of compilation per PTX instruction. So a
-kernel starts in Python and changes over when it has executed about as many instructions as the compilation takes: this
-costs at most twice the time of the better choice. Both back ends keep the same registers in other places, so running
+Bytecode is lowered from PTX as Python source is, and takes about as long to make. So a kernel starts in Python and
+changes over when it has executed about as many instructions as lowering it again takes: this costs at most twice the
+time of the better choice. Both back ends keep the same registers in other places, so running
 warps are carried over. The point of the change is counted in instructions, never in time: a launch that replays its
 seed changes at the same place.
 """
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
     from cute_kernels.emulator.warp import Warp
 
-# Measured (docs/emulator/speed.md): compilation takes about 0.3 ms per PTX instruction and 0.15 s for LLVM itself;
-# Python executes 0.2 instructions per microsecond.
-_EXECUTIONS = 60
+# Measured (docs/emulator/speed.md): lowering takes about 0.2 ms per PTX instruction; Python executes 0.2 instructions
+# per microsecond.
+_EXECUTIONS = 40
 _FIXED = 500
 _CHECK = 16  # rounds of the scheduler between two looks at the counts
 
@@ -72,7 +72,7 @@ class Execution:
 
     @property
     def native(self) -> bool:
-        """Whether warps run in machine code now."""
+        """Whether warps run as bytecode now."""
         return self._native is not None
 
     @property
@@ -84,7 +84,7 @@ class Execution:
         return self._native.start(warp) if self._native is not None else PythonWarp(self._python, warp)
 
     def consider(self, cluster: Cluster, soon: bool) -> None:
-        """Changes to machine code when it is time. To be called between the slices of the cluster's warps.
+        """Changes to bytecode when it is time. To be called between the slices of the cluster's warps.
 
         Args:
             cluster: what runs.

@@ -8,6 +8,7 @@ can differ between the lanes of a warp, and whether the instruction can block. A
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,11 +93,18 @@ def find_prefix(instruction: Instruction) -> tuple[str, ...]:
     Raises:
         UnsupportedPTX: none is registered.
     """
-    parts = instruction.parts
+    found = _prefix(instruction.parts)
+    if found is None:
+        raise instruction.refuse(f"opcode {instruction.opcode!r} is not implemented")
+    return found
+
+
+@functools.cache  # asked many times for each instruction; families are registered before the first kernel is read
+def _prefix(parts: tuple[str, ...]) -> tuple[str, ...] | None:
     for length in range(min(_LONGEST, len(parts)), 0, -1):
         if parts[:length] in FAMILIES:
             return parts[:length]
-    raise instruction.refuse(f"opcode {instruction.opcode!r} is not implemented")
+    return None
 
 
 def find_family(instruction: Instruction) -> Family:

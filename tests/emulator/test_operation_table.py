@@ -128,6 +128,7 @@ def drawn(rng: np.random.Generator, type_: str) -> np.ndarray:
     dtype = np.dtype(DTYPES[type_])
     bits = 8 * dtype.itemsize
     raw = f"u{dtype.itemsize}"
+    raw_type = np.dtype(raw).type
     patterns = np.frombuffer(rng.bytes(LANES * dtype.itemsize), raw)
     edges = list(EDGES["i"](bits)) + (EDGES["s"](bits) if bits > 8 else [])
     if bits > 8:
@@ -138,8 +139,12 @@ def drawn(rng: np.random.Generator, type_: str) -> np.ndarray:
         half = near.astype(np.float16).view(np.uint16) if rng.random() < 0.5 else near.view(np.uint32) >> 16
         patterns = {8: patterns, 16: half, 32: near.view(np.uint32), 64: near.astype(np.float64).view(np.uint64)}[bits]
         patterns = patterns + rng.integers(-2, 3, LANES) if rng.random() < 0.5 else rng.integers(0, 80, LANES)
-    mixed = np.where(rng.random(LANES) < 0.4, chosen, patterns.astype(raw))
-    return mixed.astype(raw).view(dtype)
+    mixed = np.where(rng.random(LANES) < 0.4, chosen, patterns.astype(raw)).astype(raw)
+    if bits > 8 and rng.random() < 0.3:  # half-way between two numbers of a narrower format
+        dropped = int(rng.choice([size for size in (3, 8, 13, 16, 29, 45, 48) if size < bits]))
+        ties = mixed >> raw_type(dropped) << raw_type(dropped) | raw_type(1 << dropped - 1)
+        mixed = np.where(rng.random(LANES) < 0.5, ties, mixed)
+    return mixed.view(dtype)
 
 
 class Core:
