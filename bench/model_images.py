@@ -98,7 +98,26 @@ def images_table(checked: list[TimedImages]) -> str:
         f"\nAll {len(errors)} timed configurations: error {np.median(errors):.1%} in the median, {errors.max():.1%} at "
         "the most."
     )
+    lines.append(f"\n{picks(checked)}")
     return "\n".join(lines)
+
+
+def picks(checked: list[TimedImages]) -> str:
+    """How the configuration that the model puts first did, where several of few images were timed in one run."""
+    several: dict[int, list[TimedImages]] = {}
+    for timed in checked:
+        if timed.images <= FEW_IMAGES:
+            several.setdefault(timed.images, []).append(timed)
+    longer = {
+        images: min(all_, key=lambda c: c.modelled).measured / min(c.measured for c in all_) - 1
+        for images, all_ in sorted(several.items())
+    }
+    counts = {len(all_) for all_ in several.values()}
+    return (
+        f"Of the {'/'.join(map(str, sorted(counts)))} configurations timed at {', '.join(map(str, longer))} images the "
+        f"one that the model puts first took {', '.join(f'{share:.1%}' for share in longer.values())} longer than the "
+        "fastest."
+    )
 
 
 # --- the choice on a B200 --------------------------------------------------------------------------------------------

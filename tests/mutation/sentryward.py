@@ -50,12 +50,16 @@ SUBJECTS = {
     ),
     "position order": Subject(
         KernelTarget(
-            Sm100PatchEmbedConfig(stages=2, order="position", tile_positions=1, stagger_clocks=0),
-            batch=256, positions=3, n=256, k=384,
+            Sm100PatchEmbedConfig(
+                tile_n=128, stages=2, epilogue_warps=4, cta_group=1, order="position", tile_positions=1,
+                stagger_clocks=0,
+            ),
+            batch=128, positions=3, n=128, k=384,
         )
     ),
     "weight in shared memory": Subject(
-        TARGETS["sm100-on-chip-one-cta"], ("bytes+16 mbarrier.arrive.expect_tx.shared.b64 #0",)
+        TARGETS["sm100-on-chip-one-cta"],
+        ("bytes+16 mbarrier.arrive.expect_tx.shared.b64 #0", "drop cp.async.bulk.wait_group.read #0"),
     ),
     "weight in tensor memory": Subject(
         KernelTarget(
