@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test orders integrations lint bench b200 mutate mutate-source sanitizers hardware sentryward dsl-versions docs nightly clean
+.PHONY: demo test orders integrations lint bench b200 mutate mutate-source sanitizers fuzz hardware sentryward dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -52,6 +52,10 @@ mutate-source: $(VENV)/.installed-test
 sanitizers: $(VENV)/.installed-test
 	$(BIN)/python -m tests.sanitizers -n 2 tests/emulator $(ARGS)
 
+# Damaged programs, launch shapes, tensor maps: each ends in success or an error that names what is wrong. docs/testing.md
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.emulator.fuzz --inputs 100000 --jobs 2 $(ARGS)
+
 # On a machine with an SM90 GPU: every launch of the emulator's unit tests runs on it too, with equal results (docs/emulator/contract.md).
 # The files that launch PTX, be it through the cases of another module; tests/emulator/test_hardware.py checks the list.
 HARDWARE_TESTS = $(shell grep -lE 'tests\.emulator\.(ptx|instruction_cases) import' tests/emulator/test_*.py)
@@ -72,7 +76,7 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file .ci/mkdocs.yml
 
 # What takes too long for every change.
-nightly: integrations orders mutate mutate-source sanitizers sentryward dsl-versions $(VENV)/.installed-test
+nightly: integrations orders mutate mutate-source sanitizers fuzz sentryward dsl-versions $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:

@@ -140,6 +140,8 @@ def _parameter(reader: Reader, before: list[Parameter]) -> Parameter:
             element = directive[1:]
         elif directive not in (".ptr", ".global", ".shared"):
             raise UnsupportedPTX(f"{directive!r} of a parameter is not supported", ptx_line=line)
+    if not element:
+        raise UnsupportedPTX(f"a parameter without a type, {reader.peek()!r}", ptx_line=line)
     size = TYPE_BITS[element] // 8
     align = align or size
     name = reader.take().text

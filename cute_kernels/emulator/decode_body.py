@@ -41,6 +41,7 @@ _SPECIAL = re.compile(
 )
 
 
+_MOST_REGISTERS = 1 << 20  # by one name: far above what any compiler writes
 _PARTS, _COLORS = "xyzw", "rgba"
 """Suffixes of a vector register's elements (PTX ISA, "Vectors as Operands")."""
 
@@ -186,7 +187,13 @@ class Body:
             names = [name]
             if reader.peek() == "<":
                 reader.take()
-                names = [f"{name}{i}" for i in range(reader.take_number())]
+                count = reader.take_number()
+                if count > _MOST_REGISTERS:
+                    raise UnsupportedPTX(
+                        f"{count} registers {name}<n>; at most {_MOST_REGISTERS} are supported",
+                        ptx_line=type_token.line,
+                    )
+                names = [f"{name}{i}" for i in range(count)]
                 reader.take(">")
             if elements:
                 scope.vectors.update(dict.fromkeys(names, elements))
@@ -257,6 +264,8 @@ def _instruction(index: int, statement: _Statement, source: str, call_parameters
             cursor.take(",")
     parts = tuple(opcode.split("."))
     if parts[:2] in (("st", "param"), ("ld", "param")):
+        if len(operands) != 2:
+            raise UnsupportedPTX(f"{len(operands)} operands, not 2", ptx_line=line, instruction=text)
         place, register = operands if parts[0] == "st" else operands[::-1]
         if isinstance(place, Memory) and isinstance(place.base, Register) and place.base.name in call_parameters:
             if place.offset or place.extra:
@@ -342,10 +351,12 @@ class _OperandReader(Reader):
             self.take()
             extra.append(self.operand())
         self.take("]")
-        return Memory(base, offset, tuple(extra))
+        if not -(2**63) <= offset < 2**64:
+            raise self._error(f"the offset {offset} of an address has more than 64 bits")
+        return Memory(base, (offset + 2**63) % 2**64 - 2**63, tuple(extra))
 
     def take_number_here(self) -> int:
-        if self.tokens[self.at].kind != "number":
+        if self.at >= len(self.tokens) or self.tokens[self.at].kind != "number":
             raise self._error(f"a number is expected, {self.peek()!r} found")
         return integer(self.take())
 

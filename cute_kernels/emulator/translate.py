@@ -81,6 +81,11 @@ class Translation:
         return self.kernel.instructions[index] if index >= 0 else None
 
 
+# What taking an instruction apart raises that is of no form the function for its opcode knows: a missing operand, a
+# register or a literal where the other is meant, a number that no register holds.
+_NO_FORM = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError)
+
+
 class PythonWarp:
     """The execution of one warp by its ``generator``: what the scheduler needs of a warp's code."""
 
@@ -315,6 +320,8 @@ class Lowering:
                 builder.call(instructions_tcgen05.used, self.uses[instruction.index])
             guard = None
             if instruction.guard is not None:
+                if self.kernel.registers.get(instruction.guard.register) != "pred":
+                    raise instruction.refuse(f"the guard {instruction.guard.register} is no predicate")
                 guard = builder.register(instruction.guard.register)
                 if instruction.guard.negated:
                     guard = builder.logic_not(guard)
@@ -326,9 +333,20 @@ class Lowering:
                     continue
                 guard = None
             builder.guard = guard
-            find_family(instruction).lower(builder, instruction)
+            self._lower(builder, instruction)
             builder.guard = None
         return builder, condition if len(block.successors) > 1 else None, last
+
+    @staticmethod
+    def _lower(builder: BlockBuilder, instruction: Instruction) -> None:
+        """Raises UnsupportedPTX also where operands are missing, too many, or of another kind than any form has."""
+        try:
+            find_family(instruction).lower(builder, instruction)
+        except _NO_FORM as error:
+            raise instruction.refuse(
+                f"no form of {instruction.parts[0]} that is implemented has these qualifiers and operands "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
 
 class _Translator:

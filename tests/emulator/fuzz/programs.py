@@ -1,0 +1,128 @@
+"""Programs that work, to be damaged: small kernels of other tests, and frozen launches of our kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.tensor_map import encode
+from tests.emulator import record_tma_on_gpu as tma
+from tests.emulator.instruction_cases import kernel_text
+from tests.emulator.matrix_cases import matrix_cases, wgmma_cases
+from tests.emulator.oracle.launches import DATA, FrozenLaunch, address_of
+from tests.emulator.record_matrix_on_gpu import result_array
+from tests.emulator.sm90_all_cases import cases
+from tests.emulator.test_instructions import CONVERSION, FLOAT, INTEGER
+from tests.emulator.test_tma import CASES, tensor_map_of
+from tests.emulator.test_units import text_of
+
+_FROZEN = ("gather-sm100", "gather-sm90", "gemm-sm90-split", "sm100-one-cta", "sm100", "sm90-one-cta")
+_MAP_ADDRESS = 1 << 32  # that tensor maps are encoded with; the address of a buffer takes its place
+
+
+@dataclass(frozen=True)
+class Program:
+    """One launch.
+
+    Attributes:
+        name: where it comes from.
+        text: PTX.
+        params: of every kernel parameter its bytes. Addresses are those of `address_of`.
+        buffers: global memory before the launch.
+        grid, block, cluster, shared: of the launch; bytes of dynamic shared memory.
+        options: of `Options`, by name.
+    """
+
+    name: str
+    text: str
+    params: tuple[bytes, ...]
+    buffers: tuple[bytes, ...]
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (32, 1, 1)
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    shared: int = 4096
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def with_options(self, **options: Any) -> Program:
+        """With other options besides its own."""
+        return dataclasses.replace(self, options={**self.options, **options})
+
+
+def _addresses(count: int) -> tuple[bytes, ...]:
+    return tuple(struct.pack("<Q", address_of(i)) for i in range(count))
+
+
+def _on_arrays(name: str, text: str, *arrays: np.ndarray, **shape: Any) -> Program:
+    return Program(name, text, _addresses(len(arrays)), tuple(array.tobytes() for array in arrays), **shape)
+
+
+def _arithmetic() -> Iterator[Program]:
+    for number, case in enumerate([*INTEGER.values(), *FLOAT.values(), *CONVERSION.values()]):
+        data = np.arange(102 * (len(case.sources) + 1), dtype=np.uint64) * 0x0123456789ABCDEF
+        yield _on_arrays(f"arithmetic {number}", kernel_text(case), data)
+
+
+def _instructions() -> Iterator[Program]:
+    for case in cases():
+        out = np.zeros(case.expected.nbytes, np.uint8)
+        yield _on_arrays(
+            case.name, case.text, *case.inputs, out, block=(case.block, 1, 1), grid=(case.grid, 1, 1),
+            cluster=(case.cluster, 1, 1), shared=case.shared,
+        )  # fmt: skip
+
+
+def _matrices() -> Iterator[Program]:
+    for case in wgmma_cases():
+        image, _ = case.image()
+        operands = image, case.registers(), result_array(case)
+        yield _on_arrays(f"wgmma {case}", case.ptx(), *operands, block=(128, 1, 1), shared=len(image))
+    for case in matrix_cases():
+        operands = case.image(), case.registers(), result_array(case)
+        yield _on_arrays(repr(case), case.ptx(), *operands, block=(128, 1, 1))
+
+
+def _tensor_copies() -> Iterator[Program]:
+    for number, case in enumerate(CASES):
+        if case["kind"] not in ("load", "store") or "fault" in case or not case["map"]:
+            continue
+        tensor, image = tma.noise(0, tma.GLOBAL_BYTES), tma.noise(number, tma.SHARED_BYTES)
+        coords = np.array([*case["coords"], *[0] * (32 - len(case["coords"]))], np.int32)
+        buffers = tensor, coords, image, np.zeros(4, np.uint32)
+        where = _addresses(len(buffers))
+        steps = [1, *case["element_strides"][1:]]
+        elements = math.prod(-(-b // s) for b, s in zip(case["box"], steps))
+        words = case["offset"], elements * tma.element_bytes(case["dtype"])
+        tensor_map = where[0] + encode(tensor_map_of(case, _MAP_ADDRESS))[8:]
+        params = tensor_map, where[1], *(struct.pack("<I", word) for word in words), *where[2:]
+        # One thread copies all of shared memory word by word: most boxes lie in a part of it.
+        text = text_of(case["kind"], len(case["box"])).replace(f", {tma.SHARED_BYTES};", ", 1024;")
+        yield Program(
+            f"tensor copy {number}", text, params,
+            tuple(array.tobytes() for array in buffers), block=(1, 1, 1), shared=tma.SHARED_BYTES + 1024,
+        )  # fmt: skip
+
+
+def _frozen() -> Iterator[Program]:
+    for name in _FROZEN:
+        with (DATA / f"{name}.jsonl").open() as file:
+            launch = FrozenLaunch.from_json(json.loads(file.readline())["launch"])
+        yield Program(
+            name, launch.ptx, tuple(map(bytes.fromhex, launch.params)),
+            tuple(content.tobytes() for content in launch.contents), launch.grid, launch.block, launch.cluster,
+            launch.dynamic_smem, {"clusters": (0,)},
+        )  # fmt: skip
+
+
+@functools.cache
+def programs() -> tuple[tuple[Program, ...], ...]:
+    """All of them, by kind."""
+    kinds = (_arithmetic, _instructions, _matrices, _tensor_copies, _frozen)
+    return tuple(tuple(kind()) for kind in kinds)
