@@ -14,8 +14,8 @@ import numpy as np
 
 import cute_kernels
 from cute_kernels.emulator import EmulatorError, GlobalMemory, Options, run
+from cute_kernels.emulator.relocation import Relocation
 from tests.emulator.fuzz.programs import Program
-from tests.emulator.hardware import Relocation
 from tests.emulator.oracle.launches import address_of
 
 PACKAGE = str(Path(cute_kernels.__file__).parent)
