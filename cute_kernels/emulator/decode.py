@@ -70,7 +70,7 @@ def parse(text: str) -> Module:
 
 
 def _read_file(tokens: list[Token], files: dict[int, str]) -> None:
-    files[integer(tokens[0].text)] = tokens[1].text.strip('"')
+    files[integer(tokens[0].text, tokens[0].line)] = tokens[1].text.strip('"')
 
 
 def _skip_section(reader: Reader) -> None:

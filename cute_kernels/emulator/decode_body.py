@@ -211,6 +211,9 @@ class Body:
         for index, statement in enumerate(self.statements):
             key = statement.location
             if key not in sources:
+                if not all(word.isdecimal() for word in key.split()):
+                    message = f"`.loc {key}` needs the numbers of a file and a line"
+                    raise UnsupportedPTX(message, ptx_line=statement.tokens[0].line)
                 sources[key] = _describe_location(key, self.files)
             instructions.append(_instruction(index, statement, sources[key], self.call_parameters))
         return Kernel(
@@ -370,7 +373,7 @@ class _OperandReader(Reader):
         self.at += 1
         sign = -1 if negative else 1
         if token.kind == "number":
-            return Immediate(sign * integer(token.text))
+            return Immediate(sign * integer(token.text, token.line))
         if token.kind == "float":
             bits = int(token.text[2:], 16)
             width = 32 if token.text[1] in "fF" else 64

@@ -78,7 +78,7 @@ class Reader:
         token = self.take()
         if token.kind != "number":
             raise UnsupportedPTX(f"a number is expected, {token.text!r} found", ptx_line=token.line)
-        return integer(token.text)
+        return integer(token.text, token.line)
 
     def take_rest_of_line(self) -> list[Token]:
         line = self.tokens[self.at - 1].line
@@ -102,10 +102,13 @@ class Reader:
         return values[0], values[1], values[2]
 
 
-def integer(text: str) -> int:
+def integer(text: str, line: int | None = None) -> int:
     text = text.rstrip("U")
     if text[:2] in ("0x", "0X"):
         return int(text, 16)
     if text[:2] in ("0b", "0B"):
         return int(text, 2)
-    return int(text, 8) if len(text) > 1 and text[0] == "0" else int(text)
+    try:
+        return int(text, 8) if len(text) > 1 and text[0] == "0" else int(text)
+    except ValueError:
+        raise UnsupportedPTX(f"`{text}` is no integer: behind a leading 0 are octal digits", ptx_line=line) from None

@@ -48,6 +48,8 @@ def test_what_was_found_once(seed: int, number: int):
         ("st.global.b32 [%d0+18446744073709551616], %r1;", "18446744073709551616 of an address has more than 64 bits"),
         ("ld.global.b32 %r1, [%d0+;];", "a number is expected"),
         ("ld.param.u64 ;", "0 operands, not 2"),
+        ("mov.b32 %r1, 08;", "`08` is no integer: behind a leading 0 are octal digits"),
+        (".loc 1 x 3", "`.loc 1 x` needs the numbers"),
         (".reg .b32 %many<2147483647>;", "2147483647 registers %many<n>; at most 1048576"),
         (
             "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r6,%r7}, {%r0,%r1,%r2,%r3}, {%d0,%r5}, {%r6,%r7};",
@@ -64,6 +66,12 @@ def test_errors_name_what_is_wrong(body: str, message: str):
 def test_parameter_without_a_type():
     with pytest.raises(UnsupportedPTX, match="a parameter without a type, 'p0'"):
         launch(module("ret;", parameters=1).replace(".u64 p0", "p0"), 0)
+
+
+def test_more_parameters_than_a_launch_takes():
+    text = module("ret;", parameters=1).replace(".u64 p0", ".align 8 .b8 p0[2147483648]")
+    with pytest.raises(ValueError, match="takes 2147483648 bytes of parameters, a launch 32764 at most"):
+        launch(text, 0)
 
 
 def _hang(*_: object, **__: object) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
+from cute_kernels.emulator.core.library import library
 from tests.emulator.fuzz.damage import draw_program
 from tests.emulator.fuzz.judge import Verdict, judge
 from tests.emulator.fuzz.programs import programs
@@ -100,6 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("inputs", "jobs"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} {getattr(options, name)}: at least 1 is needed")
+    library()  # compiled here where it has to be, not within the time of an input
     outcomes: collections.Counter[str] = collections.Counter()
     found: dict[tuple[str, str], list[int]] = {}
     start = time.monotonic()
