@@ -57,7 +57,7 @@ def test_kernels_are_known_without_a_launch(monkeypatch):
     images = torch.zeros(2, 3, 28, 28, dtype=torch.uint8)
     found = swap.kernels_of([lambda _: cute_kernels.patch_embed_images(images, weight)] * 2)
     assert [plan.operation for plan in found] == ["patchify", "patch_embed"] * 2
-    assert found[0].problem.batch == 2 and found[1].problem.k == 592
+    assert found[0].problem.batch == 2 and found[1].problem.k == 608
     assert not patch_embed_images.PATCH_EMBED_IMAGES.repeated.calls
 
 
