@@ -11,36 +11,31 @@ from typing import Any
 from cute_kernels.checking.search import DIFFERENT_RESULT, Budget, Search, Tally
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import command
-from cute_kernels.emulator.capturing import ARCHITECTURES, capture
+from cute_kernels.emulator.capturing import capture
 from cute_kernels.emulator.gpu import Options
 from cute_kernels.emulator.recorded import Recorder
 from cute_kernels.emulator.schedule import Schedule
 
-EXIT_STATUSES = f"""\
-Exit status: what the program passes to sys.exit, unchanged; else
-  0  every schedule that was tried is in order
-  1  the program raised an exception of its own
-  2  arguments that cannot be used, a program without launches
-  {command.FAULT}  a kernel is at fault under some schedule, or its result depends on the schedule
-  {command.REFUSED}  PTX, or something else of the program, that the emulator does not implement
-"""
+EXIT_STATUSES = command.exit_statuses({
+    0: "every schedule that was tried is in order",
+    2: "arguments that cannot be used, a program without launches",
+    command.FAULT: "a kernel is at fault under some schedule, or its result depends on the schedule",
+})  # fmt: skip
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
-    parser = commands.add_parser(
+    parser = command.add_program_command(
+        commands,
         "check",
-        runs_program=True,
+        check,
         help="run a CuTe DSL program's launches under many schedules",
         description="Runs a Python program once in the emulator, then each of its different launches again, from the "
         "memory that it found, under many schedules: asynchronous work early, late and at random; each warp starved in "
         "turn; random orders; a launch beside the one that it may overlap. A schedule that fails is reduced to the "
-        "simplest that still does, and printed as a command that runs the program under it. Options go before SCRIPT; "
-        "everything behind it belongs to the program.",
-        epilog=EXIT_STATUSES,
-        formatter_class=command.HelpFormatter,
+        "simplest that still does, and printed as a command that runs the program under it.",
+        statuses=EXIT_STATUSES,
     )
-    parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
     parser.add_argument(
         "--seconds", type=seconds, metavar="S",
         help="of trying schedules, after the program has run once (default: 60, or no limit with --seeds)",
@@ -54,9 +49,6 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="from schedule to schedule, e.g. because of atomic additions of floating-point numbers; only what the "
         "emulator reports counts then",
     )  # fmt: skip
-    command.add_run_arguments(parser)
-    command.add_program(parser)
-    parser.set_defaults(run=check)
 
 
 def seconds(text: str) -> float:

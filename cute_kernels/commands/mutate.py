@@ -14,9 +14,9 @@ from typing import Any
 
 from cute_kernels import files
 from cute_kernels.commands import check
+from cute_kernels.commands.kernel_options import count
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import command
-from cute_kernels.emulator.capturing import ARCHITECTURES
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.mutation import campaign
 from cute_kernels.mutation.campaign import Kernel
@@ -25,56 +25,42 @@ from cute_kernels.mutation.judge import Verdict, source_of
 BELOW = 5
 """Exit status where the score is below ``--fail-under``."""
 
-EXIT_STATUSES = f"""\
-Exit status: what the program passes to sys.exit, unchanged; else
-  0  all mutants were judged
-  1  the program raised an exception of its own
-  2  arguments that cannot be used, a program without such a kernel
-  {command.FAULT}  an unchanged kernel is at fault
-  {command.REFUSED}  PTX, or something else of the program, that the emulator does not implement
-  {BELOW}  the score is below --fail-under
-"""
+EXIT_STATUSES = command.exit_statuses({
+    0: "all mutants were judged",
+    2: "arguments that cannot be used, a program without such a kernel",
+    command.FAULT: "an unchanged kernel is at fault",
+    BELOW: "the score is below --fail-under",
+})  # fmt: skip
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
-    parser = commands.add_parser(
+    parser = command.add_program_command(
+        commands,
         "mutate",
-        runs_program=True,
+        mutate,
         help="drop or weaken synchronisation of a CuTe DSL program's kernels: what is not noticed?",
         description="Runs a Python program once in the emulator. Then it drops or weakens every instruction of its "
         "kernels' PTX that synchronises, one at a time, and runs the launches again, from the memory that they found, "
         "under six schedules, until one notices: a report of the emulator, or another result. What survives is "
         "printed with its PTX line and source line: synchronisation that is not needed, or a case that the program's "
-        "launches do not exercise. Options go before SCRIPT; everything behind it belongs to the program.",
-        epilog=EXIT_STATUSES,
-        formatter_class=command.HelpFormatter,
+        "launches do not exercise.",
+        statuses=EXIT_STATUSES,
     )
-    parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
     parser.add_argument(
         "--kernel", metavar="NAME", default="", help="only kernels whose name contains this (default: all)"
     )
     parser.add_argument("--match", metavar="TEXT", default="", help="only mutants whose key contains this, e.g. fence")
-    parser.add_argument("--every", type=positive, default=1, metavar="K", help="only every K-th mutant (default: all)")
-    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--every", type=count, default=1, metavar="K", help="only every K-th mutant (default: all)")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument(
-        "--launches", type=positive, default=3, metavar="N",
+        "--launches", type=count, default=3, metavar="N",
         help="launches of each kernel that a mutant runs, of those that differ in shape (default: at most %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--fail-under", type=percentage, metavar="PERCENT", help=f"exit with {BELOW} if the score is below this"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write score and all verdicts as JSON")
-    command.add_run_arguments(parser)
-    command.add_program(parser)
-    parser.set_defaults(run=mutate)
-
-
-def positive(text: str) -> int:
-    """A positive integer, as argparse's ``type``."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return int(text)
 
 
 def percentage(text: str) -> float:

@@ -2,9 +2,9 @@
 
 Bytecode is lowered from PTX as Python source is, and takes about as long to make. So a kernel starts in Python and
 changes over when it has executed about as many instructions as lowering it again takes: this costs at most twice the
-time of the better choice. Both back ends keep the same registers in other places, so running
-warps are carried over. The point of the change is counted in instructions, never in time: a launch that replays its
-seed changes at the same place.
+time of the better choice. Both back ends keep the same registers in other places, so running warps are carried over.
+The point of the change is counted in instructions, never in time: a launch that replays its seed changes at the same
+place.
 """
 
 from __future__ import annotations

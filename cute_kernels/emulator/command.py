@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,27 @@ from cute_kernels.files import check_output
 FAULT, REFUSED = 3, 4
 """Exit statuses beside 0, a program's own ones, and argparse's 2."""
 
-EXIT_STATUSES = f"""\
-Exit status: what the program passes to sys.exit, unchanged; else
-  0  the program ended, and every kernel was in order
-  1  the program raised an exception of its own
-  2  arguments that cannot be used, or a file that cannot be read or written
-  {FAULT}  a kernel is at fault: a race, an illegal access, a hang, a trap, an illegal launch, ...; also where the
-     program caught that error and ended as if nothing had happened
-  {REFUSED}  PTX, or something else of the program, that the emulator does not implement; also where the program caught
-     the error of a launch and ended as if nothing had happened
-"""
+_STATUSES = "Exit status: what the program passes to sys.exit, unchanged; else\n"
+
+
+def exit_statuses(meanings: Mapping[int, str]) -> str:
+    """The epilog of a command that runs a program: its exit statuses, beside what all such commands have."""
+    shared = {
+        1: "the program raised an exception of its own",
+        REFUSED: "PTX, or something else of the program, that the emulator does not implement",
+    }
+    lines = (f"  {status}  {text}\n" for status, text in sorted((shared | dict(meanings)).items()))
+    return _STATUSES + "".join(lines)
+
+
+EXIT_STATUSES = exit_statuses({
+    0: "the program ended, and every kernel was in order",
+    2: "arguments that cannot be used, or a file that cannot be read or written",
+    FAULT: "a kernel is at fault: a race, an illegal access, a hang, a trap, an illegal launch, ...; also where the\n"
+    "     program caught that error and ended as if nothing had happened",
+    REFUSED: "PTX, or something else of the program, that the emulator does not implement; also where the program\n"
+    "     caught the error of a launch and ended as if nothing had happened",
+})  # fmt: skip
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -75,22 +86,55 @@ class CommandParser(argparse.ArgumentParser):
         return len({id(options[name]) for name in names}) == 1 and options[names[0]].nargs is None
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
-    """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
+def add_program_command(
+    commands: argparse._SubParsersAction,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str,
+    statuses: str,
+) -> argparse.ArgumentParser:
+    """Adds a subcommand that runs a program; the parsers of ``commands`` are `CommandParser`s.
+
+    Args:
+        run: does it, and returns the exit status.
+        help, description: as for argparse; how options and the program are told apart is added.
+        statuses: of `exit_statuses`.
+
+    Returns:
+        The parser with all that such commands have in common.
+    """
     parser = commands.add_parser(
-        "emulate",
+        name,
         runs_program=True,
-        help="run a CuTe DSL program without a GPU, its kernels in the emulator",
-        description="Runs a Python program that launches CuTe DSL kernels: kernels execute in the emulator, host code, "
-        "torch tensors on 'cuda' and the program's own checks run as they are, in host memory. Prints a line per "
-        "launch, and what is wrong with a kernel (a race, a hang, ...) with its place in PTX and source. Options go "
-        "before SCRIPT; everything behind it belongs to the program.",
-        epilog=EXIT_STATUSES,
+        help=help,
+        description=f"{description} Options go before SCRIPT; everything behind it belongs to the program.",
+        epilog=statuses,
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
-    schedule.add_arguments(parser)
     add_run_arguments(parser)
+    parser.add_argument("script", metavar="SCRIPT")
+    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
+    own.required = False  # else argparse asks for them where SCRIPT is missing
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
+    parser = add_program_command(
+        commands,
+        "emulate",
+        emulate,
+        help="run a CuTe DSL program without a GPU, its kernels in the emulator",
+        description="Runs a Python program that launches CuTe DSL kernels: kernels execute in the emulator, host code, "
+        "torch tensors on 'cuda' and the program's own checks run as they are, in host memory. Prints a line per "
+        "launch, and what is wrong with a kernel (a race, a hang, ...) with its place in PTX and source.",
+        statuses=EXIT_STATUSES,
+    )
+    schedule.add_arguments(parser)
     parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
     parser.add_argument(
         "--trace",
@@ -109,8 +153,6 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
     )
-    add_program(parser)
-    parser.set_defaults(run=emulate)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,13 +186,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
-    """Adds the program and its arguments; the parser is a `CommandParser` that runs a program."""
-    parser.add_argument("script", metavar="SCRIPT")
-    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
-    own.required = False  # else argparse asks for them where SCRIPT is missing
-
-
 def _folder(text: str) -> Path:
     """The name of a folder, as argparse's ``type``; pathlib takes an empty one for the current folder."""
     if not text:
@@ -159,10 +194,10 @@ def _folder(text: str) -> Path:
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Fills all text but the list of exit statuses."""
+    """Fills all text but a list of exit statuses."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text == EXIT_STATUSES else super()._fill_text(text, width, indent)
+        return text if text.startswith(_STATUSES) else super()._fill_text(text, width, indent)
 
 
 def exit_status(error: EmulatorError) -> int:

@@ -48,11 +48,11 @@ def parse(text: str) -> Module:
         if token.text == ".version":
             version = reader.take().text
         elif token.text == ".target":
-            target = reader.take_rest_of_line()[0].text
+            target = reader.take_rest_of_line(least=1)[0].text
         elif token.text in (".address_size",):
             reader.take_rest_of_line()
         elif token.text == ".file":
-            _read_file(reader.take_rest_of_line(), files)
+            _read_file(reader.take_rest_of_line(least=2), files)
         elif token.text == ".section":
             _skip_section(reader)
         elif token.text in (".visible", ".extern", ".weak", ".entry", ".shared", ".global", ".const"):

@@ -121,7 +121,7 @@ class Body:
                 # LLVM counts the lines of inline assembly on from the line of its call, which is the one to report.
                 # Without its comments a brace level is taken for inline assembly (calls have one too, of one line).
                 asm = scope is not self.root if token.inline is None else token.inline
-                words = reader.take_rest_of_line()
+                words = reader.take_rest_of_line(least=2)
                 location = location if asm else _location_key(words)
             elif token.text == ".pragma":
                 reader.take_until(";")  # hints to the optimiser (loop unrolling)
@@ -407,6 +407,10 @@ class _OperandReader(Reader):
 # --- variables ------------------------------------------------------------------------------------------------------
 
 
+_MOST_ALIGNED = 1 << 24
+"""Bytes: shared addresses of a CTA have 24 bits here."""
+
+
 def read_variable(reader: Reader) -> Variable:
     """A variable declaration, from its state space on."""
     line = reader.line()
@@ -419,6 +423,9 @@ def read_variable(reader: Reader) -> Variable:
         if directive == ".attribute":
             raise UnsupportedPTX(".attribute is not supported", ptx_line=line)
         align = reader.take_number()
+        if not 0 < align <= _MOST_ALIGNED or align & (align - 1):
+            message = f".align {align}: a power of two up to {_MOST_ALIGNED} is needed"
+            raise UnsupportedPTX(message, ptx_line=line)
     element = reader.take().text[1:]
     if element not in TYPE_BITS:
         raise UnsupportedPTX(f"variables of type .{element} are not supported", ptx_line=line)

@@ -246,7 +246,8 @@ class _Uniformity:
     def _is_tid_copy(self, instruction: Instruction) -> bool:
         if not self.flow.rows_of_warps or instruction.parts[0] != "mov" or instruction.guard is not None:
             return False
-        return instruction.operands[1] == Special("%tid.x") and self.definitions[written(instruction)[0]] == 1
+        names = written(instruction)
+        return instruction.operands[1:] == (Special("%tid.x"),) and [self.definitions[name] for name in names] == [1]
 
     def _varies(self, operand: Operand) -> bool:
         if isinstance(operand, Special):

@@ -80,11 +80,14 @@ class Reader:
             raise UnsupportedPTX(f"a number is expected, {token.text!r} found", ptx_line=token.line)
         return integer(token.text, token.line)
 
-    def take_rest_of_line(self) -> list[Token]:
-        line = self.tokens[self.at - 1].line
+    def take_rest_of_line(self, least: int = 0) -> list[Token]:
+        """The tokens up to the end of the line; UnsupportedPTX where there are fewer than ``least``."""
+        directive, line = self.tokens[self.at - 1].text, self.tokens[self.at - 1].line
         start = self.at
         while self.at < len(self.tokens) and self.tokens[self.at].line == line:
             self.at += 1
+        if self.at - start < least:
+            raise UnsupportedPTX(f"{directive} needs {least} words or more on its line", ptx_line=line)
         return self.tokens[start : self.at]
 
     def take_until(self, end: str) -> list[Token]:

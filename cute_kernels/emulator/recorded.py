@@ -72,10 +72,10 @@ class RecordedLaunch:
         return -(-x * y * z // 32)
 
     def digest(self) -> bytes:
-        """Equal for launches that do the same."""
+        """Equal for launches that do the same, behind launches that do the same where they may overlap those."""
         found = hashlib.blake2b(digest_size=16)
         facts = dataclasses.astuple(dataclasses.replace(self.launch, ptx=""))
-        found.update(repr((facts, self.previous is None)).encode())
+        found.update(repr((facts, self.previous and self.previous.digest())).encode())
         found.update(self.launch.ptx.encode())
         for image in self.memory:
             found.update(image.address.to_bytes(8, "little"))
@@ -123,7 +123,6 @@ class Recorder:
         if digest not in self._known:
             self._known.add(digest)
             self.launches.append(self._last)
-
 
 
 @dataclass(frozen=True)

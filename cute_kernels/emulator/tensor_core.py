@@ -1,6 +1,6 @@
 """Fifth-generation tensor core: tcgen05.mma on operands in shared memory, accumulators in tensor memory.
 
-How one instruction adds is in `matrix_arithmetic`: as measured on a B200, or exactly with one rounding.
+How one instruction adds is in `matrix_arithmetic`: as published models of a B200 have it, or exactly with one rounding.
 """
 
 from __future__ import annotations

@@ -409,6 +409,7 @@ class TmaUnit:
         text = f"TMA store of {nbytes} bytes from shared offset {offset} of CTA {rank}, issued {who}"
         bulk = BulkOp(text)
         if self.tracker is not None:
+            self.shared.ctas[rank].check_bounds(offset, tensor_map.shared_bytes)
             starts, length = self._pieces(tensor_map, offset)
             read_part, write_part = self.tracker.bulk(
                 self.groups.committed(thread) + 1, text, reduces=reduction is not None

@@ -82,7 +82,8 @@ class Translation:
 
 
 # What taking an instruction apart raises that is of no form the function for its opcode knows: a missing operand, a
-# register or a literal where the other is meant, a number that no register holds.
+# register or a literal where the other is meant, a number that no register holds. A mistake of that function raises the
+# same, which is why the report says so.
 _NO_FORM = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError)
 
 
@@ -344,7 +345,8 @@ class Lowering:
             find_family(instruction).lower(builder, instruction)
         except _NO_FORM as error:
             raise instruction.refuse(
-                f"no form of {instruction.parts[0]} that is implemented has these qualifiers and operands "
+                f"no form of {instruction.parts[0]} that is implemented has these qualifiers and operands, or the "
+                "emulator is at fault "
                 f"({type(error).__name__}: {error})"
             ) from error
 

@@ -117,18 +117,15 @@ def patch_embed_images(
     direct = backend == "auto" and not dispatch_is_intercepted()
     if direct:
         gradients = _is_grad_enabled()
-        out = _repeated.run(
-            images, values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
-        )
+        others = values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
+        out = _repeated.run(images, *others)
         if out is not None:
             return out
         rounded = _as_multiplied(images, values, patch)
         if rounded is not images:
             # Rounded here instead of behind the checks, so that what follows is a call that is remembered.
             images = rounded
-            out = _repeated.run(
-                images, values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
-            )
+            out = _repeated.run(images, *others)
             if out is not None:
                 return out
     return PATCH_EMBED_IMAGES(

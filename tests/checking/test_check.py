@@ -157,6 +157,19 @@ def test_exit_status_says_who_failed(how: str, status: int, words: str, capsys: 
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name, line", [
+    ("emulate", "  0  the program ended, and every kernel was in order"),
+    ("check", "  0  every schedule that was tried is in order"),
+    ("mutate", "  5  the score is below --fail-under"),
+])  # fmt: skip
+def test_help_has_a_line_for_each_exit_status(name: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert line in lines and "  1  the program raised an exception of its own" in lines
+    assert any(each.startswith("  4  PTX, or something else of the program") for each in lines)
+
+
 def test_what_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty.py"
     empty.write_text("import torch\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import re
 
 import numpy as np
 import pytest
@@ -18,7 +19,10 @@ from tests.emulator.fuzz.programs import programs
 from tests.emulator.ptx import launch, module
 
 #: Inputs that once ended otherwise, as (seed, number).
-FOUND = [(0, 2), (0, 42), (0, 76), (0, 112), (0, 150), (0, 862), (0, 1066), (0, 1193)]
+FOUND = [
+    (0, 2), (0, 42), (0, 76), (0, 112), (0, 150), (0, 862), (0, 1066), (0, 1193), (11, 806), (11, 945), (11, 1627),
+    (11, 1950), (11, 2606),
+]  # fmt: skip
 
 
 def test_programs_work_before_they_are_damaged():
@@ -49,6 +53,10 @@ def test_what_was_found_once(seed: int, number: int):
         ("ld.global.b32 %r1, [%d0+;];", "a number is expected"),
         ("ld.param.u64 ;", "0 operands, not 2"),
         ("mov.b32 %r1, 08;", "`08` is no integer: behind a leading 0 are octal digits"),
+        (".loc 1", ".loc needs 2 words or more on its line"),
+        (".shared .align 549754815912 .b8 wide[4];", ".align 549754815912: a power of two up to 16777216 is needed"),
+        (".shared .align 12 .b8 odd[4];", ".align 12: a power of two"),
+        ("mov.u32 %r1;", "no form of mov|operand"),
         (".loc 1 x 3", "`.loc 1 x` needs the numbers"),
         (".reg .b32 %many<2147483647>;", "2147483647 registers %many<n>; at most 1048576"),
         (
@@ -61,6 +69,11 @@ def test_errors_name_what_is_wrong(body: str, message: str):
     with pytest.raises(UnsupportedPTX, match=message) as error:
         launch(module(f"ld.param.u64 %d0, [p0];\n{body}\nret;", parameters=1), np.zeros(64, np.uint32))
     assert error.value.ptx_line is not None
+
+
+def test_a_module_without_a_target():
+    with pytest.raises(UnsupportedPTX, match=".target needs 1 words or more on its line"):
+        launch(re.sub(r"\.target .*", ".target", module("ret;")), 0)
 
 
 def test_parameter_without_a_type():

@@ -56,6 +56,18 @@ def test_a_launch_runs_again_where_its_memory_lies_elsewhere() -> None:
     assert raised.value.launch_number == 1 and raised.value.launch == recorded.launch
 
 
+def test_a_launch_behind_another_one_is_another_launch_where_the_two_may_overlap() -> None:
+    """What the one before it does decides whether they race; without overlap it decides nothing."""
+    x = aligned(np.zeros(64, np.uint32))
+    sound, racing, second = text("ret;"), text("mov.b32 %r1, 0; ret;"), text("bar.warp.sync -1; ret;")
+    for overlaps, found in ((True, [1, 2, 3, 4]), (False, [1, 2, 3])):
+        recorder = Recorder()
+        for first in (sound, racing, sound):
+            recorder.take(captured(first, x), regions(x), overlaps=False)
+            recorder.take(captured(second, x, programmatic=True), regions(x), overlaps=overlaps)
+        assert [each.number for each in recorder.launches] == found
+
+
 def test_equal_launches_are_recorded_once_and_memory_that_stays_is_shared() -> None:
     x, y = aligned(np.zeros(64, np.uint32)), aligned(np.zeros(64, np.uint32))
     recorder, ptx = Recorder(), text("ret;")
