@@ -25,6 +25,8 @@ def _check(source: int, target: int, nbytes: int) -> None:
     for name, value in (("source", source), ("destination", target), ("size", nbytes)):
         if value % _UNIT:
             raise IllegalAccess(f"bulk copy whose {name} {value:#x} is no multiple of {_UNIT}")
+        if value >> 63:  # what tells the race detector of an access counts in signed numbers
+            raise IllegalAccess(f"bulk copy whose {name} {value:#x} is beyond all memory")
 
 
 class BulkUnit:

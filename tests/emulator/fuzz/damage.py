@@ -153,6 +153,8 @@ def _damage_parameters(draw: Draw, program: Program) -> Program:
         return dataclasses.replace(program, params=tuple(params))
     else:
         for _ in range(draw.choice((1, 1, 2, 4))):
+            if not value:
+                break
             bit = draw.randrange(8 * min(len(value), 64))
             if what < 0.7:
                 value[bit // 8] ^= 1 << bit % 8
