@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from cute_kernels.emulator.cuda_operators import CudaOperators, on_device_backward
+from cute_kernels.emulator.guarded_memory import guarded
 
 DEVICE = torch.device("cuda", 0)
 _ALIGNMENT = 512  # bytes, of what the CUDA allocator returns
@@ -161,21 +162,21 @@ class CudaOnHost(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not on_device or getattr(func, "__name__", "") in ("__dlpack__", "numpy", "__array__"):
             return result
-        aligned: dict[int, torch.UntypedStorage] = {}
-        return tree_map_only(torch.Tensor, lambda x: self.adopt(x, func, aligned), result)
+        copies: dict[int, torch.UntypedStorage] = {}
+        return tree_map_only(torch.Tensor, lambda x: self.adopt(x, func, copies), result)
 
     def adopt(
-        self, tensor: torch.Tensor, func: Any = None, aligned: dict[int, torch.UntypedStorage] | None = None
+        self, tensor: torch.Tensor, func: Any = None, copies: dict[int, torch.UntypedStorage] | None = None
     ) -> torch.Tensor:
         """A result as a tensor on the device.
 
         Args:
             tensor: host tensor.
             func: what made it.
-            aligned: of one call: new storages by the address of the ones that they replace.
+            copies: of one call: new storages by the address of the ones that they replace.
         """
         if type(tensor) is torch.Tensor and tensor.requires_grad and tensor.is_leaf:
-            return self.adopt(tensor.detach(), func, aligned).requires_grad_()  # a view of a leaf would not be one
+            return self.adopt(tensor.detach(), func, copies).requires_grad_()  # a view of a leaf would not be one
         if tensor.layout is not torch.strided or not tensor.untyped_storage().nbytes():
             return _as_cuda(tensor)
         storage = tensor.untyped_storage()
@@ -183,7 +184,7 @@ class CudaOnHost(TorchFunctionMode):
         if known is None or known[0].expired():
             self.refuse(getattr(func, "__name__", str(func)))
             if type(tensor) is torch.Tensor and not tensor.requires_grad:
-                storage = _aligned_copy(storage, {} if aligned is None else aligned)
+                storage = _guarded_copy(storage, {} if copies is None else copies)
                 size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
                 tensor = torch.empty(0, dtype=tensor.dtype).set_(storage, offset, size, stride)
             self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
@@ -335,15 +336,11 @@ def _as_cuda(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _aligned_copy(storage: torch.UntypedStorage, done: dict[int, torch.UntypedStorage]) -> torch.UntypedStorage:
-    """The storage itself if its address is aligned as the CUDA allocator aligns, else a copy that is."""
+def _guarded_copy(storage: torch.UntypedStorage, done: dict[int, torch.UntypedStorage]) -> torch.UntypedStorage:
+    """A copy that is aligned as the CUDA allocator aligns and far from all other storages; the same for the same."""
     address = storage.data_ptr()
-    if address % _ALIGNMENT == 0:
-        return storage
     if address not in done:
-        raw = np.empty(storage.nbytes() + _ALIGNMENT, np.uint8)
-        skip = -raw.ctypes.data % _ALIGNMENT
-        copy = torch.from_numpy(raw[skip : skip + storage.nbytes()])
+        copy = torch.from_numpy(guarded(storage.nbytes(), _ALIGNMENT))
         copy.untyped_storage().copy_(storage)
         done[address] = copy.untyped_storage()
     return done[address]

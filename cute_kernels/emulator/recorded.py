@@ -18,6 +18,7 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Options, Report, run
+from cute_kernels.emulator.guarded_memory import guarded
 from cute_kernels.emulator.relocation import Relocation
 
 _ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises
@@ -146,7 +147,7 @@ class Replay:
         here = {image.address for image in recorded.memory}
         gone = [image for address, image in early.items() if address not in here]  # freed between the two launches
         everything = [*recorded.memory, *gone]
-        self._buffers = [_aligned(image.content.nbytes) for image in everything]
+        self._buffers = [guarded(image.content.nbytes, _ALIGNMENT) for image in everything]
         places = zip(everything, self._buffers)
         ranges = ((image.address, buffer.ctypes.data, buffer.nbytes) for image, buffer in places)
         # In order, so that an address where one ends and another begins is taken for the beginning.
@@ -214,12 +215,6 @@ def _disjoint(spans: Iterable[tuple[int, int]]) -> bool:
     """Whether no two of the different (first address, end) overlap."""
     ordered = sorted(set(spans))
     return all(end <= start for (_, end), (start, _) in itertools.pairwise(ordered))
-
-
-def _aligned(nbytes: int) -> np.ndarray:
-    store = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-    skip = -store.ctypes.data % _ALIGNMENT
-    return store[skip : skip + nbytes]
 
 
 def differences(outcome: Outcome, expected: Outcome) -> str:

@@ -37,6 +37,15 @@ def launch(x: torch.Tensor, y: torch.Tensor, factor: float, count: int) -> None:
     scale_program.host(*tensors, cutlass.Float32(factor), cutlass.Int32(count), cuda.CUstream(0))
 
 
+def test_tensors_on_the_device_lie_far_from_each_other(device: CudaOnHost) -> None:
+    """An access beyond one is no access of another, wherever the host's allocator places them."""
+    sizes = (64, 64, 512, 4096, 1 << 20, 64) * 3
+    tensors = [torch.ones(size, dtype=torch.uint8, device="cuda") for size in sizes]
+    places = sorted((tensor.data_ptr(), tensor.numel()) for tensor in tensors)
+    assert all(address % 512 == 0 for address, _ in places)
+    assert all(after - (before + size) >= 256 << 10 for (before, size), (after, _) in zip(places, places[1:]))
+
+
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
