@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import word_count, words
-from cute_kernels.emulator.shadow import LANE_BITS, STRONG, Epochs, Shadow
+from cute_kernels.emulator.shadow import LANE_BITS, STRONG, Epochs, Plane, Shadow
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.flow import Flow
@@ -56,6 +56,17 @@ class LaunchShadow:
             self.regions[key] = Shadow(nbytes)
         self._note(index, self.regions[key], origin)
         return self.regions[key], origin
+
+    def place(self, plane: Plane, offset: int) -> str:
+        """Where an offset in the plane of a region is, for reports: ``"byte 12 of out (256 bytes)"``."""
+        bounds = next(key for key, shadow in self.regions.items() if plane is shadow.coarse or plane is shadow.fine)
+        # A window begins up to 31 bytes before its array, and may be that of several arrays.
+        region, byte = next(
+            (region, bounds[0] + offset - region.start)
+            for index, region in enumerate(self.memory.regions())
+            if self.memory.region_bounds(index)[:2] == bounds and region.start <= bounds[0] + offset < region.end
+        )
+        return f"byte {byte} of {region.name or 'a global array'} ({region.end - region.start} bytes)"
 
     def _note(self, index: int, shadow: Shadow, origin: int) -> None:
         regions = self.memory.regions()

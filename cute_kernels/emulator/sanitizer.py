@@ -579,8 +579,7 @@ class RaceTracker:
             "no fence.proxy.async since"
         )
 
-    @staticmethod
-    def _where(part: Part, chosen: np.ndarray, rank: int) -> str:
+    def _where(self, part: Part, chosen: np.ndarray, rank: int) -> str:
         """The first range of bytes among the chosen places of a part."""
         numbers = np.flatnonzero(chosen)
         places = numbers + part.where.start if isinstance(part.where, slice) else np.unique(part.where[numbers])
@@ -588,7 +587,8 @@ class RaceTracker:
         count = int(gaps[0]) + 1 if len(gaps) else len(places)
         start, nbytes = int(places[0]) * part.unit, count * part.unit
         where = f"the {nbytes} byte{'s' if nbytes > 1 else ''} at"
-        return f"{where} byte {start} of a global array" if rank < 0 else f"{where} shared offset {start} of CTA {rank}"
+        place = self.launch.place(part.plane, start) if rank < 0 else f"shared offset {start} of CTA {rank}"
+        return f"{where} {place}"
 
     def _hint(self, clocks: np.ndarray, column: int, clock: int) -> str:
         """Why an event is not known well enough."""

@@ -58,9 +58,9 @@ EXACT = {
         "`ld.shared.b32 %r9, [%r5]`, CTA 0 warp 0"
     ),
     ("two CTAs write one place", 1): (
-        "a load of cluster 1, CTA 0 warp 0 reads the 4 bytes at byte 0 of a global array, which the store of cluster "
-        "0, CTA 0 warp 0 wrote before (PTX line 22 `st.global.b32 [%d1], %r2`), and nothing orders the two: it belongs "
-        "to another cluster at PTX line 21 `ld.global.b32 %r2, [%d1]`, cluster 1, CTA 0 warp 0"
+        "a load of cluster 1, CTA 0 warp 0 reads the 4 bytes at byte 0 of array 0 (256 bytes), which the store of "
+        "cluster 0, CTA 0 warp 0 wrote before (PTX line 22 `st.global.b32 [%d1], %r2`), and nothing orders the two: it "
+        "belongs to another cluster at PTX line 21 `ld.global.b32 %r2, [%d1]`, cluster 1, CTA 0 warp 0"
     ),
     ("tensor memory freed before it was read", 1): (
         "tcgen05.dealloc frees TMEM column 0, lanes from 0 on, of CTA 0, which the tcgen05.ld of CTA 0 warp 4 read "

@@ -56,7 +56,7 @@ def with_wait(body: str) -> str:
 
 @pytest.mark.parametrize(("body", "verb"), [(STORE, "writes"), (READ, "reads"), (BULK, "writes")])
 def test_an_access_before_the_wait_races_with_the_launch_before(body: str, verb: str):
-    message = f"{verb} .* of a global array, which the launch before this one wrote before, .* no griddepcontrol.wait"
+    message = rf"{verb} .* of out \(256 bytes\), which the launch before this one wrote .* no griddepcontrol.wait"
     for options in SCHEDULES:
         with pytest.raises(GlobalMemoryRace, match=message):
             run_twice(without_wait(body), options)

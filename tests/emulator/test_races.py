@@ -243,7 +243,7 @@ TWINS |= {
         f"""{BARRIERS} st.global.b32 [%d1], %r1; fence.proxy.async.<<global|shared::cta>>; bar.warp.sync -1; @%p9 bra W;
         {COPY_IN} W: {WAIT} @!%p3 bra W; ld.shared.b32 %r9, [%r5]; add.s32 %r9, %r9, 1; {END}""",
         ProxyFenceMissing,
-        "bulk copy .* reads .* at byte 0 of a global array, which the store of CTA 0 warp 0 wrote",
+        r"bulk copy .* reads .* at byte 0 of array 0 \(256 bytes\), which the store of CTA 0 warp 0 wrote",
         list(range(1, 33)),
     ),
     "bulk store: issued before the lanes agree": Twin(
@@ -316,7 +316,7 @@ TWINS |= {
         f"""{THREAD_OUTPUT} <<atom.global.add.u32 %r2, [%d1], 1;|ld.global.b32 %r2, [%d1]; add.s32 %r2, %r2, 1;
         st.global.b32 [%d1], %r2;>> ret;""",
         GlobalMemoryRace,
-        "of a global array, which the .* of cluster [01], CTA 0 warp 0 .*: it belongs to another cluster",
+        r"of array 0 \(256 bytes\), which the .* of cluster [01], CTA 0 warp 0 .*: it belongs to another cluster",
         [n + 9 for n in range(32)],
         {"grid": (2, 1, 1)},
     ),
@@ -327,7 +327,7 @@ TWINS |= {
         READ: ld.<<acquire|relaxed>>.gpu.global.b32 %r4, [%d0+128]; setp.ne.u32 %p2, %r4, 5; @%p2 bra READ;
         ld.global.b32 %r9, [%d1]; add.s32 %r9, %r9, 3; st.global.b32 [%d1], %r9; LAST: ret;""",
         GlobalMemoryRace,
-        "reads .* of a global array, which the store of cluster 0, CTA 0 warp 0 wrote before",
+        "reads .* of array 0 .*, which the store of cluster 0, CTA 0 warp 0 wrote before",
         [n + 3 for n in range(32)],
         {"grid": (2, 1, 1)},
     ),
