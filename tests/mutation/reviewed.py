@@ -24,6 +24,7 @@ class Review:
         reason: why, or what is missing.
         target: name of the target.
         following: opcodes of the next two instructions that synchronise, where the place alone does not tell.
+        but_not: patterns of "target: following" that are excluded.
     """
 
     mutation: str
@@ -33,6 +34,7 @@ class Review:
     reason: str
     target: str = "*"
     following: str = "*"
+    but_not: tuple[str, ...] = ()
 
     def matches(self, verdict: Verdict) -> bool:
         pairs = (
@@ -42,7 +44,8 @@ class Review:
             (self.target, verdict.target),
             (self.following, verdict.following),
         )
-        return all(fnmatchcase(value, pattern) for pattern, value in pairs)
+        excluded = any(fnmatchcase(f"{verdict.target}: {verdict.following}", pattern) for pattern in self.but_not)
+        return not excluded and all(fnmatchcase(value, pattern) for pattern, value in pairs)
 
 
 _RELEASES_ANYWAY = (
@@ -103,7 +106,11 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "tcgen05.fence::before_thread_sync", "sm100/frame.py* (end)*", True, _FENCED_BEFORE),
     Review("drop", "tcgen05.fence::after_thread_sync", "sm100/frame.py* (end)*", True, _ONLY_SYNCHRONOUS),
     *(
-        Review("drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following=following)
+        # Where the accumulator is released after the stores, the last load's wait stands in front of a fence.proxy too.
+        Review(
+            "drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following=following,
+            but_not=("sm100-one-cta: fence.proxy.async*",),
+        )
         for following in ("tcgen05.wait::ld*", "fence.proxy.async*", "cp.async.bulk.wait_group*")
     ),
     Review(
@@ -113,10 +120,11 @@ REVIEWS: tuple[Review, ...] = (
         True,
         "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
     ),
-    # Not what an election follows: that is the first wait of a tile, to which a compiler gives the place of the drain.
+    # Not what an election follows, nor a wait for an empty accumulator: those are the first waits of the MMA warp, to
+    # which a compiler gives the place of the drain.
     Review(
         "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py* (run)", True, _NOTHING_FOLLOWS,
-        following="[!e]*",
+        following="[!e]*", but_not=("sm100-on-chip-one-cta: mbarrier.try_wait.parity.relaxed*",),
     ),
     # The drain of two stages, unrolled, of which the compiler gives the second another place.
     Review(
@@ -212,7 +220,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.warp.sync",
-        "staging.py* (acquire)*",
+        "*staging.py* (acquire)*",
         True,
         "the warp writes to the buffer after release_accumulator, whose bar.warp.sync lies in between too: one load of "
         "tensor memory fills the buffer, and it is the last of its accumulator",
