@@ -169,11 +169,12 @@ def export_object(function: Any, prefix: str) -> bytes:
     return function.dump_to_object(prefix)
 
 
-def load_object(code: bytes, prefix: str, engine: Any = None) -> Any:
+def load_object(code: bytes, prefix: str, recorder: Recorder | None = None) -> Any:
     """The host function in an object that `export_object` made with this ``prefix``, linked into this process.
 
     Args:
-        engine: has the object's machine code already, with ``lookup(name)``; None links with the CUDA runtime.
+        code: the object; what it does not define is taken from the CUDA runtime and CuTe DSL's library.
+        recorder: what the object calls in place of the runtime, if it does; `hook_runtime` was called then.
 
     Raises:
         ModuleNotFoundError, UnsupportedVersion: as `require`.
@@ -185,9 +186,17 @@ def load_object(code: bytes, prefix: str, engine: Any = None) -> Any:
         file.write(code)
         file.flush()
         module = cute.runtime.load_module(file.name)
-    if engine is not None:
-        module.engine = engine
+    if recorder is not None:
+        module.engine = _RecordedEngine(module.engine)
+        set_recorder(module.engine, recorder)
     return getattr(module, prefix)
+
+
+class _RecordedEngine:
+    """CuTe DSL's engine of an object, which has no place for a recorder."""
+
+    def __init__(self, engine: Any) -> None:
+        self.lookup = engine.lookup
 
 
 def load_on_devices(function: Any) -> tuple[Any, Callable[[int], None]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable
 
-_EMULATOR = {"numpy": "numpy", "ml_dtypes": "ml-dtypes", "llvmlite": "llvmlite"}
+_EMULATOR = {"numpy": "numpy", "ml_dtypes": "ml-dtypes"}
 _IMAGES = {"numpy": "numpy", "PIL": "pillow"}
 
 EXTRAS = {

@@ -26,8 +26,7 @@ from pathlib import Path
 import pytest
 
 LIBRARIES = (
-    "numpy", "hypothesis", "torch", "torch._dynamo", "cutlass", "cutlass.cute", "llvmlite.binding", "scipy.optimize",
-    "PIL.Image",
+    "numpy", "hypothesis", "torch", "torch._dynamo", "cutlass", "cutlass.cute", "scipy.optimize", "PIL.Image",
 )  # fmt: skip
 KERNELS = "CUTE_KERNELS_TEST_RUN"
 """Environment variable: the folder of compiled kernels that the processes of one run, and those they start, share.

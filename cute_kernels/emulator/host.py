@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cute_kernels import dsl
-from cute_kernels.emulator import linked_object, tensor_map
+from cute_kernels.emulator import elf_symbols, tensor_map
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 
@@ -61,26 +61,25 @@ def load_object(code: bytes, prefix: str, ptx: str) -> Callable[..., Any]:
         UnsupportedVersion: as `dsl.require`.
     """
     dsl.hook_runtime(_recording, _Recorder)
-    return dsl.load_object(code, prefix, _ObjectEngine(code, ptx))
+    symbols = _Symbols()
+    recorder = _Recorder(symbols)
+    recorder.ptx = ptx
+    return dsl.load_object(elf_symbols.with_functions(code, symbols.addresses), prefix, recorder)
 
 
-class _ObjectEngine:
-    """What a function from an object file has for a JIT engine: machine code that calls the stand-ins."""
+class _Symbols:
+    """Takes the stand-ins for an object file as CuTe DSL's engines take them.
 
-    def __init__(self, code: bytes, ptx: str) -> None:
-        self._symbols: dict[str, int] = {}
-        recorder = _Recorder(self)
-        recorder.ptx = ptx
-        dsl.set_recorder(self, recorder)
-        self._object = linked_object.LinkedObject(code, self._symbols)
+    Attributes:
+        addresses: of each name.
+    """
+
+    def __init__(self) -> None:
+        self.addresses: dict[str, int] = {}
 
     def raw_register_runtime(self, name: str, address: ctypes.c_void_p) -> None:
         """As CuTe DSL's engines take symbols."""
-        self._symbols[name] = address.value
-
-    def lookup(self, name: str) -> int:
-        """Address of a symbol; as CuTe DSL asks for it."""
-        return self._object.address(name)
+        self.addresses[name] = address.value
 
 
 @contextlib.contextmanager

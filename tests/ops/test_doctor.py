@@ -99,10 +99,10 @@ def test_a_new_dsl_is_wrong_once_per_part():
 def test_missing_extras_are_noted_with_what_they_are_for():
     found = {f.subject: f for f in doctor.diagnose(HEALTHY) if f.subject.startswith("extra")}
     assert {f.status for f in found.values()} == {"note"} and len(found) == 3
-    assert "numpy, ml-dtypes, llvmlite, nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm" in found["extra emulator"].text
+    assert "numpy, ml-dtypes, nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm" in found["extra emulator"].text
     assert found["extra hf"].remedy == "pip install 'cute-kernels[hf]'"
 
-    complete = ("numpy", "ml-dtypes", "llvmlite", "nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm", "pillow")
+    complete = ("numpy", "ml-dtypes", "nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm", "pillow")
     found = {f.subject: f for f in doctor.diagnose(changed(dict.fromkeys(complete, "1.0")))}
     assert found["extra emulator"].status == "ok"
     assert found["extra hf"].text == "not installed: transformers; Hugging Face checkpoints need it"

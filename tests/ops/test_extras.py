@@ -82,7 +82,7 @@ assert torch.equal(found.reshape(32, 48).long(), 2 * product + 1)
 for arch in ("sm_90a", "sm_100a"):
     for problem in (GemmProblem(64, 64, 64), PatchEmbedProblem(64, 64, 64, 4)):
         assert ".entry " + (artifact := compile_plan(make_plan(problem, arch=arch))).kernel_name in artifact.ptx
-assert not any(name in sys.modules for name in ("numpy", "PIL", "llvmlite", "cute_kernels.emulator"))
+assert not any(name in sys.modules for name in ("numpy", "PIL", "cute_kernels.emulator"))
 print("reached the end")
 """
     run = without(OPTIONAL, program)
@@ -149,7 +149,6 @@ for module in extras.EXTRAS["emulator"]:
 """
     run = without(["numpy"], program)
     texts = [f"the emulator needs {name}: pip install 'cute-kernels[emulator]'" for name in ("numpy", "ml-dtypes")]
-    texts.append(texts[0].replace("numpy", "llvmlite"))
     assert (run.returncode, run.stdout.splitlines()) == (0, [text for text in texts for _ in range(2)]), run.stderr
 
 
