@@ -235,7 +235,7 @@ def run(
     if launch.races is not None and programmatic and memory.accesses is not None:
         launch.races = memory.accesses.successor()
     if launch.races is not None:
-        launch.races.flow = execution.flow
+        launch.races.follow(execution.flow)
     memory.accesses = launch.races
     launch.place_variables(ptx)
     indices = launch.cluster_indices()

@@ -55,6 +55,7 @@ class _Access:
             elif part not in _NO_EFFECT:
                 raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
         self.strength = access_strength(parts, write=instruction.parts[0] == "st")
+        self.coherent = "nc" not in parts
         self.bits = TYPE_BITS[self.type]
         if self.bits > 64:
             raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
@@ -343,12 +344,14 @@ class Load(Anchor):
     """ld by lanes; neighbours of the same shape become one gather."""
 
     def __init__(
-        self, space: str, base: Value, offset: int, size: int, count: int, strength: Strength | None = None
-    ) -> None:
+        self, space: str, base: Value, offset: int, size: int, count: int, strength: Strength | None = None,
+        coherent: bool = True,
+    ) -> None:  # fmt: skip
         self.space, self.base, self.offset, self.size, self.count = space, base, offset, size, count
         self.strength = strength
-        # What a strong access acquires counts for the next access already.
-        self.key = ("ld", space, size, count, base.bits) if strength is None else None
+        # What a strong access acquires counts for the next access already. The race detector tells coherent loads from
+        # others by one instruction of those that are merged.
+        self.key = ("ld", space, size, count, base.bits, coherent) if strength is None else None
 
     def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
         mask, condition = block.guard_mask(nodes[0])
@@ -415,11 +418,13 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
         )
     elif access.bits == 64 and access.count > 1:
         # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
-        anchor = Load(access.space, base, offset, 4, 2 * access.count, access.strength)
+        anchor = Load(access.space, base, offset, 4, 2 * access.count, access.strength, access.coherent)
         halves = block.anchor(anchor, [("u32", False)] * (2 * access.count), [base])
         results = [Pack(halves[i : i + 2]) for i in range(0, len(halves), 2)]
     else:
-        anchor = Load(access.space, base, offset, access.nbytes, access.count, access.strength)
+        anchor = Load(
+            access.space, base, offset, access.nbytes, access.count, access.strength, access.coherent
+        )
         results = block.anchor(anchor, [(access.storage(), False)] * access.count, [base])
     for target, value in zip(targets, results):
         if isinstance(target, Register) and block.bits_of(target.name) > value.bits:

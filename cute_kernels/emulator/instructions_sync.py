@@ -278,6 +278,15 @@ def acquire(warp: Any, mask: int, address: Any, order: int) -> None:
             warp.cluster.tracker.wait(warp, where, order, warp.cluster.barriers.phase(where) - 1)
 
 
+def look(warp: Any, mask: int, address: Any, parity: Any) -> None:
+    """Tells the race detector that the executing lanes look at mbarriers."""
+    barriers = warp.cluster.barriers
+    for where, value in dict.fromkeys(each_lane(mask, address, parity)):
+        phase = barriers.phase(where)  # the one that is incomplete
+        back = (phase ^ value) & 1
+        warp.cluster.tracker.look(warp, where, phase - back, back)
+
+
 def try_wait(warp: Any, mask: int, address: Any, state: Any, parity: bool, waits: bool, order: int) -> Any:
     """mbarrier.try_wait (``waits``) and test_wait.
 
@@ -288,6 +297,8 @@ def try_wait(warp: Any, mask: int, address: Any, state: Any, parity: bool, waits
     """
     uniform = isinstance(address, int) and isinstance(state, int)
     done = _test(warp, mask, address, state, parity)
+    if parity and warp.agent is not None:
+        look(warp, mask, address, state)
     if done == mask and not warp.fails_spuriously():
         warp.timed_out = False
         acquire(warp, done, address, order)

@@ -19,6 +19,7 @@ Region = tuple[int, int]
 
 #: Words of a row of `LaunchShadow`'s table of regions, a `LaunchRegion` of the core.
 _TRACKED, _REGION_WORDS = words("LaunchRegion")["tracked"], word_count("LaunchRegion")
+_NON_COHERENT, _FIRST = (words("LaunchRegions")[name] for name in ("non_coherent", "first"))
 
 
 @dataclass
@@ -30,7 +31,8 @@ class LaunchShadow:
         floors: first epoch of each cluster, in the order in which they ran.
         released: per address and cluster, the visible row that was released there at a scope of the GPU.
         first: first epoch of this launch; those before it belong to a launch that may not be over yet.
-        flow: of the kernel, to name the instructions of earlier accesses; None: they are not named.
+        flow: of the kernel, to name the instructions of earlier accesses; None: they are not named. `follow` sets it.
+        non_coherent: instructions of the kernel that are ld.global.nc, by index.
         block: a `LaunchRegions` of the core, as int64.
     """
 
@@ -41,10 +43,20 @@ class LaunchShadow:
     released: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
     first: int = 1
     flow: Flow | None = None
+    non_coherent: frozenset[int] = frozenset()
     block: np.ndarray = field(default_factory=lambda: np.zeros(word_count("LaunchRegions"), np.int64))
 
     def __post_init__(self) -> None:
         self._table = np.zeros((0, _REGION_WORDS), np.int64)
+
+    def follow(self, flow: Flow) -> None:
+        """The launch executes this kernel."""
+        self.flow = flow
+        instructions = flow.kernel.instructions
+        self.non_coherent = frozenset(i.index for i in instructions if i.parts[0] == "ld" and "nc" in i.parts)
+        self._flags = np.array([i in self.non_coherent for i in range(len(instructions))], np.uint8)
+        self.block[_NON_COHERENT] = self._flags.ctypes.data if self.non_coherent else 0
+        self.block[_FIRST] = self.first
 
     def shadow(self, index: int) -> tuple[Shadow, int] | None:
         """The shadow of a region of the memory and its first address; None for memory that is only read."""
@@ -72,7 +84,7 @@ class LaunchShadow:
         regions = self.memory.regions()
         if len(self._table) != len(regions):
             self._table = np.array([(r.start, r.end, r.writable, 0, 0) for r in regions], np.int64)
-            self.block[:] = self._table.ctypes.data, len(regions)
+            self.block[:2] = self._table.ctypes.data, len(regions)
         self._table[index, _TRACKED:] = shadow.address, origin
 
     def successor(self) -> LaunchShadow:

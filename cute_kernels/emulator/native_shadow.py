@@ -80,7 +80,7 @@ class ShadowUnit:
         width, address = operation.clocks.shape[1], operation.address
         visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * int(fence)
         view = (visible, width, operation.own, 0, operation.lane, -1, floor)
-        record = (operation.identity, 0, fenced, 0, operation.column)
+        record = (operation.identity, 0, fenced, 0, operation.column, 0)
         self._set(0, 0, shadow.address, GRANULE, *places, nbytes, 0, *view, epochs.address, *record)
         return self._decide() != 0
 
@@ -95,7 +95,7 @@ class ShadowUnit:
         exempt = own + _READ if own >= 0 else -1
         known, width = operation.address + 4 * operation.clocks.shape[1] * _ACQUIRED, operation.clocks.shape[1]
         view = (known, width, own, 0, operation.lane, exempt, floor)
-        record = (operation.identity, 0, 0, 0, 0)
+        record = (operation.identity, 0, 0, 0, 0, 0)
         strong = int(operation.reduces)
         self._set(1, strong, shadow.address, GRANULE, *places, nbytes, 0, *view, epochs.address, *record)
         return self._decide() != 0
@@ -109,7 +109,7 @@ class ShadowUnit:
             return False
         width = operation.clocks.shape[1]
         known = operation.address + 4 * width * _TENSOR
-        record = (operation.identity, 0, 0, known, operation.column)
+        record = (operation.identity, 0, 0, known, operation.column, 0)
         view = (known, width, -1, 0, -1, exempt, 0)
         self._set(int(write), 0, plane.address, 1, 0, *places, 0, *view, epochs.address, *record)
         return self._decide() != 0

@@ -171,6 +171,8 @@ class RaceTracker:
             view = View(known, agent.base, some, own_reads, floor, strong)
             plane, where = part.plane, part.where
             self._check(part, plane.writes[where], view, rank, agent, "writes" if write else "reads", "wrote")
+            if rank < 0 and not write and self.launch.non_coherent:
+                self._check_unwritten(part, plane.writes[where], agent)
             if write:
                 for layer in plane.readers():
                     self._check(part, layer[where], view, rank, agent, "writes", "read")
@@ -395,6 +397,21 @@ class RaceTracker:
             agent.acquire(point, order)
             point.waited(agent, phase)
 
+    def look(self, warp: Warp, address: int, phase: int, back: int) -> None:
+        """A warp waits, by parity, for ``phase`` of an mbarrier, which completed ``back`` (0 or 1) phases after the one
+        before it.
+
+        Raises:
+            BarrierMisuse: the warp may look before that one is complete, and take it for the one before.
+        """
+        point = self.points.get(address)
+        if phase > 0 and point is not None and not point.knows(warp.agent, back):
+            raise BarrierMisuse(
+                f"{warp.label} waits for phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA "
+                f"{address >> 24}, but nothing orders that after phase {phase - 1}: a wait that comes before it is "
+                f"complete is one for {_phase_before(phase - 1)}, which has the same parity, and passes at once"
+            )
+
     def completed(self, address: int, phase: int) -> None:
         """``phase`` of an mbarrier completes.
 
@@ -406,10 +423,12 @@ class RaceTracker:
             return
         agent = point.overtaken(phase)
         if agent is not None:
+            late = "the barrier may run ahead of the wait by two phases, which have the same parity"
+            if not phase:
+                late = "a wait that comes later is one for phase 1, which has the same parity"
             raise BarrierMisuse(
                 f"phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24} "
-                f"completes, but nothing orders that after the wait of {agent.label} for phase {phase - 1}: the "
-                "barrier may run ahead of the wait by two phases, which have the same parity"
+                f"completes, but nothing orders that after the wait of {agent.label} for {_phase_before(phase)}: {late}"
             )
         point.complete(phase)
 
@@ -568,6 +587,19 @@ class RaceTracker:
                 late &= ~(known & (view.lanes == lane) & (numbers >= view.floor))
         return late if late.any() else None
 
+    def _check_unwritten(self, part: Part, before: np.ndarray, agent: Agent) -> None:
+        """A load of global memory: ld.global.nc is for memory that nobody writes while the kernel runs."""
+        late = before >> LANE_BITS >= self.launch.first
+        if not late.any() or agent.executing() not in self.launch.non_coherent:
+            return
+        identity = int(before[int(np.argmax(late))])
+        raise GlobalMemoryRace(
+            f"a non-coherent load of {agent.label} reads {self._where(part, late & (before == identity), -1)}, which "
+            f"the {self.epochs.label(identity)} wrote before{self.place(identity, 'wrote', 'global', part.unit)}: "
+            "ld.global.nc may return what was there before, whatever orders the two, since it is for memory that is "
+            "not written while the kernel runs"
+        )
+
     def _missing_fence(
         self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation
     ) -> None:
@@ -595,3 +627,7 @@ class RaceTracker:
         if clocks[Row.ORDER, column] < clock:
             return "no synchronisation leads from one to the other"
         return "the synchronisation between them is relaxed, or its scope does not include both"
+
+
+def _phase_before(phase: int) -> str:
+    return f"phase {phase - 1}" if phase else "the phase before the first, which counts as complete"

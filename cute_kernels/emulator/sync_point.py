@@ -125,13 +125,14 @@ class SyncPoint:
         self._words[_COLUMN] = -1
         self._words[_AT["ranks"]], self._words[_AT["used"]] = ranks, self._used.ctypes.data
         self._words[_STREAMS] = self._streams.ctypes.data
+        self._earlier = np.zeros_like(self.gathered[0])
         self._locate()
 
     def _locate(self) -> None:
         self._words[_AT["width"]] = self.gathered.shape[1]
         arrays = {
             "gathered": self.gathered, "available": self.available, "inside": self.inside,
-            "inside_available": self.inside_available,
+            "inside_available": self.inside_available, "earlier": self._earlier,
         }  # fmt: skip
         for name, array in arrays.items():
             self._words[_AT[name]] = array.ctypes.data
@@ -139,6 +140,7 @@ class SyncPoint:
     def widen(self, width: int) -> None:
         self.gathered, self.available = widened(self.gathered, width), widened(self.available, width)
         self.inside, self.inside_available = widened(self.inside, width), widened(self.inside_available, width)
+        self._earlier = widened(self._earlier, width)
         self._locate()
 
     @property
@@ -204,7 +206,7 @@ class SyncPoint:
                 "warps": len(agents), "followed": self._rows.ctypes.data, "bases": self._bases.ctypes.data,
             }.items():  # fmt: skip
                 self._words[_AT[name]] = value
-        self._rows[:, _PHASE] = -1
+        self._rows[:, _PHASE] = CONSTANTS["NO_PHASE"]
 
     def acquired(self, agent: Agent, order: int) -> bool:
         """Whether a warp that is not followed has acquired this phase in this order before; it has from now on."""
@@ -216,6 +218,10 @@ class SyncPoint:
     def waited(self, agent: Agent, phase: int) -> None:
         """A wait of a warp for a phase succeeded."""
         library().point_waited(self.address, agent.block_address, phase)
+
+    def knows(self, agent: Agent, back: int) -> bool:
+        """Whether a warp knows that the latest complete phase, or (``back`` 1) the one before it, is complete."""
+        return bool(library().point_knows(self.address, agent.block_address, back))
 
     def overtaken(self, phase: int) -> Agent | None:
         """A phase completes: a warp that may not have seen the phase before, for which it waits."""

@@ -97,6 +97,7 @@ Plane *lanes_check(const Access *access, int64_t places[LANES]) {
   int64_t unit = unit_of(access, plane), first = places[0];
   int32_t write = plane->writes[first];
   int by_lanes = write != plane->writes[places[1]];
+  if (access->unwritten && write >> LANE_BITS >= access->unwritten) return NULL;
   if (by_lanes ? !store_ordered(access, write)
                : !is_ordered(access, write, access->known, access->own, -1, access->exempt, 0))
     return NULL;

@@ -36,6 +36,8 @@ static int generic_access(const Context *context, const LogEntry *entry, int wri
     access.shadow = region->tracked;
     access.origin = region->origin;
     access.floor = context->floor;
+    const uint8_t *non_coherent = context->launch->non_coherent;
+    if (!write && non_coherent && non_coherent[entry->instruction]) access.unwritten = context->launch->first;
   } else {
     access.read_known = access.known;
     access.origin = own;

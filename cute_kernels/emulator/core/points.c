@@ -20,7 +20,7 @@ static inline Followed *followed(const Point *point, const Agent *agent) {
 int64_t point_overtaken(const Point *point, int64_t phase, const int32_t *order) {
   for (int64_t i = 0; i < point->warps; i++) {
     const Followed *warp = &point->followed[i];
-    if (warp->phase < 0 || warp->phase != phase - 1) continue;
+    if (warp->phase != phase - 1) continue;
     int64_t column = point->bases[i] + COLUMN_READ;
     int32_t known = point->gathered[column];
     if (order && order[column] > known) known = order[column];
@@ -32,7 +32,11 @@ int64_t point_overtaken(const Point *point, int64_t phase, const int32_t *order)
 void point_complete(Point *point, int64_t phase) {
   int64_t width = point->width;
   for (int64_t i = 0; i < point->warps; i++)
-    if (point->followed[i].phase < phase) point->followed[i].phase = -1;
+    if (point->followed[i].phase < phase) point->followed[i].phase = NO_PHASE;
+  int copied = 0;
+  for (int i = 0; i < 2; i++) copied |= point->copies[i].phase == point->completed + 1;
+  point->copied = point->copied << 1 | copied;
+  memcpy(point->earlier, point->available, bytes_of(width));
   point->completed++;
   if (point->column >= 0)
     for (int row = 0; row < ROW_TENSOR; row++)
@@ -58,6 +62,17 @@ void point_gather(Point *point, const int32_t *clocks, int64_t width, int64_t ra
   point->used[rank] = 1;
   for (int kind = 0; kind < SCOPED_ROWS; kind++)
     clocks_join(inside_row(point, point->inside, rank, kind), clocks + scoped_rows[kind] * width, width);
+}
+
+int32_t point_knows(const Point *point, const Agent *agent, int64_t back) {
+  if (agent_row(agent, ROW_ORDER)[point->column] >= point->completed - back) return 1;
+  if (point->copied >> back & 1) return 0;
+  // Who knows of all that arrived knows that the phase is complete.
+  const int32_t *gathered = back ? point->earlier : point->available;
+  agent_order(agent, (uint32_t)agent->live);
+  for (int64_t i = 0; i < point->width; i++)
+    if (i != point->column && gathered[i] > agent->scratch[i]) return 0;
+  return 1;
 }
 
 void point_waited(Point *point, const Agent *agent, int64_t phase) {
@@ -161,6 +176,7 @@ void agent_acquire(Agent *agent, Point *point, int64_t order) {
 
 int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase) {
   if (!log_flush(t) || !is_initialised(t->context->agent, point)) return 0;
+  if (phase > 0 && !point_knows(point, t->context->agent, 1)) return 0;
   agent_acquire(t->context->agent, point, order);
   point_waited(point, t->context->agent, phase);
   return 1;

@@ -78,6 +78,7 @@ static int written_before(
     const Access *access, const Plane *plane, int64_t start, int64_t end, int64_t lane, Met *met) {
   for (int64_t at = start; (at = differs(plane->writes, at, end, met->write)) < end; at++) {
     int32_t id = plane->writes[at];
+    if (access->unwritten && id >> LANE_BITS >= access->unwritten) return 0;
     if (!is_ordered(access, id, access->known, access->own, lane, access->exempt, access->strong != 0)) return 0;
     if (access->fenced && !is_ordered(access, id, access->fenced, -1, -1, -1, 0)) return 0;
     met->write = id;

@@ -227,9 +227,10 @@ typedef struct Agent {
   int32_t *scratch;      // a matrix for intermediate results
 } Agent;
 
-// What is kept of a warp by a synchronisation point.
+// What is kept of a warp by a synchronisation point. It may have waited for phase -1, the one before the first.
+enum { NO_PHASE = -2 };
 typedef struct Followed {
-  int64_t phase, clock;             // that it waited for last (-1: none), and its clock then
+  int64_t phase, clock;             // that it waited for last (NO_PHASE: none), and its clock then
   int64_t seen[ORDERS];             // phase that it acquired last with each order
   int64_t arrived, arrived_phase;   // its clock at its latest arrival from another CTA, and the phase
   int64_t commit_column, commit, commit_phase;  // its latest tcgen05.commit in C: stream (-1: none), clock, phase
@@ -254,6 +255,8 @@ struct Point {
   int64_t *bases;  // first columns of the warps
   int64_t stream_count;
   int64_t *streams;  // columns of asynchronous operations that arrived
+  int32_t *earlier;  // int32 [width]: the order row of `available` before the latest phase
+  int64_t copied;    // bits of the completed phases, the latest is the lowest: whether a copy signalled it
 };
 
 // Columns and clocks of all accesses, by epoch number. An identity is an epoch number << LANE_BITS and a lane.
@@ -291,6 +294,8 @@ typedef struct LaunchRegion {
 typedef struct LaunchRegions {
   LaunchRegion *regions;
   int64_t count;
+  const uint8_t *non_coherent;  // of every instruction of the kernel, whether it is an ld.global.nc; or null
+  int64_t first;                // first epoch of the launch
 } LaunchRegions;
 
 // An access: ROWS of COUNT. Row i begins at offsets[i] - origin, or without offsets at base + i * stride.
@@ -309,6 +314,7 @@ typedef struct Access {
   const int32_t *fenced;        // a read: clocks that writes must be known to as well, or null
   const int32_t *read_known;    // a read: clocks by which it replaces others, or null
   int64_t read_column;
+  int64_t unwritten;  // a read: no write may have this epoch or a later one; 0: any may
 } Access;
 
 // An access of a tcgen05 operation.
