@@ -123,6 +123,8 @@ class BlockBuilder:
         self._known: dict[Any, Value] = {}
         self._last_anchor = 0
         self._names = 0
+        #: Results of instructions that check that the warp is whole: there are no other lanes that keep what they have.
+        self.of_whole_warps: set[Value] = set()
 
     # --- building -------------------------------------------------------------------------------------------------
 
@@ -551,6 +553,6 @@ class BlockBuilder:
             mask = self.mask(value)
             return f"{mask} & M | {variable} & ~M" if self.divergent else mask
         text = self.lanes(value, CANONICAL[value.bits])
-        if self.divergent:
+        if self.divergent and value not in self.of_whole_warps:
             return f"where(LANES[M], {text}, {variable})"
         return f"spread({text})" if value.uniform else text

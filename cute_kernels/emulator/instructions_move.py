@@ -163,9 +163,8 @@ def _broadcast(warp: Any, mask: int, value: Any, lane: int, members: int) -> int
 
 
 def _is_broadcast(instruction: Instruction) -> bool:
-    """Every lane reads the same lane, if its number is the same in all."""
-    whole = instruction.parts[2] == "idx" and instruction.operands[3] == Immediate(31)
-    return whole and not isinstance(instruction.operands[0], Pair)
+    """Every lane reads the same lane, if its number is the same in all. That lane is in range then."""
+    return instruction.parts[2] == "idx" and instruction.operands[3] == Immediate(31)
 
 
 def _shuffle_varies(instruction: Instruction, varies: Any) -> bool:
@@ -180,6 +179,9 @@ def _shfl(block: BlockBuilder, instruction: Instruction) -> None:
     destination = instruction.operands[0]
     if _is_broadcast(instruction) and lane.uniform:
         (result,) = block.call(_broadcast, value, lane, members, results=[("u32", True)])
+        if isinstance(destination, Pair):
+            block.define(destination.predicate, Constant(1, 1))
+            destination = destination.value
         block.define(destination, result)
         return
     arguments = (instruction.parts[2], value, lane, clamp, members)

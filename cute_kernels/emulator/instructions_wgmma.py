@@ -218,16 +218,18 @@ def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
     second, accumulate = block.whole(block.value(b, 64)), block.value(scale_d, 1)
     anchor = MmaAsync(form, accumulators, first, second, accumulate)
     results = block.anchor(anchor, [("u32", False)] * form.registers, [*accumulators, *first, second, accumulate])
+    block.of_whole_warps.update(results)  # a copy would miss what the operation writes when it completes
     for item, value in zip(d.items, results):
         block.define(item, value)
 
 
 def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
-    """wgmma is .aligned: all threads of the warpgroup execute it together (else undefined: PTX ISA)."""
+    """wgmma is .aligned: all threads of the warpgroup execute it together (else undefined: PTX ISA).
+
+    Where lanes may have diverged, the mask says when it executes whether they have.
+    """
     if instruction.guard is not None:
         raise instruction.refuse("a guard on wgmma is not implemented")
-    if block.divergent:
-        raise instruction.refuse("wgmma where the lanes of a warp may have diverged")
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------
@@ -238,6 +240,8 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.fence: orders register accesses, which take effect in program order here; missing ones are found ahead."""
     qualifiers(instruction, "fence", "sync", "aligned")
     _refuse_partial(block, instruction)
+    if block.divergent:
+        block.call(require_whole_warp, "wgmma.fence")
 
 
 def commit_group(warp: Any, mask: int) -> None:

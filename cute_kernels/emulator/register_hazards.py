@@ -186,7 +186,10 @@ def _mma(state: _State, instruction: Instruction) -> None:
 
 def _other(state: _State, instruction: Instruction, block: Block, relevant: set[str]) -> None:
     reads, writes = read(instruction), written(instruction)
-    moved = _moved(state, instruction, block)
+    moved = _moved(state, instruction)
+    if moved and block.divergent:
+        use = _in_flight(reads[0], "accumulator", state.accumulators[reads[0]])
+        raise instruction.refuse(f"{use}: a copy of it is not implemented where the lanes of a warp may have diverged")
     for name in reads:
         if name in state.accumulators and not moved:
             raise _error(instruction, _in_flight(name, "accumulator", state.accumulators[name]))
@@ -212,9 +215,9 @@ def _other(state: _State, instruction: Instruction, block: Block, relevant: set[
             state.touched[name] = instruction
 
 
-def _moved(state: _State, instruction: Instruction, block: Block) -> bool:
-    """Whether this copies an accumulator in flight as a whole, in all lanes."""
-    if instruction.parts[0] != "mov" or instruction.guard is not None or block.divergent:
+def _moved(state: _State, instruction: Instruction) -> bool:
+    """Whether this copies an accumulator in flight as a whole, in the lanes that execute it."""
+    if instruction.parts[0] != "mov" or instruction.guard is not None:
         return False
     source = instruction.operands[1]
     return isinstance(source, Register) and source.name in state.accumulators

@@ -348,10 +348,41 @@ def test_floats_do_not_saturate() -> None:
         run(case, changed(case, (".f32.e4m3.e4m3", ".f32.e4m3.e4m3.satfinite")))
 
 
-def test_divergence_is_refused() -> None:
+#: What takes the second warpgroup of 256 threads around everything: warp-uniform, known as such or not.
+AROUND = {
+    "a broadcast of the warp index": "shr.u32 %i, %thread, 5; shfl.sync.idx.b32 %wide|%p, %i, 0, 31, -1;"
+    "setp.ge.u32 %p, %wide, 4;",
+    "arithmetic on the thread index": "mul.lo.u32 %i, %thread, 3; setp.ge.u32 %p, %i, 384;",
+}
+THREAD = "mov.u32 %thread, %tid.x;"
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", AROUND)
+def test_branches_around_wgmma(name: str, native: bool) -> None:
+    """In the second case lanes may diverge, as far as the text says; they do not."""
+    case = Wgmma(n=8, steps=2, a_in_registers=True)
+    text = changed(case, (THREAD, f"{THREAD} {AROUND[name]} @%p bra SKIP;"), ("bar.sync 0;", "bar.sync 1, 128;"))
+    text = text.replace("ret;", "SKIP: ret;")
+    for completion in POLICIES:
+        out = run(case, text, Options(native=native, completion=completion), threads=256)
+        assert np.array_equal(out, case.fragments(case.expected()))
+
+
+@pytest.mark.parametrize("edited", [FENCE, COMMIT, WAIT])
+@pytest.mark.parametrize("native", [False, True])
+def test_a_part_of_a_warp_is_reported(edited: str, native: bool) -> None:
     case = Wgmma(n=8)
-    text = changed(case, (FENCE, f"setp.lt.u32 %p, %thread, 16;\n@%p bra SKIP;\n{FENCE}")).replace("ret;", "SKIP: ret;")
-    with pytest.raises(UnsupportedPTX, match="diverged"):
+    text = changed(case, (edited, f"setp.lt.u32 %p, %thread, 16; @%p bra SKIP; {edited}"), ("ret;", "SKIP: ret;"))
+    with pytest.raises(BarrierMisuse, match="wgmma.* is executed by lanes 0xffff0000 of a warp with live lanes"):
+        run(case, text, Options(native=native))
+
+
+def test_copies_in_flight_where_lanes_may_have_diverged_are_refused() -> None:
+    case = Wgmma(n=8)
+    branch = "mul.lo.u32 %i, %thread, 3; setp.ge.u32 %p, %i, 384; @%p bra SKIP;"
+    text = changed(case, (FENCE, f"{branch} {FENCE}"), (WAIT, f"mov.b32 %v0, %d0; {WAIT}"), ("ret;", "SKIP: ret;"))
+    with pytest.raises(UnsupportedPTX, match="a copy of it is not implemented where the lanes of a warp may have div"):
         run(case, text)
 
 
