@@ -12,7 +12,7 @@ from cute_kernels.checking.search import DIFFERENT_RESULT, Budget, Search, Tally
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import command
 from cute_kernels.emulator.capturing import capture
-from cute_kernels.emulator.gpu import Options
+from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.recorded import Recorder
 from cute_kernels.emulator.schedule import Schedule
 

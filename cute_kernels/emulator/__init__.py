@@ -25,7 +25,8 @@ from cute_kernels.emulator.errors import (
     UnsupportedPTX,
 )
 from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.gpu import Options, Report, run
+from cute_kernels.emulator.gpu import Report, run
+from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.smem import SYSTEM_BYTES as DYNAMIC_SHARED_BASE
 from cute_kernels.emulator.tensor_map import Im2colMap, TensorMap
 

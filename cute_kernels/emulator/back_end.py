@@ -19,7 +19,7 @@ from cute_kernels.emulator.native_translate import NativeLaunch, NativeTranslati
 from cute_kernels.emulator.translate import PythonWarp, Translation, translate
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.gpu import Options
+    from cute_kernels.emulator.options import Options
     from cute_kernels.emulator.sm import Cluster
     from cute_kernels.emulator.warp import Warp
 
@@ -39,7 +39,7 @@ class Execution:
     """
 
     def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
-        self._key = (ptx, kernel, block, options.detectors)
+        self._key = (ptx, kernel, block, options.detectors, options.looks_for("registers"))
         # A timeline asks for the line that a generator stands at; unit counters hear of accesses one by one.
         python_only = options.trace is not None or options.counters
         self._may_change = options.native is None and not python_only

@@ -28,8 +28,9 @@ from cute_kernels import dsl
 from cute_kernels.emulator import host
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, UnsupportedPTX
 from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.gpu import Options, Report, run
+from cute_kernels.emulator.gpu import Report, run
 from cute_kernels.emulator.kept_launches import KeptLaunches
+from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.program_threads import ProgramThreads
 from cute_kernels.emulator.recorded import Recorder
 from cute_kernels.emulator.stream_order import StreamOrder

@@ -14,8 +14,8 @@ from typing import Any
 from cute_kernels.emulator import schedule
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
-from cute_kernels.emulator.gpu import Options
 from cute_kernels.emulator.matrix_arithmetic import CHOICES
+from cute_kernels.emulator.options import DETECTORS, Options
 from cute_kernels.files import check_output
 
 FAULT, REFUSED = 3, 4
@@ -159,6 +159,14 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say what of a kernel is reported, whatever the schedule."""
     parser.add_argument("--no-detectors", action="store_true", help="do not look for hazards that change no result")
     parser.add_argument(
+        "--without",
+        action="append",
+        choices=DETECTORS,
+        default=[],
+        metavar="DETECTOR",
+        help=f"leave one detector out; may be repeated: {', '.join(DETECTORS)}",
+    )
+    parser.add_argument(
         "--strict", action="store_true", help="ask for synchronisation that the PTX ISA shows and NVIDIA's kernels omit"
     )
     defaults = Options()
@@ -229,6 +237,7 @@ def run_options(parsed: argparse.Namespace) -> dict[str, Any]:
     """Fields of `Options` that the options of `add_run_arguments` choose."""
     return {
         "detectors": not parsed.no_detectors,
+        "without": tuple(parsed.without),
         "strict": parsed.strict,
         "arithmetic": parsed.arithmetic,
         "max_warp_instructions": parsed.max_warp_instructions or None,
@@ -239,6 +248,7 @@ def run_options(parsed: argparse.Namespace) -> dict[str, Any]:
 def run_words(parsed: argparse.Namespace) -> list[str]:
     """Words of a command line for the parser of `add_run_arguments`, without what is the default."""
     words = ["--no-detectors"] if parsed.no_detectors else []
+    words += [word for name in parsed.without for word in ("--without", name)]
     words += ["--strict"] if parsed.strict else []
     defaults = Options()
     for name in ("arithmetic", "max_warp_instructions", "max_idle_blocks"):

@@ -10,13 +10,11 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +25,8 @@ from cute_kernels.emulator.decode import Instruction, Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.launch_shadow import LaunchShadow
-from cute_kernels.emulator.matrix_arithmetic import CHOICES, Arithmetic, Choice
+from cute_kernels.emulator.matrix_arithmetic import Arithmetic
+from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.sm import Cluster, LaunchFacts
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.starvation import draw_starved
@@ -47,89 +46,6 @@ _LONGEST_LOOP = 20_000  # basic blocks of the longest endless loop that is recog
 _LONGEST_POLLING = 500  # strong loads in it
 _POLL = 250  # blocks that a strong load counts as: a kernel that does nothing but look waits for something
 _LIMIT_CHECK = 256  # rounds of short slices between two looks at the number of instructions
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run.
-
-    Attributes:
-        seed: replays the same schedule.
-        completion: when asynchronous work takes effect: at once, as late as possible, or at random.
-        interleave: which warp runs next: in turn until it waits, a random one for a random while, or ``"starve"``: at
-            random, but for a role (of all CTAs or of one) or a single warp, drawn from the seed, that runs only when
-            nothing else can and no asynchronous work is pending. That shows signals which come in time by luck alone.
-        spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed.
-        detectors: report races, uninitialised reads, missing fences and waits, leaks, registers used too early.
-        strict: accept only patterns of synchronisation that the PTX ISA shows, where NVIDIA's kernels rely on more:
-            tcgen05.fence is asked for beside release and acquire too, tcgen05.wait::ld before columns are written again
-            whose values have been used, and before a CTA exits, each signal to one of its mbarriers must have been
-            waited for, or be ordered before what the CTA waited for.
-        arithmetic: how tensor cores add products of floats: ``"silicon"`` as those of the architecture that the PTX is
-            for (`cute_kernels.emulator.matrix_arithmetic` says who measured it), ``"exact"`` with exact sums that are
-            rounded once per instruction, to nearest even.
-        clusters: linear indices of the clusters to run; None for all.
-        roles: name per warp index, for reports.
-        barriers: (offset in shared memory, name) of mbarriers, for reports.
-        max_warp_instructions: per cluster; a kernel that executes more is reported as a hang. None for no limit. The
-            928,256 x 768 x 768 problem takes 79 million in all its clusters together.
-        max_idle_blocks: basic blocks that each running warp of a cluster may execute while nothing happens (no store,
-            no barrier, no asynchronous work) before that is reported as a hang: loops that count while they wait for
-            what nobody does. (Loops that return to the same registers are recognised sooner.) A strong load (volatile,
-            relaxed or acquire), or an atomic that changes nothing, counts as 250 blocks. None for no limit.
-        counters: count the work of every unit (`Report.units`), which takes longer.
-        trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
-        native: whether warps run as bytecode in the core or as Python, which changes nothing but the time; None: as
-            Python until lowering to bytecode is worth it. Launches with counters or trace, kernels with local memory,
-            and those that move registers of a wgmma in flight stay with Python.
-    """
-
-    seed: int = 0
-    completion: Literal["eager", "lazy", "random"] = "eager"
-    interleave: Literal["round_robin", "random", "starve"] = "round_robin"
-    spurious_try_wait_failures: bool = False
-    detectors: bool = True
-    strict: bool = False
-    arithmetic: Choice = "exact"
-    clusters: tuple[int, ...] | None = None
-    roles: tuple[str, ...] = ()
-    barriers: tuple[tuple[int, str], ...] = ()
-    max_warp_instructions: int | None = 1_000_000_000
-    max_idle_blocks: int | None = 5_000_000
-    counters: bool = False
-    trace: str | Path | None = None
-    native: bool | None = None
-
-    def __post_init__(self) -> None:
-        for name, legal in (
-            ("completion", ("eager", "lazy", "random")), ("interleave", ("round_robin", "random", "starve")),
-            ("arithmetic", CHOICES),
-        ):  # fmt: skip
-            if getattr(self, name) not in legal:
-                raise ValueError(f"{name} {getattr(self, name)!r}; legal are {', '.join(map(repr, legal))}")
-        for name in ("spurious_try_wait_failures", "detectors", "strict", "counters"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
-        if self.native is not None and not isinstance(self.native, bool):
-            raise TypeError(f"native {self.native!r}: a bool or None is needed")
-        for name in ("max_warp_instructions", "max_idle_blocks"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} {value!r}: an int or None is needed")
-            if value < 1:
-                raise ValueError(f"{name} {value}: at least 1 is needed")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"seed {self.seed!r}: an int is needed")
-        for name, kind, allowed in (("clusters", int, "None or a tuple of ints"), ("roles", str, "a tuple of str")):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(n, kind) for n in value)):
-                raise TypeError(f"{name} {value!r}: {allowed} is needed")
-        if self.trace is not None and not isinstance(self.trace, (str, os.PathLike)):
-            raise TypeError(f"trace {self.trace!r}: the path of a file or None is needed")
-        if self.clusters is not None and len(set(self.clusters)) != len(self.clusters):
-            raise ValueError(f"clusters {self.clusters!r}: each may run once")
 
 
 @dataclass(frozen=True)
@@ -316,7 +232,7 @@ class _Launch:
         self.params = parameter_block(kernel, params)
         self.target = target
         self.symbols: dict[str, int] = {}
-        self.races = LaunchShadow(memory) if options.detectors else None
+        self.races = LaunchShadow(memory) if options.looks_for("races") else None
         self.waiting: deque[int] = deque()  # clusters that have not started
 
     def _check_shapes(self, kernel: Kernel) -> None:

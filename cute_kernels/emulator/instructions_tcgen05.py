@@ -103,6 +103,7 @@ def load(warp: Any, mask: int, address: int, shape: str, repeat: int, index: int
     The copy is made at once: whatever reads the registers is ordered after the load, with or without tcgen05.wait::ld.
     """
     require_whole_warp(warp, mask, "tcgen05.ld")
+    address = warp.cta.tmem.accessed(warp.index, address)
     if pack:
         if warp.agent is not None:
             warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, 2 * repeat), index)
@@ -118,6 +119,7 @@ def load(warp: Any, mask: int, address: int, shape: str, repeat: int, index: int
 def store(warp: Any, mask: int, address: int, shape: str, repeat: int, values: tuple[Any, ...]) -> None:
     """tcgen05.st."""
     require_whole_warp(warp, mask, "tcgen05.st")
+    address = warp.cta.tmem.accessed(warp.index, address)
     warp.cluster.progress += 1
     rows = np.stack([np.broadcast_to(np.asarray(value, np.uint32), 32) for value in values])
     warp.cta.tmem.store(warp.index, address, shape, repeat, rows.T)

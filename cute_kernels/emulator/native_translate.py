@@ -82,14 +82,14 @@ class NativeTranslation:
 
 @functools.lru_cache(maxsize=64)
 def translate_native(
-    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True
+    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
 ) -> NativeTranslation:
     """As `translate.translate`, to bytecode.
 
     Raises:
         NotNative: the kernel is one for the Python back end.
     """
-    lowering = lower(ptx, kernel, block_shape, check)
+    lowering = lower(ptx, kernel, block_shape, check, registers)
     if lowering.context.local_bytes:
         raise NotNative("local memory")
     touched = touched_in_flight(lowering.flow)

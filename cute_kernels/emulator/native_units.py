@@ -59,7 +59,7 @@ class Units:
         self._seen: dict[int, bytes] = {}  # tensor maps that need not be looked at again
         self._mmas = (MmaEntry * _MMAS)()
         self._kept: dict[int, object] = {}
-        self._watched = cluster.options.detectors
+        self._watched = cluster.tracker is not None
         self._texts = (TextEntry * (_TEXTS if self._watched else 0))()
         self._numbers: dict[str, int] = {}
         self._commits = (CommitEntry * _COMMITS)()

@@ -17,8 +17,9 @@ import numpy as np
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.gpu import Options, Report, run
+from cute_kernels.emulator.gpu import Report, run
 from cute_kernels.emulator.guarded_memory import guarded
+from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.relocation import Relocation
 
 _ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cute_kernels.emulator.gpu import Options
+from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.starvation import seeds_for_each_warp
 
 COMPLETIONS = ("eager", "lazy", "random")

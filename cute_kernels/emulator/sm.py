@@ -26,8 +26,8 @@ from cute_kernels.emulator.warp import Warp
 from cute_kernels.emulator.wgmma import WgmmaUnit
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.gpu import Options
     from cute_kernels.emulator.native_units import Units
+    from cute_kernels.emulator.options import Options
 
 NAMED_BARRIERS = 16  # per CTA (PTX ISA, bar)
 
@@ -164,8 +164,10 @@ class Cta:
     ) -> None:
         self.cluster, self.rank = cluster, rank
         self.coordinates, self.in_cluster = coordinates, in_cluster
-        self.shared = SharedMemory(smem, rank, detect=cluster.options.detectors)
-        self.tmem = TensorMemory(detect=cluster.options.detectors)
+        options = cluster.options
+        uninitialised = options.looks_for("uninitialised")
+        self.shared = SharedMemory(smem, rank, detect=options.detectors, uninitialised=uninitialised)
+        self.tmem = TensorMemory(detect=uninitialised, own_lanes=options.looks_for("tensor_lanes"))
         self.shared_base = rank << 24
         self.warps: list[Warp] = []
         self._named: dict[int, NamedBarrier] = {}
@@ -311,12 +313,13 @@ class Cluster:
 
         Raises:
             IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was in use.
-            BarrierMisuse: a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase.
+            BarrierMisuse: a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase,
+                with bytes outstanding or (`Options.strict`) arrivals alone.
         """
         unobserved = self.tma.groups.unobserved()
         self.engine.drain()
         self.wgmma.check_finished()
-        if self.options.detectors:
+        if self.options.looks_for("exits"):
             for cta in self.ctas:
                 cta.tmem.check_released()
             if unobserved:
@@ -326,6 +329,8 @@ class Cluster:
                     f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
                     f"{thread[2]} never waited for it)"
                 )
+        if self.tracker is not None:
             self.tracker.check_exits()
-            self.barriers.check_finished()
+        if self.options.looks_for("exits"):
+            self.barriers.check_finished(self.options.strict)
 

@@ -36,20 +36,22 @@ class SharedMemory:
         cta_rank: rank of the CTA in its cluster.
         data: uint8 [size].
         words, states: the memory and the state of its bytes as items of 1, 2, 4, 8, 16 and 32 bytes.
-        detect: whether uninitialised reads and accesses to live mbarriers or to a CTA that has exited are reported.
+        detect: whether accesses to live mbarriers or to a CTA that has exited are reported.
+        uninitialised: whether, with ``detect``, reads of what nobody has written are reported too.
         exited: all threads of the CTA have exited while others of the cluster run: nothing may access it any more.
     """
 
-    def __init__(self, size: int, cta_rank: int = 0, *, detect: bool = True) -> None:
+    def __init__(self, size: int, cta_rank: int = 0, *, detect: bool = True, uninitialised: bool = True) -> None:
         if size < SYSTEM_BYTES or size > 1 << 18:
             raise IllegalAccess(f"shared memory of {size} bytes; legal are {SYSTEM_BYTES} to {1 << 18}")
         self.size = size
         self.cta_rank = cta_rank
         self.detect = detect
+        self._fresh = 0 if uninitialised else _DATA  # state of what nobody has written
         self.exited = False
         padded = -(-size // _GRAIN) * _GRAIN
         store = np.zeros(padded, np.uint8)
-        state = np.zeros(padded, np.uint8)
+        state = np.full(padded, self._fresh, np.uint8)
         self.data = store[:size]
         self.words: dict[int, np.ndarray] = {n: store.view(dtype) for n, dtype in _WORDS.items()}
         self.states: dict[int, np.ndarray] = {n: state.view(dtype) for n, dtype in _WORDS.items()}
@@ -71,7 +73,7 @@ class SharedMemory:
     def unprotect(self, offset: int) -> None:
         """Ends `protect`; the bytes count as uninitialised (PTX ISA: mbarrier.inval makes the location reusable)."""
         self._barriers.discard(offset)
-        self.states[1][offset : offset + 8] = 0
+        self.states[1][offset : offset + 8] = self._fresh
         self._bound_barriers()
 
     def close(self) -> None:

@@ -34,6 +34,9 @@ class TensorMemory:
 
     Args:
         detect: whether reads of uninitialised cells are reported.
+        own_lanes: whether loads and stores that name lanes outside of their warp's quarter are reported. If not, they
+            access the lanes of the quarter with the same number modulo 32, which is a reading: by the PTX ISA they are
+            illegal.
 
     Attributes:
         cells: uint32 [512 columns, 128 lanes].
@@ -43,13 +46,13 @@ class TensorMemory:
         full_address: of a byte per column, 1 where an access has written all lanes.
     """
 
-    def __init__(self, *, detect: bool = True) -> None:
+    def __init__(self, *, detect: bool = True, own_lanes: bool = True) -> None:
         self.cells = np.zeros((COLUMNS, LANES), np.uint32)
         self.floats = self.cells.view(np.float32)
         self._address = self.cells.ctypes.data
         self.allocations: dict[int, int] = {}
         self.changes = 0
-        self.detect = detect
+        self.detect, self._own_lanes = detect, own_lanes
         self.relinquished = False
         self.columns_used = 0
         self._allocated = np.zeros(COLUMNS, bool)
@@ -75,7 +78,7 @@ class TensorMemory:
         for base in range(0, COLUMNS - ncols + 1, 32):
             if not self._allocated[base : base + ncols].any():
                 self._allocated[base : base + ncols] = True
-                self._written[base : base + ncols] = self._full[base : base + ncols] = False
+                self._written[base : base + ncols] = self._full[base : base + ncols] = not self.detect
                 self.allocations[base] = ncols
                 self.changes += 1
                 self.columns_used = max(self.columns_used, int(self._allocated.sum()))
@@ -108,6 +111,10 @@ class TensorMemory:
         """
         if self.allocations:
             raise IllegalAccess(f"the CTA exits with {sum(self.allocations.values())} TMEM columns allocated")
+
+    def accessed(self, warp: int, address: int) -> int:
+        """The address that a load or store by a warp accesses: in its own quarter, unless other lanes are reported."""
+        return address if self._own_lanes else 32 * (warp % 4) << 16 | address & 0x1FFFFF
 
     def load(self, warp: int, address: int, shape: str, repeat: int) -> np.ndarray:
         """tcgen05.ld by one warp: uint32 ``[32 lanes, registers]``, a copy whose transpose is contiguous.

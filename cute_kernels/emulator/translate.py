@@ -141,7 +141,7 @@ class PythonWarp:
 
 @functools.lru_cache(maxsize=64)
 def translate(
-    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True
+    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
 ) -> Translation:
     """Translates one kernel of a PTX text (cached by its arguments).
 
@@ -149,22 +149,25 @@ def translate(
         ptx: the module.
         kernel: entry name; None when the module has one entry.
         block_shape: threads per CTA (x, y, z): what is uniform in a warp depends on it.
-        check: look for registers of wgmma and tcgen05.ld that are touched too early, and tell the race detector when
-            the values of a tcgen05.ld are used.
+        check: for detectors: tell the race detector when the values of a tcgen05.ld are used.
+        registers: look for registers of wgmma that are touched too early.
 
     Raises:
         UnsupportedPTX: anything in the kernel that is not implemented.
-        IllegalAccess: what ``check`` found.
+        IllegalAccess: what ``registers`` found.
     """
-    return _Translator(lower(ptx, kernel, block_shape, check)).run()
+    return _Translator(lower(ptx, kernel, block_shape, check, registers)).run()
 
 
-def lower(ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool) -> Lowering:
+def lower(
+    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool, registers: bool = True
+) -> Lowering:
     """The part of `translate` that both back ends share; arguments and errors as there."""
     module = parse(ptx)
     lowering = Lowering(module, pick(module, kernel), block_shape)
-    if check:
+    if registers:
         check_registers(lowering.flow)
+    if check:
         lowering.uses = first_uses(lowering.flow)
     return lowering
 

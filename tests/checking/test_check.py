@@ -185,8 +185,9 @@ def test_what_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_replay_command_has_what_the_check_had(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check("--strict", "--max-idle-blocks", "1000", EXITS, "fault") == 3
+    assert check("--strict", "--without", "registers", "--max-idle-blocks", "1000", EXITS, "fault") == 3
     assert replay_of(capsys.readouterr().err) == [
-        "emulate", "--arch", "sm_90a", "--strict", "--max-idle-blocks", "1000", EXITS, "fault",
+        "emulate", "--arch", "sm_90a", "--without", "registers", "--strict", "--max-idle-blocks", "1000", EXITS,
+        "fault",
     ]  # fmt: skip
     assert sys.argv[0] != EXITS

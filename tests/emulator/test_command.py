@@ -61,6 +61,7 @@ def test_what_follows_the_script_is_the_script_s(arguments: list[str]) -> None:
         (["--comp", "lazy", "--quiet", "--se=3"], {"completion": "lazy", "quiet": True, "seed": 3}),
         (["--trace", "program.py"], {"trace": Path("program.py")}),
         (["--keep-ptx=folder", "--no-detectors"], {"keep_ptx": Path("folder"), "no_detectors": True}),
+        (["--without", "exits", "--without=tensor_lanes"], {"without": ["exits", "tensor_lanes"]}),
         (["--seed", "-1", "--"], {"seed": -1}),
     ],
 )

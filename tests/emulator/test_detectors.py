@@ -1,0 +1,134 @@
+"""Each detector can be left out alone: its fault is not reported then, and the others are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, SharedMemoryRace
+from cute_kernels.emulator.options import DETECTORS
+from tests.emulator.matrix_cases import Wgmma
+from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.record_matrix_on_gpu import result_array
+
+ALLOCATE = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic+48], 32; bar.warp.sync -1;
+    ld.shared.b32 %r20, [dynamic+48];"""
+FREE = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 32;"
+#: By detector: a kernel with its fault alone, what is reported, what it writes where that is not looked for.
+FAULTS = {
+    "races": (
+        f"""{THREAD_OUTPUT} shl.b32 %r3, %r1, 2; mov.b32 %r4, dynamic; add.s32 %r5, %r4, %r3; st.shared.b32 [%r5], %r1;
+        xor.b32 %r6, %r3, 4; add.s32 %r6, %r6, %r4; ld.shared.b32 %r9, [%r6]; st.global.b32 [%d1], %r9; ret;""",
+        SharedMemoryRace, "nothing orders the two", [n ^ 1 for n in range(32)],
+    ),
+    # A tile of 16 valid items, of which the others are read and thrown away.
+    "uninitialised": (
+        f"""{THREAD_OUTPUT} shl.b32 %r3, %r1, 2; mov.b32 %r4, dynamic; add.s32 %r5, %r4, %r3; setp.lt.u32 %p1, %r1, 16;
+        @%p1 st.shared.b32 [%r5], %r1; ld.shared.b32 %r9, [%r5]; selp.b32 %r9, %r9, 99, %p1; st.global.b32 [%d1], %r9;
+        ret;""",
+        IllegalAccess, "read of uninitialised shared memory", [*range(16), *[99] * 16],
+    ),
+    "exits": (
+        f"{THREAD_OUTPUT} {ALLOCATE} st.global.b32 [%d1], %r1; ret;", IllegalAccess,
+        "exits with 32 TMEM columns allocated", list(range(32)),
+    ),
+    # Warp 0 names lanes 32 to 63: its own lanes are 0 to 31.
+    "tensor_lanes": (
+        f"""{THREAD_OUTPUT} {ALLOCATE} tcgen05.st.sync.aligned.32x32b.x1.b32 [%r20], {{%r1}};
+        tcgen05.wait::st.sync.aligned; add.u32 %r21, %r20, 0x200000;
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r9}}, [%r21]; tcgen05.wait::ld.sync.aligned; add.u32 %r9, %r9, 5;
+        {FREE} st.global.b32 [%d1], %r9; ret;""",
+        IllegalAccess, "starts at lane 32; the warp may touch the lanes of its quarter 0", list(range(5, 37)),
+    ),
+}  # fmt: skip
+
+
+def execute(body: str, options: Options) -> list[int]:
+    out = np.zeros(32, np.uint32)
+    launch(module(body, parameters=1), out, options=options)
+    return out.tolist()
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", FAULTS)
+def test_one_is_left_out(name: str, native: bool):
+    body, error, message, expected = FAULTS[name]
+    with pytest.raises(error, match=message):
+        execute(body, Options(native=native))
+    assert execute(body, Options(native=native, without=(name,))) == expected
+    others = tuple(other for other in DETECTORS if other != name)
+    with pytest.raises(error, match=message):
+        execute(body, Options(native=native, without=others))
+    assert execute(body, Options(native=native, detectors=False)) == expected
+
+
+def test_registers_of_a_wgmma_in_flight():
+    case = Wgmma(n=8)
+    image, _ = case.image()
+    text = case.ptx().replace("wgmma.wait_group.sync.aligned 0;", "add.f32 %d0, %d0, 0f00000000;")
+    text = text.replace("ret;", "wgmma.wait_group.sync.aligned 0; ret;")
+
+    def run(options: Options) -> None:
+        launch(
+            text, aligned(image), aligned(case.registers()), result_array(case), block=(128, 1, 1),
+            dynamic_smem=len(image), options=options,
+        )  # fmt: skip
+
+    for options in (Options(), Options(without=("races", "uninitialised", "exits"))):
+        with pytest.raises(IllegalAccess, match="is an accumulator of the wgmma"):
+            run(options)
+    run(Options(without=("registers",)))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_tensor_memory_that_nobody_wrote(native: bool):
+    body = f"""{THREAD_OUTPUT} {ALLOCATE} tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r9}}, [%r20];
+        tcgen05.wait::ld.sync.aligned; and.b32 %r9, %r9, 0; add.u32 %r9, %r9, %r1; {FREE}
+        st.global.b32 [%d1], %r9; ret;"""
+    with pytest.raises(IllegalAccess, match="uninitialised TMEM"):
+        execute(body, Options(native=native))
+    assert execute(body, Options(native=native, without=("uninitialised",))) == list(range(32))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_the_memory_of_an_mbarrier_that_is_no_more(native: bool):
+    """mbarrier.inval leaves bytes that hold nothing; an mbarrier that lives is none of this detector's affairs."""
+    body = f"""{THREAD_OUTPUT} setp.ne.u32 %p1, %r1, 0; @%p1 bra END; mbarrier.init.shared.b64 [dynamic], 1; INVAL
+        ld.shared.b32 %r9, [dynamic]; END: st.global.b32 [%d1], %r1; ret;"""
+    gone = body.replace("INVAL", "mbarrier.inval.shared.b64 [dynamic];")
+    with pytest.raises(IllegalAccess, match="uninitialised"):
+        execute(gone, Options(native=native))
+    options = Options(native=native, without=("uninitialised",))
+    assert execute(gone, options) == list(range(32))
+    with pytest.raises(IllegalAccess, match="touches the live mbarrier"):
+        execute(body.replace("INVAL", ""), options)
+
+
+#: One of two arrivals has come at the end; with EXPECT, bytes are outstanding too.
+LEFT = f"""{THREAD_OUTPUT} setp.ne.u32 %p1, %r1, 0; @%p1 bra END; mbarrier.init.shared.b64 [dynamic], 2;
+    mbarrier.arriveEXPECT END: st.global.b32 [%d1], %r1; ret;"""
+ARRIVALS, BYTES = ".shared.b64 %d3, [dynamic];", ".expect_tx.shared.b64 %d3, [dynamic], 16;"
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_an_mbarrier_in_the_middle_of_a_phase(native: bool):
+    some, message = LEFT.replace("EXPECT", ARRIVALS), "the kernel ends in the middle of a phase"
+    assert execute(some, Options(native=native)) == list(range(32))
+    with pytest.raises(BarrierMisuse, match=message):
+        execute(some, Options(native=native, strict=True))
+    with pytest.raises(BarrierMisuse, match=f"{message}.* 16 transaction bytes pending"):
+        execute(LEFT.replace("EXPECT", BYTES), Options(native=native))
+    left_out = Options(native=native, strict=True, without=("exits",))
+    assert execute(LEFT.replace("EXPECT", BYTES), left_out) == list(range(32))
+
+
+def test_names_that_are_none():
+    with pytest.raises(ValueError, match="without 'leaks'; legal are 'races', 'uninitialised', 'registers', 'exits'"):
+        Options(without=("leaks",))
+    with pytest.raises(TypeError, match="without 'races': a tuple of names"):
+        Options(without="races")
+
+
+def test_every_detector_has_a_fault_here():
+    assert {*FAULTS, "registers"} == set(DETECTORS)
