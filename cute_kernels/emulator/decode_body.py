@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.lexer import Reader, Token, integer
 from cute_kernels.emulator.program import (
+    CARRY,
     TYPE_BITS,
     Guard,
     Immediate,
@@ -42,6 +43,7 @@ _SPECIAL = re.compile(
 
 
 _MOST_REGISTERS = 1 << 20  # by one name: far above what any compiler writes
+_TAKE_CARRY = ("addc", "subc", "madc")
 _PARTS, _COLORS = "xyzw", "rgba"
 """Suffixes of a vector register's elements (PTX ISA, "Vectors as Operands")."""
 
@@ -216,6 +218,8 @@ class Body:
                     raise UnsupportedPTX(message, ptx_line=statement.tokens[0].line)
                 sources[key] = _describe_location(key, self.files)
             instructions.append(_instruction(index, statement, sources[key], self.call_parameters))
+            if Register(CARRY) in instructions[-1].operands:
+                self.registers[CARRY] = "pred"
         return Kernel(
             self.name,
             tuple(self.parameters),
@@ -275,6 +279,9 @@ def _instruction(index: int, statement: _Statement, source: str, call_parameters
                 raise UnsupportedPTX("a part of a call parameter", ptx_line=line, instruction=text)
             parts = ("mov", parts[-1])
             operands = [place.base, register] if text.startswith("st") else [register, place.base]
+    if "cc" in parts or parts[0] in _TAKE_CARRY:
+        given, taken = ([Register(CARRY)] * needed for needed in ("cc" in parts, parts[0] in _TAKE_CARRY))
+        operands[1:] = [*given, *operands[1:], *taken]
     return Instruction(index, parts, tuple(operands), guard, line, source, text)
 
 

@@ -17,7 +17,7 @@ from cute_kernels.emulator.instructions_sync import each_lane
 from cute_kernels.emulator.memory_order import Strength, access_strength, lane_vector, watch
 from cute_kernels.emulator.reductions import DTYPES, combine, element_of, operations
 from cute_kernels.emulator.sanitizer import Operation
-from cute_kernels.emulator.values import CANONICAL, Value
+from cute_kernels.emulator.values import CANONICAL, Pack, Value
 
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint")
@@ -63,6 +63,35 @@ def atomic(
     if warp.cluster.tracker is not None:
         _watch(warp, mask, space, addresses, size * count, strength)
     return old if count > 1 else old[0]
+
+
+def atomic_wide(
+    warp: Any, mask: int, space: str, name: str, strength: Strength, address: Any, values: tuple[Any, ...]
+) -> np.ndarray:
+    """exch and cas of 128 bits: the old values, uint64 [2, 32]; ``values`` are halves, the low ones first."""
+    old = np.zeros((2, 32), np.uint64)
+    operands = [np.broadcast_to(np.asarray(value, np.uint64), 32) for value in values]
+    addresses = np.broadcast_to(np.asarray(address, np.int64), 32)
+    if warp.cluster.meter is not None:
+        _count(warp, mask, space, addresses, 16)
+    before_any = warp.cluster.progress
+    for lane in lane_vector(mask, 1).tolist():
+        if addresses[lane] % 16:
+            raise IllegalAccess(f"misaligned atomic of 16 bytes at {int(addresses[lane]):#x}")
+        kind, where = space_of(warp, space, int(addresses[lane]))
+        memory = warp.cluster.memory if kind == "shared" else warp.cluster.gmem
+        if kind != "shared":
+            memory.view(where, 16, write=True)
+        old[:, lane] = np.frombuffer(bytes(memory.view(where, 16)), np.uint64)
+        given = np.array([operand[lane] for operand in operands], np.uint64)
+        if name == "cas" and (old[:, lane] != given[:2]).any():
+            continue
+        memory.store(np.array([where]), given[-2:].view(np.uint8).reshape(1, 16))
+        warp.cluster.progress += bool((old[:, lane] != given[-2:]).any())
+    warp.cluster.polls += warp.cluster.progress == before_any
+    if warp.cluster.tracker is not None:
+        _watch(warp, mask, space, addresses, 16, strength)
+    return old
 
 
 def _update(
@@ -118,7 +147,7 @@ def _parts(instruction: Instruction) -> tuple[str, str, str, int]:
             raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
     legal = element_of(type_) in DTYPES and name in operations(type_)
     if name in ("exch", "cas"):
-        legal = type_ in ("b32", "b64", "b16") and (name == "cas" or type_ != "b16")
+        legal = type_ in ("b32", "b64", "b16", "b128") and (name == "cas" or type_ != "b16")
     if not legal or count > 1 and (space != "global" or TYPE_BITS[type_] * count > 128):
         raise instruction.refuse(f"{instruction.opcode} is not implemented")
     return space, name, type_, count
@@ -134,15 +163,19 @@ def _lower(block: BlockBuilder, instruction: Instruction, first: int) -> tuple[l
     items = operands[1].items if isinstance(operands[1], Vector) else operands[1:]
     if len(items) != (2 if name == "cas" else count):
         raise instruction.refuse(f"{len(items)} source values")
-    values = [block.whole(block.value(item, bits)) for item in items]
     strength = access_strength(instruction.parts[1:-1], atomic=True)
+    if bits == 128:
+        halves = [block.whole(half) for item in items for half in block.split(block.value(item, bits), 2)]
+        call = Call(atomic_wide, [space, name, strength, address, tuple(halves)])
+        return [Pack(block.anchor(call, [("u64", False)] * 2, [address, *halves]))], 1
+    values = [block.whole(block.value(item, bits)) for item in items]
     call = Call(atomic, [space, name, type_, strength, address, tuple(values)])
     return block.anchor(call, [(CANONICAL[bits], False)] * count, [address, *values]), count
 
 
 @family("atom", varies=always_varies)
 def _atom(block: BlockBuilder, instruction: Instruction) -> None:
-    """atom on integers, f16, bf16 (packed and vectors), f32, f64; global, shared, generic."""
+    """atom on integers, f16, bf16 (packed and vectors), f32, f64, exch and cas of b128; global, shared, generic."""
     results, _ = _lower(block, instruction, 1)
     destination = instruction.operands[0]
     items = destination.items if isinstance(destination, Vector) else (destination,)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -77,12 +78,41 @@ def _directed_product(mode: str) -> Callable[..., np.ndarray]:
     return product
 
 
+def _directed_difference(mode: str) -> Callable[..., np.ndarray]:
+    return lambda a, b: numerics.fma_directed_f32(mode, a, np.float32(1), _negate_bits(b))
+
+
+def _signs_xored(order: Callable[..., np.ndarray], widen: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Any]:
+    """min or max of magnitudes as f32, with the exclusive or of the operands' signs: .xorsign.abs."""
+
+    def signed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = widen(a), widen(b)
+        result = order(_magnitude_bits(a), _magnitude_bits(b))
+        sign = (a.view(np.uint32) ^ b.view(np.uint32)) & np.uint32(0x80000000)
+        return np.where(result != result, result.view(np.uint32), result.view(np.uint32) | sign).view(np.float32)
+
+    return signed
+
+
+def _rectified(x: np.ndarray) -> np.ndarray:
+    """.relu of bits of f16 or bf16: negative numbers and -0 become +0, NaN stays."""
+    negative = (x & np.uint16(0x8000)) != 0  # the one NaN of these results has no sign
+    return np.where(negative, np.uint16(0), x)
+
+
+_ORDERS: dict[str, Callable[..., np.ndarray]] = {
+    "min": numerics.lowest_f32,
+    "max": numerics.highest_f32,
+    "min.NaN": numerics.lowest_nan_f32,
+    "max.NaN": numerics.highest_nan_f32,
+}
 _F32: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
     "add": (2, _add_f32),
     "sub": (2, _sub_f32),
     "mul": (2, _mul_f32),
     "fma": (3, numerics.fma_f32),
     **{f"add.{mode}": (2, _directed_sum(mode)) for mode in numerics.DIRECTIONS},
+    **{f"sub.{mode}": (2, _directed_difference(mode)) for mode in numerics.DIRECTIONS},
     **{f"mul.{mode}": (2, _directed_product(mode)) for mode in numerics.DIRECTIONS},
     **{f"fma.{mode}": (3, functools.partial(numerics.fma_directed_f32, mode)) for mode in numerics.DIRECTIONS},
     "div": (2, _div_f32),
@@ -90,6 +120,7 @@ _F32: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
     "max": (2, numerics.highest_f32),
     "min.NaN": (2, numerics.lowest_nan_f32),
     "max.NaN": (2, numerics.highest_nan_f32),
+    **{f"{name}.xorsign": (2, _signs_xored(order, lambda x: x)) for name, order in _ORDERS.items()},
     "abs": (1, lambda x: numerics.canonical_f32(_magnitude_bits(x))),
     "neg": (1, lambda x: numerics.canonical_f32(_negate_bits(x))),
     "rcp": (1, lambda x: numerics.canonical_f32(np.float32(1) / x)),
@@ -144,8 +175,14 @@ def half_op(name: str, type_: str) -> PureOp:
     bf16 = type_ == "bf16"
     widen = numerics.bf16_to_f32 if bf16 else (lambda x: x.view(np.float16).astype(np.float32))
     narrow = numerics.f32_to_bf16 if bf16 else numerics.f32_to_f16
+    fused = numerics.fma_bf16 if bf16 else numerics.fma_f16
     exact = {
-        "fma": (3, numerics.fma_bf16 if bf16 else numerics.fma_f16),
+        "fma": (3, fused),
+        "fma.relu": (3, lambda a, b, c: _rectified(fused(a, b, c))),
+        **{
+            f"{name}.xorsign": (2, lambda a, b, order=order: narrow(_signs_xored(order, widen)(a, b)))
+            for name, order in _ORDERS.items()
+        },
         "add": (2, numerics.add_bf16 if bf16 else numerics.add_f16),
         "mul": (2, numerics.mul_bf16 if bf16 else numerics.mul_f16),
         "sub": (2, _subtract(numerics.add_bf16 if bf16 else numerics.add_f16)),
@@ -202,15 +239,21 @@ _FLOATS = ("f32", "f32x2", "f16", "f16x2", "bf16", "bf16x2", "f64")
 
 @family("add", "sub", "mul", "fma")
 def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
-    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32 directed."""
-    parts = qualifiers(instruction, "rn", *numerics.DIRECTIONS, "ftz", "sat", *_FLOATS)
+    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32 and f32x2
+    directed; .relu of fma on f16 and bf16."""
+    parts = qualifiers(instruction, "rn", *numerics.DIRECTIONS, "ftz", "sat", "relu", *_FLOATS)
     modes = [part for part in parts if part in numerics.DIRECTIONS]
+    types = [part for part in parts if part in _FLOATS]
     if modes:
-        if parts[-1] != "f32" or instruction.parts[0] == "sub" or len([part for part in parts if part in _FLOATS]) > 1:
+        if types not in (["f32"], ["f32x2"]):
             raise instruction.refuse(f"{instruction.opcode} is not implemented")
         _elementwise(block, instruction, f"{instruction.parts[0]}.{modes[0]}")
         return
-    types = [part for part in parts if part in _FLOATS]
+    if "relu" in parts:
+        if instruction.parts[0] != "fma" or len(types) != 1 or types[0] not in ("f16", "f16x2", "bf16", "bf16x2"):
+            raise instruction.refuse(f"{instruction.opcode} is not implemented")
+        _elementwise(block, instruction, "fma.relu")
+        return
     if len(types) == 2 and types[0] == "f32" and types[1] in ("f16", "bf16") and instruction.parts[0] != "mul":
         _mixed(block, instruction, types[1])
     elif len(types) == 1:
@@ -238,13 +281,18 @@ def _mixed(block: BlockBuilder, instruction: Instruction, type_: str) -> None:
 
 @family("min", "max", "abs", "neg")
 def _order(block: BlockBuilder, instruction: Instruction) -> None:
-    """min, max (of three operands too; .NaN), abs, neg on floats."""
-    parts = qualifiers(instruction, "ftz", "NaN", *_FLOATS)
+    """min, max (of three operands too; .NaN; .xorsign.abs), abs, neg on floats."""
+    parts = qualifiers(instruction, "ftz", "NaN", "xorsign", "abs", *_FLOATS)
     name, type_ = instruction.parts[0], instruction.parts[-1]
     if "NaN" in parts:
         if name not in ("min", "max") or type_ == "f64":
             raise instruction.refuse(f"{instruction.opcode} is not implemented")
         name += ".NaN"
+    if "xorsign" in parts or "abs" in parts:
+        both = parts[-3:-1] == ["xorsign", "abs"]
+        if name.split(".")[0] not in ("min", "max") or not both or type_ == "f64" or len(instruction.operands) != 3:
+            raise instruction.refuse(f"{instruction.opcode} is not implemented")
+        name += ".xorsign"
     if name.startswith("m") and len(instruction.operands) == 4:
         if type_ != "f32":
             raise instruction.refuse("three operands exist for f32 only")

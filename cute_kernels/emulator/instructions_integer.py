@@ -9,8 +9,8 @@ import numpy as np
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
-from cute_kernels.emulator.scalars import SCALAR_NAMES, bfe_int, bfi_int, dot_int, lop3_value
-from cute_kernels.emulator.values import CANONICAL, DTYPES, PureOp, Value
+from cute_kernels.emulator.scalars import SCALAR_NAMES, bfe_int, bfi_int, dot_int, fns_int, lop3_value
+from cute_kernels.emulator.values import CANONICAL, DTYPES, Pack, PureOp, Value
 
 INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
 _BITS = ("b16", "b32", "b64", "pred")
@@ -117,6 +117,53 @@ def _arithmetic(block: BlockBuilder, instruction: Instruction) -> None:
     if len(instruction.parts) != 2:
         raise instruction.refuse(f"qualifier .{instruction.parts[2]} of {name} is not implemented")
     apply(block, instruction, binary(name, type_))
+
+
+@functools.cache
+def _packed(name: str, type_: str, relu: bool) -> PureOp:
+    """add, min or max of one 16-bit element (of s32: min and max .relu); relu: negative results become 0."""
+    op = binary(name, type_)
+
+    def vector(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.maximum(op.vector(a, b), a.dtype.type(0))
+
+    return PureOp(f"{op.name}_relu", op.inputs, op.output, vector) if relu else op
+
+
+@family(
+    *(f"{name}.{kind}16x2" for name in ("add", "min", "max") for kind in "us"),
+    *(f"{name}.relu.{type_}" for name in ("min", "max") for type_ in ("s16x2", "s32")),
+)
+def _halves(block: BlockBuilder, instruction: Instruction) -> None:
+    """add, min, max on pairs of 16-bit integers; .relu of min and max on s16x2 and s32."""
+    name, type_ = instruction.parts[0], instruction.parts[-1]
+    qualifiers(instruction, "relu", type_)
+    op = _packed(name, type_.removesuffix("x2"), "relu" in instruction.parts)
+    if not type_.endswith("x2"):
+        apply(block, instruction, op)
+        return
+    first, second = (block.split(block.value(operand, 32), 2) for operand in instruction.operands[1:])
+    block.define(instruction.operands[0], Pack([block.pure(op, a, b) for a, b in zip(first, second)]))
+
+
+@functools.cache
+def _difference(type_: str) -> PureOp:
+    bits = TYPE_BITS[type_]
+    unsigned = DTYPES[f"u{bits}"]
+
+    def vector(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        larger, smaller = np.maximum(a, b).view(unsigned), np.minimum(a, b).view(unsigned)
+        return (c.view(unsigned) + (larger - smaller)).view(c.dtype)
+
+    scalar = wrap(f"{{2}} + abs({typed('{0}', type_)} - {typed('{1}', type_)})", bits)
+    return PureOp(f"sad_{type_}", (type_,) * 3, type_, vector, scalar)
+
+
+@family(*(f"sad.{t}" for t in INTEGERS))
+def _sad(block: BlockBuilder, instruction: Instruction) -> None:
+    """sad: the difference of two integers without its sign, added to a third."""
+    qualifiers(instruction, instruction.parts[1])
+    apply(block, instruction, _difference(instruction.parts[1]))
 
 
 @functools.cache
@@ -412,3 +459,18 @@ def _counting(block: BlockBuilder, instruction: Instruction) -> None:
     """popc, clz, brev, bfind."""
     qualifiers(instruction, instruction.parts[1])
     apply(block, instruction, _bit_count(*instruction.parts[:2]))
+
+
+def _nth_set(mask: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    rows = zip(*(x.ravel().tolist() for x in np.broadcast_arrays(mask, base, offset)))
+    return np.array([fns_int(*row) for row in rows], np.uint32).reshape(np.broadcast(mask, base, offset).shape)
+
+
+_FNS = PureOp("fns_b32", ("u32", "u32", "s32"), "u32", _nth_set, f"fns_int({{0}}, {{1}}, {signed('{2}', 32)})")
+
+
+@family("fns.b32")
+def _fns(block: BlockBuilder, instruction: Instruction) -> None:
+    """fns: the n-th set bit from a position on, upwards or downwards."""
+    qualifiers(instruction, "b32")
+    apply(block, instruction, _FNS)

@@ -13,7 +13,7 @@ from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.instructions_convert import extend
 from cute_kernels.emulator.instructions_integer import binary
 from cute_kernels.emulator.instructions_move import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, block_lanes
-from cute_kernels.emulator.instructions_registry import family, qualifiers
+from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
 from cute_kernels.emulator.memory_order import Strength, access_strength, distinct, sync_order, watch, watch_uniform
 from cute_kernels.emulator.sync_point import Row
 from cute_kernels.emulator.values import CANONICAL, DTYPES, FULL, Anchor, Constant, Node, Pack, Value
@@ -460,6 +460,14 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
 @family("prefetch", "prefetchu", "discard", "applypriority", destinations=0)
 def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """Cache hints: there are no caches here."""
+
+
+@family("createpolicy", varies=never_varies)
+def _createpolicy(block: BlockBuilder, instruction: Instruction) -> None:
+    """createpolicy: an eviction priority, which nothing here looks at; its bits, opaque by the PTX ISA, are 0."""
+    levels = (f"L2::evict_{level}" for level in ("last", "normal", "first", "unchanged"))
+    qualifiers(instruction, "fractional", "range", "cvt", "global", "L2", "b64", *levels)
+    block.define(instruction.operands[0], Constant(0, 64))
 
 
 def fence_proxy_async(warp: Any, mask: int, of_shared: bool, of_global: bool) -> None:

@@ -12,6 +12,9 @@ TYPE_BITS = {
     **{"f16": 16, "f32": 32, "f64": 64, "bf16": 16, "f16x2": 32, "bf16x2": 32, "b128": 128, "pred": 1},
 }
 
+#: The register that stands for the carry flag CC.CF of a thread.
+CARRY = "%cc.cf"
+
 
 @dataclass(frozen=True)
 class Register:

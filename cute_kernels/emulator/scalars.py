@@ -38,6 +38,18 @@ def bfi_int(field: int, base: int, start: int, length: int, bits: int) -> int:
     return base & ~mask | field << start & mask
 
 
+def fns_int(mask: int, base: int, offset: int) -> int:
+    """fns.b32: the position of the |offset|-th set bit from ``base`` on, upwards or (negative) downwards.
+
+    With offset 0 it is ``base``, if that bit is set. 0xFFFFFFFF where there is none.
+    """
+    if not offset:
+        return base if base < 32 and mask >> base & 1 else 0xFFFFFFFF
+    positions = range(base, 32) if offset > 0 else range(min(base, 31), -1, -1)
+    found = [position for position in positions if mask >> position & 1]
+    return found[abs(offset) - 1] if abs(offset) <= len(found) else 0xFFFFFFFF
+
+
 def prmt_int(a: int, b: int, selector: int) -> int:
     """prmt.b32 in its default mode: bit 3 of a selector nibble replicates the byte's sign."""
     source = b << 32 | a
@@ -99,5 +111,5 @@ def bfind_int(x: int) -> int:
 #: Names that scalar templates use, in generated code and where constants are folded.
 SCALAR_NAMES = {
     f.__name__: f
-    for f in (int_div, int_rem, bfe_int, bfi_int, prmt_int, dot_int, lop3_int, clz_int, brev_int, bfind_int)
+    for f in (int_div, int_rem, bfe_int, bfi_int, fns_int, prmt_int, dot_int, lop3_int, clz_int, brev_int, bfind_int)
 }

@@ -21,6 +21,7 @@ from cute_kernels.emulator import (  # noqa: F401 - importing a file registers i
     instructions_bulk,
     instructions_bulk_copy,
     instructions_call,
+    instructions_carry,
     instructions_clc,
     instructions_compare,
     instructions_convert,
