@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,6 +33,7 @@ from cute_kernels.emulator.kept_launches import KeptLaunches
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.program_threads import ProgramThreads
 from cute_kernels.emulator.recorded import Recorder
+from cute_kernels.emulator.roles import of_kernel
 from cute_kernels.emulator.stream_order import StreamOrder
 
 #: Architecture -> (compute capability, name, multiprocessors, bytes of L2).
@@ -76,6 +77,7 @@ class Session:
         keep_ptx: folder for the PTX and the facts of every launch (`KeptLaunches`), or None.
         overlap: a launch with programmatic stream serialisation may overlap the one before it.
         recorder: takes every launch with the memory that it finds, or None.
+        roles: names of warps, as of `capture`.
 
     Attributes:
         launches: those that are complete, in order.
@@ -93,6 +95,7 @@ class Session:
         *,
         overlap: bool = False,
         recorder: Recorder | None = None,
+        roles: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         from cute_kernels.emulator import cuda_tensors  # torch is loaded when it is needed
 
@@ -105,6 +108,7 @@ class Session:
         self._report = report
         self._kept = KeptLaunches(keep_ptx) if keep_ptx is not None else None
         self._overlap, self._recorder = overlap, recorder
+        self._roles = roles or {}
         self._order = StreamOrder() if overlap or recorder is not None else None
         self._memory = GlobalMemory()
         self._graph: Graph | None = None
@@ -148,7 +152,7 @@ class Session:
                 dynamic_smem=launch.dynamic_smem,
                 params=launch.params,
                 memory=self._memory,
-                options=dataclasses.replace(self.options, trace=trace),
+                options=dataclasses.replace(self.options, trace=trace, roles=self._names(launch)),
                 programmatic=overlaps and self._overlap,
             )
         except EmulatorError as error:
@@ -179,6 +183,9 @@ class Session:
 
     def _next_number(self) -> int:
         return len(self.launches) + len(self.failures) + 1
+
+    def _names(self, launch: host.CapturedLaunch) -> tuple[str, ...]:
+        return of_kernel(launch.kernel_name, self._roles) or self.options.roles
 
     def _trace_file(self, number: int) -> Path | None:
         """Every launch has a timeline of its own."""
@@ -283,6 +290,7 @@ def capture(
     *,
     overlap: bool = False,
     recorder: Recorder | None = None,
+    roles: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Session]:
     """What this thread, and those that it starts, compile and launch inside runs in the emulator.
 
@@ -298,6 +306,8 @@ def capture(
         overlap: a launch with programmatic stream serialisation that comes directly behind another may begin before
             that one is over: what griddepcontrol.wait does not order races. Results are those of launches in turn.
         recorder: takes every launch with the memory that it finds.
+        roles: part of a kernel's name ("" fits all) -> name per warp of a CTA, "" for none; for counters, timelines
+            and reports. The longest part that fits counts, and where none does, ``options.roles``.
 
     Yields:
         The `Session` with the launches so far.
@@ -310,7 +320,7 @@ def capture(
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch {arch!r}; legal are {', '.join(ARCHITECTURES)}")
-    session = Session(arch, options or Options(), report, keep_ptx, overlap=overlap, recorder=recorder)
+    session = Session(arch, options or Options(), report, keep_ptx, overlap=overlap, recorder=recorder, roles=roles)
     with session.active():
         yield session
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
 import runpy
 import sys
@@ -11,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.emulator import schedule
+from cute_kernels.emulator import roles, schedule, source_profile
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
 from cute_kernels.emulator.matrix_arithmetic import CHOICES
 from cute_kernels.emulator.options import DETECTORS, Options
-from cute_kernels.files import check_output
+from cute_kernels.files import check_output, write_text
 
 FAULT, REFUSED = 3, 4
 """Exit statuses beside 0, a program's own ones, and argparse's 2."""
@@ -137,6 +139,14 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     schedule.add_arguments(parser)
     parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
     parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="print counts by source line beside the source, per kernel: instructions, shared-memory wavefronts, bank "
+        "conflicts, sectors and bytes of global memory",
+    )
+    parser.add_argument("--profile-json", type=Path, metavar="FILE", help="write these counts as JSON")
+    add_roles_argument(parser)
+    parser.add_argument(
         "--trace",
         type=Path,
         metavar="FILE",
@@ -153,6 +163,26 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
     )
+
+
+def add_roles_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that names warps."""
+    parser.add_argument(
+        "--roles",
+        type=_roles,
+        action="append",
+        default=[],
+        metavar="[KERNEL:]ROLE=WARPS,..",
+        help="names of warps for counters, timelines and reports, e.g. load=4,add=0-3; of kernels whose name contains "
+        "KERNEL (default: what a warp does, e.g. TMA load)",
+    )
+
+
+def _roles(text: str) -> tuple[str, tuple[str, ...]]:
+    try:
+        return roles.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -223,14 +253,20 @@ def emulate(options: argparse.Namespace) -> int:
     check_script(options.script)
     if options.trace is not None:
         check_output(options.trace)
+    if options.profile_json is not None:
+        check_output(options.profile_json)
+    profiled = options.profile or options.profile_json is not None
     chosen = schedule.of_arguments(options)
-    how = chosen.options(counters=options.counters, trace=options.trace, **run_options(options))
-    report = None if options.quiet else _print
-    with capture(options.arch, how, report, options.keep_ptx, overlap=chosen.overlap) as session:
+    how = chosen.options(counters=options.counters or profiled, trace=options.trace, **run_options(options))
+    report = None if options.quiet else functools.partial(_print, options.counters)
+    session = capture(options.arch, how, report, options.keep_ptx, overlap=chosen.overlap, roles=dict(options.roles))
+    with session as session:
         try:
             return run_program(options.script, options.arguments, session, options.traceback)
         finally:
             _print_end(options, session)
+            if profiled:
+                _write_profile(options, session)
 
 
 def run_options(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -323,7 +359,22 @@ def _print_end(options: argparse.Namespace, session: Session) -> None:
             print(f"{text} in {total:.1f} s", flush=True)
 
 
-def _print(launch: EmulatedLaunch) -> None:
+def _write_profile(options: argparse.Namespace, session: Session) -> None:
+    launches = [(each.launch.ptx, each.launch.kernel_name, each.report.units) for each in session.launches]
+    found = source_profile.profiles((ptx, kernel, units) for ptx, kernel, units in launches if units is not None)
+    if options.profile:
+        for each in found:
+            print(f"\n{each.text(_bold if sys.stdout.isatty() else str)}", flush=True)
+    if options.profile_json is not None:
+        document = {"columns": source_profile.COLUMNS, "kernels": [each.document() for each in found]}
+        write_text(options.profile_json, json.dumps(document, indent=1) + "\n")
+
+
+def _bold(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m"
+
+
+def _print(counters: bool, launch: EmulatedLaunch) -> None:
     print(f"emulated: {launch.summary()}", flush=True)
-    if launch.report.units is not None:
+    if counters and launch.report.units is not None:
         print(launch.report.units.describe(), flush=True)

@@ -7,13 +7,16 @@ issued it. There are no caches: what the load/store unit asks of L1 counts as re
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from cute_kernels.emulator import roles
 from cute_kernels.emulator.flow import Flow
+from cute_kernels.emulator.program import Instruction
 from cute_kernels.emulator.shared_banks import (
     LINE_BYTES,
     SECTOR_BYTES,
@@ -27,6 +30,7 @@ from cute_kernels.emulator.warp import Warp
 
 _LANES = np.arange(32)
 _RANK_SHIFT = 24  # of a shared address, as in `smem`
+_Units = dict[str, dict[str, Counter[str]]]
 
 
 class Counters:
@@ -71,6 +75,20 @@ class Counters:
             for opcode, count in self._opcodes(counts).items():
                 classes[instruction_class(opcode)] += count
             result[role] = dict(classes.most_common())
+        return result
+
+    def activities(self) -> dict[str, str]:
+        """Per role what its warps were seen to do, `roles.activity`."""
+        return {role: roles.activity(self._opcodes(counts)) for role, counts in self._blocks.items()}
+
+    def by_instruction(self) -> dict[int, dict[str, int]]:
+        """Executions per role, of each instruction (by its index) that was executed."""
+        result: dict[int, dict[str, int]] = {}
+        for role, counts in self._blocks.items():
+            for block, count in zip(self._flow.blocks, counts):
+                if count:
+                    for index in range(block.start, block.end):
+                        result.setdefault(index, {})[role] = count
         return result
 
     def _opcodes(self, counts: list[int]) -> Counter[str]:
@@ -127,6 +145,24 @@ def instruction_class(opcode: str) -> str:
 
 
 @dataclass(frozen=True)
+class InstructionCounts:
+    """What one PTX instruction did.
+
+    Attributes:
+        ptx_line: 1-based line of the PTX text; 0 for work that belongs to no instruction.
+        opcode: as written.
+        executions: warp instructions per role.
+        units: as of `UnitCounts`. Loads or stores of one source line that the emulator performs as one access count
+            for the first of them.
+    """
+
+    ptx_line: int
+    opcode: str
+    executions: dict[str, int]
+    units: dict[str, dict[str, dict[str, int]]]
+
+
+@dataclass(frozen=True)
 class UnitCounts:
     """Work per warp role and unit.
 
@@ -135,11 +171,15 @@ class UnitCounts:
         instructions: role -> `instruction_class` -> warp instructions.
         units: role -> kind -> metric -> count. Kinds are ``ld.shared.16B`` (name, space, bytes per lane), ``tma.load``,
             ``mma``, ``tmem.ld``, ``wait.mbarrier`` and so on; docs/emulator/counters.md lists the metrics of each.
+        activities: role -> what its warps do, `roles.activity`.
+        by_instruction: the same counts by PTX instruction, in the order of the text; their sums are the ones above.
     """
 
     ctas: int
     instructions: dict[str, dict[str, int]]
     units: dict[str, dict[str, dict[str, int]]]
+    activities: dict[str, str] = field(default_factory=dict)
+    by_instruction: tuple[InstructionCounts, ...] = field(default=(), repr=False)
 
     def total(self, metric: str, kind: str = "", role: str | None = None) -> int:
         """Sum of a metric over all kinds that begin with ``kind`` (whole dotted parts), of one role or of all."""
@@ -152,12 +192,19 @@ class UnitCounts:
         )
 
     def describe(self) -> str:
-        """A line per role and kind, and per role its instructions by class."""
+        """A line per role and kind, and per role its instructions by class; unnamed warps that do the same together."""
         lines = []
-        for role, instructions in sorted(self.instructions.items()):
-            for kind, metrics in (("instructions", instructions), *sorted(self.units.get(role, {}).items())):
+        titles = roles.grouped({role: self.activities.get(role, "") for role in sorted(self.instructions)})
+        for title, members in titles.items():
+            instructions: Counter[str] = Counter()
+            kinds: dict[str, Counter[str]] = defaultdict(Counter)
+            for role in members:
+                instructions.update(self.instructions[role])
+                for kind, metrics in self.units.get(role, {}).items():
+                    kinds[kind].update(metrics)
+            for kind, metrics in (("instructions", dict(instructions.most_common())), *sorted(kinds.items())):
                 counts = (f"{count:,} {metric.replace('_', ' ')}" for metric, count in metrics.items())
-                lines.append(f"  {role}: {kind}: {', '.join(counts)}")
+                lines.append(f"  {title}: {kind}: {', '.join(counts)}")
         return "\n".join(lines)
 
     def rows(self) -> list[tuple[str, str, str, int]]:
@@ -170,30 +217,60 @@ class UnitCounts:
         ]
 
 
+def _plain(units: _Units) -> dict[str, dict[str, dict[str, int]]]:
+    return {role: {kind: dict(metrics) for kind, metrics in kinds.items()} for role, kinds in units.items()}
+
+
 class UnitCounters:
     """Counts the work of the units of one cluster.
 
     Attributes:
         warp: which warp runs now; work is attributed to its role.
+        merged: instructions of which `lanes` gets a row of addresses each, see `counting`.
     """
 
     def __init__(self) -> None:
         self.warp: Warp | None = None
-        self._rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        self.merged: tuple[Instruction, ...] = ()
+        self._index: int | None = None  # of the instruction that is counted, where it is not the one that executes
+        self._rows: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
 
     def merge(self, other: UnitCounters) -> None:
         """Adds what another cluster did."""
         for key, metrics in other._rows.items():
             self._rows[key].update(metrics)
 
-    def result(self, ctas: int, instructions: dict[str, dict[str, int]]) -> UnitCounts:
-        units: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
-        for (role, kind), metrics in self._rows.items():
-            units[role][kind] = dict(metrics)
-        return UnitCounts(ctas, instructions, dict(units))
+    def result(self, ctas: int, counters: Counters, instructions: Sequence[Instruction]) -> UnitCounts:
+        """The counts of a launch.
+
+        Args:
+            ctas: how many ran.
+            counters: of all their warps.
+            instructions: of the kernel.
+        """
+        units: _Units = defaultdict(lambda: defaultdict(Counter))
+        places: dict[int, _Units] = defaultdict(lambda: defaultdict(lambda: defaultdict(Counter)))
+        for (role, kind, index), metrics in self._rows.items():
+            units[role][kind].update(metrics)
+            places[index][role][kind].update(metrics)
+        executions = counters.by_instruction()
+        by_instruction = [
+            InstructionCounts(
+                instructions[index].line if index >= 0 else 0,
+                instructions[index].opcode if index >= 0 else "",
+                executions.get(index, {}),
+                _plain(places[index]) if index in places else {},
+            )
+            for index in sorted({*executions, *places})
+        ]
+        classes = counters.by_role_and_class()
+        return UnitCounts(ctas, classes, _plain(units), counters.activities(), tuple(by_instruction))
 
     def _add(self, kind: str, **metrics: int) -> None:
-        row = self._rows[self.warp.track if self.warp is not None else "", kind]
+        warp, index = self.warp, self._index
+        if index is None:
+            index = warp.code.executing if warp is not None else -1
+        row = self._rows[warp.track if warp is not None else "", kind, index]
         for name, count in metrics.items():
             row[name] += count
 
@@ -203,10 +280,19 @@ class UnitCounters:
         """ld or st of several requests: addresses [requests, 32] in one space, ``nbytes`` per lane, lane mask."""
         active = _LANES if mask == 0xFFFFFFFF else np.array([lane for lane in range(32) if mask >> lane & 1], np.int64)
         chosen = addresses if len(active) == 32 else addresses[:, active]
+        if len({instruction.source for instruction in self.merged}) < 2:
+            self._accesses(name, space, chosen, nbytes, active)
+            return
+        for instruction, row in zip(self.merged, chosen, strict=True):
+            self._index = instruction.index
+            self._accesses(name, space, row[None], nbytes, active)
+        self._index = None
+
+    def _accesses(self, name: str, space: str, addresses: np.ndarray, nbytes: int, active: np.ndarray) -> None:
         if space == "shared":
-            self._shared(name, chosen, nbytes, active)
+            self._shared(name, addresses, nbytes, active)
         elif space == "global":
-            self._global(name, chosen, nbytes)
+            self._global(name, addresses, nbytes)
 
     def uniform(self, name: str, space: str, address: int, nbytes: int, mask: int) -> None:
         """ld of one address by all lanes of a mask; parameters are constants, which the LSU never sees."""
@@ -323,3 +409,15 @@ class UnitCounters:
         self.warp = None
 
 
+
+
+@contextlib.contextmanager
+def counting(meter: UnitCounters | None, instructions: tuple[Instruction, ...]) -> Iterator[None]:
+    """Inside, one access with a row of addresses for each of these instructions counts as all of them."""
+    if meter is not None:
+        meter.merged = instructions
+    try:
+        yield
+    finally:
+        if meter is not None:
+            meter.merged = ()

@@ -182,7 +182,7 @@ def run(
     units = None
     if meter is not None:
         ctas = clusters * math.prod(launch.cluster)
-        units = meter.result(ctas, counters.by_role_and_class())
+        units = meter.result(ctas, counters, execution.kernel.instructions)
     return Report(
         warp_instructions=counters.total,
         by_role=counters.by_role,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.counters import counting
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.instructions_convert import extend
@@ -212,7 +213,8 @@ def load_merged(
         EmulatorError: an access is illegal or races; it names the instruction whose access that is.
     """
     try:
-        return load_lanes(warp, mask, space, addresses, size, count, dtype)
+        with counting(warp.cluster.meter, instructions):
+            return load_lanes(warp, mask, space, addresses, size, count, dtype)
     except EmulatorError:  # of one of them; or of none, where each by itself addresses another state space
         rows = [
             _one_of_merged(instruction, load_lanes, warp, mask, space, addresses[i : i + 1], size, count, dtype)
@@ -232,7 +234,8 @@ def store_merged(
     """
     if warp.cluster.tracker is None or distinct(addresses[:, block_lanes(mask)]):
         try:
-            return store_lanes(warp, mask, space, addresses, data, size, count)
+            with counting(warp.cluster.meter, instructions):
+                return store_lanes(warp, mask, space, addresses, data, size, count)
         except EmulatorError:  # as in `load_merged`
             pass
     data = np.broadcast_to(data, (len(addresses) * count, 32))

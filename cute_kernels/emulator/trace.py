@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.async_engine import AsyncOp
+from cute_kernels.emulator.roles import activity
 from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.warp import Wait, Warp
 from cute_kernels.trace_events import TraceEvents, Track
@@ -131,8 +132,6 @@ class ClusterTrace:
         self._last_step: tuple[Track, int] | None = None
         for cta in cluster.ctas:
             self._name("process", Track(self._first_process + cta.rank, 0), f"cluster {cluster.index}, CTA {cta.rank}")
-            for warp in cta.warps:
-                self._name("thread", self._track(warp), f"warp {warp.index}" + (f" {warp.role}" if warp.role else ""))
         self._wrap_units()
 
     # --- probe of the scheduler -------------------------------------------------------------------------------------
@@ -167,12 +166,19 @@ class ClusterTrace:
             earlier.wait, earlier.release = warp.wait, None
 
     def close(self) -> None:
-        """The waits of warps that never ran again."""
+        """The waits of warps that never ran again; names of warps, which show what they did where they have no role."""
         for warp, waiting in self._waiting.items():
             if self.steps > waiting.since:
                 title = self._title(waiting.wait)
                 self._slice(self._track(warp), title, "wait", waiting.since, self.steps, reason=waiting.text)
         self._waiting.clear()
+        for warp in (warp for cta in self.cluster.ctas for warp in cta.warps):
+            name = warp.role or activity(self._executed_opcodes(warp))
+            self._name("thread", self._track(warp), f"warp {warp.index}" + (f" {name}" if name else ""))
+
+    def _executed_opcodes(self, warp: Warp) -> set[str]:
+        blocks = zip(self.translation.flow.opcodes, warp.counts)
+        return {opcode for opcodes, count in blocks if count for opcode, _ in opcodes}
 
     def _end_wait(self, warp: Warp, waiting: _Waiting, end: int) -> None:
         track = self._track(warp)

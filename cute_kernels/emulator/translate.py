@@ -119,8 +119,9 @@ class PythonWarp:
 
     @property
     def executing(self) -> int:
-        """Index of the instruction whose Python is running, while `send` runs; -1: none."""
-        return self._translation.origins[self.generator.gi_frame.f_lineno - 1]
+        """Index of the instruction whose Python is running, or where it waits; -1: none."""
+        frame = self.generator.gi_frame
+        return self._translation.origins[frame.f_lineno - 1] if frame is not None else -1
 
     @property
     def standing(self) -> int | None:

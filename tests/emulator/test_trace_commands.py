@@ -30,7 +30,7 @@ def test_each_launch_of_a_program_has_its_own_trace(tmp_path: Path, capsys: pyte
     assert cli.main(["emulate", "--counters", "--trace", str(path), str(program), "--count", "64"]) == 0
     out = capsys.readouterr().out
     # 64 floats are read and written by two warps.
-    assert out.count("warp 0: ld.global.4B: 1 requests, 128 bytes, 4 sectors") == 2
+    assert out.count("warps 0-1 (global store): ld.global.4B: 2 requests, 256 bytes, 8 sectors") == 2
     for file in (path, tmp_path / "trace-2.json"):
         check_well_formed(read(file))
         assert f"timeline: {file}; open it with https://ui.perfetto.dev" in out
