@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from cute_kernels.emulator.decode_body import Body, read_variable
+from cute_kernels.emulator.decode_functions import Function, read_function, take_body
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.lexer import Reader, Token, integer, tokenize
 from cute_kernels.emulator.program import (  # noqa: F401 - users of `parse` find what it returns here
@@ -35,14 +36,15 @@ def parse(text: str) -> Module:
     """Decodes a PTX module (cached by its text).
 
     Raises:
-        UnsupportedPTX: a construct that is not read here (functions, calls, debug sections with code, ...).
+        UnsupportedPTX: a construct that is not read here.
     """
     reader = Reader(tokenize(text))
     target = version = ""
     kernels: dict[str, Kernel] = {}
     variables: list[Variable] = []
     files: dict[int, str] = {}
-    pending: list[Body] = []
+    pending: list[tuple[Body, list[Token]]] = []
+    functions: dict[str, Function] = {}
     while reader.peek():
         token = reader.take()
         if token.text == ".version":
@@ -55,16 +57,19 @@ def parse(text: str) -> Module:
             _read_file(reader.take_rest_of_line(least=2), files)
         elif token.text == ".section":
             _skip_section(reader)
-        elif token.text in (".visible", ".extern", ".weak", ".entry", ".shared", ".global", ".const"):
+        elif token.text in (".visible", ".extern", ".weak", ".entry", ".func", ".shared", ".global", ".const"):
             reader.at -= 1
             item = _declaration(reader, files)
             if isinstance(item, Variable):
                 variables.append(item)
+            elif isinstance(item, Function):
+                functions[item.name] = item
             elif item is not None:
                 pending.append(item)
         else:
             raise UnsupportedPTX(f"{token.text!r} at module level is not supported", ptx_line=token.line)
-    for body in pending:  # after the loop: LLVM may write the .file table behind the code
+    for body, tokens in pending:  # after the loop: functions, and LLVM's .file table, may stand behind the code
+        body.read(Reader(tokens), functions)
         kernels[body.name] = body.finish(tuple(variables))
     return Module(target, version, kernels, tuple(variables))
 
@@ -82,19 +87,20 @@ def _skip_section(reader: Reader) -> None:
         depth += {"{": 1, "}": -1}.get(reader.take().text, 0)
 
 
-def _declaration(reader: Reader, files: dict[int, str]) -> Variable | Body | None:
-    linkage = []
+def _declaration(
+    reader: Reader, files: dict[int, str]
+) -> Variable | Function | tuple[Body, list[Token]] | None:
     while reader.peek() in (".visible", ".extern", ".weak"):
-        linkage.append(reader.take().text)
+        reader.take()
     if reader.peek() == ".entry":
         return _entry(reader, files)
-    if reader.peek() == ".func" and ".extern" in linkage:
-        reader.take_until(";")  # a prototype; the call says whether the function is known
-        return None
+    if reader.peek() == ".func":
+        return read_function(reader)  # of others than those of the module, the call says whether they are known
     return read_variable(reader)
 
 
-def _entry(reader: Reader, files: dict[int, str]) -> Body:
+def _entry(reader: Reader, files: dict[int, str]) -> tuple[Body, list[Token]]:
+    """What stands in front of the body of an entry, and its tokens."""
     reader.take(".entry")
     body = Body(reader.take().text, files)
     if reader.peek() == "(":
@@ -120,8 +126,7 @@ def _entry(reader: Reader, files: dict[int, str]) -> Body:
                 raise UnsupportedPTX(".blocksareclusters is not supported", ptx_line=token.line)
         else:
             raise UnsupportedPTX(f"{token.text!r} is not a known directive of an entry", ptx_line=token.line)
-    body.read(reader)
-    return body
+    return body, take_body(reader)
 
 
 def _parameter(reader: Reader, before: list[Parameter]) -> Parameter:

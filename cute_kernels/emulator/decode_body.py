@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, field
 
+from cute_kernels.emulator.decode_functions import Call, Function, expansion, read_call, returning
+from cute_kernels.emulator.decode_scopes import Scope, Statement, make_tokens
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.lexer import Reader, Token, integer
 from cute_kernels.emulator.program import (
@@ -43,44 +44,10 @@ _SPECIAL = re.compile(
 
 
 _MOST_REGISTERS = 1 << 20  # by one name: far above what any compiler writes
+_MOST_STATEMENTS = 1 << 20  # with calls expanded: no kernel is as long
 _TAKE_CARRY = ("addc", "subc", "madc")
 _PARTS, _COLORS = "xyzw", "rgba"
 """Suffixes of a vector register's elements (PTX ISA, "Vectors as Operands")."""
-
-
-@dataclass
-class _Scope:
-    """A brace level of a kernel body."""
-
-    parent: _Scope | None
-    suffix: str
-    registers: set[str] = field(default_factory=set)
-    vectors: dict[str, int] = field(default_factory=dict)  # elements of registers declared as .v2 or .v4
-    labels: set[str] = field(default_factory=set)
-
-    def elements(self, name: str) -> int:
-        """How many elements a vector register has; 0 for any other name."""
-        scope: _Scope | None = self
-        while scope is not None and name not in scope.registers:
-            if name in scope.vectors:
-                return scope.vectors[name]
-            scope = scope.parent
-        return 0
-
-    def find(self, name: str, names: str) -> str | None:
-        scope: _Scope | None = self
-        while scope is not None:
-            if name in getattr(scope, names):
-                return name + scope.suffix
-            scope = scope.parent
-        return None
-
-
-@dataclass
-class _Statement:
-    tokens: list[Token]
-    scope: _Scope
-    location: str
 
 
 # --- kernel bodies --------------------------------------------------------------------------------------------------
@@ -96,23 +63,26 @@ class Body:
         self.most_threads: int | None = None
         self.reqnctapercluster: tuple[int, int, int] | None = None
         self.registers: dict[str, str] = {}
-        self.statements: list[_Statement] = []
+        self.statements: list[Statement] = []
         self.labels: dict[str, int] = {}
         self.variables: list[Variable] = []
         self.call_parameters: set[str] = set()
         self.tables: dict[str, list[str]] = {}  # .branchtargets
+        self._scopes = 0
 
-    def read(self, reader: Reader) -> None:
-        """Pass 1: statements, scopes, labels and register declarations."""
+    def read(self, reader: Reader, functions: dict[str, Function]) -> None:
+        """Pass 1: statements, scopes, labels and register declarations; calls of functions are expanded."""
+        self._read(reader, Scope(None, ""), functions, ())
+
+    def _read(self, reader: Reader, root: Scope, functions: dict[str, Function], callers: tuple[str, ...]) -> None:
+        """A body from { to }. ``callers``: the functions that are being expanded, the last of which this is."""
         reader.take("{")
-        self.root = _Scope(None, "")
-        scope, scopes, location, label = self.root, 0, "", ""
+        scope, location, label = root, "", ""
         while True:
             token = reader.take()
             following = reader.peek()
             if token.text == "{":
-                scopes += 1
-                scope = _Scope(scope, f"@{scopes}")
+                scope = Scope(scope, self._new_suffix())
             elif token.text == "}":
                 if scope.parent is None:
                     return
@@ -122,14 +92,14 @@ class Body:
             elif token.text == ".loc":
                 # LLVM counts the lines of inline assembly on from the line of its call, which is the one to report.
                 # Without its comments a brace level is taken for inline assembly (calls have one too, of one line).
-                asm = scope is not self.root if token.inline is None else token.inline
+                asm = scope is not root if token.inline is None else token.inline
                 words = reader.take_rest_of_line(least=2)
                 location = location if asm else _location_key(words)
             elif token.text == ".pragma":
                 reader.take_until(";")  # hints to the optimiser (loop unrolling)
             elif token.text in (".shared", ".local"):
                 reader.at -= 1
-                self.variables.append(read_variable(reader))
+                self._add_variable(read_variable(reader), token.line)
             elif token.text == ".param":
                 self._declare_call_parameter(reader, scope)
             elif token.text == ".branchtargets":
@@ -148,26 +118,63 @@ class Body:
             else:
                 reader.at -= 1
                 tokens = reader.take_until(";")
-                for statement in self._indirect(tokens) if tokens[0].text == "brx.idx" else [tokens]:
-                    self.statements.append(_Statement(statement, scope, location))
+                call = read_call(tokens, functions)
+                if call is not None:
+                    self._expand(call, scope, location, functions, callers)
+                    continue
+                if callers:
+                    tokens = returning(tokens)
+                for statement in self._indirect(tokens, scope) if tokens[0].text == "brx.idx" else [tokens]:
+                    self.statements.append(Statement(statement, scope, location))
 
-    def _indirect(self, tokens: list[Token]) -> list[list[Token]]:
+    def _new_suffix(self) -> str:
+        self._scopes += 1
+        return f"@{self._scopes}"
+
+    def _expand(
+        self, call: Call, scope: Scope, location: str, functions: dict[str, Function], callers: tuple[str, ...]
+    ) -> None:
+        """The statements of a function in place of a call."""
+        name = call.function.name
+        if name in callers:
+            raise UnsupportedPTX(f"{name} calls itself, which is not implemented", ptx_line=call.line)
+        expanded = expansion(call, scope, self._new_suffix(), location)
+        self.registers.update(expanded.declared)
+        self.call_parameters.update(expanded.declared)
+        self.statements += expanded.before
+        self._read(Reader(list(call.function.body)), expanded.inside, functions, (*callers, name))
+        if len(self.statements) > _MOST_STATEMENTS:
+            raise UnsupportedPTX(f"calls expanded to more than {_MOST_STATEMENTS} instructions", ptx_line=call.line)
+        behind_body, behind_moves = expanded.labels
+        self.labels[behind_body] = len(self.statements)
+        self.statements += expanded.after
+        self.labels[behind_moves] = len(self.statements)
+
+    def _add_variable(self, variable: Variable, line: int) -> None:
+        """Calls of a function one after the other share its local memory."""
+        known = next((other for other in self.variables if other.name == variable.name), None)
+        if known is None:
+            self.variables.append(variable)
+        elif known != variable:
+            raise UnsupportedPTX(f"two variables {variable.name} that differ are not supported", ptx_line=line)
+
+    def _indirect(self, tokens: list[Token], scope: Scope) -> list[list[Token]]:
         """``brx.idx index, table`` as comparisons and branches; the flow analysis knows no other."""
         index, name = tokens[1], tokens[-1].text
         if len(tokens) != 4 or name not in self.tables:
             raise UnsupportedPTX("brx.idx without a table of targets before it", ptx_line=tokens[0].line)
         line = tokens[0].line
         predicate = f"%brx_{len(self.statements)}"
-        self.registers[predicate] = "pred"
-        self.root.registers.add(predicate)
+        self.registers[predicate + scope.suffix] = "pred"
+        scope.registers.add(predicate)
         *others, last = self.tables[name]
         out = []
         for number, target in enumerate(others):
-            out.append(_tokens(line, "setp.eq.u32", predicate, ",", index.text, ",", str(number)))
-            out.append(_tokens(line, "@", predicate, "bra", target))
-        return [*out, _tokens(line, "bra", last)]
+            out.append(make_tokens(line, "setp.eq.u32", predicate, ",", index.text, ",", str(number)))
+            out.append(make_tokens(line, "@", predicate, "bra", target))
+        return [*out, make_tokens(line, "bra", last)]
 
-    def _declare_call_parameter(self, reader: Reader, scope: _Scope) -> None:
+    def _declare_call_parameter(self, reader: Reader, scope: Scope) -> None:
         """A parameter of a call is a register here: it is written once and read by the call."""
         declaration = reader.take_until(";")
         kind, name = declaration[0].text[1:], declaration[-1].text
@@ -176,7 +183,7 @@ class Body:
             self.registers[name + scope.suffix] = kind
             self.call_parameters.add(name + scope.suffix)
 
-    def _declare_registers(self, reader: Reader, scope: _Scope) -> None:
+    def _declare_registers(self, reader: Reader, scope: Scope) -> None:
         type_token = reader.take()
         elements = int(type_token.text[2:]) if type_token.text in (".v2", ".v4") else 0
         if elements:
@@ -249,7 +256,7 @@ def _describe_location(key: str, files: dict[int, str]) -> str:
     return " inlined at ".join(places)
 
 
-def _instruction(index: int, statement: _Statement, source: str, call_parameters: set[str]) -> Instruction:
+def _instruction(index: int, statement: Statement, source: str, call_parameters: set[str]) -> Instruction:
     tokens = statement.tokens
     line = tokens[0].line
     text = _spell(tokens)
@@ -293,15 +300,10 @@ def _spell(tokens: list[Token]) -> str:
     return out
 
 
-def _tokens(line: int, *texts: str) -> list[Token]:
-    kinds = {",": "sign", "@": "sign"}
-    return [Token(kinds.get(text) or ("number" if text.isdecimal() else "name"), text, line) for text in texts]
-
-
 class _OperandReader(Reader):
     """Reads operands and resolves names in the scope of the statement."""
 
-    def __init__(self, tokens: list[Token], scope: _Scope, text: str) -> None:
+    def __init__(self, tokens: list[Token], scope: Scope, text: str) -> None:
         super().__init__(tokens)
         self.scope, self.text = scope, text
 

@@ -108,7 +108,7 @@ def assert_fail(warp: Any, mask: int, message: Any, file: Any, line: Any, functi
 
 @family("call", varies=always_varies)
 def _call(block: BlockBuilder, instruction: Instruction) -> None:
-    """call of vprintf (prints at once) and __assertfail (stops the kernel); device functions are not implemented."""
+    """call of vprintf (prints at once) and __assertfail (stops the kernel); those of the module take the call's place."""
     qualifiers(instruction, "uni")
     operands = list(instruction.operands)
     result = operands.pop(0) if isinstance(operands[0], Vector) else None
@@ -116,7 +116,7 @@ def _call(block: BlockBuilder, instruction: Instruction) -> None:
     arguments = operands[1].items if len(operands) > 1 and isinstance(operands[1], Vector) else ()
     widths = {"vprintf": (64, 64), "__assertfail": (64, 64, 32, 64, 64)}.get(name)
     if widths is None or len(arguments) != len(widths) or (result is None) != (name == "__assertfail"):
-        raise instruction.refuse("only vprintf and __assertfail can be called")
+        raise instruction.refuse("of functions outside of the module, only vprintf and __assertfail can be called")
     values = [block.value(argument, width) for argument, width in zip(arguments, widths)]
     if result is None:
         block.call(assert_fail, *values)
