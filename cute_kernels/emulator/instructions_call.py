@@ -108,7 +108,7 @@ def assert_fail(warp: Any, mask: int, message: Any, file: Any, line: Any, functi
 
 @family("call", varies=always_varies)
 def _call(block: BlockBuilder, instruction: Instruction) -> None:
-    """call of vprintf (prints at once) and __assertfail (stops the kernel); those of the module take the call's place."""
+    """call of vprintf (prints at once) and __assertfail (stops the kernel); .func of the module are expanded."""
     qualifiers(instruction, "uni")
     operands = list(instruction.operands)
     result = operands.pop(0) if isinstance(operands[0], Vector) else None
