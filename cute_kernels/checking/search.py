@@ -24,7 +24,7 @@ class Finding:
     Attributes:
         recorded, schedule: what fails, and when.
         kind: name of the class of the error, or `DIFFERENT_RESULT`.
-        text: the report, several lines.
+        text: in what the result differs, or the emulator's message.
         error: what the emulator raised, or None for a result that differs.
     """
 
@@ -152,13 +152,12 @@ class Search:
                 progress=lambda done, of: self._check_time(),
             )
         except EmulatorError as error:
-            return Finding(recorded, schedule, type(error).__name__, error.describe(), error)
+            return Finding(recorded, schedule, type(error).__name__, error.message, error)
         expected = self._expected[number]
         if expected is None:
             self._expected[number] = outcome
         elif not self.results_may_differ and (text := differences(outcome, expected)):
-            launch = f"launch {recorded.number}, kernel {recorded.launch.kernel_name}"
-            text = f"{DIFFERENT_RESULT}: the result depends on the schedule: {text}\n  in {launch}"
+            text = f"the result depends on the schedule: {text}"
             return Finding(recorded, schedule, DIFFERENT_RESULT, text)
         return None
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
-import shlex
-import sys
 from typing import Any
 
-from cute_kernels.checking.search import DIFFERENT_RESULT, Budget, Search, Tally
+from cute_kernels.checking.search import Budget, Finding, Search, Tally
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import command
 from cute_kernels.emulator.capturing import capture
+from cute_kernels.emulator.diagnostics import kinds
+from cute_kernels.emulator.diagnostics.model import Diagnostic
+from cute_kernels.emulator.diagnostics.reporter import Reporter
+from cute_kernels.emulator.diagnostics.sources import short_name
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.recorded import Recorder
 from cute_kernels.emulator.schedule import Schedule
@@ -78,7 +81,8 @@ def check(options: argparse.Namespace) -> int:
         ValueError: the program launches nothing.
     """
     how = command.run_options(options)
-    recorder = record(options, how)
+    reporter = command.make_reporter(options)
+    recorder = record(options, how, reporter)
     if isinstance(recorder, int):
         return recorder
     limit = options.seconds if options.seconds is not None else (60.0 if options.seeds is None else None)
@@ -94,19 +98,26 @@ def check(options: argparse.Namespace) -> int:
     print(summary(recorder, search.tally, finding is None), flush=True)
     if finding is None:
         return 0
-    print(f"cute-kernels: {finding.text}", file=sys.stderr)
-    print(f"  under {finding.schedule}", file=sys.stderr)
-    print(f"  replay: {replay_command(options, finding.schedule)}", file=sys.stderr)
-    if finding.kind == DIFFERENT_RESULT:
-        print(
-            "  The replay fails if the program's own checks notice. If both results are right, as where floating-point "
-            "numbers are added by atomics: --results-may-differ",
-            file=sys.stderr,
-        )
+    report(finding, reporter)
     return command.REFUSED if finding.refused else command.FAULT
 
 
-def record(options: argparse.Namespace, how: dict[str, Any]) -> Recorder | int:
+def report(finding: Finding, reporter: Reporter) -> None:
+    """Prints and keeps what was found."""
+    schedule = finding.schedule
+    if finding.error is not None:
+        reporter.report(schedule, finding.error)
+        return
+    name, kind = finding.recorded.launch.kernel_name, kinds.kind("different-result")
+    ptx = finding.recorded.launch.ptx
+    reporter.show(Diagnostic(
+        kind.name, finding.kind, finding.text, finding.text, help=kind.help, kernel=short_name(ptx, name),
+        kernel_name=name, launch=finding.recorded.number, replay=tuple(reporter.replay(schedule)), seed=schedule.seed,
+        schedule=tuple(schedule.arguments()), notes=("the replay fails if the program's own checks notice",),
+    ))  # fmt: skip
+
+
+def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter) -> Recorder | int:
     """Runs the program once under the default schedule; its launches, or the exit status if it failed.
 
     Raises:
@@ -115,20 +126,12 @@ def record(options: argparse.Namespace, how: dict[str, Any]) -> Recorder | int:
     command.check_script(options.script)
     recorder = Recorder()
     with capture(options.arch, Options(**how), recorder=recorder) as session:
-        status = command.run_program(options.script, options.arguments, session)
-        if status:
-            if session.failures:
-                print(f"  replay: {replay_command(options, Schedule())}", file=sys.stderr)
+        failed = functools.partial(reporter.report, Schedule())
+        if status := command.run_program(options.script, options.arguments, session, failed):
             return status
     if not recorder.launches:
         raise ValueError(f"{options.script} launched no kernel")
     return recorder
-
-
-def replay_command(options: argparse.Namespace, schedule: Schedule) -> str:
-    """The command that runs the program under a schedule."""
-    words = ["cute-kernels", "emulate", "--arch", options.arch, *schedule.arguments(), *command.run_words(options)]
-    return shlex.join([*words, options.script, *options.arguments])
 
 
 def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:

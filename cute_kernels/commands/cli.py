@@ -55,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors, command = (sys.modules.get(f"cute_kernels.emulator.{name}") for name in ("errors", "command"))
         if errors is None or not isinstance(error, errors.EmulatorError):
             raise
-        print(f"cute-kernels: {type(error).__name__}: {error}", file=sys.stderr)
-        return command.exit_status(error)
+        return command.report_fault(error)
 
 
 def _discard_output() -> None:

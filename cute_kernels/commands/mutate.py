@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import linecache
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,6 +17,7 @@ from cute_kernels.commands.kernel_options import count
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import command
 from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.mutation import campaign
 from cute_kernels.mutation.campaign import Kernel
 from cute_kernels.mutation.judge import Verdict, source_of
@@ -85,7 +85,8 @@ def mutate(options: argparse.Namespace) -> int:
     if options.output is not None:
         files.check_output(options.output)
     how = command.run_options(options)
-    recorder = check.record(options, how)
+    reporter = command.make_reporter(options)
+    recorder = check.record(options, how, reporter)
     if isinstance(recorder, int):
         return recorder
     kernels = [each for each in campaign.kernels(recorder.launches, options.launches) if options.kernel in each.name]
@@ -101,7 +102,9 @@ def mutate(options: argparse.Namespace) -> int:
         try:
             found = judge(kernel, numbers, how, options.jobs)
         except EmulatorError as error:
-            print(f"cute-kernels: the unchanged kernel: {error.describe()}", file=sys.stderr)
+            # Under one of six schedules, which need not be one that options of `emulate` describe.
+            reporter.replay = lambda schedule: command.replay_words(options, schedule, "check")
+            reporter.report(Schedule(), error, "the kernel is unchanged")
             return command.exit_status(error)
         print_kernel(kernel, found)
         verdicts += found

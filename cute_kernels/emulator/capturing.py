@@ -156,7 +156,9 @@ class Session:
                 programmatic=overlaps and self._overlap,
             )
         except EmulatorError as error:
-            error.message += self._tensors.owner_on_the_host(error.address)
+            owner = self._tensors.owner_on_the_host(error.address)
+            error.message += owner
+            error.know("", *([owner.removeprefix(". ")] if owner else []))
             if self._order is not None:
                 self._order.made("a launch that failed")
             self._failed(number, launch, error)

@@ -15,9 +15,11 @@ from typing import Any
 
 from cute_kernels.emulator import roles, schedule, source_profile
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
+from cute_kernels.emulator.diagnostics.reporter import Reporter
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
 from cute_kernels.emulator.matrix_arithmetic import CHOICES
 from cute_kernels.emulator.options import DETECTORS, Options
+from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.files import check_output, write_text
 
 FAULT, REFUSED = 3, 4
@@ -197,6 +199,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"leave one detector out; may be repeated: {', '.join(DETECTORS)}",
     )
     parser.add_argument(
+        "--verbose", action="store_true", help="reports with PTX, all barriers and the emulator's own words"
+    )
+    parser.add_argument(
         "--strict", action="store_true", help="ask for synchronisation that the PTX ISA shows and NVIDIA's kernels omit"
     )
     defaults = Options()
@@ -238,6 +243,12 @@ class HelpFormatter(argparse.HelpFormatter):
         return text if text.startswith(_STATUSES) else super()._fill_text(text, width, indent)
 
 
+def report_fault(error: EmulatorError) -> int:
+    """Prints a report of an error that came out of another command; returns the exit status."""
+    Reporter().report(Schedule(), error)
+    return exit_status(error)
+
+
 def exit_status(error: EmulatorError) -> int:
     """Exit status of a command that ends with an error of the emulator."""
     return REFUSED if isinstance(error, UnsupportedPTX) else FAULT
@@ -262,7 +273,9 @@ def emulate(options: argparse.Namespace) -> int:
     session = capture(options.arch, how, report, options.keep_ptx, overlap=chosen.overlap, roles=dict(options.roles))
     with session as session:
         try:
-            return run_program(options.script, options.arguments, session, options.traceback)
+            reporter = make_reporter(options)
+            failed = functools.partial(reporter.report, chosen)
+            return run_program(options.script, options.arguments, session, failed, options.traceback)
         finally:
             _print_end(options, session)
             if profiled:
@@ -293,18 +306,36 @@ def run_words(parsed: argparse.Namespace) -> list[str]:
     return words
 
 
+def make_reporter(parsed: argparse.Namespace) -> Reporter:
+    """As the options of `add_run_arguments` say."""
+    return Reporter(lambda schedule: replay_words(parsed, schedule), parsed.verbose)
+
+
+def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "emulate") -> list[str]:
+    """The command ``name`` for the same program, under a schedule."""
+    words = ["cute-kernels", name, "--arch", parsed.arch, *schedule.arguments(), *run_words(parsed)]
+    return [*words, parsed.script, *parsed.arguments]
+
+
 def check_script(script: str) -> None:
     """Raises FileNotFoundError unless there is such a file."""
     if not os.path.isfile(script):
         raise FileNotFoundError(f"no file {script}")
 
 
-def run_program(script: str, arguments: Sequence[str], session: Session, show_traceback: bool = False) -> int:
+def run_program(
+    script: str,
+    arguments: Sequence[str],
+    session: Session,
+    failed: Callable[..., Any],
+    show_traceback: bool = False,
+) -> int:
     """Runs a program inside a session, as its own process would, and says what it or a kernel of it raised.
 
     Args:
         script, arguments: the program and what it gets as ``sys.argv[1:]``.
         session: of `capture`, active.
+        failed: called with each error of the emulator, and notes.
         show_traceback: where in the program a launch failed.
 
     Returns:
@@ -317,12 +348,12 @@ def run_program(script: str, arguments: Sequence[str], session: Session, show_tr
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
-        return _run(script, session, show_traceback)
+        return _run(script, session, failed, show_traceback)
     finally:
         sys.argv, sys.path[:] = argv, path
 
 
-def _run(script: str, session: Session, show_traceback: bool) -> int:
+def _run(script: str, session: Session, failed: Callable[..., Any], show_traceback: bool) -> int:
     try:
         try:
             runpy.run_path(script, run_name="__main__")
@@ -338,10 +369,10 @@ def _run(script: str, session: Session, show_traceback: bool) -> int:
             return 1
         if show_traceback or reported is not error:
             traceback.print_exc()
-        print(f"cute-kernels: {reported.describe()}", file=sys.stderr)
+        failed(reported)
         return exit_status(reported)
     for error in session.failures:
-        print(f"cute-kernels: the program went on after {error.describe()}", file=sys.stderr)
+        failed(error, "the program caught the error, and went on")
     return min(map(exit_status, session.failures), default=0)  # a fault before a refusal
 
 

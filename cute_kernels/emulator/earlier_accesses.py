@@ -38,8 +38,10 @@ class Access:
     unit: int = 1
 
 
-def place(epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: str, unit: int) -> str:
-    """Where in the program an access was made, for a report: " (PTX line 7 `st ...`)", "" if that is not known.
+def suspects(
+    epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: str, unit: int
+) -> list[Instruction]:
+    """The instructions that may have made an access, in text order; none if that is not known.
 
     Args:
         epochs: what accesses are known by.
@@ -50,9 +52,13 @@ def place(epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: 
     number = identity >> LANE_BITS
     first = epochs.places[number]
     if first < 0 or flow is None:
-        return ""
-    access = Access(space, write, epochs.generic[number] == STRONG, unit)
-    return f" ({describe(instructions_of(flow, first, access))})"
+        return []
+    return instructions_of(flow, first, Access(space, write, epochs.generic[number] == STRONG, unit))
+
+
+def place(instructions: Sequence[Instruction]) -> str:
+    """Where in the program an access was made, for a message: " (PTX line 7 `st ...`)", "" if that is not known."""
+    return f" ({describe(instructions)})" if instructions else ""
 
 
 def instructions_of(flow: Flow, first: int, access: Access) -> list[Instruction]:

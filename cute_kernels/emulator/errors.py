@@ -6,7 +6,12 @@ A unit raises with what it knows (addresses, bytes, phases); the engine that exe
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.facts import Facts
+
+_Error = TypeVar("_Error", bound="EmulatorError")
 
 
 class EmulatorError(RuntimeError):
@@ -23,12 +28,18 @@ class EmulatorError(RuntimeError):
             or None where there was none, as in `cute_kernels.emulator.run`.
         launch_number: which launch of a program it is, from 1 on (`cute_kernels.emulator.capture`), or None.
         address: the global address that is not accessible, or None.
+        kind: of fault, a name in the table of `cute_kernels.emulator.diagnostics.kinds`.
+        kernel: name of the kernel's entry, or None where the text has one.
+        facts: what is known beside the message.
     """
+
+    kind = "fault"
 
     ptx: str | None = None
     launch: CapturedLaunch | None = None
     launch_number: int | None = None
     address: int | None = None
+    kernel: str | None = None
 
     def __init__(
         self,
@@ -45,6 +56,15 @@ class EmulatorError(RuntimeError):
         self.instruction = instruction
         self.source = source
         self.warp = warp
+        self.facts = Facts()
+
+    def know(self: _Error, kind: str = "", *notes: str, **facts: Any) -> _Error:
+        """Adds the kind of fault and what is known of it, fields of `Facts`; returns the same error, to raise."""
+        self.kind = kind or self.kind
+        self.facts.notes += notes
+        for name, value in facts.items():
+            setattr(self.facts, name, value)
+        return self
 
     def locate(
         self,
@@ -61,9 +81,16 @@ class EmulatorError(RuntimeError):
         self.warp = self.warp or warp
         return self
 
-    def attach(self, ptx: str | None, launch: CapturedLaunch | None = None, number: int | None = None) -> None:
-        """Fills in whatever is not known yet of the kernel's text and launch."""
+    def attach(
+        self,
+        ptx: str | None,
+        launch: CapturedLaunch | None = None,
+        number: int | None = None,
+        kernel: str | None = None,
+    ) -> None:
+        """Fills in whatever is not known yet of the kernel's text, name and launch."""
         self.ptx = self.ptx if self.ptx is not None else ptx
+        self.kernel = self.kernel or kernel
         self.launch = self.launch or launch
         self.launch_number = self.launch_number or number
 
@@ -73,17 +100,6 @@ class EmulatorError(RuntimeError):
             return ""
         number = f"launch {self.launch_number}, " if self.launch_number else ""
         return f"{number}kernel {self.launch.kernel_name}"
-
-    def describe(self) -> str:
-        """Several lines for people: what happened, and below it where."""
-        places = [
-            ("PTX line", self.ptx_line and f"{self.ptx_line}: {(self.instruction or '').strip()}"),
-            ("source", self.source),
-            ("executed by", self.warp),
-            ("in", self.launch_name()),
-        ]
-        text = f"{type(self).__name__}: {self.message}"
-        return "\n".join([text, *(f"  {name} {place}" for name, place in places if place)])
 
     def __str__(self) -> str:
         place = ""
@@ -101,6 +117,8 @@ class EmulatorError(RuntimeError):
 class UnsupportedPTX(EmulatorError):
     """An opcode, qualifier, descriptor mode or layout that the emulator does not implement."""
 
+    kind = "unsupported"
+
 
 class UnsupportedOperation(UnsupportedPTX, NotImplementedError):
     """Something else of a program that the emulator does not do, e.g. tensor operations in a CUDA graph."""
@@ -109,29 +127,43 @@ class UnsupportedOperation(UnsupportedPTX, NotImplementedError):
 class IllegalAccess(EmulatorError):
     """Memory used against the rules: out of bounds, misaligned, unregistered, uninitialised, a foreign TMEM lane."""
 
+    kind = "illegal-access"
+
 
 class ProxyFenceMissing(EmulatorError):
     """The async proxy reads shared memory that was written through the generic proxy without fence.proxy.async."""
+
+    kind = "proxy-fence"
 
 
 class Race(EmulatorError):
     """Two accesses to the same memory, one of them a write, that no synchronisation orders: base class."""
 
+    kind = "race"
+
 
 class SharedMemoryRace(Race):
     """A race in shared memory, an asynchronous operation that is not known to be complete included."""
+
+    kind = "shared-race"
 
 
 class TensorMemoryRace(Race):
     """A race in tensor memory: an operation is not known to be complete where another one follows."""
 
+    kind = "tensor-race"
+
 
 class GlobalMemoryRace(Race):
     """A race in global memory, between threads of one cluster or between clusters."""
 
+    kind = "global-race"
+
 
 class BarrierMisuse(EmulatorError):
     """An mbarrier used against its protocol: uninitialised, more arrivals or bytes than its phase expects, ..."""
+
+    kind = "barrier-misuse"
 
 
 class Hang(EmulatorError):
@@ -140,6 +172,8 @@ class Hang(EmulatorError):
     Attributes:
         report: one paragraph per warp: what it waits for and why that does not come.
     """
+
+    kind = "hang"
 
     def __init__(self, message: str = "", report: str = "", **where) -> None:
         super().__init__(f"{message}\n{report}" if report else message, **where)

@@ -97,4 +97,4 @@ class ExitChecks:
                 raise IllegalAccess(
                     f"CTA {rank} may exit before {event.what} is over, which accesses its shared memory: none of its "
                     "warps waits for that"
-                )
+                ).know("exit-in-use")

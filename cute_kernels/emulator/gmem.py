@@ -180,7 +180,8 @@ class GlobalMemory:
         addresses = np.asarray(addresses).astype(np.int64, copy=False)
         if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
             bad = int(addresses[(addresses & (nbytes - 1)) != 0][0])
-            raise IllegalAccess(f"misaligned global {'store' if write else 'load'} of {nbytes} bytes at {bad:#x}")
+            message = f"misaligned global {'store' if write else 'load'} of {nbytes} bytes at {bad:#x}"
+            raise IllegalAccess(message).know("misaligned")
         low, high = int(addresses.min()), int(addresses.max()) + nbytes
         for region in self._regions:
             if region.start <= low and high <= region.end and (region.writable or not write):
@@ -205,15 +206,21 @@ class GlobalMemory:
                 read_only = region
         what = f"global {'store' if write else 'load'} of {nbytes} bytes at {address:#x}"
         if read_only is not None:
-            raise IllegalAccess(f"{what} hits the read-only region {read_only.describe()}")
-        nearest = self._nearest(address, nbytes)
+            raise IllegalAccess(f"{what} hits the read-only region {read_only.describe()}").know("read-only")
+        region, relation = self._nearest(address, nbytes)
+        nearest = f"{region.describe()} ({relation})" if region is not None else "none is registered"
         error = IllegalAccess(f"{what} is outside every registered region; nearest: {nearest}")
+        short = f"a {'store' if write else 'load'} of {nbytes} bytes of global memory is outside of all arrays"
+        if region is not None:
+            short += f"; the nearest is {region.name or 'one without a name'}: {relation}"
+        error.know("out-of-bounds", sentence=short)
         error.address = address
         raise error
 
-    def _nearest(self, address: int, nbytes: int) -> str:
+    def _nearest(self, address: int, nbytes: int) -> tuple[_Region | None, str]:
+        """The nearest region, and how the address lies to it."""
         if not self._regions:
-            return "none is registered"
+            return None, ""
 
         def distance(region: _Region) -> int:
             return max(region.start - address, address + nbytes - region.end, 0)
@@ -223,4 +230,4 @@ class GlobalMemory:
             relation = f"{region.start - address} bytes before its start"
         else:
             relation = f"{address - region.start} bytes after its start, its length is {region.end - region.start}"
-        return f"{region.describe()} ({relation})"
+        return region, relation

@@ -7,6 +7,7 @@ there is none, suspended try_waits time out; when that changes nothing either, t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import operator
@@ -23,6 +24,7 @@ from cute_kernels.emulator.back_end import Execution
 from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.decode import Instruction, Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError, Hang
+from cute_kernels.emulator.facts import WaitState
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.matrix_arithmetic import Arithmetic
@@ -31,7 +33,7 @@ from cute_kernels.emulator.sm import Cluster, LaunchFacts
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.starvation import draw_starved
 from cute_kernels.emulator.trace import Timeline, recording
-from cute_kernels.emulator.warp import Warp
+from cute_kernels.emulator.warp import NamedWait, PhaseWait, Warp
 
 MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
 _MOST_CTAS, _MOST_THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64)  # per dimension, compute capability >= 3.0
@@ -84,7 +86,8 @@ def _carrying_ptx(function: Callable[..., Report]) -> Callable[..., Report]:
         try:
             return function(ptx, *arguments, **keywords)
         except EmulatorError as error:
-            error.attach(ptx)
+            name = keywords["kernel"] if "kernel" in keywords else next(iter(arguments), None)
+            error.attach(ptx, kernel=name)
             raise
 
     return wrapper
@@ -302,6 +305,7 @@ class _Launch:
             arithmetic=Arithmetic(self.options.arithmetic, self.target),
             races=self.races,
             blocks=len(self.execution.flow.blocks),
+            instructions=self.execution.kernel.instructions,
             take_cluster=self._take_cluster,
         )
         return Cluster(index, self._coordinates(index), facts)
@@ -331,6 +335,14 @@ class _Scheduler:
         self.probes = tuple(probe for probe in (cluster.meter, trace) if probe is not None)
 
     def run(self) -> None:
+        try:
+            self._run()
+        except EmulatorError as error:
+            if error.facts.barrier is not None:  # others of its array tell which of them it is
+                error.know(barriers=self.cluster.barriers.states())
+            raise
+
+    def _run(self) -> None:
         cluster = self.cluster
         for warp in cluster.warps:
             warp.code = self.execution.start(warp)
@@ -374,7 +386,7 @@ class _Scheduler:
         """Lets each of these warps run once that can. Returns whether there was one."""
         ran = False
         for warp in list(warps):
-            if warp.wait is not None and not warp.timed_out and not warp.wait.ready():
+            if warp.wait is not None and not warp.timed_out and not self._ready(warp):
                 continue
             ran = True
             budget = self.rng.randrange(1, _RANDOM_SLICE) if self.random else _SLICE
@@ -385,6 +397,12 @@ class _Scheduler:
             if self.options.completion == "random":
                 self.cluster.engine.tick()
         return ran
+
+    def _ready(self, warp: Warp) -> bool:
+        try:
+            return warp.wait.ready()
+        except EmulatorError as error:
+            raise self._standing(error, warp) from None
 
     def _resume(self, warp: Warp, budget: int) -> None:
         """Runs a warp until it waits, exits, or has executed ``budget`` basic blocks."""
@@ -417,12 +435,13 @@ class _Scheduler:
         self.suspicious *= 2
         spinning = [warp for warp in self.cluster.warps if warp.wait is None]
         if spinning and all(self._repeats(warp) for warp in spinning):
-            self._hang("livelock: warps go round in loops that have no effect")
+            self._hang("livelock: warps go round in loops that have no effect", "livelock")
         if self._idle_for_too_long():
             self._hang(
                 f"{self.idle_since} basic blocks with {self.cluster.polls} strong loads have run without effect, "
                 f"more than max_idle_blocks = {self.options.max_idle_blocks} allows. A kernel that computes for "
-                "so long needs a larger limit"
+                "so long needs a larger limit",
+                "limit",
             )
 
     def _idle_for_too_long(self) -> bool:
@@ -465,24 +484,22 @@ class _Scheduler:
         if counters.total > limit:
             self._hang(
                 f"more than max_warp_instructions = {limit} instructions in cluster {self.cluster.index}. A kernel "
-                "that needs more needs a larger limit"
+                "that needs more needs a larger limit",
+                "limit",
             )
 
     # --- reports --------------------------------------------------------------------------------------------------
 
     def _located(self, error: EmulatorError, warp: Warp, cause: BaseException | None = None) -> EmulatorError:
         """Adds where the warp stood when the error was raised."""
-        instruction = warp.code.failed_at(cause or error)
-        if instruction is None:
-            return error.locate(warp=warp.label)
-        return error.locate(
-            ptx_line=instruction.line,
-            instruction=instruction.text,
-            source=instruction.source or None,
-            warp=warp.label,
-        )
+        return _at(error, warp.code.failed_at(cause or error), warp.label)
 
-    def _hang(self, why: str) -> None:
+    def _standing(self, error: EmulatorError, warp: Warp) -> EmulatorError:
+        """Adds where a warp stands that is not running."""
+        instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
+        return _at(error, instruction, warp.label)
+
+    def _hang(self, why: str, kind: str = "hang") -> None:
         lines = [self._describe(warp) for warp in self.cluster.warps]
         exited = [w.label for cta in self.cluster.ctas for w in cta.warps if w not in self.cluster.running]
         if exited:
@@ -496,7 +513,26 @@ class _Scheduler:
                 f"{self.later} clusters have not started: clusters run one after the other, so what one of them would "
                 "signal to this one never comes"
             )
-        raise Hang(f"cluster {self.cluster.index} hangs: {why}", "\n".join(lines))
+        raise Hang(f"cluster {self.cluster.index} hangs: {why}", "\n".join(lines)).know(
+            kind,
+            waits=tuple(self._waiting(warp) for warp in self.cluster.warps),
+            exited=tuple(exited),
+            pending=tuple(pending),
+            barriers=self.cluster.barriers.states(),
+        )
+
+    def _waiting(self, warp: Warp) -> WaitState:
+        instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
+        wait = warp.wait
+        if wait is None:
+            return WaitState(warp.label, instruction, text="can run")
+        state = WaitState(warp.label, instruction, wait.kind, wait.describe())
+        if isinstance(wait, PhaseWait):
+            barrier = self.cluster.barriers.state(wait.address)
+            return dataclasses.replace(state, barrier=barrier, state=wait.state, by_parity=wait.parity)
+        if isinstance(wait, NamedWait):
+            return dataclasses.replace(state, missing=tuple(wait.barrier.missing()))
+        return state
 
     def _describe(self, warp: Warp) -> str:
         instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
@@ -512,3 +548,11 @@ class _Scheduler:
         if block is None or block >= len(blocks):
             return None
         return self.execution.kernel.instructions[blocks[block].start]
+
+
+def _at(error: EmulatorError, instruction: Instruction | None, warp: str) -> EmulatorError:
+    """Adds where an error was raised, as far as it does not know yet."""
+    if instruction is None:
+        return error.locate(warp=warp)
+    source = instruction.source or None
+    return error.locate(ptx_line=instruction.line, instruction=instruction.text, source=source, warp=warp)

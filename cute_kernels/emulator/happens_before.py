@@ -156,7 +156,7 @@ class Agent:
 
     def executing(self) -> int:
         """Index of the instruction that the warp is executing; -1: not known."""
-        return -1 if self.warp is None or self.warp.code is None else self.warp.code.executing
+        return -1 if self.warp is None else self.warp.executing()
 
     @property
     def fenced(self) -> bool:

@@ -52,7 +52,7 @@ def atomic(
             continue
         where = int(addresses[lane])
         if where % (size * count):
-            raise IllegalAccess(f"misaligned atomic of {size * count} bytes at {where:#x}")
+            raise IllegalAccess(f"misaligned atomic of {size * count} bytes at {where:#x}").know("misaligned")
         given = np.array([operand[lane] for operand in operands], dtype)
         old[:, lane], different = _update(warp, *space_of(warp, space, where), name, type_, given)
         changed |= different
@@ -210,7 +210,8 @@ def store_async(
             raise IllegalAccess(f"asynchronous store to CTA {where >> 24} signals an mbarrier of CTA {signal >> 24}")
         data = np.array(given, dtype)
         if where % data.nbytes:
-            raise IllegalAccess(f"misaligned asynchronous store of {data.nbytes} bytes at {where:#x}")
+            message = f"misaligned asynchronous store of {data.nbytes} bytes at {where:#x}"
+            raise IllegalAccess(message).know("misaligned")
 
         text = f"{name or 'st'}.async of {data.nbytes} bytes by {warp.label} lane {lane}"
         watched = None

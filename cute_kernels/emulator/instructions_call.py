@@ -103,7 +103,7 @@ def assert_fail(warp: Any, mask: int, message: Any, file: Any, line: Any, functi
         ((what, where, number, name),) = each_lane(1 << lane, message, file, line, function)
         texts = [_text(warp, lane, address) if address else "?" for address in (what, where, name)]
         place = f"{texts[2]} ({texts[1]}:{number & 0xFFFFFFFF})"
-        raise EmulatorError(f"assertion `{texts[0]}` failed in {place}, lane {lane}")
+        raise EmulatorError(f"assertion `{texts[0]}` failed in {place}, lane {lane}").know("trap")
 
 
 @family("call", varies=always_varies)

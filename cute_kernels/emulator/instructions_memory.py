@@ -121,7 +121,7 @@ def load_uniform(
 ) -> Any:
     """One load for all lanes: an int, or a tuple of ``count`` ints."""
     if address % (size * count):
-        raise IllegalAccess(f"misaligned {space} load of {size * count} bytes at {address:#x}")
+        raise IllegalAccess(f"misaligned {space} load of {size * count} bytes at {address:#x}").know("misaligned")
     raw = bytes(view_bytes(warp, space, address, size * count))
     warp.cluster.polls += strength is not None
     if warp.cluster.meter is not None:

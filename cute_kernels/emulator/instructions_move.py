@@ -141,7 +141,8 @@ def _shuffle(warp: Any, mask: int, mode: str, value: Any, lane: Any, clamp: Any,
     source = np.where(valid, source, lanes) & 31
     inactive = [int(s) for s in source[block_lanes(mask)] if not mask >> int(s) & 1]
     if inactive:
-        raise BarrierMisuse(f"shfl.sync reads lane {inactive[0]}, which does not execute it (the value is undefined)")
+        message = f"shfl.sync reads lane {inactive[0]}, which does not execute it (the value is undefined)"
+        raise BarrierMisuse(message).know("divergence")
     values = np.broadcast_to(np.asarray(value, np.uint32), 32)[source]
     return values, mask_of(valid)
 
@@ -158,7 +159,8 @@ def _broadcast(warp: Any, mask: int, value: Any, lane: int, members: int) -> int
     check_members(warp, mask, members, "shfl.sync")
     lane &= 31
     if not mask >> lane & 1:
-        raise BarrierMisuse(f"shfl.sync reads lane {lane}, which does not execute it (the value is undefined)")
+        message = f"shfl.sync reads lane {lane}, which does not execute it (the value is undefined)"
+        raise BarrierMisuse(message).know("divergence")
     return value if isinstance(value, int) else int(value[lane])
 
 

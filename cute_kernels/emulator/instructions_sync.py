@@ -39,7 +39,8 @@ def lane_numbers(mask: int) -> Iterator[int]:
 def require_whole_warp(warp: Any, mask: int, name: str) -> None:
     """.aligned instructions must be executed by all threads of the warp together (else undefined: PTX ISA)."""
     if mask != warp.live:
-        raise BarrierMisuse(f"{name} is executed by lanes {mask:#010x} of a warp with live lanes {warp.live:#010x}")
+        message = f"{name} is executed by lanes {mask:#010x} of a warp with live lanes {warp.live:#010x}"
+        raise BarrierMisuse(message).know("divergence")
 
 
 # --- named barriers -------------------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ def mbarrier_init(warp: Any, mask: int, address: Any, count: Any) -> None:
     """mbarrier.init by each executing lane."""
     warp.cluster.progress += 1
     for where, expected in each_lane(mask, address, count):
-        warp.cluster.barriers.init(where, expected, warp.label)
+        warp.cluster.barriers.init(where, expected, warp.label, warp.executing())
         if warp.agent is not None:
             warp.cluster.barriers.watch(where, warp.cluster.tracker.initialise(warp, where))
 
@@ -424,7 +425,7 @@ def _setmaxnreg(block: BlockBuilder, instruction: Instruction) -> None:
 def trap(warp: Any, mask: int) -> None:
     """trap: the program stops itself."""
     if mask:
-        raise EmulatorError("the kernel executed trap")
+        raise EmulatorError("the kernel executed trap").know("trap")
 
 
 @family("trap", destinations=0)

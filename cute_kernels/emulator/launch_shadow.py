@@ -71,6 +71,11 @@ class LaunchShadow:
 
     def place(self, plane: Plane, offset: int) -> str:
         """Where an offset in the plane of a region is, for reports: ``"byte 12 of out (256 bytes)"``."""
+        name, byte, nbytes = self.array(plane, offset)
+        return f"byte {byte} of {name or 'a global array'} ({nbytes} bytes)"
+
+    def array(self, plane: Plane, offset: int) -> tuple[str, int, int]:
+        """Name of the array that an offset in the plane of a region is in, the byte of it, and how many it has."""
         bounds = next(key for key, shadow in self.regions.items() if plane is shadow.coarse or plane is shadow.fine)
         # A window begins up to 31 bytes before its array, and may be that of several arrays.
         region, byte = next(
@@ -78,7 +83,7 @@ class LaunchShadow:
             for index, region in enumerate(self.memory.regions())
             if self.memory.region_bounds(index)[:2] == bounds and region.start <= bounds[0] + offset < region.end
         )
-        return f"byte {byte} of {region.name or 'a global array'} ({region.end - region.start} bytes)"
+        return region.name, byte, region.end - region.start
 
     def _note(self, index: int, shadow: Shadow, origin: int) -> None:
         regions = self.memory.regions()

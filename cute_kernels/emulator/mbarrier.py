@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
+from cute_kernels.emulator.facts import BarrierState
 from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.program import Instruction
 
 MAX_COUNT = CONSTANTS["MAX_COUNT"]  # PTX ISA: valid range of expected, pending and transaction counts
 # Words of a barrier's row, which the core reads and writes as well.
@@ -33,12 +37,15 @@ class MBarrier:
         initialiser: who executed mbarrier.init.
         row: where the numbers are.
         labels: names of the warps by number.
+        init_at: index of the instruction that initialised it; -1: not known.
     """
 
-    __slots__ = ("address", "initialiser", "_labels", "_row", "_who")
+    __slots__ = ("address", "initialiser", "init_at", "_labels", "_row", "_who")
 
-    def __init__(self, address: int, initialiser: str, row: memoryview, labels: Sequence[str]) -> None:
-        self.address, self.initialiser = address, initialiser
+    def __init__(
+        self, address: int, initialiser: str, row: memoryview, labels: Sequence[str], init_at: int = -1
+    ) -> None:
+        self.address, self.initialiser, self.init_at = address, initialiser, init_at
         self._row, self._labels, self._who = row, labels, ""
 
     def watch(self, point: int) -> None:
@@ -109,6 +116,7 @@ class MBarriers:
         completions: number of phases completed so far by any barrier; a waiting warp has to look again only when it
             changed.
         labels: names of the cluster's warps by number, for reports of arrivals in the core.
+        instructions: of the kernel, for reports.
         rows: int64 [ROWS, ROW_WORDS]: the barriers' numbers.
         slots: int16 [size / 8] per CTA: of a live barrier its row's number plus one, else 0; none without ``memory``.
     """
@@ -125,6 +133,7 @@ class MBarriers:
         self._barriers: dict[int, MBarrier] = {}
         self.completions = 0
         self.labels: list[str] = []
+        self.instructions: Sequence[Instruction] = ()
         self.rows = np.zeros((ROWS, ROW_WORDS), np.int64)
         self._words = memoryview(self.rows).cast("B").cast("q")
         self._free = list(range(ROWS - 1, -1, -1))
@@ -136,8 +145,8 @@ class MBarriers:
     def __len__(self) -> int:
         return len(self._barriers)
 
-    def init(self, address: int, count: int, who: str = "") -> None:
-        """mbarrier.init: phase 0, ``count`` pending arrivals, no pending bytes.
+    def init(self, address: int, count: int, who: str = "", at: int = -1) -> None:
+        """mbarrier.init, the instruction of index ``at``: phase 0, ``count`` pending arrivals, no pending bytes.
 
         Raises:
             BarrierMisuse: count outside 1..2^20-1, or a live barrier there (PTX ISA: invalidate it first).
@@ -146,16 +155,17 @@ class MBarriers:
         if address % 8:
             raise IllegalAccess(f"mbarrier at {address:#x} is not 8-byte aligned")
         if not 1 <= count <= MAX_COUNT:
-            raise BarrierMisuse(f"mbarrier.init with count {count}; legal are 1 to {MAX_COUNT}")
+            raise BarrierMisuse(f"mbarrier.init with count {count}; legal are 1 to {MAX_COUNT}").know("barrier-count")
         if address in self._barriers:
-            raise BarrierMisuse(f"mbarrier.init over a live mbarrier: {self.describe(address)}")
+            message = f"mbarrier.init over a live mbarrier: {self.describe(address)}"
+            raise BarrierMisuse(message).know("barrier-initialised-twice", barrier=self.state(address))
         if self._memory is not None:
             rank, offset = self._memory.resolve(address)
             self._memory.ctas[rank].check_range(offset, 8, write=True)
             self._memory.ctas[rank].protect(offset)
         row = self._take_row(address)
         row[_PHASE], row[_EXPECTED], row[_PENDING], row[_TX], row[_ARRIVER], row[_POINT] = 0, count, count, 0, 0, 0
-        self._barriers[address] = MBarrier(address, who, row, self.labels)
+        self._barriers[address] = MBarrier(address, who, row, self.labels, at)
 
     def watch(self, address: int, point: int) -> None:
         """Says where the race detector keeps what it knows of a barrier: `SyncPoint.address`."""
@@ -198,7 +208,7 @@ class MBarriers:
             raise BarrierMisuse(
                 f"{count} arrival(s){f' by {who}' if who else ''} on an mbarrier whose phase expects {barrier.pending} "
                 f"more: {self.describe(address)}"
-            )
+            ).know("extra-arrivals", barrier=self.state(address))
         barrier.pending -= count
         barrier.last_arrival = who
         if barrier.pending == 0:
@@ -222,7 +232,8 @@ class MBarriers:
         barrier = self._get(address, "cp.async.mbarrier.arrive")
         barrier.pending += count
         if barrier.pending > MAX_COUNT:
-            raise BarrierMisuse(f"more than {MAX_COUNT} pending arrivals: {self.describe(address)}")
+            message = f"more than {MAX_COUNT} pending arrivals: {self.describe(address)}"
+            raise BarrierMisuse(message).know("barrier-count", barrier=self.state(address))
 
     def expect_tx(self, address: int, nbytes: int) -> None:
         """The current phase waits for ``nbytes`` more bytes.
@@ -249,7 +260,7 @@ class MBarriers:
         if barrier.tx < 0 and barrier.pending == 0:
             raise BarrierMisuse(
                 f"{-barrier.tx} bytes more arrived than expect_tx announced: {self.describe(address)}"
-            )
+            ).know("extra-bytes", barrier=self.state(address))
         self._settle(barrier)
 
     def test_parity(self, address: int, parity: int) -> bool:
@@ -274,7 +285,9 @@ class MBarriers:
         """
         for barrier in self:
             if barrier.tx or (strict and barrier.pending != barrier.expected):
-                raise BarrierMisuse(f"the kernel ends in the middle of a phase: {self.describe(barrier.address)}")
+                message = f"the kernel ends in the middle of a phase: {self.describe(barrier.address)}"
+                state = self.state(barrier.address)
+                raise BarrierMisuse(message).know("phase-at-exit", barrier=state)
 
     def phase(self, address: int) -> int:
         """Number of completed phases."""
@@ -283,6 +296,20 @@ class MBarriers:
     def name(self, address: int) -> str:
         """The name that was given to a barrier, or ""."""
         return self._names.get(address & OFFSET_MASK, "")
+
+    def state(self, address: int) -> BarrierState:
+        """What is known of a barrier, for reports."""
+        place = self.name(address), address >> RANK_SHIFT, address & OFFSET_MASK
+        barrier = self._barriers.get(address)
+        if barrier is None:
+            return BarrierState(*place, live=False)
+        init = self.instructions[barrier.init_at] if 0 <= barrier.init_at < len(self.instructions) else None
+        numbers = barrier.phase, barrier.expected, barrier.pending, barrier.tx
+        return BarrierState(*place, *numbers, True, init, barrier.initialiser, barrier.last_arrival)
+
+    def states(self) -> tuple[BarrierState, ...]:
+        """`state` of all."""
+        return tuple(self.state(address) for address in self._barriers)
 
     def describe(self, address: int) -> str:
         """One line for reports: place, phase, pending arrivals and bytes, who initialised it."""
@@ -301,7 +328,8 @@ class MBarriers:
     def _get(self, address: int, operation: str) -> MBarrier:
         barrier = self._barriers.get(address)
         if barrier is None:
-            raise BarrierMisuse(f"{operation} on {self.describe(address)}")
+            message = f"{operation} on {self.describe(address)}"
+            raise BarrierMisuse(message).know("uninitialised-barrier", barrier=self.state(address))
         if self._memory is not None:
             self._memory.ctas[address >> RANK_SHIFT].check_open()
         return barrier
@@ -312,13 +340,13 @@ class MBarriers:
             raise BarrierMisuse(
                 f"{operation} of {abs(nbytes)} bytes takes the transaction count out of range: "
                 f"{self.describe(barrier.address)}"
-            )
+            ).know("barrier-count", barrier=self.state(barrier.address))
 
     def _settle(self, barrier: MBarrier) -> None:
         if barrier.pending == 0 and barrier.tx < 0:
             raise BarrierMisuse(
                 f"{-barrier.tx} bytes more arrived than expect_tx announced: {self.describe(barrier.address)}"
-            )
+            ).know("extra-bytes", barrier=self.state(barrier.address))
         if barrier.pending == 0 and barrier.tx == 0:
             if self._observer is not None:
                 self._observer.completed(barrier.address, barrier.phase)

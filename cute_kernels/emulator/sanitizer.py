@@ -29,10 +29,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_kernels.emulator.conflict import Conflict
 from cute_kernels.emulator.core.layout import words
-from cute_kernels.emulator.earlier_accesses import place
+from cute_kernels.emulator.earlier_accesses import place, suspects
 from cute_kernels.emulator.errors import BarrierMisuse, GlobalMemoryRace, ProxyFenceMissing, Race, SharedMemoryRace
 from cute_kernels.emulator.exits import ExitChecks
+from cute_kernels.emulator.facts import Memory, Side, WarpName
 from cute_kernels.emulator.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit
@@ -41,8 +43,10 @@ from cute_kernels.emulator.sync_point import Columns, Order, Row, SyncPoint, joi
 from cute_kernels.emulator.tensor_races import Operation, TensorRaces
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.mbarrier import MBarriers
     from cute_kernels.emulator.warp import Warp
 
+_WEAK = "the synchronisation between them is relaxed, or its scope does not include both"
 _TEXT, _READ_IDENTITY = words("Agent")["text"], words("Agent")["read_identity"]
 
 
@@ -94,6 +98,7 @@ class RaceTracker:
         self._predecessor = self.columns.named("the launch before")
         self.agents: list[Agent] = []
         self.agent: Agent | None = None
+        self.barriers: MBarriers | None = None  # for reports
         self.lane = 0
 
     def unit(self) -> ShadowUnit | None:
@@ -374,7 +379,7 @@ class RaceTracker:
                 f"{what} uses the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24}, whose "
                 f"mbarrier.init is not ordered before: {self._hint(agent.clocks, column, clock)}; a barrier, or "
                 "fence.mbarrier_init before a relaxed one of the cluster, is needed"
-            )
+            ).know("barrier-init-order", **self._barrier(address))
 
     def arrive(self, warp: Warp, groups: dict[int, int], order: Order) -> None:
         """Lanes (a mask per address) are about to arrive at mbarriers."""
@@ -410,7 +415,7 @@ class RaceTracker:
                 f"{warp.label} waits for phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA "
                 f"{address >> 24}, but nothing orders that after phase {phase - 1}: a wait that comes before it is "
                 f"complete is one for {_phase_before(phase - 1)}, which has the same parity, and passes at once"
-            )
+            ).know("phase-ambiguous", **self._barrier(address))
 
     def completed(self, address: int, phase: int) -> None:
         """``phase`` of an mbarrier completes.
@@ -429,8 +434,11 @@ class RaceTracker:
             raise BarrierMisuse(
                 f"phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24} "
                 f"completes, but nothing orders that after the wait of {agent.label} for {_phase_before(phase)}: {late}"
-            )
+            ).know("phase-overrun", **self._barrier(address), other=Side("waits", (), agent.label))
         point.complete(phase)
+
+    def _barrier(self, address: int) -> dict[str, Any]:
+        return {} if self.barriers is None else {"barrier": self.barriers.state(address)}
 
     # --- strong operations on memory ----------------------------------------------------------------------------------
 
@@ -563,16 +571,20 @@ class RaceTracker:
         if isinstance(who, Agent):
             name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
         kind: type[Race] = GlobalMemoryRace if rank < 0 else SharedMemoryRace
-        space = "global" if rank < 0 else "shared"
+        where = self._where(part, late & (before == identity), rank)
+        other = self.side(identity, earlier, "global" if rank < 0 else "shared", part.unit)
+        fault = Conflict(self.epochs, self.launch.first, self.agents, who, view, verb, hint == _WEAK)
         raise kind(
-            f"{name} {verb} {self._where(part, late & (before == identity), rank)}, which the "
-            f"{self.epochs.label(identity)} {earlier} before{self.place(identity, earlier, space, part.unit)}, and "
-            f"nothing orders the two: {hint}"
-        )
+            f"{name} {verb} {where}, which the {other.what} {earlier} before{place(other.instructions)}, and nothing "
+            f"orders the two: {hint}"
+        ).know(**fault.facts(before, late, number, other), memory=self._memory(part, late, before, number, rank))
 
-    def place(self, identity: int, verb: str, space: str, unit: int = 1) -> str:
-        """Where in the program an earlier access was made: see `earlier_accesses.place`."""
-        return place(self.epochs, self.launch.flow, identity, verb == "wrote", space, unit)
+    def side(self, identity: int, verb: str, space: str, unit: int = 1) -> Side:
+        """An earlier access: where in the program it was made, see `earlier_accesses.suspects`, and by whom."""
+        found = suspects(self.epochs, self.launch.flow, identity, verb == "wrote", space, unit)
+        label = self.epochs.label(identity)
+        name = WarpName.of(label)
+        return Side(verb, tuple(found), str(name) if name is not None else "", what=label)
 
     def _late(self, before: np.ndarray, view: View, who: Agent | Operation) -> np.ndarray | None:
         """Which of the accesses ``before`` are not ordered before one of ``who``: boolean array, None when all are."""
@@ -593,40 +605,65 @@ class RaceTracker:
         if not late.any() or agent.executing() not in self.launch.non_coherent:
             return
         identity = int(before[int(np.argmax(late))])
+        other, number = self.side(identity, "wrote", "global", part.unit), identity >> LANE_BITS
         raise GlobalMemoryRace(
             f"a non-coherent load of {agent.label} reads {self._where(part, late & (before == identity), -1)}, which "
-            f"the {self.epochs.label(identity)} wrote before{self.place(identity, 'wrote', 'global', part.unit)}: "
+            f"the {other.what} wrote before{place(other.instructions)}: "
             "ld.global.nc may return what was there before, whatever orders the two, since it is for memory that is "
             "not written while the kernel runs"
+        ).know(
+            "non-coherent-load",
+            side=Side("reads", (), agent.label),
+            other=other,
+            memory=self._memory(part, late, before, number, -1),
         )
 
     def _missing_fence(
         self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation
     ) -> None:
         identity = int(before[int(np.argmax(late))])
-        place = self.place(identity, "wrote", "global" if rank < 0 else "shared", part.unit)
+        other = self.side(identity, "wrote", "global" if rank < 0 else "shared", part.unit)
+        fault = Conflict(self.epochs, self.launch.first, self.agents, operation, None, "reads")
+        number = identity >> LANE_BITS
         raise ProxyFenceMissing(
             f"{self.epochs.label(operation.identity)} reads {self._where(part, late & (before == identity), rank)}, "
-            f"which the {self.epochs.label(identity)} wrote through the generic proxy{place}, with "
+            f"which the {other.what} wrote through the generic proxy{place(other.instructions)}, with "
             "no fence.proxy.async since"
+        ).know(
+            "proxy-fence",
+            side=fault.side(None),
+            other=fault.earlier(before, late, number, other),
+            memory=self._memory(part, late, before, number, rank),
         )
+
+    def _memory(self, part: Part, late: np.ndarray, before: np.ndarray, number: int, rank: int) -> Memory:
+        """As `_where`, of all lanes of the earlier access."""
+        start, nbytes = self._range(part, late & (before >> LANE_BITS == number))
+        if rank >= 0:
+            return Memory("shared", start, nbytes, rank)
+        name, byte, _ = self.launch.array(part.plane, start)
+        return Memory("global", byte, nbytes, name=name)
 
     def _where(self, part: Part, chosen: np.ndarray, rank: int) -> str:
         """The first range of bytes among the chosen places of a part."""
+        start, nbytes = self._range(part, chosen)
+        where = f"the {nbytes} byte{'s' if nbytes > 1 else ''} at"
+        place = self.launch.place(part.plane, start) if rank < 0 else f"shared offset {start} of CTA {rank}"
+        return f"{where} {place}"
+
+    def _range(self, part: Part, chosen: np.ndarray) -> tuple[int, int]:
+        """Offset and number of bytes of it."""
         numbers = np.flatnonzero(chosen)
         places = numbers + part.where.start if isinstance(part.where, slice) else np.unique(part.where[numbers])
         gaps = np.flatnonzero(np.diff(places) != 1)
         count = int(gaps[0]) + 1 if len(gaps) else len(places)
-        start, nbytes = int(places[0]) * part.unit, count * part.unit
-        where = f"the {nbytes} byte{'s' if nbytes > 1 else ''} at"
-        place = self.launch.place(part.plane, start) if rank < 0 else f"shared offset {start} of CTA {rank}"
-        return f"{where} {place}"
+        return int(places[0]) * part.unit, count * part.unit
 
     def _hint(self, clocks: np.ndarray, column: int, clock: int) -> str:
         """Why an event is not known well enough."""
         if clocks[Row.ORDER, column] < clock:
             return "no synchronisation leads from one to the other"
-        return "the synchronisation between them is relaxed, or its scope does not include both"
+        return _WEAK
 
 
 def _phase_before(phase: int) -> str:

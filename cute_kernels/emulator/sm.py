@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from cute_kernels.emulator.bulk import BulkUnit
 from cute_kernels.emulator.copies import CopyUnit
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
+from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.matrix_arithmetic import Arithmetic
@@ -28,6 +29,7 @@ from cute_kernels.emulator.wgmma import WgmmaUnit
 if TYPE_CHECKING:
     from cute_kernels.emulator.native_units import Units
     from cute_kernels.emulator.options import Options
+    from cute_kernels.emulator.program import Instruction
 
 NAMED_BARRIERS = 16  # per CTA (PTX ISA, bar)
 
@@ -55,13 +57,14 @@ class NamedBarrier:
             BarrierMisuse: a count that is no multiple of 32, or that differs between the warps of one generation.
         """
         if threads is not None and (threads <= 0 or threads % 32):
-            raise BarrierMisuse(f"barrier {self.number} with {threads} threads; legal are positive multiples of 32")
+            message = f"barrier {self.number} with {threads} threads; legal are positive multiples of 32"
+            raise BarrierMisuse(message).know("barrier-threads")
         expected = self.cta.live_threads() if threads is None else threads
         if self.arrived and (expected != self.expected or self.all_threads != (threads is None)):
             raise BarrierMisuse(
                 f"barrier {self.number} of CTA {self.cta.rank}: {warp.label} expects {expected} threads where "
                 f"{', '.join(self.who)} expected {self.expected}"
-            )
+            ).know("barrier-threads", other=Side("expects", (), self.who[0]))
         self.cta.cluster.progress += 1
         if self.point is not None:
             warp.agent.release(self.point, mask, Order.SYNC)
@@ -88,6 +91,11 @@ class NamedBarrier:
             self.generation += 1
             self.arrived, self.who, self.votes, self.voters = 0, [], 0, 0
 
+    def missing(self) -> list[str]:
+        """Labels of the running warps of the CTA that have not arrived."""
+        running = (warp for warp in self.cta.warps if warp in self.cta.cluster.running)
+        return [warp.label for warp in running if warp.label not in self.who]
+
     def describe(self) -> str:
         waiting = ", ".join(self.who) or "nobody"
         return (
@@ -110,7 +118,8 @@ class ClusterBarrier:
         """Raises BarrierMisuse when a thread arrives twice without waiting in between."""
         lanes, generation = self._waiting.get(warp, (0, self.generation))
         if lanes & mask:
-            raise BarrierMisuse(f"{warp.label} arrives at the cluster barrier again without barrier.cluster.wait")
+            message = f"{warp.label} arrives at the cluster barrier again without barrier.cluster.wait"
+            raise BarrierMisuse(message).know("cluster-barrier")
         self._waiting[warp] = (lanes | mask, self.generation)
         self._lanes[warp] = self._lanes.get(warp, 0) | mask
         self.cluster.progress += 1
@@ -122,7 +131,8 @@ class ClusterBarrier:
         """The generation of the arrival of these lanes; raises BarrierMisuse if they did not arrive."""
         lanes, generation = self._waiting.get(warp, (0, 0))
         if mask & ~lanes:
-            raise BarrierMisuse(f"{warp.label} executes barrier.cluster.wait without barrier.cluster.arrive")
+            message = f"{warp.label} executes barrier.cluster.wait without barrier.cluster.arrive"
+            raise BarrierMisuse(message).know("cluster-barrier")
         return generation
 
     def leave(self, warp: Warp, mask: int, order: int) -> None:
@@ -140,9 +150,12 @@ class ClusterBarrier:
             self.generation += 1
             self._lanes.clear()
 
+    def missing(self) -> list[str]:
+        """Labels of the warps that have not arrived."""
+        return [w.label for w in self.cluster.warps if self._lanes.get(w, 0) != w.live]
+
     def describe(self) -> str:
-        missing = [w.label for w in self.cluster.warps if self._lanes.get(w, 0) != w.live]
-        return f"the cluster barrier; not arrived: {', '.join(missing) or 'nobody'}"
+        return f"the cluster barrier; not arrived: {', '.join(self.missing()) or 'nobody'}"
 
 
 class Cta:
@@ -203,6 +216,7 @@ class LaunchFacts:
         arithmetic: how tensor cores add.
         races: what the race detector knows of global memory, or None.
         blocks: basic blocks of the kernel.
+        instructions: of the kernel.
         take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
             None when none is left.
     """
@@ -219,6 +233,7 @@ class LaunchFacts:
     arithmetic: Arithmetic
     races: LaunchShadow | None
     blocks: int
+    instructions: Sequence[Instruction]
     take_cluster: Callable[[], tuple[int, int, int] | None]
 
 
@@ -264,6 +279,9 @@ class Cluster:
             )
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
         self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)
+        self.barriers.instructions = launch.instructions
+        if self.tracker is not None:
+            self.tracker.barriers = self.barriers
         self.engine = AsyncEngine(options.completion, asynchronous)
         self.meter = UnitCounters() if options.counters else None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
@@ -328,7 +346,7 @@ class Cluster:
                 raise IllegalAccess(
                     f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
                     f"{thread[2]} never waited for it)"
-                )
+                ).know("exit-in-use")
         if self.tracker is not None:
             self.tracker.check_exits()
         if self.options.looks_for("exits"):

@@ -85,7 +85,8 @@ class SharedMemory:
     def check_open(self) -> None:
         """Raises IllegalAccess when the CTA has exited."""
         if self.exited:
-            raise IllegalAccess(f"access to the shared memory of CTA {self.cta_rank}, which has exited")
+            message = f"access to the shared memory of CTA {self.cta_rank}, which has exited"
+            raise IllegalAccess(message).know("exited-cta")
 
     def _bound_barriers(self) -> None:
         self.barrier_low = min(self._barriers, default=self.size)
@@ -95,7 +96,7 @@ class SharedMemory:
         """Raises IllegalAccess when a range is not inside the memory, or the CTA has exited."""
         self.check_open()
         if offset < 0 or offset + nbytes > self.size:
-            raise IllegalAccess(self._outside(offset, nbytes))
+            raise IllegalAccess(self._outside(offset, nbytes)).know("out-of-bounds")
 
     def check_range(self, offset: int, nbytes: int, *, write: bool) -> None:
         """Checks one contiguous access and, for a write, marks the bytes as initialised.
@@ -110,7 +111,7 @@ class SharedMemory:
         if offset < self.barrier_high and end > self.barrier_low:
             for barrier in self._barriers:
                 if offset < barrier + 8 and end > barrier:
-                    raise IllegalAccess(self._on_barrier(offset, nbytes, barrier, write))
+                    raise IllegalAccess(self._on_barrier(offset, nbytes, barrier, write)).know("barrier-memory")
         state = self.states[1][offset:end]
         if write:
             state.fill(_DATA)
@@ -119,21 +120,22 @@ class SharedMemory:
             raise IllegalAccess(
                 f"read of uninitialised shared memory at offset {first} (access: {nbytes} bytes at offset {offset} of "
                 f"CTA {self.cta_rank}){_HINT}"
-            )
+            ).know("uninitialised-read")
 
     def check_lanes(self, offsets: np.ndarray, nbytes: int, *, write: bool) -> None:
         """As `check_range` for one aligned access of ``nbytes`` per lane at int ``offsets [lanes]``."""
         self.check_open()
         low, high = int(offsets.min()), int(offsets.max()) + nbytes
         if low < 0 or high > self.size:
-            raise IllegalAccess(self._outside(low if low < 0 else high - nbytes, nbytes))
+            raise IllegalAccess(self._outside(low if low < 0 else high - nbytes, nbytes)).know("out-of-bounds")
         if not self.detect:
             return
         if low < self.barrier_high and high > self.barrier_low:
             for barrier in self._barriers:
                 hit = (offsets < barrier + 8) & (offsets + nbytes > barrier)
                 if hit.any():
-                    raise IllegalAccess(self._on_barrier(int(offsets[hit][0]), nbytes, barrier, write))
+                    message = self._on_barrier(int(offsets[hit][0]), nbytes, barrier, write)
+                    raise IllegalAccess(message).know("barrier-memory")
         states = self.states[nbytes]
         index = offsets // nbytes
         if write:
@@ -143,7 +145,7 @@ class SharedMemory:
             bad = int(offsets[~bytewise.all(axis=1)][0])
             raise IllegalAccess(
                 f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}{_HINT}"
-            )
+            ).know("uninitialised-read")
 
     def addresses(self) -> tuple[int, int | None]:
         """Host addresses of the bytes and of their states (1: holds data), None when those are not to be checked."""
@@ -162,7 +164,7 @@ class SharedMemory:
             raise IllegalAccess(
                 f"asynchronous read of uninitialised shared memory at offset {int(bad[0]) * nbytes} of CTA "
                 f"{self.cta_rank}{_HINT}"
-            )
+            ).know("uninitialised-read")
 
     def _outside(self, offset: int, nbytes: int) -> str:
         return f"shared access of {nbytes} bytes at offset {offset} of CTA {self.cta_rank} leaves its {self.size} bytes"
@@ -199,7 +201,8 @@ class ClusterMemory:
         """
         rank, offset = address >> RANK_SHIFT, address & OFFSET_MASK
         if not 0 <= rank < len(self.ctas):
-            raise IllegalAccess(f"shared address {address:#x} names CTA {rank} of a cluster of {len(self.ctas)}")
+            message = f"shared address {address:#x} names CTA {rank} of a cluster of {len(self.ctas)}"
+            raise IllegalAccess(message).know("out-of-bounds")
         return rank, offset
 
     def view(self, address: int, nbytes: int, *, write: bool = False) -> np.ndarray:
@@ -261,7 +264,8 @@ class ClusterMemory:
         addresses = np.asarray(addresses).astype(np.int64, copy=False)
         if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
             bad = int(addresses[(addresses & (nbytes - 1)) != 0][0])
-            raise IllegalAccess(f"misaligned shared {'store' if write else 'load'} of {nbytes} bytes at {bad:#x}")
+            message = f"misaligned shared {'store' if write else 'load'} of {nbytes} bytes at {bad:#x}"
+            raise IllegalAccess(message).know("misaligned")
         ranks = addresses >> RANK_SHIFT
         first = int(ranks[0])
         if (ranks == first).all():

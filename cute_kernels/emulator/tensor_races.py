@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import words
+from cute_kernels.emulator.earlier_accesses import place as place_of
 from cute_kernels.emulator.errors import TensorMemoryRace
+from cute_kernels.emulator.facts import Memory, Side
 from cute_kernels.emulator.happens_before import Offset, Private
 from cute_kernels.emulator.shadow import LANE_BITS, Plane, View, unordered
 from cute_kernels.emulator.sync_point import Order, Row
@@ -346,9 +348,10 @@ class TensorRaces:
         column += place[0].start
         group = (place[1].start or 0) + group * (place[1].step or 1)
         what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
-        place = self.tracker.place(identity, earlier, "tensor")
+        other = self.tracker.side(identity, earlier, "tensor")
         raise TensorMemoryRace(
             f"{what} {verb} TMEM column {column}, lanes from {LANE_GROUP * group} on, of CTA {rank}, which the "
-            f"{self.epochs.label(identity)} {earlier}{place}: it is not known to be complete. What is missing may be "
-            "tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed one"
-        )
+            f"{other.what} {earlier}{place_of(other.instructions)}: it is not known to be complete. What is missing "
+            "may be tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed "
+            "one"
+        ).know(side=Side(verb, what=what), other=other, memory=Memory("tensor", column, 1, rank))

@@ -110,7 +110,8 @@ class TensorMemory:
             IllegalAccess: columns are still allocated (PTX ISA: all must be deallocated before the kernel exits).
         """
         if self.allocations:
-            raise IllegalAccess(f"the CTA exits with {sum(self.allocations.values())} TMEM columns allocated")
+            message = f"the CTA exits with {sum(self.allocations.values())} TMEM columns allocated"
+            raise IllegalAccess(message).know("tensor-memory-leak")
 
     def accessed(self, warp: int, address: int) -> int:
         """The address that a load or store by a warp accesses: in its own quarter, unless other lanes are reported."""
@@ -161,12 +162,12 @@ class TensorMemory:
             raise IllegalAccess(
                 f"TMEM access to lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1} leaves the "
                 f"{LANES} x {COLUMNS} cells"
-            )
+            ).know("tensor-memory-place")
         if not self._allocated[column : column + ncols].all():
             free = column + int(np.argmin(self._allocated[column : column + ncols]))
             raise IllegalAccess(
                 f"TMEM access to columns {column}..{column + ncols - 1}, of which column {free} is not allocated"
-            )
+            ).know("tensor-memory-place")
         if not self.detect or self._full[column : column + ncols].all():
             return
         written = self._written[column : column + ncols, lane : lane + nlanes]
@@ -179,7 +180,7 @@ class TensorMemory:
             raise IllegalAccess(
                 f"read of uninitialised TMEM: lane {lane + bad_lane}, column {column + bad_column} of an access to "
                 f"lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1}"
-            )
+            ).know("uninitialised-read")
 
     def _place(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int, int]:
         """Checks the operands of a load or store; returns (first lane, first column, columns)."""
@@ -194,7 +195,7 @@ class TensorMemory:
             raise IllegalAccess(
                 f"{name}.{shape} by warp {warp} starts at lane {lane}; the warp may touch the lanes of its quarter "
                 f"{warp % 4}, {first} to {first + 31}, only"
-            )
+            ).know("tensor-memory-place")
         return lane, column, width * repeat
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.facts import WarpName
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.decode import Instruction
@@ -73,7 +74,7 @@ class PhaseWait(Wait):
             raise BarrierMisuse(
                 f"a wait for phase {self.phase} has missed it: two phases have completed since it began, "
                 f"{self.barriers.describe(self.address)}"
-            )
+            ).know("phase-missed", barrier=self.barriers.state(self.address))
         return self.test(self.address, self.state)
 
     def describe(self) -> str:
@@ -215,8 +216,7 @@ class Warp:
         self.index, self.live, self.role = index, live, role
         self.number = 0
         several = cta.cluster.grid != cta.cluster.shape  # a CTA's number counts in its cluster
-        cluster = f"cluster {cta.cluster.index}, " if several else ""
-        self.label = f"{cluster}CTA {cta.rank} warp {index}" + (f" ({role})" if role else "")
+        self.label = str(WarpName(cta.cluster.index, cta.rank, index, role, several))
         self.track = role or f"warp {index}"
         self.counts: Any = [0] * (blocks + 1)
         self.wait: Wait | None = None
@@ -230,6 +230,10 @@ class Warp:
         x, y, _ = cta.cluster.block
         threads = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)
         self.tid_x, self.tid_y, self.tid_z = threads % x, threads // x % y, threads // (x * y)
+
+    def executing(self) -> int:
+        """Index of the instruction that it is executing; -1: not known."""
+        return -1 if self.code is None else self.code.executing
 
     def fails_spuriously(self) -> bool:
         """Whether a try_wait that could succeed reports a timeout instead."""

@@ -70,19 +70,19 @@ def test_command_reports_what_the_program_finds(capsys) -> None:
     assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "64", "--overrun", "64"]) == 3
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
-    assert lines[0].startswith("cute-kernels: IllegalAccess: global") and "CPU tensor" not in lines[0]
-    assert re.fullmatch(r"  PTX line \d+: (ld|st)\.global.*", lines[1])
-    assert re.fullmatch(r"  source scale_program\.py:\d+", lines[2])
-    assert re.fullmatch(r"  executed by .*CTA \d warp \d", lines[3])
-    assert re.fullmatch(r"  in launch 1, kernel \w*scale\w*", lines[4])
-    assert len(lines) == 5 and captured.out == ""
+    assert lines[0].startswith("error[out-of-bounds]: a load of 4 bytes of global") and "CPU tensor" not in captured.err
+    assert re.fullmatch(r"  --> \S*scale_program\.py:\d+   \S.*   cluster \d, CTA \d, warp \d, PTX line \d+", lines[1])
+    assert lines[2].startswith("  help: compare the index with the shape")
+    assert re.fullmatch(r"  kernel: \w*scale\w*, launch 1", lines[3])
+    replay = f"  replay: cute-kernels emulate --arch sm_100a {PROGRAM} --count 64 --overrun 64"
+    assert lines[4:] == [replay] and captured.out == ""
     assert cli.main(["emulate", PROGRAM, "--count", "64", "--overrun", "64"]) == 3
     summary = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r"emulated: 0 launches complete in 0\.0 s; launch 1, kernel \w*scale\w* failed", summary)
     assert cli.main(["emulate", "--quiet", "--traceback", PROGRAM, "--count", "64", "--overrun", "64"]) == 3
     error = capsys.readouterr().err
     assert "Traceback (most recent call last)" in error and "in main" in error
-    assert "cute-kernels: IllegalAccess" in error
+    assert "error[out-of-bounds]" in error
     assert cli.main(["emulate", "no such file.py"]) == 2
     with pytest.raises(SystemExit) as status:
         cli.main(["emulate", PROGRAM, "--unknown"])

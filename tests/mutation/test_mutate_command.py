@@ -33,7 +33,7 @@ def recorded() -> Iterator[list]:
     """The launches of the example."""
     recorder = Recorder()
     with capture("sm_90a", Options(), recorder=recorder) as session:
-        assert run_program(str(EXAMPLE), [], session) == 0
+        assert run_program(str(EXAMPLE), [], session, pytest.fail) == 0
     yield recorder.launches
 
 
@@ -101,9 +101,11 @@ membar.gl;
 def test_an_unchanged_kernel_at_fault_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a fault that the program's own run does not show, too: one of the six schedules does."""
     assert command(str(planted("no proxy fence", tmp_path))) == 3
-    assert "cute-kernels: ProxyFenceMissing" in capsys.readouterr().err
+    assert "error[proxy-fence]" in capsys.readouterr().err
     assert command(str(planted("one try to wait", tmp_path))) == 3
-    assert "cute-kernels: the unchanged kernel: SharedMemoryRace" in capsys.readouterr().err
+    report = capsys.readouterr().err
+    assert report.startswith("error[unfinished-copy]: ") and "  note: the kernel is unchanged\n" in report
+    assert "  replay: cute-kernels check --arch sm_90a " in report
 
 
 @pytest.mark.parametrize(

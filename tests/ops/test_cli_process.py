@@ -114,7 +114,7 @@ def test_fault_that_the_emulator_reports(capsys, monkeypatch):
 
     monkeypatch.setattr(emulated, "launch", hang)
     assert main(["demo"]) == 3
-    assert capsys.readouterr().err.endswith("cute-kernels: Hang: cluster 0 hangs:\n  warp 1 waits\n")
+    assert capsys.readouterr().err.startswith("error[hang]: cluster 0 hangs:\n  note:   warp 1 waits\n  help: ")
     monkeypatch.setattr(emulated, "launch", lambda *arguments, **more: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["demo"])

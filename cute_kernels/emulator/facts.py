@@ -1,0 +1,162 @@
+"""What is known of a fault beside its message: both sides of a race, barriers, who waits for what.
+
+Whoever raises an error adds it (`cute_kernels.emulator.errors.EmulatorError.facts`), and `diagnostics` makes a report
+of it. Nothing here is needed to understand the message.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.program import Instruction
+
+_NAME = re.compile(r"(?:cluster (\d+), )?CTA (\d+) warp (\d+)(?: \(([^()]*)\))?$")
+
+
+@dataclass(frozen=True)
+class WarpName:
+    """A warp.
+
+    Attributes:
+        cluster: linear index of its cluster, 0 where there is only one; ``several``: there are more.
+        cta: rank of its CTA in the cluster.
+        index: in the CTA.
+        role: or "".
+    """
+
+    cluster: int
+    cta: int
+    index: int
+    role: str = ""
+    several: bool = False
+
+    def __str__(self) -> str:
+        cluster = f"cluster {self.cluster}, " if self.several else ""
+        return f"{cluster}CTA {self.cta} warp {self.index}" + (f" ({self.role})" if self.role else "")
+
+    @classmethod
+    def of(cls, text: str | None) -> WarpName | None:
+        """The warp that a text ends with, or None."""
+        found = _NAME.search(text or "")
+        if found is None:
+            return None
+        cluster, cta, index, role = found.groups()
+        return cls(int(cluster or 0), int(cta), int(index), role or "", cluster is not None)
+
+
+@dataclass(frozen=True)
+class Side:
+    """An access or operation that a fault is about.
+
+    Attributes:
+        verb: what it does, or did: "reads", "wrote", "arrived", "initialised", ...
+        instructions: the one that it was, or those of which one was.
+        warp: label of the warp that issued it, "" if that is not known.
+        lanes: those that are concerned, as far as they are known.
+        what: how the detector calls it.
+    """
+
+    verb: str
+    instructions: tuple[Instruction, ...] = ()
+    warp: str = ""
+    lanes: tuple[int, ...] = ()
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a fault is about.
+
+    Attributes:
+        space: "shared" or "global" (``first`` and ``count`` are bytes), or "tensor" (columns).
+        first, count: where, in the shared or tensor memory of CTA ``cta``, or in the global array ``name``.
+        cta: rank in its cluster, -1 for global memory.
+        name: of the array, "" if it has none.
+    """
+
+    space: str
+    first: int
+    count: int
+    cta: int = -1
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class BarrierState:
+    """An mbarrier as it was when the fault was found.
+
+    Attributes:
+        name: given by the launch, or "".
+        cta, offset: where it is in shared memory.
+        phase: number of phases that are complete; expected, pending: arrivals; tx: bytes outstanding.
+        live: False where there is no barrier.
+        init: the instruction that initialised it, None if that is not known.
+        initialiser, last_arrival: labels of warps, "" for nobody.
+    """
+
+    name: str
+    cta: int
+    offset: int
+    phase: int = 0
+    expected: int = 0
+    pending: int = 0
+    tx: int = 0
+    live: bool = True
+    init: Instruction | None = None
+    initialiser: str = ""
+    last_arrival: str = ""
+
+
+@dataclass(frozen=True)
+class WaitState:
+    """A warp of a kernel that hangs.
+
+    Attributes:
+        warp: its label.
+        instruction: where it stands, None if that is not known.
+        kind: `Wait.kind`, "" for a warp that could run.
+        text: what it waits for.
+        barrier: the mbarrier, or None.
+        state: the parity, or the phase, that it waits for.
+        by_parity: which of the two.
+        missing: labels of the warps that have not arrived at the barrier of the CTA or cluster that it waits at.
+    """
+
+    warp: str
+    instruction: Instruction | None
+    kind: str = ""
+    text: str = ""
+    barrier: BarrierState | None = None
+    state: int = 0
+    by_parity: bool = True
+    missing: tuple[str, ...] = ()
+
+
+@dataclass
+class Facts:
+    """See the classes of the fields; empty where it does not apply or is not known.
+
+    Attributes:
+        side: what the executing warp does, beside the location of the error itself.
+        other: what it is in conflict with.
+        memory: where they meet.
+        barrier: that the fault is about; barriers: all there are, of a hang.
+        waits: all warps that have not exited, of a hang; exited: those that have.
+        pending: asynchronous operations that are not complete, of a hang.
+        sentence: what is wrong, without addresses, "" where the table of kinds or the message has it.
+        notes: further sentences.
+    """
+
+    side: Side | None = None
+    other: Side | None = None
+    memory: Memory | None = None
+    barrier: BarrierState | None = None
+    barriers: tuple[BarrierState, ...] = ()
+    waits: tuple[WaitState, ...] = ()
+    exited: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
+    sentence: str = ""
+    notes: list[str] = field(default_factory=list)
