@@ -18,7 +18,7 @@ from cute_kernels.emulator.errors import Hang, UnsupportedPTX
 from cute_kernels.emulator.recorded import Recorder
 from cute_kernels.emulator.schedule import Schedule
 from tests.checking import ticket_program
-from tests.checking.planted import planted
+from tests.checking.planted import planted, report_file
 from tests.emulator import exit_program
 
 TICKETS = str(Path(ticket_program.__file__))
@@ -62,13 +62,14 @@ def test_a_sound_kernel_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_faults_that_every_schedule_shows(
-    fault: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = planted(fault, tmp_path)
-    assert check(str(program)) == 3
+    monkeypatch.chdir(tmp_path)
+    assert check(planted(fault, tmp_path).name) == 3
     captured = capsys.readouterr()
     assert captured.err.startswith(f"error[{kind}]: ")
-    assert replay_of(captured.err) == ["emulate", "--arch", "sm_90a", str(program)]
+    assert replay_of(captured.err) == ["emulate", "--arch", "sm_90a", "program.py"]
+    assert captured.err == report_file(fault).read_text()
 
 
 @pytest.mark.parametrize(
@@ -79,9 +80,11 @@ def test_faults_that_every_schedule_shows(
     ],
 )
 def test_faults_that_some_schedules_show_are_replayed_by_the_printed_command(
-    fault: str, kind: str, schedule: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    program = str(planted(fault, tmp_path))
+    fault: str, kind: str, schedule: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    program = planted(fault, tmp_path).name
     assert cli.main(["emulate", "--quiet", "--arch", "sm_90a", program]) == 0
     capsys.readouterr()
     assert check(program) == 3
@@ -90,7 +93,7 @@ def test_faults_that_some_schedules_show_are_replayed_by_the_printed_command(
     arguments = replay_of(report)
     assert arguments == ["emulate", "--arch", "sm_90a", *schedule, program]
     assert cli.main([arguments[0], "--quiet", *arguments[1:]]) == 3
-    assert capsys.readouterr().err == report
+    assert capsys.readouterr().err == report == report_file(fault).read_text()
 
 
 def test_results_that_depend_on_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,7 @@ def _locations(ptx: str) -> list[Location | None]:
 
 def source_line(path: str, line: int) -> SourceLine:
     """A line of a file, with its text and function if the file can be read."""
+    linecache.checkcache(path)  # it may have been edited, or be another one in another folder
     function = function_around(path, line)
     return SourceLine(path, line, linecache.getline(path, line).strip(), function.name if function else "")
 
