@@ -40,8 +40,7 @@ class Execution:
 
     def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
         self._key = (ptx, kernel, block, options.detectors, options.looks_for("registers"))
-        # A timeline asks for the line that a generator stands at; unit counters hear of accesses one by one.
-        python_only = options.trace is not None or options.counters
+        python_only = options.trace is not None  # a timeline asks for the line that a generator stands at
         self._may_change = options.native is None and not python_only
         self._native: NativeLaunch | None = None
         self._python: Translation | None = None

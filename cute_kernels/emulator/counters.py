@@ -16,6 +16,7 @@ import numpy as np
 
 from cute_kernels.emulator import roles
 from cute_kernels.emulator.flow import Flow
+from cute_kernels.emulator.native_meter import NativeMeter
 from cute_kernels.emulator.program import Instruction
 from cute_kernels.emulator.shared_banks import (
     LINE_BYTES,
@@ -227,11 +228,13 @@ class UnitCounters:
     Attributes:
         warp: which warp runs now; work is attributed to its role.
         merged: instructions of which `lanes` gets a row of addresses each, see `counting`.
+        native: what the core counts, if it runs any warps.
     """
 
     def __init__(self) -> None:
         self.warp: Warp | None = None
         self.merged: tuple[Instruction, ...] = ()
+        self.native: NativeMeter | None = None
         self._index: int | None = None  # of the instruction that is counted, where it is not the one that executes
         self._rows: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
 
@@ -239,6 +242,9 @@ class UnitCounters:
         """Adds what another cluster did."""
         for key, metrics in other._rows.items():
             self._rows[key].update(metrics)
+        if other.native is not None:
+            for role, index, kind, metrics in other.native.rows():
+                self._rows[role, kind, index].update(metrics)
 
     def result(self, ctas: int, counters: Counters, instructions: Sequence[Instruction]) -> UnitCounts:
         """The counts of a launch.

@@ -421,7 +421,7 @@ class BlockEmitter:
         fast[1] = len(program.code) - start
 
     def _uniform_load(self, node: Node) -> None:
-        space, address, size, count, _ = node.anchor.args
+        space, address, size, count, strength = node.anchor.args
         if isinstance(address, Constant) and PARAM_WINDOW <= address.value and space in ("param", "generic"):
             place = address.value - PARAM_WINDOW
             limit = self.builder.context.kernel.parameter_bytes
@@ -429,8 +429,13 @@ class BlockEmitter:
                 words = self.program.list(self._places[result] for result in node.results)
                 self.program.put("parameters", a=len(node.results), b=size, c=words, imm=place)
                 return
-        # Which lanes load decides what the race detector says, and a log entry of one address could not tell.
-        self.python(node)
+        known = f"SPACE_{space.upper()}"
+        if strength is not None or known not in CONSTANTS:
+            self.python(node)
+            return
+        places = [self._places[result] for result in node.results]
+        operands = self.program.list([node.instruction.index, CONSTANTS[known], size, *places, 0])
+        self.fast(node, "load_together", a=self.word(address), b=operands)
 
     # --- registers --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.happens_before import LANES
 from cute_kernels.emulator.native_memory import EVENT, LOG, MemoryTables
 from cute_kernels.emulator.sync_point import Row
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
 
 _ACCESSES = {bit: kind for kind, bit in LOG.items()}
+_TOGETHER = CONSTANTS["LOG_TOGETHER"]
 _EVENTS = {bit: name for name, bit in EVENT.items()}
 
 
@@ -72,6 +74,12 @@ class WarpLog:
         kind, mask, argument, self.instruction = entry[:16].view(np.int32).tolist()
         mask &= 0xFFFFFFFF
         addresses = entry[16:].view(np.int64)
+        if kind & _TOGETHER:
+            space, write = _ACCESSES[kind ^ _TOGETHER]
+            first = (mask & -mask).bit_length() - 1
+            lane = first if mask == 1 << first else -1
+            self.warp.cluster.tracker.generic(self.warp, lane, space, addresses[first : first + 1], argument, write)
+            return
         if kind in _ACCESSES:
             space, write = _ACCESSES[kind]
             lanes = np.array([lane for lane in range(LANES) if mask >> lane & 1], np.int32)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROW = CONSTANTS["EXCHANGE_ROW"]  # bytes: 32 lanes of 64 bits
 #: Flags of the tables.
-STATES, CALL, EVENTS = CONSTANTS["STATES"], CONSTANTS["CALL"], CONSTANTS["LOG_EVENTS"]
+STATES, EVENTS = CONSTANTS["STATES"], CONSTANTS["LOG_EVENTS"]
 #: Kinds of entries of the log for the race detector, and flags of the tables that ask for them: accesses,
 LOG = {
     (space, write): CONSTANTS[f"LOG_{space.upper()}_{'WRITE' if write else 'READ'}"]
@@ -55,7 +55,7 @@ class MemoryTables:
         regions = cluster.gmem.regions()
         self._regions = np.array([(r.start, r.end, r.writable) for r in regions] or [(0, 0, 0)], np.int64)
         self._params = np.frombuffer(cluster.params or b"\0", np.uint8)
-        self._log = np.zeros((_LOG_ENTRIES if flags & ~(STATES | CALL) else 0, LOG_ENTRY), np.uint8)
+        self._log = np.zeros((_LOG_ENTRIES if flags & ~STATES else 0, LOG_ENTRY), np.uint8)
         header = self.header
         header.ranks, header.flags = len(ctas), flags
         header.regions, header.region_table = len(regions), self._regions.ctypes.data

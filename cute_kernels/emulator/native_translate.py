@@ -27,7 +27,6 @@ from cute_kernels.emulator.flow import Block, Flow
 from cute_kernels.emulator.native_block import BlockEmitter, NotNative
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import (
-    CALL,
     CALLBACK,
     EVENTS,
     LOG,
@@ -36,6 +35,7 @@ from cute_kernels.emulator.native_memory import (
     MemoryTables,
     exchange_area,
 )
+from cute_kernels.emulator.native_meter import NativeMeter
 from cute_kernels.emulator.native_sites import Site
 from cute_kernels.emulator.native_units import Units
 from cute_kernels.emulator.register_hazards import touched_in_flight
@@ -205,6 +205,8 @@ class NativeLaunch:
             tables = MemoryTables(cluster, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             cluster.units = Units(cluster, tables)
+            if cluster.meter is not None:
+                cluster.meter.native = NativeMeter(self.translation.kernel.instructions)
         return NativeWarp(self, warp, self.tables[cluster])
 
     def _call(self, site: int, mask: int) -> int:
@@ -236,8 +238,6 @@ class NativeLaunch:
 
 def _flags(cluster: Cluster) -> int:
     flags = STATES if cluster.options.detectors else 0
-    if cluster.meter is not None:
-        flags |= CALL
     if cluster.tracker is not None:
         flags |= sum(LOG.values()) | EVENTS
     return flags
@@ -305,6 +305,10 @@ class NativeWarp:
         self.log.enter()
         self.header.budget = budget
         self.header.timed_out = self.warp.timed_out
+        meter = self.warp.cluster.meter
+        if meter is not None:
+            self.tables.header.meter = meter.native.address(self.warp.track)
+            self.tables.header.meter_rank = self.warp.cta.rank
         program = launch.translation.bytecode.address
         status = launch.run(program, self.address, launch.exchange, self.tables.address, launch.callback_address)
         if status == _ERROR:

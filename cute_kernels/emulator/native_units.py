@@ -1,6 +1,6 @@
 """Barriers, MMAs and tensor copies: what a warp's bytecode calls instead of Python.
 
-Only without counters and timeline, which have to hear of every operation. Each function performs the frequent case
+Only without a timeline, which has to hear of every operation. Each function performs the frequent case
 whole or does nothing: whatever is illegal, rare or has to wait is left to the Python function of the instruction, which
 decides again and words the error. Both work on the same state: rows of `mbarrier.MBarriers`, shared memory, and the
 counts that `publish` hands to the units. With detectors, operations are told to the race detector first, by its own
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from cute_kernels.emulator.core.library import address, library
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, SHARED_WINDOW
 from cute_kernels.emulator.native_memory import MemoryTables
 from cute_kernels.emulator.packed_elements import PACKED
+from cute_kernels.emulator.shared_banks import WAVEFRONT_BYTES
 from cute_kernels.emulator.tensor_map import NBYTES, SWIZZLES, TensorMap, decode
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Units:
         entry.key[:], entry.text = key, self._numbers[text]
 
     def learn_mma(
-        self, key: Sequence[int], job: int | None, watch: int = 0, owner: object = None
+        self, key: Sequence[int], job: int | None, watch: int = 0, owner: Any = None
     ) -> None:
         """The core executes this MMA from now on.
 
@@ -106,7 +107,7 @@ class Units:
                 descriptor, whether it accumulates.
             job: address of what describes it (`matrix_products.describe`), or None: it is one for Python.
             watch: with detectors, address of a `Watched` (`tensor_races`).
-            owner: keeps alive what is there, and what that has addresses of.
+            owner: keeps alive what is there, and what that has addresses of; says what the MMA asks for.
         """
         if job is None or (self._watched and not watch):
             return
@@ -115,6 +116,10 @@ class Units:
         entry = self._mmas[number]
         entry.key[:] = words
         entry.job, entry.watched = job, watch
+        if self._cluster.meter is not None:
+            asked = owner.asks_for()
+            entry.operand_wavefronts = -(-asked["operand_bytes"] // WAVEFRONT_BYTES)
+            entry.tensor_read, entry.tensor_written = asked["tmem_read"], asked["tmem_written"]
         self._kept[number] = owner
         if not self._header.execute:
             self._header.execute = address("mma_execute")

@@ -52,7 +52,7 @@ class Options:
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
         native: whether warps run as bytecode in the core or as Python, which changes nothing but the time; None: as
-            Python until lowering to bytecode is worth it. Launches with counters or trace, kernels with local memory,
+            Python until lowering to bytecode is worth it. Launches with a trace, kernels with local memory,
             and those that move registers of a wgmma in flight stay with Python.
     """
 

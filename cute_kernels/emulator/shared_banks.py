@@ -1,20 +1,16 @@
 """What one warp-wide access costs the load/store unit: wavefronts of shared memory, sectors of global memory.
 
-Shared memory has 32 banks of 4 bytes; one pass through the data pipe (a wavefront, as Nsight Compute names it) delivers
-one word per bank, and the same word to any number of lanes. The pipe moves at most 128 bytes of distinct words per
-wavefront, so a warp with 8 bytes per lane is served by halves and with 16 bytes by quarters; a conflict is a wavefront
-beyond the first of its half or quarter. Loads have an exception: when in every pair of lanes ``(i, i ^ 1)``, or in
-every pair ``(i, i ^ 2)``, both read the same address, twice as many lanes are served together.
-
-NVIDIA documents the banks; the groups and the exception are what its engineers wrote in its developer forum about
-compute capability 7. `bench/counters.py` measures both on sm_90.
+The rules, and where they are from, stand in ``core/meter.c``, which counts for what bytecode accesses as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
+from cute_kernels.emulator.core.library import library
 
 BANKS = 32
 BANK_BYTES = 4
@@ -49,24 +45,21 @@ def shared_cost(addresses: np.ndarray, nbytes: int, lanes: np.ndarray | None = N
         load: loads may be served in larger groups.
     """
     lanes = np.arange(LANES) if lanes is None else lanes
-    if not len(lanes):
-        return SharedCost(0, 0, 0)
-    together = min(LANES, WAVEFRONT_BYTES // max(nbytes, BANK_BYTES))
-    steps = np.arange(0, max(nbytes, BANK_BYTES), BANK_BYTES)
-    words = (addresses[:, :, None] + steps) // BANK_BYTES
-    if load and together < LANES:
-        merged = _pairs_agree(addresses, lanes)
-        parts = [(words[~merged], together), (words[merged], 2 * together)]
-    else:
-        parts = [(words, together)]
-    wavefronts = groups = 0
-    for part, size in parts:
-        if len(part):
-            for group in np.unique(lanes // size):
-                wavefronts += int(_passes(part[:, lanes // size == group].reshape(len(part), -1)).sum())
-                groups += len(part)
-    distinct = _distinct(words.reshape(len(words), -1))
-    return SharedCost(wavefronts, wavefronts - groups, int((-(-distinct // BANKS)).sum()))
+    total = np.zeros(3, np.int64)
+    for places, mask in _requests(addresses, lanes):
+        cost = np.zeros(3, np.int64)
+        library().shared_cost(places.ctypes.data, mask, nbytes, load, cost.ctypes.data)
+        total += cost
+    return SharedCost(*total.tolist())
+
+
+def _requests(addresses: np.ndarray, lanes: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+    """(an address for each of 32 lanes, mask of those that access) of each request; none where no lane does."""
+    mask = sum(1 << lane for lane in lanes.tolist())
+    for request in addresses if mask else ():
+        places = np.zeros(LANES, np.int64)
+        places[lanes] = request
+        yield places, mask
 
 
 def pieces(addresses: np.ndarray, size: int) -> int:
@@ -75,7 +68,8 @@ def pieces(addresses: np.ndarray, size: int) -> int:
     Args:
         addresses: int64 [requests, active lanes], byte addresses; no access crosses the border of a piece.
     """
-    return int(_distinct(addresses // size).sum()) if addresses.size else 0
+    requests = _requests(addresses, np.arange(addresses.shape[1]))
+    return sum(library().distinct_pieces(places.ctypes.data, mask, size) for places, mask in requests)
 
 
 def reduction_sectors(addresses: np.ndarray, size: int) -> int:
@@ -102,34 +96,3 @@ def atomic_wavefronts(addresses: np.ndarray) -> int:
         addresses: int64 [active lanes].
     """
     return int(np.bincount(addresses // BANK_BYTES % BANKS).max()) if len(addresses) else 0
-
-
-def _pairs_agree(addresses: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-    """Bool [requests]: whether lanes i and i ^ 1, or i and i ^ 2, have one address wherever both are active."""
-    place = {int(lane): index for index, lane in enumerate(lanes)}
-    result = np.zeros(len(addresses), bool)
-    for distance in (1, 2):
-        pairs = [(place[i], place[i ^ distance]) for i in place if i & distance == 0 and i ^ distance in place]
-        first, second = np.array(pairs, np.int64).reshape(-1, 2).T
-        result |= (addresses[:, first] == addresses[:, second]).all(axis=1)
-    return result
-
-
-def _new(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows sorted, and where an item differs from the one before it in its row."""
-    ordered = np.sort(items, axis=1)
-    new = np.ones(ordered.shape, bool)
-    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    return ordered, new
-
-
-def _distinct(items: np.ndarray) -> np.ndarray:
-    return _new(items)[1].sum(axis=1)
-
-
-def _passes(words: np.ndarray) -> np.ndarray:
-    """Int [rows]: most distinct words in one bank."""
-    ordered, new = _new(words)
-    rows = np.broadcast_to(np.arange(len(words))[:, None], words.shape)
-    cells = (rows * BANKS + ordered % BANKS)[new]
-    return np.bincount(cells, minlength=len(words) * BANKS).reshape(-1, BANKS).max(axis=1)

@@ -123,7 +123,7 @@ class TensorCore:
         elif self.tracker is not None:  # else its checks would say the same again
             work.issue()
         if self.meter is not None:
-            work.count(self.meter)
+            self.meter.mma(**work.asks_for())
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
         return work.job, work.watch() if work.job is not None and self.tracker is not None else 0, work
 
@@ -241,13 +241,16 @@ class _Mma:
         interleaved = self.cta_group == 1 and self.rows == 64  # 16 of every 32 lanes
         return slice(column, column + self._width()), slice(lane // LANE_GROUP, None, 2 if interleaved else 1)
 
-    def count(self, meter: UnitCounters) -> None:
-        """Each CTA reads its own rows of A and of B from its shared memory; the pair exchanges what it reads of B."""
+    def asks_for(self) -> dict[str, int]:
+        """Arguments of `UnitCounters.mma`.
+
+        Each CTA reads its own rows of A and of B from its shared memory; the pair exchanges what it reads of B.
+        """
         operand = (self.columns + (self.rows if self.a_tmem is None else 0)) * K_BYTES
         accumulator = self.rows * self.fields.n * 4
         read = (accumulator if self.accumulate else 0) + (self.rows * K_BYTES if self.a_tmem is not None else 0)
         ctas = len(self.ranks)
-        meter.mma(ctas * operand, tmem_read=ctas * read, tmem_written=ctas * accumulator)
+        return {"operand_bytes": ctas * operand, "tmem_read": ctas * read, "tmem_written": ctas * accumulator}
 
     def _width(self) -> int:
         """Columns of the accumulator in each CTA."""

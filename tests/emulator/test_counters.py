@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,11 +25,21 @@ REGISTERS = {4: "%r10", 8: "{%r10, %r11}", 16: "{%r10, %r11, %r12, %r13}"}
 VECTOR = {4: "", 8: ".v2", 16: ".v4"}
 
 
+def both(emulate: Callable[[Options], Report], options: Options) -> Report:
+    """The report of a launch on either back end, which count the same."""
+    python, native = (emulate(dataclasses.replace(options, native=native)) for native in (False, True))
+    assert (native.units is None) == (python.units is None)
+    if native.units is not None:
+        assert native.units.units == python.units.units and native.units.instructions == python.units.instructions
+    return native
+
+
 def run(body: str, *, options: Options = COUNTED, items: int = 65536) -> Report:
     """One warp; %r1 = lane, %r2 = shared base, %d1 = address of array p0 (int32 [items])."""
     head = "mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; ld.param.u64 %d1, [p0];\n"
     memory = aligned(np.zeros(items, np.int32))
-    return launch(module(head + body + "\nret;", parameters=1), memory, dynamic_smem=32768, options=options)
+    text = module(head + body + "\nret;", parameters=1)
+    return both(lambda chosen: launch(text, memory, dynamic_smem=32768, options=chosen), options)
 
 
 def access(name: str, space: str, nbytes: int, stride: int, guard: str = "") -> str:
@@ -205,7 +217,7 @@ def test_shared_memory_of_another_cta() -> None:
     st.shared::cluster.u32 [%r7], %r1; st.shared::cluster.u32 [%r8+1024], %r1;
     barrier.cluster.arrive; barrier.cluster.wait;"""
     text = module("mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic;" + body + "ret;", parameters=0)
-    units = launch(text, grid=(2, 1, 1), cluster=(2, 1, 1), options=COUNTED).units
+    units = both(lambda options: launch(text, grid=(2, 1, 1), cluster=(2, 1, 1), options=options), COUNTED).units
     assert units.units["warp 0"]["st.cluster.4B"] == {"requests": 2, "bytes": 256}
     assert units.total("wavefronts", "st.shared.4B") == units.total("requests", "st.shared.4B") == 2
 
@@ -290,7 +302,8 @@ def test_instruction_classes(opcode: str, expected: str) -> None:
 def test_sm100_kernel_per_cta_and_tile(completion: str) -> None:
     """256 x 256 x 768 per CTA pair: each CTA fills 32 KB per K block of 128 bytes, and its MMAs read each byte once."""
     case = make_case(batch=256, positions=2, n=256, k=768, config=Sm100PatchEmbedConfig(), sm_count=2)
-    report = emulate(case.plan, case.tensors, Options(counters=True, completion=completion))
+    options = Options(counters=True, completion=completion)
+    report = both(lambda chosen: emulate(case.plan, case.tensors, chosen), options)
     assert not case.mismatches().any()
     units, parts = report.units, 2 * case.plan.tiles
     assert units.ctas == 2 and case.plan.tiles == 2
@@ -320,7 +333,7 @@ def test_sm100_kernel_per_cta_and_tile(completion: str) -> None:
 def test_sm90_kernel_multicast_is_fetched_once() -> None:
     config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
     case = make_case(batch=64, positions=2, n=256, k=256, config=config, sm_count=2)
-    report = emulate(case.plan, case.tensors, Options(counters=True))
+    report = both(lambda options: emulate(case.plan, case.tensors, options), Options(counters=True))
     assert not case.mismatches().any()
     units = report.units
     assert units.total("bytes", "tma.load") == report.tma_bytes_loaded == 2 * units.total("l2_bytes_read", "tma.load")
@@ -334,7 +347,7 @@ def test_tma_sectors_end_at_the_tensor() -> None:
     """70 rows of 272 bytes of x and 200 of the weight: rows out of bounds are not fetched, ends are whole sectors."""
     config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1, cluster=1, weight="streamed", warpgroups=1)
     case = make_case(batch=70, positions=1, n=200, k=272, config=config, sm_count=1)
-    units = emulate(case.plan, case.tensors, Options(counters=True)).units
+    units = both(lambda options: emulate(case.plan, case.tensors, options), Options(counters=True)).units
     assert not case.mismatches().any()
 
     def sectors(rows: int, pitch: int, base: int) -> int:

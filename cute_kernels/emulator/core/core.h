@@ -32,11 +32,20 @@ EXPORT int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank);
 // `multicast`: the mask of CTAs, or -1. 1: the commit has arrived; 0: Python has to do it.
 EXPORT int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast);
 
+// What one access to shared memory by the lanes of a mask costs; counters.py has the meanings.
+EXPORT void shared_cost(const int64_t *addresses, uint32_t mask, int64_t nbytes, int32_t load, int64_t *cost);
+// Distinct aligned pieces of `size` bytes, a power of two, that the lanes of a mask access; no access crosses a border.
+EXPORT int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size);
+
 // A load or store of `count` elements of `size` bytes by each lane of a mask, at an address for each lane. Element k of
 // lane l is item l of elements[k]. 1 if done; 0: nothing is done, Python decides.
 EXPORT int32_t warp_access(
     Tables *t, const int64_t *addresses, uint8_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
     int32_t write, int32_t size, int32_t count);
+// A load of `count` elements of `size` bytes that all lanes of a mask make together. Likewise.
+EXPORT int32_t warp_load_together(
+    Tables *t, int64_t address, uint64_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
+    int32_t size, int32_t count);
 
 // Runs a warp until it waits, has used up its budget, fails or exits; which of these. `rows`: the exchange area.
 EXPORT int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *t, void *callback);

@@ -8,12 +8,14 @@
 #include "races.h"
 
 // A load or store by lanes. Lanes that all store to one place are the warp's own affair: for Python.
-static int generic_access(const Context *context, const LogEntry *entry, int write, int global) {
+// What they load together is the warp's, not a lane's, unless one lane is all that executes.
+static int generic_access(const Context *context, const LogEntry *entry, int write, int global, int together) {
   Agent *agent = context->agent;
   Epochs *epochs = context->epochs;
   int64_t offsets[LANES], lanes[LANES], places[LANES], low = INT64_MAX, high = 0, differ = 0, elsewhere = 0;
   if (!has_room(epochs, 1)) return 0;
-  int64_t count = take_lanes(entry->mask, entry->addresses, offsets, lanes), own = agent->rank << RANK_SHIFT;
+  uint32_t mask = together ? entry->mask & -entry->mask : entry->mask;
+  int64_t count = take_lanes(mask, entry->addresses, offsets, lanes), own = agent->rank << RANK_SHIFT;
   for (int64_t i = 0; i < count; i++) {
     low = offsets[i] < low ? offsets[i] : low;
     high = offsets[i] > high ? offsets[i] : high;
@@ -24,7 +26,7 @@ static int generic_access(const Context *context, const LogEntry *entry, int wri
   Access access = {
       .write = write, .shadow = context->shadow, .grain = GRANULE, .offsets = offsets, .rows = count,
       .count = entry->argument, .known = agent_row(agent, ROW_VISIBLE), .width = agent->width, .own = agent->base,
-      .lanes = lanes, .lane = -1, .exempt = agent->base + COLUMN_READ, .epochs = epochs, .add_lanes = write,
+      .lanes = together && mask != entry->mask ? NULL : lanes, .lane = -1, .exempt = agent->base + COLUMN_READ, .epochs = epochs, .add_lanes = write,
       .read_column = agent->base + COLUMN_READ,
   };
   if (global) {
@@ -42,7 +44,7 @@ static int generic_access(const Context *context, const LogEntry *entry, int wri
     access.read_known = access.known;
     access.origin = own;
   }
-  Plane *plane = entry->mask == UINT32_MAX ? lanes_check(&access, places) : NULL;
+  Plane *plane = mask == UINT32_MAX ? lanes_check(&access, places) : NULL;
   if (!plane && !access_check(&access)) return 0;
   int64_t *identity = write ? &agent->write_identity : &agent->read_identity;
   if (!*identity) {
@@ -84,11 +86,12 @@ static int tensor_load_logged(const Context *context, const LogEntry *entry) {
 }
 
 static int observe_one(const Context *context, const LogEntry *entry) {
-  switch (entry->kind) {
-    case LOG_SHARED_READ: return generic_access(context, entry, 0, 0);
-    case LOG_SHARED_WRITE: return generic_access(context, entry, 1, 0);
-    case LOG_GLOBAL_READ: return generic_access(context, entry, 0, 1);
-    case LOG_GLOBAL_WRITE: return generic_access(context, entry, 1, 1);
+  int together = (entry->kind & LOG_TOGETHER) != 0;
+  switch (entry->kind & ~LOG_TOGETHER) {
+    case LOG_SHARED_READ: return generic_access(context, entry, 0, 0, together);
+    case LOG_SHARED_WRITE: return generic_access(context, entry, 1, 0, together);
+    case LOG_GLOBAL_READ: return generic_access(context, entry, 0, 1, together);
+    case LOG_GLOBAL_WRITE: return generic_access(context, entry, 1, 1, together);
     case LOG_TENSOR_LOAD: return tensor_load_logged(context, entry);
     case LOG_CONVERGE: agent_converge(context->agent, entry->mask); return 1;
     case LOG_FENCE_PROXY: agent_fence_proxy(context->agent, entry->mask, entry->argument); return 1;

@@ -8,6 +8,7 @@
 
 #include "core.h"
 #include "lanes.h"
+#include "meter.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -163,6 +164,13 @@ INLINE int32_t access_range(
   return 1;
 }
 
+// An access to another CTA's memory goes another way, and Python counts it.
+static int of_own_cta(const Tables *t, const int64_t addresses[LANES], uint32_t mask) {
+  int other = 0;
+  for (int lane = 0; lane < LANES; lane++) other |= addresses[lane] >> RANK_SHIFT != t->meter_rank && mask >> lane & 1;
+  return !other;
+}
+
 static int in_a_row(const int64_t addresses[LANES], int64_t nbytes) {
   int64_t wrong = 0;
   for (int lane = 0; lane < LANES; lane++) wrong |= addresses[lane] ^ (addresses[0] + lane * nbytes);
@@ -174,7 +182,7 @@ int32_t warp_access(
     int32_t write, int32_t size, int32_t count) {
   int64_t moved[LANES];
   Lanes lanes;
-  if (t->flags & CALL || space == SPACE_NONE) return 0;
+  if (space == SPACE_NONE) return 0;
   if (!mask) return 1;
   int shared = space == SPACE_SHARED;
   if (space == SPACE_GENERIC && (uint64_t)addresses[__builtin_ctz(mask)] >= SHARED_WINDOW) {
@@ -183,21 +191,27 @@ int32_t warp_access(
     addresses = moved;
     shared = 1;
   }
+  if (shared && t->meter && !of_own_cta(t, addresses, mask)) return 0;
   int row = mask == UINT32_MAX && in_a_row(addresses, (int64_t)size * count);
 #define RANGE_OF_SIZE(bytes, n)                                                                                     \
   if (row && size == bytes && count == n) {                                                                         \
     int32_t done = shared ? access_range(t, elements, instruction, 1, write != 0, bytes, n, addresses)               \
                           : access_range(t, elements, instruction, 0, write != 0, bytes, n, addresses);              \
-    if (done) return 1;                                                                                             \
+    if (done) {                                                                                                     \
+      if (t->meter) meter_access(t, addresses, mask, instruction, shared, write, bytes * n);                        \
+      return 1;                                                                                                     \
+    }                                                                                                               \
   }
   RANGE_OF_SIZE(4, 1) RANGE_OF_SIZE(4, 2) RANGE_OF_SIZE(4, 4) RANGE_OF_SIZE(8, 1) RANGE_OF_SIZE(8, 2)
   RANGE_OF_SIZE(2, 1)
 #undef RANGE_OF_SIZE
   lanes.count = take_lanes(mask, addresses, lanes.addresses, lanes.lanes);
-#define OF_SIZE(bytes)                                                                                          \
-  case bytes:                                                                                                   \
-    if (shared) return access(t, elements, mask, instruction, 1, write != 0, bytes, count, &lanes, addresses);  \
-    return access(t, elements, mask, instruction, 0, write != 0, bytes, count, &lanes, addresses)
+  int32_t done = 0;
+#define OF_SIZE(bytes)                                                                                              \
+  case bytes:                                                                                                       \
+    done = shared ? access(t, elements, mask, instruction, 1, write != 0, bytes, count, &lanes, addresses)           \
+                  : access(t, elements, mask, instruction, 0, write != 0, bytes, count, &lanes, addresses);          \
+    break
   switch (size) {
     OF_SIZE(1);
     OF_SIZE(2);
@@ -206,4 +220,50 @@ int32_t warp_access(
     default: return 0;
   }
 #undef OF_SIZE
+  if (done && t->meter) meter_access(t, addresses, mask, instruction, shared, write, (int64_t)size * count);
+  return done;
+}
+
+int32_t warp_load_together(
+    Tables *t, int64_t address, uint64_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
+    int32_t size, int32_t count) {
+  int64_t nbytes = (int64_t)size * count, at = address;
+  if (!mask || space == SPACE_NONE || address & (nbytes - 1)) return 0;
+  int shared = space == SPACE_SHARED;
+  if (space == SPACE_GENERIC && (uint64_t)address >= SHARED_WINDOW) {
+    at -= (int64_t)SHARED_WINDOW;
+    shared = 1;
+  }
+  const uint8_t *data;
+  int writable = 1;
+  if (shared) {
+    int64_t rank = at >> RANK_SHIFT, offset = at & OFFSET_MASK;
+    if (rank < 0 || rank >= t->ranks || offset + nbytes > t->ctas[rank].size) return 0;
+    if (t->meter && rank != t->meter_rank) return 0;
+    data = t->ctas[rank].data + offset;
+    if (t->flags & STATES)
+      for (int64_t byte = 0; byte < nbytes; byte++)
+        if (t->ctas[rank].states[offset + byte] != data_state) return 0;
+  } else {
+    const Region *region = region_of(t, (uint64_t)at, (uint64_t)(at + nbytes), 0);
+    if (!region) return 0;
+    writable = region->writable != 0;
+    data = (const uint8_t *)(uintptr_t)at;
+  }
+  int32_t kind = shared ? LOG_SHARED_READ : LOG_GLOBAL_READ;
+  if (t->flags & kind && writable) {
+    int64_t *logged = log_entry(t, kind | LOG_TOGETHER, mask, (int32_t)nbytes, instruction);
+    if (!logged) return 0;
+    logged[__builtin_ctz(mask)] = at;
+  }
+  for (int32_t k = 0; k < count; k++) {
+    *elements[k] = 0;
+    memcpy(elements[k], data + k * size, (size_t)size);
+  }
+  if (t->meter) {
+    int64_t addresses[LANES];
+    for (int lane = 0; lane < LANES; lane++) addresses[lane] = at;
+    meter_access(t, addresses, mask, instruction, shared, 0, nbytes);
+  }
+  return 1;
 }

@@ -113,6 +113,7 @@ typedef struct MmaEntry {
   int64_t key[MMA_KEY];
   void *job;         // what `execute` of the tables is given; null: for Python
   Watched *watched;  // what tells the race detector of it, or null
+  int64_t operand_wavefronts, tensor_read, tensor_written;  // what it counts for
 } MmaEntry;
 
 // tcgen05.commit that are kept, likewise. The key: who, mbarrier, multicast mask or -1.
@@ -130,9 +131,15 @@ typedef struct TextEntry {
   int64_t text;
 } TextEntry;
 
+// What an instruction asked of the units, by its index; counters.py has the meanings. `width`: bytes per lane.
+enum { METER_SHARED, METER_GLOBAL, METER_UNIT, METERS };  // its accesses to memories, and all else
+typedef struct Meter {
+  int64_t requests, bytes, wavefronts, ideal, conflicts, sectors, lines, width, tensor_read, tensor_written;
+} Meter;
+
 // What the core knows of one cluster.
 enum {
-  STATES = 1, CALL = 2,               // Tables.flags: bytes have states; accesses are for Python
+  STATES = 1,                         // Tables.flags: bytes have states
   WAITS = 1, EAGER = 2, WATCHED = 4   // Tables.unit_flags: waits succeed whenever they can; asynchronous work takes
 };                                    // effect when it is issued; there are detectors
 typedef struct Tables {
@@ -164,6 +171,8 @@ typedef struct Tables {
   Context *context;  // with detectors, the warp that runs
   TextEntry *texts;
   CommitEntry *commit_entries;
+  Meter *meter;  // [instructions][METERS] of the role of the warp that runs, or null: nothing is counted
+  int64_t meter_rank;  // the CTA of that warp
   Cta ctas[];
 } Tables;
 
@@ -377,13 +386,15 @@ struct Context {
   int64_t floor;  // first epoch of the cluster
 };
 
-// What the core logs: accesses of lanes, and events. The argument is the bytes of an access; of fence_proxy 1 for
+// What the core logs: accesses of lanes, and events. An access that all lanes of the mask make together, with one address
+// and one result, has LOG_TOGETHER in its kind. The argument is the bytes of an access; of fence_proxy 1 for
 // shared and 2 for global memory; of tensor_load the columns, with the first cell and the index of the instruction for
 // addresses; of tensor_wait the column of the warp; of tensor_fence 1 for ::before_thread_sync.
 enum {
   LOG_SHARED_READ = 16, LOG_SHARED_WRITE = 32, LOG_GLOBAL_READ = 64, LOG_GLOBAL_WRITE = 128, LOG_CONVERGE = 256,
   LOG_FENCE_PROXY = 512, LOG_TENSOR_LOAD = 1024, LOG_TENSOR_WAIT = 2048, LOG_TENSOR_FENCE = 4096,
-  LOG_EVENTS = 4096  // Tables.flags: events are logged
+  LOG_EVENTS = 4096,  // Tables.flags: events are logged
+  LOG_TOGETHER = 8192
 };
 struct LogEntry {
   int32_t kind;

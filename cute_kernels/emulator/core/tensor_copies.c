@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core.h"
+#include "meter.h"
 
 enum {
   CHUNK = 16,              // bytes that a swizzle moves as one
@@ -57,6 +58,24 @@ static inline void move_row(uint8_t *shared, uint8_t *global, int64_t turn, int6
     for (int c = 0; c < WIDEST_ROW; c += CHUNK) move_chunk(shared + (c ^ turn), global + c, store);
   else
     for (int64_t c = 0; c < nbytes; c += CHUNK) move_chunk(shared + (c ^ turn), global + c, store);
+}
+
+// A tensor copy: sectors of global memory row by row.
+static void meter_copy(const Tables *t, const CopyArguments *copy, const Box *box) {
+  const int64_t *n = box->plan->tile, *step = box->plan->strides, row = box->plan->row_bytes;
+  int64_t sectors = 0;
+  for (int64_t i4 = 0; i4 < n[4]; i4++)
+    for (int64_t i3 = 0; i3 < n[3]; i3++)
+      for (int64_t i2 = 0; i2 < n[2]; i2++)
+        for (int64_t i1 = 0; i1 < n[1]; i1++) {
+          int64_t at = (int64_t)(intptr_t)box->start + i4 * step[4] + i3 * step[3] + i2 * step[2] + i1 * step[1];
+          sectors += (at % SECTOR + row + SECTOR - 1) / SECTOR;
+        }
+  Meter *meter = meter_of(t, copy->instruction, METER_UNIT);
+  meter->requests++;
+  meter->bytes += box->plan->box_bytes;
+  meter->wavefronts += (box->plan->box_bytes + WAVEFRONT - 1) / WAVEFRONT;
+  meter->sectors += sectors;
 }
 
 // The rows of a box lie one after the other in shared memory.
@@ -125,6 +144,7 @@ int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t 
     if (!watch_load(t, &watched)) return 0;
     memset(states, DATA, (size_t)nbytes);
   }
+  if (t->meter) meter_copy(t, copy, &box);
   move(&box, 0);
   barrier->tx = tx;
   barrier_settle(t, barrier);
@@ -142,6 +162,7 @@ int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank) {
     if (!all_data(box.cta->states + box.offset, box.plan->box_bytes) || box.cta->shadow != t->context->shadow) return 0;
     if (!described(t, copy, &box, -1, &watched) || !watch_store(t, &watched)) return 0;
   }
+  if (t->meter) meter_copy(t, copy, &box);
   move(&box, 1);
   t->progress++;
   t->stored += box.plan->box_bytes;

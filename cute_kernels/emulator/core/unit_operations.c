@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "bytecode.h"
+#include "meter.h"
 
 #define FORM(name) \
   static const Instruction *run_##name(const Instruction *i, uint8_t *s, __attribute__((unused)) Machine *m)
@@ -39,6 +40,16 @@ FORM(load_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 0)); }
 FORM(load_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 0)); }
 FORM(store_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 1)); }
 FORM(store_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 1)); }
+
+// One load for all lanes, from the address in the word a, to words; the list b as above.
+FORM(load_together) {
+  const uint32_t *list = m->program->lists + i->b;
+  uint64_t *elements[EXCHANGE_ROW];
+  int32_t count = 0;
+  for (const uint32_t *offset = list + 3; *offset; offset++) elements[count++] = (uint64_t *)(void *)(s + *offset);
+  int32_t instruction = (int32_t)list[0], space = (int32_t)list[1], size = (int32_t)list[2];
+  DONE(warp_load_together(m->tables, AT(s64, i->a), elements, m->active, instruction, space, size, count));
+}
 
 // Parameters at imm: `a` elements of b bytes, to the words of the list c.
 FORM(parameters) {
@@ -103,6 +114,11 @@ FORM(tensor_load) {
       if (!whole[k]) return i + 1;
     int32_t columns = (int32_t)count, instruction = (int32_t)list[4];
     if (!log_event(m->tables, LOG_TENSOR_LOAD, m->active, columns, instruction, address, list[5])) return i + 1;
+  }
+  if (m->tables->meter) {
+    Meter *meter = meter_of(m->tables, list[4], METER_UNIT);
+    meter->requests++;
+    meter->bytes += count * LANES * (int64_t)sizeof(uint32_t);
   }
   const uint32_t *cells = (const uint32_t *)(uintptr_t)AT(u64, list[0]) + (size_t)column * TENSOR_LANES;
   for (uint32_t k = 0; k < count; k++) memcpy(s + results[k], cells + (size_t)k * TENSOR_LANES, LANES * sizeof *cells);
@@ -189,8 +205,8 @@ FORM(bulk_wait_group) { (void)s; DONE(m->tables->bulk_wait(m->tables, m->active,
 
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
-    ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(parameters),
-    ENTRY(agreed_u8), ENTRY(agreed_u16), ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(event),
+    ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
+    ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16), ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(event),
     ENTRY(event_of_members), ENTRY(event_of_warp), ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive),
     ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out), ENTRY(tensor_mma), ENTRY(tensor_commit),
     ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group), {0, 0, 0},

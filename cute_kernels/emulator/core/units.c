@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core.h"
+#include "meter.h"
 
 #define GOLDEN 0x9E3779B97F4A7C15u  // 2^64 / golden ratio: the upper bits of a product depend on all bits of the key
 
@@ -62,6 +63,13 @@ int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction) {
   if (memcmp(entry->key, key, sizeof entry->key) || !entry->job) return 0;
   if (entry->watched && !watch_mma(t, entry->watched, instruction)) return 0;
   if (!t->execute(entry->job)) return 0;
+  if (t->meter) {
+    Meter *meter = meter_of(t, instruction, METER_UNIT);
+    meter->requests++;
+    meter->wavefronts += entry->operand_wavefronts;
+    meter->tensor_read += entry->tensor_read;
+    meter->tensor_written += entry->tensor_written;
+  }
   t->progress++;
   t->mmas++;
   return 1;

@@ -1,0 +1,97 @@
+// What accesses cost the load/store unit: wavefronts of shared memory, sectors of global memory.
+//
+// Shared memory has 32 banks of 4 bytes; one pass through the data pipe (a wavefront, as Nsight Compute names it)
+// delivers one word per bank, and the same word to any number of lanes. It moves at most 128 bytes of distinct words,
+// so a warp with 8 bytes per lane is served by halves and with 16 bytes by quarters; a conflict is a wavefront beyond
+// the first of its half or quarter. Loads have an exception: when in every pair of lanes (i, i ^ 1), or in every pair
+// (i, i ^ 2), both read the same address, twice as many lanes are served together.
+//
+// NVIDIA documents the banks; the groups and the exception are what its engineers wrote in its developer forum about
+// compute capability 7. bench/counters.py measures both on sm_90.
+#include "meter.h"
+
+#include <string.h>
+
+enum { BANKS = 32, WORD = 4, MOST_WORDS = 8 };  // of a lane
+
+// Distinct words by bank.
+typedef struct Words {
+  int32_t count[BANKS];
+  int64_t words[BANKS][LANES * MOST_WORDS];
+} Words;
+
+static void add_words(Words *all, int64_t address, int64_t count) {
+  for (int64_t k = 0; k < count; k++) {
+    int64_t word = (address >> 2) + k, bank = word & (BANKS - 1);
+    int32_t known = all->count[bank], i = 0;
+    while (i < known && all->words[bank][i] != word) i++;
+    all->words[bank][i] = word;
+    all->count[bank] += i == known;
+  }
+}
+
+// Whether lanes `distance` apart have one address wherever both are active.
+static int pairs_agree(const int64_t *addresses, uint32_t mask, int distance) {
+  for (int lane = 0; lane < LANES; lane++)
+    if (!(lane & distance) && mask >> lane & mask >> (lane ^ distance) & 1 &&
+        addresses[lane] != addresses[lane ^ distance])
+      return 0;
+  return 1;
+}
+
+// cost: wavefronts, conflicts, and the wavefronts that the distinct words would need in the best arrangement.
+void shared_cost(const int64_t *addresses, uint32_t mask, int64_t nbytes, int32_t load, int64_t *cost) {
+  int64_t width = nbytes < WORD ? WORD : nbytes, together = WAVEFRONT / width;
+  if (together > LANES) together = LANES;
+  if (load && together < LANES && (pairs_agree(addresses, mask, 1) || pairs_agree(addresses, mask, 2))) together *= 2;
+  Words all, group;
+  memset(all.count, 0, sizeof all.count);
+  cost[0] = cost[1] = cost[2] = 0;
+  for (int64_t first = 0; first < LANES; first += together) {
+    uint32_t lanes = mask >> first & (uint32_t)((1ull << together) - 1);
+    if (!lanes) continue;
+    memset(group.count, 0, sizeof group.count);
+    for (; lanes; lanes &= lanes - 1) {
+      int64_t address = addresses[first + __builtin_ctz(lanes)];
+      add_words(&group, address, width / WORD);
+      add_words(&all, address, width / WORD);
+    }
+    int64_t passes = 0;
+    for (int bank = 0; bank < BANKS; bank++) passes = group.count[bank] > passes ? group.count[bank] : passes;
+    cost[0] += passes;
+    cost[1] += passes - 1;
+  }
+  int64_t distinct = 0;
+  for (int bank = 0; bank < BANKS; bank++) distinct += all.count[bank];
+  cost[2] = (distinct + BANKS - 1) / BANKS;
+}
+
+int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size) {
+  int64_t known[LANES], count = 0;
+  int shift = __builtin_ctzll((uint64_t)size);
+  for (; mask; mask &= mask - 1) {
+    int64_t piece = addresses[__builtin_ctz(mask)] >> shift, i = count;
+    while (i && known[i - 1] != piece) i--;  // from the end: neighbours mostly share a piece
+    if (!i) known[count++] = piece;
+  }
+  return count;
+}
+
+void meter_access(
+    const Tables *t, const int64_t *addresses, uint32_t mask, int64_t instruction, int shared, int write,
+    int64_t nbytes) {
+  Meter *meter = meter_of(t, instruction, shared ? METER_SHARED : METER_GLOBAL);
+  meter->requests++;
+  meter->bytes += nbytes * __builtin_popcount(mask);
+  meter->width = nbytes;
+  if (shared) {
+    int64_t cost[3];
+    shared_cost(addresses, mask, nbytes, !write, cost);
+    meter->wavefronts += cost[0];
+    meter->conflicts += cost[1];
+    meter->ideal += cost[2];
+  } else {
+    meter->sectors += distinct_pieces(addresses, mask, SECTOR);
+    meter->lines += distinct_pieces(addresses, mask, LINE);
+  }
+}
