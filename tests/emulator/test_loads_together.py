@@ -23,7 +23,8 @@ mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d2, %d3; st.global.u32 [%d3], %r10; ret;
 #: Warp 1, lane by lane, to 32 words.
 STORES = {
     "shared": "setp.eq.u32 %p1, %r4, 1; mad.lo.u32 %r6, %r3, 4, %r2; @%p1 st.shared.u32 [%r6], %r5;\n",
-    "global": "setp.eq.u32 %p1, %r4, 1; mul.wide.u32 %d4, %r3, 4; add.s64 %d4, %d1, %d4; @%p1 st.global.u32 [%d4], %r5;\n",
+    "global": "setp.eq.u32 %p1, %r4, 1; mul.wide.u32 %d4, %r3, 4; add.s64 %d4, %d1, %d4;\n"
+    "@%p1 st.global.u32 [%d4], %r5;\n",
 }
 PLACE = {"shared": "%r2", "global": "%d1"}
 ROWS = [7 + 3 * (32 + lane) for lane in range(32)]  # that warp 1 stores
@@ -32,9 +33,9 @@ ROWS = [7 + 3 * (32 + lane) for lane in range(32)]  # that warp 1 stores
 def outcome(body: str, native: bool, detectors: bool = True) -> tuple[type | None, str, list[int]]:
     """(kind of the error, its words without addresses, what each thread loaded) of two warps."""
     memory, out = aligned(np.zeros(64, np.uint32)), aligned(np.zeros(64, np.uint32))
-    options = Options(native=native, detectors=detectors)
+    options, text = Options(native=native, detectors=detectors), module(HEAD + body + END, parameters=2)
     try:
-        launch(module(HEAD + body + END, parameters=2), memory, out, block=(64, 1, 1), dynamic_smem=1024, options=options)
+        launch(text, memory, out, block=(64, 1, 1), dynamic_smem=1024, options=options)
     except EmulatorError as error:
         return type(error), re.sub(r"0x[0-9a-f]{6,}", "..", str(error)), []  # which stores were first is left open
     return None, "", out.tolist()
@@ -90,8 +91,8 @@ def test_what_one_lane_stored_all_lanes_need_synchronisation_for(sync: str) -> N
 
 
 @pytest.mark.parametrize(("read", "words"), [
-    ("ld.shared.u32 %r10, [%r2+2000];", "leaves its 2048 bytes"), ("ld.shared.v2.u32 {%r10, %r11}, [%r2+4];", "misaligned"),
-    ("ld.shared.u32 %r10, [%r2+64];", "uninitialised"), ("ld.global.u32 %r10, [%d1+400];", "outside"),
+    ("ld.shared.u32 %r10, [%r2+2000];", "leaves its 2048 bytes"),
+    ("ld.shared.v2.u32 {%r10, %r11}, [%r2+4];", "misaligned"), ("ld.shared.u32 %r10, [%r2+64];", "uninitialised"), ("ld.global.u32 %r10, [%d1+400];", "outside"),
     ("ld.global.u32 %r10, [%d1+2];", "misaligned"),
 ])  # fmt: skip
 def test_refusals(read: str, words: str) -> None:
