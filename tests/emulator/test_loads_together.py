@@ -92,7 +92,8 @@ def test_what_one_lane_stored_all_lanes_need_synchronisation_for(sync: str) -> N
 
 @pytest.mark.parametrize(("read", "words"), [
     ("ld.shared.u32 %r10, [%r2+2000];", "leaves its 2048 bytes"),
-    ("ld.shared.v2.u32 {%r10, %r11}, [%r2+4];", "misaligned"), ("ld.shared.u32 %r10, [%r2+64];", "uninitialised"), ("ld.global.u32 %r10, [%d1+400];", "outside"),
+    ("ld.shared.v2.u32 {%r10, %r11}, [%r2+4];", "misaligned"),
+    ("ld.shared.u32 %r10, [%r2+64];", "uninitialised"), ("ld.global.u32 %r10, [%d1+400];", "outside"),
     ("ld.global.u32 %r10, [%d1+2];", "misaligned"),
 ])  # fmt: skip
 def test_refusals(read: str, words: str) -> None:
