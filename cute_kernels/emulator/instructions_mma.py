@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
-from cute_kernels.emulator.decode import Instruction, Register, Vector
+from cute_kernels.emulator.decode import Instruction, Vector
 from cute_kernels.emulator.instructions_registry import always_varies, family
 from cute_kernels.emulator.instructions_sync import require_whole_warp
 from cute_kernels.emulator.mma_sync import SHAPES, TYPES, Form, multiply
@@ -48,7 +48,8 @@ def parse_form(instruction: Instruction) -> Form:
 def mma_sync(warp: Any, mask: int, form: Form, count: int, a: Any, b: Any, c: Any) -> np.ndarray:
     """``count`` mma.sync: uint32 [count * registers, 32]; operands are one array [count or 1, 32] per register."""
     require_whole_warp(warp, mask, "mma.sync")
-    stacked = (np.stack([np.broadcast_to(x, (count, 32)) for x in operand], axis=1) for operand in (a, b, c))
+    words = ([np.asarray(x, np.uint32) for x in operand] for operand in (a, b, c))  # bytecode gives uniform ones as int
+    stacked = (np.stack([np.broadcast_to(x, (count, 32)) for x in operand], axis=1) for operand in words)
     return multiply(form, *stacked, warp.cluster.arithmetic).reshape(-1, 32)
 
 
@@ -93,9 +94,6 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     wanted = (form.a_registers, form.b_registers, form.c_registers)
     if tuple(map(len, sources)) != wanted or len(d) != form.c_registers:
         raise instruction.refuse(f"{wanted} registers of A, B and C are needed")
-    for item in (*d, *(item for items in sources for item in items)):
-        if isinstance(item, Register) and block.bits_of(item.name) != 32:
-            raise instruction.refuse(f"{item.name} has {block.bits_of(item.name)} bits; fragments are registers of 32")
     operands = tuple([block.whole(block.value(item, 32)) for item in items] for items in sources)
     results = block.anchor(
         Mma(form, operands), [("u32", False)] * form.c_registers, [value for values in operands for value in values]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options, UnsupportedPTX
-from tests.emulator.ptx import aligned, launch
+from tests.emulator.ptx import aligned, launch, module
 from tests.emulator.sm90_all_cases import cases
 from tests.emulator.sm90_cases import MMA_BYTES, Case, digest, mma_operands
 from tests.emulator.test_exact import TYPES, nearest_float32, rational_dot
@@ -54,6 +54,28 @@ def test_against_independent_results(case: Case) -> None:
 def test_in_machine_code(case: Case) -> None:
     """The native back end, or what it leaves to Python, gives the same."""
     assert np.array_equal(run(case, native=True).view(np.uint8), case.expected.view(np.uint8))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_mma_with_registers_that_are_the_same_in_all_lanes(native: bool) -> None:
+    """Literals and registers of one value stand beside those that differ from lane to lane."""
+    text = module(
+        "ld.param.u64 %d0, [p0];\nmov.u32 %r0, %laneid;\nmad.wide.u32 %d0, %r0, 16, %d0;\nmov.b32 %r9, 0x01010101;\n"
+        "mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%r4, %r5, %r6, %r7}, {%r0, %r9, %r9, %r9}, {%r9, %r9}, "
+        "{%r0, %r9, %r9, %r9};\nst.global.v4.b32 [%d0], {%r4, %r5, %r6, %r7};\nret;",
+        parameters=1,
+    )
+    out = aligned(np.zeros((32, 4), np.int32))
+    launch(text, out, options=Options(native=native))
+    a, b = np.ones((16, 32), np.int64), np.ones((8, 32), np.int64)
+    c = np.full((32, 4), 0x01010101)
+    c[:, 0] = np.arange(32)
+    for lane in range(32):  # register 0 of A: row lane / 4, four bytes of K from 4 * (lane % 4) on
+        a[lane // 4, 4 * (lane % 4) : 4 * (lane % 4) + 4] = (lane, 0, 0, 0)
+    product = a @ b.T
+    rows, columns = np.arange(32) // 4, 2 * (np.arange(32) % 4)
+    expected = np.stack([product[rows + 8 * (i // 2), columns + i % 2] for i in range(4)], axis=1) + c
+    assert np.array_equal(out, expected)
 
 
 def test_every_recorded_case_still_exists() -> None:
