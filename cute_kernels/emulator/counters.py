@@ -345,14 +345,18 @@ class UnitCounters:
 
     def matrices(self, name: str, addresses: np.ndarray) -> None:
         """ldmatrix or stmatrix: addresses of 8 rows of 16 bytes per matrix. Eight rows are served together."""
-        rank = self.warp.cta.rank
-        if not (addresses >> _RANK_SHIFT == rank).all():
-            raise NotImplementedError(f"{name} on the shared memory of another CTA is not counted")
-        cost = shared_cost(addresses.reshape(-1, 8), 16, np.arange(8), load=False)
+        rows = addresses.reshape(-1, 8)
+        own = (rows >> _RANK_SHIFT == self.warp.cta.rank).all(axis=1)
+        if not own.all():  # as in `_shared`
+            self._add(f"{name}.cluster.16B", requests=1, bytes=16 * 8 * int((~own).sum()))
+            rows = rows[own]
+        if not len(rows):
+            return
+        cost = shared_cost(rows, 16, np.arange(8), load=False)
         self._add(
             f"{name}.shared.16B",
             requests=1,
-            bytes=16 * addresses.size,
+            bytes=16 * rows.size,
             wavefronts=cost.wavefronts,
             ideal_wavefronts=cost.ideal,
             bank_conflicts=cost.conflicts,

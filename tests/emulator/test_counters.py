@@ -134,6 +134,21 @@ def test_matrices() -> None:
             assert units.total("bytes", kind) == 128 * count
 
 
+def test_matrices_of_another_cta() -> None:
+    """As other loads from there, they cost no wavefronts of the own shared memory."""
+    body = (
+        "mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; mad.lo.u32 %r2, %r1, 16, %r2; mov.u32 %r3, %cluster_ctarank;\n"
+        "st.shared.b32 [%r2], %r1; barrier.cluster.arrive; barrier.cluster.wait;\n"
+        "xor.b32 %r3, %r3, 1; mapa.shared::cluster.u32 %r4, %r2, %r3;\n"
+        "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r10, %r11}, [%r4];\n"
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r12}, [%r2];\nbarrier.cluster.arrive; barrier.cluster.wait;\nret;"
+    )
+    units = launch(module(body, parameters=0), grid=(2, 1, 1), cluster=(2, 1, 1), options=COUNTED).units
+    assert units.total("bytes", "ldmatrix.cluster.16B") == 2 * 256
+    assert units.total("requests", "ldmatrix.cluster.16B") == units.total("requests", "ldmatrix.shared.16B") == 2
+    assert units.total("bytes", "ldmatrix.shared.16B") == 2 * 128
+
+
 def test_atomics_serialise_by_bank() -> None:
     for stride, wavefronts in ((0, 32), (1, 1), (4, 4)):
         body = f"mul.lo.u32 %r3, %r1, {4 * stride}; add.u32 %r4, %r2, %r3;\natom.shared.add.u32 %r10, [%r4], 1;"
