@@ -373,11 +373,10 @@ class _OperandReader(Reader):
         return integer(self.take())
 
     def _scalar(self) -> Operand:
+        negative = self.peek() == "-"
+        self.at += negative
         if self.at >= len(self.tokens):
             raise self._error("an operand is missing")
-        negative = self.peek() == "-"
-        if negative:
-            self.take()
         token = self.tokens[self.at]
         self.at += 1
         sign = -1 if negative else 1

@@ -105,6 +105,9 @@ def _compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -
 def _setp(block: BlockBuilder, instruction: Instruction) -> None:
     """setp on integers and bits; and on floats."""
     relation, type_ = instruction.parts[1], instruction.parts[-1]
+    if relation not in _RELATIONS and relation not in _COMPARE:
+        known = ", ".join((*_RELATIONS, "lo", "ls", "hi", "hs"))
+        raise instruction.refuse(f"setp.{relation}: the comparison comes first, one of {known}")
     if type_ in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2"):
         holds = _compare_floats(block, instruction)
     else:

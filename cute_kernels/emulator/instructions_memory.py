@@ -67,12 +67,13 @@ class _Access:
 
 
 def address_of(block: BlockBuilder, operand: Any) -> tuple[Value, int]:
-    """(base value, constant offset) of a memory operand."""
+    """(base value of 32 or 64 bits, constant offset) of a memory operand."""
     if not isinstance(operand, Memory):
         raise block.instruction.refuse("a memory operand is expected")
     base = operand.base
     if isinstance(base, Register):
-        return block.whole(block.register(base.name)), operand.offset
+        value = block.whole(block.register(base.name))
+        return block.resize(value, max(value.bits, 32)), operand.offset  # PTX: narrow addresses are zero-extended
     bits = 64 if isinstance(base, Symbol) and block.context.is_wide_symbol(base) else 32
     return block.value(base, bits), operand.offset
 

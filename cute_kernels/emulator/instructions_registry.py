@@ -93,14 +93,15 @@ def find_prefix(instruction: Instruction) -> tuple[str, ...]:
     Raises:
         UnsupportedPTX: none is registered.
     """
-    found = _prefix(instruction.parts)
+    found = prefix_of(instruction.parts)
     if found is None:
         raise instruction.refuse(f"opcode {instruction.opcode!r} is not implemented")
     return found
 
 
 @functools.cache  # asked many times for each instruction; families are registered before the first kernel is read
-def _prefix(parts: tuple[str, ...]) -> tuple[str, ...] | None:
+def prefix_of(parts: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The longest registered prefix of an opcode's parts, or None."""
     for length in range(min(_LONGEST, len(parts)), 0, -1):
         if parts[:length] in FAMILIES:
             return parts[:length]

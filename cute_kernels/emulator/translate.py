@@ -44,6 +44,7 @@ from cute_kernels.emulator.flow import Block, Flow, analyse, uniform_function_of
 from cute_kernels.emulator.instructions_memory import LocalMemory
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of
 from cute_kernels.emulator.instructions_registry import CONTROL, find_family, written
+from cute_kernels.emulator.operand_table import check_operands
 from cute_kernels.emulator.register_hazards import check_registers
 from cute_kernels.emulator.scalars import SCALAR_NAMES
 from cute_kernels.emulator.smem import SYSTEM_BYTES
@@ -166,7 +167,9 @@ def lower(
 ) -> Lowering:
     """The part of `translate` that both back ends share; arguments and errors as there."""
     module = parse(ptx)
-    lowering = Lowering(module, pick(module, kernel), block_shape)
+    entry = pick(module, kernel)
+    check_operands(entry)
+    lowering = Lowering(module, entry, block_shape)
     if registers:
         check_registers(lowering.flow)
     if check:

@@ -1,0 +1,122 @@
+"""What ptxas accepts of instructions with other operands: ``python -m tests.emulator.ptxas_operands [--ptxas PATH]``.
+
+`DATA` has an instruction of every kind that the emulator executes. Each of its operands is replaced by registers of
+every type and by literals, left out and given twice, and ptxas says which of these variants are PTX. The verdicts lie
+in the same file, so that `test_operands` needs no ptxas; run this module where there is one (CUDA 13.0 or later, or
+triton's) after a new line is added there, with an empty string for its verdicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+DATA = Path(__file__).parent / "data" / "ptxas_operands.json"
+TYPES = (
+    "pred", "b8", "u8", "s8", "b16", "u16", "s16", "f16", "b32", "u32", "s32", "f32", "f16x2", "b64", "u64", "s64",
+    "f64", "b128",
+)  # fmt: skip
+LITERALS = ("1", "0f3F800000", "0d3FF0000000000000", "%tid.x", "variable")
+_PLACE = re.compile(r"%\w+|\b\d+\b|\bp0\b|\btarget\b")
+_GIVEN = ("1", "%b32_4", "%b64_4", "%pred_4", "[%b32_4]")
+_ERROR = re.compile(r"line (\d+); (?:error|fatal)\s*:")
+_FATAL = re.compile(r"line (\d+); fatal\s*:")
+
+
+def split(operands: str) -> list[str]:
+    """At the commas that are in no list and in no address."""
+    found, depth = [""], 0
+    for character in operands:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += character
+    return [each.strip() for each in found if each.strip()]
+
+
+def variants(form: str) -> list[str]:
+    """The form itself and all that differ from it in one operand, always in the same order."""
+    opcode, _, rest = form.partition(" ")
+    operands = split(rest)
+    found = [operands]
+    for i, operand in enumerate(operands):
+        places = list(_PLACE.finditer(operand))
+        for place in dict.fromkeys([*places[:1], *places[-1:]]):
+            for new in (*(f"%{type_}_5" for type_ in TYPES), *LITERALS):
+                changed = operand[: place.start()] + new + operand[place.end() :]
+                found.append([*operands[:i], changed, *operands[i + 1 :]])
+        bare = operand[1:-1] if operand[0] in "[{" else operand
+        for changed in (f"[{bare}]", f"{{{bare}}}", bare, f"{{{bare}, {bare}}}", f"{bare}|%pred_5"):
+            found.append([*operands[:i], changed, *operands[i + 1 :]])
+        found.append([*operands[:i], *operands[i + 1 :]])
+    found.extend([*operands, given] for given in _GIVEN)
+    return list(dict.fromkeys(f"{opcode} {', '.join(each)}".strip() for each in found))
+
+
+def module(instructions: Sequence[str], target: str = "sm_100a") -> str:
+    """A kernel of these instructions; the first is in line `FIRST`."""
+    declared = " ".join(f".reg .{type_} %{type_}_<8>;" for type_ in TYPES)
+    head = f".version 9.0\n.target {target}\n.address_size 64\n.shared .align 16 .b8 variable[1024];\n"
+    body = "\n".join(f"{instruction};" for instruction in instructions)
+    return f"{head}.visible .entry k(.param .u64 p0)\n{{\n{declared}\ntarget:\n{body}\nret;\n}}\n"
+
+
+FIRST = 9
+
+
+def _errors(ptxas: str, target: str, instructions: Sequence[str]) -> tuple[set[int], int | None]:
+    """Which of them ptxas refuses, and at which it stopped reading, if it did not read the last one."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(module(instructions, target))
+        file.flush()
+        command = [ptxas, "-arch", target, file.name, "-o", "/dev/null"]
+        text = subprocess.run(command, capture_output=True, text=True).stderr
+    refused = {int(line) - FIRST for line in _ERROR.findall(text)}
+    if len(instructions) - 1 in refused:
+        return refused, None
+    stopped = [int(line) - FIRST for line in _FATAL.findall(text)]
+    return refused, stopped[0] if stopped else max(refused, default=-1) + 1
+
+
+def verdicts(ptxas: str, target: str, instructions: Sequence[str]) -> str:
+    """For each ``1`` where ptxas accepts it, else ``0``."""
+    left, accepted = list(range(len(instructions))), set(range(len(instructions)))
+    while left:
+        # An error at the end keeps ptxas from compiling; where it stops earlier, what it stopped at is left out.
+        refused, stopped = _errors(ptxas, target, [*(instructions[i] for i in left), "add.u32 %b32_0"])
+        accepted -= {left[i] for i in refused if i < len(left)}
+        if stopped is None:
+            break
+        accepted.discard(left[stopped])
+        del left[stopped]
+    return "".join("1" if i in accepted else "0" for i in range(len(instructions)))
+
+
+def target_of(form: str) -> str:
+    """The architecture that has the instruction."""
+    return "sm_90a" if form.startswith("wgmma") else "sm_100a"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.emulator.ptxas_operands", description=__doc__.split("\n")[0])
+    parser.add_argument("--ptxas", default="ptxas", help="the program (default: %(default)s)")
+    ptxas = parser.parse_args().ptxas
+    recorded = {}
+    for form in json.loads(DATA.read_text())["verdicts"]:
+        recorded[form] = verdicts(ptxas, target_of(form), variants(form))
+        if recorded[form][0] != "1":
+            raise SystemExit(f"ptxas refuses `{form}` itself")
+    said = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=True).stdout
+    version = said.split("release ")[1].split(",")[0]
+    DATA.write_text(json.dumps({"ptxas": version, "verdicts": recorded}, indent=0) + "\n")
+    print(f"{sum(map(len, recorded.values()))} variants of {len(recorded)} instructions")
+
+
+if __name__ == "__main__":
+    main()
