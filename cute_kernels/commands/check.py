@@ -12,6 +12,7 @@ from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import command
 from cute_kernels.emulator.capturing import capture
 from cute_kernels.emulator.diagnostics import kinds
+from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
 from cute_kernels.emulator.diagnostics.model import Diagnostic
 from cute_kernels.emulator.diagnostics.reporter import Reporter
 from cute_kernels.emulator.diagnostics.sources import short_name
@@ -80,11 +81,18 @@ def check(options: argparse.Namespace) -> int:
         OSError: no such program.
         ValueError: the program launches nothing.
     """
-    how = command.run_options(options)
     reporter = command.make_reporter(options)
+    with command.writing_reports(options, reporter, "check") as outcome:
+        outcome.status = _check(options, reporter, outcome)
+    return outcome.status
+
+
+def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -> int:
+    how = command.run_options(options)
     recorder = record(options, how, reporter)
     if isinstance(recorder, int):
         return recorder
+    outcome.launches = launches_of(recorder)
     limit = options.seconds if options.seconds is not None else (60.0 if options.seeds is None else None)
     budget = Budget(limit, options.seeds)
     with ProgressLine() as line:
@@ -96,10 +104,23 @@ def check(options: argparse.Namespace) -> int:
         search = Search(recorder.launches, budget, how, options.results_may_differ, progress)
         finding = search.run()
     print(summary(recorder, search.tally, finding is None), flush=True)
+    tally = search.tally
+    outcome.summary = {
+        "launches": recorder.total, "different_launches": len(recorder.launches), "runs": tally.runs,
+        "systematic": tally.systematic, "random": tally.random, "all_systematic_ran": tally.complete,
+    }  # fmt: skip
     if finding is None:
         return 0
     report(finding, reporter)
     return command.REFUSED if finding.refused else command.FAULT
+
+
+def launches_of(recorder: Recorder) -> list[dict[str, Any]]:
+    """Facts of the launches that differ."""
+    return [
+        launch_facts(each.number, short_name(each.launch.ptx, each.launch.kernel_name), each.launch)
+        for each in recorder.launches
+    ]
 
 
 def report(finding: Finding, reporter: Reporter) -> None:

@@ -16,6 +16,12 @@ from cute_kernels.commands import check
 from cute_kernels.commands.kernel_options import count
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import command
+from cute_kernels.emulator.diagnostics import kinds
+from cute_kernels.emulator.diagnostics.diagnosis import place_of_line
+from cute_kernels.emulator.diagnostics.document import Outcome
+from cute_kernels.emulator.diagnostics.model import Diagnostic
+from cute_kernels.emulator.diagnostics.reporter import Reporter
+from cute_kernels.emulator.diagnostics.sources import short_name
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.mutation import campaign
@@ -84,11 +90,18 @@ def mutate(options: argparse.Namespace) -> int:
     """
     if options.output is not None:
         files.check_output(options.output)
-    how = command.run_options(options)
     reporter = command.make_reporter(options)
+    with command.writing_reports(options, reporter, "mutate") as outcome:
+        outcome.status = _mutate(options, reporter, outcome)
+    return outcome.status
+
+
+def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -> int:
+    how = command.run_options(options)
     recorder = check.record(options, how, reporter)
     if isinstance(recorder, int):
         return recorder
+    outcome.launches = check.launches_of(recorder)
     kernels = [each for each in campaign.kernels(recorder.launches, options.launches) if options.kernel in each.name]
     if not kernels:
         names = ", ".join(dict.fromkeys(each.launch.kernel_name for each in recorder.launches))
@@ -107,9 +120,14 @@ def mutate(options: argparse.Namespace) -> int:
             reporter.report(Schedule(), error, "the kernel is unchanged")
             return command.exit_status(error)
         print_kernel(kernel, found)
+        reporter.diagnostics += [survivor(kernel, each) for each in found if each.survived]
         verdicts += found
     score, seconds = campaign.score(verdicts), time.perf_counter() - start
     print(f"mutated: {len(verdicts)} mutants in {seconds:.1f} s, score {score:.1%}", flush=True)
+    outcome.summary = {
+        "score": score, "mutants": len(verdicts), "killed": sum(each.killed for each in verdicts),
+        "survived": sum(each.survived for each in verdicts), "refused": sum(each.refused for each in verdicts),
+    }  # fmt: skip
     if options.output is not None:
         entries = [dataclasses.asdict(verdict) for verdict in verdicts]
         files.write_text(options.output, json.dumps({"score": score, "mutants": entries}, indent=1) + "\n")
@@ -135,6 +153,16 @@ def judge(kernel: Kernel, numbers: list[int], how: dict[str, Any], jobs: int) ->
             line.show(text, counts["done"] / len(numbers))
 
         return campaign.judge_mutants(kernel, numbers, how, jobs, done)
+
+
+def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:
+    """What is reported of a mutant that nobody noticed."""
+    kind = kinds.kind("surviving-mutant")
+    sentence = f"nothing notices {verdict.mutation}: {verdict.original}"
+    return Diagnostic(
+        kind.name, "", sentence, sentence, "warning", place_of_line(kernel.ptx, verdict.line, verdict.original),
+        help=kind.help, kernel=short_name(kernel.ptx, kernel.name), kernel_name=kernel.name,
+    )  # fmt: skip
 
 
 def print_kernel(kernel: Kernel, verdicts: list[Verdict]) -> None:

@@ -46,10 +46,11 @@ ARCHITECTURES = {
 
 @dataclasses.dataclass(frozen=True)
 class EmulatedLaunch:
-    """A launch that a program made, and what it did."""
+    """A launch that a program made, what it did, and which of the program's launches it is, from 1 on."""
 
     launch: host.CapturedLaunch
     report: Report
+    number: int = 0
 
     def summary(self) -> str:
         """One line."""
@@ -167,7 +168,7 @@ class Session:
             self._order.launched(regions.items())
         if self._kept is not None:
             self._kept.complete(number, launch)
-        done = EmulatedLaunch(launch, report)
+        done = EmulatedLaunch(launch, report, number)
         self.launches.append(done)
         if self._report is not None:
             self._report(done)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cute_kernels.emulator import roles, schedule, source_profile
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
+from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
 from cute_kernels.emulator.diagnostics.reporter import Reporter
+from cute_kernels.emulator.diagnostics.sources import short_name
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
 from cute_kernels.emulator.matrix_arithmetic import CHOICES
 from cute_kernels.emulator.options import DETECTORS, Options
@@ -202,6 +205,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--verbose", action="store_true", help="reports with PTX, all barriers and the emulator's own words"
     )
     parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write reports and launches as JSON, also when nothing is wrong"
+    )
+    parser.add_argument(
+        "--sarif", type=Path, metavar="FILE", help="write reports as SARIF 2.1.0, for code hosts and editors"
+    )
+    parser.add_argument(
         "--strict", action="store_true", help="ask for synchronisation that the PTX ISA shows and NVIDIA's kernels omit"
     )
     defaults = Options()
@@ -268,15 +277,19 @@ def emulate(options: argparse.Namespace) -> int:
         check_output(options.profile_json)
     profiled = options.profile or options.profile_json is not None
     chosen = schedule.of_arguments(options)
+    reporter = make_reporter(options)
     how = chosen.options(counters=options.counters or profiled, trace=options.trace, **run_options(options))
     report = None if options.quiet else functools.partial(_print, options.counters)
     session = capture(options.arch, how, report, options.keep_ptx, overlap=chosen.overlap, roles=dict(options.roles))
-    with session as session:
+    with session as session, writing_reports(options, reporter, "emulate") as outcome:
+        outcome.arguments = replay_words(options, chosen)
+        outcome.seed, outcome.schedule = chosen.seed, chosen.arguments()
         try:
-            reporter = make_reporter(options)
             failed = functools.partial(reporter.report, chosen)
-            return run_program(options.script, options.arguments, session, failed, options.traceback)
+            outcome.status = run_program(options.script, options.arguments, session, failed, options.traceback)
+            return outcome.status
         finally:
+            outcome.launches = launches_of(session)
             _print_end(options, session)
             if profiled:
                 _write_profile(options, session)
@@ -308,7 +321,39 @@ def run_words(parsed: argparse.Namespace) -> list[str]:
 
 def make_reporter(parsed: argparse.Namespace) -> Reporter:
     """As the options of `add_run_arguments` say."""
-    return Reporter(lambda schedule: replay_words(parsed, schedule), parsed.verbose)
+    made = Reporter(lambda schedule: replay_words(parsed, schedule), parsed.verbose, parsed.report, parsed.sarif)
+    made.check_files()
+    return made
+
+
+@contextlib.contextmanager
+def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -> Iterator[Outcome]:
+    """The block is the command ``name``: it completes the outcome, which is written with all reports in the end.
+
+    Raises:
+        SystemExit: the program's own, which counts as the status.
+    """
+    outcome = Outcome(name, replay_words(parsed, Schedule(), name), parsed.script, parsed.arch)
+    try:
+        yield outcome
+    except SystemExit as end:
+        outcome.status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except BaseException as error:
+        outcome.status = 2 if isinstance(error, (ValueError, OSError)) else 1
+        raise
+    finally:
+        reporter.write_files(outcome)
+
+
+def launches_of(session: Session) -> list[dict[str, Any]]:
+    """Facts of all launches of a session, in order."""
+    done = [(each.number, each.launch, each.report) for each in session.launches]
+    failed = [(each.launch_number, each.launch, None) for each in session.failures if each.launch is not None]
+    return [
+        launch_facts(number, short_name(launch.ptx, launch.kernel_name), launch, report)
+        for number, launch, report in sorted(done + failed, key=lambda each: each[0])
+    ]
 
 
 def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "emulate") -> list[str]:

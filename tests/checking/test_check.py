@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -17,7 +18,7 @@ from cute_kernels.emulator.command import run_program
 from cute_kernels.emulator.errors import Hang, UnsupportedPTX
 from cute_kernels.emulator.recorded import Recorder
 from cute_kernels.emulator.schedule import Schedule
-from tests.checking import ticket_program
+from tests.checking import report_files, ticket_program
 from tests.checking.planted import planted, report_file
 from tests.emulator import exit_program
 
@@ -41,11 +42,15 @@ def replay_of(report: str) -> list[str]:
 
 
 def test_a_sound_kernel_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check("--seeds", "1", str(planted(None, tmp_path))) == 0
+    report = tmp_path / "report.json"
+    assert check("--seeds", "1", "--report", str(report), str(planted(None, tmp_path))) == 0
     captured = capsys.readouterr()
     # Lazy, timeouts, five warps starved twice, lazy and random: 13; of the second launch two with overlap besides.
     expected = "checked: 2 launches, 30 runs beside the default schedule: 28 systematic, 2 random; clean"
     assert captured.out.splitlines()[-1] == expected and captured.err == ""
+    written = report_files.validated(report)
+    assert (written["status"], written["diagnostics"]) == (0, [])
+    assert (written["summary"]["runs"], [each["kernel"] for each in written["launches"]]) == (30, ["add_bias"] * 2)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +70,16 @@ def test_faults_that_every_schedule_shows(
     fault: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert check(planted(fault, tmp_path).name) == 3
+    assert check("--report", "report.json", "--sarif", "report.sarif", planted(fault, tmp_path).name) == 3
     captured = capsys.readouterr()
     assert captured.err.startswith(f"error[{kind}]: ")
     assert replay_of(captured.err) == ["emulate", "--arch", "sm_90a", "program.py"]
     assert captured.err == report_file(fault).read_text()
+    written = report_files.validated(Path("report.json"))
+    assert (written["command"], written["status"]) == ("check", 3)
+    (diagnostic,) = written["diagnostics"]
+    report_files.agree(diagnostic, captured.err)
+    report_files.agree_with_sarif(diagnostic, json.loads(Path("report.sarif").read_text()))
 
 
 @pytest.mark.parametrize(

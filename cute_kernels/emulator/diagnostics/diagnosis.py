@@ -31,6 +31,15 @@ def diagnose(
     return _Diagnosis(error).result(tuple(replay), seed, tuple(schedule))
 
 
+def place_of_line(ptx: str, line: int, text: str) -> Place:
+    """Where a line of a PTX text comes from; ``text`` is its instruction."""
+    location = sources.location(ptx, line)
+    if location is None:
+        return Place(None, None, line, text)
+    inlined = sources.source_line(*location.inlined_at) if location.inlined_at else None
+    return Place(sources.source_line(*location.place), inlined, line, text)
+
+
 class _Diagnosis:
     """What is asked of one error."""
 
@@ -81,11 +90,7 @@ class _Diagnosis:
         return self._at(instruction.line, instruction.text)
 
     def _at(self, line: int, text: str) -> Place:
-        location = sources.location(self.ptx, line)
-        if location is None:
-            return Place(None, None, line, text)
-        inlined = sources.source_line(*location.inlined_at) if location.inlined_at else None
-        return Place(sources.source_line(*location.place), inlined, line, text)
+        return place_of_line(self.ptx, line, text)
 
     def _primary(self, waiting: tuple) -> Place:
         error, side = self.error, self.facts.side

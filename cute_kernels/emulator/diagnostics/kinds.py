@@ -272,6 +272,12 @@ _OTHERS = (
     Kind("unsupported", "", "docs/emulator/contract.md lists what is implemented, and what is refused"),
     Kind("different-result", "", "a result may depend on the order of atomic additions; if both are right: "
          "--results-may-differ"),
+    Kind(
+        "surviving-mutant",
+        "",
+        "synchronisation that nothing needs, or a case that the program's launches do not exercise, or something that "
+        "the emulator cannot see (docs/emulator/contract.md)",
+    ),
     Kind("fault"),
 )  # fmt: skip
 

@@ -120,6 +120,7 @@ class Diagnostic:
         error: name of the class of the exception.
         sentence: what is wrong.
         message: all that the emulator says, without places.
+        level: "error", or "warning" of what is not a fault for certain.
         place: where.
         related: other places.
         memory: bytes that it is about, in words, or "".
@@ -136,6 +137,7 @@ class Diagnostic:
     error: str
     sentence: str
     message: str
+    level: str = "error"
     place: Place = Place()
     related: tuple[Related, ...] = ()
     memory: str = ""

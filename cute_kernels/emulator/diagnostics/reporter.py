@@ -6,8 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from cute_kernels import files
+from cute_kernels.emulator.diagnostics import sarif
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
+from cute_kernels.emulator.diagnostics.document import Outcome, document, dumps
 from cute_kernels.emulator.diagnostics.model import Diagnostic
 from cute_kernels.emulator.diagnostics.text import render
 from cute_kernels.emulator.errors import EmulatorError
@@ -16,11 +20,12 @@ from cute_kernels.emulator.schedule import Schedule
 
 @dataclass
 class Reporter:
-    """Prints reports on stderr, and keeps them.
+    """Prints reports on stderr, keeps them, and writes them to files in the end.
 
     Args:
         replay: words of the command that runs the program under a schedule.
         verbose: with all that is known.
+        report_file, sarif_file: files to write, or None.
 
     Attributes:
         diagnostics: what has been reported, in order.
@@ -28,6 +33,8 @@ class Reporter:
 
     replay: Callable[[Schedule], list[str]] = lambda schedule: []
     verbose: bool = False
+    report_file: Path | None = None
+    sarif_file: Path | None = None
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def report(self, schedule: Schedule, error: EmulatorError, *notes: str) -> Diagnostic:
@@ -43,6 +50,23 @@ class Reporter:
         """Prints a report and keeps it."""
         self.diagnostics.append(diagnostic)
         print(render(diagnostic, verbose=self.verbose, color=_colored()), file=sys.stderr, flush=True)
+
+    def check_files(self) -> None:
+        """Raises OSError where a file cannot be written, before any work is done."""
+        for path in (self.report_file, self.sarif_file):
+            if path is not None:
+                files.check_output(path)
+
+    def write_files(self, outcome: Outcome) -> None:
+        """Writes the files that were asked for, of what has been kept.
+
+        Raises:
+            OSError: naming the file.
+        """
+        if self.report_file is not None:
+            files.write_text(self.report_file, dumps(document(outcome, self.diagnostics)))
+        if self.sarif_file is not None:
+            files.write_text(self.sarif_file, dumps(sarif.log(outcome, self.diagnostics)))
 
 
 def _colored() -> bool:

@@ -26,7 +26,7 @@ def render(diagnostic: Diagnostic, *, verbose: bool = False, color: bool = False
         verbose: with all instructions, barriers and the emulator's own words.
         color: with ANSI colours.
     """
-    head = f"error[{diagnostic.kind}]"
+    head = f"{diagnostic.level}[{diagnostic.kind}]"
     sentence = diagnostic.sentence
     if color:
         head, sentence = f"{_RED}{head}{_PLAIN}", f"{_BOLD}{sentence}{_PLAIN}"
