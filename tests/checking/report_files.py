@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def agree(diagnostic: dict[str, Any], text: str) -> None:
         source = place["source"]
         assert Path(source["file"]).read_text().splitlines()[source["line"] - 1].strip() == source["text"]
         assert any(f"{source['file']}:{source['line']} " in line for line in rest)
-        assert place["instruction"] and any(line.endswith(f"PTX line {place['ptx_line']}") for line in rest)
+        assert place["instruction"] and any(re.search(rf"PTX lines? .*\b{place['ptx_line']}\b", line) for line in rest)
     barriers = [diagnostic["barrier"], *(each["barrier"] for each in diagnostic["waiting"])]
     for barrier in filter(None, barriers):
         assert any(line.startswith(f"  {barrier['name']} initialised at ") for line in rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import shlex
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cute_kernels
 from cute_kernels.emulator.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
 from cute_kernels.emulator.diagnostics.text import short_path
 from cute_kernels.emulator.facts import WarpName
@@ -49,10 +49,18 @@ class Outcome:
 def document(outcome: Outcome, diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
     """The file as an object for `json`."""
     head = {"format": "cute-kernels-report", "version": VERSION}
-    tool = {"name": "cute-kernels", "version": cute_kernels.__version__}
+    tool = {"name": "cute-kernels", "version": tool_version()}
     facts = dataclasses.asdict(outcome)
     facts["arguments"], facts["schedule"] = list(outcome.arguments), list(outcome.schedule)
     return {**head, "tool": tool, **facts, "diagnostics": [_diagnostic(each) for each in diagnostics]}
+
+
+def tool_version() -> str:
+    """Of the installed package, "unknown" where it runs from its folder."""
+    try:
+        return importlib.metadata.version("cute-kernels")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def dumps(content: dict[str, Any]) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-import cute_kernels
-from cute_kernels.emulator.diagnostics.document import Outcome
+from cute_kernels.emulator.diagnostics.document import Outcome, tool_version
 from cute_kernels.emulator.diagnostics.kinds import kind as kind_of
 from cute_kernels.emulator.diagnostics.model import Diagnostic, Place, SourceLine
 from cute_kernels.emulator.diagnostics.text import short_path
@@ -22,7 +21,7 @@ def log(outcome: Outcome, diagnostics: Sequence[Diagnostic]) -> dict[str, Any]:
     """The file as an object for `json`: one run, a rule for each kind that was found, a result for each report."""
     kinds = list(dict.fromkeys(each.kind for each in diagnostics))
     rules = [_rule(name) for name in kinds]
-    driver = {"name": "cute-kernels", "version": cute_kernels.__version__, "rules": rules}
+    driver = {"name": "cute-kernels", "version": tool_version(), "rules": rules}
     command = shlex.join(outcome.arguments)
     run = {
         "tool": {"driver": driver},

@@ -12,6 +12,7 @@ from cute_kernels.emulator.diagnostics.words import names_of_warps
 
 _LONGEST = 76  # characters of a source line or instruction that are shown
 _MOST_PLACES = 3  # where it is one of several
+_MOST_LINES = 4  # of PTX that one source line became
 _RED, _BLUE, _BOLD, _PLAIN = "\033[1;31m", "\033[1;34m", "\033[1m", "\033[0m"
 
 Row = tuple[str, str, str]
@@ -70,8 +71,8 @@ def _what(what: str, barrier: Barrier | None) -> str:
     return f"{what}: {barrier.state.partition(': ')[2]}" if barrier is not None else what
 
 
-def _place(label: str, place: Place, verbose: bool) -> Iterator[Row]:
-    who = ", ".join(filter(None, (names_of_warps(place.warps, place.lanes), _ptx_line(place))))
+def _place(label: str, place: Place, verbose: bool, more_lines: tuple[int, ...] = ()) -> Iterator[Row]:
+    who = ", ".join(filter(None, (names_of_warps(place.warps, place.lanes), _ptx_line(place, more_lines))))
     if place.source is not None:
         yield label + _location(place.source), _cut(place.source.text), who
         if place.inlined_at is not None:
@@ -87,8 +88,12 @@ def _place(label: str, place: Place, verbose: bool) -> Iterator[Row]:
         yield label.rstrip(), "", who
 
 
-def _ptx_line(place: Place) -> str:
-    return f"PTX line {place.ptx_line}" if place.ptx_line is not None else ""
+def _ptx_line(place: Place, more: tuple[int, ...]) -> str:
+    if place.ptx_line is None:
+        return ""
+    shown = ", ".join(map(str, (place.ptx_line, *more)[:_MOST_LINES]))
+    dots = ", .." if len(more) >= _MOST_LINES else ""
+    return f"PTX line{'s' if more else ''} {shown}{dots}"
 
 
 def _location(source: SourceLine) -> str:
@@ -100,19 +105,21 @@ def _cut(text: str) -> str:
 
 
 def _related(related: Related, verbose: bool) -> Iterator[Row]:
-    places = _by_source(related.places)
-    shown = places if verbose else places[:_MOST_PLACES]
-    for number, place in enumerate(shown):
-        yield from _place(f"{'or' if number else related.relation} ", place, verbose)
-    if len(places) > len(shown):
-        yield f"or {len(places) - len(shown)} more lines", "", ""
+    groups = _by_source(related.places)
+    shown = groups if verbose else groups[:_MOST_PLACES]
+    for number, (place, *others) in enumerate(shown):
+        lines = tuple(each.ptx_line for each in others if each.ptx_line is not None)
+        yield from _place(f"{'or' if number else related.relation} ", place, verbose, lines)
+    if len(groups) > len(shown):
+        yield f"or {len(groups) - len(shown)} more lines", "", ""
 
 
-def _by_source(places: tuple[Place, ...]) -> list[Place]:
-    """One for each source line: an unrolled loop repeats it."""
-    found: dict[object, Place] = {}
+def _by_source(places: tuple[Place, ...]) -> list[list[Place]]:
+    """Those of each source line together: an unrolled loop repeats it."""
+    found: dict[object, list[Place]] = {}
     for place in places:
-        found.setdefault((place.source.path, place.source.line) if place.source else place.ptx_line, place)
+        key = (place.source.path, place.source.line) if place.source else place.ptx_line
+        found.setdefault(key, []).append(place)
     return list(found.values())
 
 
