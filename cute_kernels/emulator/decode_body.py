@@ -224,7 +224,7 @@ class Body:
                     message = f"`.loc {key}` needs the numbers of a file and a line"
                     raise UnsupportedPTX(message, ptx_line=statement.tokens[0].line)
                 sources[key] = _describe_location(key, self.files)
-            instructions.append(_instruction(index, statement, sources[key], self.call_parameters))
+            instructions.append(_instruction(index, statement, sources[key], self.call_parameters, self.registers))
             if Register(CARRY) in instructions[-1].operands:
                 self.registers[CARRY] = "pred"
         return Kernel(
@@ -256,7 +256,9 @@ def _describe_location(key: str, files: dict[int, str]) -> str:
     return " inlined at ".join(places)
 
 
-def _instruction(index: int, statement: Statement, source: str, call_parameters: set[str]) -> Instruction:
+def _instruction(
+    index: int, statement: Statement, source: str, call_parameters: set[str], registers: dict[str, str]
+) -> Instruction:
     tokens = statement.tokens
     line = tokens[0].line
     text = _spell(tokens)
@@ -284,12 +286,26 @@ def _instruction(index: int, statement: Statement, source: str, call_parameters:
         if isinstance(place, Memory) and isinstance(place.base, Register) and place.base.name in call_parameters:
             if place.offset or place.extra:
                 raise UnsupportedPTX("a part of a call parameter", ptx_line=line, instruction=text)
-            parts = ("mov", parts[-1])
-            operands = [place.base, register] if text.startswith("st") else [register, place.base]
+            operands = [place.base, register] if parts[0] == "st" else [register, place.base]
+            parts = _move(parts[-1], operands, registers)
     if "cc" in parts or parts[0] in _TAKE_CARRY:
         given, taken = ([Register(CARRY)] * needed for needed in ("cc" in parts, parts[0] in _TAKE_CARRY))
         operands[1:] = [*given, *operands[1:], *taken]
     return Instruction(index, parts, tuple(operands), guard, line, source, text)
+
+
+def _move(type_: str, operands: list[Operand], registers: dict[str, str]) -> tuple[str, ...]:
+    """The opcode that moves a value of a type between a parameter of a call and a register.
+
+    Either may be wider than the type, as with ld and st: wider registers are filled by its sign, and of wider
+    parameters only its bits count.
+    """
+    bits = TYPE_BITS.get(type_)
+    widths = [TYPE_BITS[registers[x.name]] if isinstance(x, Register) else bits for x in operands]
+    if bits is None or bits > 64 or widths == [bits, bits] or widths[0] > 64:
+        return "mov", f"b{bits}" if bits else type_
+    kind = "s" if type_[0] == "s" else "u"
+    return "cvt", f"{kind}{widths[0]}", f"{kind}{bits}"
 
 
 def _spell(tokens: list[Token]) -> str:

@@ -104,7 +104,7 @@ def read_call(tokens: list[Token], functions: dict[str, Function]) -> Call | Non
     """
     at = 0
     if tokens[0].text == "@":
-        at = 3 if tokens[1].text == "!" else 2
+        at = 3 if [token.text for token in tokens[1:2]] == ["!"] else 2
     if at >= len(tokens) or tokens[at].text.split(".")[0] != "call":
         return None
     guard, lists, name = tuple(tokens[1:at]), [], None

@@ -92,6 +92,27 @@ UNUSED = """
 """
 
 
+NARROW = """
+.func (.param .b32 out) narrow(.param .b32 a, .param .b32 b, .param .b32 c) {
+    .reg .b16 %h<9>; .reg .b32 %r<9>; .reg .b64 %d;
+    ld.param.s8 %h1, [a]; ld.param.u8 %r1, [b]; ld.param.s16 %d, [c];
+    cvt.s32.s16 %r2, %h1; cvt.u32.u64 %r3, %d; mad.lo.s32 %r4, %r2, 1000, %r1; add.s32 %r4, %r4, %r3;
+    { .param .b32 d; st.param.b8 [d], %r4; ld.param.b8 %r5, [d]; } xor.b32 %r4, %r4, %r5;
+    st.param.b32 [out], %r4; ret; }
+"""
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_parameters_that_are_wider_than_what_is_passed(native: bool):
+    """As nvcc passes char and short: only the value's own bits count, and its sign fills a wider register."""
+    body = """mad.lo.u32 %r2, %r1, 0x01235F85, 0x7DC3A1B7; call (%r3), narrow, (%r2, %r2, %r2);
+        call keep, (%d1, %r3); ret;"""
+    values = np.arange(32, dtype=np.uint32) * np.uint32(0x01235F85) + np.uint32(0x7DC3A1B7)
+    low = values.view(np.int8).reshape(32, 4)[:, 0].astype(np.int32)
+    total = low * 1000 + (values & 255).astype(np.int32) + values.view(np.int16).reshape(32, 2)[:, 0]
+    assert execute(body, NARROW + COLLATZ + TWICE, native) == (total ^ (total & 255)).view(np.uint32).tolist()
+
+
 @pytest.mark.parametrize("native", [False, True])
 def test_functions_that_are_not_called_are_skipped(native: bool):
     assert execute("st.global.b32 [%d1], %r1; ret;", UNUSED, native) == list(range(32))

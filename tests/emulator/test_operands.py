@@ -98,6 +98,7 @@ def test_every_family_declares_its_operands() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
+        ("@;", "cannot read the instruction: an operand is missing"),
         ("bra;", r"bra takes 1 operands \(tgt\); 0 are given at PTX line"),
         ("bra %r1;", "operand tgt of bra is %r1, a register of type .b32; a label is needed"),
         ("mov.b32 %r1;", r"mov.b32 takes 2 operands \(d, a\); 1 are given"),
