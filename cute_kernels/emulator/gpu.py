@@ -171,7 +171,6 @@ def run(
             state = launch.make_cluster(launch.waiting.popleft())
             warps = state.warps
             _Scheduler(state, execution, options, timeline, len(launch.waiting)).run()
-            execution.finished(warps)
             counters.add(warps)
             totals["loaded"] += state.tma.bytes_loaded
             totals["stored"] += state.tma.bytes_stored
@@ -355,7 +354,6 @@ class _Scheduler:
                 idle_rounds = self.idle_blocks = self.idle_since = cluster.polls = 0
             elif self.idle_blocks > self.suspicious or (cluster.polls and self._idle_for_too_long()):
                 self._look_for_livelock()
-            self.execution.consider(cluster, self.long_slice)
             if ran or not cluster.running or cluster.engine.step():
                 continue
             idle_rounds += 1

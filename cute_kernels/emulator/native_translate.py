@@ -39,7 +39,7 @@ from cute_kernels.emulator.native_meter import NativeMeter
 from cute_kernels.emulator.native_sites import Site
 from cute_kernels.emulator.native_units import Units
 from cute_kernels.emulator.register_hazards import touched_in_flight
-from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, PythonWarp, lower
+from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, lower
 from cute_kernels.emulator.values import Value
 from cute_kernels.emulator.warp import Frame
 from cute_kernels.emulator.wgmma import RegisterFile
@@ -62,7 +62,6 @@ class NativeTranslation:
     Attributes:
         sites: places that call Python; ``code`` defines their functions and ``names`` is what it refers to.
         registers: the part of a warp's state with the registers.
-        variables: of each register by its name in Python: offset, bits, whether it is uniform.
         constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
         rows: of the exchange area.
     """
@@ -75,7 +74,6 @@ class NativeTranslation:
     code: CodeType
     names: dict[str, Any]
     registers: slice
-    variables: dict[str, tuple[int, int, bool]]
     constants: tuple[tuple[CodeType, int, int, bool], ...]
     rows: int
 
@@ -116,11 +114,6 @@ class _Translator:
                 program.layout.slot(self.lowering.variables[name], bits, name not in flow.varying)
         registers = slice(self.start, program.layout.size)
         starts = [self._block(block) for block in flow.blocks]
-        variables = {
-            name: (program.layout.slots[name], self.lowering.bits(register), register not in flow.varying)
-            for register, name in self.lowering.variables.items()
-            if name in program.layout.slots
-        }
         starts.append(len(program.code))
         program.put("exit")
         slots = program.layout.slots
@@ -137,7 +130,6 @@ class _Translator:
             code=compile(self._sites(), "<sites of PTX>", "exec"),
             names={**RUNTIME_NAMES, **program.space.values},
             registers=registers,
-            variables=variables,
             constants=constants,
             rows=program.rows,
         )
@@ -264,21 +256,6 @@ class NativeWarp:
         launch.names["W"] = warp
         for expression, offset, bits, uniform in translation.constants:
             self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
-
-    @classmethod
-    def adopt(cls, launch: NativeLaunch, warp: Warp, code: PythonWarp) -> NativeWarp:
-        """Takes a warp over that Python has run so far, between two calls of its ``send``."""
-        counts, values = warp.counts, code.snapshot()
-        result = launch.start(warp)
-        result.counts[:] = counts
-        header = result.header
-        header.pc, header.mask, header.meet = values["pc"], values["M"], values["rpc"]
-        # A warp that used up its budget has been counted for the block that it stands before, one that waits has not.
-        header.entered = code.started and warp.wait is None
-        for name, (offset, bits, uniform) in launch.translation.variables.items():
-            if name in values:
-                result._set(offset, bits, uniform, values[name])
-        return result
 
     def _set(self, offset: int, bits: int, uniform: bool, value: Any) -> None:
         if uniform or bits == 1:

@@ -51,9 +51,9 @@ class Options:
             relaxed or acquire), or an atomic that changes nothing, counts as 250 blocks. None for no limit.
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
-        native: whether warps run as bytecode in the core or as Python, which changes nothing but the time; None: as
-            Python until lowering to bytecode is worth it. Launches with a trace, kernels with local memory,
-            and those that move registers of a wgmma in flight stay with Python.
+        native: whether warps run as bytecode in the core or as Python, which changes nothing but the time; None:
+            bytecode. Launches with a trace, kernels with local memory, and those that move registers of a wgmma in
+            flight are Python's.
     """
 
     seed: int = 0

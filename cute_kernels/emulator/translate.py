@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +66,6 @@ class Translation:
         source: the generated Python text.
         origins: instruction index per line of ``source`` (-1: none).
         static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
-        executed: one item, the warp instructions that finished clusters have executed (`back_end`).
     """
 
     kernel: Kernel
@@ -75,7 +74,6 @@ class Translation:
     source: str
     origins: tuple[int, ...]
     static_shared: int
-    executed: list[int] = field(default_factory=lambda: [0])
 
     def instruction_at(self, line: int) -> Instruction | None:
         """The PTX instruction behind a line of the generated source."""
@@ -95,7 +93,6 @@ class PythonWarp:
     def __init__(self, translation: Translation, warp: Warp) -> None:
         self._translation = translation
         self.generator = translation.code(warp)
-        self.started = False
         next(self.generator)
 
     def send(self, budget: int) -> None:
@@ -104,7 +101,6 @@ class PythonWarp:
         Raises:
             StopIteration: it has exited.
         """
-        self.started = True
         self.generator.send(budget)
 
     def failed_at(self, error: BaseException) -> Instruction | None:

@@ -328,12 +328,6 @@ class WgmmaUnit:
                     operation.watched.observe(agent)
         del groups.committed[:older]
 
-    @property
-    def busy(self) -> bool:
-        """Whether an operation is in flight: not issued by all of its warps, or not complete."""
-        groups = (group for warp in self._warps.values() for group in (*warp.committed, warp.open))
-        return any(self._partial.values()) or any(not operation.done for group in groups for operation in group)
-
     def check_finished(self) -> None:
         """At the end of the kernel.
 

@@ -14,7 +14,7 @@ from cute_kernels.mutation.mutants import Mutant, mutants_of_kernel
 from cute_kernels.mutation.target import SCHEDULES, RecordedTarget
 from cute_kernels.mutation.workers import judge_each
 
-_BACK_END = "changing"  # each mutant is a text of its own, and few run long enough to be worth compiling
+_BACK_END = "bytecode"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Verdict:
         place: DSL source of the mutated instruction, see `place_of`.
         seconds: of emulation and translation.
         back_end: that was asked for, a name of `BACK_ENDS`.
-        python_only: why Python executed the mutant although machine code was asked for, "" if it did not.
+        python_only: why Python executed the mutant although bytecode was asked for, "" if it did not.
     """
 
     target: str
@@ -84,7 +84,7 @@ def judge(
     mutant: Mutant,
     schedules: dict[str, Options],
     limits: dict[str, int],
-    back_end: str = "changing",
+    back_end: str = "bytecode",
     roles: tuple[str, ...] = (),
 ) -> Verdict:
     """Runs the mutant under each schedule in turn and stops at the first that notices it.

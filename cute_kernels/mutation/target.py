@@ -84,7 +84,7 @@ class RecordedTarget:
 
 
 def why_python(ptx: str, kernel: str | None, threads: int | tuple[int, int, int]) -> str:
-    """Why a launch with detectors that asks for machine code gets Python, "" if it gets machine code.
+    """Why a launch with detectors gets Python although bytecode is asked for, "" if it gets bytecode.
 
     Args:
         ptx: PTX text.
@@ -102,8 +102,8 @@ def why_python(ptx: str, kernel: str | None, threads: int | tuple[int, int, int]
     return ""
 
 
-BACK_ENDS: dict[str, bool | None] = {"python": False, "machine-code": True, "changing": None}
-"""`Options.native` by name; "changing" starts in Python and changes over when compilation is worth it."""
+BACK_ENDS: dict[str, bool] = {"python": False, "bytecode": True}
+"""`Options.native` by name."""
 
 SCHEDULES = {
     "eager": Options(),

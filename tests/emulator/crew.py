@@ -37,7 +37,7 @@ def _plane(tracker: RaceTracker, plane: Plane) -> list[tuple[str, list[str], str
 
 
 def _shadow(tracker: RaceTracker, shadow: Shadow) -> list[tuple[str, list[str], str]]:
-    """By byte: machine code may keep granules whole which NumPy splits."""
+    """By byte: the core may keep granules whole which NumPy splits."""
     coarse = _plane(tracker, shadow.coarse)
     result = [place for place in coarse for _ in range(GRANULE)]
     if shadow.fine is not None:
@@ -68,7 +68,7 @@ def state(tracker: RaceTracker) -> list[Any]:
 
 
 class Logger:
-    """Reports to the race detector what machine code of a warp logs, an entry at a time."""
+    """Reports to the race detector what the core of a warp logs, an entry at a time."""
 
     def __init__(self, tracker: RaceTracker, agent: Agent) -> None:
         self.agent, self.header = agent, Tables()
@@ -102,7 +102,7 @@ class Crew:
         sizes: bytes of shared memory per CTA.
         ranks: CTA of each warp.
         gmem: global memory of the launch.
-        native: whether machine code is asked first; its entries are given to ``crew[i].logger``.
+        native: whether the core is asked first; its entries are given to ``crew[i].logger``.
         strict: as `Options.strict`.
         launch: what the cluster shares with those before it; by default it is the first.
     """
@@ -131,5 +131,5 @@ class Crew:
         self.tracker.generic(self.warps[index], lanes, "shared", addresses.astype(np.int64), nbytes, write)
 
     def access(self, index: int, lane: int, address: int, nbytes: int, *, write: bool) -> None:
-        """A load or store of shared memory by one lane, as machine code logs it."""
+        """A load or store of shared memory by one lane, as the core logs it."""
         self.warps[index].logger.access("shared", [lane], [address], nbytes, write)

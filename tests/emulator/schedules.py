@@ -35,7 +35,7 @@ class Run:
     detectors: bool = True
     strict: bool = False
     mutant: str = ""
-    back_end: str = "changing"
+    back_end: str = "bytecode"
 
     def command(self) -> str:
         """A shell command that repeats this run, without what is the default."""
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="as mutants are judged")
     parser.add_argument("--no-detectors", dest="detectors", action="store_false")
     parser.add_argument("--mutant", default="", metavar="KEY")
-    parser.add_argument("--back-end", choices=BACK_ENDS, default="changing")
+    parser.add_argument("--back-end", choices=BACK_ENDS, default="bytecode")
     parsed = parser.parse_args(arguments)
     chosen = schedule.of_arguments(parsed)
     given = {name: value for name, value in vars(parsed).items() if not hasattr(chosen, name)}

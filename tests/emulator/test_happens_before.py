@@ -138,7 +138,7 @@ class Model:
 @example([("read", 0, 0, 0), ("release", 0, 0, FULL, SYNC), ("acquire", 1, 0, WIDE), ("fence", 1, FULL, SYNC),
           ("async write", 1, 0, 0)])  # fmt: skip
 def test_reports_exactly_what_the_definition_says(native: bool, events: list[tuple]):
-    """``native``: accesses and synchronisation inside a warp as machine code logs and works them off."""
+    """``native``: accesses and synchronisation inside a warp as the core logs and works them off."""
     crew, model = Crew([4096, 4096], list(RANKS), native=native), Model()
     tracker = crew.tracker
     points = [tracker.point() for _ in range(2)]

@@ -1,6 +1,6 @@
 """Neighbouring loads or stores, which the Python back end makes into one NumPy call: reports are those of one by one.
 
-Every program runs on both back ends, in machine code also with a race detector that has no machine code of its own.
+Every program runs on both back ends, in the core also with a race detector that does not use it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ setp.ge.u32 %p1, %r1, 32;
 """
 
 
-@pytest.fixture(params=["python", "machine code"])
+@pytest.fixture(params=["python", "the core"])
 def native(request: pytest.FixtureRequest) -> bool:
     return request.param != "python"
 

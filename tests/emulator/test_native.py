@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,76 +49,19 @@ def test_frequent_operations_do_not_call_python(name: str) -> None:
     assert pure_operation(name) is not None
 
 
-def change_after(monkeypatch: pytest.MonkeyPatch, instructions: int) -> list[bool]:
-    """Makes launches change to machine code after so many instructions; returns a list of the changes made."""
-    changes: list[bool] = []
-    adopt = back_end.NativeWarp.adopt
-
-    def recorded(*args: object) -> object:
-        changes.append(True)
-        return adopt(*args)
-
-    monkeypatch.setattr(back_end, "_EXECUTIONS", 0)
-    monkeypatch.setattr(back_end, "_CHECK", 1)
-    hot = back_end.Execution._change_if_hot
-
-    def later(self: object, warps: object) -> None:
-        if self._executed(warps) > instructions:
-            hot(self, warps)
-
-    monkeypatch.setattr(back_end.Execution, "_change_if_hot", later)
-    monkeypatch.setattr(back_end.NativeWarp, "adopt", staticmethod(recorded))
-    return changes
-
-
 @settings(max_examples=60)
 @given(
     program=st.lists(statements(2), min_size=3, max_size=9),
     threads=st.sampled_from([32, 64, 40, 7]),
-    change=st.sampled_from([None, 5, 30, 100]),
     seed=st.integers(0, 3),
 )
-def test_random_programs(program: list[tuple], threads: int, change: int | None, seed: int) -> None:
+def test_random_programs(program: list[tuple], threads: int, seed: int) -> None:
     memory, common, registers, expected = interpreted(program, threads)
-    options = Options(seed=seed, interleave="random", native=True if change is None else None)
-    with pytest.MonkeyPatch.context() as patch:
-        if change is not None:
-            change_after(patch, change)
-        text = program_text(program, list(range(REGISTERS)))
-        launch(text, memory, registers, common, block=(threads, 1, 1), options=options)
+    text = program_text(program, list(range(REGISTERS)))
+    options = Options(seed=seed, interleave="random", native=True)
+    launch(text, memory, registers, common, block=(threads, 1, 1), options=options)
     assert registers.tolist() == [r for r, _ in expected]
     assert memory.tolist() == [m for _, m in expected]
-
-
-LOOP = (
-    THREAD_OUTPUT
-    + """
-    mov.u32 %r2, 0; mov.u32 %r3, 7; mov.f32 %r5, 0f3F800000; and.b32 %r8, %r1, 3; mov.pred %p5, 0;
-NEXT:
-    mad.lo.s32 %r3, %r3, 5, %r1; fma.rn.f32 %r5, %r5, 0f3F7FFF00, 0f3A000000;
-    setp.ne.u32 %p2, %r8, 0;
-    @%p2 bra SKIP;
-    add.s32 %r3, %r3, %r2; setp.gt.u32 %p5, %r3, 100000;
-SKIP:
-    @%p5 xor.b32 %r3, %r3, %r2;
-    add.s32 %r2, %r2, 1; setp.lt.s32 %p1, %r2, 300;
-    @%p1 bra NEXT;
-    add.s32 %r3, %r3, %r5; st.global.u32 [%d1], %r3; ret;
-"""
-)
-
-
-@pytest.mark.parametrize("after", [40, 900, 2500])
-def test_registers_are_carried_over(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Varying and uniform registers, predicates and a diverged warp, in the middle of a loop."""
-    want = np.zeros(32, np.uint32)
-    reference = launch(module(LOOP, parameters=1), want, options=PYTHON)
-    changes = change_after(monkeypatch, after)
-    out = np.zeros(32, np.uint32)
-    report = launch(module(LOOP, parameters=1), out, options=Options(seed=3, interleave="random"))
-    assert changes
-    assert out.tolist() == want.tolist()
-    assert report.by_opcode == reference.by_opcode
 
 
 def counts(report: Report) -> tuple[object, ...]:
@@ -151,28 +95,16 @@ def test_kernel_gives_the_same_results_and_counts(config: Sm100PatchEmbedConfig,
     assert counts(reports[0]) == counts(reports[1])
 
 
-def test_kernel_that_changes_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warps are carried over while they wait at barriers, hold accumulators and have bulk stores in flight."""
-    case = make_case(batch=3, positions=100, n=328, k=400, sm_count=2, seed=1)
-    options = {"completion": "random", "interleave": "random", "seed": 2}
-    reference = emulate(case.plan, case.tensors, Options(native=False, **options))
-    for after in (300, 3000, 9000):
-        with pytest.MonkeyPatch.context() as patch:
-            changes = change_after(patch, after)
-            case.tensors.out.fill_(float("nan"))
-            report = emulate(case.plan, case.tensors, Options(**options))
-        assert changes
-        assert not case.mismatches().any()
-        assert counts(report) == counts(reference)
-
-
-def test_hot_kernels_change_and_stay_changed() -> None:
-    text = module(LOOP.replace("300;", "9000; // hot"), parameters=1)
-    out = np.zeros(32, np.uint32)
-    for expected in (False, True):
-        execution = back_end.Execution(text, None, (32, 1, 1), Options())
-        assert execution.native == expected
-        launch(text, out)
+def test_which_back_end_runs_a_launch(tmp_path: Path) -> None:
+    """Bytecode, unless it cannot be had or Python is asked for."""
+    local = module(".local .align 4 .b8 depot[16];\nst.local.b32 [depot], 1; ret;")
+    choices = [
+        (module("ret;"), Options(), True), (module("ret;"), Options(native=True), True),
+        (module("ret;"), Options(native=False), False), (module("ret;"), Options(trace=tmp_path / "trace"), False),
+        (local, Options(), False), (local, Options(native=True), False),
+    ]  # fmt: skip
+    for text, options, native in choices:
+        assert back_end.Execution(text, None, (32, 1, 1), options).native == native
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
@@ -279,7 +211,7 @@ TENSOR_FAULTS = {
 @pytest.mark.parametrize("detectors", [False, True])
 @pytest.mark.parametrize("name", TENSOR_FAULTS)
 def test_faults_of_tensor_memory_are_reported_in_the_same_words(name: str, detectors: bool) -> None:
-    """What machine code does by itself, and leaves to Python where a check stops it."""
+    """What the core does by itself, and leaves to Python where a check stops it."""
     text = module(TENSOR + TENSOR_FAULTS[name] + TENSOR_END, parameters=1)
     reports = []
     for native in (False, True):
@@ -291,7 +223,7 @@ def test_faults_of_tensor_memory_are_reported_in_the_same_words(name: str, detec
 
 
 def calls_of_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Gets a list to which machine code adds what it calls Python for."""
+    """Gets a list to which the core adds what it calls Python for."""
     called: list[str] = []
     call = NativeLaunch._call
 
@@ -348,7 +280,7 @@ JOIN:
 
 @pytest.mark.parametrize(("limit", "calls"), [(0, 0), (12, 200), (32, 0)])
 def test_branches_inside_branches(limit: int, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The outer branch is machine code's alone until lanes of it diverge again, which Python has to know of both."""
+    """The outer branch is the core's alone until lanes of it diverge again, which Python has to know of both."""
     called = calls_of_python(monkeypatch)
     text = module(NESTED.replace("LIMIT", str(limit)), parameters=1)
     out = np.zeros(32, np.uint32)

@@ -1,4 +1,4 @@
-"""Loads and stores of whole warps, which machine code of the race detector decides for all lanes at once.
+"""Loads and stores of whole warps, which the core of the race detector decides for all lanes at once.
 
 Where the history of one lane's place differs in whatever way, each lane has to be looked at by itself, as NumPy does.
 """
@@ -49,7 +49,7 @@ class WholeWarps(History):
         self.memory.register(ODD, BYTES, "odd")
         self.launch = LaunchShadow(self.memory)
         self.enter_cluster()
-        for space in ("shared", "even"):  # Python makes the memory for machine code: planes and layers of readers
+        for space in ("shared", "even"):  # Python makes the memory for the core: planes and layers of readers
             for nbytes in (16, 1):
                 for write in (False, True):
                     self.single(0, space, nbytes, write, 0, BYTES // nbytes - 1)
@@ -92,7 +92,7 @@ class WholeWarps(History):
 
 
 def both(*calls: tuple[Any, ...]) -> str:
-    """What the last call comes to, in machine code and in NumPy; the calls before it are in order."""
+    """What the last call comes to, in the core and in NumPy; the calls before it are in order."""
     histories = WholeWarps(native=True), WholeWarps(native=False)
     ends = []
     for history in histories:

@@ -1,4 +1,4 @@
-"""MMAs that machine code repeats: which are known, and in a kernel."""
+"""MMAs that the core repeats: which are known, and in a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both back ends name the same operation and take the same turns where machine code and Python alternate."""
+"""Both back ends name the same operation and take the same turns where the core and Python alternate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DONE:
     ret;
     """
 )
-#: In every group a store that machine code repeats and then one of another place, which is new; nobody waits.
+#: In every group a store that the core repeats and then one of another place, which is new; nobody waits.
 UNOBSERVED = module(
     """
     ld.param.u64 %d1, [p0]; mov.u32 %r1, dynamic; mov.u32 %r2, %tid.x; setp.ne.u32 %p1, %r2, 0; mov.u32 %r7, 0;

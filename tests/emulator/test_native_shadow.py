@@ -1,4 +1,4 @@
-"""The race detector with its fast path in machine code against the same detector without it, on random histories."""
+"""The race detector with its fast path in the core against the same detector without it, on random histories."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class History:
         self.groups = 0
 
     def shared(self, warp: int, rank: int, lanes: list[int], offsets: list[int], nbytes: int, write: bool) -> None:
-        """A load or store of a warp, as machine code logs it."""
+        """A load or store of a warp, as the core logs it."""
         addresses = [rank << 24 | offset * nbytes for offset in offsets[: len(lanes)]]
         self.warps[warp].logger.access("shared", sorted(lanes), addresses, nbytes, write)
 
@@ -76,7 +76,7 @@ class History:
         self.tracker.bulk_waited(self.warps[warp].agent, lane, self.groups, read)
 
     def tensor(self, warp: int, what: str, column: int, columns: int, group: int, step: int) -> None:
-        """tcgen05.ld, st or mma of a warp; ``log``: tcgen05.ld as machine code logs it."""
+        """tcgen05.ld, st or mma of a warp; ``log``: tcgen05.ld as the core logs it."""
         place = slice(column, column + columns), slice(group, group + 2, step)
         if what == "mma":
             self.tracker.enter(self.warps[warp], 0)
@@ -460,7 +460,7 @@ def test_a_split_granule_between_whole_ones_is_looked_at_by_bytes(native: bool, 
 
 
 def test_epochs_are_made_beyond_the_first_arrays() -> None:
-    """Arrays of epochs grow while machine code knows their addresses."""
+    """Arrays of epochs grow while the core knows their addresses."""
     histories = [History(native) for native in (True, False)]
     for history in histories:
         for _ in range(1500):

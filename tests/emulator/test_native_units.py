@@ -1,4 +1,4 @@
-"""Barriers and tensor copies in machine code: against an H200's copies, and against the Python units.
+"""Barriers and tensor copies in the core: against an H200's copies, and against the Python units.
 
 A function may refuse anything, since Python then does it; so the tests also say what must not be refused.
 """
@@ -45,7 +45,7 @@ FAST = Options(detectors=False)
 
 
 class NativeMachine(Machine):
-    """`Machine` without detectors, with functions in machine code on the same state."""
+    """`Machine` without detectors, with functions in the core on the same state."""
 
     def __init__(self, memory: np.ndarray, ctas: int = 1, options: Options = FAST) -> None:
         super().__init__(memory, ctas, detectors=False)
@@ -82,7 +82,7 @@ class NativeMachine(Machine):
 
 
 def frequent(tensor_map: TensorMap, coords: tuple[int, ...], store: bool) -> bool:
-    """Whether machine code must not refuse a copy to or from a place that is legal."""
+    """Whether the core must not refuse a copy to or from a place that is legal."""
     ends = [c + n for c, n in zip(coords, tensor_map.tile, strict=True)]
     span = SWIZZLES[tensor_map.swizzle].span
     return (

@@ -1,4 +1,4 @@
-"""Units in machine code with detectors: what they record and report is what Python does, in whole kernels.
+"""Units in the core with detectors: what they record and report is what Python does, in whole kernels.
 
 The kernel is a small pipeline of two CTAs: a producer loads, a consumer changes what was loaded and stores it, and
 barriers of both CTAs stand between them. hypothesis weakens, drops or misdirects its synchronisation; with each program
@@ -67,7 +67,7 @@ CHOICES = {
 
 #: Places outside the loop.
 ONCE = {"init_fence", "start", "drain", "end"}
-#: From this round on a program may differ: machine code has executed everything by then.
+#: From this round on a program may differ: the core has executed everything by then.
 LATE = 5
 
 
@@ -275,7 +275,7 @@ def test_machine_code_repeats_what_python_did_once(monkeypatch: pytest.MonkeyPat
     assert not error
     assert calls["load"] == calls["store"] == calls["commit"] == 2 * STAGES, calls
     waits = 2 * 3 * ROUNDS
-    assert calls["wait"] < waits / 3, "most waits that need no waiting are machine code's"
+    assert calls["wait"] < waits / 3, "most waits that need no waiting are the core's"
     expected = np.arange(2 * (ROUNDS + 1) * BOX, dtype=np.uint32).astype(np.uint8).reshape(-1, 128)
     stored = np.frombuffer(out, np.uint8).reshape(-1, 128)[: 2 * ROUNDS * ROWS]
     assert (stored != expected[: 2 * ROUNDS * ROWS]).any(axis=1).mean() < 0.5, "the consumer changes 4 rows in 16"

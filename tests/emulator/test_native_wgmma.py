@@ -1,4 +1,4 @@
-"""wgmma in machine code: accumulators in the registers' own memory, filled in when an operation completes.
+"""wgmma in the core: accumulators in the registers' own memory, filled in when an operation completes.
 
 The Python back end, which keeps them in arrays that moves of registers carry along, is the reference.
 """
@@ -17,12 +17,10 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
-from cute_kernels.emulator.wgmma import WgmmaUnit
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma, integer_wgmma_cases, wgmma_cases
-from tests.emulator.test_native import change_after
 from tests.emulator.test_wgmma import COMMIT, FENCE, WAIT, changed, run
 
 POLICIES = ("eager", "lazy", "random")
@@ -63,34 +61,6 @@ def test_our_kernels_run_natively() -> None:
         translate_native(compile_plan(plan).ptx, None, (plan.threads, 1, 1))
 
 
-@pytest.mark.parametrize("completion", POLICIES)
-@pytest.mark.parametrize("after", [100, 1000, 2000])
-def test_change_waits_for_operations_in_flight(
-    completion: str, after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes = change_after(monkeypatch, after)
-    config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
-    case = make_case(batch=3, positions=100, n=136, k=272, sm_count=2, seed=5, config=config)
-    emulate(case.plan, case.tensors, Options(seed=after, completion=completion, interleave="random"))
-    assert changes and not case.mismatches().any()
-
-
-def test_change_in_the_middle_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While all warps wait for their group nothing may change; behind it the accumulators are carried over."""
-    postponed = []
-    busy = WgmmaUnit.busy.fget
-    monkeypatch.setattr(WgmmaUnit, "busy", property(lambda self: postponed.append(busy(self)) or postponed[-1]))
-    case = Wgmma(n=8, steps=2)
-    changed_back_end = 0
-    for after in range(20, 220, 20):
-        with pytest.MonkeyPatch.context() as patch:
-            changes = change_after(patch, after)
-            out = run(case, options=Options(seed=after, completion="lazy", interleave="random"))
-        assert np.array_equal(out, case.fragments(case.expected())), after
-        changed_back_end += bool(changes)
-    assert any(postponed) and changed_back_end > 3
-
-
 @pytest.mark.parametrize("order", [(2, 1, 0, 3), (3, 2, 1, 0), (0, 2, 1, 3)])
 def test_accumulators_in_any_order(order: tuple[int, ...]) -> None:
     """Registers lie in memory by their names, which need not be the order of the operands."""
@@ -122,7 +92,7 @@ def test_moved_accumulators_stay_with_python(moved: str, label: str, completion:
     text = text.replace(".reg .pred %p;", ".reg .pred %p; .reg .b32 %e;")
     detectors = moved == "copied"
     with pytest.raises(NotNative, match="in flight"):
-        translate_native(text, None, BLOCK, detectors)
+        translate_native(text, None, BLOCK, detectors, detectors)
     outs = [
         run(case, text, Options(native=native, completion=completion, detectors=detectors)) for native in (True, False)
     ]

@@ -81,7 +81,7 @@ def test_every_config_is_bit_exact(name: str) -> None:
 
 @pytest.mark.parametrize("name", every_other(CONFIGS))
 def test_every_config_has_no_spills_and_fits(name: str) -> None:
-    """Of the kernel that the emulator runs: host functions differ, machine code does not."""
+    """Of the kernel that the emulator runs: host functions differ, the core does not."""
     case = make_case(**sizes(CONFIGS[name]), config=CONFIGS[name])
     resources = compile_plan(case.plan, emulated=True).resources
     assert resources.registers <= 255

@@ -113,10 +113,10 @@ def test_a_run_is_replayed_on_the_back_end_it_names(
     compiled = []
     monkeypatch.setattr(back_end, "NativeLaunch", lambda it: compiled.append(it) or NativeLaunch(it))
     run = Run("sm100", 6, 128, 256, 128, Schedule(5), mutant="count+1 mbarrier.init.shared.b64 #0")
-    run = dataclasses.replace(run, back_end="machine-code" if native else "python")
+    run = dataclasses.replace(run, back_end="bytecode" if native else "python")
     assert main(shlex.split(run.command())[3:]) == 1
     assert bool(compiled) == native
-    other = dataclasses.replace(run, back_end="python" if native else "machine-code").execute()
+    other = dataclasses.replace(run, back_end="python" if native else "bytecode").execute()
     assert capsys.readouterr().out.strip() == other.strip() and other.startswith("Hang")
 
 

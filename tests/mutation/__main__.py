@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--target", nargs="+", choices=TARGETS, help="default: all")
     parser.add_argument("--quick", action="store_true", help="two targets, every third mutant")
     parser.add_argument(
-        "--back-end", nargs="+", choices=BACK_ENDS, default=["python", "machine-code"], metavar="NAME",
+        "--back-end", nargs="+", choices=BACK_ENDS, default=["python", "bytecode"], metavar="NAME",
         help=f"which back ends execute each mutant: {', '.join(BACK_ENDS)} (default: the first two)",
     )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")

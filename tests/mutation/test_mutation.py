@@ -165,16 +165,15 @@ def test_what_is_noticed_and_by_what(verdicts: list[Verdict]) -> None:
 
 
 def test_both_back_ends_report_the_same(verdicts: list[Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And machine code did execute what is said to have been executed by it."""
+    """And the core did execute what is said to have been executed by it."""
     started = []
-    monkeypatch.setattr(back_end, "NativeWarp", None)  # nothing is carried over: it starts there
     monkeypatch.setattr(back_end, "NativeLaunch", lambda it: started.append(it) or NativeLaunch(it))
     small = Small()
     limits = instruction_limits(small, SMALL_SCHEDULES)
-    assert not started
+    started.clear()
     for mutant, expected in zip(mutants(small.ptx), verdicts, strict=True):
-        found = judge("small", small, mutant, SMALL_SCHEDULES, limits, "machine-code")
-        assert found == dataclasses.replace(expected, back_end="machine-code", seconds=found.seconds)
+        found = judge("small", small, mutant, SMALL_SCHEDULES, limits, "bytecode")
+        assert found == dataclasses.replace(expected, back_end="bytecode", seconds=found.seconds)
         tried = list(SMALL_SCHEDULES).index(found.schedule) + 1 if found.killed else len(SMALL_SCHEDULES)
         assert len(started) == tried, mutant.key
         started.clear()
@@ -214,30 +213,29 @@ def test_what_python_executes_although_machine_code_is_asked_for() -> None:
     reasons = {name: judge("local", Local(), mutant, SMALL_SCHEDULES, limits, name) for name in BACK_ENDS}
     assert {name: verdict.python_only for name, verdict in reasons.items()} == {
         "python": "",
-        "machine-code": "local memory",
-        "changing": "",
+        "bytecode": "local memory",
     }
     text = markdown(summarise(list(reasons.values()), []), list(reasons.values()))
-    assert "1 of the mutants for machine code were executed in Python: local memory." in text
+    assert "1 of the mutants for bytecode were executed in Python: local memory." in text
 
 
 def test_a_difference_between_back_ends_is_a_complaint(verdicts: list[Verdict]) -> None:
     reviews = [Review("*", v.opcode, "*", True, "not at stake here") for v in verdicts if v.survived]
-    native = [dataclasses.replace(verdict, back_end="machine-code", seconds=0.0) for verdict in verdicts]
+    native = [dataclasses.replace(verdict, back_end="bytecode", seconds=0.0) for verdict in verdicts]
     killed = next(number for number, verdict in enumerate(verdicts) if verdict.killed)
     assert summarise([*verdicts, *native], reviews).differences == []
     for change in ({"killer": "Hang!"}, {"schedule": "lazy"}, {"message": "other words"}, {"killer": ""}):
-        native[killed] = dataclasses.replace(verdicts[killed], back_end="machine-code", **change)
+        native[killed] = dataclasses.replace(verdicts[killed], back_end="bytecode", **change)
         summary = summarise([*verdicts, *native], reviews)
         assert summary.differences == [(verdicts[killed], native[killed])]
         (complaint,) = [text for text in summary.complaints(least=0, complete=False) if "the back ends differ" in text]
         assert verdicts[killed].key in complaint and f"python: {verdicts[killed].killer}" in complaint
-    assert complaint.endswith("machine-code: survives")
+    assert complaint.endswith("bytecode: survives")
 
 
 @pytest.mark.parametrize(
     ("arguments", "back_ends"),
-    [([], ["python", "machine-code"]), (["--back-end", "machine-code"], ["machine-code"])],
+    [([], ["python", "bytecode"]), (["--back-end", "bytecode"], ["bytecode"])],
 )
 def test_each_mutant_is_judged_on_the_back_ends_asked_for(
     arguments: list[str], back_ends: list[str], monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", nargs="+", choices=TARGETS, help="default: all, or all that are recorded")
     parser.add_argument("--mutants", type=int, metavar="N", help="record at most N mutants of each (default: all)")
     parser.add_argument("--kept-launches", action="store_true", help="record anew what launches do that are frozen")
-    parser.add_argument("--back-end", choices=BACK_ENDS, default="changing", help="default: %(default)s")
+    parser.add_argument("--back-end", choices=BACK_ENDS, default="bytecode", help="default: %(default)s")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
     for name in ("mutants", "jobs"):

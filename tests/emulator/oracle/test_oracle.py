@@ -44,7 +44,7 @@ def test_a_sample(name: str) -> None:
 
 
 @nightly
-@pytest.mark.parametrize("back_end", ["python", "machine-code"])
+@pytest.mark.parametrize("back_end", ["python", "bytecode"])
 @pytest.mark.parametrize("name", RECORDED)
 def test_everything(name: str, back_end: str) -> None:
     check(name, list(records.read(name).outcomes), BACK_ENDS[back_end])
