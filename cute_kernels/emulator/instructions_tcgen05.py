@@ -17,6 +17,7 @@ from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers, req
 from cute_kernels.emulator.memory_order import enter, watch_uniform
 from cute_kernels.emulator.tensor_copy import copy_to_tensor_memory, shift_rows
 from cute_kernels.emulator.tmem import TensorMemory, rectangle
+from cute_kernels.emulator.tmem_pairs import PairWait
 from cute_kernels.emulator.warp import AllocationWait
 
 _GROUPS = ("cta_group::1", "cta_group::2")
@@ -36,14 +37,27 @@ def alloc(warp: Any, mask: int, destination: int, columns: int, cta_group: int) 
     """tcgen05.alloc: blocks while the columns are not free; with cta_group::2 a warp of each CTA of the pair takes part
     and each allocates in its own CTA (at equal addresses, since both CTAs allocate in the same order)."""
     require_whole_warp(warp, mask, "tcgen05.alloc")
-    base = warp.cta.tmem.alloc(columns)
+    if cta_group == 2:
+        base = _together(warp, "alloc", (columns,))
+    else:
+        base = warp.cta.tmem.alloc(columns)
+        if base is None:
+            warp.wait = AllocationWait(warp.cta, columns)
     if base is None:
-        warp.wait = AllocationWait(warp.cta, columns)
         return None
     warp.cluster.progress += 1
     warp.cluster.memory.view(destination, 4, write=True)[:] = np.frombuffer(base.to_bytes(4, "little"), np.uint8)
     watch_uniform(warp, 1, "shared", destination, 4, True)
     return True
+
+
+def _together(warp: Any, name: str, operands: tuple[int, ...]) -> int | None:
+    """An operation with cta_group::2; None: the warp waits for its peer."""
+    operation = warp.cluster.pair_operations[warp.cta.rank // 2][name]
+    result = operation.join(warp, operands)
+    if result is None:
+        warp.wait = PairWait(operation, warp.cta.rank)
+    return result
 
 
 @family("tcgen05.alloc", destinations=0, blocking=True)
@@ -55,20 +69,26 @@ def _alloc(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(alloc, destination, columns, _cta_group(instruction), blocking=True)
 
 
-def dealloc(warp: Any, mask: int, address: int, columns: int) -> None:
-    """tcgen05.dealloc."""
+def dealloc(warp: Any, mask: int, address: int, columns: int, cta_group: int) -> bool | None:
+    """tcgen05.dealloc; with cta_group::2, as `alloc`."""
     require_whole_warp(warp, mask, "tcgen05.dealloc")
-    warp.cluster.progress += 1
-    warp.cta.tmem.dealloc(address, columns)
+    if cta_group == 2:
+        if _together(warp, "dealloc", (address, columns)) is None:
+            return None
+    else:
+        warp.cluster.progress += 1
+        warp.cta.tmem.dealloc(address, columns)
     if warp.agent is not None:
         warp.cluster.tracker.tensor.free(warp, address & 0xFFFF, columns)
+    return True
 
 
-@family("tcgen05.dealloc", destinations=0)
+@family("tcgen05.dealloc", destinations=0, blocking=True)
 def _dealloc(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.dealloc."""
     qualifiers(instruction, "dealloc", *_GROUPS, "sync", "aligned", "b32")
-    block.call(dealloc, *(block.agreed(block.value(operand, 32)) for operand in instruction.operands))
+    operands = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
+    block.call(dealloc, *operands, _cta_group(instruction), blocking=True)
 
 
 def relinquish(warp: Any, mask: int) -> None:

@@ -23,6 +23,7 @@ from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tma import TmaUnit
 from cute_kernels.emulator.tmem import TensorMemory
+from cute_kernels.emulator.tmem_pairs import PairOperation
 from cute_kernels.emulator.warp import Warp
 from cute_kernels.emulator.wgmma import WgmmaUnit
 
@@ -237,6 +238,11 @@ class LaunchFacts:
     take_cluster: Callable[[], tuple[int, int, int] | None]
 
 
+def _deallocate(memory: TensorMemory, operands: tuple[int, ...]) -> int:
+    memory.dealloc(*operands)
+    return 0
+
+
 class Cluster:
     """The CTAs that run together, their memories and units.
 
@@ -251,6 +257,7 @@ class Cluster:
         arithmetic: how tensor cores add.
         take_cluster: see `LaunchFacts`.
         units: what the core does of the units' work, or None.
+        pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
     """
 
     def __init__(self, index: int, coordinates: tuple[int, int, int], launch: LaunchFacts) -> None:
@@ -293,6 +300,17 @@ class Cluster:
         )
         self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter, self.arithmetic)
         self.units: Units | None = None
+        memories = [cta.tmem for cta in self.ctas]
+        self.pair_operations = [
+            {
+                "alloc": PairOperation(
+                    "tcgen05.alloc", memories, lambda memory, operands: memory.alloc(*operands),
+                    lambda memory, operands: memory.has_room(*operands),
+                ),
+                "dealloc": PairOperation("tcgen05.dealloc", memories, _deallocate),
+            }
+            for _ in range(-(-ranks // 2))
+        ]  # fmt: skip
         self.barrier = ClusterBarrier(self)
         for cta in self.ctas:
             for first in range(0, threads, 32):

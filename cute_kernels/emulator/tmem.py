@@ -65,6 +65,12 @@ class TensorMemory:
         """Host address of the cells of a column."""
         return self._address + self.cells.strides[0] * column
 
+    def has_room(self, ncols: int) -> bool:
+        """Whether `alloc` would not return None: it raises an error or finds free columns."""
+        starts = range(0, COLUMNS - ncols + 1, 32)
+        illegal = not 32 <= ncols <= COLUMNS or self.relinquished
+        return illegal or any(not self._allocated[start : start + ncols].any() for start in starts)
+
     def alloc(self, ncols: int) -> int | None:
         """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
 
