@@ -12,11 +12,11 @@ from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Registe
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.happens_before import Offset
 from cute_kernels.emulator.instructions_memory import address_value
-from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
+from cute_kernels.emulator.instructions_registry import always_varies, as_integer, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.memory_order import enter, watch_uniform
 from cute_kernels.emulator.tensor_copy import copy_to_tensor_memory, shift_rows
-from cute_kernels.emulator.tmem import TensorMemory, rectangle
+from cute_kernels.emulator.tmem import HALVES, TensorMemory, rectangle
 from cute_kernels.emulator.tmem_pairs import PairWait
 from cute_kernels.emulator.warp import AllocationWait
 
@@ -136,6 +136,38 @@ def load(warp: Any, mask: int, address: int, shape: str, repeat: int, index: int
     return rows if len(rows) > 1 else rows[0]
 
 
+def _half_addresses(address: int, split: int) -> tuple[int, int]:
+    """Addresses of the halves of .16x32bx2."""
+    return address, address & 0xFFFF0000 | (address & 0xFFFF) + split
+
+
+def load_halves(warp: Any, mask: int, address: int, repeat: int, index: int, split: int) -> np.ndarray:
+    """tcgen05.ld.16x32bx2; as `load`."""
+    require_whole_warp(warp, mask, "tcgen05.ld")
+    address = warp.cta.tmem.accessed(warp.index, address)
+    rows = warp.cta.tmem.load_halves(warp.index, address, repeat, split).T
+    if warp.agent is not None:
+        for half in _half_addresses(address, split):
+            warp.cluster.tracker.tensor.load(warp, rectangle(half, HALVES, repeat), index)
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.tensor_memory("ld", repeat)
+    return rows if repeat > 1 else rows[0]
+
+
+def store_halves(warp: Any, mask: int, address: int, repeat: int, split: int, values: tuple[Any, ...]) -> None:
+    """tcgen05.st.16x32bx2."""
+    require_whole_warp(warp, mask, "tcgen05.st")
+    address = warp.cta.tmem.accessed(warp.index, address)
+    warp.cluster.progress += 1
+    rows = np.stack([np.broadcast_to(np.asarray(value, np.uint32), 32) for value in values])
+    warp.cta.tmem.store_halves(warp.index, address, repeat, split, rows.T)
+    if warp.agent is not None:
+        for half in _half_addresses(address, split):
+            warp.cluster.tracker.tensor.store(warp, rectangle(half, HALVES, repeat))
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.tensor_memory("st", repeat)
+
+
 def store(warp: Any, mask: int, address: int, shape: str, repeat: int, values: tuple[Any, ...]) -> None:
     """tcgen05.st."""
     require_whole_warp(warp, mask, "tcgen05.st")
@@ -153,7 +185,7 @@ def _shape(instruction: Instruction, *more: str) -> tuple[str, int]:
     parts = qualifiers(
         instruction,
         *more,
-        *("ld", "st", "sync", "aligned", "32x32b", "16x64b", "16x128b", "16x256b", "b32"),
+        *("ld", "st", "sync", "aligned", "32x32b", "16x64b", "16x128b", "16x256b", HALVES, "b32"),
         *(f"x{1 << i}" for i in range(8)),
     )
     shapes = [part for part in parts if "x" in part and part[0] != "x"]
@@ -165,7 +197,7 @@ def _shape(instruction: Instruction, *more: str) -> tuple[str, int]:
 
 @family("tcgen05.ld", varies=always_varies)
 def _ld(block: BlockBuilder, instruction: Instruction) -> None:
-    """tcgen05.ld; .pack::16b for 32x32b."""
+    """tcgen05.ld of all shapes; .pack::16b for 32x32b."""
     pack = "pack::16b" in instruction.parts
     shape, repeat = _shape(instruction, "pack::16b")
     if pack and shape != "32x32b":
@@ -174,7 +206,12 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     count = len(destination.items) if isinstance(destination, Vector) else 1
     address = address_value(block, instruction.operands[1])
     address = block.agreed(address)
-    results = block.call(load, address, shape, repeat, instruction.index, pack, results=[("u32", False)] * count)
+    loaded = [("u32", False)] * count
+    if shape == HALVES:
+        split = as_integer(instruction, instruction.operands[2])
+        results = block.call(load_halves, address, repeat, instruction.index, split, results=loaded)
+    else:
+        results = block.call(load, address, shape, repeat, instruction.index, pack, results=loaded)
     for item, value in zip(destination.items if count > 1 else _only(destination), results):
         block.define(item, value)
 
@@ -191,13 +228,17 @@ def _only(destination: Any) -> tuple[Any, ...]:
 
 @family("tcgen05.st", destinations=0)
 def _st(block: BlockBuilder, instruction: Instruction) -> None:
-    """tcgen05.st."""
+    """tcgen05.st of all shapes."""
     shape, repeat = _shape(instruction)
-    source = instruction.operands[1]
+    source = instruction.operands[-1]
     values = [block.whole(block.value(item, 32)) for item in _only(source)]
     address = address_value(block, instruction.operands[0])
     address = block.agreed(address)
-    block.anchor(Call(store, [address, shape, repeat, tuple(values)]), [], [address, *values])
+    call = Call(store, [address, shape, repeat, tuple(values)])
+    if shape == HALVES:
+        split = as_integer(instruction, instruction.operands[1])
+        call = Call(store_halves, [address, repeat, split, tuple(values)])
+    block.anchor(call, [], [address, *values])
 
 
 def wait(warp: Any, mask: int, kind: int) -> None:

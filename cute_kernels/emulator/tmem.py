@@ -17,6 +17,8 @@ LANES, COLUMNS = CONSTANTS["TENSOR_LANES"], CONSTANTS["TENSOR_COLUMNS"]
 LANE_GROUP = CONSTANTS["LANE_GROUP"]  # no access covers less of a column
 #: Shape of tcgen05.ld/st -> (columns per repetition, registers per repetition, largest repetition).
 SHAPES = {"32x32b": (1, 1, 128), "16x64b": (2, 1, 128), "16x128b": (4, 2, 64), "16x256b": (8, 4, 32)}
+#: The shape of two halves of 16 lanes; the instruction says how many columns lie between them.
+HALVES = "16x32bx2"
 
 
 def split_address(address: int) -> tuple[int, int]:
@@ -158,6 +160,30 @@ class TensorMemory:
             columns, lanes = fragment(shape, repeat)
             self.cells[columns + column, lanes + lane] = rows
 
+    def load_halves(self, warp: int, address: int, repeat: int, split: int) -> np.ndarray:
+        """tcgen05.ld.16x32bx2 by one warp: uint32 ``[32 lanes, registers]``.
+
+        Threads 0 to 15 hold 16 lanes from ``address`` on, and a column per register; threads 16 to 31 the same lanes,
+        ``split`` columns further on. Other arguments and errors as `load`.
+        """
+        halves = []
+        for lane, column in self._halves(warp, address, repeat, split, "tcgen05.ld"):
+            self.check(lane, 16, column, repeat, write=False)
+            halves.append(self.cells[column : column + repeat, lane : lane + 16])
+        return np.concatenate(halves, axis=1).T
+
+    def store_halves(self, warp: int, address: int, repeat: int, split: int, values: np.ndarray) -> None:
+        """tcgen05.st.16x32bx2 of uint32 ``[32 lanes, registers]``; arguments and errors as `load_halves`."""
+        places = self._halves(warp, address, repeat, split, "tcgen05.st")
+        for (lane, column), half in zip(places, (values[:16], values[16:])):
+            self.check(lane, 16, column, repeat, write=True)
+            self.cells[column : column + repeat, lane : lane + 16] = half.T
+
+    def _halves(self, warp: int, address: int, repeat: int, split: int, name: str) -> list[tuple[int, int]]:
+        # Lanes and repetitions are those of the other shapes of 16 lanes.
+        lane, column, _ = self._place(warp, address, HALVES, repeat, name)
+        return [(lane, column), (lane, column + split)]
+
     def check(self, lane: int, nlanes: int, column: int, ncols: int, *, write: bool) -> None:
         """Checks a rectangle and, for a write, marks it as written.
 
@@ -190,9 +216,9 @@ class TensorMemory:
 
     def _place(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int, int]:
         """Checks the operands of a load or store; returns (first lane, first column, columns)."""
-        if shape not in SHAPES:
-            raise UnsupportedPTX(f"{name}.{shape}; implemented are {', '.join(SHAPES)}")
-        width, _, largest = SHAPES[shape]
+        if shape not in (*SHAPES, HALVES):
+            raise UnsupportedPTX(f"{name}.{shape}; implemented are {', '.join(SHAPES)}, {HALVES}")
+        width, _, largest = SHAPES.get(shape, (1, 1, 128))
         if not 1 <= repeat <= largest or repeat & (repeat - 1):
             raise UnsupportedPTX(f"{name}.{shape}.x{repeat}; legal are powers of two up to x{largest}")
         lane, column = split_address(address)
@@ -206,10 +232,11 @@ class TensorMemory:
 
 
 def rectangle(address: int, shape: str, repeat: int) -> tuple[slice, slice]:
-    """Columns, and groups of 16 lanes, that a load or store touches."""
+    """Columns, and groups of 16 lanes, that a load or store touches (of `HALVES` the first half)."""
     lane, column = split_address(address)
     first = lane // LANE_GROUP
-    return slice(column, column + SHAPES[shape][0] * repeat), slice(first, first + (2 if shape == "32x32b" else 1))
+    width = SHAPES.get(shape, (1, 1, 1))[0]
+    return slice(column, column + width * repeat), slice(first, first + (2 if shape == "32x32b" else 1))
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import IllegalAccess, TensorMemoryRace, UnsupportedPTX
 from cute_kernels.emulator.tmem import SHAPES, TensorMemory, split_address, tensor_address
+from tests.emulator.ptx import THREAD_OUTPUT, launch, module
 
 
 def filled() -> TensorMemory:
@@ -98,11 +100,79 @@ def test_a_warp_may_touch_the_lanes_of_its_quarter_only(shape: str, warp: int):
 
 def test_unknown_shapes_are_refused():
     memory = filled()
-    for shape, repeat in (("16x32bx2", 1), ("32x32b", 3), ("32x32b", 256), ("16x256b", 64), ("16x64b", 0)):
+    for shape, repeat in (("16x32bx4", 1), ("32x32b", 3), ("32x32b", 256), ("16x256b", 64), ("16x64b", 0)):
         with pytest.raises(UnsupportedPTX, match="tcgen05.ld"):
             memory.load(0, 0, shape, repeat)
     with pytest.raises(IllegalAccess, match="x4 of 3 registers"):
         memory.store(0, 0, "32x32b", 4, np.zeros((32, 3)))
+
+
+@pytest.mark.parametrize("half", [0, 16])
+@pytest.mark.parametrize("repeat", [1, 4, 128])
+def test_two_halves_of_16_lanes(half: int, repeat: int):
+    """16x32bx2: threads 16 to 31 have the lanes of threads 0 to 15, so many columns further on."""
+    memory = filled()
+    for warp, column, split in ((0, 3, 200), (5, 100, repeat), (2, 40, 0)):
+        first = 32 * (warp % 4) + half
+        address = tensor_address(first, column)
+        values = memory.load_halves(warp, address, repeat, split)
+        assert values.shape == (32, repeat)
+        for thread, register in np.ndindex(values.shape):
+            where = column + register + (split if thread >= 16 else 0)
+            assert values[thread, register] == 512 * (first + thread % 16) + where
+    before, new = memory.cells.copy(), np.arange(32 * repeat, dtype=np.uint32).reshape(32, repeat) + (1 << 24)
+    memory.store_halves(5, tensor_address(32 + half, 100), repeat, 128, new)
+    np.testing.assert_array_equal(memory.load_halves(5, tensor_address(32 + half, 100), repeat, 128), new)
+    assert np.count_nonzero(memory.cells != before) == new.size
+
+
+def test_halves_that_are_refused():
+    memory = filled()
+    with pytest.raises(IllegalAccess, match="starts at lane 32; the warp may touch the lanes of its quarter 0"):
+        memory.load_halves(0, tensor_address(32, 0), 1, 1)
+    with pytest.raises(IllegalAccess, match="leaves the 128 x 512 cells"):
+        memory.load_halves(0, tensor_address(0, 300), 2, 211)
+    with pytest.raises(UnsupportedPTX, match="tcgen05.st.16x32bx2.x3"):
+        memory.store_halves(0, 0, 3, 1, np.zeros((32, 3), np.uint32))
+
+
+#: Warp 0 stores two columns, 100 * thread + register, as one shape, and loads them as another.
+SHAPES_IN_TURN = f"""{THREAD_OUTPUT} tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic], 32;
+    bar.warp.sync -1; ld.shared.b32 %r20, [dynamic]; mul.lo.u32 %r2, %r1, 100; add.u32 %r3, %r2, 1; mov.b32 %r9, 0;
+    tcgen05.st.sync.aligned.32x32b.x4.b32 [%r20], {{%r9, %r9, %r9, %r9}}; tcgen05.wait::st.sync.aligned;
+    STORE tcgen05.wait::st.sync.aligned; LOAD tcgen05.wait::ld.sync.aligned; add.u32 %r6, %r6, 0; add.u32 %r7, %r7, 0;
+    mul.wide.u32 %d3, %r1, 8; add.u64 %d3, %d0, %d3; st.global.v2.b32 [%d3], {{%r6, %r7}};
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 32; ret;"""
+WHOLE, SPLIT = "32x32b.x2.b32", "16x32bx2.x2.b32"
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_halves_in_a_kernel(native: bool):
+    """Registers of the lower 16 threads are columns 0 and 1 of lanes 0 to 15, those of the others columns 2 and 3."""
+    whole = (
+        f"tcgen05.st.sync.aligned.{WHOLE} [%r20], {{%r2, %r3}};",
+        f"tcgen05.ld.sync.aligned.{WHOLE} {{%r6, %r7}}, [%r20];",
+    )
+    split = (
+        f"tcgen05.st.sync.aligned.{SPLIT} [%r20], 2, {{%r2, %r3}};",
+        f"tcgen05.ld.sync.aligned.{SPLIT} {{%r6, %r7}}, [%r20], 2;",
+    )
+    own = [[100 * n, 100 * n + 1] for n in range(32)]
+    for store, load, expected in (
+        (split[0], split[1], own),
+        (whole[0], split[1], own[:16] + [[0, 0]] * 16),
+        (split[0], whole[1], own[:16] + [[0, 0]] * 16),
+        (split[0], whole[1].replace("[%r20]", "[%r20+2]"), own[16:] + [[0, 0]] * 16),
+    ):
+        out = np.zeros((32, 2), np.uint32)
+        text = SHAPES_IN_TURN.replace("STORE", store).replace("LOAD", load)
+        launch(module(text, parameters=1), out, options=Options(native=native))
+        assert out.tolist() == expected
+    racing = SHAPES_IN_TURN.replace("STORE tcgen05.wait::st.sync.aligned;", split[0])
+    second = whole[1].replace("[%r20]", "[%r20+2]")
+    with pytest.raises(TensorMemoryRace, match=r"tcgen05.ld of .* TMEM column 2, .* which the tcgen05.st"):
+        text = module(racing.replace("LOAD", second), parameters=1)
+        launch(text, np.zeros((32, 2), np.uint32), options=Options(native=native))
 
 
 def test_accesses_outside_the_allocation_or_the_memory():
