@@ -15,6 +15,8 @@ EXTRAS = {
     "emulator": _EMULATOR,
     "demo": {**_EMULATOR, **_IMAGES, "rich": "rich", "matplotlib": "matplotlib", "skimage": "scikit-image"},
     "hf": {**_IMAGES, "transformers": "transformers"},
+    "dask": {"distributed": "distributed"},
+    "ray": {"ray": "ray"},
     "testing": {**_EMULATOR, "pytest": "pytest", "hypothesis": "hypothesis"},
 }
 """Extra -> module -> the distribution that has it. ``emulator`` also brings the programs cuobjdump and nvdisasm."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,7 @@ from cute_kernels.emulator import schedule as schedules
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.recorded import Outcome, RecordedLaunch, Replay, differences
 from cute_kernels.emulator.schedule import Schedule
+from cute_kernels.executors import Workers
 
 DIFFERENT_RESULT = "DifferentResult"
 """`Finding.kind` where no fault is reported, and memory differs from what the default schedule leaves."""
@@ -62,13 +65,62 @@ class Tally:
         return self.systematic + self.random
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """What became of one run: fields of `Finding` ("" and None if nothing was found), or no time was left for it."""
+
+    kind: str = ""
+    text: str = ""
+    error: EmulatorError | None = None
+    out_of_time: bool = False
+
+
 class _OutOfTime(Exception):
     """The budget is used up in the middle of a run."""
+
+
+class _Trials:
+    """The launches in one process."""
+
+    def __init__(self, launches: Sequence[RecordedLaunch], options: dict[str, Any], results_may_differ: bool) -> None:
+        self._options, self._results_may_differ = options, results_may_differ
+        self._replays = [Replay(each) for each in launches]
+        self._expected: dict[int, Outcome] = {}  # what the default schedule leaves
+
+    def run(self, number: int, schedule: Schedule, seconds: float | None) -> _Trial:
+        """One launch under a schedule, at most so long."""
+        end = time.monotonic() + seconds if seconds is not None else None
+        try:
+            if number not in self._expected:  # the program itself has run under the default schedule
+                self._expected[number] = self._replay(number, Schedule(), end)
+            if schedule == Schedule():
+                return _Trial()
+            outcome = self._replay(number, schedule, end)
+        except _OutOfTime:
+            return _Trial(out_of_time=True)
+        except EmulatorError as error:
+            return _Trial(type(error).__name__, error.message, error)
+        text = "" if self._results_may_differ else differences(outcome, self._expected[number])
+        return _Trial(DIFFERENT_RESULT, f"the result depends on the schedule: {text}") if text else _Trial()
+
+    def _replay(self, number: int, schedule: Schedule, end: float | None) -> Outcome:
+        def check_time(done: int, of: int) -> None:
+            if end is not None and time.monotonic() > end:
+                raise _OutOfTime
+
+        options = schedule.options(**self._options)
+        return self._replays[number].run(options, overlap=schedule.overlap, progress=check_time)
+
+
+_Planned = tuple[str, int, Schedule]  # "", "systematic" or "random"; number of the launch
 
 
 @dataclass
 class Search:
     """The launches of one program under many schedules.
+
+    What is found does not depend on the executor, but for how far the time reaches: schedules are judged in their
+    order.
 
     Args:
         launches: as `Recorder` has them.
@@ -76,6 +128,7 @@ class Search:
         options: fields of `Options` for every run, beside the schedule's.
         results_may_differ: from schedule to schedule; else that is a finding.
         progress: called before each run with the tally and the seconds since the search began.
+        executor, jobs: where runs are executed, as for `Workers`.
     """
 
     launches: Sequence[RecordedLaunch]
@@ -83,85 +136,74 @@ class Search:
     options: dict[str, Any] = field(default_factory=dict)
     results_may_differ: bool = False
     progress: Callable[[Tally, float], None] = lambda tally, seconds: None
+    executor: Executor | Callable[[], Executor] | None = None
+    jobs: int = 1
 
     def __post_init__(self) -> None:
         self.tally = Tally()
-        self._replays = [Replay(each) for each in self.launches]
-        self._expected: list[Outcome | None] = [None] * len(self._replays)
         self._start = time.monotonic()
-        self._limited = True
 
     def run(self) -> Finding | None:
         """The first failure, with the simplest schedule that was found for it; None if there is none.
 
         Systematic schedules of all launches come first, in turn, then random ones.
         """
-        try:
-            return self._reduced(self._first())
-        except _OutOfTime:
-            return None
+        state = (tuple(self.launches), self.options, self.results_may_differ)
+        with Workers(_Trials, state, self.executor, self.jobs) as workers:
+            finding = self._first(workers)
+            return self._reduced(finding, workers) if finding is not None else None
 
-    def _first(self) -> Finding | None:
-        # The program itself has run under the default schedule; as a replay it says what memory is to hold.
-        for number in range(len(self._replays)):
-            if (finding := self._try(number, Schedule())) is not None:
-                return finding
+    def _first(self, workers: Workers) -> Finding | None:
+        drawn: deque[_Planned] = deque()
+        timely = True
+
+        def items() -> Iterator[tuple[int, Schedule, float | None]]:
+            nonlocal timely
+            for planned in self._plan():
+                left = self._seconds_left()
+                if left is not None and left <= 0:
+                    timely = False
+                    return
+                drawn.append(planned)
+                self.progress(self.tally, time.monotonic() - self._start)
+                yield *planned[1:], left
+
+        for trial in workers.each(_Trials.run, items()):
+            phase, number, schedule = drawn.popleft()
+            self.tally.complete |= phase == "random"
+            if trial.out_of_time:
+                return None
+            self.tally.systematic += phase == "systematic"
+            self.tally.random += phase == "random"
+            if trial.kind:
+                return Finding(self.launches[number], schedule, trial.kind, trial.text, trial.error)
+        self.tally.complete |= timely
+        return None
+
+    def _plan(self) -> Iterator[_Planned]:
+        for number in range(len(self.launches)):
+            yield "", number, Schedule()
         plans = [
             schedules.systematic(each.ctas, each.warps, overlaps=each.previous is not None) for each in self.launches
         ]
         for turn in itertools.zip_longest(*plans):
             for number, schedule in enumerate(turn):
                 if schedule is not None:
-                    self.tally.systematic += 1
-                    if (finding := self._try(number, schedule)) is not None:
-                        return finding
-        self.tally.complete = True
-        for seed in self._seeds():
+                    yield "systematic", number, schedule
+        for seed in itertools.count(1) if self.budget.seeds is None else range(1, self.budget.seeds + 1):
             for number, recorded in enumerate(self.launches):
-                self.tally.random += 1
-                schedule = schedules.drawn(seed, overlaps=recorded.previous is not None)
-                if (finding := self._try(number, schedule)) is not None:
-                    return finding
-        return None
+                yield "random", number, schedules.drawn(seed, overlaps=recorded.previous is not None)
 
-    def _seeds(self) -> Iterator[int]:
-        if self.budget.seeds is None:
-            return itertools.count(1)
-        return iter(range(1, self.budget.seeds + 1))
-
-    def _reduced(self, finding: Finding | None) -> Finding | None:
-        """The same failure under the simplest schedule that shows it; a fault counts more than a different result."""
-        if finding is None:
-            return None
+    def _reduced(self, finding: Finding, workers: Workers) -> Finding:
+        """The same failure under the simplest schedule that shows it, whatever time that takes."""
         number = next(n for n, each in enumerate(self.launches) if each is finding.recorded)
-        self._limited = False  # what has been found is worth the time
-        for schedule in finding.schedule.simpler():
-            found = self._try(number, schedule)
-            if found is not None and found.kind == finding.kind:
-                return found
+        simpler = list(finding.schedule.simpler())
+        trials = workers.each(_Trials.run, ((number, schedule, None) for schedule in simpler))
+        for schedule, trial in zip(simpler, trials):
+            if trial.kind == finding.kind:
+                return Finding(finding.recorded, schedule, trial.kind, trial.text, trial.error)
         return finding
 
-    def _try(self, number: int, schedule: Schedule) -> Finding | None:
-        self._check_time()
-        self.progress(self.tally, time.monotonic() - self._start)
-        recorded, replay = self.launches[number], self._replays[number]
-        try:
-            outcome = replay.run(
-                schedule.options(**self.options),
-                overlap=schedule.overlap,
-                progress=lambda done, of: self._check_time(),
-            )
-        except EmulatorError as error:
-            return Finding(recorded, schedule, type(error).__name__, error.message, error)
-        expected = self._expected[number]
-        if expected is None:
-            self._expected[number] = outcome
-        elif not self.results_may_differ and (text := differences(outcome, expected)):
-            text = f"the result depends on the schedule: {text}"
-            return Finding(recorded, schedule, DIFFERENT_RESULT, text)
-        return None
-
-    def _check_time(self) -> None:
+    def _seconds_left(self) -> float | None:
         limit = self.budget.seconds
-        if self._limited and limit is not None and time.monotonic() - self._start > limit:
-            raise _OutOfTime
+        return None if limit is None else limit - (time.monotonic() - self._start)

@@ -58,7 +58,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--match", metavar="TEXT", default="", help="only mutants whose key contains this, e.g. fence")
     parser.add_argument("--every", type=count, default=1, metavar="K", help="only every K-th mutant (default: all)")
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
+    check.add_worker_arguments(parser)
     parser.add_argument(
         "--launches", type=count, default=3, metavar="N",
         help="launches of each kernel that a mutant runs, of those that differ in shape (default: at most %(default)s)",
@@ -90,6 +90,7 @@ def mutate(options: argparse.Namespace) -> int:
     """
     if options.output is not None:
         files.check_output(options.output)
+    check.check_workers(options)
     reporter = command.make_reporter(options)
     with command.writing_reports(options, reporter, "mutate") as outcome:
         outcome.status = _mutate(options, reporter, outcome)
@@ -111,17 +112,18 @@ def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -
         what = f"has {options.match!r} in its key" if options.match else "is there"
         raise ValueError(f"no mutant {what}: the kernels' PTX has no such synchronisation")
     start, verdicts = time.perf_counter(), []
-    for kernel, numbers in work:
-        try:
-            found = judge(kernel, numbers, how, options.jobs)
-        except EmulatorError as error:
-            # Under one of six schedules, which need not be one that options of `emulate` describe.
-            reporter.replay = lambda schedule: command.replay_words(options, schedule, "check")
-            reporter.report(Schedule(), error, "the kernel is unchanged")
-            return command.exit_status(error)
-        print_kernel(kernel, found)
-        reporter.diagnostics += [survivor(kernel, each) for each in found if each.survived]
-        verdicts += found
+    with check.workers_of(options) as where:
+        for kernel, numbers in work:
+            try:
+                found = judge(kernel, numbers, how, where)
+            except EmulatorError as error:
+                # Under one of six schedules, which need not be one that options of `emulate` describe.
+                reporter.replay = lambda schedule: command.replay_words(options, schedule, "check")
+                reporter.report(Schedule(), error, "the kernel is unchanged")
+                return command.exit_status(error)
+            print_kernel(kernel, found)
+            reporter.diagnostics += [survivor(kernel, each) for each in found if each.survived]
+            verdicts += found
     score, seconds = campaign.score(verdicts), time.perf_counter() - start
     print(f"mutated: {len(verdicts)} mutants in {seconds:.1f} s, score {score:.1%}", flush=True)
     outcome.summary = {
@@ -140,7 +142,7 @@ def chosen(kernel: Kernel, options: argparse.Namespace) -> list[int]:
     return matching[:: options.every]
 
 
-def judge(kernel: Kernel, numbers: list[int], how: dict[str, Any], jobs: int) -> list[Verdict]:
+def judge(kernel: Kernel, numbers: list[int], how: dict[str, Any], where: dict[str, Any]) -> list[Verdict]:
     """Verdicts on mutants of a kernel, with a line that says how far it is."""
     counts: Counter[str] = Counter()
     with ProgressLine() as line:
@@ -152,7 +154,7 @@ def judge(kernel: Kernel, numbers: list[int], how: dict[str, Any], jobs: int) ->
             text = f"{counts['done']}/{len(numbers)} mutants, {counts['survive']} survive"
             line.show(text, counts["done"] / len(numbers))
 
-        return campaign.judge_mutants(kernel, numbers, how, jobs, done)
+        return campaign.judge_mutants(kernel, numbers, how, done=done, **where)
 
 
 def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 from cute_kernels.emulator.recorded import RecordedLaunch
+from cute_kernels.executors import Workers
 from cute_kernels.mutation import judge
 from cute_kernels.mutation.judge import Verdict
 from cute_kernels.mutation.mutants import Mutant, mutants_of_kernel
 from cute_kernels.mutation.target import SCHEDULES, RecordedTarget
-from cute_kernels.mutation.workers import judge_each
 
 _BACK_END = "bytecode"
 
@@ -65,23 +66,13 @@ class _Campaign:
         return judge.judge(self.kernel.name, self.target, mutant, self.schedules, self.limits, _BACK_END)
 
 
-_current: list[_Campaign] = []  # of this process
-
-
-def _prepare(kernel: Kernel, options: dict[str, Any]) -> None:
-    _current[:] = [_Campaign(kernel, options)]
-
-
-def _judge(number: int) -> Verdict:
-    return _current[0].judge(number)
-
-
 def judge_mutants(
     kernel: Kernel,
     numbers: Sequence[int],
     options: dict[str, Any],
     jobs: int = 1,
     done: Callable[[Verdict], None] = lambda verdict: None,
+    executor: Executor | Callable[[], Executor] | None = None,
 ) -> list[Verdict]:
     """Verdicts on mutants of a kernel by their numbers.
 
@@ -89,18 +80,20 @@ def judge_mutants(
         kernel, numbers: what is judged.
         options: fields of `Options` for every run.
         jobs: processes.
-        done: called with each verdict as it comes.
+        done: called with each verdict, in order.
+        executor: where mutants are judged instead, as for `Workers`; the verdicts are the same.
 
     Raises:
         EmulatorError: the unchanged kernel is at fault under one of the schedules, or refused.
     """
     if not numbers:
         return []
-    jobs = min(jobs, len(numbers))
-    try:
-        return judge_each(_judge, [(number,) for number in numbers], jobs, done, _prepare, (kernel, options))
-    finally:
-        _current.clear()
+    verdicts = []
+    with Workers(_Campaign, (kernel, options), executor, min(jobs, len(numbers))) as workers:
+        for verdict in workers.each(_Campaign.judge, [(number,) for number in numbers]):
+            verdicts.append(verdict)
+            done(verdict)
+    return verdicts
 
 
 def score(verdicts: Sequence[Verdict]) -> float:

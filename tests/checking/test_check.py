@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,21 @@ def test_random_schedules_are_tried_and_reduced(monkeypatch: pytest.MonkeyPatch)
     assert finding.schedule == Schedule(3, "random", "starve")
     assert (found.tally.systematic, found.tally.random, found.tally.complete) == (1, 5, True)
     assert "launch 1" not in finding.text and "it hangs" in finding.text
+
+
+def test_threads_find_the_same(tmp_path: Path) -> None:
+    """The first schedule in order that fails, and the simplest of its kind, whatever ends first."""
+    recorder = Recorder()
+    with capture("sm_90a", Options(), recorder=recorder) as session:
+        assert run_program(str(planted("one try to wait", tmp_path)), [], session, pytest.fail) == 0
+    findings = []
+    for workers in (None, 3):
+        with contextlib.ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(workers)) if workers else None
+            search = Search(recorder.launches, Budget(None, 3), executor=pool)
+            found = search.run()
+        findings.append((found.recorded.number, found.schedule, found.kind, found.text, search.tally))
+    assert findings[0] == findings[1]
 
 
 def test_the_time_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

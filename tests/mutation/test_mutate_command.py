@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,12 @@ def test_processes_judge_the_same(recorded: list) -> None:
     shown = []
     here = campaign.judge_mutants(kernel, numbers, {})
     there = campaign.judge_mutants(kernel, numbers, {}, jobs=2, done=shown.append)
-    assert [(v.key, v.killer, v.schedule, v.line) for v in here] == [
-        (v.key, v.killer, v.schedule, v.line) for v in there
-    ]
+    with ThreadPoolExecutor(2) as pool:
+        threads = campaign.judge_mutants(kernel, numbers, {}, executor=pool)
+    for others in (there, threads):
+        assert [(v.key, v.killer, v.schedule, v.line) for v in here] == [
+            (v.key, v.killer, v.schedule, v.line) for v in others
+        ]
     assert sorted(v.key for v in shown) == sorted(v.key for v in there) and any(v.killed for v in here)
 
 

@@ -7,10 +7,10 @@ import functools
 
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import Options
+from cute_kernels.executors import Workers
 from cute_kernels.mutation.judge import Verdict, instruction_limits, judge
 from cute_kernels.mutation.mutants import Mutant, mutants
 from cute_kernels.mutation.target import BACK_ENDS
-from cute_kernels.mutation.workers import judge_each
 from tests.mutation.targets import ROLE_FILES, SCHEDULES, TARGETS
 
 
@@ -25,7 +25,11 @@ def _prepared(name: str, strict: bool, back_end: str) -> tuple[list[Mutant], dic
     return list(mutants(target.ptx)), schedules, instruction_limits(target, schedules)
 
 
-def _judge(name: str, number: int, back_end: str, strict: bool) -> Verdict:
+def _nothing() -> None:
+    """Workers keep what they know of a target in `_prepared`."""
+
+
+def _judge(_: None, name: str, number: int, back_end: str, strict: bool) -> Verdict:
     found, schedules, limits = _prepared(name, strict, back_end)
     return judge(name, TARGETS[name], found[number], schedules, limits, back_end, ROLE_FILES)
 
@@ -43,4 +47,9 @@ def judge_all(work: list[tuple[str, int, str]], jobs: int, strict: bool = True) 
                 line.print(f"survives: {verdict.target}, {verdict.back_end}: {verdict.key}, {where}")
             line.show(f"{counts['done']}/{len(work)}, {counts['survive']} survive", counts["done"] / len(work))
 
-        return judge_each(_judge, [(*item, strict) for item in work], jobs, done)
+        verdicts = []
+        with Workers(_nothing, (), jobs=jobs) as workers:
+            for verdict in workers.each(_judge, [(*item, strict) for item in work]):
+                verdicts.append(verdict)
+                done(verdict)
+        return verdicts

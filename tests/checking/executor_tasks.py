@@ -1,0 +1,47 @@
+"""Functions that worker processes run."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+
+class State:
+    """What a worker prepares; says where it was made, and whether two tasks ever had it at once."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset, self.process, self.made = offset, os.getpid(), os.urandom(8).hex()
+        self.busy = threading.Lock()
+
+
+def square(state: State, number: int) -> tuple[int, int, str]:
+    """A result, the process that has it, and which state it used."""
+    assert state.process == os.getpid()
+    assert state.busy.acquire(blocking=False), "two tasks at once"
+    try:
+        return number * number + state.offset, os.getpid(), state.made
+    finally:
+        state.busy.release()
+
+
+def dies_once(state: State, number: int, mark: str) -> int:
+    """Task 3 ends its process, unless it has done so before."""
+    if number == 3 and not Path(mark).exists():
+        Path(mark).touch()
+        os._exit(1)
+    return number + state.offset
+
+
+def dies(state: State, number: int) -> int:
+    """Task 3 ends its process."""
+    if number == 3:
+        os._exit(1)
+    return number
+
+
+def fails(state: State, number: int) -> int:
+    """Task 3 raises."""
+    if number == 3:
+        raise KeyError("task 3")
+    return number
