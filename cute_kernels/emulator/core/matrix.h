@@ -2,6 +2,7 @@
 #ifndef CUTE_KERNELS_MATRIX_H
 #define CUTE_KERNELS_MATRIX_H
 #include "core.h"
+#include "vectors.h"
 
 enum { MOST_ROWS = 256, MOST_K = 32, PAIRS = K_BYTES / 2 };
 
@@ -12,6 +13,7 @@ typedef struct Operand {
   double largest[MOST_ROWS];                       // finite magnitude of each row of `values`
   uint32_t lowest;                                 // bits of FP32: of `values`, all are multiples of it
   int64_t most;                                    // magnitude among `pairs`; beyond MOST_SMALL they are not right
+  int64_t digits;                                  // all of them, or'ed: where its last 1 is, no last digit is lower
 } Operand;
 enum { MOST_SMALL = 32767 };
 
@@ -32,6 +34,12 @@ typedef struct Terms {
   int32_t special[MOST_ROWS];  // -1: a row with NaN or an infinity, for which the magnitudes have 0
 } Terms;
 enum { NO_EXPONENT = -16000 };  // of 0, NaN and infinities
+enum {
+  WIDE_VECTORS_OF_TERMS = VECTOR == 64 ? 4 : 2,
+  NARROW_VECTORS_OF_TERMS = 2,
+  WIDE_BLOCK = WIDE_VECTORS_OF_TERMS * DOUBLES,  // lanes of a block
+  NARROW_BLOCK = NARROW_VECTORS_OF_TERMS * WORDS,
+};
 
 // The lowest exponent of a type: subnormal numbers have it too.
 static inline int lowest_exponent(int64_t type) {
@@ -49,8 +57,8 @@ void load_small(
     Operand *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side);
 void load_values(
     Operand *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side);
-// `block`: lanes of a block of A, or 0: B. `narrow`: which of the magnitudes are needed.
+// `narrow`: which of the magnitudes are needed.
 void load_terms(
-    Terms *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int block, int narrow);
+    Terms *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side, int narrow);
 
 #endif

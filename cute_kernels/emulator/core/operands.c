@@ -66,11 +66,12 @@ static inline Shorts small_e4m3(Shorts all, Shorts *most) {
   return (Shorts)((ShortBits)(value ^ sign) - (ShortBits)sign);  // beyond 60 this may wrap around
 }
 
-static inline void small_row(const uint8_t *codes, int16_t *out, int64_t element, int16_t negated, Shorts *most) {
+static inline void small_row(const uint8_t *codes, int16_t *out, int64_t element, int16_t negated, Shorts *most, Shorts *digits) {
   for (int i = 0; i < PIECE; i += CODES) {
     Shorts value = widened(codes + i);
     if (element == E4M3) value = small_e4m3(value, most);
     if (element == S8) value = (value ^ 128) - 128;
+    *digits |= value;
     *(Shorts *)(out + i) = (value ^ (int16_t)-negated) + negated;
   }
 }
@@ -92,7 +93,7 @@ static inline void load_small_rows(
     Operand *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int64_t element,
     int side_by_side) {
   uint8_t row[K_BYTES];
-  Shorts most = {0};
+  Shorts most = {0}, digits = {0};
   int16_t negated = type->negated != 0;
   _Alignas(64) int32_t block[LANE_GROUP][PAIRS];
   for (int64_t i = 0; i < rows; i++) {
@@ -104,12 +105,14 @@ static inline void load_small_rows(
     } else {
       read_row(row, from, i, type->unit);
     }
-    small_row(low, out, element, negated, &most);
-    small_row(high, out + PIECE, element, negated, &most);
+    small_row(low, out, element, negated, &most, &digits);
+    small_row(high, out + PIECE, element, negated, &most, &digits);
     if (side_by_side && i % LANE_GROUP == LANE_GROUP - 1) transpose(block, (int32_t *)to->pairs + i - (LANE_GROUP - 1));
   }
   int64_t largest = largest_small(most, element);
   to->most = first && to->most > largest ? to->most : largest;
+  if (!first) to->digits = 0;
+  for (int i = 0; i < CODES; i++) to->digits |= (uint16_t)digits[i];
 }
 
 void load_small(
@@ -230,17 +233,18 @@ static inline int16_t exponent_of(float value, int lowest) {
 }
 
 static inline void load_row_terms(
-    Terms *to, const MmaOperand *from, int64_t index, int64_t row, const MmaType *type, int k, float *finite,
-    int16_t *exponents) {
+    Terms *to, const MmaOperand *from, int64_t index, int64_t row, const MmaType *type, int k, float *restrict finite,
+    int16_t *restrict exponents) {
   uint8_t bytes[K_BYTES];
-  float *values = to->values + k * row;
+  float *restrict values = to->values + k * row;
+  uint32_t sign = (uint32_t)(type->negated != 0) << 31;
   int lowest = lowest_exponent(type->element), special = 0;
   read_row(bytes, from, index, type->unit);
   decode_row(bytes, type->element, values);
   for (int j = 0; j < k; j++) {
     uint32_t bits;
     memcpy(&bits, &values[j], sizeof bits);
-    bits ^= (uint32_t)(type->negated != 0) << 31;
+    bits ^= sign;
     int is_special = (bits & 0x7F800000) == 0x7F800000;
     special |= is_special;
     values[j] = as_float(bits);
@@ -252,30 +256,57 @@ static inline void load_row_terms(
 
 static inline float positive(float value) { return value > 0 ? value : 0; }
 
-void load_terms(
-    Terms *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int block, int narrow) {
-  int k = elements(type->element);
+// Puts the terms of LANE_GROUP rows of A, which begin at `lane`, side by side. `block` is known where this is compiled:
+// the places in `sizes` are not divided out for each element.
+static inline void spread(
+    Terms *to, float rows[LANE_GROUP][MOST_K], int16_t exponents[LANE_GROUP][MOST_K], int64_t lane, int k, int block,
+    int narrow) {
+  enum { TOGETHER = VECTOR / 4 < LANE_GROUP ? VECTOR / 4 : LANE_GROUP };  // lanes, in one block with those beside them
+  int together = block < TOGETHER ? block : TOGETHER;
+  for (int j = 0; j < k; j++) {
+    _Alignas(64) float column[LANE_GROUP];
+    for (int l = 0; l < LANE_GROUP; l++) column[l] = rows[l][j];
+    for (int l = 0; l < LANE_GROUP; l++) to->exponents[TENSOR_LANES * j + lane + l] = exponents[l][j];
+    for (int start = 0; start < LANE_GROUP; start += together) {
+      int64_t first = lane + start, place = (first / block * k + j) * 2 * block + first % block;
+      for (int l = 0; l < together; l++) {
+        float value = column[start + l];
+        if (narrow) to->narrow_sizes[place + l] = positive(value), to->narrow_sizes[place + block + l] = positive(-value);
+        else to->wide_sizes[place + l] = positive(value), to->wide_sizes[place + block + l] = positive(-value);
+      }
+    }
+  }
+}
+
+static void load_terms_of_a(Terms *to, const MmaOperand *from, int64_t rows, const MmaType *type, int k, int narrow) {
   _Alignas(64) float group[LANE_GROUP][MOST_K];
   int16_t exponents[LANE_GROUP][MOST_K];
   for (int64_t i = 0; i < rows; i++) {
-    int64_t row = first + i, last = i % LANE_GROUP;
-    float *finite = group[block ? last : 0];
-    load_row_terms(to, from, i, row, type, k, finite, block ? exponents[last] : to->exponents + k * row);
-    if (!block) {
-      for (int j = 0; j < k; j++) {
-        to->negative[k * row + j] = finite[j] < 0;
-        if (narrow) to->narrow_sizes[k * row + j] = __builtin_fabsf(finite[j]);
-        else to->wide_sizes[k * row + j] = __builtin_fabsf(finite[j]);
-      }
-    } else if (last == LANE_GROUP - 1) {
-      for (int j = 0; j < k; j++)
-        for (int64_t l = 0; l < LANE_GROUP; l++) {
-          int64_t lane = row - (LANE_GROUP - 1) + l, place = ((lane / block * k + j) * 2) * block + lane % block;
-          float value = group[l][j];
-          to->exponents[TENSOR_LANES * j + lane] = exponents[l][j];
-          if (narrow) to->narrow_sizes[place] = positive(value), to->narrow_sizes[place + block] = positive(-value);
-          else to->wide_sizes[place] = positive(value), to->wide_sizes[place + block] = positive(-value);
-        }
-    }
+    int64_t last = i % LANE_GROUP;
+    load_row_terms(to, from, i, i, type, k, group[last], exponents[last]);
+    if (last < LANE_GROUP - 1) continue;
+    if (narrow) spread(to, group, exponents, i - last, k, NARROW_BLOCK, 1);
+    else spread(to, group, exponents, i - last, k, WIDE_BLOCK, 0);
   }
+}
+
+static void load_terms_of_b(
+    Terms *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int k, int narrow) {
+  _Alignas(64) float finite[MOST_K];
+  for (int64_t i = 0; i < rows; i++) {
+    int64_t row = first + i;
+    load_row_terms(to, from, i, row, type, k, finite, to->exponents + k * row);
+    for (int j = 0; j < k; j++) to->negative[k * row + j] = finite[j] < 0;
+    if (narrow)
+      for (int j = 0; j < k; j++) to->narrow_sizes[k * row + j] = __builtin_fabsf(finite[j]);
+    else
+      for (int j = 0; j < k; j++) to->wide_sizes[k * row + j] = __builtin_fabsf(finite[j]);
+  }
+}
+
+void load_terms(
+    Terms *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side, int narrow) {
+  int k = elements(type->element);
+  if (side_by_side) load_terms_of_a(to, from, rows, type, k, narrow);
+  else load_terms_of_b(to, from, rows, first, type, k, narrow);
 }

@@ -14,9 +14,7 @@
 
 enum {
   WIDE_ROWS = 2,
-  WIDE_VECTORS = VECTOR == 64 ? 4 : 2,
   NARROW_ROWS = VECTOR == 64 ? 4 : 2,
-  NARROW_VECTORS = 2,
   MOST_BLOCK_ROWS = 4,
   MOST_NARROW_FRACTION = 15,  // 33 terms of less than 2^(15 + 2) do not change the exponent of M
   LARGEST_NARROW = 110,       // exponent with which M is a number of FP32
@@ -24,7 +22,6 @@ enum {
   UNCUT_ROWS = VECTOR == 64 ? 8 : 4,
   UNCUT_VECTORS = 2,
   UNCUT_LANES = UNCUT_VECTORS * WORDS,
-  UNCUT_FRACTION = 25,  // with which |D| below 2^8 has no exponent above fraction - 18
 };
 
 typedef struct Sums {
@@ -43,8 +40,7 @@ static void load_all_terms(const Mma *mma, int64_t part, int narrow) {
   int64_t columns = mma->n / mma->ctas;
   for (int64_t r = 0; r < mma->ctas; r++)
     load_terms(&terms_b, &mma->parts[r].b, columns, r * columns, &mma->b, 0, narrow);
-  int block = narrow ? NARROW_VECTORS * WORDS : WIDE_VECTORS * DOUBLES;
-  load_terms(&terms_a, &mma->parts[part].a, mma->m, 0, &mma->a, block, narrow);
+  load_terms(&terms_a, &mma->parts[part].a, mma->m, 0, &mma->a, 1, narrow);
 }
 
 // --- one result ------------------------------------------------------------------------------------------------------
@@ -140,7 +136,7 @@ static inline Bits half_bits_of_narrow(Floats sum) {
 
 #define BLOCK_OF(name) wide_##name
 #define BLOCK_ROWS WIDE_ROWS
-#define BLOCK_VECTORS WIDE_VECTORS
+#define BLOCK_VECTORS WIDE_VECTORS_OF_TERMS
 #define BLOCK_LANES DOUBLES
 #define Real double
 #define Reals Doubles
@@ -160,7 +156,7 @@ static inline Bits half_bits_of_narrow(Floats sum) {
 
 #define BLOCK_OF(name) narrow_##name
 #define BLOCK_ROWS NARROW_ROWS
-#define BLOCK_VECTORS NARROW_VECTORS
+#define BLOCK_VECTORS NARROW_VECTORS_OF_TERMS
 #define BLOCK_LANES WORDS
 #define Real float
 #define Reals Floats
@@ -180,10 +176,17 @@ static inline Bits half_bits_of_narrow(Floats sum) {
 
 // --- E4M3 whose products are not cut ---------------------------------------------------------------------------------
 //
-// Products of E4M3 are multiples of 2^-18. Where no exponent is above fraction - 18, and D is a multiple too, nothing is
-// cut: the sum is that of integers. Most sums of small numbers are.
+// Products of E4M3 are multiples of 2^-18, and of more if none of the operands has a digit that low. Where the largest
+// exponent, D's too, is at most `fraction` above that of their last digits, nothing is cut: the sum is that of integers.
+// So are sums of small numbers, and all those of integers that tests compare without a tolerance.
 
 static _Thread_local Operand small_a, small_b;
+
+typedef struct Uncut {
+  int shift;            // integers are added in units of 2^(shift - 18)
+  float units, quantum;  // of them in 1, and its inverse
+  float limit;           // D's magnitude in them is below it
+} Uncut;
 
 // A magnitude in units of 2^-9 -> the exponent as it is encoded.
 static inline int exponent_of_small(int64_t most) {
@@ -191,15 +194,26 @@ static inline int exponent_of_small(int64_t most) {
   return exponent > -6 ? exponent : -6;
 }
 
-// Whether sums of integers and D fit, and no product is cut.
-static int is_uncut(const Mma *mma) {
+// Whether sums of integers and D fit, and no product is cut; then `to` says how they are added.
+static int is_uncut(const Mma *mma, Uncut *to) {
   int64_t a = small_a.most, b = small_b.most;
   if (a > MOST_SMALL || b > MOST_SMALL || a * b * K_BYTES > INT32_MAX - (1 << 26)) return 0;
-  return exponent_of_small(a) + exponent_of_small(b) <= mma->fraction - 18;
+  int fraction = (int)mma->fraction, grid = __builtin_ctzll((uint64_t)small_a.digits | 1 << 15);
+  grid += __builtin_ctzll((uint64_t)small_b.digits | 1 << 15);
+  int finest = exponent_of_small(a) + exponent_of_small(b) - (fraction - 18);  // grid on which D must be
+  if (finest > grid) return 0;
+  // The finest one on which the largest D that cuts no product is an integer of 31 bits.
+  int shift = grid + fraction + 1 - 30;
+  shift = shift > finest ? shift : finest;
+  shift = shift > 0 ? shift : 0;
+  int bits = grid + fraction + 1 - shift;
+  while (bits > 30 || (a * b * K_BYTES >> shift) + (1LL << bits) > INT32_MAX) bits--;
+  *to = (Uncut){shift, (float)power(18 - shift), (float)power(shift - 18), (float)power(bits)};
+  return 1;
 }
 
-// 0: nothing is done, an element of D would be cut or is special.
-static inline int uncut_block(const Sums *s, int64_t row, int64_t lane, int accumulate) {
+// 0: nothing is done, an element of D would be cut, or would cut a product, or is special.
+static inline int uncut_block(const Sums *s, const Uncut *uncut, int64_t row, int64_t lane, int accumulate) {
   Ints sums[UNCUT_ROWS][UNCUT_VECTORS] = {0}, wrong = {0};
   const Mma *mma = s->mma;
   uint32_t *cells[UNCUT_VECTORS];
@@ -213,38 +227,49 @@ static inline int uncut_block(const Sums *s, int64_t row, int64_t lane, int accu
       UNROLLED for (int v = 0; v < UNCUT_VECTORS; v++)
         sums[r][v] = dot2(sums[r][v], *(const Ints *)(a + TENSOR_LANES * k + WORDS * v), right);
     }
-  if (accumulate)
-    UNROLLED for (int r = 0; r < UNCUT_ROWS; r++)
-      UNROLLED for (int v = 0; v < UNCUT_VECTORS; v++) {
-        Floats old = *(const Floats *)(cells[v] + r * mma->column_stride) * 0x1p18f;
-        Ints fits = (Floats)((Ints)old & INT32_MAX) < 0x1p26f;
-        Ints whole = __builtin_convertvector((Floats)((Ints)old & fits), Ints);
-        wrong |= ~fits | (__builtin_convertvector(whole, Floats) != old);
-        sums[r][v] += whole;
-      }
+  UNROLLED for (int r = 0; r < UNCUT_ROWS; r++)
+    UNROLLED for (int v = 0; v < UNCUT_VECTORS; v++) {
+      sums[r][v] >>= uncut->shift;
+      if (!accumulate) continue;
+      Floats old = *(const Floats *)(cells[v] + r * mma->column_stride) * uncut->units;
+      Ints fits = (Floats)((Ints)old & INT32_MAX) < uncut->limit;
+      Ints whole = __builtin_convertvector((Floats)((Ints)old & fits), Ints);
+      wrong |= ~fits | (__builtin_convertvector(whole, Floats) != old);
+      sums[r][v] += whole;
+    }
   if (any(wrong)) return 0;
+  Ints kept = (Ints){0} + (int32_t)(~0u << (23 - mma->result));
   UNROLLED for (int r = 0; r < UNCUT_ROWS; r++)
     UNROLLED for (int v = 0; v < UNCUT_VECTORS; v++)
       if (v < vectors)
-        *(Floats *)(cells[v] + r * mma->column_stride) = __builtin_convertvector(sums[r][v], Floats) * 0x1p-18f;
+        *(Ints *)(cells[v] + r * mma->column_stride) =
+            (Ints)(__builtin_convertvector(sums[r][v], Floats) * uncut->quantum) & kept;
   return 1;
 }
 
+// What `uncut_block` has no room for.
+static void cut_block(const Sums *s, int64_t row, int64_t lane, int narrow) {
+  int step = narrow ? NARROW_ROWS : WIDE_ROWS, lanes = narrow ? NARROW_BLOCK : WIDE_BLOCK;
+  for (int64_t r = row; r < row + UNCUT_ROWS; r += step) {
+    find_tops(s, r, step);
+    for (int64_t l = lane; l < lane + UNCUT_LANES && l < s->mma->m; l += lanes) {
+      if (narrow) narrow_block(s, r, l, 0);
+      else wide_block(s, r, l, 0);
+    }
+  }
+}
+
 // Kept apart as `add_steps` is. Blocks that cannot be computed so are computed as all others.
-static __attribute__((noinline)) void add_uncut(Sums *s, int64_t part) {
+static __attribute__((noinline)) void add_uncut(Sums *s, const Uncut *uncut, int64_t part, int narrow) {
   const Mma *mma = s->mma;
   int loaded = 0;
   s->first = 0, s->last = s->k;
   for (int64_t row = 0; row < mma->n; row += UNCUT_ROWS)
     for (int64_t lane = 0; lane < mma->m; lane += UNCUT_LANES) {
-      if (s->accumulate ? uncut_block(s, row, lane, 1) : uncut_block(s, row, lane, 0)) continue;
-      if (!loaded) load_all_terms(mma, part, 0);
+      if (s->accumulate ? uncut_block(s, uncut, row, lane, 1) : uncut_block(s, uncut, row, lane, 0)) continue;
+      if (!loaded) load_all_terms(mma, part, narrow);
       loaded = 1;
-      for (int64_t r = row; r < row + UNCUT_ROWS; r += WIDE_ROWS) {
-        find_tops(s, r, WIDE_ROWS);
-        for (int64_t l = lane; l < lane + UNCUT_LANES && l < mma->m; l += WIDE_VECTORS * DOUBLES)
-          wide_block(s, r, l, 0);
-      }
+      cut_block(s, row, lane, narrow);
     }
 }
 
@@ -264,8 +289,8 @@ void multiply_aligned(const Mma *mma) {
   static _Thread_local int32_t tops[MOST_BLOCK_ROWS][TENSOR_LANES];
   int64_t columns = mma->n / mma->ctas;
   int narrow = mma->fraction <= MOST_NARROW_FRACTION && is_byte_float(mma->a.element) && is_byte_float(mma->b.element);
-  int small = mma->fraction == UNCUT_FRACTION && mma->result == 23 && mma->step == K_BYTES && mma->d == SUM_F32 &&
-              mma->a.element == E4M3 && mma->b.element == E4M3;
+  int small =
+      mma->step == K_BYTES && mma->d == SUM_F32 && mma->a.element == E4M3 && mma->b.element == E4M3;
   for (int64_t r = 0; r < mma->ctas && small; r++)
     load_small(&small_b, &mma->parts[r].b, columns, r * columns, &mma->b, 0);
   int mode = fegetround();
@@ -275,10 +300,11 @@ void multiply_aligned(const Mma *mma) {
       .halves = mma->d == SUM_F16, .accumulate = mma->accumulate != 0, .tops = tops,
     };
     if (small) load_small(&small_a, &mma->parts[r].a, mma->m, 0, &mma->a, 1);
-    int uncut = small && is_uncut(mma);
-    if (!uncut) load_all_terms(mma, r, narrow);
+    Uncut uncut;
+    int is_small_sum = small && is_uncut(mma, &uncut);
+    if (!is_small_sum) load_all_terms(mma, r, narrow);
     fesetround(FE_TOWARDZERO);
-    if (uncut) add_uncut(&sums, r);
+    if (is_small_sum) add_uncut(&sums, &uncut, r, narrow);
     else add_steps(&sums, narrow);
     fesetround(mode);
   }
