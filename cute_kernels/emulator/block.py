@@ -35,6 +35,7 @@ from cute_kernels.emulator.values import (
     DTYPES,
     FULL,
     NOT_PREDICATE,
+    STORED_BITS,
     Anchor,
     Constant,
     LiveIn,
@@ -221,7 +222,7 @@ class BlockBuilder:
         if key in self._known:
             return self._known[key]
         for arg, wanted in zip(args, op.inputs, strict=True):
-            bits = 1 if wanted == "pred" else np.dtype(DTYPES[wanted]).itemsize * 8
+            bits = STORED_BITS[wanted]
             if arg.bits != bits:
                 raise self.instruction.refuse(f"an operand has {arg.bits} bits where {op.name} needs {bits}")
         uniform = all(arg.uniform for arg in args)
@@ -239,9 +240,8 @@ class BlockBuilder:
     @staticmethod
     def _fold(op: PureOp, args: tuple[Value, ...]) -> Constant:
         literals = [repr(bool(a.value)) if a.bits == 1 else repr(a.value) for a in args]
-        bits = 1 if op.output == "pred" else np.dtype(DTYPES[op.output]).itemsize * 8
         names = {"np": np, **SCALAR_NAMES}
-        return Constant(int(eval(op.scalar.format(*literals), names)), bits)  # noqa: S307 - our own template
+        return Constant(int(eval(op.scalar.format(*literals), names)), STORED_BITS[op.output])  # noqa: S307 - our own template
 
     def select(self, predicate: Value, yes: Value, no: Value) -> Value:
         """``predicate ? yes : no`` lane by lane."""

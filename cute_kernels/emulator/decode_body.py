@@ -334,12 +334,15 @@ class _OperandReader(Reader):
 
     def operand(self) -> Operand:
         first = self._primary()
-        if self.peek() == "|":
+        if self.at < len(self.tokens) and self.tokens[self.at].text == "|":
             self.take()
             return Pair(first, self._primary())
         return first
 
     def _primary(self) -> Operand:
+        if self.at < len(self.tokens) and self.tokens[self.at].kind == "name":
+            self.at += 1
+            return self._name(self.tokens[self.at - 1].text)
         text = self.peek()
         if text == "{":
             return Vector(self._list("{", "}"))
@@ -409,6 +412,13 @@ class _OperandReader(Reader):
         return self._name(token.text)
 
     def _name(self, name: str) -> Operand:
+        """A name is looked up once in a scope: all scopes are complete when operands are read."""
+        known = self.scope.operands
+        if name not in known:
+            known[name] = self._look_up(name)
+        return known[name]
+
+    def _look_up(self, name: str) -> Operand:
         if name == "_":
             return Sink()
         register = self.scope.find(name, "registers")

@@ -62,11 +62,15 @@ def take_body(reader: Reader) -> list[Token]:
 
 def _skip(reader: Reader, opening: str, closing: str) -> list[Token]:
     start, depth = reader.at, 0
-    while True:
-        text = reader.take().text
+    for at in range(start, len(reader.tokens)):
+        text = reader.tokens[at].text
         depth += (text == opening) - (text == closing)
         if not depth:
+            reader.at = at + 1
             return reader.tokens[start : reader.at]
+    reader.at = len(reader.tokens)
+    reader.take()  # raises
+    raise AssertionError
 
 
 def _signature(reader: Reader, refused: list[str]) -> tuple[tuple[str, str], ...]:

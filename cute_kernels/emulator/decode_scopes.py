@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cute_kernels.emulator.lexer import Token
+from cute_kernels.emulator.program import Operand
 
 
 @dataclass
@@ -16,6 +17,7 @@ class Scope:
     registers: set[str] = field(default_factory=set)
     vectors: dict[str, int] = field(default_factory=dict)  # elements of registers declared as .v2 or .v4
     labels: set[str] = field(default_factory=set)
+    operands: dict[str, Operand] = field(default_factory=dict)  # what names stand for, as they are looked up
 
     def elements(self, name: str) -> int:
         """How many elements a vector register has; 0 for any other name."""

@@ -110,7 +110,10 @@ def prefix_of(parts: tuple[str, ...]) -> tuple[str, ...] | None:
 
 def find_family(instruction: Instruction) -> Family:
     """The family of an instruction; raises UnsupportedPTX if there is none."""
-    return FAMILIES[find_prefix(instruction)]
+    found = instruction.facts.get("family")
+    if found is None:
+        found = instruction.facts["family"] = FAMILIES[find_prefix(instruction)]
+    return found
 
 
 def registers_of(operand: Operand) -> Iterator[str]:
@@ -119,7 +122,10 @@ def registers_of(operand: Operand) -> Iterator[str]:
         yield operand.name
     elif isinstance(operand, Vector):
         for item in operand.items:
-            yield from registers_of(item)
+            if isinstance(item, Register):
+                yield item.name
+            else:
+                yield from registers_of(item)
     elif isinstance(operand, Memory):
         yield from registers_of(operand.base)
         for item in operand.extra:
@@ -131,23 +137,31 @@ def registers_of(operand: Operand) -> Iterator[str]:
         yield operand.register.name
 
 
-def written(instruction: Instruction) -> list[str]:
+def written(instruction: Instruction) -> tuple[str, ...]:
     """Registers that the instruction writes."""
-    if instruction.parts[0] in CONTROL:
-        return []
-    count = find_family(instruction).destinations
-    return [name for operand in instruction.operands[:count] for name in registers_of(operand)]
+    found = instruction.facts.get("written")
+    if found is None:
+        count = 0 if instruction.parts[0] in CONTROL else find_family(instruction).destinations
+        found = instruction.facts["written"] = _registers(instruction.operands[:count])
+    return found
 
 
-def read(instruction: Instruction) -> list[str]:
+def read(instruction: Instruction) -> tuple[str, ...]:
     """Registers that the instruction reads, its guard included."""
-    count = 0
-    if instruction.parts[0] not in CONTROL and not find_family(instruction).reads_destinations:
-        count = find_family(instruction).destinations
-    names = [name for operand in instruction.operands[count:] for name in registers_of(operand)]
-    if instruction.guard is not None:
-        names.append(instruction.guard.register)
-    return names
+    found = instruction.facts.get("read")
+    if found is None:
+        count = 0
+        if instruction.parts[0] not in CONTROL and not find_family(instruction).reads_destinations:
+            count = find_family(instruction).destinations
+        found = _registers(instruction.operands[count:])
+        if instruction.guard is not None:
+            found += (instruction.guard.register,)
+        instruction.facts["read"] = found
+    return found
+
+
+def _registers(operands: tuple[Operand, ...]) -> tuple[str, ...]:
+    return tuple(name for operand in operands for name in registers_of(operand))
 
 
 #: Control flow is not a family: `cute_kernels.emulator.flow` and `translate` handle it.

@@ -9,13 +9,13 @@ from cute_kernels.emulator.errors import UnsupportedPTX
 
 _PATTERN = re.compile(
     r"""
-    (?P<space>\s+) | (?P<comment>//[^\n]*|/\*.*?\*/) |
+    (?: (?P<space>\s+) | (?P<comment>//[^\n]*|/\*.*?\*/) |
     (?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}) |
     (?P<decimal>\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+) |
     (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?) |
     (?P<string>"[^"\n]*") |
     (?P<name>[.%$_A-Za-z](?:[\w$.]|::)*) |
-    (?P<sign>[-+|!@{}\[\](),;:<>=~*])
+    (?P<sign>[-+|!@{}\[\](),;:<>=~*]) ) [ \t]*
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -25,7 +25,7 @@ _INLINE_ASSEMBLY = {"// begin inline asm": True, "// end inline asm": False}
 """Comments that LLVM writes around inline assembly."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Token:
     """``inline``: between the comments that mark inline assembly; None where the text has no such comments at all."""
 
@@ -39,15 +39,17 @@ def tokenize(text: str) -> list[Token]:
     result, position, line = [], 0, 1
     inline = False if any(mark in text for mark in _INLINE_ASSEMBLY) else None
     for match in _PATTERN.finditer(text):
-        if match.start() != position:
+        start, end = match.span()
+        if start != position:
             break
-        kind, chunk = match.lastgroup, match.group()
-        if kind == "comment":
-            inline = _INLINE_ASSEMBLY.get(chunk.rstrip(), inline)
-        elif kind != "space":
-            result.append(Token(kind, chunk, line, inline))
-        line += chunk.count("\n")
-        position = match.end()
+        position, kind = end, match.lastgroup
+        if kind == "space" or kind == "comment":
+            chunk = match[kind]
+            if kind == "comment":
+                inline = _INLINE_ASSEMBLY.get(chunk.rstrip(), inline)
+            line += chunk.count("\n")
+        else:
+            result.append(Token(kind, match[kind], line, inline))
     if position != len(text):
         raise UnsupportedPTX(f"cannot read {text[position : position + 20]!r}", ptx_line=line)
     return result
@@ -91,10 +93,14 @@ class Reader:
         return self.tokens[start : self.at]
 
     def take_until(self, end: str) -> list[Token]:
-        start = self.at
-        while self.take().text != end:
-            pass
-        return self.tokens[start : self.at - 1]
+        tokens = self.tokens
+        for at in range(self.at, len(tokens)):
+            if tokens[at].text == end:
+                found, self.at = tokens[self.at : at], at + 1
+                return found
+        self.at = len(tokens)
+        self.take()  # raises
+        raise AssertionError
 
     def take_triple(self) -> tuple[int, int, int]:
         values = [self.take_number()]

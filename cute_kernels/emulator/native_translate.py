@@ -108,8 +108,11 @@ class _Translator:
 
     def run(self) -> NativeTranslation:
         flow, program = self.flow, self.program
+        placed: set[str] = set()
         for block in flow.blocks:  # registers first, so that they lie together
-            for name in sorted(block.live_in | block.live_out):
+            live = (block.live_in | block.live_out) - placed
+            placed |= live
+            for name in sorted(live):
                 bits = self.lowering.bits(name)
                 program.layout.slot(self.lowering.variables[name], bits, name not in flow.varying)
         registers = slice(self.start, program.layout.size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 
@@ -116,6 +117,7 @@ class Instruction:
         line: 1-based line of the PTX text.
         source: ``"file:line"`` of the ``.loc`` in force, or "".
         text: the instruction as written, white space collapsed.
+        facts: what `instructions_registry` has found out about it, which every pass over the kernel asks for.
     """
 
     index: int
@@ -125,6 +127,7 @@ class Instruction:
     line: int
     source: str
     text: str
+    facts: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def opcode(self) -> str:

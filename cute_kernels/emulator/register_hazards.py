@@ -94,15 +94,19 @@ def touched_in_flight(flow: Flow) -> Instruction | None:
     `check_registers` lets copies of registers pass: virtual registers of PTX are not yet allocated. Where each register
     has a place in memory, which the wgmma fills in when it completes, there may be none.
     """
+    if not any(_is(instruction, "mma_async") for instruction in flow.kernel.instructions):
+        return None
     for state, instruction, _ in _walk(flow):
-        names = {*read(instruction), *written(instruction)}
-        if _is(instruction, "mma_async"):
-            accumulators = set(registers_of(instruction.operands[0]))
-            names -= accumulators
-            state.accumulators.update(dict.fromkeys(accumulators, _Use(instruction, 0)))
-        elif instruction.parts[0] == "wgmma":
-            _group(state, instruction)
-        if any(name in state.accumulators for name in names):
+        own: set[str] = set()
+        if instruction.parts[0] == "wgmma":
+            if _is(instruction, "mma_async"):
+                own = set(registers_of(instruction.operands[0]))
+                state.accumulators.update(dict.fromkeys(own, _Use(instruction, 0)))
+            else:
+                _group(state, instruction)
+        if state.accumulators and any(
+            name in state.accumulators and name not in own for name in (*read(instruction), *written(instruction))
+        ):
             return instruction
     return None
 

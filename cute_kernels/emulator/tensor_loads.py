@@ -114,7 +114,7 @@ def _step(loads: _Loads, instruction: Instruction) -> set[int]:
     return found
 
 
-def _overwrite(loads: _Loads, instruction: Instruction, writes: list[str]) -> None:
+def _overwrite(loads: _Loads, instruction: Instruction, writes: tuple[str, ...]) -> None:
     for name in writes:
         if name in loads.pending:
             loads.mixed[name] = (loads.pending[name], instruction)

@@ -28,6 +28,8 @@ DTYPES: dict[str, Any] = {
     "f32": np.float32,
     "f64": np.float64,
 }
+#: Width in bits of each, and of predicates.
+STORED_BITS = {"pred": 1, **{name: np.dtype(type_).itemsize * 8 for name, type_ in DTYPES.items()}}
 CANONICAL = {8: "u8", 16: "u16", 32: "u32", 64: "u64", 1: "pred"}
 
 
@@ -94,7 +96,7 @@ class Result(Value):
 
     def __init__(self, node: Node, type_: str, uniform: bool) -> None:
         self.node, self.type, self.uniform = node, type_, uniform
-        self.bits = 1 if type_ == "pred" else np.dtype(DTYPES[type_]).itemsize * 8
+        self.bits = STORED_BITS[type_]
         self.level = node.level
         self.place: tuple[str, int | None] = ("", None)
 
