@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from filelock import FileLock
@@ -43,7 +44,7 @@ VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 _OTHER_MACHINES = {"baseline": ((), ())}
 # A product and a sum are rounded apart unless the source asks for fmaf: the results must not depend on the variant.
 _FLAGS = (
-    "-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
+    "-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
     "-fno-trapping-math", "-Wall", "-Wextra",
 )  # fmt: skip
 #: Environment variable: more flags of the compiler, for development. Such a core has a library of its own.
@@ -135,22 +136,36 @@ def compiler() -> list[str]:
 
 def _compile(compiler: list[str], variant: str, path: Path) -> None:
     flags, _ = variants()[variant]
+    command = [*compiler, *_FLAGS, *flags, *_more_flags()]
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         check, result = Path(temporary, "layout.c"), Path(temporary, "core.so")
         check.write_text(layout.assertions())
-        sources = [str(source) for source in sorted(FOLDER.glob("*.c"))]
-        files = [f"-I{FOLDER}", *sources, str(check), "-o", str(result), "-lm"]
-        command = [*compiler, *_FLAGS, *flags, *_more_flags(), *files]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        except OSError as error:
-            raise CoreNotBuilt(f"the emulator's core does not compile: {command[0]} cannot be run: {error}") from error
-        if done.returncode or not result.exists():
-            raise CoreNotBuilt(
-                f"the emulator's core does not compile; {shlex.join(command)} says:\n{done.stdout}{done.stderr}"
-                f"and returns {done.returncode}"
-            )
+        # Those that tables of operations become take longest. First, so that no processor waits for them at the end.
+        sources = sorted(FOLDER.glob("*.c"), key=lambda source: (not source.name.startswith("operations_"), source))
+        sources.append(check)
+        objects = [Path(temporary, f"{source.stem}.o") for source in sources]
+        commands = [[*command, "-c", f"-I{FOLDER}", str(s), "-o", str(o)] for s, o in zip(sources, objects)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_make, commands, objects))  # the first error leaves out what has not begun
+        _make([*command, "-shared", *map(str, objects), "-o", str(result), "-lm"], result)
         result.replace(path)  # at once: another process sees all of it or nothing
+
+
+def _make(command: list[str], result: Path) -> None:
+    """Runs a command of the compiler.
+
+    Raises:
+        CoreNotBuilt: it cannot be run, or fails, or makes nothing.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise CoreNotBuilt(f"the emulator's core does not compile: {command[0]} cannot be run: {error}") from error
+    if done.returncode or not result.exists():
+        raise CoreNotBuilt(
+            f"the emulator's core does not compile; {shlex.join(command)} says:\n{done.stdout}{done.stderr}"
+            f"and returns {done.returncode}"
+        )
 
 
 def _remove_others(kept: Path) -> None:
