@@ -10,7 +10,7 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
 from cute_kernels.emulator.scalars import SCALAR_NAMES, bfe_int, bfi_int, dot_int, fns_int, lop3_value
-from cute_kernels.emulator.values import CANONICAL, DTYPES, Pack, PureOp, Value
+from cute_kernels.emulator.values import CANONICAL, DTYPES, Constant, Pack, PureOp, Value
 
 INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
 _BITS = ("b16", "b32", "b64", "pred")
@@ -380,11 +380,31 @@ def _prmt_vector(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarr
 _PRMT = PureOp("prmt_b32", ("u32", "u32", "u32"), "u32", _prmt_vector, "prmt_int({0}, {1}, {2})")
 
 
+#: Selectors of the default mode by the low two bits of the third operand, 16 bits each (PTX ISA, prmt).
+_PRMT_MODES = {
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+    "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+    "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+    "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}
+
+
 @family("prmt.b32")
 def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
-    """prmt: byte permutation, default mode."""
-    qualifiers(instruction, "b32")
-    apply(block, instruction, _PRMT)
+    """prmt: byte permutation, with all modes."""
+    _, *modes = qualifiers(instruction, "b32", *_PRMT_MODES)
+    if len(modes) > 1:
+        raise instruction.refuse(f"{instruction.opcode}: one mode at most")
+    if not modes:
+        apply(block, instruction, _PRMT)
+        return
+    a, b, which = (block.value(operand, 32) for operand in instruction.operands[1:])
+    table = sum(selector << 16 * i for i, selector in enumerate(_PRMT_MODES[modes[0]]))
+    place = block.pure(shift_by("shl", "b32", 4), block.pure(logic("and", "b32"), which, Constant(3, 32)))
+    selector = block.resize(block.pure(_shift("shr", "b64"), Constant(table, 64), place), 32)
+    block.define(instruction.operands[0], block.pure(_PRMT, a, b, selector))
 
 
 @functools.cache

@@ -60,8 +60,11 @@ def _cvt(parts: Parts) -> str:
         wider = ""
     else:
         wider = "+"
+    random = ", rbits:b32" if "rs" in parts else ""
+    if len(types) == 2 and types[0].endswith("x4"):
+        return f"d:S, {{a}}4:T{random}"
     two = len(types) == 2 and types[0].endswith("x2") and types[1] == "f32"
-    return f"d:S{wider}, a:T{wider}" + (f", b:T{wider}" if two else "")
+    return f"d:S{wider}, a:T{wider}" + (f", b:T{wider}" if two else "") + random
 
 
 def _vote(parts: Parts) -> str:
