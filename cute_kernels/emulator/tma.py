@@ -409,8 +409,7 @@ class TmaUnit:
         text = f"TMA store of {nbytes} bytes from shared offset {offset} of CTA {rank}, issued {who}"
         bulk = BulkOp(text)
         if self.tracker is not None:
-            self.shared.ctas[rank].check_bounds(offset, tensor_map.shared_bytes)
-            starts, length = self._pieces(tensor_map, offset)
+            starts, length = self._checked_pieces(rank, tensor_map, offset)
             read_part, write_part = self.tracker.bulk(
                 self.groups.committed(thread) + 1, text, reduces=reduction is not None
             )
@@ -450,8 +449,7 @@ class TmaUnit:
     def _watch_load(self, tensor_map: TensorMap | Im2colMap, target: int, signal: int, text: str) -> Operation:
         rank, offset = self.shared.resolve(target)
         operation = self.tracker.copy(signal, text)
-        self.shared.ctas[rank].check_bounds(offset, tensor_map.shared_bytes)
-        self.tracker.async_write(rank, *self._pieces(tensor_map, offset), operation)
+        self.tracker.async_write(rank, *self._checked_pieces(rank, tensor_map, offset), operation)
         return operation
 
     def _run_load(
@@ -514,6 +512,14 @@ class TmaUnit:
         rows = tensor_map.box_bytes // tensor_map.row_bytes
         places = chunk_places(tensor_map.swizzle, rows, tensor_map.row_bytes, phase)
         return places * CHUNK + (offset - phase), CHUNK
+
+    def _checked_pieces(
+        self, rank: int, tensor_map: TensorMap | Im2colMap, offset: int
+    ) -> tuple[int | np.ndarray, int]:
+        """`_pieces` in the memory of a CTA. Rows that are shorter than their pitch end behind the bytes of the box."""
+        starts, length = self._pieces(tensor_map, offset)
+        self.shared.ctas[rank].check_bounds(offset, int(np.max(starts)) + length - offset)
+        return starts, length
 
     def _targets(
         self, destination: int, barrier: int, cta_group: int | None, multicast: int | None
