@@ -38,6 +38,7 @@ class WorkerLost(RuntimeError):
 # --- in the worker --------------------------------------------------------------------------------------------------
 
 _states: OrderedDict[str, Any] = OrderedDict()
+_over: set[str] = set()  # keys of `Workers` of this process that are closed: threads may still have tasks of theirs
 _lock = threading.RLock()  # threads of one process share a state, and neither kernels' memory nor the core is for two
 
 
@@ -52,7 +53,10 @@ class Prepared:
         """Made at the first task of a process."""
         if self.key not in _states:
             prepare, arguments = pickle.loads(self.pickled)  # noqa: S301 - our own, see `Workers`
-            _states[self.key] = prepare(*arguments)
+            state = prepare(*arguments)
+            if self.key in _over:
+                return state
+            _states[self.key] = state
         _states.move_to_end(self.key)
         while len(_states) > _MOST_STATES:
             _states.popitem(last=False)
@@ -110,7 +114,8 @@ class Workers:
         self._opened, self._shared, self._state = [], None, None
         if self._make is not None:
             self._executor = None
-        _states.pop(self._key, None)  # threads of this process
+        _over.add(self._key)
+        _states.pop(self._key, None)
 
     def each(
         self, function: Callable[..., Result], items: Iterable[tuple], *, ahead: bool = False

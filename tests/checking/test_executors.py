@@ -68,8 +68,8 @@ def test_what_is_not_needed_is_not_begun(make: Callable[[], Executor | None]) ->
 
 
 def test_tasks_of_a_lost_process_run_again(tmp_path: Path) -> None:
-    """Also where each task of a pool is lost: the pool is made anew."""
-    items = [(number, str(tmp_path / "mark")) for number in range(8)]
+    """The pool is made anew as often as that is needed while there is progress."""
+    items = [(number, str(tmp_path / "mark")) for number in range(22)]
     pools = []
 
     def make() -> Executor:
@@ -77,8 +77,8 @@ def test_tasks_of_a_lost_process_run_again(tmp_path: Path) -> None:
         return pools[-1]
 
     with Workers(State, (5,), make) as workers:
-        assert list(workers.each(dies_once, items)) == [number + 5 for number in range(8)]
-    assert len(pools) == 2 and (tmp_path / "mark").exists()
+        assert list(workers.each(dies_once, items)) == [number + 5 for number in range(22)]
+    assert len(pools) == 5 and len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_task_that_always_ends_its_process_is_named() -> None:
@@ -94,8 +94,8 @@ def test_an_executor_that_is_given_is_not_replaced() -> None:
             list(workers.each(dies, [(3,)]))
 
 
-def test_what_a_task_raises_comes_out() -> None:
-    for executor in (None, ThreadPoolExecutor(2)):
+def test_what_a_task_raises_comes_out(processes: Executor) -> None:
+    for executor in (None, processes):
         with Workers(State, (0,), executor) as workers:
             results = workers.each(fails, NUMBERS)
             assert [next(results) for _ in range(3)] == [0, 1, 2]
