@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.MULTILINE)
-_LOCATION = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
+_LOCATION = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+))?")
 _ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
 
 
@@ -19,6 +19,35 @@ class SourcePlace:
     line: int
 
 
+@dataclass(frozen=True)
+class Directive:
+    """One ``.loc``: a place, which is none where its line is 0; a column; the call that it was inlined at."""
+
+    place: SourcePlace
+    column: int
+    inlined_at: SourcePlace | None = None
+
+
+@functools.lru_cache(maxsize=8)
+def directives(ptx: str) -> tuple[Directive | None, ...]:
+    """By line of a PTX text, the ``.loc`` in force in its kernel; None before the first."""
+    files = dict(_FILE.findall(ptx))
+    current: Directive | None = None
+    assembly = False
+    result = []
+    for text in ptx.splitlines():
+        if ".entry" in text:
+            current = None
+        assembly = _ASSEMBLY_BEGINS in text or (assembly and _ASSEMBLY_ENDS not in text)
+        # LLVM counts the lines of inline assembly on from that of the call, beyond the end of its function.
+        if not assembly and (match := _LOCATION.match(text)) is not None:
+            inlined = SourcePlace(files.get(match[4], ""), int(match[5])) if match[4] else None
+            place = SourcePlace(files.get(match[1], f"file {match[1]}"), int(match[2]))
+            current = Directive(place, int(match[3]), inlined)
+        result.append(current)
+    return tuple(result)
+
+
 @functools.lru_cache(maxsize=8)
 def own_places(ptx: str) -> tuple[SourcePlace | None, ...]:
     """By line of a PTX text: the source line that it was made of, the innermost one where functions were inlined.
@@ -27,19 +56,8 @@ def own_places(ptx: str) -> tuple[SourcePlace | None, ...]:
     column 0 in a text that has columns, which CuTe DSL gives to branches and loop counters (the line is that of the
     function that is compiled as a whole).
     """
-    files = dict(_FILE.findall(ptx))
-    lines = ptx.splitlines()
-    columns = any((match := _LOCATION.match(text)) is not None and match[3] != "0" for text in lines)
-    result: list[SourcePlace | None] = []
-    place: SourcePlace | None = None
-    assembly = False
-    for text in lines:
-        if ".entry" in text:
-            place = None
-        assembly = _ASSEMBLY_BEGINS in text or (assembly and _ASSEMBLY_ENDS not in text)
-        # LLVM counts the lines of inline assembly on from that of the call, beyond the end of its function.
-        if not assembly and (match := _LOCATION.match(text)) is not None:
-            own = match[2] != "0" and not (columns and match[3] == "0")
-            place = SourcePlace(files.get(match[1], f"file {match[1]}"), int(match[2])) if own else None
-        result.append(place)
-    return tuple(result)
+    found = directives(ptx)
+    columns = any(each is not None and each.column for each in found)
+    return tuple(
+        each.place if each is not None and each.place.line and (each.column or not columns) else None for each in found
+    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cute_kernels.emulator.counters import InstructionCounts, UnitCounts
+from cute_kernels.emulator.diagnostics.sources import short_name
 from cute_kernels.emulator.source_lines import SourcePlace, own_places
 
 COLUMNS = {
@@ -85,12 +86,14 @@ class Profile:
 
     Attributes:
         kernel: name of the entry.
+        name: of the kernel in its program, "" if that is not known.
         launches, ctas: how many ran.
         lines: with counts, by place.
         activities: role -> what its warps do.
     """
 
     kernel: str
+    name: str = ""
     launches: int = 0
     ctas: int = 0
     lines: dict[SourcePlace | None, LineCounts] = field(default_factory=dict)
@@ -118,6 +121,7 @@ class Profile:
 
     def files(self) -> dict[str, dict[int, LineCounts]]:
         """The lines that have a place, by file and number; files with most instructions first."""
+        linecache.checkcache()  # files may have been edited since they were read
         files: dict[str, dict[int, LineCounts]] = {}
         for place, line in self.lines.items():
             if place is not None:
@@ -129,6 +133,7 @@ class Profile:
         """As data for JSON."""
         return {
             "kernel": self.kernel,
+            "name": self.name,
             "launches": self.launches,
             "ctas": self.ctas,
             "roles": self.activities,
@@ -144,7 +149,7 @@ class Profile:
         """
         table = _Table(self, mark)
         count = f"{self.launches} launch{'es' if self.launches != 1 else ''}"
-        rows = [f"profile of {self.kernel}: {count}, {self.ctas:,} CTAs"]
+        rows = [f"profile of {self.name or self.kernel}: {count}, {self.ctas:,} CTAs"]
         for path, lines in self.files().items():
             rows += ["", table.head(path)]
             before = None
@@ -196,7 +201,7 @@ def profiles(launches: Iterable[tuple[str, str, UnitCounts]]) -> list[Profile]:
     """Of (PTX, name of the kernel, counts of a launch), one profile per kernel and text, in order of first launch."""
     found: dict[tuple[str, str], Profile] = {}
     for ptx, kernel, units in launches:
-        found.setdefault((ptx, kernel), Profile(kernel)).add(ptx, units)
+        found.setdefault((ptx, kernel), Profile(kernel, short_name(ptx, kernel))).add(ptx, units)
     return list(found.values())
 
 

@@ -117,7 +117,7 @@ def test_lines_of_a_program_add_up(profiled: tuple[str, dict, list]) -> None:
     """The reference is a run without any of it: instructions of `Report`, and what the kernel has to move."""
     (kernel,) = profiled[1]["kernels"]
     with capture("sm_90a", Options(counters=True)) as session:
-        assert run_program(str(PROGRAM), [], session) == 0
+        assert run_program(str(PROGRAM), [], session, pytest.fail) == 0
     reports = [each.report for each in session.launches]
     lines = kernel["lines"]
     assert kernel["launches"] == len(reports) == 2
@@ -162,7 +162,7 @@ def test_the_table_stands_beside_the_source(profiled: tuple[str, dict, list]) ->
     out, document, _ = profiled
     (kernel,) = document["kernels"]
     rows = out[out.index("profile of ") :].splitlines()
-    assert "2 launches, 4 CTAs" in rows[0]
+    assert rows[0] == "profile of add_bias: 2 launches, 4 CTAs" and kernel["name"] == "add_bias"
     busiest = max((line for line in kernel["lines"] if line["line"]), key=lambda line: line["instructions"])
     (row,) = [row for row in rows if row.endswith(busiest["text"])]
     total = kernel["total"]

@@ -9,10 +9,7 @@ import re
 from dataclasses import dataclass
 
 from cute_kernels.emulator.diagnostics.model import SourceLine
-
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.MULTILINE)
-_LOCATION = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+))?")
-_ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
+from cute_kernels.emulator.source_lines import directives
 
 
 @dataclass(frozen=True)
@@ -36,19 +33,14 @@ def location(ptx: str, line: int) -> Location | None:
 @functools.lru_cache(maxsize=8)
 def _locations(ptx: str) -> list[Location | None]:
     """By line of a text."""
-    files = dict(_FILE.findall(ptx))
     current: Location | None = None
-    assembly = False
     result = []
-    for text in ptx.splitlines():
-        if ".entry" in text:
+    for each in directives(ptx):
+        if each is None:
             current = None
-        assembly = _ASSEMBLY_BEGINS in text or (assembly and _ASSEMBLY_ENDS not in text)
-        # Inside inline assembly the line numbers count on from the call, beyond the end of its function.
-        match = None if assembly else _LOCATION.match(text)
-        if match is not None and match[2] != "0" and (match[3] != "0" or current is None):
-            inlined = (files.get(match[4], ""), int(match[5])) if match[4] else None
-            current = Location((files.get(match[1], f"file {match[1]}"), int(match[2])), inlined, match[3] == "0")
+        elif each.place.line and (each.column or current is None):
+            inlined = (each.inlined_at.path, each.inlined_at.line) if each.inlined_at is not None else None
+            current = Location((each.place.path, each.place.line), inlined, not each.column)
         result.append(current)
     return result
 
@@ -94,9 +86,9 @@ def short_name(ptx: str, kernel: str) -> str:
     types.
     """
     begin = ptx.find(f".entry {kernel}")
-    if begin >= 0 and (match := re.compile(_LOCATION.pattern, re.MULTILINE).search(ptx, begin)) is not None:
-        path = dict(_FILE.findall(ptx)).get(match[1], "")
-        function = function_around(path, int(match[2]))
+    first = next(filter(None, directives(ptx)[ptx.count("\n", 0, begin) :]), None) if begin >= 0 else None
+    if first is not None:
+        function = function_around(first.place.path, first.place.line)
         if function is not None and f"_{function.name}_" in f"_{kernel}_":
             return function.name
     name = kernel.removeprefix("kernel_cutlass_")
