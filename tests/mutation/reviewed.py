@@ -220,7 +220,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.warp.sync",
-        "*staging.py* (acquire)*",
+        "sm100/transposed/staging.py* (acquire)*",
         True,
         "the warp writes to the buffer after release_accumulator, whose bar.warp.sync lies in between too: one load of "
         "tensor memory fills the buffer, and it is the last of its accumulator",
