@@ -52,6 +52,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--seeds", type=seeds, metavar="N",
         help="random schedules per launch, after the systematic ones (default: as many as the time allows)",
     )  # fmt: skip
+    command.add_going_on_arguments(parser)
     parser.add_argument(
         "--results-may-differ", action="store_true",
         help="from schedule to schedule, e.g. because of atomic additions of floating-point numbers; only what the "
@@ -129,6 +130,8 @@ def check(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -> int:
     how = command.run_options(options)
+    going = command.make_going_on(options, functools.partial(reporter.report, Schedule()))
+    how["going_on"] = going
     recorder = record(options, how, reporter)
     if isinstance(recorder, int):
         return recorder
@@ -141,6 +144,7 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
             share = elapsed / limit if limit is not None else None
             line.show(f"{tally.runs} runs of {len(recorder.launches)} launches, {elapsed:.0f} s", share)
 
+        how["going_on"] = going.known() if going is not None else None
         search = Search(recorder.launches, budget, how, options.results_may_differ, progress, **where)
         finding = search.run()
     print(summary(recorder, search.tally, finding is None), flush=True)
@@ -149,8 +153,9 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
         "launches": recorder.total, "different_launches": len(recorder.launches), "runs": tally.runs,
         "systematic": tally.systematic, "random": tally.random, "all_systematic_ran": tally.complete,
     }  # fmt: skip
+    command.note_suppressed(outcome, going)
     if finding is None:
-        return 0
+        return command.FAULT if reporter.faults else 0
     report(finding, reporter)
     return command.REFUSED if finding.refused else command.FAULT
 

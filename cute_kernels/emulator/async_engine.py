@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -123,12 +123,14 @@ class BulkOp:
         read_done: the shared-memory source may be reused.
         write_done: the writes are visible.
         observed: the issuing thread has waited for the reads.
+        place: index of the instruction that issued it; -1: not known.
     """
 
     describe: str
     read_done: bool = False
     write_done: bool = False
     observed: bool = False
+    place: int = -1
 
 
 #: Words of what is kept of a thread's bulk groups, a `BulkThread` of the core.
@@ -226,19 +228,21 @@ class BulkGroups:
         state.note()
         return True
 
-    def unobserved(self) -> list[tuple[Hashable, str | int]]:
-        """Per thread that never waited for a store's reads of shared memory, the thread and the latest such store.
+    def unobserved(self) -> list[tuple[Any, str | int, int]]:
+        """Of threads that never waited for a store's reads of shared memory: thread, latest such store, its place.
 
         That is its description, or the identity of its reads if the core issued it. A CTA must not exit in this
         state: its shared memory may be handed to another CTA while still being read.
         """
-        found: list[tuple[Hashable, str | int]] = []
+        found: list[tuple[Any, str | int, int]] = []
         for thread, state in self._threads.items():
             words = state.words
             kept = [*state.groups, (words[_COMMITTED] + 1, state.open)]
-            ops = [(number, op.describe) for number, group in kept for op in group if not op.observed]
+            ops = [
+                (number, op.describe, op.place) for number, group in kept for op in group if not op.observed
+            ]
             if words[_STORED] > words[_WAITED] and (not ops or words[_STORED] >= ops[-1][0]):
-                found.append((thread, words[_IDENTITY]))
+                found.append((thread, words[_IDENTITY], -1))
             elif ops:
-                found.append((thread, ops[-1][1]))
+                found.append((thread, *ops[-1][1:]))
         return found

@@ -154,7 +154,7 @@ class BulkUnit:
         _check(source, target, nbytes)
         tma = self.tma
         text = f"bulk store of {nbytes} bytes from shared offset {source & 0xFFFFFF} issued {describe}"
-        bulk = BulkOp(text)
+        bulk = BulkOp(text, place=tma.executing())
         if tma.tracker is not None:
             # Bytes that .cp_mask leaves out may be another thread's: like reductions, such stores do not race.
             shares = reduction is not None or keep is not None

@@ -26,7 +26,7 @@ from unittest import mock
 
 from cute_kernels import dsl
 from cute_kernels.emulator import host
-from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, UnsupportedPTX
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, UnsupportedPTX, attaching
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Report, run
 from cute_kernels.emulator.kept_launches import KeptLaunches
@@ -136,7 +136,7 @@ class Session:
             regions[address] = cells.nbytes
         overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(regions.items())
         number = self._next_number()
-        trace = self._trace_file(number)
+        trace, going_on = self._trace_file(number), self.options.going_on
         if trace is not None:
             self.traces.append(Path(trace))
         if self._kept is not None:
@@ -153,7 +153,12 @@ class Session:
                 dynamic_smem=launch.dynamic_smem,
                 params=launch.params,
                 memory=self._memory,
-                options=dataclasses.replace(self.options, trace=trace, roles=self._names(launch)),
+                options=dataclasses.replace(
+                    self.options,
+                    trace=trace,
+                    roles=self._names(launch),
+                    going_on=attaching(going_on, launch, number),
+                ),
                 programmatic=overlaps and self._overlap,
             )
         except EmulatorError as error:

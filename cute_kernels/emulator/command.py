@@ -16,6 +16,7 @@ from typing import Any
 
 from cute_kernels.emulator import roles, schedule, source_profile
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
+from cute_kernels.emulator.diagnostics import going_on
 from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
 from cute_kernels.emulator.diagnostics.reporter import Reporter
 from cute_kernels.emulator.diagnostics.sources import short_name
@@ -142,6 +143,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         statuses=EXIT_STATUSES,
     )
     schedule.add_arguments(parser)
+    add_going_on_arguments(parser)
     parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
     parser.add_argument(
         "--profile",
@@ -278,18 +280,23 @@ def emulate(options: argparse.Namespace) -> int:
     profiled = options.profile or options.profile_json is not None
     chosen = schedule.of_arguments(options)
     reporter = make_reporter(options)
-    how = chosen.options(counters=options.counters or profiled, trace=options.trace, **run_options(options))
+    failed = functools.partial(reporter.report, chosen)
+    going = make_going_on(options, failed)
+    facts = run_options(options) | {"going_on": going}
+    how = chosen.options(counters=options.counters or profiled, trace=options.trace, **facts)
     report = None if options.quiet else functools.partial(_print, options.counters)
     session = capture(options.arch, how, report, options.keep_ptx, overlap=chosen.overlap, roles=dict(options.roles))
     with session as session, writing_reports(options, reporter, "emulate") as outcome:
         outcome.arguments = replay_words(options, chosen)
         outcome.seed, outcome.schedule = chosen.seed, chosen.arguments()
         try:
-            failed = functools.partial(reporter.report, chosen)
             outcome.status = run_program(options.script, options.arguments, session, failed, options.traceback)
+            if reporter.faults and outcome.status in (0, 1):  # what the program makes of it comes second
+                outcome.status = FAULT
             return outcome.status
         finally:
             outcome.launches = launches_of(session)
+            note_suppressed(outcome, going)
             _print_end(options, session)
             if profiled:
                 _write_profile(options, session)
@@ -312,11 +319,59 @@ def run_words(parsed: argparse.Namespace) -> list[str]:
     words = ["--no-detectors"] if parsed.no_detectors else []
     words += [word for name in parsed.without for word in ("--without", name)]
     words += ["--strict"] if parsed.strict else []
+    words += ["--keep-going"] if getattr(parsed, "keep_going", False) else []
+    words += [word for each in getattr(parsed, "suppress", ()) for word in ("--suppress", str(each))]
+    words += [word for path in getattr(parsed, "suppressions", ()) for word in ("--suppressions", str(path))]
     defaults = Options()
     for name in ("arithmetic", "max_warp_instructions", "max_idle_blocks"):
         if (value := getattr(parsed, name)) != getattr(defaults, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return words
+
+
+def add_going_on_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say after which reports execution goes on."""
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="go on after reports of detectors (races, missing fences, reads of what nobody wrote, ...), and print "
+        "each once; the status is the same",
+    )
+    parser.add_argument(
+        "--suppress",
+        type=_suppression,
+        action="append",
+        default=[],
+        metavar="KIND[:FILE[:LINE]]",
+        help="leave reports of a kind out, of which one side is in that file, at that line; may be repeated",
+    )
+    parser.add_argument(
+        "--suppressions",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file of such, one a line; # begins a comment",
+    )
+
+
+def _suppression(text: str) -> going_on.Suppression:
+    try:
+        return going_on.Suppression.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], Any]) -> going_on.GoingOn | None:
+    """As the options of `add_going_on_arguments` say; None where every report is raised.
+
+    Raises:
+        OSError, ValueError: a file of suppressions.
+    """
+    suppressions = going_on.all_of(parsed.suppress, parsed.suppressions)
+    if not (parsed.keep_going or suppressions):
+        return None
+    return going_on.GoingOn(parsed.keep_going, suppressions, report)
 
 
 def make_reporter(parsed: argparse.Namespace) -> Reporter:
@@ -344,6 +399,14 @@ def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -
         raise
     finally:
         reporter.write_files(outcome)
+
+
+def note_suppressed(outcome: Outcome, going: going_on.GoingOn | None) -> None:
+    """Says what was left out, in the outcome and in a line."""
+    if going is not None and going.suppressed:
+        outcome.suppressed = dict(going.suppressed)
+        text = ", ".join(f"{count} by {name}" for name, count in going.suppressed.items())
+        print(f"suppressed reports: {text}", file=sys.stderr)
 
 
 def launches_of(session: Session) -> list[dict[str, Any]]:

@@ -6,10 +6,14 @@ A unit raises with what it knows (addresses, bytes, phases); the engine that exe
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.facts import Facts
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.program import Instruction
 
 _Error = TypeVar("_Error", bound="EmulatorError")
 
@@ -80,6 +84,13 @@ class EmulatorError(RuntimeError):
         self.source = self.source or source
         self.warp = self.warp or warp
         return self
+
+    def at(self, instruction: Instruction | None, warp: str | None = None) -> EmulatorError:
+        """As `locate`, of an instruction; None: it is not known."""
+        if instruction is None:
+            return self.locate(warp=warp)
+        source = instruction.source or None
+        return self.locate(ptx_line=instruction.line, instruction=instruction.text, source=source, warp=warp)
 
     def attach(
         self,
@@ -178,6 +189,25 @@ class Hang(EmulatorError):
     def __init__(self, message: str = "", report: str = "", **where) -> None:
         super().__init__(f"{message}\n{report}" if report else message, **where)
         self.report = report
+
+
+def raising(error: EmulatorError) -> None:
+    """What is done with a detector's report where nobody wants to go on: it is raised."""
+    raise error
+
+
+def attaching(
+    going_on: Callable[[EmulatorError], bool] | None, launch: CapturedLaunch, number: int, ptx: str | None = None
+) -> Callable[[EmulatorError], bool] | None:
+    """`Options.going_on` of one launch (``ptx``: of another text), whose reports carry it."""
+    if going_on is None:
+        return None
+
+    def attached(error: EmulatorError) -> bool:
+        error.attach(ptx if ptx is not None else launch.ptx, launch, number)
+        return going_on(error)
+
+    return attached
 
 
 def error_behind(error: BaseException) -> EmulatorError | None:

@@ -15,13 +15,19 @@ the last stage only); otherwise the later signal counts as proof.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
+from cute_kernels.emulator.facts import WarpName
 from cute_kernels.emulator.happens_before import FULL, Agent
 from cute_kernels.emulator.sync_point import Columns, Row, join, widened
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.program import Instruction
 
 Signal = tuple[int, int]
 """Column that counts the phases of an mbarrier, and the phase."""
@@ -31,12 +37,16 @@ _ROWS = (Row.ORDER, Row.VISIBLE)
 
 @dataclass(frozen=True)
 class _Event:
-    """What must be known: ``clock`` in ``column`` of one of `_ROWS` (None: that proves nothing), or the signal."""
+    """What must be known: ``clock`` in ``column`` of one of `_ROWS` (None: that proves nothing), or the signal.
+
+    ``place`` is the index of the instruction, -1 if it is not known.
+    """
 
     row: int | None
     clock: int
     what: str
     signal: Signal | None
+    place: int = -1
 
 
 class ExitChecks:
@@ -47,7 +57,9 @@ class ExitChecks:
         self._events: dict[tuple[int, int, int], _Event] = {}  # by CTA, column, and column of the signal or -1
         self._known: list[np.ndarray | None] = [None] * ranks
 
-    def access(self, rank: int, column: int, clock: int, what: str, signal: Signal | None = None) -> None:
+    def access(
+        self, rank: int, column: int, clock: int, what: str, signal: Signal | None = None, place: int = -1
+    ) -> None:
         """A thread of another CTA accesses shared memory of CTA ``rank``, or (``signal``) arrives at an mbarrier there.
 
         Args:
@@ -55,12 +67,16 @@ class ExitChecks:
             column, clock: of the access, in the columns of its warp.
             what: for reports.
             signal: the phase that the arrival belongs to.
+            place: index of the instruction, -1 if it is not known.
         """
-        self._note(rank, column, _Event(1 if self._strict else 0, clock, what, signal))
+        self._note(rank, column, _Event(1 if self._strict else 0, clock, what, signal, place))
 
-    def operation(self, rank: int, column: int, clock: int, what: str, signal: Signal | None = None) -> None:
+    def operation(
+        self, rank: int, column: int, clock: int, what: str, signal: Signal | None = None, place: int = -1
+    ) -> None:
         """An asynchronous operation accesses shared memory of CTA ``rank``, or (``signal``) a commit arrives there."""
-        self._note(rank, column, _Event(None if self._strict and signal is not None else 0, clock, what, signal))
+        row = None if self._strict and signal is not None else 0
+        self._note(rank, column, _Event(row, clock, what, signal, place))
 
     def _note(self, rank: int, column: int, event: _Event) -> None:
         # Clocks of one column only grow, and so do phases: the last event stands for those before it.
@@ -80,8 +96,14 @@ class ExitChecks:
         join(known, clocks)
         self._known[agent.rank] = known
 
-    def check(self) -> None:
+    def check(
+        self, report: Callable[[EmulatorError], None], instruction: Callable[[int], Instruction | None]
+    ) -> None:
         """At the end of the cluster.
+
+        Args:
+            report: called with what is found.
+            instruction: of an index, None for -1.
 
         Raises:
             IllegalAccess: a CTA may exit while something still accesses its shared memory.
@@ -94,7 +116,9 @@ class ExitChecks:
                 signal, phase = event.signal
                 over = signal < known.shape[1] and known[0, signal] >= phase
             if not over:
-                raise IllegalAccess(
+                error = IllegalAccess(
                     f"CTA {rank} may exit before {event.what} is over, which accesses its shared memory: none of its "
                     "warps waits for that"
                 ).know("exit-in-use")
+                name = WarpName.of(event.what)
+                report(error.at(instruction(event.place), str(name) if name is not None else None))

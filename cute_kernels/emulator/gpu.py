@@ -406,7 +406,7 @@ class _Scheduler:
         """Runs a warp until it waits, exits, or has executed ``budget`` basic blocks."""
         for probe in self.probes:
             probe.resume(warp)
-        warp.wait = None
+        warp.wait, self.cluster.executing = None, warp
         try:
             warp.code.send(budget)
         except StopIteration:
@@ -417,6 +417,7 @@ class _Scheduler:
             wrapped = EmulatorError(f"internal error: {type(error).__name__}: {error}")
             raise self._located(wrapped, warp, error) from error
         finally:
+            self.cluster.executing = None
             for probe in self.probes:
                 probe.give_way(warp)
 
@@ -490,12 +491,12 @@ class _Scheduler:
 
     def _located(self, error: EmulatorError, warp: Warp, cause: BaseException | None = None) -> EmulatorError:
         """Adds where the warp stood when the error was raised."""
-        return _at(error, warp.code.failed_at(cause or error), warp.label)
+        return error.at(warp.code.failed_at(cause or error), warp.label)
 
     def _standing(self, error: EmulatorError, warp: Warp) -> EmulatorError:
         """Adds where a warp stands that is not running."""
         instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
-        return _at(error, instruction, warp.label)
+        return error.at(instruction, warp.label)
 
     def _hang(self, why: str, kind: str = "hang") -> None:
         lines = [self._describe(warp) for warp in self.cluster.warps]
@@ -546,11 +547,3 @@ class _Scheduler:
         if block is None or block >= len(blocks):
             return None
         return self.execution.kernel.instructions[blocks[block].start]
-
-
-def _at(error: EmulatorError, instruction: Instruction | None, warp: str) -> EmulatorError:
-    """Adds where an error was raised, as far as it does not know yet."""
-    if instruction is None:
-        return error.locate(warp=warp)
-    source = instruction.source or None
-    return error.locate(ptx_line=instruction.line, instruction=instruction.text, source=source, warp=warp)

@@ -7,13 +7,13 @@ integer, so that a parity wait that aliases two phases can be told apart in repo
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, raising
 from cute_kernels.emulator.facts import BarrierState
 from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory
 
@@ -277,7 +277,7 @@ class MBarriers:
         """Whether the phase that `arrive` returned as a state token has completed."""
         return self._get(address, "mbarrier.test_wait").phase > token
 
-    def check_finished(self, strict: bool = True) -> None:
+    def check_finished(self, strict: bool = True, report: Callable[[EmulatorError], None] = raising) -> None:
         """At the end of the kernel.
 
         Raises:
@@ -287,7 +287,8 @@ class MBarriers:
             if barrier.tx or (strict and barrier.pending != barrier.expected):
                 message = f"the kernel ends in the middle of a phase: {self.describe(barrier.address)}"
                 state = self.state(barrier.address)
-                raise BarrierMisuse(message).know("phase-at-exit", barrier=state)
+                error = BarrierMisuse(message).know("phase-at-exit", barrier=state)
+                report(error.at(state.init) if state.init is not None else error)
 
     def phase(self, address: int) -> int:
         """Number of completed phases."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.matrix_arithmetic import CHOICES, Choice
 
 Detector = Literal["races", "uninitialised", "registers", "exits", "tensor_lanes"]
@@ -51,6 +53,8 @@ class Options:
             relaxed or acquire), or an atomic that changes nothing, counts as 250 blocks. None for no limit.
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
+        going_on: called with each report of a detector, which says where it happened; True: execution goes on as if
+            nothing were wrong, False: the report is raised. None: all are raised.
         native: whether warps run as bytecode in the core or as Python, which changes nothing but the time; None:
             bytecode. Launches with a trace, kernels with local memory, and those that move registers of a wgmma in
             flight are Python's.
@@ -72,6 +76,7 @@ class Options:
     counters: bool = False
     trace: str | Path | None = None
     native: bool | None = None
+    going_on: Callable[[EmulatorError], bool] | None = None
 
     def __post_init__(self) -> None:
         for name, legal in (
@@ -106,6 +111,8 @@ class Options:
                 raise TypeError(f"{name} {value!r}: {allowed} is needed")
         if self.trace is not None and not isinstance(self.trace, (str, os.PathLike)):
             raise TypeError(f"trace {self.trace!r}: the path of a file or None is needed")
+        if self.going_on is not None and not callable(self.going_on):
+            raise TypeError(f"going_on {self.going_on!r}: a function of an error, or None, is needed")
         if self.clusters is not None and len(set(self.clusters)) != len(self.clusters):
             raise ValueError(f"clusters {self.clusters!r}: each may run once")
 

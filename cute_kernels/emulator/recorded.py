@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.errors import EmulatorError, attaching
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Report, run
 from cute_kernels.emulator.guarded_memory import guarded
@@ -198,7 +198,9 @@ class Replay:
                     dynamic_smem=launch.dynamic_smem,
                     params=[self._moved.words(value) for value in launch.params],
                     memory=memory,
-                    options=options,
+                    options=dataclasses.replace(
+                        options, going_on=attaching(options.going_on, launch, each.number, text)
+                    ),
                     progress=progress,
                     programmatic=launch.programmatic and each is recorded and overlap,
                 )

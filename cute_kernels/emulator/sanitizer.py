@@ -32,7 +32,15 @@ import numpy as np
 from cute_kernels.emulator.conflict import Conflict
 from cute_kernels.emulator.core.layout import words
 from cute_kernels.emulator.earlier_accesses import place, suspects
-from cute_kernels.emulator.errors import BarrierMisuse, GlobalMemoryRace, ProxyFenceMissing, Race, SharedMemoryRace
+from cute_kernels.emulator.errors import (
+    BarrierMisuse,
+    EmulatorError,
+    GlobalMemoryRace,
+    ProxyFenceMissing,
+    Race,
+    SharedMemoryRace,
+    raising,
+)
 from cute_kernels.emulator.exits import ExitChecks
 from cute_kernels.emulator.facts import Memory, Side, WarpName
 from cute_kernels.emulator.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
@@ -44,6 +52,7 @@ from cute_kernels.emulator.tensor_races import Operation, TensorRaces
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.mbarrier import MBarriers
+    from cute_kernels.emulator.program import Instruction
     from cute_kernels.emulator.warp import Warp
 
 _WEAK = "the synchronisation between them is relaxed, or its scope does not include both"
@@ -99,6 +108,7 @@ class RaceTracker:
         self.agents: list[Agent] = []
         self.agent: Agent | None = None
         self.barriers: MBarriers | None = None  # for reports
+        self.report: Callable[[EmulatorError], None] = raising
         self.lane = 0
 
     def unit(self) -> ShadowUnit | None:
@@ -188,7 +198,9 @@ class RaceTracker:
         if rank >= 0 and rank != agent.rank:
             columns = [own_reads] if not write else {agent.base + max(n, 0) for n in np.atleast_1d(lanes).tolist()}
             for column in columns:
-                self.exits.access(rank, column, agent.clock, f"an access by {agent.label}")
+                self.exits.access(
+                    rank, column, agent.clock, f"an access by {agent.label}", place=agent.executing()
+                )
 
     def _identity(self, agent: Agent, write: bool, strong: bool, whole: bool) -> int:
         column = agent.base if write and not whole else agent.base + Offset.READ
@@ -248,7 +260,7 @@ class RaceTracker:
         self._async_read(self.shared[rank], offsets, nbytes, operation, rank)
         if self.agent is not None and rank != self.agent.rank:
             clock = int(self.epochs.clocks[operation.identity >> LANE_BITS])
-            self.exits.operation(rank, operation.column, clock, self.epochs.label(operation.identity))
+            self.exits.operation(rank, operation.column, clock, **self._told(operation.identity))
 
     def async_write(self, rank: int, offsets: Any, nbytes: int, operation: Operation) -> None:
         """The operation writes shared memory.
@@ -332,13 +344,13 @@ class RaceTracker:
         if apart < 2:
             point.copied(bool(apart), operation.identity)
         else:
-            self.exits.operation(rank, operation.column, point.completed + 1, self.epochs.label(operation.identity))
+            self.exits.operation(rank, operation.column, point.completed + 1, **self._told(operation.identity))
 
     def check_exits(self) -> None:
         """At the end of the cluster: `ExitChecks.check`, with what has been kept beside it until now."""
         for address, point in self.points.items():
             for pair, phase, identity in point.copies():
-                self.exits.operation(address >> 24 ^ pair, point.column, phase, self.epochs.label(identity))
+                self.exits.operation(address >> 24 ^ pair, point.column, phase, **self._told(identity))
             for agent, clock, phase in point.arrivals():
                 what, signal = f"an arrival by {agent.label}", (point.column, phase)
                 self.exits.access(address >> 24, agent.base + Offset.READ, clock, what, signal)
@@ -346,7 +358,10 @@ class RaceTracker:
                 what, signal = f"tcgen05.commit by {agent.label}", (point.column, phase)
                 self.exits.operation(address >> 24, column, clock, what, signal)
         self.tensor.note_exits()
-        self.exits.check()
+        self.exits.check(self.report, self._instruction)
+
+    def _instruction(self, place: int) -> Instruction | None:
+        return self.launch.flow.kernel.instructions[place] if place >= 0 and self.launch.flow is not None else None
 
     # --- synchronisation ----------------------------------------------------------------------------------------------
 
@@ -375,11 +390,12 @@ class RaceTracker:
             return
         column, clock = point.initialised
         if agent.clocks[Row.VISIBLE, column] < clock:
-            raise BarrierMisuse(
+            error = BarrierMisuse(
                 f"{what} uses the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24}, whose "
                 f"mbarrier.init is not ordered before: {self._hint(agent.clocks, column, clock)}; a barrier, or "
                 "fence.mbarrier_init before a relaxed one of the cluster, is needed"
             ).know("barrier-init-order", **self._barrier(address))
+            self.report(error)
 
     def arrive(self, warp: Warp, groups: dict[int, int], order: Order) -> None:
         """Lanes (a mask per address) are about to arrive at mbarriers."""
@@ -411,11 +427,12 @@ class RaceTracker:
         """
         point = self.points.get(address)
         if phase > 0 and point is not None and not point.knows(warp.agent, back):
-            raise BarrierMisuse(
+            error = BarrierMisuse(
                 f"{warp.label} waits for phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA "
                 f"{address >> 24}, but nothing orders that after phase {phase - 1}: a wait that comes before it is "
                 f"complete is one for {_phase_before(phase - 1)}, which has the same parity, and passes at once"
             ).know("phase-ambiguous", **self._barrier(address))
+            self.report(error)
 
     def completed(self, address: int, phase: int) -> None:
         """``phase`` of an mbarrier completes.
@@ -431,10 +448,11 @@ class RaceTracker:
             late = "the barrier may run ahead of the wait by two phases, which have the same parity"
             if not phase:
                 late = "a wait that comes later is one for phase 1, which has the same parity"
-            raise BarrierMisuse(
+            error = BarrierMisuse(
                 f"phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24} "
                 f"completes, but nothing orders that after the wait of {agent.label} for {_phase_before(phase)}: {late}"
             ).know("phase-overrun", **self._barrier(address), other=Side("waits", (), agent.label))
+            self.report(error)
         point.complete(phase)
 
     def _barrier(self, address: int) -> dict[str, Any]:
@@ -574,10 +592,11 @@ class RaceTracker:
         where = self._where(part, late & (before == identity), rank)
         other = self.side(identity, earlier, "global" if rank < 0 else "shared", part.unit)
         fault = Conflict(self.epochs, self.launch.first, self.agents, who, view, verb, hint == _WEAK)
-        raise kind(
+        error = kind(
             f"{name} {verb} {where}, which the {other.what} {earlier} before{place(other.instructions)}, and nothing "
             f"orders the two: {hint}"
         ).know(**fault.facts(before, late, number, other), memory=self._memory(part, late, before, number, rank))
+        self.report(error)
 
     def side(self, identity: int, verb: str, space: str, unit: int = 1) -> Side:
         """An earlier access: where in the program it was made, see `earlier_accesses.suspects`, and by whom."""
@@ -606,7 +625,7 @@ class RaceTracker:
             return
         identity = int(before[int(np.argmax(late))])
         other, number = self.side(identity, "wrote", "global", part.unit), identity >> LANE_BITS
-        raise GlobalMemoryRace(
+        error = GlobalMemoryRace(
             f"a non-coherent load of {agent.label} reads {self._where(part, late & (before == identity), -1)}, which "
             f"the {other.what} wrote before{place(other.instructions)}: "
             "ld.global.nc may return what was there before, whatever orders the two, since it is for memory that is "
@@ -617,6 +636,7 @@ class RaceTracker:
             other=other,
             memory=self._memory(part, late, before, number, -1),
         )
+        self.report(error)
 
     def _missing_fence(
         self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation
@@ -625,7 +645,7 @@ class RaceTracker:
         other = self.side(identity, "wrote", "global" if rank < 0 else "shared", part.unit)
         fault = Conflict(self.epochs, self.launch.first, self.agents, operation, None, "reads")
         number = identity >> LANE_BITS
-        raise ProxyFenceMissing(
+        error = ProxyFenceMissing(
             f"{self.epochs.label(operation.identity)} reads {self._where(part, late & (before == identity), rank)}, "
             f"which the {other.what} wrote through the generic proxy{place(other.instructions)}, with "
             "no fence.proxy.async since"
@@ -635,6 +655,7 @@ class RaceTracker:
             other=fault.earlier(before, late, number, other),
             memory=self._memory(part, late, before, number, rank),
         )
+        self.report(error)
 
     def _memory(self, part: Part, late: np.ndarray, before: np.ndarray, number: int, rank: int) -> Memory:
         """As `_where`, of all lanes of the earlier access."""
@@ -658,6 +679,10 @@ class RaceTracker:
         gaps = np.flatnonzero(np.diff(places) != 1)
         count = int(gaps[0]) + 1 if len(gaps) else len(places)
         return int(places[0]) * part.unit, count * part.unit
+
+    def _told(self, identity: int) -> dict[str, Any]:
+        """What `ExitChecks` tells of an operation."""
+        return {"what": self.epochs.label(identity), "place": self.epochs.place(identity)}
 
     def _hint(self, clocks: np.ndarray, column: int, clock: int) -> str:
         """Why an event is not known well enough."""

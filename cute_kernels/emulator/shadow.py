@@ -109,6 +109,10 @@ class Epochs:
     def label(self, identity: int) -> str:
         return self._labels[self._texts[identity >> LANE_BITS]]
 
+    def place(self, identity: int) -> int:
+        """Index of the instruction of the epoch's first access; -1: not known."""
+        return int(self.places[identity >> LANE_BITS])
+
     def lane(self, identity: int) -> int:
         return identity & _LANE_MASK
 

@@ -10,7 +10,7 @@ from cute_kernels.emulator.async_engine import AsyncEngine
 from cute_kernels.emulator.bulk import BulkUnit
 from cute_kernels.emulator.copies import CopyUnit
 from cute_kernels.emulator.counters import UnitCounters
-from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
 from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.launch_shadow import LaunchShadow
@@ -252,6 +252,7 @@ class Cluster:
         polls: counts strong loads, and atomics that change nothing.
         clock: what %clock and its kin read last.
         running: warps that have not exited.
+        executing: the warp that is running now, None in between.
         meter: counts the work of the units, or None (`Options.counters`).
         tracker: the race detector, or None.
         arithmetic: how tensor cores add.
@@ -268,6 +269,8 @@ class Cluster:
         self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
         self.arithmetic = launch.arithmetic
         self.rng, asynchronous = cluster_random(options.seed, index)
+        self.executing: Warp | None = None
+        self._instructions = launch.instructions
         self.progress = self.polls = self.clock = 0
         self.async_stores = 0
         self.dynamic_smem = smem - launch.static_smem
@@ -287,8 +290,10 @@ class Cluster:
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
         self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)
         self.barriers.instructions = launch.instructions
+        for cta in self.ctas:
+            cta.shared.report = cta.tmem.report = self.report
         if self.tracker is not None:
-            self.tracker.barriers = self.barriers
+            self.tracker.barriers, self.tracker.report = self.barriers, self.report
         self.engine = AsyncEngine(options.completion, asynchronous)
         self.meter = UnitCounters() if options.counters else None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
@@ -334,6 +339,18 @@ class Cluster:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
 
+    def report(self, error: EmulatorError) -> None:
+        """A detector has found something: raises it, unless `Options.going_on` says to go on."""
+        going_on, warp = self.options.going_on, self.executing
+        if going_on is None:
+            raise error
+        if warp is not None and warp.executing() >= 0:
+            error.at(self._instructions[warp.executing()], warp.label)
+        if error.facts.barrier is not None:
+            error.know(barriers=self.barriers.states())
+        if not going_on(error):
+            raise error
+
     def exit(self, warp: Warp) -> None:
         """A warp finished."""
         del self.running[warp]
@@ -358,15 +375,19 @@ class Cluster:
         if self.options.looks_for("exits"):
             for cta in self.ctas:
                 cta.tmem.check_released()
-            if unobserved:
-                thread, text = unobserved[0]
-                text = text if isinstance(text, str) else self.tracker.epochs.label(text)
-                raise IllegalAccess(
+            for thread, store, place in unobserved:
+                text = store if isinstance(store, str) else self.tracker.epochs.label(store)
+                place = place if isinstance(store, str) else self.tracker.epochs.place(store)
+                error = IllegalAccess(
                     f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
                     f"{thread[2]} never waited for it)"
-                ).know("exit-in-use")
+                )
+                what = text.split(" of ")[0]
+                error.know("exit-in-use", sentence=f"a CTA exits while a {what} may still read its shared memory")
+                warp = self.ctas[thread[0]].warps[thread[1]].label
+                self.report(error.at(self._instructions[place] if place >= 0 else None, warp))
         if self.tracker is not None:
             self.tracker.check_exits()
         if self.options.looks_for("exits"):
-            self.barriers.check_finished(self.options.strict)
+            self.barriers.check_finished(self.options.strict, self.report)
 

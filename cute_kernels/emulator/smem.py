@@ -7,9 +7,11 @@ dynamic shared memory of a kernel starts at 1024.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, raising
 
 SYSTEM_BYTES = 1024
 RANK_SHIFT = 24
@@ -47,6 +49,7 @@ class SharedMemory:
         self.size = size
         self.cta_rank = cta_rank
         self.detect = detect
+        self.report: Callable[[EmulatorError], None] = raising
         self._fresh = 0 if uninitialised else _DATA  # state of what nobody has written
         self.exited = False
         padded = -(-size // _GRAIN) * _GRAIN
@@ -117,10 +120,11 @@ class SharedMemory:
             state.fill(_DATA)
         elif not state.all():
             first = offset + int(np.argmin(state))
-            raise IllegalAccess(
+            error = IllegalAccess(
                 f"read of uninitialised shared memory at offset {first} (access: {nbytes} bytes at offset {offset} of "
                 f"CTA {self.cta_rank}){_HINT}"
             ).know("uninitialised-read")
+            self.report(error)
 
     def check_lanes(self, offsets: np.ndarray, nbytes: int, *, write: bool) -> None:
         """As `check_range` for one aligned access of ``nbytes`` per lane at int ``offsets [lanes]``."""
@@ -143,9 +147,10 @@ class SharedMemory:
         elif not (states[index] == _all_data(nbytes)).all():
             bytewise = self.states[1][offsets[:, None] + np.arange(nbytes)]
             bad = int(offsets[~bytewise.all(axis=1)][0])
-            raise IllegalAccess(
+            error = IllegalAccess(
                 f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}{_HINT}"
             ).know("uninitialised-read")
+            self.report(error)
 
     def addresses(self) -> tuple[int, int | None]:
         """Host addresses of the bytes and of their states (1: holds data), None when those are not to be checked."""
@@ -161,10 +166,11 @@ class SharedMemory:
         if self.detect and not (self.states[nbytes][index] == _all_data(nbytes)).all():
             items = index.reshape(-1)
             bad = items[(self.states[1][items[:, None] * nbytes + np.arange(nbytes)] != _DATA).any(axis=1)]
-            raise IllegalAccess(
+            error = IllegalAccess(
                 f"asynchronous read of uninitialised shared memory at offset {int(bad[0]) * nbytes} of CTA "
                 f"{self.cta_rank}{_HINT}"
             ).know("uninitialised-read")
+            self.report(error)
 
     def _outside(self, offset: int, nbytes: int) -> str:
         return f"shared access of {nbytes} bytes at offset {offset} of CTA {self.cta_rank} leaves its {self.size} bytes"

@@ -231,7 +231,9 @@ class TensorRaces:
             if identity:
                 clock = int(self.epochs.clocks[identity >> LANE_BITS])
                 for rank in watched.ranks:
-                    self.tracker.exits.operation(rank, watched.column, clock, self.epochs.label(identity))
+                    self.tracker.exits.operation(
+                        rank, watched.column, clock, self.epochs.label(identity), place=self.epochs.place(identity)
+                    )
 
     def issue(self, work: Pipelined) -> None:
         """A tcgen05.mma, cp or shift of the entered lane, with all its accesses.
@@ -248,7 +250,8 @@ class TensorRaces:
             stream.noted.add(rank)
             if rank != agent.rank:
                 label = self.epochs.label(stream.identity)
-                tracker.exits.operation(rank, stream.column, stream.commits + 1, label)
+                place = self.epochs.place(stream.identity)
+                tracker.exits.operation(rank, stream.column, stream.commits + 1, label, place=place)
         if done == count:
             return
         operation = self.operation(work.text)
@@ -349,9 +352,10 @@ class TensorRaces:
         group = (place[1].start or 0) + group * (place[1].step or 1)
         what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
         other = self.tracker.side(identity, earlier, "tensor")
-        raise TensorMemoryRace(
+        error = TensorMemoryRace(
             f"{what} {verb} TMEM column {column}, lanes from {LANE_GROUP * group} on, of CTA {rank}, which the "
             f"{other.what} {earlier}{place_of(other.instructions)}: it is not known to be complete. What is missing "
             "may be tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed "
             "one"
         ).know(side=Side(verb, what=what), other=other, memory=Memory("tensor", column, 1, rank))
+        self.tracker.report(error)

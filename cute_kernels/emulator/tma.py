@@ -305,6 +305,11 @@ class TmaUnit:
         self.bytes_stored = 0
         self._serial = 0
 
+    def executing(self) -> int:
+        """Index of the instruction that issues an operation; -1: not known."""
+        agent = self.tracker.agent if self.tracker is not None else None
+        return agent.executing() if agent is not None else -1
+
     def load(
         self,
         descriptor: bytes,
@@ -407,7 +412,7 @@ class TmaUnit:
         rank, offset = self.shared.resolve(source)
         who = describe or f"by {thread}"
         text = f"TMA store of {nbytes} bytes from shared offset {offset} of CTA {rank}, issued {who}"
-        bulk = BulkOp(text)
+        bulk = BulkOp(text, place=self.executing())
         if self.tracker is not None:
             starts, length = self._checked_pieces(rank, tensor_map, offset)
             read_part, write_part = self.tracker.bulk(

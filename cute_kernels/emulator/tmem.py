@@ -7,11 +7,12 @@ lane]``) because a register of a 32x32b load is one column of 32 lanes.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX, raising
 
 LANES, COLUMNS = CONSTANTS["TENSOR_LANES"], CONSTANTS["TENSOR_COLUMNS"]
 LANE_GROUP = CONSTANTS["LANE_GROUP"]  # no access covers less of a column
@@ -54,6 +55,7 @@ class TensorMemory:
         self._address = self.cells.ctypes.data
         self.allocations: dict[int, int] = {}
         self.changes = 0
+        self.report: Callable[[EmulatorError], None] = raising
         self.detect, self._own_lanes = detect, own_lanes
         self.relinquished = False
         self.columns_used = 0
@@ -119,7 +121,7 @@ class TensorMemory:
         """
         if self.allocations:
             message = f"the CTA exits with {sum(self.allocations.values())} TMEM columns allocated"
-            raise IllegalAccess(message).know("tensor-memory-leak")
+            self.report(IllegalAccess(message).know("tensor-memory-leak"))
 
     def accessed(self, warp: int, address: int) -> int:
         """The address that a load or store by a warp accesses: in its own quarter, unless other lanes are reported."""
@@ -209,10 +211,11 @@ class TensorMemory:
                 self._full[column : column + ncols] = True
         elif not written.all():
             bad_column, bad_lane = np.argwhere(~written)[0]
-            raise IllegalAccess(
+            error = IllegalAccess(
                 f"read of uninitialised TMEM: lane {lane + bad_lane}, column {column + bad_column} of an access to "
                 f"lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1}"
             ).know("uninitialised-read")
+            self.report(error)
 
     def _place(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int, int]:
         """Checks the operands of a load or store; returns (first lane, first column, columns)."""

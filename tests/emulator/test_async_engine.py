@@ -134,7 +134,7 @@ def test_only_waited_groups_count_as_observed():
     for name in "ab":
         groups.issue("t", BulkOp(name, read_done=True))
         groups.commit("t")
-    assert groups.unobserved() == [("t", "b")] and groups.committed("t") == 2
-    assert groups.wait_satisfied("t", 1, True) and groups.unobserved() == [("t", "b")]
+    assert groups.unobserved() == [("t", "b", -1)] and groups.committed("t") == 2
+    assert groups.wait_satisfied("t", 1, True) and groups.unobserved() == [("t", "b", -1)]
     assert groups.wait_satisfied("t", 0, True) and not groups.unobserved()
     assert groups.committed("t") == 2 and groups.committed("other") == 0

@@ -51,6 +51,11 @@ class Reporter:
         self.diagnostics.append(diagnostic)
         print(render(diagnostic, verbose=self.verbose, color=_colored()), file=sys.stderr, flush=True)
 
+    @property
+    def faults(self) -> bool:
+        """Whether a kernel was found to be at fault."""
+        return any(each.kind != "unsupported" and each.level == "error" for each in self.diagnostics)
+
     def check_files(self) -> None:
         """Raises OSError where a file cannot be written, before any work is done."""
         for path in (self.report_file, self.sarif_file):
