@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test orders integrations lint bench b200 dask mutate mutate-source sanitizers fuzz hardware sentryward dsl-versions docs nightly clean
+.PHONY: demo test orders integrations lint bench b200 dask mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -67,6 +67,11 @@ sentryward: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[verify]'
 	$(BIN)/python -m tests.mutation.sentryward $(ARGS)
 
+# Tensor cores of the emulator against a published model of the chips, 10^6 results of each type. docs/emulator/arithmetic.md
+mmasim: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --editable '.[verify]'
+	$(BIN)/python -m tests.emulator.mmasim_sums $(ARGS)
+
 # Campaigns on a Dask cluster of two processes, one of which is lost. docs/emulator/your_kernel.md
 dask: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[dask]'
@@ -81,7 +86,7 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file .ci/mkdocs.yml
 
 # What takes too long for every change.
-nightly: integrations dask orders mutate mutate-source sanitizers fuzz sentryward dsl-versions $(VENV)/.installed-test
+nightly: integrations dask orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:

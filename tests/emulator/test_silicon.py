@@ -143,17 +143,17 @@ def test_where_small_products_begin_to_be_cut(codes: tuple[int, int], size: floa
 @pytest.mark.parametrize("digit", [1.0, 2.0**-3, 2.0**-4])
 @pytest.mark.parametrize("unit", [("tcgen05", "sm_100a"), ("wgmma", "sm_90a")])
 def test_where_coarse_products_begin_to_be_cut(unit: tuple[str, str], digit: float) -> None:
-    """Numbers up to 15 whose last digits are all above the type's, with D on both sides of where its exponent cuts
-    products of them; on the grid of the products, and off it. 2^-4 is where wgmma begins to cut without D, too."""
+    """Numbers up to 15 whose last digits are above the type's. Blocks of results have D beyond the exponent that cuts
+    products of them, or below it; on the grid of the products, and off it. 2^-4 is where wgmma cuts without D, too."""
     types, rng = ("e4m3", "e4m3"), np.random.default_rng(13)
     sums, rules = Arithmetic("silicon", unit[1]).sums(unit[0], "e4m3", "f32"), rules_of(*unit, types, "f32")
     values = np.array([0, digit, 3 * digit, 13, 15, -digit, -3 * digit, -14])
     a, b = (rng.choice(values, (1, rows, 32)).astype(float8_e4m3fn).view(np.uint8) for rows in (64, 24))
     limit = 2.0 ** (sums.fraction + 1) * digit**2
-    sizes = np.concatenate([limit * 2.0 ** rng.uniform(-2, 1, (1, 32, 24)), rng.uniform(0, 99, (1, 32, 24))], axis=1)
-    c = np.round(sizes / digit**2) * digit**2 * rng.choice([-1.0, 1.0], sizes.shape)
-    c[:, ::2, 8:16] *= 2.0**-7
-    c[:, 32:, 16:] = np.round(c[:, 32:, 16:])  # sums of integers: no block of these is cut but for 2^-4
+    beyond, below = rng.uniform(limit, 2 * limit, (1, 32, 24)), rng.uniform(0, min(99, limit), (1, 32, 24))
+    c = np.concatenate([beyond, below], axis=1) * rng.choice([-1.0, 1.0], (1, 64, 24))
+    c[..., :8] = np.trunc(c[..., :8] / digit**2) * digit**2  # beside them: off the grid, and integers
+    c[..., 16:] = np.trunc(c[..., 16:])
     check(a, b, c.astype(np.float32).view(np.uint32), types, "f32", sums, rules)
 
 
