@@ -413,6 +413,8 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     targets = destination.items if isinstance(destination, Vector) else (destination,)
     if len(targets) != access.count:
         raise instruction.refuse(f"{access.count} destinations are needed")
+    if access.space == "param" and not base.uniform:
+        raise instruction.refuse("ld.param from addresses that differ between lanes is not implemented")
     if base.uniform and access.space != "local" or access.space == "param":
         address = address_value(block, instruction.operands[1], max(base.bits, 32))
         results = block.call(
