@@ -269,7 +269,8 @@ def _dask(place: str) -> Iterator[Executor]:
         # Not pure: equal tasks need not be found by hashing their arguments.
         inner = client.get_executor(pure=False)
         width = sum(client.nthreads().values())
-        yield _Submitting(inner.submit, functools.partial(client.scatter, broadcast=True, hash=False), width)
+        # A task's result is computed again where the workers that have it are lost; what is scattered is not.
+        yield _Submitting(inner.submit, functools.partial(client.submit, _same, pure=False), width)
 
 
 @contextlib.contextmanager
@@ -282,6 +283,10 @@ def _ray(address: str) -> Iterator[Executor]:
     with ray.init(address):
         remote = ray.remote(_call)
         yield _Submitting(submit, ray.put, int(ray.cluster_resources().get("CPU", 1)))
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
