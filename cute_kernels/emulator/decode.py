@@ -140,6 +140,8 @@ def _parameter(reader: Reader, before: list[Parameter]) -> Parameter:
         pointer = pointer or directive == ".ptr"
         if directive == ".align":
             number = reader.take_number()
+            if number <= 0 or number & (number - 1):
+                raise UnsupportedPTX(f".align {number} of a parameter: a power of two is needed", ptx_line=line)
             align = align if pointer else number  # behind .ptr it is the alignment of what is pointed to
         elif directive[1:] in TYPE_BITS:
             element = directive[1:]
