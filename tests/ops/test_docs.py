@@ -20,6 +20,7 @@ FILES = {
 
 WRITTEN = {
     "demo.png", "trace.png", "trace.json", "photo.png", "patch_embed.ptx.json", "build/mutation.json", "state.json",
+    "r.json",
 }  # fmt: skip
 """Files that commands write where they are called."""
 
