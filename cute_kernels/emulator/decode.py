@@ -150,6 +150,8 @@ def _parameter(reader: Reader, before: list[Parameter]) -> Parameter:
     if not element:
         raise UnsupportedPTX(f"a parameter without a type, {reader.peek()!r}", ptx_line=line)
     size = TYPE_BITS[element] // 8
+    if not size:
+        raise UnsupportedPTX(f"a parameter of type .{element}: PTX has parameters of whole bytes only", ptx_line=line)
     align = align or size
     name = reader.take().text
     if reader.peek() == "[":

@@ -192,12 +192,12 @@ def test_a_worker_runs_original_and_mutant_on_the_back_end_asked_for(
 
     monkeypatch.setattr(workers, "TARGETS", {f"watched {name}": Watched()})
     monkeypatch.setattr(workers, "SCHEDULES", {"eager": Options()})
-    verdict = workers._judge(f"watched {name}", 0, name, strict=True)
+    verdict = workers._judge(None, f"watched {name}", 0, name, strict=True)
     assert (verdict.back_end, verdict.killer) == (name, verdicts[0].killer)
     assert used == [(True, BACK_ENDS[name], True), (False, BACK_ENDS[name], True)]
 
 
-def test_what_python_executes_although_machine_code_is_asked_for() -> None:
+def test_what_python_executes_although_bytecode_is_asked_for() -> None:
     local = module(".local .align 4 .b8 depot[16];\nst.local.b32 [depot], 1; ret;")
     assert why_python(local, None, 32) == "local memory"
     assert why_python(Small.ptx, None, 64) == ""
