@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cute_kernels.config import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, SharedMemoryRace
 from cute_kernels.emulator.options import DETECTORS
+from cute_kernels.emulator.tensor_map import TensorMap
+from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
 from tests.emulator.record_matrix_on_gpu import result_array
@@ -132,3 +136,38 @@ def test_names_that_are_none():
 
 def test_every_detector_has_a_fault_here():
     assert {*FAULTS, "registers"} == set(DETECTORS)
+
+
+@pytest.mark.parametrize(
+    "config", [Sm100PatchEmbedConfig(), Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)]
+)
+def test_sound_kernels_are_clean_whatever_is_left_out(config: Sm100PatchEmbedConfig | Sm90PatchEmbedConfig) -> None:
+    """What one detector knows, of bytes that a copy has brought for example, does not depend on another."""
+    case = make_case(batch=300, positions=2, n=256, k=256, config=config, sm_count=2)
+    for left_out in (*((name,) for name in DETECTORS), DETECTORS):
+        for native in (False, True) if left_out == ("races",) else (True,):
+            case.tensors.out.fill_(float("nan"))
+            emulate(case.plan, case.tensors, Options(native=native, without=left_out))
+            assert not case.mismatches().any(), (left_out, native)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_store_of_uninitialised_bytes_is_found_without_races(native: bool) -> None:
+    """By a tensor copy that has been executed before, which is the core's then."""
+    out = aligned(np.zeros(32, np.uint32))
+    tensor = TensorMap(out.ctypes.data, "u32", (32,), (), (32,), (1,))
+    text = module(
+        """ld.param.u64 %d1, [p0]; mov.b32 %r4, dynamic; mov.u32 %r1, %tid.x; mov.u32 %r2, 0;
+        shl.b32 %r3, %r1, 2; add.s32 %r5, %r4, %r3; st.shared.b32 [%r5], %r1; add.u32 %r6, %r1, 7;
+        st.shared.b32 [%r5+128], %r6;
+        fence.proxy.async.shared::cta; bar.warp.sync -1; setp.ne.u32 %p1, %r1, 0; @%p1 bra DONE;
+        NEXT: cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%d1, {0}], [%r4];
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; add.u32 %r4, %r4, 128;
+        add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 3; @%p2 bra NEXT;
+        DONE: ret;""",
+        parameters=1,
+    )
+    with pytest.raises(IllegalAccess, match="uninitialised"):
+        options = Options(native=native, without=("races",))
+        launch(text, tensor, reachable=(out,), options=options)
+    assert out.tolist() == list(range(7, 39))

@@ -133,17 +133,18 @@ int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t 
   int64_t tx = barrier->tx - nbytes;
   if (apart > pair || tx < -MAX_COUNT || (tx < 0 && !barrier->pending)) return 0;
   uint8_t *states = box.cta->states + box.offset;
+  if (t->flags & STATES && !no_barrier(states, nbytes)) return 0;
   if (t->unit_flags & WATCHED) {
     WatchedCopy watched;
-    if (!no_barrier(states, nbytes) || !barrier->point) return 0;
+    if (!barrier->point) return 0;
     if (!described(t, copy, &box, copy->barrier, &watched)) return 0;
     watched.point = barrier->point;
     watched.pair = apart;
     watched.phase = barrier->phase;
     watched.completes = !barrier->pending && !tx;
     if (!watch_load(t, &watched)) return 0;
-    memset(states, DATA, (size_t)nbytes);
   }
+  if (t->flags & STATES) memset(states, DATA, (size_t)nbytes);
   if (t->meter) meter_copy(t, copy, &box);
   move(&box, 0);
   barrier->tx = tx;
@@ -156,10 +157,10 @@ int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t 
 int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank) {
   Box box;
   if (!box_of(t, copy, rank, 1, &box)) return 0;
+  if (t->flags & STATES && !all_data(box.cta->states + box.offset, box.plan->box_bytes)) return 0;
   if (t->unit_flags & WATCHED) {
     WatchedCopy watched;
-    // Stores from another CTA's shared memory are rare, and for Python.
-    if (!all_data(box.cta->states + box.offset, box.plan->box_bytes) || box.cta->shadow != t->context->shadow) return 0;
+    if (box.cta->shadow != t->context->shadow) return 0;  // from another CTA's shared memory: rare, and for Python
     if (!described(t, copy, &box, -1, &watched) || !watch_store(t, &watched)) return 0;
   }
   if (t->meter) meter_copy(t, copy, &box);
