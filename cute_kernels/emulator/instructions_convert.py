@@ -1,4 +1,4 @@
-"""cvt between integer and floating-point types."""
+"""cvt between integer and floating-point types; those of less than eight bits are in `instructions_convert_narrow`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from cute_kernels.emulator import instructions_numerics as numerics
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction, Register
+from cute_kernels.emulator.instructions_convert_narrow import convert_narrow
 from cute_kernels.emulator.instructions_integer import signed
 from cute_kernels.emulator.instructions_registry import family
 from cute_kernels.emulator.values import CANONICAL, DTYPES, Pack, PureOp, Value
@@ -22,12 +23,15 @@ _MODES = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
 
 @family("cvt")
 def _cvt(block: BlockBuilder, instruction: Instruction) -> None:
-    """cvt: integers, f16, bf16, f32, f64, packed f16x2/bf16x2/e4m3x2/e5m2x2, tf32."""
+    """cvt: integers, f16, bf16, f32, f64, packed f16x2/bf16x2/e4m3x2/e5m2x2/e2m3x2/e3m2x2/e2m1x2/ue8m0x2, tf32."""
     *flags, target, source = instruction.parts[1:]
     for flag in flags:
         if flag not in (*_MODES, "sat", "satfinite", "relu", "ftz"):
             raise instruction.refuse(f"qualifier .{flag} of cvt is not implemented")
-    if target in _INTEGER_BITS and source in _INTEGER_BITS:
+    narrow = convert_narrow(block, instruction, flags, target, source)
+    if narrow is not None:
+        result = narrow
+    elif target in _INTEGER_BITS and source in _INTEGER_BITS:
         result = _integer_to_integer(block, instruction, flags, target, source)
     elif target in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2") and source == "f32":
         result = _pair(block, instruction, flags, target)
