@@ -26,7 +26,7 @@ BEYOND = {
     r"\{[^}]*%pred_5|%pred_5[^{]*\}": "vectors have no predicates (PTX ISA, 'Vectors')",
     r"\{[^}]*%tid\.x[^}]*\}": "special registers are read only, and in a list of destinations they are written",
     r"^(and|not|mov|vote|barrier).*pred .*%f16x2_5": "a predicate is needed",
-    r"^cvt\S*ue8m0x2\.bf16x2 .*, %\w+_5$": "bf16x2 is held in .b32",
+    r"^cvt\S*(ue8m0x2\.bf16x2 .*, %\w+_5$|bf16x2\.ue8m0x2 %\w+_5,)": "bf16x2 is held in .b32",
     r"\[%(pred|f16|f32|f16x2|f64|b128)_5": "addresses are integers or bits",
     r"\.tensor\..*\{[^}]*0[fd]": "coordinates are .s32",
     r"(bf16|mbarrier.arrive|multicast::cluster|query_cancel).*\{%b\d+_\d(, %b\d+_\d)?\}": "one register is no vector",
