@@ -71,6 +71,7 @@ sentryward: $(VENV)/.installed-test
 mmasim: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[verify]'
 	$(BIN)/python -m tests.emulator.mmasim_sums $(ARGS)
+	$(BIN)/python -m tests.emulator.mmasim_scaled_sums $(ARGS)
 
 # Campaigns on a Dask cluster of two processes, one of which is lost. docs/emulator/your_kernel.md
 dask: $(VENV)/.installed-test

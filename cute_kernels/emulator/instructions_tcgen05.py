@@ -14,8 +14,9 @@ from cute_kernels.emulator.happens_before import Offset
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import always_varies, as_integer, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers, require_whole_warp
+from cute_kernels.emulator.instructions_tcgen05_scaled import lower_scaled_mma
 from cute_kernels.emulator.memory_order import enter, watch_uniform
-from cute_kernels.emulator.tensor_copy import copy_to_tensor_memory, shift_rows
+from cute_kernels.emulator.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
 from cute_kernels.emulator.tmem import HALVES, TensorMemory, rectangle
 from cute_kernels.emulator.tmem_pairs import PairWait
 from cute_kernels.emulator.warp import AllocationWait
@@ -311,7 +312,10 @@ def mma(
 
 @family("tcgen05.mma", destinations=0)
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
-    """tcgen05.mma, dense kinds. The collector hints say how operands are buffered and change no result."""
+    """tcgen05.mma, dense kinds, with block scaling too; collector hints, which change no result, are ignored."""
+    if "block_scale" in instruction.parts:
+        lower_scaled_mma(block, instruction, _cta_group(instruction))
+        return
     kinds = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
     hints = [f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard")]
     parts = qualifiers(instruction, "mma", *_GROUPS, *kinds, *hints)
@@ -336,7 +340,9 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     block.anchor(call, [], [*values, *disabled])
 
 
-def copy(warp: Any, mask: int, shape: str, multicast: str, cta_group: int, address: Any, matrix: Any) -> None:
+def copy(
+    warp: Any, mask: int, shape: str, multicast: str, held: str, cta_group: int, address: Any, matrix: Any
+) -> None:
     """tcgen05.cp, once per executing lane."""
     warp.cluster.progress += 1
     for lane, (where, descriptor) in zip(lane_numbers(mask), each_lane(mask, address, matrix)):
@@ -349,24 +355,28 @@ def copy(warp: Any, mask: int, shape: str, multicast: str, cta_group: int, addre
             rank=warp.cta.rank,
             address=where,
             matrix=descriptor,
+            held=held,
             describe=f"by {warp.label}",
         )
 
 
 @family("tcgen05.cp", destinations=0)
 def _cp(block: BlockBuilder, instruction: Instruction) -> None:
-    """tcgen05.cp of 128x256b, 128x128b, 64x128b.warpx2, 32x128b.warpx4, without decompression."""
+    """tcgen05.cp of 128x256b, 128x128b, 64x128b.warpx2, 32x128b.warpx4; .b8x16 from .b4x16_p64 and .b6x16_p32."""
     shapes = ("128x256b", "128x128b", "64x128b", "32x128b")
     multicasts = ("warpx2::02_13", "warpx2::01_23", "warpx4")
-    parts = qualifiers(instruction, "cp", *_GROUPS, *shapes, *multicasts)
+    parts = qualifiers(instruction, "cp", "b8x16", *COMPRESSED, *_GROUPS, *shapes, *multicasts)
     shape = [part for part in parts if part in shapes]
     multicast = [part for part in parts if part in multicasts]
+    held = [part for part in parts if part in COMPRESSED]
     if len(shape) != 1 or len(multicast) > 1:
         raise instruction.refuse("one shape and at most one multicast are needed")
+    if len(held) != ("b8x16" in parts):
+        raise instruction.refuse(f".b8x16 and one of .{', .'.join(COMPRESSED)} go together")
     address, matrix = instruction.operands
     descriptor = block.whole(block.value(matrix, 64))
-    group = _cta_group(instruction)
-    block.call(copy, shape[0], "".join(multicast), group, address_value(block, address), descriptor)
+    form = shape[0], "".join(multicast), "".join(held), _cta_group(instruction)
+    block.call(copy, *form, address_value(block, address), descriptor)
 
 
 def shift(warp: Any, mask: int, cta_group: int, address: Any) -> None:

@@ -18,10 +18,23 @@ _CORE_ROWS = 8  # rows of a core matrix
 
 @dataclass(frozen=True)
 class ElementType:
-    """An operand type: its name and bytes per element."""
+    """An operand type.
+
+    Attributes:
+        name: as in PTX.
+        nbytes: of an element, or of the container that it takes in shared memory.
+        held: bytes that hold data of every 16 in shared memory. Elements of four and six bits lie side by side in the
+            first of them, as tensor copies of the padded types leave them (PTX ISA, "Packing formats").
+    """
 
     name: str
     nbytes: int
+    held: int = CHUNK
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it has less than eight bits."""
+        return self.held < CHUNK or self is E2M1_PAIRS
 
 
 E4M3 = ElementType("e4m3", 1)
@@ -31,8 +44,13 @@ BF16 = ElementType("bf16", 2)
 TF32 = ElementType("tf32", 4)
 S8 = ElementType("s8", 1)
 U8 = ElementType("u8", 1)
+E2M3 = ElementType("e2m3", 1, held=12)
+E3M2 = ElementType("e3m2", 1, held=12)
+E2M1 = ElementType("e2m1", 1, held=8)
+E2M1_PAIRS = ElementType("e2m1x2", 1)  # two in a byte, the first one lower: operands of the kinds of FP4
 #: kind -> type code of the instruction descriptor -> element type.
-KINDS = {"f8f6f4": {0: E4M3, 1: E5M2}, "f16": {0: F16, 1: BF16}, "tf32": {2: TF32}, "i8": {0: U8, 1: S8}}
+EIGHT_BITS_AND_LESS = {0: E4M3, 1: E5M2, 3: E2M3, 4: E3M2, 5: E2M1}
+KINDS = {"f8f6f4": EIGHT_BITS_AND_LESS, "f16": {0: F16, 1: BF16}, "tf32": {2: TF32}, "i8": {0: U8, 1: S8}}
 #: kind -> type code of the accumulator -> its name.
 _FLOATS = {0: "f16", 1: "f32"}
 _ACCUMULATORS = {"f8f6f4": _FLOATS, "f16": _FLOATS, "tf32": {1: "f32"}, "i8": {2: "s32"}}
@@ -115,6 +133,8 @@ def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instructio
             raise UnsupportedPTX(f"{where}: {operand} type {code}; implemented are {known}")
     if accumulators[descriptor >> 4 & 3] == "f16" and BF16 in (types[descriptor >> 7 & 7], types[descriptor >> 10 & 7]):
         raise UnsupportedPTX(f"{where}: BF16 operands with an FP16 accumulator")
+    for operand, code, major in (("A", descriptor >> 7 & 7, 15), ("B", descriptor >> 10 & 7, 16)):
+        check_majorness(types[code], descriptor >> major & 1, f"{where}: {operand}")
     m, n = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
     legal_m, legal_n, description = _SHAPES[kind == "i8", cta_group]
     if m not in legal_m or n not in legal_n:
@@ -134,6 +154,12 @@ def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instructio
         d_type=accumulators[descriptor >> 4 & 3],
         saturate=bool(descriptor >> 3 & 1),
     )
+
+
+def check_majorness(element: ElementType, mn_major: int, where: str) -> None:
+    """Raises UnsupportedPTX where an operand cannot be MN-major."""
+    if mn_major and element.narrow:
+        raise UnsupportedPTX(f"{where} of {element.name} MN-major; elements of less than eight bits are K-major")
 
 
 _SWIZZLE_MODES = {0: "none", 1: "128B_atom32B", 2: "128B", 4: "64B", 6: "32B"}

@@ -134,7 +134,17 @@ _TENSOR_MMA = "; ".join(
     f"[d_tmem], {a}, {rest}"
     for a in ("a_desc:b64", "[a_tmem]")
     for rest in (_MMA, _MMA.replace("{disable_output_lane}:b32, ", ""))
-)# How many literals there are depends on types that have to go together; `instructions_wgmma.parse_form` looks at both.
+)
+
+
+def _tensor_mma(parts: Parts) -> str:
+    if "block_scale" not in parts:
+        return _TENSOR_MMA
+    rest = "b_desc:b64, idesc:u32, [scale_a], [scale_b], enable_input_d:pred"
+    return f"[d_tmem], a_desc:b64, {rest}; [d_tmem], [a_tmem], {rest}"
+
+
+# How many literals there are depends on types that have to go together; `instructions_wgmma.parse_form` looks at both.
 _WGMMA = "; ".join(
     f"{{d}}:b32, {a}, b_desc:b64, scale_d:pred, imm_scale_a:imm?, imm_scale_b:imm?, imm_trans_a:imm?, imm_trans_b:imm?"
     for a in ("a_desc:b64", "{a}4:b32")
@@ -230,7 +240,7 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "tcgen05.fence::before_thread_sync tcgen05.fence::after_thread_sync": "",
     "tcgen05.ld": lambda parts: "{r}:b32, [taddr]" + _halves(parts),
     "tcgen05.st": lambda parts: "[taddr]" + _halves(parts) + ", {r}:b32",
-    "tcgen05.mma": _TENSOR_MMA,
+    "tcgen05.mma": _tensor_mma,
     "tcgen05.cp": "[taddr], s_desc:b64",
     "tcgen05.shift": "[taddr]",
     "tcgen05.commit": _commit,

@@ -7,11 +7,15 @@ import numpy as np
 from cute_kernels.emulator.async_engine import AsyncOp
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.matrix_operands import (
+    E2M1,
+    E3M2,
+    ElementType,
     Places,
     check_operand,
     decode_matrix,
     operand_places,
 )
+from cute_kernels.emulator.scaled_products import cells_of_codes, codes_of_rows
 from cute_kernels.emulator.smem import SharedMemory
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tensor_map import CHUNK
@@ -25,6 +29,8 @@ _COPIES = {
     ("64x128b", "warpx2::01_23"): ((0, 1), (2, 3)),
     ("32x128b", "warpx4"): ((0, 1, 2, 3),),
 }
+#: Source format of a decompression -> elements as they lie in shared memory; of six bits both types lie alike.
+COMPRESSED: dict[str, ElementType] = {"b4x16_p64": E2M1, "b6x16_p32": E3M2}
 
 
 def copy_to_tensor_memory(
@@ -36,6 +42,7 @@ def copy_to_tensor_memory(
     rank: int,
     address: int,
     matrix: int,
+    held: str = "",
     describe: str = "",
 ) -> None:
     """tcgen05.cp: rows of a K-major matrix in shared memory to lanes of tensor memory, in order with the MMAs.
@@ -46,6 +53,7 @@ def copy_to_tensor_memory(
         cta_group: 2 copies in both CTAs of the pair, each from its own shared memory.
         rank: cluster rank of the issuing CTA.
         address, matrix: tensor-memory address in lane 0, 64-bit matrix descriptor.
+        held: a key of `COMPRESSED`: every 16 bytes hold 16 elements of four or six bits, each of which becomes a byte.
         describe: who issues.
 
     Raises:
@@ -58,7 +66,7 @@ def copy_to_tensor_memory(
     chunks = 2 if shape.endswith("256b") else 1
     rows = 32 * len(quarters)
     lane, column = split_address(address)
-    text = f"tcgen05.cp.{shape} issued {describe or f'by CTA {rank}'}"
+    text = f"tcgen05.cp.{shape}{'.b8x16.' if held else ''}{held} issued {describe or f'by CTA {rank}'}"
     if lane:
         raise UnsupportedPTX(f"{text}: to lane {lane}")
     operand = Places.of(operand_places(decode_matrix(matrix), rows, 1, False)[:, :chunks], 1, False)
@@ -73,8 +81,7 @@ def copy_to_tensor_memory(
             core.tracker.tensor.access(each, place, watched, write=True)
 
         def run(cta: SharedMemory = cta, memory: TensorMemory = memory) -> None:
-            cta.check_initialised(places, CHUNK)
-            words = np.ascontiguousarray(cta.chunks[places]).view(np.uint32).reshape(rows, 4 * chunks)
+            words = _words(cta, places, COMPRESSED.get(held))
             for block, targets in enumerate(quarters):
                 for quarter in targets:
                     memory.check(32 * quarter, 32, column, 4 * chunks, write=True)
@@ -82,6 +89,18 @@ def copy_to_tensor_memory(
                     memory.cells[column : column + 4 * chunks, 32 * quarter : 32 * quarter + 32] = part
 
         core.engine.submit(AsyncOp(("tcgen05", rank), run, text))
+
+
+def _words(cta: SharedMemory, places: np.ndarray, element: ElementType | None) -> np.ndarray:
+    """uint32 [rows, columns] of 16-byte chunks at int64 [rows, chunks], decompressed."""
+    if element is None:
+        cta.check_initialised(places, CHUNK)
+    else:  # the last bytes of a chunk hold nothing
+        cta.check_initialised(places[..., None] * (CHUNK // 4) + np.arange(element.held // 4), 4)
+    data = np.ascontiguousarray(cta.chunks[places]).view(np.uint8)
+    if element is not None:
+        data = np.ascontiguousarray(cells_of_codes(codes_of_rows(data, element), element))
+    return data.view(np.uint32)
 
 
 # Of the matrix. PTX ISA, "Data Movement Shape": .31x256b, since the last row is not written.

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Format -> bits of exponent and of fraction, and whether the highest exponent is for infinities and NaN.
+#: Format -> bits of exponent and of fraction, and whether the highest exponent is for infinities and NaN (None: there
+#: are none of them).
 FORMATS = {
+    "e2m3": (2, 3, None), "e3m2": (3, 2, None), "e2m1": (2, 1, None), "ue4m3": (4, 3, False),
     "e4m3": (4, 3, False), "e5m2": (5, 2, True), "f16": (5, 10, True), "bf16": (8, 7, True), "f32": (8, 23, True),
 }  # fmt: skip
 NAN = {"f32": 0x7FFFFFFF, "f16": 0x7FFF}
@@ -44,13 +46,17 @@ class Number:
 
 
 def decode(bits: int, form: str) -> Number:
-    """A bit pattern's number; of TF32 the lower 13 bits do not count."""
+    """A bit pattern's number; of TF32 the lower 13 bits do not count, of ue4m3 the highest one."""
+    if form == "ue8m0":
+        return Number(special="nan") if bits == 255 else Number(1, bits - 127, bits - 127)
+    if form == "ue4m3":
+        bits &= 127
     if form == "tf32":
         bits, form = bits & 0xFFFFE000, "f32"
     exponent_bits, fraction_bits, ieee = FORMATS[form]
     fraction, field = bits & ((1 << fraction_bits) - 1), bits >> fraction_bits & ((1 << exponent_bits) - 1)
     negative = bits >> (exponent_bits + fraction_bits) & 1
-    if field == (1 << exponent_bits) - 1 and (ieee or fraction == (1 << fraction_bits) - 1):
+    if ieee is not None and field == (1 << exponent_bits) - 1 and (ieee or fraction == (1 << fraction_bits) - 1):
         return Number(special="nan" if fraction else "-inf" if negative else "inf")
     exponent = max(field, 1) - ((1 << exponent_bits - 1) - 1)
     significand = fraction | (bool(field) << fraction_bits)
@@ -98,15 +104,18 @@ def encode(total: int, unit: int, form: str, cut: int) -> int:
 def step(a: Sequence[Number], b: Sequence[Number], c: int, form: str, rules: Rules) -> int:
     """One step: C and D are bit patterns of ``form``."""
     terms = [product(x, y) for x, y in zip(a, b, strict=True)]
-    terms.append(decode(c, form))
+    return add(terms, [term.exponent for term in terms if term.significand], c, form, rules)
+
+
+def add(terms: list[Number], exponents: list[int], c: int, form: str, rules: Rules) -> int:
+    """Terms of these exponents, and C."""
+    terms = [*terms, decode(c, form)]
     specials = {term.special for term in terms} - {""}
     if len(specials) > 1 or "nan" in specials:
         return NAN[form]
     if specials:
         return {"f32": (0x7F800000, 0xFF800000), "f16": (0x7C00, 0xFC00)}[form]["-inf" in specials]
-    exponents = [term.exponent for term in terms if term.significand]
-    if not terms[-1].significand:
-        exponents.append(rules.floor)
+    exponents = [*exponents, terms[-1].exponent if terms[-1].significand else rules.floor]
     unit = max(exponents) - rules.fraction
     return encode(sum(shifted(term.significand, term.unit - unit) for term in terms), unit, form, rules.cut)
 
@@ -114,8 +123,43 @@ def step(a: Sequence[Number], b: Sequence[Number], c: int, form: str, rules: Rul
 def dot(a: Sequence[int], b: Sequence[int], c: int, types: tuple[str, str], form: str, rules: Rules) -> int:
     """One result of an instruction: bit patterns of a row of A, of a row of B, and of C."""
     x, y = ([decode(bits, name) for bits in row] for row, name in zip((a, b), types))
-    nbytes = {"e4m3": 1, "e5m2": 1, "tf32": 4}.get(types[0], 2)
+    nbytes = {"tf32": 4, "f16": 2, "bf16": 2}.get(types[0], 1)
     together = rules.together // nbytes
     for first in range(0, len(x), together):
         c = step(x[first : first + together], y[first : first + together], c, form, rules)
     return c
+
+
+def scaled_dot(
+    rows: tuple[Sequence[int], Sequence[int]], scales: tuple[Sequence[int], Sequence[int]], c: int,
+    types: tuple[str, str, str], rules: Rules, group: int,
+) -> int:
+    """One result of an instruction with block scaling, FP32.
+
+    Args:
+        rows: bit patterns of a row of A and of one of B.
+        scales: theirs, each for as many elements as there are for one.
+        c: bit pattern of C.
+        types: of A, B and scales.
+        rules: how terms are added.
+        group: products that are added exactly before that, to a term with the exponent of the scales; 1: none are.
+    """
+    x, y = ([decode(bits, name) for bits in row] for row, name in zip(rows, types))
+    u, v = ([decode(bits, types[2]) for bits in row] for row in scales)
+    size = len(x) // len(u)
+    terms, exponents = [], []
+    for first in range(0, len(x), group):
+        scale = product(u[first // size], v[first // size])
+        products = [product(x[i], y[i]) for i in range(first, first + group)]
+        if group == 1:
+            term = product(products[0], scale)
+        elif scale.special:
+            term = scale
+        else:
+            unit = min(each.unit for each in products)
+            total = sum(each.significand << (each.unit - unit) for each in products)
+            term = Number(total * scale.significand, unit + scale.unit, scale.exponent)
+        terms.append(term)
+        if any(each.significand for each in products) and scale.significand:
+            exponents.append(term.exponent)
+    return add(terms, exponents, c, "f32", rules)

@@ -360,8 +360,10 @@ def test_instruction_descriptors_that_are_refused():
             decode_instruction("f8f6f4", 2, good | bits)
     with pytest.raises(UnsupportedPTX, match=r"D type 3; implemented is 0 \(f16\), 1 \(f32\)"):
         decode_instruction("f16", 2, idesc("f16", "f16", 256, 256) | 3 << 4)
-    with pytest.raises(UnsupportedPTX, match="A type 3; implemented are 0 .e4m3., 1 .e5m2."):
-        decode_instruction("f8f6f4", 2, good | 3 << 7)
+    with pytest.raises(UnsupportedPTX, match="A type 2; implemented are 0 .e4m3., 1 .e5m2., 3 .e2m3., 4 .e3m2., 5 .e2"):
+        decode_instruction("f8f6f4", 2, good | 2 << 7)
+    with pytest.raises(UnsupportedPTX, match="A of e3m2 MN-major; elements of less than eight bits are K-major"):
+        decode_instruction("f8f6f4", 2, good | 4 << 7 | 1 << 15)
     with pytest.raises(UnsupportedPTX, match="kind::i8"):
         decode_instruction("i8", 1, good)
 
