@@ -185,6 +185,7 @@ _INT_OUT, _POINTER_OUT = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_v
 # CUtensorMapDataType and CUtensorMapSwizzle
 _TENSOR_TYPES = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz",
+    "b4x16", "b4x16_p64", "b6x16_p32",
 )  # fmt: skip
 _SWIZZLES = ("none", "32B", "64B", "128B", "128B_atom32B")
 

@@ -78,7 +78,8 @@ def decode_scaled(kind: str, count: int, cta_group: int, descriptor: int) -> tup
     types, scale_types = SCALED_KINDS[kind]
     if descriptor & (0xF | 1 << 6 | 7 << 24 | 1 << 31):
         raise UnsupportedPTX(f"{where}: sparsity, K of 96 or a reserved bit")
-    codes = descriptor >> 7 & 7, descriptor >> 10 & 7
+    # Of FP4 kinds, bit 12 is a version of sparsity, which CUTLASS's builder of descriptors sets for dense MMAs too.
+    codes = descriptor >> 7 & 7, descriptor >> 10 & (7 if kind == "mxf8f6f4" else 3)
     majors = descriptor >> 15 & 1, descriptor >> 16 & 1
     for operand, code, mn_major in zip("AB", codes, majors):
         if code not in types:

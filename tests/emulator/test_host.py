@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
 
@@ -183,6 +184,22 @@ def test_tensor_maps_of_the_host_code(compiled, dtype, name, box, swizzle, shape
         address, name, shape, tuple(nbytes * s for s in strides), box, (1,) * len(box), swizzle, l2_promotion=2
     )
     assert decode(descriptor) == expected
+
+
+@pytest.mark.parametrize(("suffix", "dtype"), [
+    ("16U4_ALIGN8B", "b4x16"), ("16U4_ALIGN16B", "b4x16_p64"), ("16U6_ALIGN16B", "b6x16_p32"),
+])  # fmt: skip
+def test_packed_types_of_the_driver(suffix: str, dtype: str) -> None:
+    """By the numbers of cuda.bindings: what host code asks cuTensorMapEncodeTiled for."""
+    code = int(getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{suffix}"))
+    row = {"b4x16": 128, "b4x16_p64": 128, "b6x16_p32": 192}[dtype]
+    lists = [(ctypes.c_uint64 * 2)(256, 8), (ctypes.c_uint64 * 1)(row), (ctypes.c_uint32 * 2)(128, 8),
+             (ctypes.c_uint32 * 2)(1, 1)]  # fmt: skip
+    out = (ctypes.c_uint8 * 128)()
+    addresses = [ctypes.addressof(each) for each in (out, *lists)]
+    host._Recorder._encode_tiled(addresses[0], code, 2, 4096, *addresses[1:], 0, 3, 0, 0)
+    found = decode(bytes(out))
+    assert (found.dtype, found.extents, found.box, found.swizzle) == (dtype, (256, 8), (128, 8), "128B")
 
 
 def test_functions_that_take_tensors(compiled):

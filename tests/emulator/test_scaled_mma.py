@@ -278,12 +278,17 @@ GOOD = CASES[3].word()
     ("mxf4", 2, GOOD & ~(1 << 23), UnsupportedPTX, "scales of type ue4m3; 2 for each row are ue8m0"),
     ("mxf4", 2, GOOD | 1 << 29, IllegalAccess, "scales of A begin in byte 3; 2 begin in a multiple of 2"),
     ("mxf4nvf4", 4, GOOD, IllegalAccess, "scales of A begin in byte 2"),
+    ("mxf4", 2, GOOD ^ 3 << 10, UnsupportedPTX, "B type 2; implemented are 1"),
     ("mxf8f6f4", 1, CASES[0].word() | 2 << 7, UnsupportedPTX, "A type 2; implemented are"),
     ("mxf8f6f4", 1, CASES[0].word() & ~(1 << 27), IllegalAccess, "shape 0x40 with cta_group::1; legal are M 128"),
 ])  # fmt: skip
 def test_descriptors_that_are_refused(kind: str, count: int, word: int, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         decode_scaled(kind, count, 1, word)
+
+
+def test_the_version_of_sparsity_does_not_matter() -> None:
+    assert decode_scaled("mxf4", 2, 1, GOOD) == decode_scaled("mxf4", 2, 1, GOOD | 1 << 12)
 
 
 BYTES = 128 * 32 + 16 * 32 + 2 * 512
