@@ -173,12 +173,15 @@ def _blocks(a: Side, b: Side) -> list[tuple[Numbers, Numbers, np.ndarray | float
 # --- exact sums -----------------------------------------------------------------------------------------------------
 
 
-def _halved(values: np.ndarray) -> list[np.ndarray]:
-    """Parts of which all products have so few digits that sums of them are exact in float64.
+def _parts(values: np.ndarray) -> list[np.ndarray]:
+    """Parts of which all products have so few digits that sums of 32 are exact in float64.
 
-    Numbers below 1, and the others: of E5M2, the latter are multiples of 2^-2 below 2^16, the former of 2^-16, so that
-    32 products of any two parts lie within 2^41 units.
+    Multiples of 2^-9 up to 2^9 are one part, as all of E4M3 and narrower types are. E5M2 has two: numbers of at least
+    1, multiples of 2^-2 below 2^16, and the others, multiples of 2^-16. Sums of any two parts lie within 2^41 units.
     """
+    units = values * 2.0**9
+    if (np.abs(values) <= 2.0**9).all() and (units == np.trunc(units)).all():
+        return [values]
     small = np.abs(values) < 1
     return [np.where(small, 0, values), np.where(small, values, 0)]
 
@@ -188,8 +191,8 @@ def _exact(a: Side, b: Side, c: np.ndarray) -> np.ndarray:
     terms = []
     for part_a, part_b, scale in _blocks(a, b):
         scale = np.where(np.isfinite(scale), scale, 0)
-        for x in _halved(part_a.finite):
-            terms.extend(x @ y.T * scale for y in _halved(part_b.finite))
+        for x in _parts(part_a.finite):
+            terms.extend(x @ y.T * scale for y in _parts(part_b.finite))
     return _rounded_to_odd([*(term for term in terms if term.any()), c])
 
 

@@ -328,8 +328,8 @@ PROGRAM = f"""
 INSTRUCTION = "tcgen05.mma.cta_group::1.kind::{} [%r8], %d8, %d9, {}, [%r11], [%r12], %p4;"
 
 
-def run_program(vector: str, case: Case, native: bool) -> tuple[np.ndarray, np.ndarray]:
-    """D of a launch, and what it has to be."""
+def run_program(text: str, case: Case, options: Options) -> tuple[np.ndarray, np.ndarray]:
+    """D of a launch with these MMAs, and what one has to make of it."""
     elements, scales = operands(case)
     image = np.zeros(BYTES, np.uint8)
     layout = Layout("32B", False, 1, 0)
@@ -339,27 +339,37 @@ def run_program(vector: str, case: Case, native: bool) -> tuple[np.ndarray, np.n
     for start, x in zip((4608, 5120), scales):
         for (row, i), code in np.ndenumerate(x):
             image[start + row % 32 * 16 + row // 32 * 4 + i] = code
-    text = INSTRUCTION.format(f"{case.kind}.block_scale{vector}", case.word())
     out = aligned(np.zeros((128, 16), np.float32))
     scale_words = Layout("none", False, 1, 0).descriptor(1024 + 4608) & ~(0x3FFF << 32) | 128 >> 4 << 32
     program = module(PROGRAM.replace("MMA\n", text + "\n", 1), parameters=4)
     launch(
         program, aligned(image), out, layout.descriptor(1024), scale_words, block=(128, 1, 1), dynamic_smem=8192,
-        options=Options(native=native),
+        options=options,
     )  # fmt: skip
     return out, expected(case, elements, scales)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("options", [Options(native=False), Options(native=True, arithmetic="silicon")])
 @pytest.mark.parametrize(("vector", "case"), [
     (".scale_vec::1X", Case("mxf8f6f4", ("e4m3", "e2m1"), n=16)),
     ("", Case("mxf4", ("e2m1", "e2m1"), count=2, n=16)),
     (".block16", Case("mxf4nvf4", ("e2m1", "e2m1"), "ue4m3", count=4, n=16)),
 ])  # fmt: skip
-def test_a_kernel(vector: str, case: Case, native: bool) -> None:
+def test_a_kernel(vector: str, case: Case, options: Options) -> None:
     """Scales come by tcgen05.cp, which runs before the MMA without a wait; nothing is reported."""
-    got, want = run_program(vector, case, native)
+    got, want = run_program(INSTRUCTION.format(f"{case.kind}.block_scale{vector}", case.word()), case, options)
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_kernel_without_scales(native: bool) -> None:
+    """Two equal MMAs, of which the second one adds."""
+    case = Case("mxf8f6f4", ("e2m1", "e3m2"), n=16)
+    word = 1 << 4 | 5 << 7 | 4 << 10 | 16 // 8 << 17 | 128 // 16 << 24
+    one = f"tcgen05.mma.cta_group::1.kind::f8f6f4 [%r8], %d8, %d9, {word}, %p4;"
+    got, _ = run_program(f"{one} setp.eq.u32 %p4, %r9, 0; {one}", case, Options(native=native))
+    elements, scales = operands(case)
+    np.testing.assert_array_equal(got, 2 * expected(case, elements, [np.full_like(x, 127) for x in scales]))
 
 
 @pytest.mark.parametrize(("vector", "message"), [
@@ -368,4 +378,5 @@ def test_a_kernel(vector: str, case: Case, native: bool) -> None:
 ])  # fmt: skip
 def test_what_a_kind_does_not_have_is_refused(vector: str, message: str) -> None:
     with pytest.raises(UnsupportedPTX, match=message):
-        run_program(vector, Case("mxf4", ("e2m1", "e2m1"), count=2, n=16), False)
+        case = Case("mxf4", ("e2m1", "e2m1"), count=2, n=16)
+        run_program(INSTRUCTION.format(f"mxf4.block_scale{vector}", case.word()), case, Options(native=False))

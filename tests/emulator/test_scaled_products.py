@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -170,3 +172,58 @@ def test_negated_operands_and_unknown_targets() -> None:
     with pytest.raises(UnsupportedPTX, match="how tcgen05 of kind::mxf4 adds on sm_90a is not known"):
         Arithmetic("silicon", "sm_90a").scaled_sums("mxf4")
     assert Arithmetic("exact").scaled_sums("mxf4") is EXACT
+
+
+def one(pairs: list[list[tuple[float, float]]], exponents: list[int], c: float, types: tuple[str, ...], sums) -> float:
+    """D of one row: products per block of K, whose scales are a power of two."""
+    dtypes = {"e2m1": ml_dtypes.float4_e2m1fn, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+    k = 32 if types[0] != "e2m1" else 64
+    rows = np.zeros((2, k), np.float32)
+    for i, products in enumerate(pairs):
+        start = i * k // len(pairs)
+        rows[:, start : start + len(products)] = np.transpose(products)
+    elements = [row[None].astype(dtypes[name]).view(np.uint8) for row, name in zip(rows, types)]
+    scales = [np.array([[127 + e // 2 for e in exponents]]), np.array([[127 + e - e // 2 for e in exponents]])]
+    given = sides(elements, [x.astype(np.uint8) for x in scales], (*types, "ue8m0"))
+    old = np.array([[c]], np.float32).view(np.uint32)
+    return float(dot_products(*given, old, "f32", sums).view(np.float32)[0, 0])
+
+
+@pytest.mark.parametrize(("last", "c", "want"), [
+    (1.0, 1.0, 1 + 2.0**-23), (-1.0, 1.0, 1.0), (-1.0, 1 + 2.0**-23, 1 + 2.0**-23), (0.0, 1 + 2.0**-23, 1 + 2.0**-22),
+])  # fmt: skip
+def test_what_lies_far_below_half_of_a_digit_decides(last: float, c: float, want: float) -> None:
+    """C, 2^-24 and 2^-100: float64 has no room for all three. What is smaller yet, of the other sign, does nothing."""
+    types = ("e2m1", "e2m1")
+    blocks = [[(1.0, 1.0)], [(last, 1.0)], [(-last, 1.0)], []]
+    assert one(blocks, [-24, -100, -170, 0], c, types, EXACT) == want
+
+
+def test_products_of_e5m2_have_more_digits_than_float64() -> None:
+    """In orders of which each loses digits for some way of adding in float64."""
+    large, small, other = (57344.0, 57344.0), (2.0**-16, 2.0**-16), (57344.0, -57344.0)
+    for group, order in itertools.product((1, 2, 4, 8), itertools.permutations((large, small, other, (0.0, 0.0)))):
+        pairs = [product for product in order for _ in range(group)] * (8 // group)
+        assert one([pairs], [0], 0.0, ("e5m2", "e5m2"), EXACT) == 2.0**-29
+
+
+@pytest.mark.parametrize(("exponent", "times", "want"), [(-140, 1, 2.0**-149), (-141, 2, 0.0)])
+def test_the_lowest_exponent_of_mxf8f6f4(exponent: int, times: int, want: float) -> None:
+    """Odd multiples of 2^-158, then of 2^-159, whose exact sum is 2^-149: -133 - 25 is the last digit that is kept."""
+    digits = [(15, 15), (15, 15), (15, 3), (15, 1), (1, 1), (1, 1)] * times
+    pairs = [(x * 2.0**-9, y * 2.0**-9) for x, y in digits]
+    sums = Arithmetic("silicon", "sm_100a").scaled_sums("mxf8f6f4")
+    assert one([pairs], [exponent], 0.0, ("e4m3", "e4m3"), sums) == want
+
+
+@pytest.mark.parametrize(("shift", "want"), [(0, 2.0**-149), (-1, 0.0)])
+def test_the_lowest_exponent_of_pairs_of_fp4(shift: int, want: float) -> None:
+    """1023, 1023, 31 and 1 quarters, which make 2^-149 if 2^-174 is kept: -139 - 35; one digit lower they do not."""
+    blocks = [
+        [(6, 6)] * 7 + [(3, 1), (1.5, 0.5)], [(6, 6)] * 7 + [(3, 1), (1.5, 0.5)],
+        [(4, 1), (3, 1), (1.5, 0.5)], [(0.5, 0.5)],
+    ]  # fmt: skip
+    sums = Arithmetic("silicon", "sm_100a").scaled_sums("mxf4nvf4")
+    if shift:  # the last two one digit lower: twice of them are needed, and lose a digit each
+        blocks = [blocks[0], blocks[1], [*blocks[2], *blocks[2], (0.5, 0.5)], [(0.5, 0.5)]]
+    assert one(blocks, [-157, -167, -172 + shift, -172 + shift], 0.0, ("e2m1", "e2m1"), sums) == want
