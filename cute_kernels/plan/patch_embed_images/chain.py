@@ -36,6 +36,10 @@ SLOW_ROWS = (32, 64)
 224 x 224 on an H200, a pass and the kernel over rows 1.16; of the 96 bytes of 32 pixels 1.23 and 1.25
 (docs/measurements.md)."""
 
+REPACKED_FEATURES, REPACKED_CHANNELS = 768, 3
+"""Up to here rows of 14 bytes are repacked in shared memory, which every 128 features do anew: 768 of them took
+0.59 to 1.04 of the time of a pass and rows for 8 to 4736 images, 1152 of them 1.11 to 1.18 (docs/measurements.md)."""
+
 CHUNK_STEP = VECTOR_BYTES
 """Images of which so many are whole 16 bytes, whatever the size of one."""
 
@@ -68,8 +72,10 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
 
 def _why_faster(problem: PatchEmbedImagesProblem) -> str:
     nbytes = row_bytes(problem)
-    if nbytes == REPACKED:
-        return f"repacking rows of {nbytes} bytes in shared memory took 1.29 times as long as a pass and rows"
+    if nbytes == REPACKED and problem.n > REPACKED_FEATURES:
+        return f"repacking rows of {nbytes} bytes for more than {REPACKED_FEATURES} features takes longer than a pass"
+    if nbytes == REPACKED and problem.channels > REPACKED_CHANNELS:
+        return f"rows of {nbytes} bytes are repacked for {REPACKED_CHANNELS} channels at most"
     slow = SLOW_ROWS[0] < nbytes < SLOW_ROWS[1] and not may_split(problem)
     if slow and problem.batch * problem.positions > FEW_PATCHES:
         return f"rows of {nbytes} bytes, which TMA lengthens to {SLOW_ROWS[1]}, take longer than a pass over the images"

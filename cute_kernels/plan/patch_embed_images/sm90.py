@@ -19,8 +19,13 @@ from cute_kernels.plan.sm90_transposed import (
 ROWS_PER_STORE = 16
 """Columns of a WGMMA that one stmatrix.x4 of a warp covers."""
 
-REPACK_WARPS = 3
-"""Warps that lengthen rows of patches, the ones that a producer warpgroup has beside the one that loads."""
+REPACK_WARPS = 7
+"""Warps that lengthen rows of patches, the ones that two producer warpgroups have beside the one that loads: three of
+one warpgroup could not keep up with TMA and the tensor cores (docs/measurements.md)."""
+
+REPACK_REGISTERS = {1: (240, 136), 2: (208, 48), 3: (144, 40)}
+"""Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups. A thread that
+repacks holds two rows twice, which 48 have room for."""
 
 RAW_STAGES = 2
 """Strips on their way to them: one is loaded while the other is repacked."""
@@ -48,7 +53,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Three warps of the producer warpgroup stand between TMA and the operand where rows are repacked."""
+        """A second producer warpgroup where rows are repacked, whose warps stand between TMA and the operand."""
         if not self.repacks:
             return super().roles
         return ("mma",) * (4 * self.config.warpgroups) + ("load",) + ("repack",) * REPACK_WARPS
@@ -63,6 +68,14 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
         return RAW_STAGES if self.repacks else super().load_stages
 
     # ---- registers -------------------------------------------------------------------------------------------------
+
+    @property
+    def consumer_registers(self) -> int:
+        return REPACK_REGISTERS[self.config.warpgroups][0] if self.repacks else super().consumer_registers
+
+    @property
+    def producer_registers(self) -> int:
+        return REPACK_REGISTERS[self.config.warpgroups][1] if self.repacks else super().producer_registers
 
     @property
     def accumulator_registers(self) -> int:

@@ -20,7 +20,10 @@ THREADS = REPACK_WARPS * 32
 ROW_BYTES = 16
 
 WORDS = 4
-"""Of 4 bytes that hold a row of 14: it begins on the first or in the middle of it, and then ends with the last."""
+"""Of 4 bytes of a row in the operand."""
+
+PAIR_WORDS = 7
+"""Of two rows of 14 bytes. An odd number: lanes that read every seventh word read different banks."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +72,24 @@ class Repack:
 
     @cute.jit
     def _copy(self, raw: cute.Pointer, stage: cute.Pointer) -> None:
-        rows = REPACKED * self.plan.tile_rows
-        for i in cutlass.range(self.thread, rows, THREADS, unroll=4):
-            first = cute.recast_ptr(raw + cute.assume(i * REPACKED // 4 * 4, divby=4), dtype=Uint32)
-            words = cute.make_tensor(first, cute.make_layout(WORDS))
-            loaded = [words[j] for j in range(WORDS)]
-            shift = Uint32(i % 2 * 16)
-            row = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
-            for j in cutlass.range_constexpr(WORDS - 1):
-                row[j] = ptx.shf_r_wrap_b32(loaded[j], loaded[j + 1], shift)
-            row[WORDS - 1] = (loaded[WORDS - 1] >> shift) & Uint32(0xFFFF)
-            cute.autovec_copy(row, self._row(stage, i))
+        """Two rows at a time: the first begins with a word, the second in the middle of one."""
+        # Of eight lanes, whose stores of 16 bytes are one wavefront, four write first rows and four second ones.
+        second_first = self.thread // 4 % 2
+        for i in cutlass.range(self.thread, REPACKED * self.plan.tile_rows // 2, THREADS, unroll=2):
+            source = cute.recast_ptr(raw + cute.assume(i * PAIR_WORDS * 4, divby=4), dtype=Uint32)
+            words = cute.make_tensor(source, cute.make_layout(PAIR_WORDS))
+            w = [words[j] for j in range(PAIR_WORDS)]
+            first = (w[0], w[1], w[2], w[3] & Uint32(0xFFFF))
+            second = (*(ptx.shf_r_wrap_b32(w[j], w[j + 1], Uint32(16)) for j in (3, 4, 5)), w[6] >> Uint32(16))
+            self._store(stage, i * 2 + second_first, second_first, second, first)
+            self._store(stage, i * 2 + 1 - second_first, second_first, first, second)
+
+    @cute.jit
+    def _store(self, stage: cute.Pointer, i: Int32, choice: Int32, yes: tuple, no: tuple) -> None:
+        row = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
+        for j in cutlass.range_constexpr(WORDS):
+            row[j] = cutlass.select_(choice != 0, yes[j], no[j])
+        cute.autovec_copy(row, self._row(stage, i))
 
     @cute.jit
     def _clear(self) -> None:
