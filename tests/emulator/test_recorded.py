@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import pickle
 import random
 
@@ -35,9 +36,18 @@ def text(body: str, parameters: int = 1) -> str:
     return module(body, parameters=parameters)
 
 
+def mapped(*values: int, dtype: type) -> np.ndarray:
+    """Values in pages of their own, above 2^32 as device memory is: the heap may lie below, where a word of data is not
+    taken for an address."""
+    array = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype)[: len(values)]
+    array[:] = values
+    assert array.ctypes.data >= 1 << 32
+    return array
+
+
 def test_a_launch_runs_again_where_its_memory_lies_elsewhere() -> None:
-    source, target = aligned(np.array([41], np.uint32)), aligned(np.zeros(1, np.uint32))
-    table = aligned(np.array([source.ctypes.data, target.ctypes.data], np.uint64))
+    source, target = mapped(41, dtype=np.uint32), mapped(0, dtype=np.uint32)
+    table = mapped(source.ctypes.data, target.ctypes.data, dtype=np.uint64)
     recorder, ptx = Recorder(), text(INDIRECT)
     recorder.take(captured(ptx, table), regions(source, target, table), overlaps=False)
     (recorded,) = pickle.loads(pickle.dumps(recorder.launches))

@@ -36,9 +36,12 @@ SLOW_ROWS = (32, 64)
 224 x 224 on an H200, a pass and the kernel over rows 1.16; of the 96 bytes of 32 pixels 1.23 and 1.25
 (docs/measurements.md)."""
 
-REPACKED_FEATURES, REPACKED_CHANNELS = 768, 3
-"""Up to here rows of 14 bytes are repacked in shared memory, which every 128 features do anew: 768 of them took
-0.59 to 1.04 of the time of a pass and rows for 8 to 4736 images, 1152 of them 1.11 to 1.18 (docs/measurements.md)."""
+REPACKED_CHANNELS = 3
+REPACKED_PATCHES, FEW_REPACKED, REPACKED_FEATURES = 1024, 4096, {True: 1024, False: 768}
+"""From so many patches on rows of 14 bytes are repacked in shared memory, which every 128 features do anew: up to 1024
+features of few patches, 768 of more. In a CUDA graph on an H200 one image for 768 features took 1.34 of the time of a
+pass and rows, 8 images 0.88, 512 images 1.00; 8 images for 1024 features 0.84, 64 images 1.01, for 1152 features 1.04
+and 1.15 (docs/measurements.md)."""
 
 CHUNK_STEP = VECTOR_BYTES
 """Images of which so many are whole 16 bytes, whatever the size of one."""
@@ -72,13 +75,23 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
 
 def _why_faster(problem: PatchEmbedImagesProblem) -> str:
     nbytes = row_bytes(problem)
-    if nbytes == REPACKED and problem.n > REPACKED_FEATURES:
-        return f"repacking rows of {nbytes} bytes for more than {REPACKED_FEATURES} features takes longer than a pass"
-    if nbytes == REPACKED and problem.channels > REPACKED_CHANNELS:
-        return f"rows of {nbytes} bytes are repacked for {REPACKED_CHANNELS} channels at most"
+    if nbytes == REPACKED:
+        return _why_not_repacked(problem)
     slow = SLOW_ROWS[0] < nbytes < SLOW_ROWS[1] and not may_split(problem)
     if slow and problem.batch * problem.positions > FEW_PATCHES:
         return f"rows of {nbytes} bytes, which TMA lengthens to {SLOW_ROWS[1]}, take longer than a pass over the images"
+    return ""
+
+
+def _why_not_repacked(problem: PatchEmbedImagesProblem) -> str:
+    rows, patches = f"rows of {REPACKED} bytes", problem.batch * problem.positions
+    features = REPACKED_FEATURES[patches <= FEW_REPACKED]
+    if problem.n > features:
+        return f"repacking {rows} for more than {features} features takes longer than a pass"
+    if problem.channels > REPACKED_CHANNELS:
+        return f"{rows} are repacked for {REPACKED_CHANNELS} channels at most"
+    if patches < REPACKED_PATCHES:
+        return f"repacking {rows} of fewer than {REPACKED_PATCHES} patches takes longer than a pass"
     return ""
 
 
