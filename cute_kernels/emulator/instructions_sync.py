@@ -6,6 +6,7 @@ the scheduler resumes it. What it has already done (its arrival) is remembered i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,12 +189,22 @@ def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
 
 
 def mbarrier_init(warp: Any, mask: int, address: Any, count: Any) -> None:
-    """mbarrier.init by each executing lane."""
-    warp.cluster.progress += 1
-    for where, expected in each_lane(mask, address, count):
-        warp.cluster.barriers.init(where, expected, warp.label, warp.executing())
+    """mbarrier.init by each executing lane; lanes that name one place and one count leave the same as one of them.
+
+    Raises:
+        BarrierMisuse: several lanes do, and races are looked for. PTX defines an initialisation where no valid mbarrier
+            lies, which is so for the first lane alone.
+    """
+    cluster, lanes = warp.cluster, each_lane(mask, address, count)
+    cluster.progress += 1
+    for (where, expected), times in Counter(lanes).items():
+        cluster.barriers.init(where, expected, warp.label, warp.executing())
         if warp.agent is not None:
-            warp.cluster.barriers.watch(where, warp.cluster.tracker.initialise(warp, where))
+            cluster.barriers.watch(where, cluster.tracker.initialise(warp, where))
+            if times > 1:
+                message = f"mbarrier.init by {times} lanes at once of one place: {cluster.barriers.describe(where)}"
+                error = BarrierMisuse(message).know("barrier-init-lanes", barrier=cluster.barriers.state(where))
+                cluster.report(error)
 
 
 def mbarrier_inval(warp: Any, mask: int, address: Any) -> None:

@@ -278,13 +278,18 @@ class MBarriers:
         return self._get(address, "mbarrier.test_wait").phase > token
 
     def check_finished(self, strict: bool = True, report: Callable[[EmulatorError], None] = raising) -> None:
-        """At the end of the kernel.
+        """At the end of the kernel, when nothing is in flight.
+
+        A phase of which all arrivals have come and bytes have not is what a producer leaves that acquires a stage to
+        see it free, as the tail of FlashAttention-4's loads does: it announces bytes that it does not load.
 
         Raises:
-            BarrierMisuse: a phase that has begun is not complete: bytes are missing, or (``strict``) arrivals alone.
+            BarrierMisuse: a phase that has begun is not complete: bytes and arrivals are missing, or (``strict``)
+                either alone; or bytes have come that nobody announced.
         """
         for barrier in self:
-            if barrier.tx or (strict and barrier.pending != barrier.expected):
+            unsound = barrier.tx < 0 or (barrier.tx > 0 and barrier.pending > 0)
+            if unsound or (strict and barrier.pending != barrier.expected):
                 message = f"the kernel ends in the middle of a phase: {self.describe(barrier.address)}"
                 state = self.state(barrier.address)
                 error = BarrierMisuse(message).know("phase-at-exit", barrier=state)

@@ -38,7 +38,7 @@ class Options:
             tcgen05.fence is asked for beside release and acquire too, tcgen05.wait::ld before columns are written again
             whose values have been used; before a CTA exits, each signal to one of its mbarriers must have been waited
             for, or be ordered before what the CTA waited for, and no mbarrier may have taken some of the arrivals of a
-            phase and not all.
+            phase and not all, or all and not the bytes that they announced.
         arithmetic: how tensor cores add products of floats: ``"silicon"`` as those of the architecture that the PTX is
             for (`cute_kernels.emulator.matrix_arithmetic` says who measured it), ``"exact"`` with exact sums that are
             rounded once per instruction, to nearest even.

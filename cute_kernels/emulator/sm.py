@@ -367,7 +367,7 @@ class Cluster:
         Raises:
             IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was in use.
             BarrierMisuse: a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase,
-                with bytes outstanding or (`Options.strict`) arrivals alone.
+                with bytes and arrivals outstanding or (`Options.strict`) either alone.
         """
         unobserved = self.tma.groups.unobserved()
         self.engine.drain()

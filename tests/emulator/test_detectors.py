@@ -123,8 +123,31 @@ def test_an_mbarrier_in_the_middle_of_a_phase(native: bool):
         execute(some, Options(native=native, strict=True))
     with pytest.raises(BarrierMisuse, match=f"{message}.* 16 transaction bytes pending"):
         execute(LEFT.replace("EXPECT", BYTES), Options(native=native))
+    # Bytes are announced, and not loaded.
+    tail = LEFT.replace("EXPECT", BYTES).replace("[dynamic], 2;", "[dynamic], 1;")
+    assert execute(tail, Options(native=native)) == list(range(32))
+    with pytest.raises(BarrierMisuse, match=f"{message}.* 0 of 1 arrivals pending, 16 transaction bytes pending"):
+        execute(tail, Options(native=native, strict=True))
     left_out = Options(native=native, strict=True, without=("exits",))
     assert execute(LEFT.replace("EXPECT", BYTES), left_out) == list(range(32))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_lanes_that_initialise_one_mbarrier(native: bool):
+    """PTX defines the first of them alone; what they leave is the same."""
+    body = f"""{THREAD_OUTPUT} setp.ge.u32 %p1, %r1, LANES; @%p1 bra W; mbarrier.init.shared.b64 [dynamic], 1; W:
+        bar.warp.sync -1; setp.ne.u32 %p1, %r1, 0; @!%p1 mbarrier.arrive.shared.b64 %d3, [dynamic];
+        V: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra V; st.global.b32 [%d1], %r1; ret;"""
+    assert execute(body.replace("LANES", "1"), Options(native=native)) == list(range(32))
+    two = body.replace("LANES", "2")
+    with pytest.raises(BarrierMisuse, match="mbarrier.init by 2 lanes at once of one place: mbarrier at") as error:
+        execute(two, Options(native=native))
+    assert error.value.kind == "barrier-init-lanes" and error.value.warp == "CTA 0 warp 0"
+    assert execute(two, Options(native=native, detectors=False)) == list(range(32))
+    counts = two.replace("[dynamic], 1", "[dynamic], %r2")
+    counts = counts.replace("setp.ge.u32", "add.u32 %r2, %r1, 1; setp.ge.u32", 1)
+    with pytest.raises(BarrierMisuse, match="mbarrier.init over a live mbarrier"):
+        execute(counts, Options(native=native, detectors=False))
 
 
 def test_names_that_are_none():

@@ -10,38 +10,12 @@ plus a part of the largest magnitude for sums. The program fails if that exceeds
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
+from comparison import Comparison, main, normal
 
 EPSILON = 1e-6
-
-
-class Comparison:
-    """Collects results that differ by more than they may."""
-
-    def __init__(self) -> None:
-        self.wrong: list[str] = []
-
-    def check(self, name: str, result: torch.Tensor, expected: torch.Tensor, part: float = 1e-5) -> None:
-        """``expected`` is in float32; ``part`` of its largest magnitude is allowed besides the element's rounding."""
-        result, dtype, expected = result.float().cpu(), result.dtype, expected.float().cpu()
-        allowed = torch.finfo(dtype).eps * expected.abs() + part * expected.abs().max()
-        share = ((result - expected).abs() / allowed).max().item()
-        print(f"{name:28} {tuple(result.shape)!s:14} {share:.2f} of what is allowed", flush=True)
-        if not share <= 1:
-            self.wrong.append(name)
-
-    def equal(self, name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
-        """For integers."""
-        print(f"{name:28} {tuple(result.shape)!s:14} equal", flush=True)
-        if not torch.equal(result.cpu().long(), expected.cpu().long()):
-            self.wrong.append(name)
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
 
 
 def run_softmax(to: Comparison) -> None:
@@ -144,21 +118,5 @@ OPERATORS: dict[str, Callable[[Comparison], None]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}; default: all")
-    names = parser.parse_args().operators or list(OPERATORS)
-    unknown = [name for name in names if name not in OPERATORS]
-    if unknown:
-        parser.error(f"no operator {', '.join(unknown)}; there are {', '.join(OPERATORS)}")
-    torch.manual_seed(0)
-    comparison = Comparison()
-    for name in names:
-        OPERATORS[name](comparison)
-    if comparison.wrong:
-        raise SystemExit(f"wrong: {', '.join(comparison.wrong)}")
-    print(f"PASS on {torch.cuda.get_device_name()}")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, OPERATORS)

@@ -168,6 +168,12 @@ _BARRIERS = (
         "mbarrier.init of {barrier}, which is live",
         "one thread of the CTA initialises each barrier, once; mbarrier.inval before its memory becomes another one",
     ),
+    Kind(
+        "barrier-init-lanes",
+        "several lanes initialise {barrier}, which is valid after the first",
+        "cute.arch.mbarrier_init is executed by every lane that reaches it: let one thread of the CTA do it",
+        detector=True,
+    ),
     Kind("barrier-count", "", "counts are 1 to 2^20 - 1: arrivals of a phase, and bytes of a phase"),
     Kind(
         "barrier-threads",
