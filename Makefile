@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test orders integrations lint bench b200 dask mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
+.PHONY: demo test orders integrations programs lint bench b200 dask mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -25,6 +25,10 @@ orders: $(VENV)/.installed-test
 # timm and open_clip, which need torchvision and with it another torch: in an environment of their own.
 integrations: $(VENV)-integrations/.installed
 	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
+
+# Kernels that others wrote, in the emulator, each as it is recorded; prints the table of docs/emulator/programs.md.
+programs: $(VENV)-programs/.installed
+	$(VENV)-programs/bin/python -m tests.programs $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -87,11 +91,11 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file .ci/mkdocs.yml
 
 # What takes too long for every change.
-nightly: integrations dask orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions $(VENV)/.installed-test
+nightly: integrations programs dask orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:
-	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations site demo.png random-orders .hypothesis .pytest_cache .ruff_cache
+	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations $(VENV)-programs site demo.png random-orders .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
@@ -111,6 +115,11 @@ $(VENV)-integrations/.installed: pyproject.toml .ci/constraints.txt .ci/integrat
 	grep -v '^torch==' .ci/constraints.txt > $(VENV)-integrations/constraints.txt
 	PIP_CONSTRAINT=$(VENV)-integrations/constraints.txt $(BIN)/python -m pip \
 	  --python $(VENV)-integrations/bin/python install --quiet --editable '.[dev]' -r .ci/integrations.txt
+	touch $@
+
+$(VENV)-programs/.installed: pyproject.toml .ci/constraints.txt .ci/programs.txt | $(BIN)/python
+	$(BIN)/python -m venv --without-pip $(VENV)-programs
+	$(BIN)/python -m pip --python $(VENV)-programs/bin/python install --quiet --editable '.[emulator]' -r .ci/programs.txt
 	touch $@
 
 # Some distributions split ensurepip off; the system's pip then fills the environment.

@@ -1,0 +1,44 @@
+"""The programs, and how each is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+QUACK = ("softmax", "rmsnorm", "layernorm", "cross_entropy", "topk", "gemm")
+ATTENTION = ("forward", "forward-64", "causal", "groups", "backward", "backward-64", "backward-causal")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program with its arguments, for one architecture.
+
+    Attributes:
+        origin: whose kernels they are, with the version.
+        program: a file of this folder.
+        argument: of the program: what it runs.
+        arch: as for ``cute-kernels emulate``.
+    """
+
+    origin: str
+    program: str
+    argument: str
+    arch: str
+
+    @property
+    def name(self) -> str:
+        return f"{Path(self.program).stem}-{self.argument}-{self.arch}"
+
+
+def cases() -> Iterator[Case]:
+    """All, in the order of the table."""
+    for arch in ("sm_90a", "sm_100a"):
+        for operator in QUACK:
+            yield Case("quack-kernels 0.6.5", "quack_operators.py", operator, arch)
+    for arch in ("sm_80", "sm_90a", "sm_100a"):
+        for operator in ATTENTION:
+            if not (arch == "sm_80" and operator.startswith("backward")):  # which asserts a later architecture
+                yield Case("flash-attn-4 4.0.0b36", "flash_attention_4.py", operator, arch)
