@@ -106,7 +106,10 @@ _CLASSES = {
     "barrier": ("bar", "barrier", "mbarrier", "fence", "membar", "nanosleep", "griddepcontrol"),
     "warp": ("shfl", "vote", "match", "redux", "elect", "activemask"),
     "move": ("mov", "selp", "prmt", "cvta", "mapa", "getctarank", "isspacep"),
-    "logic": ("and", "or", "xor", "not", "lop3", "shl", "shr", "shf", "bfe", "bfi", "popc", "clz", "brev", "bfind"),
+    "logic": (
+        *("and", "or", "xor", "not", "lop3", "shl", "shr", "shf"),
+        *("bfe", "bfi", "bmsk", "popc", "clz", "brev", "bfind"),
+    ),
     "convert": ("cvt",),
     "compare": ("setp", "set", "slct"),
     "special": ("ex2", "lg2", "sin", "cos", "tanh", "rcp", "rsqrt", "sqrt", "div", "rem"),

@@ -9,7 +9,7 @@ import numpy as np
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
-from cute_kernels.emulator.scalars import SCALAR_NAMES, bfe_int, bfi_int, dot_int, fns_int, lop3_value
+from cute_kernels.emulator.scalars import SCALAR_NAMES, bfe_int, bfi_int, dot_int, lop3_value
 from cute_kernels.emulator.values import CANONICAL, DTYPES, Constant, Pack, PureOp, Value
 
 INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
@@ -479,18 +479,3 @@ def _counting(block: BlockBuilder, instruction: Instruction) -> None:
     """popc, clz, brev, bfind."""
     qualifiers(instruction, instruction.parts[1])
     apply(block, instruction, _bit_count(*instruction.parts[:2]))
-
-
-def _nth_set(mask: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    rows = zip(*(x.ravel().tolist() for x in np.broadcast_arrays(mask, base, offset)))
-    return np.array([fns_int(*row) for row in rows], np.uint32).reshape(np.broadcast(mask, base, offset).shape)
-
-
-_FNS = PureOp("fns_b32", ("u32", "u32", "s32"), "u32", _nth_set, f"fns_int({{0}}, {{1}}, {signed('{2}', 32)})")
-
-
-@family("fns.b32")
-def _fns(block: BlockBuilder, instruction: Instruction) -> None:
-    """fns: the n-th set bit from a position on, upwards or downwards."""
-    qualifiers(instruction, "b32")
-    apply(block, instruction, _FNS)

@@ -173,6 +173,7 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "popc clz bfind": "d:u32, a",
     "prmt": "d, a, b, c",
     "fns": "d, mask, base, offset",
+    "bmsk": "d, position, width",
     "lop3": "d, a, b, c, immLut:imm",
     "dp4a dp2a": "d:u32, a:u32, b:u32, c:u32",
     "setp": _setp,

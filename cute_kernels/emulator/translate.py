@@ -18,6 +18,7 @@ import numpy as np
 
 from cute_kernels.emulator import (  # noqa: F401 - importing a file registers its opcode families
     instructions_atomic,
+    instructions_bits,
     instructions_bulk,
     instructions_bulk_copy,
     instructions_call,

@@ -36,6 +36,13 @@ def nth_set(mask: int, base: int, offset: int) -> int:
     return -1
 
 
+def bits_from(position: int, width: int, mode: str) -> int:
+    """bmsk, bit by bit."""
+    if mode == "wrap":
+        position, width = position % 32, width % 32
+    return sum(1 << bit for bit in range(32) if position <= bit < position + width)
+
+
 def integer_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
 
@@ -70,6 +77,13 @@ def integer_cases() -> dict[str, Case]:
         lambda m, b, n: nth_set(m, b, signed(n & 63, 6) & 0xFFFFFFFF), "fns",
     )  # fmt: skip
     add("fns.b32 {d}, {0}, 0, {1};", 32, (32, 32), lambda m, n: nth_set(m, 0, n), "fns of any offset")
+    for reach in (64, 2**32):  # positions and widths near 32, and any
+        operands = f"{{{{ .reg .b32 at, by; and.b32 at, {{0}}, {reach - 1}; and.b32 by, {{1}}, {reach - 1}; "
+        for mode in ("clamp", "wrap"):
+            add(
+                f"{operands}bmsk.{mode}.b32 {{d}}, at, by; }}}}", 32, (32, 32),
+                lambda a, b, r=reach - 1, m=mode: bits_from(a & r, b & r, m), f"bmsk.{mode} below {reach}",
+            )  # fmt: skip
     for bits in (32, 64):
         mask = (1 << bits) - 1
         both = f"{{{{ .reg .b{bits} low; "

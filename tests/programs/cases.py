@@ -9,6 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 QUACK = ("softmax", "rmsnorm", "layernorm", "cross_entropy", "topk", "gemm")
+CUB = ("reduce", "scan", "sort", "histogram", "merge")
 ATTENTION = ("forward", "forward-64", "causal", "groups", "backward", "backward-64", "backward-causal")
 
 
@@ -42,3 +43,6 @@ def cases() -> Iterator[Case]:
         for operator in ATTENTION:
             if not (arch == "sm_80" and operator.startswith("backward")):  # which asserts a later architecture
                 yield Case("flash-attn-4 4.0.0b36", "flash_attention_4.py", operator, arch)
+    for arch in ("sm_80", "sm_90a", "sm_100a"):
+        for kernel in CUB:
+            yield Case("CUB of CCCL 13.0.85, by nvcc 13.0.88", "cub_blocks.py", kernel, arch)
