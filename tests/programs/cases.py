@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 
 QUACK = ("softmax", "rmsnorm", "layernorm", "cross_entropy", "topk", "gemm")
 CUB = ("reduce", "scan", "sort", "histogram", "merge")
+LIGER = ("softmax", "rms_norm", "layer_norm", "swiglu", "geglu")
 ATTENTION = ("forward", "forward-64", "causal", "groups", "backward", "backward-64", "backward-causal")
 
 
@@ -46,3 +47,6 @@ def cases() -> Iterator[Case]:
     for arch in ("sm_80", "sm_90a", "sm_100a"):
         for kernel in CUB:
             yield Case("CUB of CCCL 13.0.85, by nvcc 13.0.88", "cub_blocks.py", kernel, arch)
+    for arch in ("sm_80", "sm_90a", "sm_100a"):
+        for operator in LIGER:
+            yield Case("Liger-Kernel 0.8.5, by Triton 3.9.0", "liger_operators.py", operator, arch)
