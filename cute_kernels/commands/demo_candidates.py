@@ -77,9 +77,10 @@ class Candidate:
     def emulate(
         self, plan: Plan, seed: int, trace: Path | None, progress: Callable[[int, int], None]
     ) -> tuple[torch.Tensor, str]:
-        """What the kernel returns when the emulator executes it, and a remark on that."""
+        """What the kernel returns in the emulator, with the reference's exact sums, and a remark on that."""
         prepared = self.operation.prepare(self.arguments, plan)
-        report = emulated.launch(prepared.plan, prepared.operands, Options(seed=seed, trace=trace), progress)
+        options = Options(seed=seed, trace=trace, arithmetic="exact")
+        report = emulated.launch(prepared.plan, prepared.operands, options, progress)
         done = f"{report.warp_instructions:,} warp instructions of {report.clusters} clusters in {report.seconds:.1f} s"
         if len(plan.launches) > 1:
             done += f" (by the last of {len(plan.launches)} kernels)"

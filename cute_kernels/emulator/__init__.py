@@ -26,7 +26,7 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Report, run
-from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.options import Options, current_options, default_options
 from cute_kernels.emulator.smem import SYSTEM_BYTES as DYNAMIC_SHARED_BASE
 from cute_kernels.emulator.tensor_map import Im2colMap, TensorMap
 
@@ -48,6 +48,8 @@ __all__ = [
     "TensorMemoryRace",
     "UnsupportedPTX",
     "capture",
+    "current_options",
+    "default_options",
     "host",
     "run",
 ]

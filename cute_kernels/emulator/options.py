@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -41,7 +43,7 @@ class Options:
             phase and not all, or all and not the bytes that they announced.
         arithmetic: how tensor cores add products of floats: ``"silicon"`` as those of the architecture that the PTX is
             for (`cute_kernels.emulator.matrix_arithmetic` says who measured it), ``"exact"`` with exact sums that are
-            rounded once per instruction, to nearest even.
+            rounded once per instruction, to nearest even, as `cute_kernels.reference` computes them.
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         barriers: (offset in shared memory, name) of mbarriers, for reports.
@@ -67,7 +69,7 @@ class Options:
     detectors: bool = True
     without: tuple[Detector, ...] = ()
     strict: bool = False
-    arithmetic: Choice = "exact"
+    arithmetic: Choice = "silicon"
     clusters: tuple[int, ...] | None = None
     roles: tuple[str, ...] = ()
     barriers: tuple[tuple[int, str], ...] = ()
@@ -119,3 +121,29 @@ class Options:
     def looks_for(self, detector: Detector) -> bool:
         """Whether a detector is on."""
         return self.detectors and detector not in self.without
+
+
+_CURRENT: ContextVar[Options | None] = ContextVar("options of emulated operations", default=None)
+
+
+@contextlib.contextmanager
+def default_options(options: Options) -> Iterator[None]:
+    """Within it, operations of this package with ``backend="emulator"`` run with these options.
+
+    For example, ``with default_options(Options(arithmetic="exact")):`` gives them the bits of ``backend="reference"``.
+
+    Raises:
+        TypeError: no `Options`.
+    """
+    if not isinstance(options, Options):
+        raise TypeError(f"options is a {type(options).__name__}; cute_kernels.emulator.Options are needed")
+    token = _CURRENT.set(options)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current_options() -> Options:
+    """Those of the innermost `default_options`, or the defaults."""
+    return _CURRENT.get() or Options()

@@ -29,7 +29,8 @@ def launch(
 
     Args:
         plan, operands: as for `cute_kernels.runtime.gpu.launch`; CPU tensors.
-        options: seed, completion order and detectors; names of warp roles and barriers are filled in from the plan.
+        options: seed, completion order and detectors, otherwise those of `cute_kernels.emulator.default_options`; names
+            of warp roles and barriers are filled in from the plan.
         progress: called with (clusters done, clusters).
         artifact: another kernel for the last launch, e.g. one with an instruction taken out; compiled from the plan
             when None.
@@ -70,7 +71,7 @@ def _launch(
     names = graph_of(plan).barrier_names()
     first = emulator.DYNAMIC_SHARED_BASE + plan.smem[0].offset
     barriers = tuple((first + 8 * slot, name) for slot, name in enumerate(names))
-    options = dataclasses.replace(options or emulator.Options(), roles=plan.roles, barriers=barriers)
+    options = dataclasses.replace(options or emulator.current_options(), roles=plan.roles, barriers=barriers)
     try:
         for _ in range(repeat):
             report = emulator.run(

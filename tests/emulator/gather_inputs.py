@@ -12,8 +12,8 @@ from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.emulator import Options
 from cute_kernels.operations.fragment_table import fragment_table
 from cute_kernels.plan import ImagesPlan, Sm100ImagesPlan, make_plan
-from cute_kernels.runtime.emulated import launch as emulate
 from cute_kernels.runtime.operands import Operands
+from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import BITS, POISON
 
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}

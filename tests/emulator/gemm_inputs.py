@@ -11,9 +11,9 @@ from cute_kernels.compile import Artifact
 from cute_kernels.config import GemmConfig, GemmProblem
 from cute_kernels.emulator import Options
 from cute_kernels.plan import GemmPlan, make_plan
-from cute_kernels.runtime.emulated import launch as emulate
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.testing.data import POISON
+from tests.emulator.exact_sums import emulate
 
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 

@@ -25,7 +25,7 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.sm100.patch_embed.epilogue import Epilogue
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 
 

@@ -16,7 +16,7 @@ from cute_kernels.config import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options, Report
 from cute_kernels.emulator.counters import instruction_class
 from cute_kernels.emulator.shared_banks import pieces, reduction_sectors, shared_cost
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, launch, module
 

@@ -10,7 +10,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, SharedMemoryRace
 from cute_kernels.emulator.options import DETECTORS
 from cute_kernels.emulator.tensor_map import TensorMap
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module

@@ -14,7 +14,7 @@ from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import Sm90GatherConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.gather_inputs import GatherCase, check, make_gather_case
 from tests.nightly import by_day, drawn, examples, nightly
 

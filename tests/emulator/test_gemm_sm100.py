@@ -19,7 +19,7 @@ from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRa
 from cute_kernels.kernels.sm100.cluster import ClusterPlace
 from cute_kernels.plan import Sm100GemmPlan
 from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
 from tests.nightly import by_day, drawn, examples, nightly
 

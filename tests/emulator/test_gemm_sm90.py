@@ -15,7 +15,7 @@ from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import Sm90GemmConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
 from tests.nightly import by_day, drawn, examples, nightly
 

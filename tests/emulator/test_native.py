@@ -21,7 +21,7 @@ from cute_kernels.emulator.bytecode import pure_operation
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.native_translate import NativeLaunch
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.instruction_cases import check
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module

@@ -19,7 +19,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.native_units import Units, function, slot
 from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.tensor_core import TensorCore
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.test_native_units import NativeMachine
 

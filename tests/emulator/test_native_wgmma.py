@@ -18,7 +18,7 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma, integer_wgmma_cases, wgmma_cases
 from tests.emulator.test_wgmma import COMMIT, FENCE, WAIT, changed, run

@@ -15,8 +15,8 @@ from cute_kernels.emulator.tensor_map import decode
 from cute_kernels.emulator.tma import TmaUnit
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime.emulated import launch as emulate
 from cute_kernels.runtime.operands import Operands
+from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.nightly import drawn, every_other, examples, nightly
 

@@ -18,10 +18,11 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
     Sm100ResidentConfig,
 )
+from cute_kernels.emulator import Options, default_options
 from cute_kernels.plan import Plan
 from cute_kernels.plan.profile import COUNT, HEADER, profile_shape, with_profile
 from cute_kernels.profiling import Profile, phase_name, record
-from cute_kernels.runtime.emulated import launch
+from tests.emulator.exact_sums import emulate as launch
 from tests.emulator.gather_inputs import GatherCase, make_gather_case
 from tests.emulator.image_inputs import ImagesCase, make_images_case
 from tests.emulator.kernel_inputs import Case, make_case
@@ -55,7 +56,8 @@ class Launched:
 def launched(name: str) -> Launched:
     batch, positions = SHAPES[name]
     case = make_case(batch=batch, positions=positions, n=128, k=256, config=CONFIGS[name], sm_count=2)
-    return Launched(case, record(case.plan, case.tensors, stamps=256, device="emulator"))
+    with default_options(Options(arithmetic="exact")):
+        return Launched(case, record(case.plan, case.tensors, stamps=256, device="emulator"))
 
 
 def names(profile: Profile, phases: torch.Tensor) -> Sequence:

@@ -15,7 +15,7 @@ from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.emulator import Options, Report
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import POISON, Case, make_case
 from tests.emulator.transposed_faults import MISSING_SYNCHRONISATION
 from tests.nightly import by_day, examples

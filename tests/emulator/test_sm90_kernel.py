@@ -22,7 +22,7 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     UnsupportedPTX,
 )
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import Case, make_case
 from tests.nightly import by_day, drawn, every_other, examples, nightly
 

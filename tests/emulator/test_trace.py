@@ -13,7 +13,7 @@ import pytest
 from cute_kernels.config import Config, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Hang, Options, Report
 from cute_kernels.kernels.graph import sm90_graph, sm100_graph
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, launch, module
 

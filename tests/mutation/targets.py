@@ -25,7 +25,7 @@ from cute_kernels.config import (
 from cute_kernels.emulator import Options
 from cute_kernels.mutation import target as mutated
 from cute_kernels.mutation.target import Outcome, why_python
-from cute_kernels.runtime.emulated import launch as emulate
+from tests.emulator.exact_sums import emulate
 from tests.emulator.gather_inputs import GatherCase, make_gather_case
 from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
 from tests.emulator.gemm_inputs import POISON as GEMM_POISON

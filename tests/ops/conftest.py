@@ -1,8 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from cute_kernels import compile
+from cute_kernels.emulator import Options, default_options
+
+
+@pytest.fixture(autouse=True)
+def emulated_operations_add_exactly() -> Iterator[None]:
+    """As `backend="reference"` does, so that the two are compared bit by bit."""
+    with default_options(Options(arithmetic="exact")):
+        yield
 
 
 @pytest.fixture

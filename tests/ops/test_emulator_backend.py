@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import Sm100PatchEmbedConfig, patch_embed
+from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed, reference
+from cute_kernels.emulator import Options, current_options, default_options
 from cute_kernels.runtime.constants import DERIVED
 from tests.nightly import drawn, examples
 
@@ -79,6 +80,22 @@ def test_weight_is_padded_once_and_its_update_is_seen():
     second = assert_same_bits(x, weight, bias, pos)
     assert DERIVED.misses == misses + 2  # padded weight and table
     assert not torch.equal(first, second)
+
+
+def test_tensor_cores_add_as_the_chip_does_unless_options_say_otherwise():
+    generator = torch.Generator().manual_seed(2)
+    x, weight, config = fp8(generator, 1, 64, 256), fp8(generator, 16, 256), Sm90PatchEmbedConfig()
+    exact = assert_same_bits(x, weight, config=config)
+    with default_options(Options()):
+        assert current_options().arithmetic == "silicon"
+        out = patch_embed(x, weight, config=config, backend="emulator")
+    assert current_options().arithmetic == "exact"  # of the fixture
+    expected = reference.patch_embed_f32(x[0], weight, None, None, 1.0, arithmetic="sm_90a")
+    assert torch.equal(bits(out[0]), bits(expected))
+    assert not torch.equal(out, exact)
+    with pytest.raises(TypeError, match="options is a str; cute_kernels.emulator.Options are needed"):
+        with default_options("exact"):
+            pass
 
 
 def test_a_plan_that_cannot_be_is_refused_before_compilation(nothing_compiles):

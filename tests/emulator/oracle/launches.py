@@ -108,7 +108,7 @@ class FrozenLaunch:
         memory = GlobalMemory()
         for buffer, array in zip(self.buffers, arrays):
             memory.register_tensor(array, buffer.name, writable=buffer.written)
-        options = dataclasses.replace(options, roles=self.roles, barriers=self.barriers)
+        options = dataclasses.replace(options, arithmetic="exact", roles=self.roles, barriers=self.barriers)
         try:
             for _ in range(repeat):
                 report = run(
