@@ -212,7 +212,7 @@ def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
         raise instruction.refuse(f"{form.registers} accumulator registers are needed")
     if form.a_in_registers and len(a.items) != _A_REGISTERS:
         raise instruction.refuse(f"{_A_REGISTERS} registers of A are needed")
-    accumulators = [block.value(item, 32) for item in d.items]
+    accumulators = [block.whole(block.value(item, 32)) for item in d.items]
     fragments = [block.whole(block.value(item, 32)) for item in a.items] if form.a_in_registers else []
     first = fragments or [block.whole(block.value(a, 64))]
     second, accumulate = block.whole(block.value(b, 64)), block.value(scale_d, 1)

@@ -80,6 +80,19 @@ def test_computed_accumulators_reach_the_operation() -> None:
     assert not np.array_equal(outs[0], case.fragments(case.expected()))
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_accumulators_that_a_move_has_packed(native: bool) -> None:
+    """Two halves that change places, by moves and by a permutation of bytes."""
+    case = Wgmma(n=8)
+    moves = ".reg .b16 %half<2>; mov.b32 {%half0, %half1}, %d0; mov.b32 %d1, {%half1, %half0};"
+    packed, permuted = (
+        run(case, changed(case, (FENCE, f"{{ {swap} }} {FENCE}")), Options(native=native))
+        for swap in (moves, "prmt.b32 %d1, %d0, 0, 0x1032;")
+    )
+    assert np.array_equal(packed, permuted)
+    assert not np.array_equal(packed, run(case, options=Options(native=native)))
+
+
 @pytest.mark.parametrize("completion", POLICIES)
 @pytest.mark.parametrize("label", ["", "bra.uni NEXT;\nNEXT:\n"], ids=["same block", "next block"])
 @pytest.mark.parametrize("moved", ["copied", "overwritten"])
