@@ -113,7 +113,7 @@ def test_stamps_that_are_not_possible(plan: Plan, stamps: int) -> None:
 def test_kernels_without_stamps_are_named() -> None:
     with pytest.raises(NotImplementedError, match=r"kernels of gemm \(Sm90GemmPlan\) write no clock stamps"):
         with_profile(make_plan(GemmProblem(256, 256, 256), None, "sm_90a"), 8)
-    chain = make_plan(PatchEmbedImagesProblem(8, 3, 224, 224, 14, 768), None, "sm_90a")
+    chain = make_plan(PatchEmbedImagesProblem(8, 3, 224, 224, 28, 768), None, "sm_90a")
     with pytest.raises(NotImplementedError, match="chains kernels, of patchify and patch_embed: profile them one by"):
         with_profile(chain, 8)
     assert with_profile(chain.launches[-1], 8).profile == 8
