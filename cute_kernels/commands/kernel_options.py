@@ -311,13 +311,21 @@ def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
     Raises:
         ValueError: an option of another kernel, a setting that cannot be read, or what the plan refuses.
     """
-    kernel = options.kernel
+    problem = problem_of(options)
+    config = config_of(options, options.kernel, problem)
+    return make_plan(problem, config, arch_of(options, options.kernel), sm_count=sm_count)
+
+
+def problem_of(options: argparse.Namespace) -> Any:
+    """The problem of a command with `add_problem` for its ``kernel``.
+
+    Raises:
+        ValueError: an option of another kernel.
+    """
     for name, owners in options.owners.items():
-        if kernel not in owners and getattr(options, name) != options.parser.get_default(name):
-            raise ValueError(f"--{name.replace('_', '-')} is no option of {kernel}")
-    problem = _PROBLEMS[kernel](options)
-    config = config_of(options, kernel, problem)
-    return make_plan(problem, config, arch_of(options, kernel), sm_count=sm_count)
+        if options.kernel not in owners and getattr(options, name) != options.parser.get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} is no option of {options.kernel}")
+    return _PROBLEMS[options.kernel](options)
 
 
 def _gemm(options: argparse.Namespace) -> GemmProblem:

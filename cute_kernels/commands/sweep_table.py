@@ -1,0 +1,141 @@
+"""A table of configurations: verdict of the planner, memory, registers, what the emulator counts, modelled time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from cute_kernels import compile, extras
+from cute_kernels.commands import plan_facts
+from cute_kernels.executors import Workers
+from cute_kernels.plan import SmemRegion, make_plan, predict
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One configuration.
+
+    Attributes:
+        settings: the fields that were varied, and their values.
+        config: the whole configuration, in which what the plan chooses is left open; None if its type refuses the
+            values.
+        reason: why it is not legal; None for a legal one, and only a legal one has what follows.
+        smem: arrays of a CTA's dynamic shared memory in address order: name, offset and bytes.
+        registers: of a thread, from the machine code.
+        stack_bytes: of a thread; spilled registers lie there.
+        microseconds: modelled, never measured; None where no model knows the kernel.
+        bound: the largest part of that time.
+        counts: what the emulator counts of the smaller problem, as `cute_kernels.commands.plan_facts.counted`.
+    """
+
+    settings: Mapping[str, Any]
+    config: Any = None
+    reason: str | None = None
+    smem: tuple[SmemRegion, ...] = ()
+    registers: int | None = None
+    stack_bytes: int | None = None
+    microseconds: float | None = None
+    bound: str | None = None
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem[-1].offset + self.smem[-1].nbytes if self.smem else 0
+
+
+def grid(**values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Every combination of the values of each field; the last field varies fastest."""
+    return [dict(zip(values, chosen)) for chosen in itertools.product(*values.values())]
+
+
+def sweep(
+    problem: Any,
+    base: Any,
+    settings: Iterable[Mapping[str, Any]],
+    *,
+    counted: Any = None,
+    executor: Executor | Callable[[], Executor] | None = None,
+    jobs: int = 1,
+) -> list[Row]:
+    """Evaluates configurations, in their order; needs no GPU.
+
+    Args:
+        problem: of any operation; what is planned, and timed by the model.
+        base: configuration that the settings are put into.
+        settings: fields of ``base`` and their values, one mapping for each configuration, as `grid` makes them.
+        counted: a smaller problem of the same operation, executed in the emulator for its counts, on two
+            multiprocessors so that few tiles fill them; None counts nothing.
+        executor, jobs: as for `cute_kernels.executors.Workers`: configurations are evaluated in as many processes.
+
+    Raises:
+        TypeError: ``base`` belongs to another operation, ``counted`` is another kind of problem, or a setting is no
+            field of ``base``.
+        ValueError: ``jobs`` below 1, or beside an executor.
+        MissingExtra: the extra ``emulator`` is not installed, which reads machine code.
+    """
+    extras.require("emulator", "a sweep, which reads machine code,")
+    settings = [dict(chosen) for chosen in settings]
+    names = [field.name for field in dataclasses.fields(base)]
+    for name in dict.fromkeys(itertools.chain(*settings)):
+        if name not in names:
+            raise TypeError(f"settings have {name!r}, allowed for {type(base).__name__}: {', '.join(names)}")
+    if counted is not None and type(counted) is not type(problem):
+        raise TypeError(f"counted is {type(counted).__name__}, expected {type(problem).__name__}, as of problem")
+    if jobs < 1:
+        raise ValueError(f"jobs = {jobs}, allowed: at least 1")
+    with Workers(_prepare, (problem, base, counted), executor, jobs) as workers:
+        return list(workers.each(_evaluate, [(chosen,) for chosen in settings]))
+
+
+def best(rows: Iterable[Row], count: int = 3) -> list[Row]:
+    """The legal configurations of the least modelled time, the quickest first."""
+    timed = [row for row in rows if row.microseconds is not None]
+    return sorted(timed, key=lambda row: row.microseconds)[:count]
+
+
+def pareto(rows: Iterable[Row]) -> list[Row]:
+    """Configurations that no other is as good as in both modelled time and shared memory and better in one."""
+    timed = [row for row in rows if row.microseconds is not None]
+    places = [(row.microseconds, row.smem_bytes) for row in timed]
+    return [
+        row
+        for row, place in zip(timed, places)
+        if not any(other != place and other[0] <= place[0] and other[1] <= place[1] for other in places)
+    ]
+
+
+# --- one configuration, in a worker ----------------------------------------------------------------------------------
+
+_SM_COUNT = 2  # of the counted problem
+
+
+def _prepare(problem: Any, base: Any, counted: Any) -> tuple[Any, Any, Any]:
+    return problem, base, counted
+
+
+def _evaluate(state: tuple[Any, Any, Any], chosen: Mapping[str, Any]) -> Row:
+    problem, base, counted = state
+    row = Row(chosen)
+    try:
+        row = dataclasses.replace(row, config=dataclasses.replace(base, **chosen))
+        plan = make_plan(problem, row.config)
+        small = None if counted is None else make_plan(counted, row.config, sm_count=_SM_COUNT)
+    except (ValueError, NotImplementedError) as reason:
+        return dataclasses.replace(row, reason=str(reason))
+    prediction = predict(plan)
+    row = dataclasses.replace(
+        row,
+        microseconds=None if prediction is None else prediction.microseconds,
+        bound=None if prediction is None else prediction.bound,
+        counts={} if small is None else dict(plan_facts.counted(small)),
+    )
+    if plan.launches != (plan,):  # each kernel of a chain has registers and memory of its own
+        return row
+    resources = compile.compile_plan(plan, emulated=True).resources
+    return dataclasses.replace(
+        row, smem=plan.smem, registers=resources.registers, stack_bytes=resources.stack_bytes
+    )
