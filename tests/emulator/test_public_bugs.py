@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from cute_kernels.emulator.errors import EmulatorError
 from tests.emulator.ptx import aligned, module
 from tests.emulator.public_bugs import BUGS, Bug
 
+#: By `python -m tests.gpu.sanitized_bugs`: one entry for each version of the tool, the newest last.
+SANITIZER = json.loads((Path(__file__).parent / "data" / "compute_sanitizer_h200.json").read_text())
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 PAGE = Path(__file__).parents[2] / "docs" / "emulator" / "public_bugs.md"
 SCHEDULES = [
     Options(native=False),
@@ -64,11 +68,28 @@ def test_what_is_not_reported(name: str):
         assert launch(BUGS[name], options, fixed=False) == BUGS[name].expected
 
 
+def reporting_tools(name: str, form: str) -> list[str]:
+    """Of compute-sanitizer, on one of the two kernels: a tool reports by its exit status."""
+    return [tool for tool in TOOLS if SANITIZER[-1]["bugs"][name][form][tool]["ended"] == 9]
+
+
+def sanitizer_cells(name: str) -> str:
+    """What compute-sanitizer reports on the faulty kernel, and what becomes of that kernel on the GPU alone."""
+    if name not in SANITIZER[-1]["bugs"]:
+        return "|"
+    tools = reporting_tools(name, "faulty")
+    report = ", ".join(tools) or "nothing"
+    if tools and reporting_tools(name, "fixed"):
+        report += ", on the fixed one as well"
+    alone = SANITIZER[-1]["bugs"][name]["faulty"]["alone"]
+    return f"{report} | {'hangs' if alone['ended'] == 'never' else alone['wrong']}"
+
+
 def rows() -> Iterator[str]:
-    for bug in BUGS.values():
+    for name, bug in BUGS.items():
         report = f"`{bug.kinds[0]}`" if bug.kinds else "nothing"
         report += "" if bug.always else ", under some schedules"
-        yield f"| [{bug.project} #{bug.number}]({bug.url}) | {bug.flaw} | {report} |"
+        yield f"| [{bug.project} #{bug.number}]({bug.url}) | {bug.flaw} | {report} | {sanitizer_cells(name)} |"
 
 
 def test_the_page_has_the_table():
@@ -77,3 +98,18 @@ def test_the_page_has_the_table():
     assert table == list(rows())
     found = sum(bool(bug.kinds) for bug in BUGS.values())
     assert f"{found} of {len(BUGS)} are reported" in page
+    of_sm_90 = SANITIZER[-1]["bugs"]
+    here = sum(bool(BUGS[name].kinds) for name in of_sm_90)
+    there = [name for name in of_sm_90 if reporting_tools(name, "faulty")]
+    told_apart = sum(not reporting_tools(name, "fixed") for name in there)
+    assert f"of these {len(of_sm_90)} the emulator reports {here} and compute-sanitizer {len(there)}" in page
+    assert f"{told_apart} of them without a report on the fixed kernel" in page
+    assert f"compute-sanitizer {SANITIZER[-1]['compute-sanitizer']}" in page
+
+
+def test_the_fixed_kernels_are_right_on_a_gpu():
+    """So that what the GPU does with the faulty ones is comparable."""
+    for record in SANITIZER:
+        assert list(record["bugs"]) == [name for name, bug in BUGS.items() if "tcgen05" not in bug.body]
+        for name, entry in record["bugs"].items():
+            assert entry["fixed"]["alone"] == {"ended": 0, "wrong": 0, "reported": []}, name

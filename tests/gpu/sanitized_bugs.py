@@ -147,9 +147,10 @@ def main() -> int:
     for name, record in records.items():
         for form in FORMS:
             print(name, form, {tool: entry["ended"] for tool, entry in record[form].items()}, record[form]["alone"])
-    version = subprocess.run([options.sanitizer, "--version"], capture_output=True, text=True, check=False).stdout
+    said = subprocess.run([options.sanitizer, "--version"], capture_output=True, text=True, check=False).stdout
     if options.json:
-        document = {"compute-sanitizer": version.split("\n")[-2:], "launches": options.launches, "bugs": records}
+        version = re.findall(r"Version (\S+)", said)
+        document = {"compute-sanitizer": version, "launches": options.launches, "bugs": records}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return int(any(record["fixed"]["alone"].get("wrong") != 0 for record in records.values()))
 
