@@ -31,6 +31,7 @@ from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Report, run
 from cute_kernels.emulator.kept_launches import KeptLaunches
 from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.overlap import Finished, Snapshot
 from cute_kernels.emulator.program_threads import ProgramThreads
 from cute_kernels.emulator.recorded import Recorder
 from cute_kernels.emulator.roles import of_kernel
@@ -111,6 +112,7 @@ class Session:
         self._overlap, self._recorder = overlap, recorder
         self._roles = roles or {}
         self._order = StreamOrder() if overlap or recorder is not None else None
+        self._before: Finished | None = None
         self._memory = GlobalMemory()
         self._graph: Graph | None = None
         self._tensors = cuda_tensors.CudaOnHost(self.facts, self._made_on_device)
@@ -143,6 +145,8 @@ class Session:
             self._kept.started(number, launch)
         if self._recorder is not None:
             self._recorder.take(launch, regions.items(), overlaps=overlaps)
+        finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
+        before, self._before = self._before, None
         try:
             report = run(
                 launch.ptx,
@@ -161,6 +165,9 @@ class Session:
                 ),
                 programmatic=overlaps and self._overlap,
             )
+            in_turn = True
+            if before is not None and finished is not None and overlaps:
+                in_turn = before.let_overlap(finished, self._memory, self.options)
         except EmulatorError as error:
             owner = self._tensors.owner_on_the_host(error.address)
             error.message += owner
@@ -169,6 +176,8 @@ class Session:
                 self._order.made("a launch that failed")
             self._failed(number, launch, error)
             raise
+        # Of a launch that did something else by overlapping the one before, a repetition begins with other memory.
+        self._before = finished if in_turn else None
         if self._order is not None:
             self._order.launched(regions.items())
         if self._kept is not None:
@@ -312,7 +321,9 @@ def capture(
             cluster, shared memory, parameters, outcome) of every launch N, failing ones included. Launches of one PTX
             share the file of the first. Such files of an earlier program are deleted.
         overlap: a launch with programmatic stream serialisation that comes directly behind another may begin before
-            that one is over: what griddepcontrol.wait does not order races. Results are those of launches in turn.
+            that one is over: what griddepcontrol.wait does not order races. Both launches then run once more, the
+            second up to its wait while the first has come no further than griddepcontrol.launch_dependents, and results
+            are those of that order (`cute_kernels.emulator.overlap`). One whose order matters is followed in turn.
         recorder: takes every launch with the memory that it finds.
         roles: part of a kernel's name ("" fits all) -> name per warp of a CTA, "" for none; for counters, timelines
             and reports. The longest part that fits counts, and where none does, ``options.roles``.

@@ -19,7 +19,7 @@ from cute_kernels.emulator.instructions_registry import as_integer, family, neve
 from cute_kernels.emulator.memory_order import masks_by_address, sync_order
 from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.values import FULL, Constant
-from cute_kernels.emulator.warp import ClusterWait, NamedWait, PhaseWait, ProgressWait
+from cute_kernels.emulator.warp import ClusterWait, GridWait, NamedWait, PhaseWait, ProgressWait
 
 _SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
 
@@ -410,18 +410,30 @@ def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(pause, blocking=True)
 
 
-def wait_for_grid(warp: Any, mask: int) -> None:
-    """griddepcontrol.wait: for the race detector."""
+def wait_for_grid(warp: Any, mask: int) -> bool | None:
+    """griddepcontrol.wait: until the launch before is over."""
+    if warp.held_at("wait"):
+        warp.wait = GridWait(warp, "wait")
+        return None
     if warp.agent is not None:
         warp.cluster.tracker.predecessor_done(warp.agent)
+    return True
 
 
-@family("griddepcontrol", destinations=0)
+def launch_dependents(warp: Any, mask: int) -> bool | None:
+    """griddepcontrol.launch_dependents: the launch behind may begin once every CTA has executed it."""
+    warp.cluster.triggered.add(warp.cta.rank)
+    if warp.held_at("launch_dependents"):
+        warp.wait = GridWait(warp, "launch_dependents")
+        return None
+    return True
+
+
+@family("griddepcontrol", destinations=0, blocking=True)
 def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
-    """griddepcontrol.wait / launch_dependents: one launch runs at a time; the detector is told of the wait."""
+    """griddepcontrol.wait / launch_dependents: where a launch that may overlap another one waits or lets it begin."""
     parts = qualifiers(instruction, "wait", "launch_dependents")
-    if "wait" in parts:
-        block.call(wait_for_grid)
+    block.call(wait_for_grid if "wait" in parts else launch_dependents, blocking=True)
 
 
 @family("setmaxnreg", destinations=0)

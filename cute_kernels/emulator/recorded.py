@@ -20,6 +20,7 @@ from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Report, run
 from cute_kernels.emulator.guarded_memory import guarded
 from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.overlap import lets_overlap, run_overlapping
 from cute_kernels.emulator.relocation import Relocation
 
 _ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises
@@ -171,7 +172,8 @@ class Replay:
             options: schedule and detectors.
             ptx: another text for the kernel.
             overlap: behind the launch that it may overlap, or, where the program has none, behind itself; accesses
-                that griddepcontrol.wait does not order race.
+                that griddepcontrol.wait does not order race. Behind another launch the result is that of the two
+                overlapping (`cute_kernels.emulator.overlap`).
             progress: as for `run`.
 
         Raises:
@@ -186,8 +188,8 @@ class Replay:
         for each in (previous, recorded):
             if each is None:
                 continue
-            launch = each.launch
-            text = ptx if ptx is not None and each.kernel == recorded.kernel else launch.ptx
+            launch = self._here(each, ptx)
+            text = launch.ptx
             try:
                 report = run(
                     text,
@@ -196,18 +198,31 @@ class Replay:
                     block=launch.block,
                     cluster=launch.cluster,
                     dynamic_smem=launch.dynamic_smem,
-                    params=[self._moved.words(value) for value in launch.params],
+                    params=launch.params,
                     memory=memory,
                     options=dataclasses.replace(
-                        options, going_on=attaching(options.going_on, launch, each.number, text)
+                        options, going_on=attaching(options.going_on, each.launch, each.number, text)
                     ),
                     progress=progress,
                     programmatic=launch.programmatic and each is recorded and overlap,
                 )
             except EmulatorError as error:
-                error.attach(text, launch, each.number)
+                error.attach(text, each.launch, each.number)
                 raise
+        if overlap and recorded.previous is not None and recorded.launch.programmatic:
+            pair = recorded.previous, recorded
+            first, second = (self._here(each, ptx) for each in pair)
+            if lets_overlap(first):
+                for buffer, content in zip(self._buffers, contents):
+                    buffer[:] = content
+                run_overlapping(first, second, memory, options, tuple(each.number for each in pair))
         return Outcome(report, tuple(buffer.copy() for buffer, _ in zip(self._buffers, recorded.memory)))
+
+    def _here(self, each: RecordedLaunch, ptx: str | None) -> CapturedLaunch:
+        """The launch with addresses of this process; of the recorded kernel with another text, if there is one."""
+        text = ptx if ptx is not None and each.kernel == self.recorded.kernel else each.launch.ptx
+        params = tuple(self._moved.words(value) for value in each.launch.params)
+        return dataclasses.replace(each.launch, params=params, ptx=text)
 
     def _move(self, content: np.ndarray) -> np.ndarray:
         ranges = tuple(each for each in self._moved.ranges if each[0] >= _SMALLEST_ADDRESS)

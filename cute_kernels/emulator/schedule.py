@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overlap",
         action="store_true",
         help="a launch with programmatic stream serialisation may begin before the launch before it is over: what "
-        "griddepcontrol.wait does not order races",
+        "griddepcontrol.wait does not order races, and shows in the results",
     )
 
 

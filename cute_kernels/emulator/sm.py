@@ -256,6 +256,10 @@ class Cluster:
         meter: counts the work of the units, or None (`Options.counters`).
         tracker: the race detector, or None.
         arithmetic: how tensor cores add.
+        held_at: the griddepcontrol, ``"wait"`` or ``"launch_dependents"``, at which warps wait for another launch; "":
+            at none.
+        excused: warps that do not wait there.
+        triggered: ranks of the CTAs that have executed griddepcontrol.launch_dependents.
         take_cluster: see `LaunchFacts`.
         units: what the core does of the units' work, or None.
         pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
@@ -270,6 +274,9 @@ class Cluster:
         self.arithmetic = launch.arithmetic
         self.rng, asynchronous = cluster_random(options.seed, index)
         self.executing: Warp | None = None
+        self.held_at = ""
+        self.excused: set[Warp] = set()
+        self.triggered: set[int] = set()
         self._instructions = launch.instructions
         self.progress = self.polls = self.clock = 0
         self.async_stores = 0
@@ -334,6 +341,10 @@ class Cluster:
     def warps(self) -> list[Warp]:
         """Warps that have not exited."""
         return list(self.running)
+
+    def allows_dependents(self) -> bool:
+        """Whether each CTA has executed griddepcontrol.launch_dependents or exited."""
+        return all(cta.rank in self.triggered or not cta.live_threads() for cta in self.ctas)
 
     def changes(self) -> tuple[int, int, int]:
         """Differs whenever something happened that a waiting warp could observe."""

@@ -154,6 +154,21 @@ class AllocationWait(Wait):
         return f"waits for {self.columns} free TMEM columns; allocated: {self.cta.tmem.allocations}"
 
 
+class GridWait(Wait):
+    """griddepcontrol, where another launch has to go on first."""
+
+    kind = "griddepcontrol"
+
+    def __init__(self, warp: Warp, what: str) -> None:
+        self.warp, self.what = warp, what
+
+    def ready(self) -> bool:
+        return not self.warp.held_at(self.what)
+
+    def describe(self) -> str:
+        return f"waits for another launch at griddepcontrol.{self.what}"
+
+
 class AnyWait(Wait):
     """All paths of a diverged warp are blocked."""
 
@@ -234,6 +249,14 @@ class Warp:
     def executing(self) -> int:
         """Index of the instruction that it is executing; -1: not known."""
         return -1 if self.code is None else self.code.executing
+
+    def held_at(self, what: str) -> bool:
+        """Whether it has to wait for another launch at this griddepcontrol."""
+        return self.cluster.held_at == what and self not in self.cluster.excused
+
+    def waits_for_launch(self) -> bool:
+        """Whether it, or a part of its lanes, waits for another launch."""
+        return any(isinstance(wait, GridWait) for wait in (self.wait, *getattr(self.wait, "waits", ())))
 
     def fails_spuriously(self) -> bool:
         """Whether a try_wait that could succeed reports a timeout instead."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import EmulatorError, UnsupportedPTX, gpu
+from cute_kernels.emulator.scheduler import Scheduler
 from tests.emulator.fuzz import __main__ as fuzz
 from tests.emulator.fuzz import judge as judging
 from tests.emulator.fuzz.damage import draw_program
@@ -129,7 +130,7 @@ def test_a_program_that_ends_otherwise_is_a_finding(body, outcome: str, finding:
 
 
 def test_errors_inside_of_the_emulator_are_findings(monkeypatch):
-    monkeypatch.setattr(gpu._Scheduler, "_look_for_livelock", _raiser(IndexError("inside")))
+    monkeypatch.setattr(Scheduler, "_look_for_livelock", _raiser(IndexError("inside")))
     monkeypatch.setattr(gpu.Cluster, "exit", _raiser(IndexError("inside")))
     program = dataclasses.replace(programs()[1][0], options={"native": False})
     assert "IndexError: inside" in judge(program).finding

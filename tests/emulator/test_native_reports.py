@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options, gpu
+from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.scheduler import Scheduler
 from cute_kernels.emulator.tensor_map import TensorMap
 from tests.emulator.ptx import aligned, launch, module
 
@@ -103,13 +104,13 @@ def test_latest_store_that_nobody_waited_for() -> None:
 def test_turns(detectors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warp whose turn ends where it exits takes no other one."""
     turns: list[tuple[str, int]] = []
-    resume = gpu._Scheduler._resume
+    resume = Scheduler._resume
 
     def recorded(scheduler: object, warp: Any, budget: int) -> Any:
         turns.append((warp.label, budget))
         return resume(scheduler, warp, budget)
 
-    monkeypatch.setattr(gpu._Scheduler, "_resume", recorded)
+    monkeypatch.setattr(Scheduler, "_resume", recorded)
     for seed in range(25):
         taken = []
         for native in (True, False):

@@ -9,11 +9,12 @@ import random
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options, gpu
+from cute_kernels.emulator import Options
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.recorded import Recorder, Replay, differences
 from cute_kernels.emulator.schedule import Schedule, drawn, systematic
+from cute_kernels.emulator.scheduler import Scheduler
 from cute_kernels.emulator.starvation import seeds_for_each_warp
 from cute_kernels.emulator.stream_order import StreamOrder
 from tests.emulator.ptx import aligned, launch, module
@@ -110,13 +111,13 @@ def test_what_lies_in_between_ends_an_overlap() -> None:
 def test_every_warp_is_starved_by_its_seed(ctas: int, warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the scheduler draws it, of a launch that runs."""
     starved = []
-    original = gpu._Scheduler.run
+    original = Scheduler.run
 
-    def run(self: gpu._Scheduler) -> None:
+    def run(self: Scheduler) -> None:
         starved.append({(warp.cta.rank, warp.index) for warp in self.starved})
         original(self)
 
-    monkeypatch.setattr(gpu._Scheduler, "run", run)
+    monkeypatch.setattr(Scheduler, "run", run)
     for seed in seeds_for_each_warp(ctas, warps):
         options = Options(seed=seed, interleave="starve")
         launch(text("ret;"), np.zeros(1, np.uint32), grid=(ctas, 1, 1), block=(32 * warps, 1, 1), cluster=(ctas, 1, 1),
