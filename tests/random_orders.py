@@ -25,9 +25,8 @@ from pathlib import Path
 
 import pytest
 
-LIBRARIES = (
-    "numpy", "hypothesis", "torch", "torch._dynamo", "cutlass", "cutlass.cute", "scipy.optimize", "PIL.Image",
-)  # fmt: skip
+from tests.processes import LIBRARIES
+
 KERNELS = "CUTE_KERNELS_TEST_RUN"
 """Environment variable: the folder of compiled kernels that the processes of one run, and those they start, share.
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 import pytest
@@ -14,6 +11,7 @@ from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fak
 
 from cute_kernels.emulator import UnsupportedPTX, capture
 from tests.emulator import call_kernels as kernels
+from tests.processes import run_python
 
 COUNT = 20
 TVM_FFI = "--enable-tvm-ffi"
@@ -163,8 +161,7 @@ def test_a_wrong_count_ends_a_program_with_a_word(tmp_path) -> None:
         + PLAIN_CALL
         + "compiled(from_dlpack(y), outer._replace(count=20), Int32(1), stream)\n"
     )
-    command = [sys.executable, "-m", "cute_kernels", "emulate", "--quiet", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_python("-m", "cute_kernels", "emulate", "--quiet", str(program))
     assert done.returncode == 1 and "TypeError: the call passes 6 values to host code compiled for 7" in done.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import cuda.bindings.driver as cuda
@@ -22,14 +21,14 @@ from tests.emulator import exit_program
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import module
 from tests.nightly import by_day
+from tests.processes import run_python
 
 PROGRAM = str(Path(exit_program.__file__))
 
 
 def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
-    command = [sys.executable, "-m", "cute_kernels", "emulate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return run_python("-m", "cute_kernels", "emulate", *arguments)
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

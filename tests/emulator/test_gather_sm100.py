@@ -16,7 +16,7 @@ from cute_kernels.emulator.errors import TensorMemoryRace
 from cute_kernels.runtime import emulated
 from tests.emulator.gather_inputs import GatherCase, check, make_gather_case
 from tests.emulator.image_inputs import edited
-from tests.nightly import drawn, examples
+from tests.nightly import drawn, every_other, examples
 
 FP16, BF16 = torch.float16, torch.bfloat16
 PAIR = Sm100ImagesConfig(tile_patches=4, tile_images=8, cta_group=2, stages=3, stage_blocks=1)
@@ -36,7 +36,7 @@ def case_of(config: Sm100ImagesConfig | None, **facts) -> GatherCase:
     return make_gather_case(config=config, arch="sm_100a", **facts)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", every_other(CONFIGS))
 def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     """Several tiles per cluster; images, grid rows and features end inside a tile; stages are refilled within one."""
     config, facts = CONFIGS[name]

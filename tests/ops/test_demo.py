@@ -15,6 +15,7 @@ from rich.console import Console
 
 from cute_kernels.commands import demo, report
 from cute_kernels.commands.cli import main
+from tests.nightly import nightly
 
 
 def write_photos(folder: Path, count: int) -> list[str]:
@@ -65,6 +66,7 @@ def test_a_file_that_is_no_image_is_refused(tmp_path, capsys):
         assert f"{path} cannot be read as an image" in capsys.readouterr().err
 
 
+@nightly
 def test_demo_of_the_sm90_kernel(tmp_path, capsys):
     output = tmp_path / "out.png"
     settings = ["--precision", "fp8", "--set", "warpgroups=1", "--set", "tile_rows=16", "--set", "cluster=1"]
@@ -224,7 +226,7 @@ def test_rgb_basis_spans_the_largest_variance():
     ("FP8 kernel", "FP32 conv2d"),
     ("int8, uint8 images\n0.82% off FP32", "fp8, E4M3 rows\n3.66% off FP32", "bf16, uint8 images\n0.24% off", "FP32"),
 ])  # fmt: skip
-@pytest.mark.parametrize("count", [1, 3, 5, 8])
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=nightly), pytest.param(5, marks=nightly), 8])
 def test_no_text_of_the_picture_is_clipped_or_covered(count, maps):
     """Measured by matplotlib's own renderer, with texts longer than the demo's."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

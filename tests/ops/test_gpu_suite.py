@@ -6,8 +6,6 @@ import ast
 import dataclasses
 import itertools
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from cute_kernels.config import (
 )
 from cute_kernels.plan import ARCHS, PLANNERS, make_plan
 from tests.gpu import architecture, gemm_configs, images_configs, patch_embed_configs
+from tests.processes import run_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "tests" / "gpu"
@@ -108,8 +107,9 @@ def functions(path: Path) -> set[str]:
 def test_a_device_of_capability_10_0(tmp_path: Path) -> None:
     """Every test is collected, none for want of a configuration, and a sample passes in the emulator."""
     report = tmp_path / "collected.json"
-    command = [sys.executable, "-c", PROGRAM, "sm_100a", str(report), json.dumps(SAMPLE)]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    run = run_python(str(program), "sm_100a", str(report), json.dumps(SAMPLE), cwd=REPOSITORY)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     found = json.loads(report.read_text())
     names = {where: [name.rpartition("tests/gpu/")[2] for name in found[where]] for where in found}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import random_orders
+from tests.processes import run_python
 
 TESTS = """
 import os
@@ -37,11 +38,11 @@ def test_leaves_a_default():
 def test_order_data_and_leaks(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     command = [
-        *(sys.executable, "-m", "pytest", "-q", "-s", "--tb=line", "-p", "tests.conftest", "-p", "no:cacheprovider"),
+        *("-m", "pytest", "-q", "-s", "--tb=line", "-p", "tests.conftest", "-p", "no:cacheprovider"),
         *("--randomly-seed=1", "--rootdir", str(tmp_path), str(tmp_path)),
     ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    run = run_python(*command, cwd=tmp_path, env=environment)
     assert "random order: --randomly-seed=1\n" in run.stdout
     drawn = re.findall(r"number (\d+) drew (.+)", run.stdout)
     numbers = [int(number) for number, _ in drawn]

@@ -29,6 +29,7 @@ from cute_kernels.testing import (
     varied,
 )
 from tests.checking.planted import EXAMPLE, planted
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "emulator" / "your_kernel.md").read_text()
@@ -38,11 +39,9 @@ TESTS = EXAMPLE.with_name("test_bias_add.py")
 def run_tests(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """pytest in a process of its own, far from this repository's configuration."""
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "cute_kernels.pytest_plugin", "-p", "no:randomly", "-v"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*command, *arguments, str(folder)], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
-    )
+    command = ["-m", "pytest", "-p", "cute_kernels.pytest_plugin", "-p", "no:randomly", "-v"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "400"}  # no summary is cut short
+    return run_python(*command, *arguments, str(folder), cwd=folder, env=environment)
 
 
 # --- what the page shows ----------------------------------------------------------------------------------------------
@@ -121,15 +120,20 @@ def test_architecture_strictness_and_misuse(tmp_path: Path) -> None:
     )
     run = run_tests(tmp_path, "--emulated-arch", "sm_80")
     assert run.returncode == 0 and "3 passed" in run.stdout, run.stdout
-    for body, words in (
+    misuses = (
         ("@pytest.mark.schedules(random=1)\ndef test_it(): pass\n", "the marker schedules needs the fixture emulated"),
         ("@pytest.mark.schedules(random=-1)\ndef test_it(emulated): pass\n", "random -1: at least 0 is needed"),
         ("@pytest.mark.schedules('lazy')\ndef test_it(emulated): pass\n", "Schedule(..) is needed"),
         ("@pytest.mark.emulated(arch='sm_75')\ndef test_it(emulated): pass\n", "arch 'sm_75'; legal are sm_80"),
-    ):
-        (tmp_path / "test_it.py").write_text(f"import pytest\n{body}")
-        run = run_tests(tmp_path)
-        assert run.returncode and words in run.stdout + run.stderr, run.stdout
+    )
+    for number, (body, _) in enumerate(misuses):
+        (tmp_path / f"test_misuse_{number}.py").write_text(f"import pytest\n{body}")
+    (tmp_path / "test_it.py").unlink()
+    run = run_tests(tmp_path, "--continue-on-collection-errors")
+    summary = run.stdout.rpartition("short test summary info")[2]
+    for number, (_, words) in enumerate(misuses):
+        assert re.search(rf"^(ERROR|FAILED) test_misuse_{number}\.py.* {re.escape(words)}", summary, re.M), run.stdout
+    assert run.returncode == 1 and "passed" not in summary
 
 
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
