@@ -5,10 +5,14 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from cute_kernels import compile
 from cute_kernels.plan import Plan, predict
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator import Report
 
 Facts = Mapping[str, "float | str"]
 
@@ -92,10 +96,14 @@ def counted(plan: Plan) -> Facts:
 
     operands = examples.random_operands(plan)
     options = emulator.Options(counters=True, detectors=False)
+    return counts_of([emulated.launch(part, operands.of(part), options) for part in plan.launches])
+
+
+def counts_of(reports: Iterable[Report]) -> Facts:
+    """Warp instructions by role, and the work of each unit, of launches that ran with counters, added up."""
     roles: dict[str, float] = collections.defaultdict(float)
     units: dict[str, float] = collections.defaultdict(float)
-    for part in plan.launches:
-        report = emulated.launch(part, operands.of(part), options)
+    for report in reports:
         for role, kinds in report.units.instructions.items():
             roles[f"warp instructions: {role}"] += sum(kinds.values())
         for name, (metric, kinds) in COUNTED.items():

@@ -1,15 +1,17 @@
-"""``cute-kernels sweep``: configurations of a kernel side by side."""
+"""``cute-kernels sweep``: configurations of a kernel, or of a program with kernels of its own, side by side."""
 
 from __future__ import annotations
 
 import argparse
 import copy
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cute_kernels import extras, files
 from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, config_of, count, problem_of
+from cute_kernels.commands.sweep_program import sweep_program
 from cute_kernels.commands.sweep_table import Row, best, grid, sweep
 from cute_kernels.config_codec import parse_settings, spell
 
@@ -20,13 +22,19 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="configurations of a kernel side by side: legal or why not, memory, registers, modelled time",
         description="Evaluates every combination of the values of some tunables for one problem: whether it is legal "
         "and otherwise why not, registers, spills, shared memory, modelled time and the largest part of it. Needs no "
-        "GPU, and executes nothing.",
+        "GPU, and executes nothing. Of a program, SCRIPT.py, every combination is a run in the emulator, with the "
+        "values as its options: registers, memory, and what its launches do.",
     )
-    parser.add_argument("kernel", nargs="?", choices=tuple(KINDS), default="patch-embed", help="default: %(default)s")
+    parser.add_argument(
+        "kernel", nargs="?", type=_kernel, default="patch-embed", metavar="KERNEL",
+        help=f"{', '.join(KINDS)}, or a program SCRIPT.py (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--vary", action="append", required=True, metavar="FIELD=VALUE,..",
-        help="values of a tunable, any number of times; --set fixes others",
+        help="values of a tunable, any number of times; --set fixes others. A program gets --FIELD=VALUE",
     )  # fmt: skip
+    parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
+    parser.add_argument("--measure", action="store_true", help="time on the GPU at hand too (patch-embed, gemm)")
     parser.add_argument("--jobs", type=count, default=1, help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
     parser.add_argument("--best", type=count, default=3, help="configurations to name (default: %(default)s)")
@@ -40,17 +48,11 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None:
         extras.require("demo", "--output", ("matplotlib",))
         files.check_output(options.output)
-    varied = _texts(options.vary)
-    problem = problem_of(options)
-    named = copy.copy(options)  # of several kernels for the problem, the one that has all these tunables
-    named.settings = [*options.settings, *(f"{name}={texts[0]}" for name, texts in varied.items())]
-    base = config_of(named, options.kernel, problem)
-    values = {name: [_value(type(base), name, text) for text in texts] for name, texts in varied.items()}
-    rows = sweep(problem, base, grid(**values), jobs=options.jobs)
+    rows = _rows_of_program(options) if options.kernel.endswith(".py") else _rows_of_kernel(options)
     print("\n".join(lines_of(rows)))
     for row in best(rows, options.best):
         settings = [*options.settings, *(f"{name}={spell(value)}" for name, value in row.settings.items())]
-        print(f"{row.microseconds:,.1f} us (modelled): " + " ".join(f"--set {setting}" for setting in settings))
+        print(f"{_time(row)}: " + " ".join(f"--set {setting}" for setting in settings))
     if options.output is not None:
         import cute_kernels.commands.sweep_figure as sweep_figure
 
@@ -58,17 +60,64 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _kernel(text: str) -> str:
+    """As argparse's ``type``."""
+    if text in KINDS or text.endswith(".py"):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r}, allowed: {', '.join(KINDS)}, or a program whose name ends with .py")
+
+
+def _rows_of_program(options: argparse.Namespace) -> list[Row]:
+    if options.settings or options.measure:
+        raise ValueError("--set and --measure are for this package's kernels; a program gets --arguments and --vary")
+    values = {name: list(texts) for name, texts in _texts(options.vary).items()}
+    arguments = shlex.split(options.arguments)
+    return sweep_program(
+        options.kernel, grid(**values), arch=options.arch or "sm_100a", arguments=arguments, jobs=options.jobs
+    )
+
+
+def _rows_of_kernel(options: argparse.Namespace) -> list[Row]:
+    if options.arguments:
+        raise ValueError("--arguments are for a program, SCRIPT.py")
+    varied = _texts(options.vary)
+    problem = problem_of(options)
+    named = copy.copy(options)  # of several kernels for the problem, the one that has all these tunables
+    named.settings = [*options.settings, *(f"{name}={texts[0]}" for name, texts in varied.items())]
+    base = config_of(named, options.kernel, problem)
+    values = {name: [_value(type(base), name, text) for text in texts] for name, texts in varied.items()}
+    return sweep(problem, base, grid(**values), measured=options.measure, jobs=options.jobs)
+
+
+def _time(row: Row) -> str:
+    if row.measured is not None:
+        return f"{row.measured:,.1f} us (measured)"
+    return f"{row.microseconds:,.1f} us (modelled)"
+
+
+_SHOWN = {  # of what a program's launches do
+    "warp instructions": "warp instructions", "MMA instructions": "MMAs", "shared: bank conflicts": "bank conflicts",
+    "L2 bytes read": "B read", "L2 bytes written": "B written",
+}  # fmt: skip
+
+
 def lines_of(rows: Sequence[Row]) -> list[str]:
     """The table for people; a configuration that is not legal has its reason in place of numbers."""
-    lines = ["    registers  stack B  shared B  modelled us  largest part"]
+    measured = any(row.measured is not None for row in rows)
+    title = "    registers  stack B  shared B  TMEM columns  modelled us  "
+    lines = [title + ("measured us  " if measured else "") + "largest part"]
     for number, row in enumerate(rows, 1):
         name = ", ".join(f"{field}={spell(value)}" for field, value in row.settings.items())
         lines.append(f"{number:2}  {name}" + (f": {row.reason}" if row.reason else ""))
         if row.reason is None:
-            cells = ((row.registers, 9, ","), (row.stack_bytes, 7, ","), (row.smem_bytes or None, 8, ","),
-                     (row.microseconds, 11, ",.1f"))  # fmt: skip
+            cells = [(row.registers, 9, ","), (row.stack_bytes, 7, ","), (row.smem_bytes or None, 8, ","),
+                     (row.tmem_columns or None, 12, ","), (row.microseconds, 11, ",.1f")]  # fmt: skip
+            if measured:
+                cells.append((row.measured, 11, ",.1f"))
             numbers = (f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in cells)
             lines.append(f"    {'  '.join(numbers)}  {row.bound or '-'}")
+            if row.config is None:
+                lines.append("    " + ", ".join(f"{row.counts[what]:,.0f} {unit}" for what, unit in _SHOWN.items()))
     return lines
 
 

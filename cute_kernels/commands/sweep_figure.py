@@ -1,4 +1,4 @@
-"""Pictures of a sweep: where the arrays of shared memory lie, and modelled time against shared memory."""
+"""Pictures of a sweep: what lies where in shared and tensor memory, and modelled time against shared memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_COLUMNS = max(arch.tmem_columns for arch in ARCHS.values())
 _LIMIT = max(arch.smem_bytes for arch in ARCHS.values()) / 1024
 _WIDTH, _ROW = 9.0, 0.32  # inches
 
@@ -33,12 +34,17 @@ def draw(rows: Sequence[Row]) -> Figure:
     if not mapped:
         raise ValueError("rows has no legal configuration with a memory map, expected at least one")
     heights = [_ROW * len(mapped) + 1.0, *([3.6] if timed else [])]
+    with_columns = any(row.tmem for row in mapped)
+    if with_columns:
+        heights.insert(1, heights[0])
     figure = Figure(figsize=(_WIDTH, sum(heights)), dpi=100, facecolor="white", layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     numbers = {id(row): number for number, row in enumerate(rows, 1)}  # of the table, refused ones counted
     _memory(axes[0], mapped, numbers)
+    if with_columns:
+        _tensor_memory(axes[1], mapped, numbers)
     if timed:
-        _pareto(axes[1], timed, numbers)
+        _pareto(axes[-1], timed, numbers)
     return figure
 
 
@@ -61,6 +67,22 @@ def _memory(axes: Axes, rows: Sequence[Row], numbers: dict[int, int]) -> None:
     axes.set_yticks(range(len(rows)), [f"{label(row)}   {numbers[id(row)]}" for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="shared memory of a CTA, KiB", xlim=(0, 1.02 * _LIMIT))
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=7, frameon=False)
+
+
+def _tensor_memory(axes: Axes, rows: Sequence[Row], numbers: dict[int, int]) -> None:
+    """A bar of columns for each row; everything of one kind has one colour."""
+    kinds = list(dict.fromkeys(region.name.partition(" ")[0] for row in rows for region in row.tmem))
+    for number, kind in enumerate(kinds):
+        places = [(at, region) for at, row in enumerate(rows) for region in row.tmem if region.name.startswith(kind)]
+        axes.barh(
+            [at for at, _ in places], [region.columns for _, region in places],
+            left=[region.first for _, region in places],
+            color=f"C{number + 4}", edgecolor="white", linewidth=0.5, label=kind,
+        )  # fmt: skip
+    axes.set_yticks(range(len(rows)), [f"{label(row)}   {numbers[id(row)]}" for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="columns of tensor memory of a CTA", xlim=(0, 1.02 * _COLUMNS))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=7, frameon=False)
 
 

@@ -1,4 +1,4 @@
-"""A table of configurations: verdict of the planner, memory, registers, what the emulator counts, modelled time."""
+"""A table of configurations: verdict of the planner, memory, registers, what the emulator counts, times."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 from cute_kernels import compile, extras
 from cute_kernels.commands import plan_facts
+from cute_kernels.config import GemmProblem, PatchEmbedProblem
 from cute_kernels.executors import Workers
-from cute_kernels.plan import SmemRegion, make_plan, predict
+from cute_kernels.plan import Plan, SmemRegion, TmemRegion, make_plan, predict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +22,16 @@ class Row:
     Attributes:
         settings: the fields that were varied, and their values.
         config: the whole configuration, in which what the plan chooses is left open; None if its type refuses the
-            values.
+            values, and for programs.
         reason: why it is not legal; None for a legal one, and only a legal one has what follows.
         smem: arrays of a CTA's dynamic shared memory in address order: name, offset and bytes.
+        tmem: what is in the columns of tensor memory that a CTA allocates; empty before sm_100.
         registers: of a thread, from the machine code.
         stack_bytes: of a thread; spilled registers lie there.
         microseconds: modelled, never measured; None where no model knows the kernel.
         bound: the largest part of that time.
+        measured: microseconds on the GPU at hand, in a CUDA graph; None where it was not asked for, or nothing times
+            the operation.
         counts: what the emulator counts of the smaller problem, as `cute_kernels.commands.plan_facts.counted`.
     """
 
@@ -35,16 +39,23 @@ class Row:
     config: Any = None
     reason: str | None = None
     smem: tuple[SmemRegion, ...] = ()
+    tmem: tuple[TmemRegion, ...] = ()
     registers: int | None = None
     stack_bytes: int | None = None
     microseconds: float | None = None
     bound: str | None = None
+    measured: float | None = None
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
         return self.smem[-1].offset + self.smem[-1].nbytes if self.smem else 0
+
+    @property
+    def tmem_columns(self) -> int:
+        """Columns of tensor memory up to the last one that holds something."""
+        return max((region.first + region.columns for region in self.tmem), default=0)
 
 
 def grid(**values: Sequence[Any]) -> list[dict[str, Any]]:
@@ -58,10 +69,11 @@ def sweep(
     settings: Iterable[Mapping[str, Any]],
     *,
     counted: Any = None,
+    measured: bool = False,
     executor: Executor | Callable[[], Executor] | None = None,
     jobs: int = 1,
 ) -> list[Row]:
-    """Evaluates configurations, in their order; needs no GPU.
+    """Evaluates configurations, in their order; needs no GPU unless times are to be measured.
 
     Args:
         problem: of any operation; what is planned, and timed by the model.
@@ -69,12 +81,14 @@ def sweep(
         settings: fields of ``base`` and their values, one mapping for each configuration, as `grid` makes them.
         counted: a smaller problem of the same operation, executed in the emulator for its counts, on two
             multiprocessors so that few tiles fill them; None counts nothing.
+        measured: time the legal configurations for the GPU at hand too, in turns, with their results compared.
         executor, jobs: as for `cute_kernels.executors.Workers`: configurations are evaluated in as many processes.
 
     Raises:
         TypeError: ``base`` belongs to another operation, ``counted`` is another kind of problem, or a setting is no
             field of ``base``.
         ValueError: ``jobs`` below 1, or beside an executor.
+        NotImplementedError: times are to be measured, and there is no GPU, or nothing that times this operation.
         MissingExtra: the extra ``emulator`` is not installed, which reads machine code.
     """
     extras.require("emulator", "a sweep, which reads machine code,")
@@ -87,14 +101,19 @@ def sweep(
         raise TypeError(f"counted is {type(counted).__name__}, expected {type(problem).__name__}, as of problem")
     if jobs < 1:
         raise ValueError(f"jobs = {jobs}, allowed: at least 1")
+    if measured:
+        check_measurable(problem)
     with Workers(_prepare, (problem, base, counted), executor, jobs) as workers:
-        return list(workers.each(_evaluate, [(chosen,) for chosen in settings]))
+        rows = list(workers.each(_evaluate, [(chosen,) for chosen in settings]))
+    return measure(problem, rows) if measured else rows
 
 
 def best(rows: Iterable[Row], count: int = 3) -> list[Row]:
-    """The legal configurations of the least modelled time, the quickest first."""
-    timed = [row for row in rows if row.microseconds is not None]
-    return sorted(timed, key=lambda row: row.microseconds)[:count]
+    """The legal configurations of the least measured time, or modelled time where none is measured, quickest first."""
+    rows = list(rows)
+    what = "microseconds" if all(row.measured is None for row in rows) else "measured"
+    timed = [row for row in rows if getattr(row, what) is not None]
+    return sorted(timed, key=lambda row: getattr(row, what))[:count]
 
 
 def pareto(rows: Iterable[Row]) -> list[Row]:
@@ -105,6 +124,60 @@ def pareto(rows: Iterable[Row]) -> list[Row]:
         row
         for row, place in zip(timed, places)
         if not any(other != place and other[0] <= place[0] and other[1] <= place[1] for other in places)
+    ]
+
+
+# --- times on a GPU --------------------------------------------------------------------------------------------------
+
+_ROUNDS = 7  # of all configurations in turn; the median counts
+
+
+def _timers() -> Mapping[type, Callable[[Any, Sequence[Plan]], Mapping[Plan, Callable[[], float]]]]:
+    import cute_kernels.tuning.gemm as gemm
+    import cute_kernels.tuning.patch_embed as patch_embed
+
+    return {PatchEmbedProblem: patch_embed.patch_embed_timers, GemmProblem: gemm.gemm_timers}
+
+
+def check_measurable(problem: Any) -> None:
+    """Refuses to measure where nothing can be.
+
+    Raises:
+        NotImplementedError: there is no GPU with a kernel, or nothing times this kind of problem.
+    """
+    import cute_kernels.tuning.search as search
+
+    if type(problem) not in _timers():
+        raise NotImplementedError(
+            f"nothing times a {type(problem).__name__}, allowed: {', '.join(kind.__name__ for kind in _timers())}"
+        )
+    with search.device_at_hand("a measured sweep", None):
+        pass
+
+
+def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
+    """The rows with the median microseconds of each legal one, in CUDA graphs and in turn, on the GPU at hand.
+
+    A configuration for another architecture than that GPU's has none. Results of all are compared with the first's.
+
+    Raises:
+        NotImplementedError: as `check_measurable`.
+        RuntimeError: a configuration computes something else than the first one.
+    """
+    import cute_kernels.tuning.search as search
+
+    check_measurable(problem)
+    with search.device_at_hand("a measured sweep", None) as device:
+        plans: dict[int, Plan] = {}
+        for number, row in enumerate(rows):
+            if row.reason is None:
+                plan = make_plan(problem, row.config)
+                if plan.arch.name == device.arch:
+                    plans[number] = make_plan(problem, row.config, sm_count=device.sm_count)
+        times = search.interleaved(_timers()[type(problem)](problem, list(plans.values())), _ROUNDS)
+    return [
+        dataclasses.replace(row, measured=1e3 * times[plans[number]]) if number in plans else row
+        for number, row in enumerate(rows)
     ]
 
 
@@ -137,5 +210,5 @@ def _evaluate(state: tuple[Any, Any, Any], chosen: Mapping[str, Any]) -> Row:
         return row
     resources = compile.compile_plan(plan, emulated=True).resources
     return dataclasses.replace(
-        row, smem=plan.smem, registers=resources.registers, stack_bytes=resources.stack_bytes
+        row, smem=plan.smem, tmem=plan.tmem, registers=resources.registers, stack_bytes=resources.stack_bytes
     )

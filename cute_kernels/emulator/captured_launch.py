@@ -18,6 +18,7 @@ class CapturedLaunch:
         params: one byte string per kernel parameter, of the sizes that the PTX declares.
         ptx: text of the module.
         programmatic: programmatic stream serialisation: it may begin before the launch before it is over.
+        machine_code: fat binary of the module, b"" where it is not known; nothing executes it here.
     """
 
     kernel_name: str
@@ -28,3 +29,4 @@ class CapturedLaunch:
     params: tuple[bytes, ...]
     ptx: str = field(repr=False)
     programmatic: bool = False
+    machine_code: bytes = field(default=b"", repr=False, compare=False)

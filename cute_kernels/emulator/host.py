@@ -18,6 +18,7 @@ import ctypes
 import functools
 import math
 import re
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -209,6 +210,16 @@ _REFUSED = (
 )  # fmt: skip
 
 
+_FAT_BINARY = struct.Struct("<IHHQ")  # magic number, version, bytes of this header, bytes behind it
+_FAT_BINARY_MAGIC = 0xBA55ED50
+
+
+def _fat_binary_at(address: int) -> bytes:
+    """The fat binary that host code hands to the runtime, for tools like cuobjdump; b"" for code in another form."""
+    magic, _, header, behind = _FAT_BINARY.unpack(ctypes.string_at(address, _FAT_BINARY.size))
+    return ctypes.string_at(address, header + behind) if magic == _FAT_BINARY_MAGIC else b""
+
+
 class _Recorder:
     """Stand-ins for the runtime's entry points, registered with one JIT engine.
 
@@ -222,6 +233,7 @@ class _Recorder:
         self.ptx: str | None = None
         self.parameters: int | None = None
         self.error: Exception | None = None
+        self._machine_code = b""
         self._names: list[ctypes.Array] = []
         launch = (_INT, ctypes.POINTER(_LaunchConfig), _TEXT, _POINTER_OUT)
         encode = (_INT, _POINTER, _INT, _UINT, _POINTER, *[_POINTER] * 4, _INT, _INT, _INT, _INT)
@@ -292,8 +304,8 @@ class _Recorder:
             raise UnsupportedPTX(f"host code asks for kernel attribute {attribute}")
         out[0] = 0  # only lowers the limit that the host code sets for dynamic shared memory
 
-    @staticmethod
-    def _load(library: Any, code: int, *_: Any) -> None:
+    def _load(self, library: Any, code: int, *_: Any) -> None:
+        self._machine_code = _fat_binary_at(code)
         library[0] = code
 
     def _get_kernel(self, kernel: Any, library: int, name: bytes) -> None:
@@ -347,6 +359,7 @@ class _Recorder:
             params=tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)),
             ptx=self.ptx,
             programmatic=attributes.get(_PROGRAMMATIC_SERIALISATION, (0,))[0] != 0,
+            machine_code=self._machine_code,
         )
         try:
             _check(launch, attributes)

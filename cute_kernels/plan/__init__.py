@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cute_kernels.config import Config, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, reject
+from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, TmemRegion, reject
 from cute_kernels.plan.gemm import GEMM
 from cute_kernels.plan.gemm.base import GemmPlan
 from cute_kernels.plan.gemm.sm90 import Sm90GemmPlan
@@ -50,6 +50,7 @@ __all__ = [
     "Sm100ResidentPlan",
     "SmemRegion",
     "Target",
+    "TmemRegion",
     "candidate_plans",
     "make_plan",
     "predict",

@@ -60,6 +60,15 @@ class SmemRegion:
     alignment: int
 
 
+@dataclass(frozen=True)
+class TmemRegion:
+    """Columns of a CTA's tensor memory that hold one thing: the first one and how many."""
+
+    name: str
+    first: int
+    columns: int
+
+
 def smem_map(sizes: tuple[tuple[str, int, int], ...]) -> tuple[SmemRegion, ...]:
     """Regions in address order from (name, bytes, alignment)."""
     regions, offset = [], 0
@@ -111,6 +120,11 @@ class Plan(ABC):
     def smem_bytes(self) -> int:
         last = self.smem[-1]
         return last.offset + last.nbytes
+
+    @property
+    def tmem(self) -> tuple[TmemRegion, ...]:
+        """What the allocated columns of tensor memory hold, in order; empty where the architecture has none."""
+        return ()
 
     @property
     def launches(self) -> tuple[Plan, ...]:

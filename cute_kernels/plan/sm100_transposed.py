@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.model.b200 import MACS_PER_CLOCK
-from cute_kernels.plan.base import ITEMSIZE, LANES, SmemRegion, round_up, smem_map
+from cute_kernels.plan.base import ITEMSIZE, LANES, SmemRegion, TmemRegion, round_up, smem_map
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.feature_slabs import FeatureSlabs
 
@@ -154,6 +154,14 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
     def tmem_columns(self) -> int:
         """Columns allocated, in the powers of two that tcgen05.alloc hands out, from 32 on."""
         return max(32, 1 << (self.accumulator_columns + self.weight_columns - 1).bit_length())
+
+    @property
+    def tmem(self) -> tuple[TmemRegion, ...]:
+        columns = self.columns
+        regions = [TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(self.config.accumulators)]
+        if self.weight_columns:
+            regions.append(TmemRegion("weight", self.weight_column, self.weight_columns))
+        return tuple(regions)
 
     @property
     def weight_column(self) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,24 @@ import pytest
 from cute_kernels import compile
 from cute_kernels.commands import plan_facts
 from cute_kernels.commands.cli import main
+from cute_kernels.commands.sweep import lines_of
 from cute_kernels.commands.sweep_figure import draw
+from cute_kernels.commands.sweep_program import sweep_program
 from cute_kernels.commands.sweep_table import Row, best, grid, pareto, sweep
-from cute_kernels.config import GemmProblem, PatchEmbedProblem, Sm100PatchEmbedConfig
-from cute_kernels.plan import SmemRegion, make_plan, predict
+from cute_kernels.config import (
+    GemmProblem,
+    PatchEmbedImagesProblem,
+    PatchEmbedProblem,
+    Sm90GemmConfig,
+    Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
+    Sm100PatchEmbedConfig,
+)
+from cute_kernels.plan import SmemRegion, TmemRegion, make_plan, predict
+from cute_kernels.tuning import patch_embed, search
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+PROGRAM = EXAMPLES / "sweep_bias_add.py"
 
 LARGE = PatchEmbedProblem(m=4736 * 196, n=768, k=768, table_rows=196)
 SMALL = PatchEmbedProblem(m=512, n=256, k=128, table_rows=196)
@@ -33,6 +50,7 @@ def test_rows_are_what_the_parts_say() -> None:
         plan = make_plan(LARGE, dataclasses.replace(BASE, **row.settings))
         assert row.config == dataclasses.replace(BASE, **row.settings)
         assert row.smem == plan.smem and row.smem_bytes == plan.smem_bytes
+        assert row.tmem == plan.tmem and row.tmem_columns == 2 * row.config.tile_n  # two accumulators
         assert (row.microseconds, row.bound) == (predict(plan).microseconds, predict(plan).bound)
         resources = compile.compile_plan(plan, emulated=True).resources
         assert (row.registers, row.stack_bytes) == (resources.registers, resources.stack_bytes)
@@ -41,6 +59,69 @@ def test_rows_are_what_the_parts_say() -> None:
     # columns bring x again.
     fills = [row.counts["shared: TMA fill, wavefronts"] for row in rows[1:]]
     assert fills == [2 * 2 * (256 + 128), 2 * 2 * (256 + 128)]
+
+
+@pytest.mark.parametrize(
+    ("problem", "base", "settings", "counts"),
+    [
+        # An output in BF16; the default's two store stages are more than a tile of 64 columns has.
+        (GemmProblem(m=256, n=128, k=64), Sm90GemmConfig(tile_m=128), grid(tile_n=(64, 128)),
+         [None, {"L2 bytes written": 256 * 128 * 2}]),
+        # Four patches of 16 x 16 pixels of three channels in each image, 64 features in BF16.
+        (PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, table_rows=4), Sm90ImagesConfig(), grid(stages=(3, 99)),
+         [{"L2 bytes written": 2 * 4 * 64 * 2}, None]),
+    ],
+    ids=["gemm", "images"],
+)  # fmt: skip
+def test_other_operations(problem, base, settings, counts) -> None:
+    rows = sweep(problem, base, settings, counted=problem)
+    assert [row.reason is None for row in rows] == [wanted is not None for wanted in counts]
+    for row, wanted in zip(rows, counts, strict=True):
+        if wanted is not None:
+            assert {what: row.counts[what] for what in wanted} == wanted
+            assert row.registers and row.smem_bytes == make_plan(problem, row.config).smem_bytes and not row.tmem
+
+
+def test_a_program_is_run_once_for_each_configuration() -> None:
+    """Of docs/examples: a ring of tiles of 32 columns and one tile of sums in FP32, beside eight bytes of barriers."""
+    settings = grid(rows=(16, 24), stages=(1, 4))
+    rows = sweep_program(PROGRAM, settings, arch="sm_90a", arguments=["--m", "128"])
+    assert [dict(row.settings) for row in rows] == settings
+    for row, stages in zip(rows[:2], (1, 4), strict=True):
+        memory = 16 * 32 * 4 * (stages + 1) + 2 * 8 * stages
+        assert row.reason is None and memory <= row.smem_bytes < memory + 2048 and not row.tmem
+        assert row.registers and row.stack_bytes == 0 and row.microseconds is None
+        assert row.counts["TMA loads"] == 128 // 16 and row.counts["L2 bytes written"] == 128 * 32 * 4
+    assert rows[0].registers != rows[1].registers  # another kernel: nothing of the first run is left
+    assert all("exit status 2: " in row.reason and "--rows 24 does not divide" in row.reason for row in rows[2:])
+    assert "bias_add" not in sys.modules
+
+
+REFUSALS = {
+    "import sys; sys.exit('too small')": "too small",
+    "raise ValueError('rows = 3\\nmore')": "ValueError: rows = 3",
+    "pass": "the program launched no kernel",
+}
+
+
+@pytest.mark.parametrize("text", REFUSALS)
+def test_why_a_program_refuses(text: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(text)
+    (row,) = sweep_program(tmp_path / "program.py", [{"rows": 3}], arch="sm_90a")
+    assert row.reason == REFUSALS[text] and row.registers is None
+
+
+def test_a_kernel_at_fault_is_no_legal_configuration(tmp_path: Path) -> None:
+    """Where the program catches the error too: without its second wait, the consumer reads what TMA may be writing."""
+    text = (EXAMPLES / "bias_add.py").read_text()
+    wait = "cute.arch.mbarrier_wait(full + stage, i // STAGES & 1)"
+    assert wait in text
+    (tmp_path / "bias_add.py").write_text(text.replace(wait, "pass"))
+    call = (EXAMPLES / "sweep_bias_add.py").read_text().replace("assert torch", "import contextlib\nassert torch")
+    head, _, last = call.rpartition("assert torch.equal(")
+    (tmp_path / "program.py").write_text(f"{head}\nwith contextlib.suppress(Exception):\n    torch.equal({last}")
+    (row,) = sweep_program(tmp_path / "program.py", [{"stages": 2}], arch="sm_90a", arguments=["--m", "64"])
+    assert "Race" in row.reason or "read" in row.reason
 
 
 def made(microseconds: float | None, nbytes: int) -> Row:
@@ -63,6 +144,20 @@ def test_picture_has_every_legal_row() -> None:
         draw(rows[1:2])
 
 
+def test_picture_has_the_columns_of_tensor_memory() -> None:
+    regions = (
+        TmemRegion("accumulator 0", 0, 128),
+        TmemRegion("accumulator 1", 128, 128),
+        TmemRegion("weight", 320, 192),
+    )
+    rows = [dataclasses.replace(made(5.0, 1024), tmem=regions), made(4.0, 2048)]
+    _, columns, _ = draw(rows).axes
+    found = [(patch.get_x(), patch.get_width(), patch.get_y() + patch.get_height() / 2) for patch in columns.patches]
+    assert found == [(region.first, region.columns, 0.0) for region in regions]
+    assert [text.get_text() for text in columns.get_legend().get_texts()] == ["accumulator", "weight"]
+    assert rows[0].tmem_columns == 512 and rows[1].tmem_columns == 0
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "sweep.png"
     arguments = ["sweep", "--batch", "4736", "--vary", "tile_n=256", "--vary", "stages=3,6", "--output", str(output)]
@@ -80,6 +175,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"settings": [{"tiles": 1}]}, TypeError, "settings have 'tiles', allowed for Sm100PatchEmbedConfig"),
         ({"counted": GemmProblem(m=1, n=8, k=8)}, TypeError, "counted is GemmProblem, expected PatchEmbedProblem"),
         ({"jobs": 0}, ValueError, "jobs = 0, allowed: at least 1"),
+        ({"measured": True}, NotImplementedError, "a measured sweep times kernels on a CUDA device, and there is none"),
     ],
 )
 def test_refused(keywords: dict, error: type[Exception], message: str) -> None:
@@ -87,7 +183,44 @@ def test_refused(keywords: dict, error: type[Exception], message: str) -> None:
         sweep(LARGE, BASE, **{"settings": [], **keywords})
 
 
-def test_refused_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured() -> None:
+    images = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 768, table_rows=4)
+    with pytest.raises(NotImplementedError, match="nothing times a PatchEmbedImagesProblem, allowed: "):
+        sweep(images, Sm90ImagesConfig(), [], measured=True)
+
+
+def test_times_come_from_the_device_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: a stand-in for its timers, which are the search's own."""
+    problem, settings = PatchEmbedProblem(m=64, n=64, k=128, table_rows=4), grid(tile_rows=(16, 32))
+    device = types.SimpleNamespace(arch="sm_90a", sm_count=132)
+    milliseconds = {16: 0.25, 32: 0.125}
+
+    def timers(given, plans):
+        assert given == problem and len(plans) == 2
+        return {plan: lambda plan=plan: milliseconds[plan.config.tile_rows] for plan in plans}
+
+    monkeypatch.setattr(search, "device_at_hand", lambda name, device_: contextlib.nullcontext(device))
+    monkeypatch.setattr(patch_embed, "patch_embed_timers", timers)
+    rows = sweep(problem, Sm90PatchEmbedConfig(), settings, measured=True)
+    assert [row.measured for row in rows] == [250.0, 125.0]
+    assert best(rows, 1) == [rows[1]]
+    assert "measured us" in lines_of(rows)[0] and "125.0" in lines_of(rows)[4]
+    device.arch = "sm_100a"
+    monkeypatch.setattr(patch_embed, "patch_embed_timers", lambda *_: {})
+    assert [row.measured for row in sweep(problem, Sm90PatchEmbedConfig(), settings[:1], measured=True)] == [None]
+
+
+def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["no.py", "--vary", "a=1"], "no.py: no such file"),
+        (["no.py", "--vary", "a=1", "--set", "b=2"], "--set and --measure are for this package's kernels"),
+        (["--vary", "stages=3", "--arguments=-m"], "--arguments are for a program, SCRIPT.py"),
+    ):
+        assert main(["sweep", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["sweep", "convolution", "--vary", "a=1"])
+    assert "'convolution', allowed: patch-embed, patch-embed-images, gemm, or a program" in capsys.readouterr().err
     assert main(["sweep", "--vary", "stages=3", "--vary", "stages=4"]) == 2
     assert "stages is varied twice" in capsys.readouterr().err
     assert main(["sweep", "--vary", "tiles=3"]) == 2

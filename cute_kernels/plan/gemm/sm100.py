@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import LANES, Arch, reject, require
+from cute_kernels.plan.base import LANES, Arch, TmemRegion, reject, require
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.gemm.base import GemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
@@ -95,6 +95,12 @@ class Sm100GemmPlan(CtaPairs, GemmPlan):
     def tmem_columns(self) -> int:
         """Accumulators of every wave, in the powers of two that tcgen05.alloc hands out."""
         return self.accumulators * self.waves * self.config.tile_n
+
+    @property
+    def tmem(self) -> tuple[TmemRegion, ...]:
+        columns = self.config.tile_n
+        count = self.accumulators * self.waves
+        return tuple(TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(count))
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c, rows = self.config, self.waves * self.mma_m

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.model.b200 import MACS_PER_CLOCK
-from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, TmemRegion, reject, require, smem_map
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, check_capacity, check_epilogue
 from cute_kernels.plan.patch_embed.row_tiles import RowTiles
@@ -121,6 +121,10 @@ class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
     def tmem_columns(self) -> int:
         """Columns allocated: both accumulators, in the powers of two that tcgen05.alloc hands out."""
         return self.accumulators * self.tile_n
+
+    @property
+    def tmem(self) -> tuple[TmemRegion, ...]:
+        return tuple(TmemRegion(f"accumulator {i}", i * self.tile_n, self.tile_n) for i in range(self.accumulators))
 
     @property
     def padded_n(self) -> int:

@@ -1,0 +1,137 @@
+"""A table of what a CuTe DSL program does with different options: one run of it in the emulator for each."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from cute_kernels import extras
+from cute_kernels.commands.sweep_table import Row
+from cute_kernels.executors import Workers
+from cute_kernels.plan import SmemRegion, TmemRegion
+
+
+def sweep_program(
+    script: str | os.PathLike[str],
+    settings: Iterable[Mapping[str, Any]],
+    *,
+    arch: str = "sm_100a",
+    arguments: Sequence[str] = (),
+    executor: Executor | Callable[[], Executor] | None = None,
+    jobs: int = 1,
+) -> list[Row]:
+    """Runs a program once for each configuration, with its kernels in the emulator, detectors and counters on.
+
+    A setting ``stages: 3`` reaches the program as its option ``--stages=3``, behind ``arguments``. What is compiled for
+    a configuration and what its checks say is the program's own business: it refuses one by an exception or by an exit
+    status other than 0, and a kernel that is at fault refuses it too.
+
+    Args:
+        script: a Python file, run as ``__main__``.
+        settings: options and their values, one mapping for each configuration, as `sweep_table.grid` makes them.
+        arch: what kernels are compiled for, as of `cute_kernels.emulator.capture`.
+        arguments: others of the program.
+        executor, jobs: as for `cute_kernels.executors.Workers`.
+
+    Returns:
+        A row for each configuration, in their order. ``counts`` are of all launches together; registers, stack, shared
+        and tensor memory are the most that one of them has; no model knows the time of such a kernel.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: ``jobs`` below 1, or an architecture that is not emulated.
+        MissingExtra: the extra ``emulator`` is not installed.
+    """
+    extras.require("emulator", "a sweep of a program")
+    import cute_kernels.emulator.capturing as capturing
+
+    if arch not in capturing.ARCHITECTURES:
+        raise ValueError(f"arch = {arch!r}, allowed: {', '.join(capturing.ARCHITECTURES)}")
+    if not Path(script).is_file():
+        raise FileNotFoundError(f"{os.fspath(script)}: no such file")
+    if jobs < 1:
+        raise ValueError(f"jobs = {jobs}, allowed: at least 1")
+    state = (os.path.abspath(script), arch, tuple(arguments))
+    with Workers(_prepare, state, executor, jobs) as workers:
+        return list(workers.each(_evaluate, [(dict(chosen),) for chosen in settings]))
+
+
+# --- one configuration, in a worker ----------------------------------------------------------------------------------
+
+
+def _prepare(script: str, arch: str, arguments: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+    return script, arch, arguments
+
+
+def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]) -> Row:
+    import cute_kernels.commands.plan_facts as plan_facts
+    import cute_kernels.emulator as emulator
+    import cute_kernels.emulator.capturing as capturing
+
+    script, arch, arguments = state
+    options = [f"--{name}={value}" for name, value in chosen.items()]
+    output = io.StringIO()
+    with capturing.capture(arch=arch, options=emulator.Options(counters=True)) as session:
+        reason = _run(script, [*arguments, *options], output)
+        session.threads.wait()
+    if session.failures:  # the kernel's fault, also where the program caught it
+        reason = _first_line(session.failures[0])
+    if reason is None and not session.launches:
+        reason = "the program launched no kernel"
+    if reason is not None:
+        return Row(chosen, reason=reason)
+    reports = [launch.report for launch in session.launches]
+    resources = [_resources(launch.launch) for launch in session.launches]
+    shared, columns = (max(getattr(report, what) for report in reports) for what in ("shared_bytes", "tensor_columns"))
+    return Row(
+        chosen,
+        smem=(SmemRegion("static and dynamic", 0, shared, 1),) if shared else (),
+        tmem=(TmemRegion("allocated", 0, columns),) if columns else (),
+        registers=max(registers for registers, _ in resources),
+        stack_bytes=max(stack for _, stack in resources),
+        counts=dict(plan_facts.counts_of(reports)),
+    )
+
+
+def _run(script: str, arguments: Sequence[str], output: io.StringIO) -> str | None:
+    """Runs the program; why it refused its arguments, or None. What it prints goes nowhere."""
+    folder = str(Path(script).parent)
+    argv, path, modules = sys.argv, sys.path[:], set(sys.modules)
+    sys.argv, sys.path = [script, *arguments], [folder, *path]
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code in (None, 0):
+            return None
+        said = output.getvalue().strip().splitlines()
+        return end.code if isinstance(end.code, str) else f"exit status {end.code}" + (f": {said[-1]}" if said else "")
+    except Exception as error:
+        return _first_line(error)
+    finally:
+        sys.argv, sys.path = argv, path
+        # The next run has other options: it must not find what this one has compiled in a module of the program.
+        for name in set(sys.modules) - modules:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder + os.sep):
+                del sys.modules[name]
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _resources(launch: Any) -> tuple[int, int]:
+    """Registers and stack bytes of a thread."""
+    import cute_kernels.compile as compile
+
+    found = compile.resource_usage(launch.machine_code, launch.kernel_name)
+    return found.registers, found.stack_bytes
