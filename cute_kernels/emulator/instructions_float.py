@@ -65,6 +65,18 @@ def _negate_bits(x: np.ndarray) -> np.ndarray:
     return (x.view(np.uint32) ^ np.uint32(0x80000000)).view(np.float32)
 
 
+def _directed_f64(name: str, mode: str) -> Callable[..., np.ndarray]:
+    fused = functools.partial(numerics.fma_f64, mode=mode)
+    functions: dict[str, Callable[..., np.ndarray]] = {
+        "add": lambda a, b: fused(a, np.float64(1), b),
+        "sub": lambda a, b: fused(a, np.float64(1), -b),
+        # A zero addend of the product's sign changes nothing, not even the sign of a zero.
+        "mul": lambda a, b: fused(a, b, np.copysign(np.float64(0), a) * np.copysign(np.float64(1), b)),
+        "fma": fused,
+    }
+    return numerics.with_nan_f64(functions[name])
+
+
 def _directed_sum(mode: str) -> Callable[..., np.ndarray]:
     return lambda a, b: numerics.fma_directed_f32(mode, a, np.float32(1), b)
 
@@ -164,9 +176,14 @@ def _f64_op(name: str) -> PureOp:
         "max": (2, numerics.with_nan_f64(numerics.highest_f64)),
         "rcp": (1, numerics.with_nan_f64(lambda x: 1.0 / x)),
         "fma": (3, numerics.with_nan_f64(numerics.fma_f64)),
+        **{
+            f"{name}.{mode}": (3 if name == "fma" else 2, _directed_f64(name, mode))
+            for name in ("add", "sub", "mul", "fma")
+            for mode in numerics.DIRECTIONS
+        },
     }
     count, function = table[name]
-    return PureOp(f"{name}_f64", ("f64",) * count, "f64", _quiet(function))
+    return PureOp(f"{name.replace('.', '_')}_f64", ("f64",) * count, "f64", _quiet(function))
 
 
 @functools.cache
@@ -239,13 +256,13 @@ _FLOATS = ("f32", "f32x2", "f16", "f16x2", "bf16", "bf16x2", "f64")
 
 @family("add", "sub", "mul", "fma")
 def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
-    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32 and f32x2
-    directed; .relu of fma on f16 and bf16."""
+    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32, f32x2
+    and f64 directed; .relu of fma on f16 and bf16."""
     parts = qualifiers(instruction, "rn", *numerics.DIRECTIONS, "ftz", "sat", "relu", *_FLOATS)
     modes = [part for part in parts if part in numerics.DIRECTIONS]
     types = [part for part in parts if part in _FLOATS]
     if modes:
-        if types not in (["f32"], ["f32x2"]):
+        if types not in (["f32"], ["f32x2"], ["f64"]):
             raise instruction.refuse(f"{instruction.opcode} is not implemented")
         _elementwise(block, instruction, f"{instruction.parts[0]}.{modes[0]}")
         return

@@ -7,6 +7,7 @@ with at least two bits less gives what rounding once would have given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -251,21 +252,35 @@ def with_nan_f64(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarra
     return defined
 
 
-def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c with one rounding to nearest even, by rational arithmetic. a, b, c: f64."""
+def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.ndarray:
+    """a * b + c rounded once, to nearest even or in one of `DIRECTIONS`, by rational arithmetic. a, b, c: f64."""
     a, b, c = np.broadcast_arrays(a, b, c)
+    factors = np.isfinite(a) & np.isfinite(b)
     with np.errstate(all="ignore"):
-        result = a * b + c  # right for infinities, NaN and the signs of zeros
+        result = np.where(np.isinf(c) & factors, c, a * b + c)  # a finite product is not infinite
     flat = result.reshape(-1)
-    finite = (np.isfinite(a) & np.isfinite(b) & np.isfinite(c)).reshape(-1)
+    finite = (factors & np.isfinite(c)).reshape(-1)
     for i, (x, y, z) in enumerate(zip(a.ravel().tolist(), b.ravel().tolist(), c.ravel().tolist())):
         if finite[i]:
             exact = Fraction(x) * Fraction(y) + Fraction(z)
-            if exact:
-                flat[i] = _nearest_f64(exact)
-            elif x * y or z:
-                flat[i] = 0.0  # an exact cancellation; x * y may have underflowed to a zero of either sign
+            flat[i] = _rounded_f64(exact, mode) if exact else _zero_sum(x, y, z, mode)
     return flat.reshape(result.shape)
+
+
+def _zero_sum(x: float, y: float, z: float, mode: str) -> float:
+    """x * y + z = 0: of the sign of both terms, or, where they differ, -0 if rounded down and else +0."""
+    product, addend = math.copysign(1, x) * math.copysign(1, y), math.copysign(1, z)
+    return math.copysign(0, addend if product == addend else -(mode == "rm") or 1)
+
+
+def _rounded_f64(value: Fraction, mode: str) -> float:
+    near = _nearest_f64(value)
+    if mode == "rn" or near == value:  # floats and fractions are compared exactly
+        return near
+    down = mode == "rm" or (mode == "rz" and value > 0)
+    if (near > value) == down:
+        return math.nextafter(near, -math.inf if down else math.inf)
+    return near
 
 
 def _nearest_f64(value: Fraction) -> float:
