@@ -120,6 +120,17 @@ REVIEWS: tuple[Review, ...] = (
         True,
         "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
     ),
+    Review(
+        "relaxed", "mbarrier.try_wait*", "", True,
+        "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
+        target="block-scaled", following="tcgen05.fence::after_thread_sync*",
+    ),
+    Review(
+        "drop", "tcgen05.fence::before_thread_sync", "", True,
+        "the fence orders asynchronous tcgen05 operations of its thread, and the only one before it is a load, which "
+        "tcgen05.wait::ld has completed; tcgen05.dealloc behind it is synchronous",
+        target="block-scaled",
+    ),
     # Not what an election follows, nor a wait for an empty accumulator: those are the first waits of the MMA warp, to
     # which a compiler gives the place of the drain.
     Review(

@@ -31,6 +31,7 @@ from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
 from tests.emulator.gemm_inputs import POISON as GEMM_POISON
 from tests.emulator.image_inputs import PATCH, ImagesCase, make_images_case
 from tests.emulator.kernel_inputs import POISON, Case, make_case
+from tests.mutation.scaled_kernel import ScaledTarget
 
 _SM90 = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
 
@@ -251,6 +252,7 @@ TARGETS: dict[str, KernelTarget] = {
         Sm100GemmConfig(256, 64, stages=2, store_stages=1, cluster_m=4, accumulators=1), 8, 128, 256, k=320
     ),
     "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
+    "block-scaled": ScaledTarget(),
     "gemm-sm90-split": GemmTarget(Sm90GemmConfig(128, 64, 3, 1, 1, store_stages=1, split_k=2), 2, 128, 64, k=320),
 }
 
