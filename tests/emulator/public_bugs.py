@@ -110,6 +110,12 @@ COPIES_FILL = f"""@%p9 bra ARRIVED; mbarrier.arrive.expect_tx.shared.b64 _, [dyn
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [dynamic+1024], [%d0+256], 2048, [dynamic];
     @!%p2 bra ARRIVED; <<{wait("OWN", "dynamic")} add.u32 %r15, %r11, 8;
     mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r15];>> ARRIVED:"""
+#: By cp.async, each CTA at its own mbarrier; a thread of CTA 1 that has waited there arrives at CTA 0's second one.
+GATHERED_FILL = f"""mul.wide.u32 %d4, %r1, 16; add.u64 %d4, %d0, %d4;
+    cp.async.cg.shared.global [%r6+1024], [%d4+256], 16; cp.async.wait_all; fence.proxy.async.shared::cta; bar.sync 0;
+    @%p9 bra ARRIVED; mbarrier.arrive.shared.b64 _, [dynamic]; @!%p2 bra ARRIVED; {wait("OWN", "dynamic")}
+    add.u32 %r15, %r11, 8; <<fence.release.sync_restrict::shared::cta.cluster;>>
+    mbarrier.arrive.<<relaxed.cluster|release.cta>>.shared::cluster.b64 _, [%r15]; ARRIVED:"""
 OWN, PEERS = wait("FIRST", "dynamic"), wait("SECOND", "dynamic+8", order=".acquire.cluster")
 #: Warp 0 writes a column of tensor memory, warp 4 (of the same quarter) reads it and hands it back, and then warp 0
 #: does what FINALLY says. One lane arrives for a warp.
@@ -154,6 +160,15 @@ BUGS = {
         pair_copy(COPIES_FILL, f"{OWN} <<{PEERS}>>"),
         ("shared-race", "unfinished-copy"),
         r"tcgen05\.cp.* reads .* of CTA 1.* which the bulk copy of 2048 bytes|bulk copy .* which the tcgen05\.cp",
+        [164 + 4 * n for n in range(32)] * 2, PAIR_OF_FOUR_WARPS,
+    ),
+    "gathered-pair": Bug(
+        "Dao-AILab/quack", 63,
+        "one CTA tells the tensor core of its pair's other one that its rows have come by cp.async, by an arrival and "
+        "a wait of `.cta` scope",
+        pair_copy(GATHERED_FILL, f"{OWN} {wait('SECOND', 'dynamic+8', order='<<.acquire.cluster>>')}"),
+        ("weak-order",),
+        r"tcgen05\.cp.* reads .* of CTA 1, which the .* of CTA 1 warp \d wrote before",
         [164 + 4 * n for n in range(32)] * 2, PAIR_OF_FOUR_WARPS,
     ),
     "first-read": Bug(
