@@ -10,10 +10,12 @@ from collections.abc import Iterable
 
 _EMULATOR = {"numpy": "numpy", "ml_dtypes": "ml-dtypes"}
 _IMAGES = {"numpy": "numpy", "PIL": "pillow"}
+_DEMO = {**_EMULATOR, **_IMAGES, "rich": "rich", "matplotlib": "matplotlib", "skimage": "scikit-image"}
 
 EXTRAS = {
     "emulator": _EMULATOR,
-    "demo": {**_EMULATOR, **_IMAGES, "rich": "rich", "matplotlib": "matplotlib", "skimage": "scikit-image"},
+    "demo": _DEMO,
+    "explore": {**_DEMO, "jupyterlab": "jupyterlab"},
     "hf": {**_IMAGES, "transformers": "transformers"},
     "dask": {"distributed": "distributed"},
     "ray": {"ray": "ray"},

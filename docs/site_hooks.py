@@ -24,7 +24,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     # Links of the README are relative to the repository's root, those of a page to docs/.
     readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
     index = f"---\nhide: [navigation]\n---\n\n{readme}"
-    generated = {"index.md": index, "explore.md": notebook(), "commands.md": commands()}
+    generated = {"index.md": index, "explore_cells.md": notebook(), "commands.md": commands()}
     for path, content in generated.items():
         files.append(File.generated(config, path, content=content))
     for picture in sorted(PICTURES.glob("*.png")):

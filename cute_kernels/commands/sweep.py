@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "values as its options: registers, memory, and what its launches do.",
     )
     parser.add_argument(
-        "kernel", nargs="?", type=_kernel, default="patch-embed", metavar="KERNEL",
+        "kernel", nargs="?", type=kernel_name, default="patch-embed", metavar="KERNEL",
         help=f"{', '.join(KINDS)}, or a program SCRIPT.py (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _kernel(text: str) -> str:
+def kernel_name(text: str) -> str:
     """As argparse's ``type``."""
     if text in KINDS or text.endswith(".py"):
         return text
@@ -70,7 +70,7 @@ def _kernel(text: str) -> str:
 def _rows_of_program(options: argparse.Namespace) -> list[Row]:
     if options.settings or options.measure:
         raise ValueError("--set and --measure are for this package's kernels; a program gets --arguments and --vary")
-    values = {name: list(texts) for name, texts in _texts(options.vary).items()}
+    values = {name: list(texts) for name, texts in texts_of(options.vary).items()}
     arguments = shlex.split(options.arguments)
     return sweep_program(
         options.kernel, grid(**values), arch=options.arch or "sm_100a", arguments=arguments, jobs=options.jobs
@@ -80,13 +80,22 @@ def _rows_of_program(options: argparse.Namespace) -> list[Row]:
 def _rows_of_kernel(options: argparse.Namespace) -> list[Row]:
     if options.arguments:
         raise ValueError("--arguments are for a program, SCRIPT.py")
-    varied = _texts(options.vary)
+    problem, base, values = chosen(options)
+    return sweep(problem, base, grid(**values), measured=options.measure, jobs=options.jobs)
+
+
+def chosen(options: argparse.Namespace) -> tuple[Any, Any, dict[str, list[Any]]]:
+    """Problem, configuration and values by field, of ``--vary`` and the options of a kernel and its problem.
+
+    Raises:
+        ValueError: tunables that the kernel does not have, values that are none of theirs, or a field varied twice.
+    """
+    varied = texts_of(options.vary)
     problem = problem_of(options)
     named = copy.copy(options)  # of several kernels for the problem, the one that has all these tunables
     named.settings = [*options.settings, *(f"{name}={texts[0]}" for name, texts in varied.items())]
     base = config_of(named, options.kernel, problem)
-    values = {name: [_value(type(base), name, text) for text in texts] for name, texts in varied.items()}
-    return sweep(problem, base, grid(**values), measured=options.measure, jobs=options.jobs)
+    return problem, base, {name: [_value(type(base), name, text) for text in texts] for name, texts in varied.items()}
 
 
 def _time(row: Row) -> str:
@@ -121,7 +130,7 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _texts(options: Iterable[str]) -> dict[str, list[str]]:
+def texts_of(options: Iterable[str]) -> dict[str, list[str]]:
     """Values by field, from FIELD=VALUE,.. of a command line, as they are spelled."""
     values: dict[str, list[str]] = {}
     for option in options:

@@ -79,7 +79,7 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
     options = [f"--{name}={value}" for name, value in chosen.items()]
     output = io.StringIO()
     with capturing.capture(arch=arch, options=emulator.Options(counters=True)) as session:
-        reason = _run(script, [*arguments, *options], output)
+        reason = run_once(script, [*arguments, *options], output)
         session.threads.wait()
     if session.failures:  # the kernel's fault, also where the program caught it
         reason = _first_line(session.failures[0])
@@ -100,7 +100,7 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
     )
 
 
-def _run(script: str, arguments: Sequence[str], output: io.StringIO) -> str | None:
+def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str | None:
     """Runs the program; why it refused its arguments, or None. What it prints goes nowhere."""
     folder = str(Path(script).parent)
     argv, path, modules = sys.argv, sys.path[:], set(sys.modules)

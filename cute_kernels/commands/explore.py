@@ -1,0 +1,110 @@
+"""``cute-kernels explore``: the notebook that shows configurations of a kernel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from cute_kernels import extras, files
+from cute_kernels.commands import sweep
+from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, count
+
+_FOLDER = Path(__file__).parent / "notebooks"  # no package: whoever imports a notebook executes it
+_VARIED = ["tile_n=128,256", "stages=2,3,4,6"]
+"""Of patch-embed on SM100, without ``--vary``."""
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "explore",
+        help="a notebook of configurations: legality, memory maps, counts, modelled and measured time, a timeline",
+        description="Writes a notebook about configurations of a kernel and opens it in JupyterLab (extra explore), or "
+        "executes it without Jupyter and writes HTML. Needs no GPU; where there is one, configurations are timed.",
+    )
+    parser.add_argument(
+        "kernel", nargs="?", type=sweep.kernel_name, default="patch-embed", metavar="KERNEL",
+        help=f"{', '.join(KINDS)}, or a program SCRIPT.py (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
+    parser.add_argument(
+        "--vary", action="append", default=[], metavar="FIELD=VALUE,..",
+        help="values of a tunable, any number of times; --set fixes others. Without any, for patch-embed on SM100: "
+        + " ".join(_VARIED),
+    )  # fmt: skip
+    parser.add_argument("--jobs", type=count, default=2, help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--notebook", type=Path, default=Path("explore.ipynb"), metavar="FILE",
+        help="where the notebook is written; an existing one is kept (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--export", type=Path, metavar="FILE", help="execute it now and write FILE, as .html")
+    add_problem(parser)
+    add_kernel(parser, *KINDS)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Opens or executes the notebook.
+
+    Raises:
+        MissingExtra: JupyterLab, or what a headless execution needs, is not installed.
+        ValueError: tunables that the kernel does not have, or none to vary.
+        FileExistsError: the notebook is there already.
+    """
+    extras.require("demo", "the command explore")
+    import cute_kernels.commands.notebook as notebook  # torch and the emulator
+
+    if options.export is not None:
+        files.check_output(options.export)
+    else:
+        extras.require("explore", "the command explore without --export", ("jupyterlab",))
+        files.check_output(options.notebook)
+        if options.notebook.exists():
+            raise FileExistsError(f"--notebook {options.notebook} exists; open it with jupyter lab, or name another")
+    program = options.kernel.endswith(".py")
+    text = (_FOLDER / ("program.py" if program else "kernel.py")).read_text()
+    choice = _program_choice(options) if program else _choice(options)
+    cells = notebook.with_choice(notebook.cells_of(text), choice)
+    if options.export is not None:
+        page, _ = notebook.execute(cells)
+        files.write_text(options.export, page)
+        print(options.export)
+        return 0
+    files.write_text(options.notebook, json.dumps(notebook.ipynb(cells), indent=1) + "\n")
+    return subprocess.run([sys.executable, "-m", "jupyterlab", str(options.notebook)], check=False).returncode
+
+
+def _program_choice(options: argparse.Namespace) -> str:
+    if options.settings or not options.vary:
+        raise ValueError("a program takes --vary FIELD=VALUE,.. and --arguments, and no --set")
+    if not Path(options.kernel).is_file():
+        raise FileNotFoundError(f"no file {options.kernel}")
+    return "\n".join([
+        f"script = {str(Path(options.kernel).resolve())!r}",
+        f"arch = {options.arch or 'sm_100a'!r}",
+        f"arguments = {shlex.split(options.arguments)!r}",
+        f"varied = {sweep.texts_of(options.vary)!r}",
+        f"jobs = {options.jobs}",
+    ])  # fmt: skip
+
+
+def _choice(options: argparse.Namespace) -> str:
+    """The cell that a user edits: problem, configuration and values, as Python."""
+    if options.arguments:
+        raise ValueError("--arguments are for a program, SCRIPT.py")
+    if not options.vary:
+        if options.kernel != "patch-embed" or options.arch not in (None, "sm_100a"):
+            raise ValueError(f"--vary is missing: name the tunables of {options.kernel} to vary, as FIELD=VALUE,..")
+        options.vary = _VARIED
+    problem, base, values = sweep.chosen(options)
+    return "\n".join([
+        f"from cute_kernels.config import {', '.join(sorted({type(problem).__name__, type(base).__name__}))}",
+        "",
+        f"problem = {problem!r}",
+        f"base = {base!r}",
+        f"varied = {values!r}",
+        f"jobs = {options.jobs}",
+    ])  # fmt: skip

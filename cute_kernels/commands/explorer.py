@@ -1,0 +1,149 @@
+"""What the notebook of ``cute-kernels explore`` shows beside the table of a sweep; docs/explore.md"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cute_kernels import emulator, extras
+from cute_kernels.commands import examples, sweep_program, sweep_table, trace_figure
+from cute_kernels.commands.sweep_table import Row
+from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.emulator import capturing
+from cute_kernels.plan import make_plan
+from cute_kernels.runtime import emulated
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SM_COUNT = 2  # as in a sweep: few tiles fill them
+_SINKS: list[Callable[[bytes], None]] = []
+
+
+# --- problems and their execution ------------------------------------------------------------------------------------
+
+
+def smaller(problem: Any) -> Any:
+    """A problem of the same kind that the emulator executes in seconds: a few tiles.
+
+    Raises:
+        TypeError: of a problem of no operation with a sweep.
+    """
+    if isinstance(problem, PatchEmbedProblem):
+        return dataclasses.replace(problem, m=min(problem.m, 512), n=min(problem.n, 256), k=min(problem.k, 256))
+    if isinstance(problem, GemmProblem):
+        sizes = {"m": min(problem.m, 512), "n": min(problem.n, 256), "k": min(problem.k, 256)}
+        return dataclasses.replace(problem, **sizes, batches=1)
+    if isinstance(problem, PatchEmbedImagesProblem):
+        return dataclasses.replace(problem, batch=min(problem.batch, 2), n=min(problem.n, 256))
+    raise TypeError(f"problem is {type(problem).__name__}, expected that of an operation of this package")
+
+
+def timeline(problem: Any, config: Any, *, seed: int = 1) -> Figure:
+    """The first cluster of a launch in the emulator under a random schedule, of a chain its last kernel.
+
+    Args:
+        problem: a small one: every tile of it is executed.
+        config: a legal configuration for it.
+        seed: of the schedule.
+
+    Raises:
+        MissingExtra: matplotlib is not installed (extra ``demo``).
+    """
+    extras.require("demo", "the picture of a timeline", ("matplotlib",))
+    plan = make_plan(problem, config, sm_count=_SM_COUNT)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        options = emulator.Options(trace=str(trace), completion="random", interleave="random", seed=seed)
+        emulated.launch(plan, examples.random_operands(plan), options)
+        return trace_figure.draw_trace(trace)
+
+
+def measured(problem: Any, rows: Sequence[Row]) -> tuple[list[Row], str | None]:
+    """The rows with measured times, as of `sweep_table.measure`, and None; or the same rows, and why nothing can be.
+
+    Raises:
+        RuntimeError: a configuration computes something else than the first one.
+    """
+    if not torch.cuda.is_available():
+        return list(rows), "no GPU"
+    try:
+        return sweep_table.measure(problem, rows), None
+    except NotImplementedError as reason:
+        return list(rows), str(reason)
+
+
+# --- what a notebook shows -------------------------------------------------------------------------------------------
+
+
+def counts_table(rows: Sequence[Row]) -> str:
+    """Counts by configuration, one line for each count; the numbers at the top are those of the sweep's table."""
+    counted = [(number, row) for number, row in enumerate(rows, 1) if row.counts]
+    if not counted:
+        return "no configuration was executed"
+    names = [name for name in dict.fromkeys(name for _, row in counted for name in row.counts)
+             if any(row.counts.get(name) for _, row in counted)]  # fmt: skip
+    width = max(map(len, names))
+    lines = [" " * width + "".join(f"{number:>12}" for number, _ in counted)]
+    lines += [f"{name:{width}}" + "".join(f"{row.counts.get(name, 0):12,.0f}" for _, row in counted) for name in names]
+    return "\n".join(lines)
+
+
+def timeline_of_program(
+    script: str, settings: Mapping[str, Any], *, arch: str = "sm_100a", arguments: Sequence[str] = ()
+) -> Figure:
+    """The first cluster of a program's first launch in the emulator under a random schedule.
+
+    Args:
+        script, arch, arguments: as for `cute_kernels.commands.sweep_program.sweep_program`.
+        settings: of one configuration that the program accepts.
+
+    Raises:
+        MissingExtra: matplotlib is not installed (extra ``demo``).
+        ValueError: the program refuses the settings, or launches no kernel.
+        EmulatorError: a kernel of it is at fault.
+    """
+    extras.require("demo", "the picture of a timeline", ("matplotlib",))
+    words = [*arguments, *(f"--{name}={value}" for name, value in settings.items())]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        options = emulator.Options(trace=str(trace), completion="random", interleave="random", seed=1)
+        with capturing.capture(arch, options) as session:
+            reason = sweep_program.run_once(str(Path(script).resolve()), words, io.StringIO())
+            session.threads.wait()
+        if session.failures:
+            raise session.failures[0]
+        if reason is not None or not session.launches:
+            raise ValueError(f"settings = {dict(settings)}: {reason or 'the program launched no kernel'}")
+        return trace_figure.draw_trace(trace)
+
+
+def show(figure: Figure) -> None:
+    """Shows a picture in a notebook, or gives it to `showing_to`; elsewhere there is nowhere to show it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    if _SINKS:
+        _SINKS[-1](buffer.getvalue())
+        return
+    try:
+        from IPython.display import Image, display
+    except ModuleNotFoundError:
+        return
+    display(Image(buffer.getvalue()))
+
+
+@contextmanager
+def showing_to(sink: Callable[[bytes], None]) -> Iterator[None]:
+    """Inside, `show` calls ``sink`` with the bytes of a PNG."""
+    _SINKS.append(sink)
+    try:
+        yield
+    finally:
+        _SINKS.pop()

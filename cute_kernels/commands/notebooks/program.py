@@ -1,0 +1,48 @@
+# %% [markdown]
+# # Configurations of a program with kernels of its own, side by side
+#
+# Edit the next cell and run all. Each combination of values is a run of the program in the emulator, with the values as
+# its options: what it accepts, what it needs and what it does. No model knows the time of such a kernel.
+
+# %%
+script = "kernel.py"
+arch = "sm_100a"
+arguments = []
+varied = {"stages": ("2", "3")}
+jobs = 2
+
+# %% [markdown]
+# ## What the program accepts, registers, spills
+#
+# Spilled registers lie on the stack: 0 bytes of it are no spills. A configuration that is refused has the reason.
+
+# %%
+from cute_kernels.commands import explorer, sweep, sweep_figure, sweep_program, sweep_table
+
+settings = sweep_table.grid(**varied)
+rows = sweep_program.sweep_program(script, settings, arch=arch, arguments=arguments, jobs=jobs)
+print("\n".join(sweep.lines_of(rows)))
+
+# %% [markdown]
+# ## Memory maps
+
+# %%
+if any(row.smem for row in rows):
+    explorer.show(sweep_figure.draw(rows))
+
+# %% [markdown]
+# ## Counts
+
+# %%
+print(explorer.counts_table(rows))
+
+# %% [markdown]
+# ## A timeline
+#
+# Of the first configuration that is accepted, its first launch under a random schedule. The axis counts steps and is
+# not time: who waits for whom is real, how long is not.
+
+# %%
+chosen = next((row for row in rows if row.reason is None), None)
+if chosen is not None:
+    explorer.show(explorer.timeline_of_program(script, chosen.settings, arch=arch, arguments=arguments))

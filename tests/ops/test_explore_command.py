@@ -1,0 +1,140 @@
+"""`cute-kernels explore`: the notebooks run headless, and their numbers are those of tiles, launches and bytes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_kernels import config as configs
+from cute_kernels import extras
+from cute_kernels.commands import examples, explorer, notebook, sweep_table
+from cute_kernels.commands.cli import main
+from cute_kernels.commands.sweep_table import Row
+from cute_kernels.config import GemmProblem, PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.plan import make_plan
+from cute_kernels.runtime import emulated
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "cute_kernels" / "commands" / "notebooks"
+PROGRAM = ROOT / "docs" / "examples" / "sweep_bias_add.py"
+PNG = re.compile(r'src="data:image/png;base64,([^"]+)"')
+
+
+def test_the_notebook_runs_headless() -> None:
+    choice = """
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
+problem = PatchEmbedProblem(m=4736 * 196, n=768, k=768, table_rows=196)
+base = Sm100PatchEmbedConfig()
+varied = {"stages": (3, 6)}
+jobs = 1
+"""
+    cells = notebook.with_choice(notebook.cells_of((NOTEBOOKS / "kernel.py").read_text()), choice)
+    page, names = notebook.execute(cells)
+    legal, refused = names["rows"]
+    small = names["small"]
+    assert (small.m, small.n, small.k) == (512, 256, 256)
+    plan = make_plan(small, legal.config, sm_count=2)
+    report = emulated.launch(plan, examples.random_operands(plan))
+    assert legal.smem_bytes == report.shared_bytes and legal.tmem_columns == report.tensor_columns == 512
+    # Two tiles of 256 x 256 on a pair of CTAs: each element of x and of the weight arrives once in every tile.
+    assert legal.counts["shared: TMA fill, wavefronts"] == 2 * (256 + 256) * 256 / 128
+    assert legal.counts["L2 bytes written"] == 512 * 256 * 2
+    assert refused.reason.startswith("stages = 6 is not possible") and "stages = 6 is not possible" in page
+    assert "not measured: no GPU" in page and f"{legal.microseconds:,.1f} us (modelled), {legal.bound}" in page
+    copied = re.search(r"^  (Sm100PatchEmbedConfig\(.*\))$", page.replace("&#x27;", "'"), re.MULTILINE)[1]
+    assert eval(copied, vars(configs)) == Sm100PatchEmbedConfig(stages=3)
+    pictures = [base64.b64decode(text) for text in PNG.findall(page)]
+    assert len(pictures) == 2 and all(picture.startswith(b"\x89PNG") for picture in pictures)  # maps, timeline
+
+
+def test_a_program_is_explored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "bias.html"
+    words = ["--vary", "rows=16,24", "--arguments=--m 64", "--arch", "sm_90a", "--jobs", "1", "--export", str(output)]
+    assert main(["explore", str(PROGRAM), *words]) == 0
+    assert capsys.readouterr().out == f"{output}\n"
+    page = output.read_text()
+    assert len(PNG.findall(page)) == 2
+    assert re.search(rf"^L2 bytes written +{64 * 32 * 4:,}$", page, re.MULTILINE)
+    assert "--rows 24 does not divide" in page and "bias_add" not in sys.modules
+
+
+def test_the_timeline_is_of_the_configuration_that_is_asked_for() -> None:
+    """Not of the kernel that an earlier run of the program has compiled."""
+    steps = []
+    for rows in (16, 64):
+        figure = explorer.timeline_of_program(str(PROGRAM), {"rows": rows}, arch="sm_90a", arguments=["--m", "64"])
+        steps.append(figure.axes[0].get_xlim()[1])
+        assert "CTA 0  warp 4 TMA load" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert steps[1] != steps[0]
+    with pytest.raises(ValueError, match="'rows': 24.*does not divide"):
+        explorer.timeline_of_program(str(PROGRAM), {"rows": 24}, arch="sm_90a", arguments=["--m", "64"])
+
+
+def test_smaller_problems() -> None:
+    gemm = explorer.smaller(GemmProblem(m=4096, n=64, k=4096, batches=3, bias=True))
+    assert gemm == GemmProblem(m=512, n=64, k=256, bias=True)
+    with pytest.raises(TypeError, match="problem is int, expected that of an operation"):
+        explorer.smaller(3)
+
+
+def test_the_notebook_is_written_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+    monkeypatch.setattr(extras, "require", lambda *_: None)
+    monkeypatch.setattr(
+        subprocess, "run", lambda words, check: commands.append(words) or subprocess.CompletedProcess(words, 5)
+    )
+    path = tmp_path / "gemm.ipynb"
+    words = ["gemm", "--arch", "sm_90a", "--m", "300", "--vary", "tile_n=64,128", "--notebook", str(path)]
+    assert main(["explore", *words]) == 5  # JupyterLab's own status
+    assert commands == [[sys.executable, "-m", "jupyterlab", str(path)]]
+    document = json.loads(path.read_text())
+    assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
+    code = ["".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "code"]
+    chosen: dict = {}
+    exec(code[0], chosen)
+    assert chosen["problem"] == GemmProblem(m=300, n=4096, k=4096) and chosen["varied"] == {"tile_n": [64, 128]}
+    assert type(chosen["base"]).__name__ == "Sm90GemmConfig"
+    assert code[1:] == [cell.source for cell in notebook.cells_of((NOTEBOOKS / "kernel.py").read_text())
+                        if not cell.markdown][1:]  # fmt: skip
+    before = path.read_bytes()
+    assert main(["explore", *words]) == 2 and path.read_bytes() == before
+
+
+def test_times_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU is a stand-in: without one no time is made up, with one they are those of the sweep's own timing."""
+    rows, timed = [Row({"stages": 3})], [Row({"stages": 3}, measured=2.0)]
+    problem = PatchEmbedProblem(m=64, n=64, k=128, table_rows=4)
+    assert explorer.measured(problem, rows) == (rows, "no GPU")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sweep_table, "measure", lambda given, _: timed if given is problem else None)
+    assert explorer.measured(problem, rows) == (timed, None)
+
+    def refuse(*_: object) -> None:
+        raise NotImplementedError("nothing times it")
+
+    monkeypatch.setattr(sweep_table, "measure", refuse)
+    assert explorer.measured(problem, rows) == (rows, "nothing times it")
+
+
+def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    export = ["--export", str(tmp_path / "no.html")]
+    for arguments, message in (
+        (["gemm", *export], "--vary is missing: name the tunables of gemm"),
+        (["--vary", "tiles=3", *export], "--set tiles=3: expected FIELD=VALUE"),
+        (["--arguments=-m", *export], "--arguments are for a program, SCRIPT.py"),
+        (["no.py", "--vary", "a=1", *export], "no file no.py"),
+        ([str(PROGRAM), *export], "a program takes --vary FIELD=VALUE,.."),
+    ):
+        assert main(["explore", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr(extras, "missing", lambda extra, _=None: ["jupyterlab"] if extra == "explore" else [])
+    assert main(["explore", "--notebook", str(tmp_path / "no.ipynb")]) == 2
+    needs = "the command explore without --export needs jupyterlab: pip install 'cute-kernels[explore]'"
+    assert needs in capsys.readouterr().err and not list(tmp_path.iterdir())
