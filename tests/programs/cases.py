@@ -13,6 +13,10 @@ CUB = ("reduce", "scan", "sort", "histogram", "merge")
 LIGER = ("softmax", "rms_norm", "layer_norm", "swiglu", "geglu")
 ATTENTION = ("forward", "forward-64", "causal", "groups", "backward", "backward-64", "backward-causal")
 
+NVIDIA = (
+    ("tensorop", "sm_80"), ("static-persistent", "sm_90a"), ("persistent", "sm_100a"), ("fused-epilogue", "sm_100a"),
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Case:
@@ -40,6 +44,8 @@ def cases() -> Iterator[Case]:
     for arch in ("sm_90a", "sm_100a"):
         for operator in QUACK:
             yield Case("quack-kernels 0.6.5", "quack_operators.py", operator, arch)
+    for kind, arch in NVIDIA:
+        yield Case("nvidia-cutlass-operators 0.3.0", "nvidia_operators.py", kind, arch)
     for arch in ("sm_80", "sm_90a", "sm_100a"):
         for operator in ATTENTION:
             if not (arch == "sm_80" and operator.startswith("backward")):  # which asserts a later architecture
