@@ -17,7 +17,14 @@ from cute_kernels import extras
 from cute_kernels.commands import examples, explorer, notebook, sweep_table
 from cute_kernels.commands.cli import main
 from cute_kernels.commands.sweep_table import Row
-from cute_kernels.config import GemmProblem, PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.config import (
+    GemmProblem,
+    PatchEmbedImagesProblem,
+    PatchEmbedProblem,
+    Sm100GemmConfig,
+    Sm100ImagesConfig,
+    Sm100PatchEmbedConfig,
+)
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
 
@@ -138,3 +145,24 @@ def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert main(["explore", "--notebook", str(tmp_path / "no.ipynb")]) == 2
     needs = "the command explore without --export needs jupyterlab: pip install 'cute-kernels[explore]'"
     assert needs in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("problem", "base", "settings", "written"),
+    [
+        (GemmProblem(m=256, n=128, k=64), Sm100GemmConfig(), {"tile_n": (128, 100)}, 256 * 128 * 2),
+        # Four patches of 16 x 16 pixels in each of two images.
+        (PatchEmbedImagesProblem(2, 3, 32, 32, 16, 128, table_rows=4), Sm100ImagesConfig(),
+         {"accumulators": (1, 3)}, 2 * 4 * 128 * 2),
+    ],
+    ids=["gemm", "images"],
+)  # fmt: skip
+def test_other_operations_on_sm100(problem, base, settings, written) -> None:
+    """Memory is what the launch asks for, and what it allocates: every allocated column is that of a region or free."""
+    legal, refused = sweep_table.sweep(problem, base, sweep_table.grid(**settings), counted=problem)
+    plan = make_plan(problem, legal.config, sm_count=2)
+    report = emulated.launch(plan, examples.random_operands(plan))
+    assert legal.smem_bytes == report.shared_bytes and legal.tmem and legal.tmem_columns <= report.tensor_columns
+    assert report.tensor_columns < 2 * max(32, sum(region.columns for region in legal.tmem))
+    assert legal.registers and legal.stack_bytes == 0 and legal.counts["L2 bytes written"] == written
+    assert "is not possible" in refused.reason and refused.registers is None and not refused.tmem
