@@ -320,6 +320,7 @@ def run_words(parsed: argparse.Namespace) -> list[str]:
     words += [word for name in parsed.without for word in ("--without", name)]
     words += ["--strict"] if parsed.strict else []
     words += ["--keep-going"] if getattr(parsed, "keep_going", False) else []
+    words += [word for each in getattr(parsed, "roles", ()) for word in ("--roles", roles.text_of(*each))]
     words += [word for each in getattr(parsed, "suppress", ()) for word in ("--suppress", str(each))]
     words += [word for path in getattr(parsed, "suppressions", ()) for word in ("--suppressions", str(path))]
     defaults = Options()
@@ -422,6 +423,8 @@ def launches_of(session: Session) -> list[dict[str, Any]]:
 def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "emulate") -> list[str]:
     """The command ``name`` for the same program, under a schedule."""
     words = ["cute-kernels", name, "--arch", parsed.arch, *schedule.arguments(), *run_words(parsed)]
+    # Without it the name of a script that begins with a dash would be taken for an option.
+    words += ["--"] if parsed.script.startswith("-") else []
     return [*words, parsed.script, *parsed.arguments]
 
 

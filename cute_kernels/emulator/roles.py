@@ -65,6 +65,12 @@ def parse(text: str) -> tuple[str, tuple[str, ...]]:
     return kernel, tuple(names.get(number, "") for number in range(max(names) + 1))
 
 
+def text_of(kernel: str, names: Sequence[str]) -> str:
+    """The text from which `parse` makes the same kernel and names per warp."""
+    named = ",".join(f"{name}={warp}" for warp, name in enumerate(names) if name)
+    return f"{kernel}:{named}" if kernel else named
+
+
 def of_kernel(kernel: str, roles: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Names per warp of a kernel: those of the longest key that its name contains, () if there is none."""
     keys = sorted((key for key in roles if key in kernel), key=len)

@@ -15,7 +15,9 @@ from cutlass.cute.runtime import from_dlpack
 
 from cute_kernels.commands import cli
 from cute_kernels.emulator import EmulatorError, Hang, IllegalAccess, Options, UnsupportedPTX, capture, host, run
+from cute_kernels.emulator.command import replay_words
 from cute_kernels.emulator.errors import error_behind
+from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.runtime import emulated
 from tests.emulator import exit_program
 from tests.emulator.kernel_inputs import make_case
@@ -51,6 +53,15 @@ def test_what_follows_the_script_is_the_script_s(arguments: list[str]) -> None:
     options = cli._parser().parse_args(["emulate", "--seed", "7", "program.py", *arguments])
     assert (options.script, options.seed, options.completion) == ("program.py", 7, "eager")
     assert options.arguments == arguments
+
+
+@pytest.mark.parametrize("script", ["program.py", "-dash.py"])
+def test_the_replay_command_has_the_roles_and_the_same_script(script: str) -> None:
+    roles = ["--roles", "load=4,add=0-2", "--roles", "gemm:tensor core=1"]
+    options = cli._parser().parse_args(["emulate", *roles, "--", script, "--", "--roles", "x"])
+    again = cli._parser().parse_args(replay_words(options, Schedule(seed=7))[1:])
+    assert again.roles == [("", ("add", "add", "add", "", "load")), ("gemm", ("", "tensor core"))]
+    assert (again.script, again.arguments, again.seed) == (script, ["--", "--roles", "x"], 7)
 
 
 @pytest.mark.parametrize(
