@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,7 @@ class Outcome:
 def executed(report: Report, written: bytes) -> Outcome:
     """Of a launch that the emulator executed, and that left these bytes."""
     counts = {name: value for name, value in dataclasses.asdict(report).items() if name != "seconds"}
-    return Outcome(_digest(written), counts)
+    return Outcome(_digest(written), json.loads(json.dumps(counts)))  # as a file gives them back: tuples are lists
 
 
 def reported(error: EmulatorError, moved: Relocation) -> Outcome:

@@ -30,12 +30,12 @@ def check(name: str, runs: list[Run], native: bool | None) -> None:
 
 
 def daily_runs(name: str) -> list[Run]:
-    """The unchanged kernel, and of each kind of error the first mutant."""
+    """The unchanged kernel, also with counters, and of each kind of error the first mutant."""
     outcomes, first = records.read(name).outcomes, {}
     for run, outcome in outcomes.items():
         if run.mutant and run.schedule == "eager" and "error" in outcome:
             first.setdefault(outcome["error"], run)
-    return [Run("", "eager"), *first.values()]
+    return [Run("", "eager"), Run("", "counters"), *first.values()]
 
 
 @pytest.mark.parametrize("name", DAILY)
