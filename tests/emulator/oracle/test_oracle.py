@@ -16,7 +16,7 @@ from tests.emulator.oracle import launches, records
 from tests.emulator.oracle.launches import Buffer
 from tests.emulator.oracle.outcomes import Outcome, reported
 from tests.emulator.oracle.records import Run, differences, outcome_now, without_repeated_reports
-from tests.mutation.targets import TARGETS
+from tests.mutation.targets import TARGETS, KernelTarget
 from tests.nightly import nightly
 
 RECORDED = records.names()
@@ -51,7 +51,8 @@ def test_everything(name: str, back_end: str) -> None:
 
 
 def test_every_target_is_recorded_with_every_schedule_and_mutants_that_are_reported() -> None:
-    assert RECORDED == sorted(TARGETS)
+    kernels = (name for name, target in TARGETS.items() if isinstance(target, KernelTarget))  # whose PTX may change
+    assert RECORDED == sorted(kernels)
     for name in RECORDED:
         record = records.read(name)
         unchanged = [run for run in record.outcomes if not run.mutant]
