@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
-from cute_kernels import executors
 from cute_kernels.checking.search import Budget, Finding, Search, Tally
-from cute_kernels.commands.kernel_options import count
+from cute_kernels.commands import workers
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import command
 from cute_kernels.emulator.capturing import capture
@@ -58,41 +55,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="from schedule to schedule, e.g. because of atomic additions of floating-point numbers; only what the "
         "emulator reports counts then",
     )  # fmt: skip
-    add_worker_arguments(parser)
-
-
-def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say where runs are executed."""
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
-    parser.add_argument(
-        "--executor", metavar="ADDRESS", help="workers of a cluster instead: dask://HOST:PORT or ray://HOST:PORT"
-    )
-
-
-def check_workers(options: argparse.Namespace) -> None:
-    """Checks the options of `add_worker_arguments`, before the program runs.
-
-    Raises:
-        ValueError, MissingExtra: as `executors.connect`; both options.
-    """
-    if options.executor is not None:
-        executors.check_address(options.executor)
-        if options.jobs != 1:
-            raise ValueError(f"--jobs {options.jobs} and --executor {options.executor}: a cluster has its own workers")
-
-
-@contextlib.contextmanager
-def workers_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What the options of `add_worker_arguments` choose, as ``executor`` and ``jobs`` of `Workers`.
-
-    Raises:
-        OSError: as `executors.connect`.
-    """
-    if options.executor is None:
-        yield {"jobs": options.jobs}
-        return
-    with executors.connect(options.executor) as executor:
-        yield {"executor": executor}
+    workers.add_worker_arguments(parser)
 
 
 def seconds(text: str) -> float:
@@ -121,7 +84,7 @@ def check(options: argparse.Namespace) -> int:
         OSError: no such program.
         ValueError: the program launches nothing.
     """
-    check_workers(options)
+    workers.check_workers(options)
     reporter = command.make_reporter(options)
     with command.writing_reports(options, reporter, "check") as outcome:
         outcome.status = _check(options, reporter, outcome)
@@ -138,7 +101,7 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
     outcome.launches = launches_of(recorder)
     limit = options.seconds if options.seconds is not None else (60.0 if options.seeds is None else None)
     budget = Budget(limit, options.seeds)
-    with ProgressLine() as line, workers_of(options) as where:
+    with ProgressLine() as line, workers.workers_of(options) as where:
 
         def progress(tally: Tally, elapsed: float) -> None:
             share = elapsed / limit if limit is not None else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels import files
-from cute_kernels.commands import check
+from cute_kernels.commands import check, workers
 from cute_kernels.commands.kernel_options import count
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.emulator import command
@@ -58,7 +58,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--match", metavar="TEXT", default="", help="only mutants whose key contains this, e.g. fence")
     parser.add_argument("--every", type=count, default=1, metavar="K", help="only every K-th mutant (default: all)")
-    check.add_worker_arguments(parser)
+    workers.add_worker_arguments(parser)
     parser.add_argument(
         "--launches", type=count, default=3, metavar="N",
         help="launches of each kernel that a mutant runs, of those that differ in shape (default: at most %(default)s)",
@@ -90,7 +90,7 @@ def mutate(options: argparse.Namespace) -> int:
     """
     if options.output is not None:
         files.check_output(options.output)
-    check.check_workers(options)
+    workers.check_workers(options)
     reporter = command.make_reporter(options)
     with command.writing_reports(options, reporter, "mutate") as outcome:
         outcome.status = _mutate(options, reporter, outcome)
@@ -112,7 +112,7 @@ def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -
         what = f"has {options.match!r} in its key" if options.match else "is there"
         raise ValueError(f"no mutant {what}: the kernels' PTX has no such synchronisation")
     start, verdicts = time.perf_counter(), []
-    with check.workers_of(options) as where:
+    with workers.workers_of(options) as where:
         for kernel, numbers in work:
             try:
                 found = judge(kernel, numbers, how, where)

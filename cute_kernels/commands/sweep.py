@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import copy
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cute_kernels import extras, files
+from cute_kernels.commands import workers
 from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, config_of, count, problem_of
 from cute_kernels.commands.sweep_program import sweep_program
 from cute_kernels.commands.sweep_table import Row, best, grid, sweep
@@ -35,7 +36,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
     parser.add_argument("--measure", action="store_true", help="time on the GPU at hand too (patch-embed, gemm)")
-    parser.add_argument("--jobs", type=count, default=1, help="processes (default: %(default)s)")
+    workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
     parser.add_argument("--best", type=count, default=3, help="configurations to name (default: %(default)s)")
     add_problem(parser)
@@ -48,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None:
         extras.require("demo", "--output", ("matplotlib",))
         files.check_output(options.output)
-    rows = _rows_of_program(options) if options.kernel.endswith(".py") else _rows_of_kernel(options)
+    workers.check_workers(options)
+    with workers.workers_of(options) as where:
+        rows = (_rows_of_program if options.kernel.endswith(".py") else _rows_of_kernel)(options, where)
     print("\n".join(lines_of(rows)))
     for row in best(rows, options.best):
         settings = [*options.settings, *(f"{name}={spell(value)}" for name, value in row.settings.items())]
@@ -67,21 +70,19 @@ def kernel_name(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{text!r}, allowed: {', '.join(KINDS)}, or a program whose name ends with .py")
 
 
-def _rows_of_program(options: argparse.Namespace) -> list[Row]:
+def _rows_of_program(options: argparse.Namespace, where: Mapping[str, Any]) -> list[Row]:
     if options.settings or options.measure:
         raise ValueError("--set and --measure are for this package's kernels; a program gets --arguments and --vary")
     values = {name: list(texts) for name, texts in texts_of(options.vary).items()}
     arguments = shlex.split(options.arguments)
-    return sweep_program(
-        options.kernel, grid(**values), arch=options.arch or "sm_100a", arguments=arguments, jobs=options.jobs
-    )
+    return sweep_program(options.kernel, grid(**values), arch=options.arch or "sm_100a", arguments=arguments, **where)
 
 
-def _rows_of_kernel(options: argparse.Namespace) -> list[Row]:
+def _rows_of_kernel(options: argparse.Namespace, where: Mapping[str, Any]) -> list[Row]:
     if options.arguments:
         raise ValueError("--arguments are for a program, SCRIPT.py")
     problem, base, values = chosen(options)
-    return sweep(problem, base, grid(**values), measured=options.measure, jobs=options.jobs)
+    return sweep(problem, base, grid(**values), measured=options.measure, **where)
 
 
 def chosen(options: argparse.Namespace) -> tuple[Any, Any, dict[str, list[Any]]]:

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cute_kernels import compile
+from cute_kernels import compile, executors
 from cute_kernels.commands import plan_facts
 from cute_kernels.commands.cli import main
 from cute_kernels.commands.sweep import lines_of
@@ -210,11 +211,38 @@ def test_times_come_from_the_device_in_turn(monkeypatch: pytest.MonkeyPatch) -> 
     assert [row.measured for row in sweep(problem, Sm90PatchEmbedConfig(), settings[:1], measured=True)] == [None]
 
 
+def test_workers_of_a_cluster_evaluate_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in for the cluster: another executor at that address. `make dask` has a cluster."""
+    addresses = []
+
+    @contextlib.contextmanager
+    def connect(address: str):
+        addresses.append(address)
+        with ThreadPoolExecutor(1) as executor:
+            yield executor
+
+    command = ["sweep", "gemm", "--arch", "sm_90a", "--m", "256", "--n", "256", "--k", "64", "--vary", "stages=2,99"]
+    assert main(command) == 0
+    here = capsys.readouterr().out
+    monkeypatch.setattr(executors, "connect", connect)
+    monkeypatch.setattr(executors, "check_address", lambda address: None)
+    assert main([*command, "--executor", "dask://there:8786"]) == 0
+    assert capsys.readouterr().out == here and addresses == ["dask://there:8786"]
+    assert main([*command, "--executor", "dask://there:8786", "--jobs", "2"]) == 2
+    assert "a cluster has its own workers" in capsys.readouterr().err
+
+
 def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["no.py", "--vary", "a=1"], "no.py: no such file"),
         (["no.py", "--vary", "a=1", "--set", "b=2"], "--set and --measure are for this package's kernels"),
         (["--vary", "stages=3", "--arguments=-m"], "--arguments are for a program, SCRIPT.py"),
+        (
+            ["--vary", "stages=3", "--executor", "there"],
+            "executor 'there': expected dask://HOST:PORT or ray://HOST:PORT",
+        ),
     ):
         assert main(["sweep", *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""Where the tasks of a campaign run: the options ``--jobs`` and ``--executor`` of several commands."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from cute_kernels import executors
+from cute_kernels.commands.kernel_options import count
+
+
+def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say where runs are executed."""
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--executor", metavar="ADDRESS", help="workers of a cluster instead: dask://HOST:PORT or ray://HOST:PORT"
+    )
+
+
+def check_workers(options: argparse.Namespace) -> None:
+    """Checks the options of `add_worker_arguments`, before the program runs.
+
+    Raises:
+        ValueError, MissingExtra: as `executors.connect`; both options.
+    """
+    if options.executor is not None:
+        executors.check_address(options.executor)
+        if options.jobs != 1:
+            raise ValueError(f"--jobs {options.jobs} and --executor {options.executor}: a cluster has its own workers")
+
+
+@contextlib.contextmanager
+def workers_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What the options of `add_worker_arguments` choose, as ``executor`` and ``jobs`` of `Workers`.
+
+    Raises:
+        OSError: as `executors.connect`.
+    """
+    if options.executor is None:
+        yield {"jobs": options.jobs}
+        return
+    with executors.connect(options.executor) as executor:
+        yield {"executor": executor}
