@@ -25,11 +25,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         description="Writes a notebook about configurations of a kernel and opens it in JupyterLab (extra explore), or "
         "executes it without Jupyter and writes HTML. Needs no GPU; where there is one, configurations are timed.",
     )
-    parser.add_argument(
-        "kernel", nargs="?", type=sweep.kernel_name, default="patch-embed", metavar="KERNEL",
-        help=f"{', '.join(KINDS)}, or a program SCRIPT.py (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
+    sweep.add_subject(parser)
     parser.add_argument(
         "--vary", action="append", default=[], metavar="FIELD=VALUE,..",
         help="values of a tunable, any number of times; --set fixes others. Without any, for patch-embed on SM100: "

@@ -26,15 +26,11 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "GPU, and executes nothing. Of a program, SCRIPT.py, every combination is a run in the emulator, with the "
         "values as its options: registers, memory, and what its launches do.",
     )
-    parser.add_argument(
-        "kernel", nargs="?", type=kernel_name, default="patch-embed", metavar="KERNEL",
-        help=f"{', '.join(KINDS)}, or a program SCRIPT.py (default: %(default)s)",
-    )  # fmt: skip
+    add_subject(parser)
     parser.add_argument(
         "--vary", action="append", required=True, metavar="FIELD=VALUE,..",
         help="values of a tunable, any number of times; --set fixes others. A program gets --FIELD=VALUE",
     )  # fmt: skip
-    parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
     parser.add_argument("--measure", action="store_true", help="time on the GPU at hand too (patch-embed, gemm)")
     workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
@@ -42,6 +38,15 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add_problem(parser)
     add_kernel(parser, *KINDS)
     parser.set_defaults(run=run)
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+    """Adds what configurations are of: a kernel, or a program and its arguments."""
+    parser.add_argument(
+        "kernel", nargs="?", type=kernel_name, default="patch-embed", metavar="KERNEL",
+        help=f"{', '.join(KINDS)}, or a program SCRIPT.py (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
 
 
 def run(options: argparse.Namespace) -> int:

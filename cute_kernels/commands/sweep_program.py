@@ -102,11 +102,12 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
 
 def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str | None:
     """Runs the program; why it refused its arguments, or None. What it prints goes nowhere."""
-    folder = str(Path(script).parent)
-    argv, path, modules = sys.argv, sys.path[:], set(sys.modules)
-    sys.argv, sys.path = [script, *arguments], [folder, *path]
+    import cute_kernels.emulator.command as command
+
+    known = set(sys.modules)
+    printed = contextlib.redirect_stdout(output), contextlib.redirect_stderr(output)
     try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        with command.as_program(script, arguments), printed[0], printed[1]:
             runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         if end.code in (None, 0):
@@ -116,12 +117,22 @@ def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str 
     except Exception as error:
         return _first_line(error)
     finally:
-        sys.argv, sys.path = argv, path
         # The next run has other options: it must not find what this one has compiled in a module of the program.
-        for name in set(sys.modules) - modules:
-            if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder + os.sep):
+        for name in set(sys.modules) - known:
+            if _is_beside(name, os.path.dirname(os.path.abspath(script))):
                 del sys.modules[name]
     return None
+
+
+def _is_beside(name: str, folder: str) -> bool:
+    """Whether a module was found in this folder: not in an environment below it, and not one of this package."""
+    module, top = sys.modules[name], name.partition(".")[0]
+    beside = os.path.join(folder, top)
+    # A package without an __init__.py has a path and no file.
+    places = (getattr(module, "__file__", None) or "", *getattr(module, "__path__", ()))
+    return top != "cute_kernels" and any(
+        place in (beside, f"{beside}.py") or place.startswith(beside + os.sep) for place in places
+    )
 
 
 def _first_line(error: BaseException) -> str:

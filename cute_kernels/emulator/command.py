@@ -455,11 +455,18 @@ def run_program(
     Raises:
         SystemExit: the program's own.
     """
+    with as_program(script, arguments):
+        return _run(script, session, failed, show_traceback)
+
+
+@contextlib.contextmanager
+def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Inside, this process has the arguments and finds the modules of a program."""
     argv, path = sys.argv, sys.path[:]
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
-        return _run(script, session, failed, show_traceback)
+        yield
     finally:
         sys.argv, sys.path[:] = argv, path
 

@@ -112,6 +112,23 @@ def test_why_a_program_refuses(text: str, tmp_path: Path) -> None:
     assert row.reason == REFUSALS[text] and row.registers is None
 
 
+def test_only_modules_of_the_program_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries stay, also those of an environment in the program's folder: many cannot be imported twice."""
+    environment = tmp_path / ".venv" / "lib"
+    environment.mkdir(parents=True)
+    (environment / "swept_library.py").write_text("")
+    (tmp_path / "swept_helper.py").write_text("import swept_library")
+    (tmp_path / "swept_package").mkdir()
+    (tmp_path / "swept_package" / "part.py").write_text("")
+    (tmp_path / "program.py").write_text("import swept_helper, swept_package.part")
+    monkeypatch.syspath_prepend(environment)
+    (row,) = sweep_program(tmp_path / "program.py", [{"rows": 3}], arch="sm_90a")
+    assert row.reason == "the program launched no kernel"
+    names = ("swept_library", "swept_helper", "swept_package", "swept_package.part")
+    assert [name in sys.modules for name in names] == [True, False, False, False]
+    monkeypatch.delitem(sys.modules, "swept_library")
+
+
 def test_a_kernel_at_fault_is_no_legal_configuration(tmp_path: Path) -> None:
     """Where the program catches the error too: without its second wait, the consumer reads what TMA may be writing."""
     text = (EXAMPLES / "bias_add.py").read_text()
