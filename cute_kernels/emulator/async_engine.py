@@ -12,14 +12,19 @@ import random
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import word_count, words
-from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.program import Instruction
 
 Policy = Literal["eager", "lazy", "random"]
+Issued: TypeAlias = "tuple[Instruction, str]"
+"""An instruction, and the label of the warp that executed it."""
 
 
 @dataclass(slots=True)
@@ -28,7 +33,8 @@ class AsyncOp:
 
     ``name`` is short, for traces; ``signals`` is the key of the `Wait` that its end may satisfy, if no mbarrier tells.
     ``yields``: under ``lazy`` it runs only when all that is left also yields. For operations that read memory which
-    others overwrite: an overwriting that comes too early shows only if it happens first.
+    others overwrite: an overwriting that comes too early shows only if it happens first. ``issued`` says where it was
+    issued; the engine fills it in where it is not given and the operation has to wait.
     """
 
     queue_key: Hashable
@@ -37,21 +43,34 @@ class AsyncOp:
     yields: bool = False
     name: str = ""
     signals: Hashable = None
+    issued: Issued | None = None
 
 
 class AsyncEngine:
     """Queues of `AsyncOp`.
 
+    Args:
+        policy: when an operation takes effect.
+        rng: draws the times of ``random``.
+        issuer: the instruction that is executed now and the label of its warp; None: nobody executes.
+
     Scheduler protocol: call `tick` after each warp slice; when no warp can run, call `step` until a warp can run
     again; when `step` returns False and still no warp can run, the kernel hangs.
     """
 
-    def __init__(self, policy: Policy = "eager", rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy = "eager",
+        rng: random.Random | None = None,
+        issuer: Callable[[], Issued | None] = lambda: None,
+    ) -> None:
         if policy not in ("eager", "lazy", "random"):
             raise ValueError(f"completion policy {policy!r}; legal are 'eager', 'lazy' and 'random'")
         self.policy = policy
         self.executed = 0
+        self.running_issued: Issued | None = None  # of the operation that takes effect now
         self._rng = rng or random.Random(0)
+        self.issuer = issuer
         self._queues: dict[Hashable, deque[AsyncOp]] = {}
         self._keys: list[Hashable] = []  # keys of the non-empty queues, in order of becoming non-empty
 
@@ -68,6 +87,7 @@ class AsyncEngine:
                 return
             queue = self._queues[op.queue_key] = deque()
             self._keys.append(op.queue_key)
+        op.issued = op.issued or self.issuer()
         queue.append(op)
 
     def tick(self) -> None:
@@ -94,8 +114,20 @@ class AsyncEngine:
             del self._queues[key]
             del self._keys[index]
         self.executed += 1
-        op.run()
+        self._run(op)
         return True
+
+    def _run(self, op: AsyncOp) -> None:
+        """Performs an operation that waited. What it meets is reported at the instruction that issued it."""
+        self.running_issued = op.issued
+        try:
+            op.run()
+        except EmulatorError as error:
+            if op.issued is not None:
+                error.at(*op.issued)
+            raise
+        finally:
+            self.running_issued = None
 
     def drain(self) -> None:
         """Runs everything that is pending (end of a kernel)."""

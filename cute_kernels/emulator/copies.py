@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
+from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp, Issued
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.memory_order import lane_vector
@@ -128,9 +128,11 @@ class CopyUnit:
         done = state.issued if every else state.marks[-1 - newest] if len(state.marks) > newest else 0
         warp.cluster.tracker.copies_waited(warp.agent, done)
 
-    def _submit(self, run: Callable[[], None], text: str, name: str, signals: Hashable = None) -> None:
+    def _submit(
+        self, run: Callable[[], None], text: str, name: str, signals: Hashable = None, issued: Issued | None = None
+    ) -> None:
         self._serial += 1
-        self.engine.submit(AsyncOp(("cp.async", self._serial), run, text, name=name, signals=signals))
+        self.engine.submit(AsyncOp(("cp.async", self._serial), run, text, name=name, signals=signals, issued=issued))
 
     def _read(self, sources: np.ndarray, nbytes: int, counts: np.ndarray) -> np.ndarray:
         whole = counts == nbytes
@@ -190,7 +192,7 @@ class CopyUnit:
         for group in state.groups:
             earlier.update(copy for copy in group.copies if group.lanes & copy.lanes & bit and not copy.done)
         text = f"cp.async.mbarrier.arrive by {warp.label} lane {lane}"
-        left = len(earlier)
+        left, issued = len(earlier), self.engine.issuer()
         released = None
         if warp.agent is not None:
             released = warp.cluster.tracker.copies_arrive(warp, lane, barrier, state.issued)
@@ -204,7 +206,7 @@ class CopyUnit:
             nonlocal left
             left -= 1
             if not left:
-                self._submit(arrive, text, "arrive")
+                self._submit(arrive, text, "arrive", issued=issued)
 
         if not left:
             self._submit(arrive, text, "arrive")

@@ -301,7 +301,7 @@ class Cluster:
             cta.shared.report = cta.tmem.report = self.report
         if self.tracker is not None:
             self.tracker.barriers, self.tracker.report = self.barriers, self.report
-        self.engine = AsyncEngine(options.completion, asynchronous)
+        self.engine = AsyncEngine(options.completion, asynchronous, self._place)
         self.meter = UnitCounters() if options.counters else None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
         self.copies = CopyUnit(gmem, self.memory, self.barriers, self.engine)
@@ -350,13 +350,21 @@ class Cluster:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
 
+    def _place(self) -> tuple[Instruction, str] | None:
+        """The instruction that is executed now, and the label of its warp; None: it is not known."""
+        warp = self.executing
+        if warp is None or warp.executing() < 0:
+            return None
+        return self._instructions[warp.executing()], warp.label
+
     def report(self, error: EmulatorError) -> None:
         """A detector has found something: raises it, unless `Options.going_on` says to go on."""
-        going_on, warp = self.options.going_on, self.executing
+        going_on = self.options.going_on
         if going_on is None:
             raise error
-        if warp is not None and warp.executing() >= 0:
-            error.at(self._instructions[warp.executing()], warp.label)
+        place = self._place() or self.engine.running_issued
+        if place is not None:
+            error.at(*place)
         if error.facts.barrier is not None:
             error.know(barriers=self.barriers.states())
         if not going_on(error):
