@@ -75,9 +75,11 @@ def measured(problem: Any, rows: Sequence[Row]) -> tuple[list[Row], str | None]:
     if not torch.cuda.is_available():
         return list(rows), "no GPU"
     try:
-        return sweep_table.measure(problem, rows), None
+        timed = sweep_table.measure(problem, rows)
     except NotImplementedError as reason:
         return list(rows), str(reason)
+    measured = any(row.measured for row in timed)
+    return timed, None if measured else "no configuration is for this GPU"
 
 
 # --- what a notebook shows -------------------------------------------------------------------------------------------

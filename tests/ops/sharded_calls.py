@@ -69,9 +69,11 @@ def embed(x: tuple[int, ...], positions: int = 0, index: bool = False, n: int = 
     return Case(cute_kernels.patch_embed, shapes, options={"scale_a": 0.25, **more.pop("options", {})}, **more)
 
 
-def embed_images(images: tuple[int, ...], positions: int = 0, n: int = 32, precision: str = "int8", **more) -> Case:
-    """A patch embed of images whose patches are 8 x 8 pixels."""
-    shapes = {"images": images, "weight": (n, images[1], 8, 8), "bias": (n,)}
+def embed_images(
+    images: tuple[int, ...], positions: int = 0, n: int = 32, precision: str = "int8", patch: int = 8, **more
+) -> Case:
+    """A patch embed of images whose patches are ``patch`` x ``patch`` pixels."""
+    shapes = {"images": images, "weight": (n, images[1], patch, patch), "bias": (n,)}
     shapes |= {"pos_embed": (positions, n)} if positions else {}
     return Case(cute_kernels.patch_embed_images, shapes, precision=precision, **more)
 
@@ -184,7 +186,9 @@ CASES: dict[str, Case] = {
     "pixels' features that divide into no multiples of 8": embed_images(
         (2, 3, 16, 16), 4, n=24, shards={"weight": 0}, exchanges=True
     ),
-    "pixels, weights of two terms": embed_images((2, 1, 16, 16), 4, precision="int16", shards={"weight": 0}, out=2),
+    "pixels, weights of two terms": embed_images(
+        (2, 1, 32, 32), 4, precision="int16", patch=16, shards={"weight": 0}, out=2
+    ),
     "normalised pixels": embed_images((4, 3, 16, 16), 4, precision="bf16", shards={"images": 0}, out=0),
     "normalised pixels' features": embed_images((2, 3, 16, 16), 4, precision="bf16", shards={"weight": 0}, out=2),
     "pixels of images, compiled": embed_images((4, 3, 16, 16), 4, shards={"images": 0}, out=0, compiled=True),

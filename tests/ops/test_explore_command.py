@@ -34,7 +34,8 @@ PROGRAM = ROOT / "docs" / "examples" / "sweep_bias_add.py"
 PNG = re.compile(r'src="data:image/png;base64,([^"]+)"')
 
 
-def test_the_notebook_runs_headless() -> None:
+def test_the_notebook_runs_headless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     choice = """
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 problem = PatchEmbedProblem(m=4736 * 196, n=768, k=768, table_rows=196)
@@ -118,10 +119,13 @@ def test_times_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU is a stand-in: without one no time is made up, with one they are those of the sweep's own timing."""
     rows, timed = [Row({"stages": 3})], [Row({"stages": 3}, measured=2.0)]
     problem = PatchEmbedProblem(m=64, n=64, k=128, table_rows=4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert explorer.measured(problem, rows) == (rows, "no GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(sweep_table, "measure", lambda given, _: timed if given is problem else None)
     assert explorer.measured(problem, rows) == (timed, None)
+    monkeypatch.setattr(sweep_table, "measure", lambda *_: rows)
+    assert explorer.measured(problem, rows) == (rows, "no configuration is for this GPU")
 
     def refuse(*_: object) -> None:
         raise NotImplementedError("nothing times it")

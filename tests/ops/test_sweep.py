@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from cute_kernels import compile, executors
 from cute_kernels.commands import plan_facts
@@ -196,7 +197,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"measured": True}, NotImplementedError, "a measured sweep times kernels on a CUDA device, and there is none"),
     ],
 )
-def test_refused(keywords: dict, error: type[Exception], message: str) -> None:
+def test_refused(monkeypatch: pytest.MonkeyPatch, keywords: dict, error: type[Exception], message: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(error, match=message):
         sweep(LARGE, BASE, **{"settings": [], **keywords})
 
