@@ -77,8 +77,8 @@ class Conflict:
 
     def _own_warp(self, number: int) -> bool:
         """Whether the earlier access is one of a lane of the same warp."""
-        if not isinstance(self.who, Agent) or number < self.first:
-            return False
+        if not isinstance(self.who, Agent) or self.view is None or number < max(self.first, self.view.floor):
+            return False  # a warp of another cluster has the columns of this cluster's of the same number
         return 0 <= int(self.epochs.columns[number]) - self.who.base < LANES
 
     def _kind(self, number: int, other: Side, own: bool) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import GlobalMemoryRace, ProxyFenceMissing
+from tests.emulator import ptx
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, module
 
 BACK_ENDS = [Options(native=False), Options(native=True)]
@@ -52,3 +53,19 @@ def test_a_copy_without_a_proxy_fence(options: Options):
     with pytest.raises(ProxyFenceMissing, match=r"reads the 4 bytes at byte 20 of out \(128 bytes\), which the store"):
         launch(COPY.replace("FENCE", ""), 16, "out", options)
     launch(COPY.replace("FENCE", "fence.proxy.async.global;"), 16, "out", options)
+
+
+#: Lane 0, or lanes 1 and 0 one after the other, store to the array's first item.
+ONE_LANE = "setp.eq.u32 %p1, %r1, 0; @%p1 st.global.b32 [%d0], %r1; ret;"
+TWO_LANES = f"setp.eq.u32 %p2, %r1, 1; @%p2 st.global.b32 [%d0], %r1; {ONE_LANE}"
+
+
+@pytest.mark.parametrize("options", BACK_ENDS)
+@pytest.mark.parametrize(
+    ("body", "ctas", "kind"), [(ONE_LANE, 2, "global-race"), (TWO_LANES, 1, "lanes-race"), (TWO_LANES, 2, "lanes-race")]
+)
+def test_warps_of_the_same_number_in_two_clusters_are_two_warps(body: str, ctas: int, kind: str, options: Options):
+    text = module(THREAD_OUTPUT + body, parameters=1)
+    with pytest.raises(GlobalMemoryRace) as caught:
+        ptx.launch(text, np.zeros(64, np.uint32), grid=(ctas, 1, 1), options=options)
+    assert caught.value.kind == kind
