@@ -110,7 +110,8 @@ def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray |
         start = address - PARAM_WINDOW
         if start < 0 or start + nbytes > len(warp.cluster.params):
             size = len(warp.cluster.params)
-            raise IllegalAccess(f"load of {nbytes} bytes at offset {start} of {size} parameter bytes")
+            message = f"load of {nbytes} bytes at offset {start} of {size} parameter bytes"
+            raise IllegalAccess(message).know("out-of-bounds")
         return warp.cluster.params[start : start + nbytes]
     if space == "shared":
         return warp.cluster.memory.view(address & FULL, nbytes)
@@ -288,7 +289,7 @@ class LocalMemory:
             raise IllegalAccess(
                 f"local access of {nbytes} bytes at {[hex(a) for a in sorted(set(first.ravel().tolist()))[:4]]} of "
                 f"{self.cells.shape[1]} bytes"
-            )
+            ).know("out-of-bounds")
         return lanes[:, None], first[..., None] + np.arange(nbytes)
 
     def load(self, addresses: np.ndarray, mask: int, nbytes: int) -> np.ndarray:

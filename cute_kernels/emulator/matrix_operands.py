@@ -279,4 +279,4 @@ def check_operand(cta: SharedMemory, operand: Places, who: str) -> None:
         raise IllegalAccess(
             f"{who}: operand at shared offsets {operand.low} to {operand.high} of CTA {cta.cta_rank}, which has "
             f"{cta.size} bytes"
-        )
+        ).know("out-of-bounds")

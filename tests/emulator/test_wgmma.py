@@ -399,8 +399,9 @@ def test_descriptor_fields() -> None:
 def test_operands_beyond_shared_memory() -> None:
     case = Wgmma(n=8, a_in_registers=True)
     edit = ("add.u64 %bdesc, %base, ", "add.u64 %bdesc, %base, 0x3000;\nadd.u64 %bdesc, %bdesc, ")
-    with pytest.raises(IllegalAccess, match="operand at shared offsets"):
+    with pytest.raises(IllegalAccess, match="operand at shared offsets") as caught:
         run(case, changed(case, edit))
+    assert caught.value.kind == "out-of-bounds"
 
 
 def test_operands_that_were_never_written() -> None:
