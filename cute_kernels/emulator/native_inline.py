@@ -13,6 +13,7 @@ from cute_kernels.emulator import instructions_bulk as bulk
 from cute_kernels.emulator import instructions_sync as sync
 from cute_kernels.emulator import instructions_tcgen05 as tcgen05
 from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.instructions_matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions_memory import fence_proxy_async
 from cute_kernels.emulator.instructions_move import elect_leader, map_address
 from cute_kernels.emulator.native_memory import EVENT
@@ -109,6 +110,25 @@ def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
     listed = [cells, allocated, whole, quarter, node.instruction.index, index, *results, 0]
     emitter.fast(node, "tensor_load", a=where, b=emitter.program.list(listed))
     return True
+
+
+def _inline_matrix(emitter: BlockEmitter, node: Node, name: str, registers: list[int]) -> bool:
+    address, _, transposed, *_ = node.anchor.args
+    where = emitter.operand(address, True)
+    operands = emitter.program.list([node.instruction.index, int(transposed), *registers, 0])
+    emitter.fast(node, name, a=where, b=operands)
+    return True
+
+
+def _inline_load_matrix(emitter: BlockEmitter, node: Node) -> bool:
+    """ldmatrix by the whole warp."""
+    return _inline_matrix(emitter, node, "load_matrix", [emitter.define(result) for result in node.results])
+
+
+def _inline_store_matrix(emitter: BlockEmitter, node: Node) -> bool:
+    """stmatrix by the whole warp."""
+    values = node.anchor.args[3]
+    return _inline_matrix(emitter, node, "store_matrix", [emitter.operand(value, True) for value in values])
 
 
 # --- units ----------------------------------------------------------------------------------------------------------
@@ -244,6 +264,8 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     tcgen05.fence: _inline_tensor_fence,
     tcgen05.wait: _inline_tensor_wait,
     tcgen05.load: _inline_tensor_load,
+    load_matrix: _inline_load_matrix,
+    store_matrix: _inline_store_matrix,
     map_address: _inline_map_address,
     sync.try_wait: _inline_try_wait,
     sync.mbarrier_arrive: _inline_arrive,

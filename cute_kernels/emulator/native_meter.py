@@ -42,7 +42,8 @@ class NativeMeter:
 def _row(opcode: str, which: int, meter: dict[str, int]) -> tuple[str, dict[str, int]]:
     """Kind and metrics, as the methods of `UnitCounters` name them."""
     requests, nbytes = meter["requests"], meter["bytes"]
-    name = "st" if opcode.startswith("st") else "ld"
+    name = opcode.partition(".")[0]
+    name = name if name in ("ldmatrix", "stmatrix") else "st" if opcode.startswith("st") else "ld"
     if which == _SHARED:
         names = {"wavefronts": "wavefronts", "ideal_wavefronts": "ideal", "bank_conflicts": "conflicts"}
         metrics = {metric: meter[word] for metric, word in names.items()}

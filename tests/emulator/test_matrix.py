@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cute_kernels.emulator import Options, instructions_matrix
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
 from tests.emulator.matrix_cases import MatrixMove, matrix_cases
 from tests.emulator.ptx import aligned, launch
@@ -78,3 +80,24 @@ def test_loads_of_unwritten_memory_are_reported() -> None:
     text = "\n".join(line for line in case.ptx().splitlines() if not line.startswith("st.shared"))
     with pytest.raises(EmulatorError, match="uninitialised"):
         run(case, text)
+
+
+@pytest.mark.parametrize(
+    "options", [Options(), Options(detectors=False), Options(counters=True)], ids=["detectors", "none", "counters"]
+)
+@pytest.mark.parametrize("case", list(matrix_cases()), ids=repr)
+def test_the_core_moves_what_is_legal(case: MatrixMove, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python, which the core leaves the rest to, is not asked; what is counted is the same."""
+    counts = []
+    for native in (False, True):
+        if native:
+            monkeypatch.setattr(instructions_matrix, "_row_addresses", None)
+        out = result_array(case)
+        report = launch(
+            case.ptx(), aligned(case.image()), aligned(case.registers()), out, block=(128, 1, 1), dynamic_smem=4096,
+            options=dataclasses.replace(options, native=native),
+        )  # fmt: skip
+        assert np.array_equal(out, case.expected())
+        rows = report.units.rows() if options.counters else []
+        counts.append([row for row in rows if "matrix" in row[1]])
+    assert counts[0] == counts[1] and bool(counts[0]) == options.counters

@@ -47,6 +47,12 @@ EXPORT int32_t warp_load_together(
     Tables *t, int64_t address, uint64_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
     int32_t size, int32_t count);
 
+// ldmatrix or stmatrix of `count` 8x8 matrices of 16 bits: lanes 8 i to 8 i + 7 have the shared addresses of the rows of
+// matrix i, register i of all lanes its elements. Likewise.
+EXPORT int32_t warp_matrices(
+    Tables *t, const int64_t *addresses, uint8_t *const *registers, int32_t count, int32_t transposed, int32_t write,
+    int32_t instruction);
+
 // Runs a warp until it waits, has used up its budget, fails or exits; which of these. `rows`: the exchange area.
 EXPORT int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *t, void *callback);
 // The operations that instructions consist of: how many, the name of one, and its function for values of lanes or for

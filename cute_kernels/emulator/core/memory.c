@@ -267,3 +267,43 @@ int32_t warp_load_together(
   }
   return 1;
 }
+
+enum { MATRIX_ROWS = 8, MATRIX_ROW = 16 };  // bytes of one
+
+// Row r of a matrix in memory, and its elements in a register of all lanes: those of lane l are 2 (l % 4) and the next
+// one of row l / 4, or, transposed, of column l / 4.
+INLINE void move_row(uint8_t *memory, uint8_t *registers, int r, int transposed, int write) {
+  if (!transposed) {
+    if (write) memcpy(memory, registers + MATRIX_ROW * r, MATRIX_ROW);
+    else memcpy(registers + MATRIX_ROW * r, memory, MATRIX_ROW);
+    return;
+  }
+  for (int column = 0; column < MATRIX_ROWS; column++) {
+    uint8_t *element = memory + 2 * column, *held = registers + MATRIX_ROW * column + 2 * r;
+    if (write) memcpy(element, held, 2);
+    else memcpy(held, element, 2);
+  }
+}
+
+int32_t warp_matrices(
+    Tables *t, const int64_t *addresses, uint8_t *const *registers, int32_t count, int32_t transposed, int32_t write,
+    int32_t instruction) {
+  Lanes lanes;
+  uint32_t mask = (uint32_t)((1ull << MATRIX_ROWS * count) - 1);
+  if (t->meter && !of_own_cta(t, addresses, mask)) return 0;
+  lanes.count = take_lanes(mask, addresses, lanes.addresses, lanes.lanes);
+  if (!find_shared(t, &lanes, write != 0, MATRIX_ROW)) return 0;
+  int32_t kind = write ? LOG_SHARED_WRITE : LOG_SHARED_READ;
+  if (t->flags & kind) {
+    int64_t *logged = log_entry(t, kind, mask, MATRIX_ROW, instruction);
+    if (!logged) return 0;
+    memcpy(logged, addresses, LANES * sizeof *addresses);
+  }
+  t->progress += write;
+  for (int i = 0; i < lanes.count; i++)
+    move_row(lanes.data[i], registers[i / MATRIX_ROWS], i % MATRIX_ROWS, transposed, write);
+  if (write && t->flags & STATES)
+    for (int i = 0; i < lanes.count; i++) memset(lanes.states[i], data_state, MATRIX_ROW);
+  if (t->meter) meter_matrices(t, addresses, count, instruction);
+  return 1;
+}

@@ -95,3 +95,20 @@ void meter_access(
     meter->lines += distinct_pieces(addresses, mask, LINE);
   }
 }
+
+// The eight rows of a matrix are served together.
+void meter_matrices(const Tables *t, const int64_t *addresses, int32_t count, int64_t instruction) {
+  enum { MATRIX_ROWS = 8, MATRIX_ROW = 16 };
+  Meter *meter = meter_of(t, instruction, METER_SHARED);
+  meter->requests++;
+  meter->bytes += count * MATRIX_ROWS * MATRIX_ROW;
+  meter->width = MATRIX_ROW;
+  for (int32_t i = 0; i < count; i++) {
+    int64_t cost[3], rows[LANES] = {0};
+    memcpy(rows, addresses + MATRIX_ROWS * i, MATRIX_ROWS * sizeof *rows);
+    shared_cost(rows, (1u << MATRIX_ROWS) - 1, MATRIX_ROW, 0, cost);
+    meter->wavefronts += cost[0];
+    meter->conflicts += cost[1];
+    meter->ideal += cost[2];
+  }
+}

@@ -15,4 +15,7 @@ void meter_access(
     const Tables *t, const int64_t *addresses, uint32_t mask, int64_t instruction, int shared, int write,
     int64_t nbytes);
 
+// ldmatrix or stmatrix of so many matrices.
+void meter_matrices(const Tables *t, const int64_t *addresses, int32_t count, int64_t instruction);
+
 #endif
