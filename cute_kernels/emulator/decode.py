@@ -27,6 +27,7 @@ from cute_kernels.emulator.program import (  # noqa: F401 - users of `parse` fin
     Variable,
     Vector,
 )
+from cute_kernels.emulator.source_lines import unquoted
 
 # --- module level ---------------------------------------------------------------------------------------------------
 
@@ -75,7 +76,7 @@ def parse(text: str) -> Module:
 
 
 def _read_file(tokens: list[Token], files: dict[int, str]) -> None:
-    files[integer(tokens[0].text, tokens[0].line)] = tokens[1].text.strip('"')
+    files[integer(tokens[0].text, tokens[0].line)] = unquoted(tokens[1].text)
 
 
 def _skip_section(reader: Reader) -> None:

@@ -6,7 +6,9 @@ import functools
 import re
 from dataclasses import dataclass
 
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.MULTILINE)
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+("[^"]+")', re.MULTILINE)
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
+_LETTERS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 _LOCATION = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+))?")
 _ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
 
@@ -28,10 +30,19 @@ class Directive:
     inlined_at: SourcePlace | None = None
 
 
+def unquoted(text: str) -> str:
+    """What a string in quotes stands for: LLVM writes the bytes of names that are no printable ASCII in octal."""
+
+    def meant(escape: re.Match[bytes]) -> bytes:
+        return bytes([int(escape[1], 8) & 0xFF]) if len(escape[1]) == 3 else _LETTERS.get(escape[1], escape[1])
+
+    return _ESCAPE.sub(meant, text[1:-1].encode(errors="replace")).decode(errors="replace")
+
+
 @functools.lru_cache(maxsize=8)
 def directives(ptx: str) -> tuple[Directive | None, ...]:
     """By line of a PTX text, the ``.loc`` in force in its kernel; None before the first."""
-    files = dict(_FILE.findall(ptx))
+    files = {number: unquoted(name) for number, name in _FILE.findall(ptx)}
     current: Directive | None = None
     assembly = False
     result = []

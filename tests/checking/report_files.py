@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 import jsonschema
 
@@ -48,7 +49,11 @@ def agree_with_sarif(diagnostic: dict[str, Any], log: dict[str, Any]) -> None:
     assert result["message"]["text"].startswith(diagnostic["sentence"])
     (location,) = result["locations"]
     physical, source = location["physicalLocation"], diagnostic["place"]["source"]
-    assert physical["artifactLocation"] == {"uri": source["file"], "uriBaseId": "ROOT"}
+    artifact = physical["artifactLocation"]
+    assert re.fullmatch(r"[\w.~/-]*(%[0-9A-F]{2}[\w.~/-]*)*", artifact["uri"], re.ASCII)  # of RFC 3986
+    assert artifact == {"uri": quote(source["file"]), "uriBaseId": "ROOT"}
+    base = unquote(urlsplit(run["originalUriBaseIds"]["ROOT"]["uri"]).path)
+    assert Path(base, unquote(artifact["uri"])).samefile(source["file"])
     assert physical["region"] == {"startLine": source["line"], "snippet": {"text": source["text"]}}
     related = [place["source"]["line"] for each in diagnostic["related"] for place in each["places"]]
     lines = [each["physicalLocation"]["region"]["startLine"] for each in result["relatedLocations"]]

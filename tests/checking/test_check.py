@@ -55,6 +55,22 @@ def test_a_sound_kernel_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (written["summary"]["runs"], [each["kernel"] for each in written["launches"]]) == (30, ["add_bias"] * 2)
 
 
+def test_any_name_of_a_program_is_found_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM writes some characters of names as escapes, and so does a URI."""
+    folder = tmp_path / "Zürich 50% #1"
+    folder.mkdir()
+    program = planted("no proxy fence", folder).rename(folder / "a \\ Straße.py")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--report", "report.json", "--sarif", "report.sarif", str(program.relative_to(tmp_path))]
+    assert check(*arguments) == 3
+    (diagnostic,) = report_files.validated(Path("report.json"))["diagnostics"]
+    assert diagnostic["place"]["source"]["file"] == str(program.relative_to(tmp_path))
+    report_files.agree(diagnostic, capsys.readouterr().err)
+    report_files.agree_with_sarif(diagnostic, json.loads(Path("report.sarif").read_text()))
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
+from urllib.parse import quote
 
 from cute_kernels.emulator.diagnostics.document import Outcome, tool_version
 from cute_kernels.emulator.diagnostics.kinds import kind as kind_of
@@ -78,7 +79,7 @@ def _physical(source: SourceLine) -> dict[str, Any]:
     if os.path.isabs(path):
         artifact = {"uri": PurePath(path).as_uri()}
     else:
-        artifact = {"uri": PurePath(path).as_posix(), "uriBaseId": "ROOT"}
+        artifact = {"uri": quote(PurePath(path).as_posix()), "uriBaseId": "ROOT"}
     region: dict[str, Any] = {"startLine": max(source.line, 1)}
     if source.text:
         region["snippet"] = {"text": source.text}
