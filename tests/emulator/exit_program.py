@@ -99,7 +99,9 @@ def main(how: str) -> None:
     if kind == "raise":
         raise ValueError("the program's own")
     if kind == "exit":
-        sys.exit(int(then) if then.isdecimal() else then or None)
+        sys.exit(int(then) if then.lstrip("-").isdecimal() else then or None)
+    if kind == "key":
+        raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
