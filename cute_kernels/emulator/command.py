@@ -17,7 +17,7 @@ from typing import Any
 from cute_kernels.emulator import roles, schedule, source_profile
 from cute_kernels.emulator.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
 from cute_kernels.emulator.diagnostics import going_on
-from cute_kernels.emulator.diagnostics.document import INTERRUPTED, Outcome, launch_facts
+from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
 from cute_kernels.emulator.diagnostics.reporter import Reporter
 from cute_kernels.emulator.diagnostics.sources import short_name
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
@@ -382,13 +382,6 @@ def make_reporter(parsed: argparse.Namespace) -> Reporter:
     return made
 
 
-def status_of_process(code: object) -> int:
-    """What a process ends with whose Python calls ``sys.exit(code)``: of an int 8 bits, which is all there are."""
-    if not isinstance(code, int):
-        return int(code is not None)
-    return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
-
-
 @contextlib.contextmanager
 def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -> Iterator[Outcome]:
     """The block is the command ``name``: it completes the outcome, which is written with all reports in the end.
@@ -400,10 +393,7 @@ def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -
     try:
         yield outcome
     except SystemExit as end:
-        outcome.status = status_of_process(end.code)
-        raise
-    except KeyboardInterrupt:
-        outcome.status = INTERRUPTED
+        outcome.status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
     except BaseException as error:
         outcome.status = 2 if isinstance(error, (ValueError, OSError)) else 1

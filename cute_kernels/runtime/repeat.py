@@ -93,14 +93,16 @@ class RepeatedCalls:
             way to say what is wrong with them; only factors that are no legal numbers raise here. ``gradients`` refuses
             tensors that require them.
         calls: by key.
+        recent: the last call with each constant by which calls are looked for first, by the constant's identity; takes
+            what `run` takes, and returns None where the call is another one, which `run` may know.
     """
 
     def __init__(self, arguments: Sequence[Repeatable], scales: ScaleProduct | None = None) -> None:
         self._arguments, self._scales = tuple(arguments), scales
         self.calls: dict[Hashable, Callable[..., torch.Tensor | None]] = {}
-        self._recent: dict[int, Callable[..., torch.Tensor | None]] = {}
+        self.recent: dict[int, Callable[..., torch.Tensor | None]] = {}
         self._lock = threading.RLock()  # a death inside a locked section may forget a call
-        names = {"calls": self.calls, "recent": self._recent}
+        names = {"calls": self.calls, "recent": self.recent}
         self.run: Callable[..., torch.Tensor | None] = _generate(*_finder(self._arguments), names)
         self._key: Callable[..., tuple] = _generate(*_key_function(self._arguments), {})
 
@@ -108,7 +110,7 @@ class RepeatedCalls:
         """Every call is made the long way again."""
         with self._lock:
             self.calls.clear()
-            self._recent.clear()
+            self.recent.clear()
 
     def put(
         self,
@@ -147,7 +149,7 @@ class RepeatedCalls:
         found_by = _recent(self._arguments)
         main = None if found_by is None else id(values[found_by.name])
 
-        def forget(_: weakref.ref, calls: dict = self.calls, recent: dict = self._recent) -> None:
+        def forget(_: weakref.ref, calls: dict = self.calls, recent: dict = self.recent) -> None:
             calls.pop(key, None)
             recent.pop(main, None)  # even a replaced call: the id will be used again
 
@@ -183,6 +185,7 @@ class RepeatedCalls:
             "stream": stream,
             **_memory("out", out),
             "generation": DERIVED.generation,
+            "same": _same([values[name] for name in _guarded(self._arguments, shape)]),
             "keep": (made, static, [weakref.ref(values[a.name], forget) for a in constants]),
         }
         if self._scales is not None:
@@ -217,6 +220,24 @@ def _memory(name: str, tensor: torch.Tensor) -> dict[str, Any]:
     return {f"{name}_size": tuple(tensor.shape), f"{name}_step": tensor.stride(), f"{name}_type": tensor.dtype}
 
 
+def _same(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Whether other tensors are of the same types, shapes, strides, element types and devices as these, in one call.
+
+    The check of torch.compile's guards, which also compares the thread's dispatch state: where it says no, the tensors
+    may be equal in what counts here. It says no of any in a version of torch that has another such check.
+    """
+    if _TENSOR_GUARDS is None:
+        return _never
+    try:
+        return _TENSOR_GUARDS(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    except (TypeError, RuntimeError, SystemError):
+        return _never
+
+
+def _never(*_: torch.Tensor) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class _Shape:
     """What the code of a remembered call depends on.
@@ -238,6 +259,8 @@ class _Shape:
 def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
+
+_TENSOR_GUARDS = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 # What generated code uses. Looked up once: attribute by attribute they cost a call half a microsecond. CPU builds of
 # torch lack the last three. Memory is allocated as code that torch.compile generates does it, on the current device:
@@ -348,15 +371,41 @@ def _finder(arguments: Sequence[Repeatable]) -> tuple[str, str]:
     return "\n".join(lines) + "\n", "run"
 
 
-def _is_another(a: Repeatable, shape: _Shape) -> list[str]:
+def _guarded(arguments: Sequence[Repeatable], shape: _Shape) -> list[str]:
+    """Tensors whose types, shapes and strides are compared in one call, those that differ from call to call first."""
+    roles = ("varies", "derived", "constant")
+    return [a.name for role in roles for a in arguments if a.role == role and a.name in shape.present]
+
+
+def _differs(a: Repeatable, shape: _Shape, in_key: bool, first: bool) -> list[str]:
+    """What shows that one of them differs, whatever the thread's dispatch state is.
+
+    Types and shapes of what varies, and the device of the first, may be ``in_key`` already.
+    """
+    t = a.name
+    if a.role == "constant":
+        # Contiguous ones are not asked for their strides, which takes longest.
+        strides = f"not {t}.is_contiguous()" if t in shape.dense else f"{t}.stride() != {t}_stride"
+        return [f"{t}.shape != {t}_shape", strides]
+    found = [f"type({t}) not in PLAIN", f"{t}.shape != {t}_shape", f"{t}.dtype is not {t}_dtype"]
+    conditions = [] if in_key else found
+    if not (in_key and first):
+        conditions.append(f"{t}.get_device() != device")
+    if a.role == "varies":
+        layout = "memory_format=CHANNELS_LAST" if t in shape.last else ""
+        conditions.append(f"not {t}.is_contiguous({layout})")
+    return conditions
+
+
+def _is_another(a: Repeatable, shape: _Shape, found_by: Repeatable | None) -> list[str]:
     """What shows that an argument is none of the remembered call, in terms of its name."""
     t = a.name
+    if a.kept and a == found_by:
+        return []
     if a.kept:
         return [f"id({t}) != {t}_id" if t in shape.present else f"{t} is not None"]
     if a.role in ("varies", "derived"):
-        if t not in shape.present:
-            return [f"{t} is not None"]
-        return [f"type({t}) not in PLAIN", f"{t}.shape != {t}_shape", f"{t}.dtype is not {t}_dtype"]
+        return [] if t in shape.present else [f"{t} is not None"]
     if a.role in _BY_VALUE:
         return [f"type({t}) is not {_BY_VALUE[a.role]}", f"{t} != {t}_given"]
     return {"static": [f"{t} is not {t}_given"], "scale": [f"type({t}) is not {t}_type"]}.get(a.role, [])
@@ -369,52 +418,52 @@ def _launcher(
     """Source of a remembered call, and the parameters of its launch. Of ``patch_embed`` without an index, in parts:
 
     def call(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients):
-        if (type(x) not in PLAIN or x.shape != x_shape or ... or id(weight) != weight_id or ...
-                or x.get_device() != device or current_stream(device) != stream):
+        if id(bias) != bias_id or ... or current_stream(device) != stream:
+            return None
+        if not same(x, weight, bias, pos_embed) and (type(x) not in PLAIN or x.shape != x_shape or ...):
             return None
         if (DERIVED.generation != generation or current_device() != device or is_capturing()
                 or weight.data_ptr() != weight_pointer or weight._version != weight_version or ...):
             return None
         at_x = x.data_ptr()
-        if at_x % 16 or not x.is_contiguous() or (gradients and x.requires_grad):
+        if at_x % 16 or (gradients and x.requires_grad):
             return None
         _scale = combine_numbers(scale_a, scale_b)
         _out = empty_strided(out_size, out_step, out_type)
         launch(at_x, _scale, _out.data_ptr())
         return _out
 
-    The first condition, that the call is this one, is left out where calls are found by their keys alone.
+    The first condition, that the call is this one, is left out where calls are found by their keys alone. The constant
+    by which it was found is not compared again.
     """
     alignments = dict(shape.alignments)
     lines = [f"def call({', '.join(a.name for a in arguments)}, gradients):"]
-    if _recent(arguments) is not None:
-        main = next(a.name for a in arguments if a.role in ("varies", "derived"))
-        another = [condition for a in arguments for condition in _is_another(a, shape)]
-        lines += _refuse([*another, f"{main}.get_device() != device", "current_stream(device) != stream"])
+    found_by = _recent(arguments)
+    if found_by is not None:
+        another = [condition for a in arguments for condition in _is_another(a, shape, found_by)]
+        lines += _refuse([*another, "current_stream(device) != stream"])
+    guarded, in_key = _guarded(arguments, shape), found_by is None
+    compared = [a for a in arguments if a.name in guarded]
+    differs = [word for a in compared for word in _differs(a, shape, in_key, a.name == guarded[0])]
+    # What the key leaves is too little for a call that compares it all.
+    once = "" if in_key else f"not same({', '.join(guarded)}) and "
+    lines += [f"    if {once}({' or '.join(differs)}):", "        return None"]
     refusals = ["DERIVED.generation != generation", "current_device() != device", "is_capturing()"]
     differentiable: list[str] = []
     for a in (a for a in arguments if a.kept and a.name in shape.present):
         t = a.name
-        # Contiguous ones are not asked for their strides, which takes longest.
-        strides = f"not {t}.is_contiguous()" if t in shape.dense else f"{t}.stride() != {t}_stride"
         refusals += [f"{t}.data_ptr() != {t}_pointer", f"{t}._version != {t}_version"]
-        if a.role == "constant":
-            refusals += [f"{t}.shape != {t}_shape", strides]
         differentiable.append(f"{t}.requires_grad")
     lines += _refuse([*refusals, f"(gradients and ({' or '.join(differentiable)}))"] if differentiable else refusals)
     launched: list[tuple[str, str]] = []
-    first = True
     for a in (a for a in arguments if a.role == "varies" and a.name in shape.present):
         t = a.name
-        contiguous = "memory_format=CHANNELS_LAST" if t in shape.last else ""
-        refusals = [f"at_{t} % {alignments[a.operand]}", f"not {t}.is_contiguous({contiguous})"]
-        refusals += [f"(gradients and {t}.requires_grad)"] + [f"{t}.get_device() != device"] * (not first)
+        refusals = [f"at_{t} % {alignments[a.operand]}", f"(gradients and {t}.requires_grad)"]
         lines += [f"    at_{t} = {t}.data_ptr()", *_refuse(refusals)]
         launched.append((a.operand, f"at_{t}"))
-        first = False
     for a in (a for a in arguments if a.role == "derived" and a.name in shape.present):
         t = a.name
-        lines += _refuse([f"{t}.get_device() != device", f"(gradients and {t}.requires_grad)"])
+        lines += _refuse([f"(gradients and {t}.requires_grad)"])
         lines.append(f"    from_{t} = derive_{t}({t})")
         launched.append((a.operand, f"from_{t}.data_ptr()"))
     for a in (a for a in arguments if a.name in shape.vectors):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import cuda.bindings.driver as cuda
@@ -16,7 +15,7 @@ from cutlass.cute.runtime import from_dlpack
 
 from cute_kernels.commands import cli
 from cute_kernels.emulator import EmulatorError, Hang, IllegalAccess, Options, UnsupportedPTX, capture, host, run
-from cute_kernels.emulator.command import replay_words, status_of_process
+from cute_kernels.emulator.command import replay_words
 from cute_kernels.emulator.errors import error_behind
 from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.runtime import emulated
@@ -141,22 +140,6 @@ def test_exit_status_of_the_process(how: str) -> None:
     done = emulate("--quiet", PROGRAM, how)
     assert done.returncode == status, done.stderr
     assert words in done.stderr
-
-
-@pytest.mark.parametrize("how", ["exit-300", "exit--1", "exit-bye", "exit-", "key"])
-def test_the_files_have_the_exit_status_of_the_process(how: str, tmp_path: Path) -> None:
-    """Of a number there are 8 bits; Ctrl-C is no result, and no success to those who read SARIF."""
-    report, sarif = tmp_path / "r.json", tmp_path / "r.sarif"
-    done = emulate("--quiet", "--report", str(report), "--sarif", str(sarif), PROGRAM, how)
-    (invocation,) = json.loads(sarif.read_text())["runs"][0]["invocations"]
-    assert json.loads(report.read_text())["status"] == invocation["exitCode"] == done.returncode
-    assert invocation["executionSuccessful"] is (how != "key")
-
-
-@pytest.mark.parametrize("code", [None, True, 7, 256, -3, 1 << 63, -(1 << 70), "words", 1.5])
-def test_what_a_process_ends_with(code: object) -> None:
-    done = subprocess.run([sys.executable, "-c", f"import sys; sys.exit({code!r})"], capture_output=True)
-    assert status_of_process(code) == done.returncode
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -255,6 +256,8 @@ def test_pixels_of_another_type_are_rounded_before_a_remembered_call_is_looked_f
     seen: list[torch.Tensor] = []
 
     class Remembered:
+        recent: ClassVar[dict[int, object]] = {}
+
         def run(self, images: torch.Tensor, values: torch.Tensor, *_) -> str | None:
             seen.append(images)
             return "found" if images.dtype == values.dtype else None

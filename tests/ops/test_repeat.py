@@ -180,11 +180,28 @@ def slice_off_16_bytes(tensor: torch.Tensor) -> torch.Tensor:
     ],
     ids=range(16),
 )
-def test_what_changed_goes_the_long_way(launches, change):
+@pytest.mark.parametrize("guards", [True, False], ids=["guards", "one by one"])
+def test_what_changed_goes_the_long_way(launches, monkeypatch, change, guards):
+    if not guards:
+        monkeypatch.setattr(repeat, "_TENSOR_GUARDS", None)
     values = patches()
     calls = remember(patch_embed_op.PATCH_EMBED, values)
     assert run(calls, values, gradients=True) is not None
     assert run(calls, change(values), gradients=True) is None and len(launches) == 1
+
+
+def test_tensors_are_compared_in_one_call_or_one_by_one(launches):
+    """The check of torch.compile's guards says no of equal tensors where the thread's dispatch state is another."""
+    calls = remember(patch_embed_op.PATCH_EMBED, values := patches())
+    (call,) = calls.calls.values()
+    x, *constants = (values[name] for name in ("x", "weight", "bias", "pos_embed"))
+    same = call.__globals__["same"]
+    assert same(x, *constants) and same(x.clone(), *constants)
+    assert not same(x[:1], *constants) and not same(x.view(torch.float8_e5m2), *constants)
+    with torch.inference_mode():
+        assert not same(x, *constants)
+        assert run(calls, values) is not None and run(calls, values | {"x": x[:1]}) is None
+    assert len(launches) == 1
 
 
 def test_illegal_numbers_are_refused(launches):
@@ -196,9 +213,9 @@ def test_illegal_numbers_are_refused(launches):
 
 def test_dead_constants_are_forgotten(launches):
     calls = remember(patch_embed_op.PATCH_EMBED, values := patches())
-    assert run(calls, values) is not None and len(calls.calls) == len(calls._recent) == 1
+    assert run(calls, values) is not None and len(calls.calls) == len(calls.recent) == 1
     del values["bias"]
-    assert not calls.calls and not calls._recent
+    assert not calls.calls and not calls.recent
 
 
 def test_a_replaced_call_dies_with_its_constants(launches):
@@ -208,16 +225,15 @@ def test_a_replaced_call_dies_with_its_constants(launches):
     """
     values = patches()
     calls = remember(patch_embed_op.PATCH_EMBED, values)
-    assert run(calls, values) is not None and len(calls._recent) == 1
+    assert run(calls, values) is not None and len(calls.recent) == 1
     values["weight"].zero_()
     assert run(calls, values) is None
     prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PATCH_EMBED.arguments(**values))
     calls.put(values, prepared.plan, prepared.operands, prepared.result(), prepared.derive)
-    assert len(calls.calls) == len(calls._recent) == 1
+    assert len(calls.calls) == len(calls.recent) == 1
     del values, prepared
     launches.clear()
-    assert not calls.calls and not calls._recent
-
+    assert not calls.calls and not calls.recent
 
 
 def test_calls_that_share_a_weight_take_turns(launches):

@@ -18,8 +18,6 @@ from cute_kernels.emulator.facts import WarpName
 VERSION = 1
 """Of the format: it changes when a field changes its meaning or goes away, not when one is added."""
 SCHEMA = Path(__file__).with_name("schema.json")
-INTERRUPTED = 130
-"""Exit status of a command that a key ended."""
 
 
 @dataclass

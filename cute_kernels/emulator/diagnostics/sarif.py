@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from cute_kernels.emulator.diagnostics.document import INTERRUPTED, Outcome, tool_version
+from cute_kernels.emulator.diagnostics.document import Outcome, tool_version
 from cute_kernels.emulator.diagnostics.kinds import kind as kind_of
 from cute_kernels.emulator.diagnostics.model import Diagnostic, Place, SourceLine
 from cute_kernels.emulator.diagnostics.text import short_path
@@ -23,13 +23,11 @@ def log(outcome: Outcome, diagnostics: Sequence[Diagnostic]) -> dict[str, Any]:
     kinds = list(dict.fromkeys(each.kind for each in diagnostics))
     rules = [_rule(name) for name in kinds]
     driver = {"name": "cute-kernels", "version": tool_version(), "rules": rules}
-    # Other exit statuses are those of a run that has come to its end, with whatever result.
-    ended = outcome.status != INTERRUPTED
     command = shlex.join(outcome.arguments)
-    invocation = {"commandLine": command, "exitCode": outcome.status, "executionSuccessful": ended}
     run = {
         "tool": {"driver": driver},
-        "invocations": [invocation],
+        # An exit status of 0 to 4 is a run that has come to its end, with whatever result.
+        "invocations": [{"commandLine": command, "exitCode": outcome.status, "executionSuccessful": True}],
         "originalUriBaseIds": {"ROOT": {"uri": Path.cwd().as_uri() + "/"}},
         "results": [_result(each, kinds.index(each.kind)) for each in diagnostics],
     }
