@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import functools
 import multiprocessing
+import os
 import pickle
 import threading
 import uuid
@@ -209,7 +210,22 @@ def _succeeded(future: Future) -> bool:
 
 def _processes(jobs: int) -> Executor:
     # CuTe DSL has threads of its own, which a forked process would lose.
-    return concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """A worker ends when the process that made it has ended, which cannot say so where a signal ended it.
+
+    Its workers would wait for tasks for ever: each of them holds the other end of the pipe that tasks come by.
+    """
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watches the parent", daemon=True).start()
 
 
 # --- clusters -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+from cute_kernels.executors import Workers
+
 
 class State:
     """What a worker prepares; says where it was made, and whether two tasks ever had it at once."""
@@ -47,3 +49,14 @@ def fails(state: State, number: int) -> int:
     if number == 3:
         raise KeyError("task 3")
     return number
+
+
+def sleeps(state: State, number: int) -> None:
+    """Says that it has begun, and does not end by itself in the time of a test."""
+    print(f"task {number}", flush=True)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    with Workers(State, (0,), jobs=2) as workers:
+        list(workers.each(sleeps, [(number,) for number in range(4)]))

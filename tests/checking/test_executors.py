@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -86,6 +90,21 @@ def test_a_task_that_always_ends_its_process_is_named() -> None:
         Workers(State, (0,), ThreadPoolExecutor(1), jobs=2)
     with Workers(State, (0,), executor=None, jobs=2) as workers, pytest.raises(WorkerLost, match=r"3 times.*\(3,\)"):
         list(workers.each(dies, [(2,), (3,)]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_process_that_a_signal_ends(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "tests.checking.executor_tasks"]
+    root = Path(executors.__file__).parents[1]
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        begun = {process.stdout.readline() for _ in range(2)}
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=30)  # the end of the output, which workers hold open, too
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (begun, rest, process.returncode) == ({"task 0\n", "task 1\n"}, "", -number)
 
 
 def test_an_executor_that_is_given_is_not_replaced() -> None:
