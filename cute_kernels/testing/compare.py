@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 import torch
 
 from cute_kernels.testing.data import POISON, bits_of
@@ -26,14 +28,20 @@ def assert_matches(
     Args:
         actual, expected: of one shape and dtype, on any device.
         ulps: most values of the dtype between the two, plus one.
-        absolute, relative: ``|actual - expected| <= absolute + relative * |expected|``.
+        absolute, relative: ``|actual - expected| <= absolute + relative * |expected|``; of complex numbers the absolute
+            values count.
         name: what is compared, for the message.
 
     Raises:
         AssertionError: another shape or dtype, or elements that differ by more.
-        ValueError: a tolerance that is negative, or ``ulps`` for integers.
+        TypeError: no tensor, one without values or without strides, or a tolerance that is no number.
+        ValueError: a tolerance that is negative, or ``ulps`` for integers and complex numbers.
     """
+    for label, tensor in (("actual", actual), ("expected", expected)):
+        _check_tensor(label, tensor)
     for label, value in (("ulps", ulps), ("absolute", absolute), ("relative", relative)):
+        if not isinstance(value, Real):
+            raise TypeError(f"{label} {value!r}: a number is needed")
         if not value >= 0:
             raise ValueError(f"{label} {value}: 0 or more is needed")
     if ulps and not expected.dtype.is_floating_point:
@@ -42,7 +50,7 @@ def assert_matches(
         found, wanted = getattr(actual, label), getattr(expected, label)
         if found != wanted:
             raise AssertionError(f"{name} has {label} {_plain(found)}, expected {_plain(wanted)}")
-    actual, expected = (each.detach().cpu().contiguous() for each in (actual, expected))
+    actual, expected = (each.detach().cpu().resolve_neg().resolve_conj().contiguous() for each in (actual, expected))
     wrong = ~_close(actual, expected, ulps, absolute, relative)
     if not wrong.any():
         return
@@ -62,14 +70,26 @@ def assert_matches(
     raise AssertionError("\n".join(lines))
 
 
+def _check_tensor(label: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{label} is a {type(tensor).__name__}; a torch.Tensor is needed")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else "on the meta device" if tensor.is_meta else f"{tensor.layout}"
+        raise TypeError(f"{label} is {kind}; a strided tensor with values is needed")
+
+
 def _close(
     actual: torch.Tensor, expected: torch.Tensor, ulps: int, absolute: float, relative: float
 ) -> torch.Tensor:
+    if expected.dtype.is_complex:
+        found, wanted = actual.to(torch.complex128), expected.to(torch.complex128)
+        near = found.isfinite() & wanted.isfinite() & ((found - wanted).abs() <= absolute + relative * wanted.abs())
+        parts = (torch.view_as_real(each) for each in (found, wanted))
+        return near | torch.isclose(*parts, rtol=0, atol=0, equal_nan=True).all(-1)
     if not expected.dtype.is_floating_point:
         if not absolute and not relative:
             return actual == expected
-        wide = actual.double(), expected.double()
-        return (wide[0] - wide[1]).abs() <= absolute + relative * wide[1].abs()
+        return _distance(actual, expected) <= absolute + relative * expected.double().abs()
     found, wanted = actual.double(), expected.double()
     close = (found == wanted) | (found.isnan() & wanted.isnan() & ~_untouched(actual) | _same_bits(actual, expected))
     finite = found.isfinite() & wanted.isfinite()
@@ -78,6 +98,16 @@ def _close(
     if ulps:
         close |= finite & ((_ordered(actual) - _ordered(expected)).abs() <= ulps)
     return close
+
+
+def _distance(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """``|actual - expected|`` of integers, rounded once: FP64 does not tell neighbours beyond 2**53 apart."""
+    if expected.dtype is torch.uint64:  # in the order of int64
+        found, wanted = (each.view(torch.int64) ^ torch.iinfo(torch.int64).min for each in (actual, expected))
+    else:
+        found, wanted = actual.long(), expected.long()
+    difference = torch.where(found > wanted, found - wanted, wanted - found)  # modulo 2**64
+    return difference.double() + 2.0**64 * (difference < 0)
 
 
 def _same_bits(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -100,13 +130,14 @@ def _ordered(tensor: torch.Tensor) -> torch.Tensor:
 
 def _difference(actual: torch.Tensor, expected: torch.Tensor) -> str:
     text = f"{actual.item()}, expected {expected.item()}"
+    if not expected.dtype.is_floating_point:
+        off = actual.item() - expected.item()
+        return text if off != off else f"{text}, off by {off}"
     found, wanted = actual.double(), expected.double()
     if not (found.isfinite() and wanted.isfinite()):
         return text
-    text += f", off by {(found - wanted).item():.6g}"
-    if expected.dtype.is_floating_point:
-        text += f" ({int((_ordered(actual) - _ordered(expected)).abs()):,} ulps)"
-    return text
+    ulps = int((_ordered(actual) - _ordered(expected)).abs())
+    return f"{text}, off by {(found - wanted).item():.6g} ({ulps:,} ulps)"
 
 
 def _contract(ulps: int, absolute: float, relative: float) -> str:

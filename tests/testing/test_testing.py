@@ -257,11 +257,54 @@ def test_ulps_count_across_zero() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "low", "high", "off"),
+    [
+        (torch.int64, 1 << 62, (1 << 62) + 100, 100), (torch.int64, -(1 << 63), (1 << 63) - 1, (1 << 64) - 1),
+        (torch.uint64, (1 << 64) - 3, (1 << 64) - 1, 2), (torch.uint64, 1, 1 << 63, (1 << 63) - 1),
+        (torch.uint32, 1, (1 << 32) - 1, (1 << 32) - 2), (torch.int8, -128, 127, 255), (torch.bool, False, True, 1),
+        (torch.complex64, 1 + 2j, 1 + 5j, 3), (torch.complex128, 2 + 0j, -2 + 0j, 4),
+    ],
+)  # fmt: skip
+def test_tolerances_of_integers_and_complex_numbers(dtype: torch.dtype, low: complex, high: complex, off: int) -> None:
+    one, other = torch.tensor([low, low], dtype=dtype), torch.tensor([low, high], dtype=dtype)
+    for pair, signed in (((one, other), low - high), ((other, one), high - low)):
+        with pytest.raises(AssertionError, match=rf"\[1\]: .* off by {re.escape(str(signed))}$"):
+            assert_matches(*pair)
+        with pytest.raises(AssertionError, match="1 of 2 elements"):
+            assert_matches(*pair, absolute=off * 0.99)
+        assert_matches(*pair, absolute=off)
+
+
+def test_complex_numbers_that_are_not_finite() -> None:
+    strange = torch.tensor([complex("nan"), complex("inf"), complex("1+nanj")])
+    assert_matches(strange, strange.clone())
+    for place in range(3):
+        other = strange.clone()
+        other[place] = 1.0
+        with pytest.raises(AssertionError, match=rf"1 of 3 .*\n  \[{place}\]"):
+            assert_matches(other, strange, absolute=1e9)
+
+
+def test_lazy_signs() -> None:
+    """Views that negate or conjugate when they are read."""
+    values = torch.tensor([1.0, -2.0, 0.0])
+    assert_matches(torch._neg_view(values), torch.tensor([-1.0, 2.0, 0.0]), ulps=1)
+    with pytest.raises(AssertionError, match="2 of 3 elements"):
+        assert_matches(torch._neg_view(values), values)
+    assert_matches(torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j]))
+
+
+@pytest.mark.parametrize(
     ("call", "error", "words"),
     [
         (lambda x: assert_matches(x, x[0]), AssertionError, r"has shape \(2, 2\), expected \(2,\)"),
         (lambda x: assert_matches(x, x.double()), AssertionError, "has dtype torch.float32, expected torch.float64"),
         (lambda x: assert_matches(x, x, ulps=-1), ValueError, "ulps -1: 0 or more"),
+        (lambda x: assert_matches(x, x, ulps="1"), TypeError, "ulps '1': a number is needed"),
+        (lambda x: assert_matches(x.tolist(), x), TypeError, "actual is a list; a torch.Tensor is needed"),
+        (lambda x: assert_matches(x, x.numpy()), TypeError, "expected is a ndarray; a torch.Tensor is needed"),
+        (lambda x: assert_matches(x, x.to("meta")), TypeError, "expected is on the meta device; a strided tensor with"),
+        (lambda x: assert_matches(x.to_sparse(), x), TypeError, "actual is torch.sparse_coo; a strided tensor with"),
         (lambda x: assert_matches(x, x, relative=float("nan")), ValueError, "relative nan: 0 or more"),
         (lambda x: assert_matches(x.int(), x.int(), ulps=1), ValueError, "torch.int32 has none; use absolute"),
         (lambda x: poisoned((2,), torch.complex64), TypeError, "dtype torch.complex64; allowed are bfloat16"),
