@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.native_sites import Site
 from cute_kernels.emulator.values import FULL, Namespace
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
 
 LANES = CONSTANTS["LANES"]
 _INSTRUCTION = struct.Struct("=QIIIIq")
@@ -124,6 +128,7 @@ class Program:
         self.rows = 3  # of the exchange area, which a branch uses three of
         self.code: list[list[int]] = []
         self.lists: list[int] = []
+        self.wgmmas: list[WgmmaSite] = []  # `native_wgmma.Site`
         self._temporary: dict[int, list[int]] = {}  # all places of intermediate values, by size
 
     def site(self, site: Site) -> int:

@@ -76,7 +76,7 @@ class GroupWait(Wait):
         self.key = ("wgmma", warp.cta.rank, warp.index // WARPS)
 
     def ready(self) -> bool:
-        return not self.unit.outstanding(self.rank, self.warp, self.newest)
+        return self.unit.complete(self.rank, self.warp, self.newest)
 
     def describe(self) -> str:
         operations = self.unit.outstanding(self.rank, self.warp, self.newest)
@@ -141,6 +141,18 @@ def parse_form(instruction: Instruction) -> Form:
 def mma_async_in_place(warp: Any, mask: int, form: Form, places: Any, a: Any, b: Any, accumulate: Any) -> None:
     """wgmma.mma_async by one warp in bytecode, whose accumulators are at these offsets of its state."""
     mma_async(warp, mask, form, warp.code.registers(places), a, b, accumulate)
+
+
+def learn_in_core(warp: Any, mask: int, number: int, *descriptors: Any) -> None:
+    """The core could not issue the wgmma of this number, perhaps for lack of its operands: B, and A with a descriptor.
+
+    It tries again then; what is wrong is said by `mma_async`.
+    """
+    core = warp.cluster.wgmma.core
+    agreed = [isinstance(each, int) or (each == each[0]).all() for each in descriptors]
+    if core is not None and mask == warp.live and all(agreed):
+        words = [each if isinstance(each, int) else int(each[0]) for each in descriptors]
+        core.learn(warp.cta.rank, warp.index, number, words)
 
 
 def mma_async(warp: Any, mask: int, form: Form, accumulators: Any, a: Any, b: Any, accumulate: Any) -> Any:
@@ -262,7 +274,7 @@ def wait_group(warp: Any, mask: int, newest: int) -> bool | None:
     """wgmma.wait_group: waits until all but the ``newest`` groups of this warp are complete."""
     require_whole_warp(warp, mask, "wgmma.wait_group")
     unit = warp.cluster.wgmma
-    if unit.outstanding(warp.cta.rank, warp.index, newest):
+    if not unit.complete(warp.cta.rank, warp.index, newest):
         warp.wait = GroupWait(warp, newest)
         return None
     unit.observe(warp.cta.rank, warp.index, newest, warp.agent)

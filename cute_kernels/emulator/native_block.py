@@ -19,9 +19,10 @@ from cute_kernels.emulator.bytecode import Program, pure_operation, row_bytes
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.instructions_memory import Load, Store, load_lanes, load_uniform, store_lanes
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW
-from cute_kernels.emulator.instructions_wgmma import MmaAsync, mma_async_in_place
-from cute_kernels.emulator.native_inline import INLINE, SILENT
+from cute_kernels.emulator.instructions_wgmma import MmaAsync, learn_in_core, mma_async_in_place
+from cute_kernels.emulator.native_inline import INLINE, ISSUER, SILENT
 from cute_kernels.emulator.native_sites import Site, fetch, pure_source, store_results
+from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
 from cute_kernels.emulator.values import (
     CANONICAL,
     DTYPES,
@@ -324,10 +325,32 @@ class BlockEmitter:
                 isinstance(value, LiveIn) and value.variable == variable
             ):
                 program.put("move_u32", d=offset, a=self.operand(value, True))
-        places = program.space.bind(np.array(offsets) // 4, "PLACES")
-        form = program.space.bind(anchor.form, "FORM")
-        a = tuple(anchor.a) if anchor.form.a_in_registers else anchor.a[0]
+        site = WgmmaSite(anchor.form, np.array(offsets) // 4)
+        program.wgmmas.append(site)
+        places, form = program.space.bind(site.places, "PLACES"), program.space.bind(site.form, "FORM")
+        in_registers = anchor.form.a_in_registers
+        a = tuple(anchor.a) if in_registers else anchor.a[0]
+        fields = self._wgmma_fields(node, offsets)
+        first = program.put("wgmma", **fields)
+        start = len(program.code)
+        number = len(program.wgmmas) - 1
+        self._python_call(node, learn_in_core, [number, anchor.b, *(() if in_registers else anchor.a)])
+        again = program.put("wgmma", **fields)
+        middle = len(program.code)
         self._python_call(node, mma_async_in_place, [_Bound(form), _Bound(places), a, anchor.b, anchor.accumulate])
+        first[1], again[1] = len(program.code) - start, len(program.code) - middle
+
+    def _wgmma_fields(self, node: Node, offsets: Sequence[int]) -> dict[str, int]:
+        """Operands of the core's instruction, which works off what it can (`core/unit_operations.c`)."""
+        anchor, program = node.anchor, self.program
+        scalars = [anchor.accumulate, anchor.b, *(() if anchor.form.a_in_registers else anchor.a)]
+        words = [self.operand(value, not value.uniform) for value in scalars]
+        fragments = [self.operand(value, True) for value in anchor.a] if anchor.form.a_in_registers else []
+        words += [0] * (3 - len(words))
+        who = self.live(LiveIn(ISSUER, 64, True))
+        listed = program.list([len(program.wgmmas) - 1, who, *words, *fragments, *offsets, 0])
+        varying = sum(1 << bit for bit, value in enumerate(scalars) if not value.uniform)
+        return {"b": listed, "c": varying, "imm": node.instruction.index}
 
     def _call(self, site: int, blocking: bool = False) -> None:
         """Calls Python. A blocking site that has to wait leaves the interpreter, or the block runs again."""

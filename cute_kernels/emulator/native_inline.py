@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cute_kernels.emulator import instructions_bulk as bulk
 from cute_kernels.emulator import instructions_sync as sync
 from cute_kernels.emulator import instructions_tcgen05 as tcgen05
+from cute_kernels.emulator import instructions_wgmma as wgmma
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.instructions_matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions_memory import fence_proxy_async
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _RANKS, _KEY_WORDS = CONSTANTS["RANKS"], CONSTANTS["MMA_KEY"]
 _QUARTER = TENSOR_LANES // 4  # that a warp can access
+#: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
+ISSUER = "(W.cta.rank | W.index << 16)"
 _ZERO = 1  # in a list of words: none, the number 0
 
 
@@ -240,6 +243,17 @@ def _inline_bulk_group(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
+def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
+    emitter.fast(node, "wgmma_commit", a=_constant(emitter, ISSUER))
+    return True
+
+
+def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
+    """wgmma.wait_group of groups that are complete."""
+    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), imm=node.anchor.args[0])
+    return True
+
+
 def _inline_map_address(emitter: BlockEmitter, node: Node) -> bool:
     """mapa."""
     (result,) = node.results
@@ -276,4 +290,6 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     bulk.tma_store: _inline_tensor_copy_out,
     bulk.commit_group: _inline_bulk_group,
     bulk.wait_group: _inline_bulk_group,
+    wgmma.commit_group: _inline_wgmma_commit,
+    wgmma.wait_group: _inline_wgmma_wait,
 }

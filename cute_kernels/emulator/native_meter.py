@@ -55,6 +55,8 @@ def _row(opcode: str, which: int, meter: dict[str, int]) -> tuple[str, dict[str,
         return f"{name}.global.{meter['width']}B", {"requests": requests, "bytes": nbytes, **pieces, **l2}
     if opcode.startswith("tcgen05.ld"):
         return "tmem.ld", {"instructions": requests, "bytes": nbytes}
+    if opcode.startswith("wgmma"):
+        return "mma", {"instructions": requests, "operand_wavefronts": meter["wavefronts"]}
     if opcode.startswith("tcgen05.mma"):
         tensor = {"tmem_bytes_read": meter["tensor_read"], "tmem_bytes_written": meter["tensor_written"]}
         return "mma", {"instructions": requests, "operand_wavefronts": meter["wavefronts"], **tensor}

@@ -124,7 +124,7 @@ class ShadowUnit:
         lines, kept = [], []
         for access in accesses:
             if access.starts is not None:
-                shadow, (starts, nbytes) = tracker.shared[access.rank], self._merged(access.starts, access.nbytes)
+                shadow, (starts, nbytes) = tracker.shared[access.rank], self.merged(access.starts, access.nbytes)
                 lines.append((0, shadow.address, GRANULE, starts.ctypes.data, len(starts), 0, 0, nbytes))
                 kept.append(starts)
                 continue
@@ -135,7 +135,7 @@ class ShadowUnit:
             lines.append((int(access.write), plane.address, 1, 0, *places))
         return np.array([(*line, tracker.epochs.address) for line in lines], np.int64), *kept
 
-    def _merged(self, starts: np.ndarray, nbytes: int) -> tuple[np.ndarray, int]:
+    def merged(self, starts: np.ndarray, nbytes: int) -> tuple[np.ndarray, int]:
         """The same bytes in longer pieces of one length, where they can be put together so."""
         found = self._pieces.get(id(starts))
         if found is None:

@@ -38,6 +38,8 @@ from cute_kernels.emulator.native_memory import (
 from cute_kernels.emulator.native_meter import NativeMeter
 from cute_kernels.emulator.native_sites import Site
 from cute_kernels.emulator.native_units import Units
+from cute_kernels.emulator.native_wgmma import CoreWgmmas
+from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
 from cute_kernels.emulator.register_hazards import touched_in_flight
 from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, lower
 from cute_kernels.emulator.values import Value
@@ -64,6 +66,7 @@ class NativeTranslation:
         registers: the part of a warp's state with the registers.
         constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
         rows: of the exchange area.
+        wgmmas: its wgmma.mma_async.
     """
 
     kernel: Kernel
@@ -76,6 +79,7 @@ class NativeTranslation:
     registers: slice
     constants: tuple[tuple[CodeType, int, int, bool], ...]
     rows: int
+    wgmmas: tuple[WgmmaSite, ...]
 
 
 @functools.lru_cache(maxsize=64)
@@ -135,6 +139,7 @@ class _Translator:
             registers=registers,
             constants=constants,
             rows=program.rows,
+            wgmmas=tuple(program.wgmmas),
         )
 
     def _block(self, block: Block) -> int:
@@ -200,6 +205,8 @@ class NativeLaunch:
             tables = MemoryTables(cluster, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             cluster.units = Units(cluster, tables)
+            if self.translation.wgmmas and cluster.options.completion == "eager":
+                cluster.wgmma.core = CoreWgmmas(cluster, tables, self.translation.wgmmas)
             if cluster.meter is not None:
                 cluster.meter.native = NativeMeter(self.translation.kernel.instructions)
         return NativeWarp(self, warp, self.tables[cluster])

@@ -148,7 +148,8 @@ class Units:
         cluster.tma.bytes_loaded += header.loaded
         cluster.tma.bytes_stored += header.stored
         cluster.tensor_core.instructions += header.mmas
-        header.completions = header.loaded = header.stored = header.mmas = 0
+        cluster.wgmma.instructions += header.wgmmas
+        header.completions = header.loaded = header.stored = header.mmas = header.wgmmas = 0
 
     def learn(self, address: int, descriptor: bytes) -> None:
         """The core executes copies through a tensor map from now on, if it is one of the frequent kind.

@@ -560,6 +560,10 @@ class RaceTracker:
         identity = self.epochs.new(column, serial, text, 0, self.agent.executing())
         return JointOperation(Operation(identity, column, clocks, -1, -1), serial)
 
+    def note_joint(self, column: int, serial: int) -> None:
+        """The core has issued so many operations of such a pipe."""
+        self._serials[column] = serial
+
     def join_in(self, joint: JointOperation) -> None:
         """The entered warp issues it."""
         clocks = self.agent.snapshot(FULL)

@@ -93,18 +93,22 @@ class Epochs:
 
     def new(self, column: int, clock: int, label: str | int, generic: int = 0, place: int = -1) -> int:
         """The identity (of lane 0) of a new epoch; ``label`` is a text or the number of one that is kept."""
+        self.make_room()
         number = self._words[_COUNT]
-        if number == self._words[_CAPACITY]:
-            self.columns, self.clocks, self.generic, self._texts, self.places = (
-                np.concatenate([array, np.zeros_like(array)])
-                for array in (self.columns, self.clocks, self.generic, self._texts, self.places)
-            )
-            self._locate()
         self.columns[number], self.clocks[number], self.generic[number] = column, clock, generic
         self._texts[number] = label if isinstance(label, int) else self.text(label)
         self.places[number] = place
         self._words[_COUNT] = number + 1
         return number << LANE_BITS
+
+    def make_room(self) -> None:
+        """For one more epoch at least."""
+        if self._words[_COUNT] == self._words[_CAPACITY]:
+            self.columns, self.clocks, self.generic, self._texts, self.places = (
+                np.concatenate([array, np.zeros_like(array)])
+                for array in (self.columns, self.clocks, self.generic, self._texts, self.places)
+            )
+            self._locate()
 
     def label(self, identity: int) -> str:
         return self._labels[self._texts[identity >> LANE_BITS]]

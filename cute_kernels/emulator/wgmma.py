@@ -11,15 +11,18 @@ Sums of s8 and u8 products are exact and wrap at 32 bits, or saturate with .satf
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator import matrix_products
 from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
+from cute_kernels.emulator.core.layout import STRUCTURES
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.happens_before import Agent
@@ -34,13 +37,17 @@ from cute_kernels.emulator.matrix_operands import (
 )
 from cute_kernels.emulator.matrix_products import Accumulator, Kind, Rows
 from cute_kernels.emulator.sanitizer import JointOperation, RaceTracker
-from cute_kernels.emulator.smem import ClusterMemory
+from cute_kernels.emulator.shared_banks import WAVEFRONT_BYTES
+from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.tensor_map import CHUNK
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.native_wgmma import CoreWgmmas
 
 WARPS = 4  # of a warpgroup
 ROWS = 64  # M of every wgmma; warp w holds rows 16 w to 16 w + 15 of A and D
 _PENDING = 0xFFF1DEAD  # what an accumulator register holds until its wgmma is complete: a NaN that no sum produces
-_FRAGMENT_PLACES = np.arange(ROWS * K_BYTES // CHUNK)  # of the rows of A that registers hold
+_Wgmma, _WgmmaForm = STRUCTURES["Wgmma"], STRUCTURES["WgmmaForm"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +82,17 @@ class Form:
         """Accumulator registers of a thread."""
         return self.n // (4 if self.d_type == "f16" else 2)
 
+    def layout(self, which: int) -> tuple[int, int, bool]:
+        """Of B (0) or A (1): rows, bytes of an element, MN-major."""
+        if which:
+            return ROWS, self.a_type.nbytes, self.a_mn_major
+        return self.n, self.b_type.nbytes, self.b_mn_major
+
+    @property
+    def operand_bytes(self) -> int:
+        """That it reads from shared memory."""
+        return (self.n + (0 if self.a_in_registers else ROWS)) * K_BYTES
+
 
 _SWIZZLE_MODES = {0: "none", 1: "128B", 2: "64B", 3: "32B"}
 
@@ -99,42 +117,6 @@ def decode_descriptor(descriptor: int) -> Matrix:
     )
 
 
-# --- fragments (PTX ISA, register fragments of wgmma) ----------------------------------------------------------------
-
-
-def rows_of_fragment(registers: np.ndarray) -> np.ndarray:
-    """Rows of A that one warp holds: uint32 [4 registers, 32 lanes] -> uint8 [16 rows, 32 bytes of K].
-
-    Register j of lane l is row ``l / 4 + 8 * (j % 2)``, bytes ``4 * (l % 4) + 16 * (j / 2)`` onward, for elements of
-    any width.
-    """
-    words = registers.reshape(2, 2, 8, 4).transpose(1, 2, 0, 3)
-    return np.ascontiguousarray(words).reshape(16, 8).view(np.uint8)
-
-
-def rows_of_accumulators(registers: np.ndarray, halves: bool = False) -> np.ndarray:
-    """Rows of D that one warp holds: 32 bits [n / 2 registers, 32 lanes] -> [16 rows, n].
-
-    Registers 4 g to 4 g + 3 of lane l are columns ``8 g + 2 * (l % 4)`` and the next one, of row ``l / 4`` and then of
-    row ``l / 4 + 8``. With ``halves`` (FP16), a register is both columns of a row: [n / 4 registers, 32 lanes].
-    """
-    if halves:
-        pairs = np.ascontiguousarray(registers).view(np.uint16).reshape(-1, 2, 8, 4, 2)
-        return pairs.transpose(1, 2, 0, 3, 4).reshape(16, -1).astype(np.uint32)
-    groups = len(registers) // 4
-    return registers.reshape(groups, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2).reshape(16, 8 * groups)
-
-
-def accumulators_of_rows(rows: np.ndarray, halves: bool = False) -> np.ndarray:
-    """The inverse of `rows_of_accumulators` for all warps: [64, n] -> [4 warps, registers, 32 lanes]."""
-    groups = rows.shape[1] // 8
-    split = rows.reshape(WARPS, 2, 8, groups, 4, 2)
-    if halves:
-        pairs = np.ascontiguousarray(split.transpose(0, 3, 1, 2, 4, 5).astype(np.uint16))
-        return pairs.view(np.uint32).reshape(WARPS, 2 * groups, 32)
-    return split.transpose(0, 3, 1, 5, 2, 4).reshape(WARPS, 4 * groups, 32)
-
-
 # --- operations ------------------------------------------------------------------------------------------------------
 
 #: Accumulators as an instruction receives them: [registers, 32], or one array of 32 lanes per register. They may be the
@@ -151,6 +133,18 @@ class _Operand:
     mn_major: bool
 
 
+def operand_of(form: Form, which: int, descriptor: int, cta: SharedMemory) -> _Operand:
+    """B (0) or A (1) of an operation.
+
+    Raises:
+        UnsupportedPTX: a descriptor that is none.
+        IllegalAccess: it lies outside of the shared memory of the CTA.
+    """
+    where = find_operand(decode_descriptor(descriptor), *form.layout(which))
+    check_operand(cta, where, form.text)
+    return _Operand(where, *((form.a_type, form.a_mn_major) if which else (form.b_type, form.b_mn_major)))
+
+
 class RegisterFile:
     """Accumulators where bytecode keeps them: the operation reads and writes the warp's registers themselves.
 
@@ -159,27 +153,24 @@ class RegisterFile:
     Args:
         words: uint32, the warp's state.
         places: indices of the registers' first lanes in it.
+
+    Attributes:
+        address: of the state.
+        offsets: address of the registers' offsets in it, in bytes.
     """
 
     def __init__(self, words: np.ndarray, places: np.ndarray) -> None:
-        first, count = int(places[0]), len(places)
-        if (np.diff(places) == 32).all():
-            self._rows = words[first : first + 32 * count].reshape(count, 32)
-            self._index: Any = slice(None)
-        else:
-            self._rows, self._index = words, places[:, None] + np.arange(32)
+        self._words, self._offsets = words, (4 * places).astype(np.uint32)
+        self.address, self.offsets = words.ctypes.data, self._offsets.ctypes.data
 
-    def read(self) -> np.ndarray:
-        """uint32 [registers, 32]."""
-        return self._rows[self._index]
-
-    def write(self, rows: np.ndarray) -> None:
-        """Puts 32-bit [registers, 32]."""
-        self._rows[self._index] = rows.view(np.uint32)
+    @classmethod
+    def of(cls, rows: np.ndarray) -> RegisterFile:
+        """Of a contiguous array, uint32 [registers, 32]."""
+        return cls(rows, np.arange(0, rows.size, 32))
 
 
 @dataclass
-class _Part:
+class Part:
     """One warp's share of an operation; ``result`` is filled when it completes."""
 
     accumulators: Accumulators | RegisterFile
@@ -207,7 +198,7 @@ class Operation:
     b: int
     accumulate: bool
     operands: list[_Operand] = field(default_factory=list)
-    parts: dict[int, _Part] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
     done: bool = False
     observed: bool = False
     watched: JointOperation | None = None
@@ -219,7 +210,7 @@ class Operation:
 
 
 @dataclass
-class _WarpGroups:
+class WarpGroups:
     """wgmma-groups of one warp."""
 
     open: list[Operation] = field(default_factory=list)
@@ -233,6 +224,7 @@ class WgmmaUnit:
         instructions: operations executed so far, one per warpgroup.
         meter: hears of every operation that starts, or None.
         arithmetic: how products are added.
+        core: what executes the operations as long as there is nothing to it, or None.
     """
 
     def __init__(
@@ -248,7 +240,9 @@ class WgmmaUnit:
         self.instructions = 0
         #: Per (rank, warpgroup): operations that some of its warps have issued and some have not, oldest first.
         self._partial: dict[tuple[int, int], list[Operation]] = {}
-        self._warps: dict[tuple[int, int], _WarpGroups] = {}
+        self._warps: dict[tuple[int, int], WarpGroups] = {}
+        self._forms: dict[Form, ctypes.Structure] = {}
+        self.core: CoreWgmmas | None = None
 
     def issue(
         self,
@@ -279,6 +273,7 @@ class WgmmaUnit:
             IllegalAccess: an operand outside of shared memory.
             ProxyFenceMissing: an operand was written through the generic proxy and not fenced since.
         """
+        self._take_over()
         partial = self._partial.setdefault((rank, warp // WARPS), [])
         member = warp % WARPS
         descriptor = None if form.a_in_registers else a
@@ -297,10 +292,10 @@ class WgmmaUnit:
         result = accumulators
         if not isinstance(accumulators, RegisterFile):
             result = np.full((form.registers, 32), _PENDING, np.uint32)
-        operation.parts[member] = _Part(accumulators, a, result)
+        operation.parts[member] = Part(accumulators, a, result)
         if operation.watched is not None:
             self.tracker.join_in(operation.watched)
-        self._warps.setdefault((rank, warp), _WarpGroups()).open.append(operation)
+        self._warps.setdefault((rank, warp), WarpGroups()).open.append(operation)
         if len(operation.parts) == WARPS:
             partial.remove(operation)
             self._start(operation, ("wgmma", rank, warp // WARPS))
@@ -308,18 +303,28 @@ class WgmmaUnit:
 
     def commit(self, rank: int, warp: int) -> None:
         """wgmma.commit_group by one warp (an empty group is legal)."""
-        groups = self._warps.setdefault((rank, warp), _WarpGroups())
+        self._take_over()
+        groups = self._warps.setdefault((rank, warp), WarpGroups())
         groups.committed.append(groups.open)
         groups.open = []
 
     def outstanding(self, rank: int, warp: int, newest: int) -> list[Operation]:
         """Unfinished operations in all but the ``newest`` committed groups of a warp."""
-        committed = self._warps.setdefault((rank, warp), _WarpGroups()).committed
+        if self.core is not None:
+            return self.core.outstanding(rank, warp, newest)
+        committed = self._warps.setdefault((rank, warp), WarpGroups()).committed
         return [op for group in committed[: max(len(committed) - newest, 0)] for op in group if not op.done]
+
+    def complete(self, rank: int, warp: int, newest: int) -> bool:
+        """Whether none is `outstanding`."""
+        if self.core is not None:
+            return self.core.complete(rank, warp, newest)
+        return not self.outstanding(rank, warp, newest)
 
     def observe(self, rank: int, warp: int, newest: int, agent: Agent | None = None) -> None:
         """The warp has waited for all but the ``newest`` groups; the race detector knows it as ``agent``."""
-        groups = self._warps.setdefault((rank, warp), _WarpGroups())
+        self._take_over()
+        groups = self._warps.setdefault((rank, warp), WarpGroups())
         older = max(len(groups.committed) - newest, 0)
         for group in groups.committed[:older]:
             for operation in group:
@@ -335,6 +340,7 @@ class WgmmaUnit:
             BarrierMisuse: an operation that some warp of a warpgroup never issued.
             IllegalAccess: an operation that no warp waited for.
         """
+        self._take_over()
         for partial in self._partial.values():
             if partial:
                 raise BarrierMisuse(f"the kernel ends with {partial[0].describe()}")
@@ -349,20 +355,14 @@ class WgmmaUnit:
 
     def _find_operands(self, operation: Operation) -> None:
         form, rank = operation.form, operation.rank
-        cta = self.shared.ctas[rank]
-        matrices = [(operation.b, form.n, form.b_type, form.b_mn_major)]
-        if operation.a is not None:
-            matrices.append((operation.a, ROWS, form.a_type, form.a_mn_major))
-        for descriptor, rows, element, mn_major in matrices:
-            where = find_operand(decode_descriptor(descriptor), rows, element.nbytes, mn_major)
-            check_operand(cta, where, form.text)
-            operation.operands.append(_Operand(where, element, mn_major))
+        for which, descriptor in enumerate((operation.b, operation.a)):
+            if descriptor is not None:
+                operation.operands.append(operand_of(form, which, descriptor, self.shared.ctas[rank]))
 
     def _start(self, operation: Operation, queue: tuple[str, int, int]) -> None:
         """The last warp has issued the operation."""
         if self.meter is not None:
-            form = operation.form
-            self.meter.mma((form.n + (0 if operation.a is None else ROWS)) * K_BYTES)
+            self.meter.mma(operation.form.operand_bytes)
         if self.tracker is not None:
             for operand in operation.operands:
                 self.tracker.async_read(operation.rank, operand.where.starts, CHUNK, operation.watched.operation)
@@ -370,55 +370,57 @@ class WgmmaUnit:
         self.engine.submit(AsyncOp(queue, run, operation.describe(), yields=True, name=name, signals=queue))
 
     def _run(self, operation: Operation) -> None:
-        form = operation.form
-        parts = [operation.parts[warp] for warp in range(WARPS)]
-        cta = self.shared.ctas[operation.rank]
-        data = cta.addresses()
-        rows = [Rows(*data, operand.where.address) for operand in operation.operands]
-        if operation.a is None:
-            fragments = np.concatenate([rows_of_fragment(part.a) for part in parts])
-            rows.append(Rows(fragments.ctypes.data, None, _FRAGMENT_PLACES.ctypes.data))
-        cells = np.empty((form.n, ROWS), np.uint32)
-        halves = form.d_type == "f16"
-        if operation.accumulate:
-            old = [rows_of_accumulators(_stacked(part.accumulators), halves) for part in parts]
-            np.concatenate(old, out=cells.T)
-        self._multiply(operation, rows[1], rows[0], cells)
-        for part, registers in zip(parts, accumulators_of_rows(cells.T, halves)):
-            if isinstance(part.result, RegisterFile):
-                part.result.write(registers)
-            else:
-                part.result.view(registers.dtype)[...] = registers
-            part.accumulators = ()  # a chain of operations must not keep all of its intermediate results alive
-        operation.done = True
-        self.instructions += 1
-
-    def _multiply(self, operation: Operation, a: Rows, b: Rows, cells: np.ndarray) -> None:
-        """The product, into D transposed: 32 bits [n, 64]."""
         form, cta = operation.form, self.shared.ctas[operation.rank]
-        kinds = [
-            Kind(element, negated, element.nbytes if mn_major else CHUNK)
-            for element, negated, mn_major in (
-                (form.a_type, form.negate_a, form.a_mn_major), (form.b_type, form.negate_b, form.b_mn_major),
-            )
-        ]  # fmt: skip
-        d = Accumulator(form.d_type, operation.accumulate, form.saturate, form.n, form.n, column_stride=ROWS)
-        parts = [(a, b, cells.ctypes.data, None)]
-        sums = self.arithmetic.sums("wgmma", form.a_type.name, form.d_type)
-        if not matrix_products.execute(matrix_products.describe(ROWS, form.n, *kinds, d, parts, sums)):
+        job = _Wgmma(accumulate=operation.accumulate)
+        for entry, operand in zip(job.operands, operation.operands):
+            entry.places = operand.where.address
+        files = []
+        for warp, entry in enumerate(job.parts):
+            part = operation.parts[warp]
+            if isinstance(part.result, RegisterFile):
+                files.append(part.result)
+            else:
+                files.append(RegisterFile.of(part.result))
+                if operation.accumulate:
+                    for row, register in zip(part.result, part.accumulators):
+                        row[:] = register
+            entry.state, entry.registers = files[-1].address, files[-1].offsets
+            if operation.a is None:
+                entry.a[:] = part.a.ravel().tolist()
+            part.accumulators = ()  # a chain of operations must not keep all of its intermediate results alive
+        entry = self._described(form)
+        if not library().wgmma_execute(ctypes.addressof(entry), ctypes.addressof(job), *cta.addresses()):
             for x in operation.operands:
                 cta.check_initialised(x.where.places, x.element.nbytes if x.mn_major else CHUNK)
             raise AssertionError(f"{form.text}: nothing is wrong with what the core does not execute")
+        operation.done = True
+        self.instructions += 1
+
+    def _described(self, form: Form) -> ctypes.Structure:
+        if form not in self._forms:
+            self._forms[form] = described(form, self.arithmetic)
+        return self._forms[form]
+
+    def _take_over(self) -> None:
+        """From now on operations are Python's."""
+        if self.core is not None:
+            self._partial, self._warps = self.core.take_over()
+            self.core = None
 
 
-
-def _stacked(accumulators: Accumulators | RegisterFile) -> np.ndarray:
-    """uint32 [registers, 32]."""
-    if isinstance(accumulators, RegisterFile):
-        return accumulators.read()
-    if isinstance(accumulators, np.ndarray):
-        return accumulators
-    return np.stack([np.broadcast_to(row, (32,)) for row in accumulators])
+def described(form: Form, arithmetic: Arithmetic, text: int = 0) -> ctypes.Structure:
+    """The core's `WgmmaForm`; ``text`` is the number of its name for the race detector."""
+    kinds = [
+        Kind(element, negated, element.nbytes if mn_major else CHUNK)
+        for element, negated, mn_major in (
+            (form.a_type, form.negate_a, form.a_mn_major), (form.b_type, form.negate_b, form.b_mn_major),
+        )
+    ]  # fmt: skip
+    d = Accumulator(form.d_type, False, form.saturate, form.n, form.n, column_stride=ROWS)
+    sums = arithmetic.sums("wgmma", form.a_type.name, form.d_type)
+    nowhere = Rows(0, None, 0)  # an operation knows its operands and accumulators
+    mma = matrix_products.describe(ROWS, form.n, *kinds, d, [(nowhere, nowhere, 0, None)], sums)
+    return _WgmmaForm(mma, form.registers, form.a_in_registers, -(-form.operand_bytes // WAVEFRONT_BYTES), text)
 
 
 def _text(form: Form, a: int | None, b: int, accumulate: bool) -> str:

@@ -5,6 +5,7 @@ The Python back end, which keeps them in arrays that moves of registers carry al
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
@@ -13,15 +14,15 @@ import torch
 
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm90PatchEmbedConfig
-from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator import Options, instructions_wgmma
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.plan import make_plan
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma, integer_wgmma_cases, wgmma_cases
-from tests.emulator.test_wgmma import COMMIT, FENCE, WAIT, changed, run
+from tests.emulator.test_wgmma import COMMIT, FENCE, WAIT, changed, run, run_with_report
 
 POLICIES = ("eager", "lazy", "random")
 BLOCK = (128, 1, 1)
@@ -126,3 +127,77 @@ def test_hazards_are_found_as_in_python(edit: tuple[str, str]) -> None:
             run(case, changed(case, edit), Options(native=native))
         words.append(str(caught.value))
     assert words[0] == words[1]
+
+
+DETECTORS = {"detectors": Options(), "none": Options(detectors=False), "counters": Options(counters=True)}
+
+
+@pytest.mark.parametrize("options", DETECTORS.values(), ids=DETECTORS)
+@pytest.mark.parametrize("case", [*CASES[:: max(1, len(CASES) // 12)], *INTEGER_CASES[::40]], ids=repr)
+def test_the_core_executes_what_takes_effect_at_once(
+    case: Wgmma, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python, which takes over what the core leaves, is not asked; what is counted is the same."""
+    counts = []
+    for native in (False, True):
+        if native:
+            monkeypatch.setattr(instructions_wgmma, "mma_async", None)
+        out, report = run_with_report(case, None, dataclasses.replace(options, native=native))
+        assert np.array_equal(out, case.fragments(case.expected()))
+        rows = report.units.rows() if options.counters else []
+        counts.append([row for row in rows if row[1] == "mma"] + [report.mma_instructions])
+    assert counts[0] == counts[1] and counts[0][-1] == case.steps
+    assert len(counts[0]) == (3 if options.counters else 1)
+
+
+@pytest.mark.parametrize("detectors", [True, False])
+@pytest.mark.parametrize("in_registers", [True, False])
+@pytest.mark.parametrize(
+    ("count", "commit"), [(20, True), (70, False)], ids=["more groups than it keeps", "more operations than it keeps"]
+)
+def test_python_takes_over(
+    count: int, commit: bool, in_registers: bool, detectors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle: the first warp has issued what the others still have to."""
+    case = Wgmma(n=8, a_in_registers=in_registers)
+    (mma,) = [line for line in case.ptx().splitlines() if line.startswith("wgmma.mma_async")]
+    text = changed(case, (mma, "\n".join([mma, COMMIT if commit else ""] * count)))
+    expected = run(case, text, Options(native=False, detectors=detectors))
+    warps, python = [], instructions_wgmma.mma_async
+    monkeypatch.setattr(
+        instructions_wgmma, "mma_async", lambda warp, *rest: warps.append(warp.index) or python(warp, *rest)
+    )
+    assert np.array_equal(run(case, text, Options(native=True, detectors=detectors)), expected)
+    assert not np.array_equal(expected, case.fragments(case.expected()))
+    first, *others = sorted(warps.count(warp) for warp in range(4))
+    assert 0 < first < count and others == [count] * 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("setp.ne.b32 %p, 1, 0;", "setp.lt.u32 %p, %thread, 64;"),
+        ("setp.ne.b32 %p, 1, 0;", "setp.ne.u32 %p, %thread, 70;"),
+        ("fence.proxy.async;\n", ""),
+        (WAIT, "wgmma.wait_group.sync.aligned 7;\nbra.uni END;\nEND:\n"),
+    ],
+    ids=["warps differ", "lanes differ", "no fence", "not waited for"],
+)
+def test_what_is_wrong_is_said_as_in_python(old: str, new: str) -> None:
+    case, words = Wgmma(n=8, steps=2), []
+    text = changed(case, (old, new))
+    if old == WAIT:  # an accumulator in flight must not be looked at
+        text = "\n".join(line for line in text.splitlines() if not line.startswith("st.global"))
+    for native in (True, False):
+        with pytest.raises(EmulatorError) as caught:
+            run(case, text, Options(native=native))
+        words.append((type(caught.value), str(caught.value)))
+    assert words[0] == words[1]
+
+
+def test_two_warpgroups_read_one_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is ordered before the other: the race detector keeps a reader of each."""
+    monkeypatch.setattr(instructions_wgmma, "mma_async", None)
+    case = make_case(positions=128, n=136, k=272, sm_count=2, config=Sm90PatchEmbedConfig(tile_rows=64))
+    report = emulate(case.plan, case.tensors, Options(native=True))
+    assert report.mma_instructions and not case.mismatches().any()

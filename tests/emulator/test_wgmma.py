@@ -22,19 +22,15 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     UnsupportedPTX,
 )
+from cute_kernels.emulator.gpu import Report
 from cute_kernels.emulator.matrix_operands import E4M3
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
-from cute_kernels.emulator.wgmma import (
-    Form,
-    WgmmaUnit,
-    accumulators_of_rows,
-    decode_descriptor,
-    rows_of_accumulators,
-)
+from cute_kernels.emulator.wgmma import Form, WgmmaUnit, decode_descriptor
 from tests.emulator.matrix_cases import IntegerWgmma, Wgmma, integer_wgmma_cases, wgmma_cases
 from tests.emulator.ptx import aligned, launch
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 from tests.emulator.test_exact import nearest_float32, rational_dot
+from tests.emulator.wgmma_registers import accumulators_of_rows, rows_of_accumulators
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "matrix_h200.json").read_text())
 POLICIES = ("eager", "lazy", "random")
@@ -44,13 +40,19 @@ FENCE = "wgmma.fence.sync.aligned;"
 
 
 def run(case: Wgmma, text: str | None = None, options: Options | None = None, threads: int = 128) -> np.ndarray:
+    return run_with_report(case, text, options, threads)[0]
+
+
+def run_with_report(
+    case: Wgmma, text: str | None, options: Options | None, threads: int = 128
+) -> tuple[np.ndarray, Report]:
     out = result_array(case)
     image, _ = case.image()
-    launch(
+    report = launch(
         text or case.ptx(), aligned(image), aligned(case.registers()), out,
         block=(threads, 1, 1), dynamic_smem=len(image), options=options,
     )  # fmt: skip
-    return out
+    return out, report
 
 
 def changed(case: Wgmma, *edits: tuple[str, str]) -> str:

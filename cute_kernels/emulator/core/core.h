@@ -23,6 +23,14 @@ EXPORT int64_t mbarrier_arrive(
 
 // 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
+// Likewise, of a wgmma that all four warps have issued.
+EXPORT int32_t wgmma_execute(const WgmmaForm *form, Wgmma *operation, uint8_t *data, const uint8_t *states);
+// A warp (`who`: CTA rank | index << 16) issues the operation that `issued` describes: the parts of this warp alone, at
+// its place among the parts. It executes when the last warp issues it. 1: done; 0: Python has to do it.
+EXPORT int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruction);
+// wgmma.commit_group, and wgmma.wait_group of groups that are complete. Likewise.
+EXPORT int32_t wgmma_commit(Tables *t, int64_t who);
+EXPORT int32_t wgmma_wait(Tables *t, int64_t who, int64_t newest);
 // 1: the MMA was executed; 0: Python has to do it.
 EXPORT int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction);
 // Tensor copies of `rank` dimensions; 1: done, 0: Python has to do it. `pair`: the mbarrier of a load, on which its bytes

@@ -116,6 +116,58 @@ typedef struct MmaEntry {
   int64_t operand_wavefronts, tensor_read, tensor_written;  // what it counts for
 } MmaEntry;
 
+// wgmma.mma_async: what an instruction says. Of the parts of `mma` the first; an operation has its own operands.
+enum { WGMMA_WARPS = 4, WGMMA_ROWS = 64, A_WORDS = 128 };  // of a warp: A_REGISTERS * 32
+typedef struct WgmmaForm {
+  Mma mma;
+  int64_t registers;  // of D, in each thread
+  int64_t a_in_registers;
+  int64_t operand_wavefronts;  // what it counts for
+  int64_t text;                // with detectors, the number of its name
+  int64_t kinds[2];            // of B and of A, from 1 on: what their places depend on beside the descriptor
+} WgmmaForm;
+
+// An operand in shared memory, in the entry that `key_slot` says, of a table for B and one for A. The key: descriptor
+// and kind.
+enum { WGMMA_OPERANDS = 1024, OPERAND_KEY = 2 };
+typedef struct WgmmaOperand {
+  int64_t key[OPERAND_KEY];
+  const int64_t *places;          // as of MmaOperand
+  const int64_t *starts;          // offsets of pieces of so many bytes, for the race detector
+  int64_t count, nbytes;
+} WgmmaOperand;
+
+// What one warp contributes: registers of D, as offsets in its state, and of A.
+typedef struct WgmmaPart {
+  uint8_t *state;
+  const uint32_t *registers;
+  uint32_t a[A_WORDS];
+} WgmmaPart;
+typedef struct Wgmma {
+  int64_t form, a, b, accumulate;  // a, b: descriptors
+  int64_t identity;                // with detectors
+  int32_t *clocks;                 // and int32 [ROWS][width], what the warps knew that have issued it
+  WgmmaOperand operands[2];        // B, A
+  WgmmaPart parts[WGMMA_WARPS];
+} Wgmma;
+
+// The wgmmas of a warpgroup while the core executes all of them: operation n is in entry n % WGMMAS, as long as a warp
+// has to issue it or to wait for it.
+enum { WGMMAS = 64, WGMMA_GROUPS = 16 };
+typedef struct WgmmaWarp {
+  int64_t issued, observed;         // operations that it issued, and waited for
+  int64_t committed, waited;        // likewise of groups
+  int64_t order;                    // how many warps have issued an operation, when it issued its first
+  int64_t ends[WGMMA_GROUPS];       // of group n in entry n % WGMMA_GROUPS: operations up to its end
+} WgmmaWarp;
+typedef struct Warpgroup {
+  WgmmaWarp warps[WGMMA_WARPS];
+  uint8_t *data;          // shared memory of the CTA
+  const uint8_t *states;  // or null, where nobody asks
+  int64_t column, width;  // with detectors, its stream and the columns of all clocks
+  Wgmma operations[WGMMAS];
+} Warpgroup;
+
 // tcgen05.commit that are kept, likewise. The key: who, mbarrier, multicast mask or -1.
 enum { COMMITS = 256, COMMIT_KEY = 3 };
 typedef struct CommitEntry {
@@ -173,6 +225,12 @@ typedef struct Tables {
   CommitEntry *commit_entries;
   Meter *meter;  // [instructions][METERS] of the role of the warp that runs, or null: nothing is counted
   int64_t meter_rank;  // the CTA of that warp
+  WgmmaForm *wgmma_forms;
+  WgmmaOperand *wgmma_operands;
+  Warpgroup *warpgroups;         // of CTA after CTA; null: wgmmas are Python's
+  int64_t warpgroups_of_cta;
+  int64_t wgmmas;                // executed since Python looked
+  int64_t wgmma_warps;           // that have issued an operation
   Cta ctas[];
 } Tables;
 

@@ -214,6 +214,41 @@ FORM(tensor_commit) {  // at the address b, to the CTAs of the mask in the word 
   DONE(t->tensor_commit(t, issuer(i, s, m), AT(s64, i->b), multicast));
 }
 
+// One value of all lanes: in the word at an offset or, where it varies, in a row of lanes. 0: they differ.
+static int together(const uint8_t *s, uint32_t offset, int varies, int64_t *value) {
+  const s64 *lanes = ROW_OF(const s64, offset);
+  int64_t differ = 0;
+  *value = AT(const s64, offset);
+  for (int lane = 0; varies && lane < LANES; lane++) differ |= lanes[lane] ^ *value;
+  return !differ;
+}
+
+// wgmma.mma_async by the whole warp. The list b: number of the form, words with who issues, scale-d, descriptor of B
+// and of A (0: in registers), registers of A, and those of D, ended by 0. Of scale-d and the descriptors, c says by bits
+// whether they vary between lanes.
+FORM(wgmma) {
+  enum { HEAD = 5, A_REGISTERS = A_WORDS / LANES };
+  const uint32_t *list = m->program->lists + i->b;
+  int64_t who = AT(s64, list[1]);
+  Wgmma issued;
+  WgmmaPart *part = &issued.parts[(who >> 16) % WGMMA_WARPS];
+  if (m->active != UINT32_MAX) return i + 1;
+  issued.form = list[0];
+  issued.accumulate = i->c & 1 ? AT(u32, list[2]) : AT(s64, list[2]) ? UINT32_MAX : 0;
+  if (issued.accumulate && issued.accumulate != UINT32_MAX) return i + 1;
+  issued.accumulate = issued.accumulate != 0;
+  if (!together(s, list[3], i->c & 2, &issued.b)) return i + 1;
+  issued.a = 0;
+  if (list[4] && !together(s, list[4], i->c & 4, &issued.a)) return i + 1;
+  for (int k = 0; k < A_REGISTERS && !list[4]; k++)
+    memcpy(part->a + LANES * k, s + list[HEAD + k], LANES * sizeof *part->a);
+  part->state = s;
+  part->registers = list + HEAD + (list[4] ? 0 : A_REGISTERS);
+  DONE(wgmma_issue(m->tables, who, &issued, i->imm));
+}
+FORM(wgmma_commit) { DONE(m->active == UINT32_MAX && wgmma_commit(m->tables, AT(s64, i->a))); }
+FORM(wgmma_wait) { DONE(m->active == UINT32_MAX && wgmma_wait(m->tables, AT(s64, i->a), i->imm)); }
+
 // Bulk groups. Where copies are done when they are issued there is nothing to wait for.
 FORM(bulk_unwatched) { (void)s; DONE(m->tables->unit_flags & EAGER); }
 FORM(bulk_group) { (void)s; DONE(m->tables->bulk_commit(m->tables, m->active)); }
@@ -225,5 +260,6 @@ const Operation unit_operations[] = {
     ENTRY(load_matrix), ENTRY(store_matrix), ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16), ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(event),
     ENTRY(event_of_members), ENTRY(event_of_warp), ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive),
     ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out), ENTRY(tensor_mma), ENTRY(tensor_commit),
-    ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group), {0, 0, 0},
+    ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group), ENTRY(wgmma),
+    ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };

@@ -1,0 +1,207 @@
+// wgmma.mma_async, commit_group and wait_group where operations take effect as soon as the last of four warps has issued
+// them; wgmma.py has the general case, and takes over what is in flight when this one does not do something.
+//
+// Warps issue the operations of their warpgroup in one order, so that operation n of each warp is the same one.
+#include <stddef.h>
+#include <string.h>
+
+#include "meter.h"
+#include "races.h"
+
+enum { B = 0, A = 1, CHUNK = 16, CHUNKS = K_BYTES / CHUNK };
+
+// --- the product -----------------------------------------------------------------------------------------------------
+
+// Cells of D, transposed: column j of row i at j * WGMMA_ROWS + i.
+static _Thread_local uint32_t cells[256 * WGMMA_ROWS] __attribute__((aligned(64)));
+static _Thread_local uint8_t fragments[WGMMA_ROWS * K_BYTES] __attribute__((aligned(64)));
+
+// Registers 4 g to 4 g + 3 of lane l are columns 8 g + 2 (l % 4) and the next one, of row l / 4 and then of row
+// l / 4 + 8 of the warp's 16 rows. FP16: a register is both columns of a row.
+static void move_part(const WgmmaPart *part, int warp, int64_t registers, int halves, int store) {
+  for (int64_t j = 0; j < registers; j++) {
+    uint32_t *values = (uint32_t *)(void *)(part->state + part->registers[j]);
+    int64_t column = halves ? j / 2 * 8 : j / 4 * 8 + j % 2, row = 16 * warp + (halves ? j % 2 : j / 2 % 2) * 8;
+    uint32_t *first = cells + column * WGMMA_ROWS + row;
+    for (int lane = 0; lane < LANES; lane++) {
+      uint32_t *cell = first + lane % 4 * 2 * WGMMA_ROWS + lane / 4;
+      if (store) values[lane] = halves ? (*cell & 0xFFFF) | cell[WGMMA_ROWS] << 16 : *cell;
+      else if (!halves) *cell = values[lane];
+      else *cell = values[lane] & 0xFFFF, cell[WGMMA_ROWS] = values[lane] >> 16;
+    }
+  }
+}
+
+// Register j of lane l is row l / 4 + 8 (j % 2) of the warp's 16 rows of A, bytes 4 (l % 4) + 16 (j / 2) onward.
+static void gather_fragments(const Wgmma *operation) {
+  for (int warp = 0; warp < WGMMA_WARPS; warp++)
+    for (int j = 0; j < A_WORDS / LANES; j++)
+      for (int lane = 0; lane < LANES; lane++) {
+        int row = 16 * warp + lane / 4 + 8 * (j % 2), byte = 4 * (lane % 4) + CHUNK * (j / 2);
+        memcpy(fragments + row * K_BYTES + byte, &operation->parts[warp].a[LANES * j + lane], 4);
+      }
+}
+
+int32_t wgmma_execute(const WgmmaForm *form, Wgmma *operation, uint8_t *data, const uint8_t *states) {
+  int64_t rows[WGMMA_ROWS * CHUNKS];  // places of fragments
+  Mma mma = form->mma;
+  MmaPart *part = &mma.parts[0];
+  int halves = mma.d == SUM_F16;
+  part->b = (MmaOperand){data, states, operation->operands[B].places};
+  part->a = (MmaOperand){data, states, operation->operands[A].places};
+  if (form->a_in_registers) {
+    for (int i = 0; i < WGMMA_ROWS * CHUNKS; i++) rows[i] = i;
+    gather_fragments(operation);
+    part->a = (MmaOperand){fragments, NULL, rows};
+  }
+  part->cells = cells;
+  mma.accumulate = operation->accumulate;
+  if (operation->accumulate)
+    for (int warp = 0; warp < WGMMA_WARPS; warp++)
+      move_part(&operation->parts[warp], warp, form->registers, halves, 0);
+  if (!mma_execute(&mma)) return 0;
+  for (int warp = 0; warp < WGMMA_WARPS; warp++)
+    move_part(&operation->parts[warp], warp, form->registers, halves, 1);
+  return 1;
+}
+
+// --- operations of a warpgroup ---------------------------------------------------------------------------------------
+
+static Warpgroup *warpgroup_of(const Tables *t, int64_t who) {
+  if (!t->warpgroups || !(t->unit_flags & EAGER)) return NULL;
+  return &t->warpgroups[(who & 0xFFFF) * t->warpgroups_of_cta + (who >> 16) / WGMMA_WARPS];
+}
+
+// The fewest operations that any warp has issued, and has waited for.
+static void least(const Warpgroup *group, int64_t *issued, int64_t *observed) {
+  *issued = *observed = INT64_MAX;
+  for (int i = 0; i < WGMMA_WARPS; i++) {
+    const WgmmaWarp *warp = &group->warps[i];
+    *issued = warp->issued < *issued ? warp->issued : *issued;
+    *observed = warp->observed < *observed ? warp->observed : *observed;
+  }
+}
+
+static int find_operand(
+    const Tables *t, int64_t descriptor, const WgmmaForm *form, int which, WgmmaOperand *found) {
+  const int64_t key[OPERAND_KEY] = {descriptor, form->kinds[which]};
+  const WgmmaOperand *entry = &t->wgmma_operands[which * WGMMA_OPERANDS + key_slot(key, OPERAND_KEY, WGMMA_OPERANDS)];
+  if (memcmp(entry->key, key, sizeof key)) return 0;
+  *found = *entry;
+  return 1;
+}
+
+// A read of shared memory by an operation whose warps know the clocks.
+static Access read_of(const Context *context, const Warpgroup *group, const WgmmaOperand *operand, const int32_t *clocks) {
+  return (Access){
+      .shadow = context->shadow, .grain = GRANULE, .offsets = operand->starts, .rows = operand->count,
+      .count = operand->nbytes, .known = clocks + ROW_VISIBLE * group->width, .width = group->width, .own = -1,
+      .lane = -1, .exempt = -1, .epochs = context->epochs, .fenced = clocks + ROW_PROXY * group->width,
+      .read_column = group->column,
+  };
+}
+
+// What the warps know that have issued the operation, with this one: the scratch matrix of its agent. 0: for Python.
+static int gather_clocks(Tables *t, const Warpgroup *group, const Wgmma *operation, int first) {
+  if (!log_flush(t) || !operation->clocks || !t->context) return 0;
+  const Agent *agent = t->context->agent;
+  if (agent->width != group->width || (first && !has_room(t->context->epochs, 1))) return 0;
+  agent_snapshot(agent, UINT32_MAX);
+  if (!first) clocks_join(agent->scratch, operation->clocks, ROWS * group->width);
+  return 1;
+}
+
+// The last warp issues an operation. 0: nothing has changed.
+static int start(Tables *t, const Warpgroup *group, Wgmma *operation, const WgmmaForm *form, int64_t instruction) {
+  int watched = (t->unit_flags & WATCHED) != 0, operands = form->a_in_registers ? 1 : 2;
+  const Context *context = t->context;
+  Access reads[2];
+  for (int i = 0; watched && i < operands; i++) {
+    reads[i] = read_of(context, group, &operation->operands[i], context->agent->scratch);
+    if (!access_check(&reads[i])) return 0;
+  }
+  if (!wgmma_execute(form, operation, group->data, group->states)) return 0;
+  for (int i = 0; watched && i < operands; i++) {
+    reads[i].identity = operation->identity;
+    access_record(&reads[i]);
+  }
+  if (t->meter) {
+    Meter *meter = meter_of(t, instruction, METER_UNIT);
+    meter->requests++;
+    meter->wavefronts += form->operand_wavefronts;
+  }
+  t->wgmmas++;
+  return 1;
+}
+
+int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruction) {
+  Warpgroup *group = warpgroup_of(t, who);
+  if (!group) return 0;
+  const WgmmaForm *form = &t->wgmma_forms[issued->form];
+  int64_t member = (who >> 16) % WGMMA_WARPS, number = group->warps[member].issued, complete, observed, most = 0;
+  least(group, &complete, &observed);
+  if (number - observed >= WGMMAS) return 0;
+  for (int i = 0; i < WGMMA_WARPS; i++) most = group->warps[i].issued > most ? group->warps[i].issued : most;
+  Wgmma *operation = &group->operations[number % WGMMAS];
+  int first = number == most, watched = (t->unit_flags & WATCHED) != 0, others = 0;
+  for (int i = 0; i < WGMMA_WARPS; i++) others += group->warps[i].issued > number;
+  WgmmaOperand operands[2];
+  if (first) {
+    if (!find_operand(t, issued->b, form, B, &operands[B])) return 0;
+    if (!form->a_in_registers && !find_operand(t, issued->a, form, A, &operands[A])) return 0;
+  } else if (
+      operation->form != issued->form || operation->b != issued->b || operation->accumulate != issued->accumulate ||
+      (!form->a_in_registers && operation->a != issued->a)) {
+    return 0;
+  }
+  if (watched && !gather_clocks(t, group, operation, first)) return 0;
+  if (first) {
+    operation->form = issued->form;
+    operation->a = issued->a;
+    operation->b = issued->b;
+    operation->accumulate = issued->accumulate;
+    memcpy(operation->operands, operands, sizeof operands);
+    if (watched)
+      operation->identity = new_epoch(t->context->epochs, group->column, number + 1, form->text, 0, (int32_t)instruction);
+  }
+  operation->parts[member] = issued->parts[member];
+  if (others == WGMMA_WARPS - 1 && !start(t, group, operation, form, instruction)) return 0;
+  if (watched) {
+    Agent *agent = t->context->agent;
+    memcpy(operation->clocks, agent->scratch, ROWS * (size_t)group->width * sizeof *agent->scratch);
+    agent_advance(agent);
+  }
+  if (!group->warps[member].issued++) group->warps[member].order = ++t->wgmma_warps;
+  t->progress++;
+  return 1;
+}
+
+int32_t wgmma_commit(Tables *t, int64_t who) {
+  Warpgroup *group = warpgroup_of(t, who);
+  if (!group) return 0;
+  WgmmaWarp *warp = &group->warps[(who >> 16) % WGMMA_WARPS];
+  if (warp->committed - warp->waited == WGMMA_GROUPS) return 0;
+  warp->ends[warp->committed++ % WGMMA_GROUPS] = warp->issued;
+  return 1;
+}
+
+int32_t wgmma_wait(Tables *t, int64_t who, int64_t newest) {
+  Warpgroup *group = warpgroup_of(t, who);
+  if (!group) return 0;
+  WgmmaWarp *warp = &group->warps[(who >> 16) % WGMMA_WARPS];
+  int64_t older = warp->committed - warp->waited - newest, complete, observed;
+  if (older <= 0) return 1;
+  int64_t end = warp->ends[(warp->waited + older - 1) % WGMMA_GROUPS];
+  least(group, &complete, &observed);
+  if (end > complete) return 0;
+  if (t->unit_flags & WATCHED && end > warp->observed) {
+    // The warps know at least as much when they issue an operation as when they issued those before.
+    if (!log_flush(t) || t->context->agent->width != group->width) return 0;
+    Agent *agent = t->context->agent;
+    clocks_join(agent->clocks, group->operations[(end - 1) % WGMMAS].clocks, ROWS * group->width);
+    clocks_raise(agent->clocks, group->width, ROW_TENSOR, group->column, end);
+  }
+  warp->waited += older;
+  warp->observed = end;
+  return 1;
+}
