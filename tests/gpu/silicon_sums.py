@@ -32,9 +32,9 @@ from cute_kernels.emulator.core.library import library as core
 from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.matrix_products import Kind, multiply_rows
 from cute_kernels.emulator.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows, multiply
-from cute_kernels.emulator.wgmma import accumulators_of_rows, rows_of_accumulators
 from tests.emulator.record_matrix_on_gpu import Gpu
 from tests.emulator.sum_inputs import STYLES, operands
+from tests.emulator.wgmma_registers import accumulators_of_rows, rows_of_accumulators
 
 ROWS, COLUMNS, THREADS = 64, 256, 128
 _ELEMENTS = {element.name: element for kind in matrix_operands.KINDS.values() for element in kind.values()}
