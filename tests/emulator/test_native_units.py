@@ -56,7 +56,7 @@ class NativeMachine(Machine):
         self.cluster = SimpleNamespace(
             ctas=[SimpleNamespace(shared=cta) for cta in self.ctas], gmem=self.gmem, params=b"", options=options,
             barriers=self.barriers, tma=self.tma, progress=0, meter=None, tensor_core=SimpleNamespace(instructions=0),
-            tracker=None,
+            tracker=None, wgmma=SimpleNamespace(instructions=0),
         )  # fmt: skip
         self.tables = MemoryTables(self.cluster, 0)
         self.units = Units(self.cluster, self.tables)
