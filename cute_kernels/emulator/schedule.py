@@ -24,6 +24,10 @@ class Schedule:
         seed, completion, interleave: as in `Options`.
         spurious_timeouts: `Options.spurious_try_wait_failures`.
         overlap: launches with programmatic stream serialisation may begin before the launch before them is over.
+
+    Raises:
+        TypeError: a seed that is no int, or a field that is no bool.
+        ValueError: another completion or interleaving.
     """
 
     seed: int = 0
@@ -31,6 +35,12 @@ class Schedule:
     interleave: Literal["round_robin", "random", "starve"] = "round_robin"
     spurious_timeouts: bool = False
     overlap: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("spurious_timeouts", "overlap"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
+        self.options()  # checks the others
 
     def options(self, **others: Any) -> Options:
         """The schedule as options of a run; ``others`` are further fields of `Options`."""

@@ -83,6 +83,8 @@ class TensorRow(Row):
     def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
         if not isinstance(value, torch.Tensor) and not (value is None and self.optional):
             raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
+        if value is not None and value.is_nested:  # torch's dispatcher would refuse it without a name
+            raise TypeError(f"{name} is a nested tensor, expected a torch.Tensor of one shape")
         return (value,), ()
 
     def check_dtype(self, name: str, value: torch.Tensor) -> None:

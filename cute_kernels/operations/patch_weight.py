@@ -284,6 +284,8 @@ def _convolution_order(weight: torch.Tensor, order: str, channels: int) -> torch
     """``[N, C, p, p]`` of either kind of weight."""
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"weight is {type(weight).__name__}, expected torch.Tensor")
+    if weight.is_nested:
+        raise TypeError("weight is a nested tensor, expected a torch.Tensor of one shape")
     if weight.layout is not torch.strided or not weight.dtype.is_floating_point or weight.itemsize < 2:
         allowed = "a strided tensor of torch.float32, torch.float64, torch.bfloat16 or torch.float16"
         raise TypeError(f"weight has dtype {weight.dtype} and layout {weight.layout}, allowed: {allowed}")

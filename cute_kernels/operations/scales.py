@@ -33,6 +33,8 @@ def split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, t
     if scale is None:
         return 1.0, None
     if isinstance(scale, torch.Tensor):
+        if scale.is_nested:
+            raise TypeError(f"{name} is a nested tensor, expected a number, an FP32 tensor of one shape, or None")
         if scale.layout is not torch.strided:
             raise TypeError(f"{name} has layout {scale.layout}, allowed: {torch.strided}")
         return 1.0, scale

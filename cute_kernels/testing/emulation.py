@@ -29,9 +29,12 @@ def emulation(
 
     Raises:
         ValueError: an architecture that is not known.
+        TypeError: a schedule that is none.
         EmulatorError: out of the call that launches a kernel that is at fault.
     """
-    schedule = schedule or Schedule()
+    schedule = Schedule() if schedule is None else schedule
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule {schedule!r} is a {type(schedule).__name__}; Schedule(..) is needed")
     options = schedule.options(strict=strict, max_warp_instructions=max_warp_instructions)
     with capture(arch, options, overlap=schedule.overlap) as session:
         yield session

@@ -21,6 +21,11 @@ from tests.ops import exact
 FP8 = torch.float8_e4m3fn
 
 
+def nested(*shape: int) -> torch.Tensor:
+    """A nested tensor of one tensor of this shape."""
+    return torch.nested.as_nested_tensor([torch.ones(shape)], layout=torch.jagged)
+
+
 def make_call(seed=0, images=2, positions=3, n=8, k=40):
     """Random x [images, positions, k], weight [n, k], bias [n], pos_embed [positions, n]."""
     generator = torch.Generator().manual_seed(seed)
@@ -508,6 +513,9 @@ BAD_ARGUMENTS = [
     ({"pos_embed": torch.ones(3, 16).to_sparse()}, TypeError, "pos_embed has layout torch.sparse_coo"),
     ({"weight": torch.ones(16, 32).to_sparse()}, TypeError, "weight has layout torch.sparse_coo"),
     ({"x": torch.ones(6, 32).to_sparse()}, TypeError, "x has layout torch.sparse_coo"),
+    ({"x": nested(6, 32)}, TypeError, "x is a nested tensor"),
+    ({"bias": nested(16)}, TypeError, "bias is a nested tensor, expected a torch.Tensor of one shape"),
+    ({"scale_a": nested(6, 1)}, TypeError, "scale_a is a nested tensor, expected a number, an FP32 tensor"),
     ({"scale_a": "1"}, TypeError, "scale_a is str"),
     ({"scale_a": True}, TypeError, "scale_a is bool"),
     ({"scale_a": torch.ones(1, dtype=torch.float64)}, TypeError, "scale_a has dtype torch.float64"),

@@ -195,6 +195,7 @@ IMAGES = pixels(2, 1, 32, 64)
         ({"images": pixels(2, 1, 40, 64)}, ValueError, "images has H = 40, allowed: .*multiples of 16, nearest 48"),
         ({"images": pixels(2, 1, 32, 8)}, ValueError, "images has W = 8, allowed: .*nearest 16"),
         ({"images": IMAGES.to_sparse()}, TypeError, "images has layout torch.sparse_coo"),
+        ({"bias": torch.nested.nested_tensor(list(numbers(5, 8)))}, TypeError, "bias is a nested tensor, expected"),
         ({"weight": numbers(40, 256)}, TypeError, "weight is Tensor, expected what .*prepare_patch_weight returns"),
         ({"bias": numbers(41)}, ValueError, r"bias has shape \[41\], allowed: \[N\] = \[40\]"),
         ({"bias": numbers(40).double()}, TypeError, "bias has dtype torch.float64"),

@@ -194,6 +194,7 @@ def with_nan() -> torch.Tensor:
     ("arguments", "error", "message"),
     [
         ({"weight": [1.0]}, TypeError, "weight is list, expected torch.Tensor"),
+        ({"weight": torch.nested.nested_tensor([torch.ones(12)])}, TypeError, "weight is a nested tensor, expected"),
         ({"weight": torch.zeros(8, 12, dtype=torch.int8)}, TypeError, "weight has dtype torch.int8"),
         ({"weight": torch.zeros(8, 12).to(torch.float8_e4m3fn)}, TypeError, "weight has dtype torch.float8_e4m3fn"),
         ({"weight": torch.zeros(8, 3, 4, 5)}, ValueError, "weight has shape [8, 3, 4, 5]"),
