@@ -46,6 +46,7 @@ def alloc(warp: Any, mask: int, destination: int, columns: int, cta_group: int) 
             warp.wait = AllocationWait(warp.cta, columns)
     if base is None:
         return None
+    warp.cta.tmem.note_alloc(base, warp.executing(), warp.label)
     warp.cluster.progress += 1
     warp.cluster.memory.view(destination, 4, write=True)[:] = np.frombuffer(base.to_bytes(4, "little"), np.uint8)
     watch_uniform(warp, 1, "shared", destination, 4, True)

@@ -135,6 +135,7 @@ def parse_form(instruction: Instruction) -> Form:
         text=f"{instruction.opcode} at PTX line {instruction.line}",
         d_type=d_type,
         saturate=saturate,
+        instruction=instruction,
     )
 
 

@@ -390,10 +390,10 @@ class Cluster:
         """
         unobserved = self.tma.groups.unobserved()
         self.engine.drain()
-        self.wgmma.check_finished()
+        self.wgmma.check_finished(lambda rank, warp: self.ctas[rank].warps[warp].label)
         if self.options.looks_for("exits"):
             for cta in self.ctas:
-                cta.tmem.check_released()
+                cta.tmem.check_released(self._instructions)
             for thread, store, place in unobserved:
                 text = store if isinstance(store, str) else self.tracker.epochs.label(store)
                 place = place if isinstance(store, str) else self.tracker.epochs.place(store)

@@ -7,12 +7,17 @@ lane]``) because a register of a 32x32b load is one column of 32 lanes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX, raising
+from cute_kernels.emulator.facts import Memory, WarpName
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.program import Instruction
 
 LANES, COLUMNS = CONSTANTS["TENSOR_LANES"], CONSTANTS["TENSOR_COLUMNS"]
 LANE_GROUP = CONSTANTS["LANE_GROUP"]  # no access covers less of a column
@@ -54,6 +59,7 @@ class TensorMemory:
         self.floats = self.cells.view(np.float32)
         self._address = self.cells.ctypes.data
         self.allocations: dict[int, int] = {}
+        self._allocated_by: dict[int, tuple[int, str]] = {}  # by column base: instruction, warp
         self.changes = 0
         self.report: Callable[[EmulatorError], None] = raising
         self.detect, self._own_lanes = detect, own_lanes
@@ -95,6 +101,16 @@ class TensorMemory:
                 return base
         return None
 
+    def note_alloc(self, base: int, place: int, warp: str) -> None:
+        """Keeps, for reports, who made the allocation from column ``base`` on.
+
+        Args:
+            base: what `alloc` returned.
+            place: index of the instruction, -1 if it is not known.
+            warp: label of the warp.
+        """
+        self._allocated_by[base] = place, warp
+
     def dealloc(self, address: int, ncols: int) -> None:
         """tcgen05.dealloc of an allocation as a whole.
 
@@ -106,6 +122,7 @@ class TensorMemory:
             have = ", ".join(f"{n} columns at {base}" for base, n in self.allocations.items()) or "nothing"
             raise IllegalAccess(f"tcgen05.dealloc of {ncols} columns at address {address:#x}; allocated: {have}")
         del self.allocations[column]
+        self._allocated_by.pop(column, None)
         self.changes += 1
         self._allocated[column : column + ncols] = False
 
@@ -113,15 +130,23 @@ class TensorMemory:
         """tcgen05.relinquish_alloc_permit: no further alloc by this CTA."""
         self.relinquished = True
 
-    def check_released(self) -> None:
-        """At the exit of the CTA.
+    def check_released(self, instructions: Sequence[Instruction] = ()) -> None:
+        """At the exit of the CTA: each allocation that is left is reported where it was made.
+
+        Args:
+            instructions: of the kernel.
 
         Raises:
             IllegalAccess: columns are still allocated (PTX ISA: all must be deallocated before the kernel exits).
         """
-        if self.allocations:
-            message = f"the CTA exits with {sum(self.allocations.values())} TMEM columns allocated"
-            self.report(IllegalAccess(message).know("tensor-memory-leak"))
+        for base, ncols in self.allocations.items():
+            place, label = self._allocated_by.get(base, (-1, ""))
+            name = WarpName.of(label)
+            error = IllegalAccess(
+                f"the CTA exits with {ncols} TMEM columns allocated" + (f" by warp {name.index}" if name else "")
+            ).know("tensor-memory-leak", memory=Memory("tensor", base, ncols, name.cta) if name else None)
+            instruction = instructions[place] if 0 <= place < len(instructions) else None
+            self.report(error.at(instruction, label or None))
 
     def accessed(self, warp: int, address: int) -> int:
         """The address that a load or store by a warp accesses: in its own quarter, unless other lanes are reported."""

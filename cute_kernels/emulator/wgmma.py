@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from cute_kernels.emulator.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.counters import UnitCounters
-from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.happens_before import Agent
 from cute_kernels.emulator.matrix_arithmetic import EXACTLY, Arithmetic
 from cute_kernels.emulator.matrix_operands import (
@@ -43,6 +43,7 @@ from cute_kernels.emulator.tensor_map import CHUNK
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.native_wgmma import CoreWgmmas
+    from cute_kernels.emulator.program import Instruction
 
 WARPS = 4  # of a warpgroup
 ROWS = 64  # M of every wgmma; warp w holds rows 16 w to 16 w + 15 of A and D
@@ -63,6 +64,7 @@ class Form:
         text: opcode and PTX line, for reports.
         d_type: type of the accumulator, ``"f32"``, ``"f16"`` (two in a register) or ``"s32"``.
         saturate: integer sums saturate.
+        instruction: of the kernel, for reports; None where there is no kernel.
     """
 
     n: int
@@ -76,6 +78,7 @@ class Form:
     text: str
     d_type: str = "f32"
     saturate: bool = False
+    instruction: Instruction | None = None
 
     @property
     def registers(self) -> int:
@@ -333,23 +336,30 @@ class WgmmaUnit:
                     operation.watched.observe(agent)
         del groups.committed[:older]
 
-    def check_finished(self) -> None:
+    def check_finished(self, label: Callable[[int, int], str] = lambda rank, warp: "") -> None:
         """At the end of the kernel.
+
+        Args:
+            label: of the warp of a rank and index.
 
         Raises:
             BarrierMisuse: an operation that some warp of a warpgroup never issued.
             IllegalAccess: an operation that no warp waited for.
         """
         self._take_over()
-        for partial in self._partial.values():
+        error: EmulatorError
+        for (rank, warpgroup), partial in self._partial.items():
             if partial:
-                raise BarrierMisuse(f"the kernel ends with {partial[0].describe()}")
+                error = BarrierMisuse(f"the kernel ends with {partial[0].describe()}")
+                first = WARPS * warpgroup + min(partial[0].parts)
+                raise error.at(partial[0].form.instruction, label(rank, first))
         for (rank, warp), groups in self._warps.items():
             for operation in [op for group in [*groups.committed, groups.open] for op in group]:
                 if not operation.observed:
-                    raise IllegalAccess(
+                    error = IllegalAccess(
                         f"warp {warp} of CTA {rank} exits, and its warpgroup never waited for {operation.describe()}"
                     )
+                    raise error.at(operation.form.instruction, label(rank, warp))
 
     # --- execution ----------------------------------------------------------------------------------------------------
 

@@ -189,8 +189,26 @@ def test_a_warp_that_does_not_take_part_is_named() -> None:
         run(case, text)
     assert "not issued by warps 3 of the warpgroup" in error.value.report
     text = text.replace("%thread, 96", "%thread, 32").replace(WAIT, "ret;")
-    with pytest.raises(BarrierMisuse, match="the kernel ends with .* not issued by warps 1, 2, 3"):
-        run(case, text.replace("ret;\nst.global", "bra SKIP;\nst.global"))
+    text = text.replace("ret;\nst.global", "bra SKIP;\nst.global")
+    with pytest.raises(BarrierMisuse, match="the kernel ends with .* not issued by warps 1, 2, 3") as misuse:
+        run(case, text)
+    assert (misuse.value.ptx_line, misuse.value.warp) == (line_of_mma(text), "CTA 0 warp 0")
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_an_operation_that_nobody_waits_for_is_reported_where_it_was_issued(native: bool) -> None:
+    case = Wgmma(n=8)
+    text = changed(case, (WAIT, ""))
+    text = text[: text.index(COMMIT) + len(COMMIT)] + "\nret;\n}\n"
+    with pytest.raises(IllegalAccess, match="never waited for wgmma.mma_async") as error:
+        run(case, text, Options(native=native))
+    warp = f"CTA 0 warp {error.value.message.split()[1]}"  # it is of no importance which of the four is named
+    assert (error.value.ptx_line, error.value.warp) == (line_of_mma(text), warp)
+
+
+def line_of_mma(text: str) -> int:
+    """PTX line of the first wgmma.mma_async."""
+    return next(n for n, line in enumerate(text.splitlines(), 1) if "wgmma.mma_async" in line)
 
 
 def test_warps_must_issue_the_same_operation() -> None:

@@ -169,7 +169,9 @@ def _memory(memory: Memory | None) -> str:
     if memory is None:
         return ""
     if memory.space == "tensor":
-        return f"column {memory.first} of the tensor memory of CTA {memory.cta}"
+        last = memory.first + memory.count - 1
+        columns = f"column {memory.first}" if memory.count == 1 else f"columns {memory.first} to {last}"
+        return f"{columns} of the tensor memory of CTA {memory.cta}"
     count = f"{memory.count} byte{'s' if memory.count != 1 else ''}"
     if memory.space == "shared":
         return f"{count} at offset {memory.first} of the shared memory of CTA {memory.cta}"
