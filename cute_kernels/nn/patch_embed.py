@@ -203,8 +203,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             ``[B, S, N]`` of images, ``[B, L, N]`` of rows.
 
         Raises:
-            TypeError: pixels of another type than the precision multiplies or than promised.
-            ValueError: a wrong shape; CPU pixels that look raw; grids that do not fit.
+            TypeError: pixels of another type than the precision multiplies or than promised, or that are not strided.
+            ValueError: a wrong shape or device; CPU pixels that look raw; grids that do not fit.
             RuntimeError: the module that this one was made from is still there and got other parameters since, or the
                 ``model`` other positions.
         """
@@ -213,6 +213,13 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             self._source_of_positions.check(self)
         if not isinstance(pixels, torch.Tensor):
             raise TypeError(f"pixels is {type(pixels).__name__}, expected torch.Tensor")
+        if pixels.layout is not torch.strided or pixels.is_nested:
+            kind = "a nested tensor" if pixels.is_nested else f"of layout {pixels.layout}"
+            raise TypeError(f"pixels is {kind}, expected a strided tensor")
+        if pixels.device != self.weight.device:
+            raise ValueError(
+                f"pixels is on {pixels.device} and weight is on {self.weight.device}: they must be on one device"
+            )
         pos = self.pos_embed if pos_embed is None else pos_embed
         native = self.grid if pos_embed is None or self.grid is not None else None
         if pos is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -63,7 +63,9 @@ def checked_grids(
 
 
 def two_integers(name: str, value: Sequence[int]) -> tuple[int, int]:
-    """``value`` as a pair of integers of at least 1, or a ValueError that calls it ``name``."""
+    """``value`` as a pair of integers of at least 1, or a TypeError or ValueError that calls it ``name``."""
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{name} is {type(value).__name__}, expected two integers (rows, columns)")
     pair = tuple(value)
     if len(pair) != 2 or any(isinstance(extent, bool) or not isinstance(extent, int) for extent in pair):
         raise ValueError(f"{name} has {value!r}, allowed: two integers (rows, columns)")

@@ -445,6 +445,11 @@ def test_arguments_of_from_module(arguments, message):
         PatchEmbed.from_module(convolution(), **arguments)
 
 
+def test_a_grid_that_is_no_pair():
+    with pytest.raises(TypeError, match=r"grid is int, expected two integers \(rows, columns\)"):
+        PatchEmbed.from_module(convolution(), grid=4)
+
+
 def test_a_weight_with_nan():
     module = convolution()
     module.weight.data[0, 0, 0, 0] = float("nan")
@@ -468,6 +473,20 @@ def test_pixels_that_are_not_what_was_promised():
                 PatchEmbed.from_module(convolution(), **arguments)(floats / 127.5 - 1)
         with pytest.raises(TypeError, match="int64"):
             ours(raw.long())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda x: x.numpy(), TypeError, "pixels is ndarray, expected torch.Tensor"),
+        (lambda x: x.to_sparse(), TypeError, "pixels is of layout torch.sparse_coo, expected a strided tensor"),
+        (lambda x: torch.nested.nested_tensor(list(x)), TypeError, "pixels is a nested tensor, expected a strided"),
+        (lambda x: x.to("meta"), ValueError, "pixels is on meta and weight is on cpu: they must be on one device"),
+    ],
+)
+def test_pixels_that_are_no_strided_tensor_of_the_device(make, error, words):
+    with torch.no_grad(), pytest.raises(error, match=words):
+        PatchEmbed.from_module(convolution())(make(uint8_images().float() / 255))
 
 
 def test_shapes_of_pixels():
