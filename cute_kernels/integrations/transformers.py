@@ -45,6 +45,8 @@ class _Images(EngineMixin):
 
     def forward(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False) -> torch.Tensor:
         layer, positions = self.patch_embedding, self.position_embedding.weight
+        if pixel_values.dim() != 4:  # the engine would take them for rows
+            raise self._wrong_shape(pixel_values)
         takes_over = _is_plain(layer, torch.nn.Conv2d) and self.engine.takes_over(
             pixel_values, layer.weight, layer.bias, positions, training=self.training
         )
@@ -52,6 +54,8 @@ class _Images(EngineMixin):
         if not takes_over:
             pixel_values = self.engine.normalised(pixel_values, layer.weight)
             return super().forward(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
+        if pixel_values.shape[1] != layer.in_channels or min(pixel_values.shape[2:]) < self.patch_size:
+            raise self._wrong_shape(pixel_values)
         grid = tuple(extent // self.patch_size for extent in pixel_values.shape[2:])
         if interpolate_pos_encoding:
             side = int(positions.shape[0] ** 0.5)
@@ -62,6 +66,13 @@ class _Images(EngineMixin):
                 f"model's {positions.shape[0]}; allowed with interpolate_pos_encoding=True"
             )
         return self.engine.images(pixel_values, layer.weight, layer.bias, positions)
+
+    def _wrong_shape(self, pixel_values: torch.Tensor) -> ValueError:
+        shape, channels, side = list(pixel_values.shape), self.patch_embedding.in_channels, self.patch_size
+        hint = ": permute(0, 3, 1, 2) is needed" if len(shape) == 4 and shape[3] == channels != shape[1] else ""
+        return ValueError(
+            f"pixel_values has shape {shape}, allowed: [B, {channels}, H, W], H and W at least {side}{hint}"
+        )
 
 
 class _NaFlex(EngineMixin):

@@ -104,8 +104,9 @@ class PatchEngine:
             return None
         precision = self.options.precision
         results = "" if precision == "int8" else f" and gives results of {weight.dtype}"
+        kind = f"images of shape {list(images.shape[1:])}" if pixels.dim() == 4 else "rows"
         return (
-            f"no kernel takes images of shape {list(images.shape[1:])} with patches of {self.patch(weight)} and "
+            f"no kernel takes {kind} with patches of {self.patch(weight)} and "
             f"precision {precision!r} on {pixels.device}{results}"
         )
 

@@ -378,3 +378,17 @@ def test_a_model_tells_whether_it_is_converted(siglip):
         integration.is_converted(torch.nn.Linear(8, 8))
     with pytest.raises(TypeError, match="model is str"):
         integration.is_converted("model")
+
+
+@pytest.mark.parametrize("keywords", [{}, {"interpolate_pos_encoding": True}], ids=["plain", "interpolated"])
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((2, 64, 64, 3), r"permute\(0, 3, 1, 2\)"), ((3, 64, 64), "B, 3, H, W"), ((2, 1, 64, 64), "B, 3, H, W"),
+     ((2, 3, 64, 8), "at least 16")],
+    ids=["channels last", "no batch", "one channel", "too narrow"],
+)  # fmt: skip
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_images_of_a_wrong_shape_are_named(siglip, precision, shape, words, keywords) -> None:
+    model = integration.convert(transformers.SiglipVisionModel.from_pretrained(siglip).eval(), precision)
+    with torch.no_grad(), pytest.raises(ValueError, match=f"pixel_values has shape .*{words}"):
+        model(pixel_values=torch.zeros(shape, dtype=torch.uint8), **keywords)
