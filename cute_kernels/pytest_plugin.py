@@ -6,6 +6,7 @@ Installed with the package. It imports nothing but pytest until a test uses it.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "emulated(arch=..., strict=False): architecture and strictness of the fixture emulated"
     )
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo) -> Iterator[None]:
+    """Behind the traceback of a fault, what `cute-kernels emulate` prints of it: both source lines, and help."""
+    outcome = yield
+    errors = sys.modules.get("cute_kernels.emulator.errors")
+    if errors is None or call.excinfo is None or not isinstance(call.excinfo.value, errors.EmulatorError):
+        return
+    diagnostics = "cute_kernels.emulator.diagnostics"
+    diagnose = importlib.import_module(f"{diagnostics}.diagnosis").diagnose
+    render = importlib.import_module(f"{diagnostics}.text").render
+    outcome.get_result().sections.append(("Fault found by the emulator", render(diagnose(call.excinfo.value))))
 
 
 def _testing(user: str) -> Any:

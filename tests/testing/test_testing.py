@@ -136,6 +136,40 @@ def test_architecture_strictness_and_misuse(tmp_path: Path) -> None:
     assert run.returncode == 1 and "passed" not in summary
 
 
+RACE = """
+import cutlass, pytest, torch
+from cutlass import cute
+from cutlass.cute.runtime import from_dlpack
+
+@cute.kernel
+def turn(y: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    buffer = cute.make_tensor(cute.arch.alloc_smem(cutlass.Int32, 64), cute.make_layout(64))
+    buffer[thread] = thread
+    y[thread] = buffer[thread ^ 1]
+
+@cute.jit
+def launch(y: cute.Tensor):
+    turn(y).launch(grid=(1, 1, 1), block=(64, 1, 1))
+
+def test_race(emulated):
+    launch(from_dlpack(torch.zeros(64, dtype=torch.int32, device="cuda")))
+
+def test_of_another_kind(emulated):
+    raise RuntimeError("not the emulator's")
+"""
+
+
+def test_the_report_of_a_fault_follows_the_traceback(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(RACE)
+    output = run_tests(tmp_path).stdout
+    assert "2 failed" in output and output.count("Fault found by the emulator") == 1, output
+    report = output.partition("Fault found by the emulator")[2]
+    assert "error[lanes-race]: a load reads shared memory that a store by another lane" in report, output
+    assert re.search(r"--> .*test_it.py:11 .*\n +written at .*test_it.py:10 ", report), output
+    assert "help: cute.arch.sync_warp()" in report
+
+
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "from cute_kernels import extras\nthere = extras._is_there\n"
