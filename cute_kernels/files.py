@@ -1,4 +1,4 @@
-"""Files that a command writes: checked before any work is done for them, and errors that name them."""
+"""Files that a command reads or writes: checked before any work is done, and errors that name them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def check_program(script: str | Path) -> None:
+    """Whether there is a program to run.
+
+    Raises:
+        OSError: IsADirectoryError for a folder, FileNotFoundError where there is no file.
+    """
+    if os.path.isdir(script):
+        raise IsADirectoryError(f"{script} is a directory; the file of a program is needed")
+    if not os.path.isfile(script):
+        raise FileNotFoundError(f"no file {script}")
 
 
 def check_output(path: Path) -> None:

@@ -7,6 +7,7 @@ import functools
 import math
 from typing import Any
 
+from cute_kernels import files
 from cute_kernels.checking.search import Budget, Finding, Search, Tally
 from cute_kernels.commands import workers
 from cute_kernels.commands.progress import ProgressLine
@@ -152,7 +153,7 @@ def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter)
     Raises:
         SystemExit, OSError, ValueError: as `check`.
     """
-    command.check_script(options.script)
+    files.check_program(options.script)
     recorder = Recorder()
     with capture(options.arch, Options(**how), recorder=recorder) as session:
         failed = functools.partial(reporter.report, Schedule())

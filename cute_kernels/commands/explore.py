@@ -76,8 +76,7 @@ def run(options: argparse.Namespace) -> int:
 def _program_choice(options: argparse.Namespace) -> str:
     if options.settings or not options.vary:
         raise ValueError("a program takes --vary FIELD=VALUE,.. and --arguments, and no --set")
-    if not Path(options.kernel).is_file():
-        raise FileNotFoundError(f"no file {options.kernel}")
+    files.check_program(options.kernel)
     return "\n".join([
         f"script = {str(Path(options.kernel).resolve())!r}",
         f"arch = {options.arch or 'sm_100a'!r}",

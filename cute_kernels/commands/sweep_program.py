@@ -9,10 +9,9 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import Any
 
-from cute_kernels import extras
+from cute_kernels import extras, files
 from cute_kernels.commands.sweep_table import Row
 from cute_kernels.executors import Workers
 from cute_kernels.plan import SmemRegion, TmemRegion
@@ -45,7 +44,7 @@ def sweep_program(
         and tensor memory are the most that one of them has; no model knows the time of such a kernel.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        OSError: FileNotFoundError where there is no such file, IsADirectoryError where it is a folder.
         ValueError: ``jobs`` below 1, or an architecture that is not emulated.
         MissingExtra: the extra ``emulator`` is not installed.
     """
@@ -54,8 +53,7 @@ def sweep_program(
 
     if arch not in capturing.ARCHITECTURES:
         raise ValueError(f"arch = {arch!r}, allowed: {', '.join(capturing.ARCHITECTURES)}")
-    if not Path(script).is_file():
-        raise FileNotFoundError(f"{os.fspath(script)}: no such file")
+    files.check_program(script)
     if jobs < 1:
         raise ValueError(f"jobs = {jobs}, allowed: at least 1")
     state = (os.path.abspath(script), arch, tuple(arguments))

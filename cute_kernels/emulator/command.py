@@ -24,7 +24,7 @@ from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_be
 from cute_kernels.emulator.matrix_arithmetic import CHOICES
 from cute_kernels.emulator.options import DETECTORS, Options
 from cute_kernels.emulator.schedule import Schedule
-from cute_kernels.files import check_output, write_text
+from cute_kernels.files import check_output, check_program, write_text
 
 FAULT, REFUSED = 3, 4
 """Exit statuses beside 0, a program's own ones, and argparse's 2."""
@@ -272,7 +272,7 @@ def emulate(options: argparse.Namespace) -> int:
         SystemExit: the program's own.
         OSError: no such program, or a file or folder of an option that cannot be written.
     """
-    check_script(options.script)
+    check_program(options.script)
     if options.trace is not None:
         check_output(options.trace)
     if options.profile_json is not None:
@@ -426,12 +426,6 @@ def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "em
     # Without it the name of a script that begins with a dash would be taken for an option.
     words += ["--"] if parsed.script.startswith("-") else []
     return [*words, parsed.script, *parsed.arguments]
-
-
-def check_script(script: str) -> None:
-    """Raises FileNotFoundError unless there is such a file."""
-    if not os.path.isfile(script):
-        raise FileNotFoundError(f"no file {script}")
 
 
 def run_program(

@@ -107,6 +107,8 @@ class Options:
                 raise ValueError(f"{name} {value}: at least 1 is needed")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed {self.seed!r}: an int is needed")
+        if self.seed < 0:
+            raise ValueError(f"seed {self.seed}: at least 0 is needed")
         for name, kind, allowed in (("clusters", int, "None or a tuple of ints"), ("roles", str, "a tuple of str")):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(n, kind) for n in value)):

@@ -27,7 +27,7 @@ class Schedule:
 
     Raises:
         TypeError: a seed that is no int, or a field that is no bool.
-        ValueError: another completion or interleaving.
+        ValueError: a seed below 0, another completion or interleaving.
     """
 
     seed: int = 0
@@ -91,7 +91,7 @@ _SMALL_SEEDS = 6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that choose a schedule."""
-    parser.add_argument("--seed", type=int, default=0, help="of the schedule (default: %(default)s)")
+    parser.add_argument("--seed", type=seed_of, default=0, help="of the schedule (default: %(default)s)")
     parser.add_argument(
         "--completion",
         choices=COMPLETIONS,
@@ -113,6 +113,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a launch with programmatic stream serialisation may begin before the launch before it is over: what "
         "griddepcontrol.wait does not order races, and shows in the results",
     )
+
+
+def seed_of(text: str) -> int:
+    """A seed, as argparse's ``type``."""
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**63 - 1")
+    return int(text)
 
 
 def of_arguments(parsed: argparse.Namespace) -> Schedule:

@@ -72,7 +72,7 @@ def test_the_replay_command_has_the_roles_and_the_same_script(script: str) -> No
         (["--trace", "program.py"], {"trace": Path("program.py")}),
         (["--keep-ptx=folder", "--no-detectors"], {"keep_ptx": Path("folder"), "no_detectors": True}),
         (["--without", "exits", "--without=tensor_lanes"], {"without": ["exits", "tensor_lanes"]}),
-        (["--seed", "-1", "--"], {"seed": -1}),
+        (["--max-idle-blocks", "-1", "--"], {"max_idle_blocks": -1}),
     ],
 )
 def test_options_before_the_script_are_the_command_s(own: list[str], expected: dict) -> None:
@@ -179,6 +179,10 @@ def test_folders_that_cannot_be(tmp_path, monkeypatch, capsys, folder: str, mess
 def test_exit_status_of_arguments_and_files(tmp_path) -> None:
     assert emulate("--keep-ptx", PROGRAM, PROGRAM, "normal").returncode == 2
     assert emulate(str(tmp_path / "missing.py")).returncode == 2
+    assert f"{tmp_path} is a directory; the file of a program is needed" in emulate(str(tmp_path)).stderr
+    refused = emulate("--seed", "-1", PROGRAM, "normal")
+    assert refused.returncode == 2
+    assert "argument --seed: '-1' is not an integer from 0 to 2**63 - 1" in refused.stderr
     assert emulate("--help").stdout.count("\n  3  a kernel is at fault") == 1
 
 

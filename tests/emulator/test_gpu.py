@@ -127,6 +127,7 @@ def test_more_threads_than_the_kernel_was_compiled_for():
         (TypeError, {"native": "yes"}),
         (TypeError, {"detectors": None}),
         (TypeError, {"seed": 1.5}),
+        (ValueError, {"seed": -1}),
     ],
 )
 def test_options_are_checked(error: type[Exception], wrong: dict):

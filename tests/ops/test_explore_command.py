@@ -135,16 +135,19 @@ def test_times_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    export = ["--export", str(tmp_path / "no.html")]
+    export, folder = ["--export", str(tmp_path / "no.html")], tmp_path / "folder.py"
+    folder.mkdir()
     for arguments, message in (
         (["gemm", *export], "--vary is missing: name the tunables of gemm"),
         (["--vary", "tiles=3", *export], "--set tiles=3: expected FIELD=VALUE"),
         (["--arguments=-m", *export], "--arguments are for a program, SCRIPT.py"),
         (["no.py", "--vary", "a=1", *export], "no file no.py"),
+        ([str(folder), "--vary", "a=1", *export], f"{folder} is a directory; the file of a program is needed"),
         ([str(PROGRAM), *export], "a program takes --vary FIELD=VALUE,.."),
     ):
         assert main(["explore", *arguments]) == 2
         assert message in capsys.readouterr().err
+    folder.rmdir()
     monkeypatch.setattr(extras, "missing", lambda extra, _=None: ["jupyterlab"] if extra == "explore" else [])
     assert main(["explore", "--notebook", str(tmp_path / "no.ipynb")]) == 2
     needs = "the command explore without --export needs jupyterlab: pip install 'cute-kernels[explore]'"
