@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 
@@ -52,9 +53,11 @@ def poisoned(
         device: where it lies.
 
     Raises:
-        TypeError: a dtype without a poison.
+        TypeError: a dtype without a poison; a shape or strides that are no integers.
+        ValueError: a negative extent or stride, or another number of strides than extents.
     """
     _known(dtype, POISON)
+    _check_layout(shape, stride)
     tensor = _strided(shape, dtype, stride, device)
     whole = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
     bits_of(whole).fill_(POISON[dtype])
@@ -79,12 +82,15 @@ def exact(
         stride, device: as for `poisoned`.
 
     Raises:
-        TypeError: another dtype.
-        ValueError: ``terms`` is not from 1 to 2**24.
+        TypeError: another dtype; an argument that is no integer.
+        ValueError: ``terms`` is not from 1 to 2**24; as for `poisoned`, and a stride of 0.
     """
     _known(dtype, _EXACT_INTEGERS)
+    _check_integer("terms", terms)
     if not 1 <= terms <= 1 << 24:
         raise ValueError(f"terms {terms}: 1 to {1 << 24} are possible, since FP32 has 24 significant bits")
+    _check_layout(shape, stride, written=True)
+    _check_integer("seed", seed)
     most = min(_EXACT_INTEGERS[dtype], math.isqrt((1 << 24) // terms))
     least = 0 if dtype is torch.uint8 else -most
     values = torch.randint(least, most + 1, tuple(shape), generator=torch.Generator("cpu").manual_seed(seed))
@@ -108,10 +114,12 @@ def varied(
         seed, stride, device: as for `exact`.
 
     Raises:
-        TypeError: no float.
+        TypeError, ValueError: no float; as for `exact`.
     """
-    if not dtype.is_floating_point:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype {dtype}: a floating-point type is needed; for integers there is exact()")
+    _check_layout(shape, stride, written=True)
+    _check_integer("seed", seed)
     generator = torch.Generator("cpu").manual_seed(seed)
     values = torch.randn(tuple(shape), generator=generator)
     values *= 2.0 ** torch.randint(-6, 4, tuple(shape), generator=generator)
@@ -122,6 +130,28 @@ def varied(
 def _known(dtype: torch.dtype, table: dict[torch.dtype, int]) -> None:
     if dtype not in table:
         raise TypeError(f"dtype {dtype}; allowed are {', '.join(str(each).removeprefix('torch.') for each in table)}")
+
+
+def _check_integer(name: str, value: object) -> None:
+    if not isinstance(value, Integral):
+        raise TypeError(f"{name} {value!r}: an int is needed")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{name} {value}: beyond 64 bits")
+
+
+def _check_layout(shape: object, stride: object, *, written: bool = False) -> None:
+    """``written``: each element gets a value of its own, which elements at one place cannot have."""
+    for name, values in (("shape", shape), ("stride", stride)):
+        if values is None and name == "stride":
+            return
+        if not isinstance(values, Sequence) or not all(isinstance(each, Integral) for each in values):
+            raise TypeError(f"{name} {values!r}: a sequence of ints is needed")
+        if any(each < 0 for each in values):
+            raise ValueError(f"{name} {tuple(values)}: 0 or more is needed")
+    if len(stride) != len(shape):
+        raise ValueError(f"stride {tuple(stride)}: one for each of the {len(shape)} dimensions is needed")
+    if written and any(step == 0 and extent > 1 for step, extent in zip(stride, shape)):
+        raise ValueError(f"stride {tuple(stride)}: elements of shape {tuple(shape)} would lie at one place")
 
 
 def _strided(

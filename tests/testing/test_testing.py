@@ -349,6 +349,16 @@ def test_lazy_signs() -> None:
         (lambda x: poisoned((2,), torch.complex64), TypeError, "dtype torch.complex64; allowed are bfloat16"),
         (lambda x: exact((2,), torch.float32, terms=0), ValueError, "terms 0: 1 to 16777216 are possible"),
         (lambda x: varied((2,), torch.int8), TypeError, "a floating-point type is needed"),
+        (lambda x: varied((2,), "float32"), TypeError, "dtype float32: a floating-point type is needed"),
+        (lambda x: varied((2,), torch.float32, seed=1.5), TypeError, "seed 1.5: an int is needed"),
+        (lambda x: exact((2,), torch.float32, terms=3, seed=1 << 70), ValueError, "seed .*: beyond 64 bits"),
+        (lambda x: exact((2,), torch.float32, terms="3"), TypeError, "terms '3': an int is needed"),
+        (lambda x: exact(3, torch.float32, terms=3), TypeError, "shape 3: a sequence of ints is needed"),
+        (lambda x: poisoned((2.0, 3), torch.float32), TypeError, r"shape \(2.0, 3\): a sequence of ints"),
+        (lambda x: poisoned((-1, 3), torch.float32), ValueError, r"shape \(-1, 3\): 0 or more is needed"),
+        (lambda x: varied((2, 3), torch.float32, stride=(-3, 1)), ValueError, r"stride \(-3, 1\): 0 or more"),
+        (lambda x: poisoned((2, 3), torch.float32, stride=(1,)), ValueError, "one for each of the 2 dimensions"),
+        (lambda x: varied((2, 3), torch.float32, stride=(0, 1)), ValueError, r"of shape \(2, 3\) would lie at one"),
     ],
 )
 def test_misuse_is_named(call: types.FunctionType, error: type[Exception], words: str) -> None:
