@@ -142,7 +142,10 @@ class IllegalAccess(EmulatorError):
 
 
 class ProxyFenceMissing(EmulatorError):
-    """The async proxy reads shared memory that was written through the generic proxy without fence.proxy.async."""
+    """The async proxy reads shared memory that was written through the generic proxy without fence.proxy.async.
+
+    Or, with `Options.strict`, it writes what was read or written so.
+    """
 
     kind = "proxy-fence"
 

@@ -85,17 +85,19 @@ class ShadowUnit:
         return self._decide() != 0
 
     def async_write(
-        self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, floor: int
-    ) -> bool:
-        """`RaceTracker.async_write`; result as for `async_read`."""
+        self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row | None,
+        floor: int,
+    ) -> bool:  # fmt: skip
+        """`RaceTracker.async_write`; result and arguments as for `async_read`. ``fence`` None: none is asked for."""
         places = self._places(offsets)
         if places is None:
             return False
         own = operation.own
         exempt = own + _READ if own >= 0 else -1
         known, width = operation.address + 4 * operation.clocks.shape[1] * _ACQUIRED, operation.clocks.shape[1]
+        fenced = 0 if fence is None else operation.address + 4 * width * int(fence)
         view = (known, width, own, 0, operation.lane, exempt, floor)
-        record = (operation.identity, 0, 0, 0, 0, 0)
+        record = (operation.identity, 0, fenced, 0, 0, 0)
         strong = int(operation.reduces)
         self._set(1, strong, shadow.address, GRANULE, *places, nbytes, 0, *view, epochs.address, *record)
         return self._decide() != 0

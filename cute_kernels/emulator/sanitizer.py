@@ -310,7 +310,8 @@ class RaceTracker:
 
     def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
         floor, unit = self.floor if rank < 0 else 0, self.unit()
-        if unit is not None and unit.async_write(self.epochs, shadow, offsets, nbytes, operation, floor):
+        fence = Row.PROXY if self.strict and rank >= 0 else None
+        if unit is not None and unit.async_write(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
             return
         view = View(operation.clocks[Row.ACQUIRED], operation.own, operation.lane, -1, floor, operation.reduces)
         if operation.own >= 0:
@@ -320,7 +321,19 @@ class RaceTracker:
             self._check(part, plane.writes[where], view, rank, operation, "writes", "wrote")
             for layer in plane.readers():
                 self._check(part, layer[where], view, rank, operation, "writes", "read")
+            if fence is not None:
+                self._check_fenced(part, operation, rank)
             plane.set_write(where, operation.identity)
+
+    def _check_fenced(self, part: Part, operation: Operation, rank: int) -> None:
+        """Strictly, what was accessed through the generic proxy is fenced before an operation writes there."""
+        plane, where = part.plane, part.where
+        fenced = View(operation.clocks[Row.PROXY], lanes=operation.lane)
+        for before, verb in ((plane.writes[where], "wrote"), *((layer[where], "read") for layer in plane.reads)):
+            generic = np.where(self.epochs.generic[before >> LANE_BITS] > 0, before, 0)
+            late = self._late(generic, fenced, operation)
+            if late is not None:
+                self._missing_fence(part, generic, late, rank, operation, "writes", verb)
 
     # --- copies that signal an mbarrier -------------------------------------------------------------------------------
 
@@ -643,18 +656,19 @@ class RaceTracker:
         self.report(error)
 
     def _missing_fence(
-        self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation
-    ) -> None:
+        self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation, verb: str = "reads",
+        earlier: str = "wrote",
+    ) -> None:  # fmt: skip
         identity = int(before[int(np.argmax(late))])
-        other = self.side(identity, "wrote", "global" if rank < 0 else "shared", part.unit)
-        fault = Conflict(self.epochs, self.launch.first, self.agents, operation, None, "reads")
+        other = self.side(identity, earlier, "global" if rank < 0 else "shared", part.unit)
+        fault = Conflict(self.epochs, self.launch.first, self.agents, operation, None, verb)
         number = identity >> LANE_BITS
         error = ProxyFenceMissing(
-            f"{self.epochs.label(operation.identity)} reads {self._where(part, late & (before == identity), rank)}, "
-            f"which the {other.what} wrote through the generic proxy{place(other.instructions)}, with "
+            f"{self.epochs.label(operation.identity)} {verb} {self._where(part, late & (before == identity), rank)}, "
+            f"which the {other.what} {earlier} through the generic proxy{place(other.instructions)}, with "
             "no fence.proxy.async since"
         ).know(
-            "proxy-fence",
+            "proxy-fence" if verb == "reads" else "proxy-reuse",
             side=fault.side(None),
             other=fault.earlier(before, late, number, other),
             memory=self._memory(part, late, before, number, rank),

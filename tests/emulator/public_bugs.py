@@ -29,6 +29,7 @@ class Bug:
         shape: of the launch.
         behind: body of a kernel that is launched before, so that the two may overlap (programmatic dependent launch).
         always: it is reported under every schedule.
+        strict: with `Options.strict` alone.
     """
 
     project: str
@@ -41,6 +42,7 @@ class Bug:
     shape: dict = field(default_factory=dict)
     behind: str = ""
     always: bool = True
+    strict: bool = False
 
     @property
     def url(self) -> str:
@@ -213,7 +215,8 @@ BUGS = {
         <<|fence.proxy.async.shared::cta;>> ld.shared.b32 %r9, [%r5]; <<fence.proxy.async.shared::cta;>> bar.sync 0;
         @%p9 bra V; {load("%d0+128")} {wait("V", "dynamic", 1)} ld.shared.b32 %r8, [%r5]; add.u32 %r9, %r9, %r8;
         st.global.b32 [%d1+256], %r9; ret;""",
-        (), "", BEFORE, WARP,
+        ("proxy-reuse",), "bulk copy .* writes .* which the load of CTA 0 warp 0 read through the generic proxy",
+        BEFORE, WARP, strict=True,
     ),
     "wait-of-one": Bug(
         "NVIDIA/TransformerEngine", 3417,

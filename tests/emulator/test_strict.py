@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 
-from cute_kernels.emulator.errors import IllegalAccess, TensorMemoryRace
+from cute_kernels.emulator.errors import IllegalAccess, ProxyFenceMissing, TensorMemoryRace
 from tests.emulator.test_races import BARRIERS, FIVE_WARPS, MARK, SCHEDULES, TENSOR, TWO_WARPS, Twin, run
 
 PAIR = {"grid": (2, 1, 1), "cluster": (2, 1, 1)}
@@ -21,6 +21,10 @@ TWO_ARRIVALS = f"""{BARRIERS} mov.u32 %r10, %cluster_ctarank; mapa.shared::clust
     mbarrier.arrive.shared::cluster.b64 _, [%r11]; mbarrier.arrive.SCOPE.shared::cluster.b64 _, [%r11+8]; bra LAST;
     W0: <<mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra W0;>>
     W1: mbarrier.try_wait.parity.WAIT.shared.b64 %p3, [dynamic+8], 0; @!%p3 bra W1; LAST: ret;"""
+
+#: A thread fills the words of the first warp with p0.
+FILL = """mbarrier.arrive.expect_tx.shared.b64 _, [dynamic], 128;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [dynamic+64], [%d0], 128, [dynamic];"""
 
 RELIANT = {
     "tensor memory handed over by release and acquire": Twin(
@@ -42,6 +46,24 @@ RELIANT = {
         r"tcgen05\.st of .* TMEM column 0.* which the tcgen05\.ld of CTA 0 warp 4 read .*: it is not known to be",
         list(range(32)),
         FIVE_WARPS,
+    ),
+    "a stage that was read, and is filled again": Twin(
+        f"""{BARRIERS} fence.proxy.async.shared::cta; bar.sync 0; @%p9 bra W; {FILL}
+        W: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra W; ld.shared.b32 %r9, [%r5];
+        <<fence.proxy.async.shared::cta;>> bar.sync 0; @%p9 bra V; {FILL}
+        V: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 1; @!%p3 bra V; ld.shared.b32 %r8, [%r5];
+        add.s32 %r9, %r9, %r8; st.global.b32 [%d1+128], %r9; ret;""",
+        ProxyFenceMissing,
+        "bulk copy .* writes .* which the load of CTA 0 warp 0 read through the generic proxy",
+        [*range(7, 39), *range(14, 78, 2)],
+    ),
+    "a stage that was written, and is filled": Twin(
+        f"""{BARRIERS} <<fence.proxy.async.shared::cta;>> bar.sync 0; @%p9 bra W; {FILL}
+        W: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra W; ld.shared.b32 %r9, [%r5];
+        st.global.b32 [%d1+128], %r9; ret;""",
+        ProxyFenceMissing,
+        "bulk copy .* writes .* which the store of CTA 0 warp 0 wrote through the generic proxy",
+        [*range(7, 39), *range(7, 39)],
     ),
     "the later of two arrivals": Twin(
         TWO_ARRIVALS.replace("SCOPE", "release.cta").replace("WAIT", "acquire.cta"),

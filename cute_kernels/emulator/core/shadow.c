@@ -74,13 +74,18 @@ static void keep(const Access *access, const Plane *plane, int64_t start, int64_
   for (int64_t at = start; at < end; at++) plane->foreign[at] = plane->foreign[at] ? plane->foreign[at] : id;
 }
 
+static int is_fenced(const Access *access, int32_t id) {
+  if (!access->fenced || (access->write && !access->epochs->kinds[id >> LANE_BITS])) return 1;
+  return is_ordered(access, id, access->fenced, -1, -1, -1, 0);
+}
+
 static int written_before(
     const Access *access, const Plane *plane, int64_t start, int64_t end, int64_t lane, Met *met) {
   for (int64_t at = start; (at = differs(plane->writes, at, end, met->write)) < end; at++) {
     int32_t id = plane->writes[at];
     if (access->unwritten && id >> LANE_BITS >= access->unwritten) return 0;
     if (!is_ordered(access, id, access->known, access->own, lane, access->exempt, access->strong != 0)) return 0;
-    if (access->fenced && !is_ordered(access, id, access->fenced, -1, -1, -1, 0)) return 0;
+    if (!is_fenced(access, id)) return 0;
     met->write = id;
   }
   return 1;
@@ -96,6 +101,7 @@ static int check_run(const Access *access, const Plane *plane, int64_t start, in
       for (int64_t at = start; (at = differs(reads, at, end, met->read)) < end; at++) {
         int32_t id = reads[at];
         if (!is_ordered(access, id, access->known, access->own, lane, access->exempt, access->strong != 0)) return 0;
+        if (!is_fenced(access, id)) return 0;
         met->read = id;
       }
     }

@@ -378,7 +378,8 @@ typedef struct Access {
   int64_t lane, exempt, floor;
   Epochs *epochs;
   int64_t identity, add_lanes;  // what is recorded
-  const int32_t *fenced;        // a read: clocks that writes must be known to as well, or null
+  // Clocks that writes must be known to as well (a read), or any access through the generic proxy (a write); or null.
+  const int32_t *fenced;
   const int32_t *read_known;    // a read: clocks by which it replaces others, or null
   int64_t read_column;
   int64_t unwritten;  // a read: no write may have this epoch or a later one; 0: any may

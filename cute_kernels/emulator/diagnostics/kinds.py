@@ -37,6 +37,14 @@ _RACES = (
         detector=True,
     ),
     Kind(
+        "proxy-reuse",
+        "{later} {reads} {space} memory that was accessed through the generic proxy, with no fence.proxy.async in "
+        "between",
+        'each reading thread calls cute.arch.fence_proxy("async.shared", space="cta") between its last access and the '
+        "arrival that releases the stage: an arrival alone waits for no load",
+        detector=True,
+    ),
+    Kind(
         "unfinished-copy",
         "{later} {reads} {space} memory that {earlier} may not have written yet",
         "wait for the mbarrier that the copy signals, with its parity (0 in the ring's first turn); mbarrier_wait "
