@@ -52,6 +52,13 @@ def test_the_page_shows_the_files_as_they_are() -> None:
     assert blocks[:2] == [EXAMPLE.read_text(), TESTS.read_text()]
 
 
+def test_the_command_of_the_page_finds_the_tests() -> None:
+    (folder,) = re.findall(r", run by `pytest (\S+)`:$", PAGE, flags=re.MULTILINE)
+    run = run_python("-m", "pytest", "--collect-only", "-p", "no:xdist", folder, cwd=ROOT)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert {"test_one_matrix", "test_one_launch_behind_another"} <= set(re.findall(r"::(\w+)", run.stdout)), run.stdout
+
+
 def test_a_reader_s_copy_passes_and_a_fault_is_found_by_its_tests(tmp_path: Path) -> None:
     (tmp_path / "bias_add.py").write_text(EXAMPLE.read_text())
     (tmp_path / "test_bias_add.py").write_text(TESTS.read_text())
