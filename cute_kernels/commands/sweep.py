@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--vary", action="append", required=True, metavar="FIELD=VALUE,..",
         help="values of a tunable, any number of times; --set fixes others. A program gets --FIELD=VALUE",
     )  # fmt: skip
-    parser.add_argument("--measure", action="store_true", help="time on the GPU at hand too (patch-embed, gemm)")
+    parser.add_argument("--measure", action="store_true", help="time on the GPU at hand too")
     workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
     parser.add_argument("--best", type=count, default=3, help="configurations to name (default: %(default)s)")

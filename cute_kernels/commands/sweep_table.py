@@ -10,7 +10,7 @@ from typing import Any
 
 from cute_kernels import compile, extras
 from cute_kernels.commands import plan_facts
-from cute_kernels.config import GemmProblem, PatchEmbedProblem
+from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.executors import Workers
 from cute_kernels.plan import Plan, SmemRegion, TmemRegion, make_plan, predict
 
@@ -135,8 +135,13 @@ _ROUNDS = 7  # of all configurations in turn; the median counts
 def _timers() -> Mapping[type, Callable[[Any, Sequence[Plan]], Mapping[Plan, Callable[[], float]]]]:
     import cute_kernels.tuning.gemm as gemm
     import cute_kernels.tuning.patch_embed as patch_embed
+    import cute_kernels.tuning.patch_embed_images as images
 
-    return {PatchEmbedProblem: patch_embed.patch_embed_timers, GemmProblem: gemm.gemm_timers}
+    return {
+        PatchEmbedProblem: patch_embed.patch_embed_timers,
+        PatchEmbedImagesProblem: images.images_timers,
+        GemmProblem: gemm.gemm_timers,
+    }
 
 
 def check_measurable(problem: Any) -> None:

@@ -1,0 +1,145 @@
+"""What `cute-kernels sweep --measure` times of images: the launches, executed in the emulator in place of a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import types
+import weakref
+
+import pytest
+import torch
+
+from cute_kernels.commands.sweep_table import sweep
+from cute_kernels.config import (
+    PatchEmbedImagesProblem,
+    Sm90GatherConfig,
+    Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
+    Sm90RowsConfig,
+)
+from cute_kernels.emulator import Options
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
+from cute_kernels.plan import make_plan
+from cute_kernels.runtime import emulated
+from cute_kernels.tuning import patch_embed_images as tuning
+from cute_kernels.tuning import search
+
+INT8 = PatchEmbedImagesProblem(2, 3, 32, 48, 16, 64, table_rows=6)
+BF16 = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, "bfloat16", precision="bf16", table_rows=1)
+CHUNKS = PatchEmbedImagesProblem(17, 3, 32, 32, 16, 64)
+LAST = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, channels_last=True)
+TWO_TERMS = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, precision="int16", table_rows=4)
+CASES = [
+    (INT8, [Sm90ImagesConfig(), Sm90PatchEmbedConfig()]),
+    (BF16, [Sm90GatherConfig()]),
+    (CHUNKS, [Sm90RowsConfig(chunk_images=16)]),
+    (LAST, [Sm90ImagesConfig()]),
+    (TWO_TERMS, [Sm90ImagesConfig()]),
+]
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches go to the emulator."""
+
+    def calls_of(plan, operands):
+        return [lambda stream: emulated.launch(plan, operands, Options(detectors=False))]
+
+    monkeypatch.setattr(tuning, "calls_of", calls_of)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=0))
+
+
+@pytest.mark.parametrize(("problem", "configs"), CASES)
+def test_launches_compute_the_problem_on_each_set_of_inputs(
+    problem: PatchEmbedImagesProblem, configs: list, without_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every timer's launches leave what the reference gives for these images, in an output of their own."""
+    given = tuning.random_arguments(problem, "cpu")
+    assert PATCH_EMBED_IMAGES.problem(given) == problem
+    out_bytes = 2 * problem.batch * problem.positions * problem.n
+    monkeypatch.setattr(search, "ROTATED_BYTES", 2 * (given.images.nbytes + given.weight.nbytes + out_bytes))
+    monkeypatch.setattr(tuning, "random_arguments", lambda *_: given)
+    launches = []
+    monkeypatch.setattr(search, "graph_timer", lambda launch: launches.append(launch) or (lambda: 1.0))
+    plans = [make_plan(problem, config, "sm_90a", sm_count=2) for config in configs]
+    assert list(tuning.images_timers(problem, plans, "cpu")) == plans
+    for launch in launches:
+        _, slots = launch.__defaults__
+        assert len(slots) == 2 and not torch.equal(slots[0].images, slots[1].images)
+        for i in (1, 2, 3):
+            slot = slots[i % 2]
+            slot.out.fill_(torch.nan)
+            launch(i, 0)
+            expected = PATCH_EMBED_IMAGES.reference(dataclasses.replace(given, images=slot.images)).float()
+            torch.testing.assert_close(slot.out.view(expected.shape).float(), expected, rtol=0.01, atol=0.01)
+
+
+def test_a_plan_that_computes_something_else_is_refused(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "ROTATED_BYTES", 1)
+    monkeypatch.setattr(search, "graph_timer", lambda launch: lambda: 1.0)
+    right, plans = tuning.calls_of, [make_plan(INT8, Sm90ImagesConfig(stages=n), "sm_90a", sm_count=2) for n in (2, 3)]
+
+    def wrong(plan, operands):
+        calls = right(plan, operands)
+        return [*calls, lambda stream: operands.out.mul_(1.1)] if plan is plans[1] else calls
+
+    monkeypatch.setattr(tuning, "calls_of", wrong)
+    with pytest.raises(RuntimeError, match="stages=3.* differs from .*stages=2.* of the norm"):
+        tuning.images_timers(INT8, plans, "cpu")
+    assert tuning.images_timers(INT8, []) == {}
+
+
+def test_a_timer_keeps_its_tensors_alive(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph has their addresses only, and so has a bound launch."""
+    monkeypatch.setattr(search, "ROTATED_BYTES", 1)
+    monkeypatch.setattr(search, "_captured", lambda launch, count: object())
+    monkeypatch.setattr(search, "_replay", lambda graph, count, owner: 1.0)
+    held = []
+
+    def calls_of(plan, operands):
+        held.extend(weakref.ref(tensor) for tensor in operands.tensors().values())
+        out = weakref.ref(operands.out)
+        return [lambda stream: out().fill_(1)]
+
+    monkeypatch.setattr(tuning, "calls_of", calls_of)
+    timers = tuning.images_timers(INT8, [make_plan(INT8, Sm90ImagesConfig(), "sm_90a", sm_count=2)], "cpu")
+    gc.collect()
+    assert len(held) >= 5 and all(ref() is not None for ref in held)
+    assert [timer() for timer in timers.values()] == [1.0]
+
+
+def test_a_sweep_has_the_times_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the other operations: of the configurations for the device at hand."""
+    device = types.SimpleNamespace(arch="sm_90a", sm_count=132)
+    monkeypatch.setattr(search, "device_at_hand", lambda name, device_: contextlib.nullcontext(device))
+    monkeypatch.setattr(
+        tuning, "images_timers",
+        lambda problem, plans: {plan: lambda plan=plan: plan.config.stages / 8 for plan in plans},
+    )  # fmt: skip
+    rows = sweep(INT8, Sm90ImagesConfig(), [{"stages": 2}, {"stages": 3}], measured=True)
+    assert [row.measured for row in rows] == [250.0, 375.0]
+
+
+def test_bound_launches_get_the_addresses_of_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU gets: chunks of 16 images and of one, a pass over them and the product of their rows."""
+    bound = []
+
+    def bound_launch(plan):
+        def with_constants(parameters, **constants):
+            bound.append((parameters, constants))
+            return lambda stream: None
+
+        return types.SimpleNamespace(with_constants=with_constants)
+
+    monkeypatch.setattr(tuning, "bound_launch", bound_launch)
+    plan = make_plan(CHUNKS, Sm90RowsConfig(chunk_images=16), "sm_90a", sm_count=2)
+    operands = PATCH_EMBED_IMAGES.prepare(tuning.random_arguments(CHUNKS, "cpu"), plan).operands
+    assert len(tuning.calls_of(plan, operands)) == len(bound) == 4
+    assert all(parameters == ("stream",) for parameters, _ in bound)
+    (_, first), (_, product), (_, rest), (_, last) = bound
+    image, row = 3 * 32 * 32, 64 * 2
+    assert [first["images"], rest["images"]] == [operands.images.data_ptr() + n * image for n in (0, 16)]
+    assert [product["out"], last["out"]] == [operands.out.data_ptr() + n * 4 * row for n in (0, 16)]
+    assert {each["x"] for _, each in bound} == {operands.x.data_ptr()}
