@@ -1,7 +1,8 @@
 """Race detector: checks every access to shared, tensor and global memory against what its agent knows of earlier ones.
 
-`happens_before` has the clocks, `shadow` what was accessed last, `tensor_races` the part for tensor memory; this file
-says which kind of order each pair of accesses needs (PTX ISA, "Memory consistency model" and "Proxies"):
+`happens_before` has the clocks, `shadow` what was accessed last, `race_checks` the decisions and reports, `race_points`
+what passes order on, `tensor_races` the part for tensor memory; this file says which kind of order each pair of
+accesses needs (PTX ISA, "Memory consistency model" and "Proxies"):
 
 ====================  ==========================================  =====================================================
 earlier access        later access                                what is needed
@@ -22,40 +23,23 @@ bar.warp.sync in between; a store that follows a load by another lane of the sam
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator.conflict import Conflict
 from cute_kernels.emulator.core.layout import words
-from cute_kernels.emulator.earlier_accesses import place, suspects
-from cute_kernels.emulator.errors import (
-    BarrierMisuse,
-    EmulatorError,
-    GlobalMemoryRace,
-    ProxyFenceMissing,
-    Race,
-    SharedMemoryRace,
-    raising,
-)
-from cute_kernels.emulator.exits import ExitChecks
-from cute_kernels.emulator.facts import Memory, Side, WarpName
-from cute_kernels.emulator.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
-from cute_kernels.emulator.launch_shadow import LaunchShadow
-from cute_kernels.emulator.native_shadow import ShadowUnit, shadow_unit
-from cute_kernels.emulator.shadow import GENERIC, LANE_BITS, STRONG, Part, Rows, Shadow, View, unordered
-from cute_kernels.emulator.sync_point import Columns, Order, Row, SyncPoint, join, widened
-from cute_kernels.emulator.tensor_races import Operation, TensorRaces
+from cute_kernels.emulator.happens_before import FULL, NEVER, Agent, Offset
+from cute_kernels.emulator.race_points import PointRaces
+from cute_kernels.emulator.shadow import GENERIC, LANE_BITS, STRONG, Part, Rows, Shadow, View
+from cute_kernels.emulator.sync_point import Order, Row, join, widened
+from cute_kernels.emulator.tensor_races import Operation
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.mbarrier import MBarriers
     from cute_kernels.emulator.program import Instruction
     from cute_kernels.emulator.warp import Warp
 
-_WEAK = "the synchronisation between them is relaxed, or its scope does not include both"
 _TEXT, _READ_IDENTITY = words("Agent")["text"], words("Agent")["read_identity"]
 
 
@@ -72,65 +56,8 @@ class JointOperation:
         agent.complete(self.operation.column, self.serial)
 
 
-class RaceTracker:
-    """The detector of one cluster.
-
-    Args:
-        sizes: bytes of shared memory per CTA, in order of rank.
-        launch: what is shared with the other clusters of the launch.
-        warps: number of warps of the cluster (a hint of how many columns will be needed).
-        native: False: accesses in order are found by NumPy, too, as those that are not always are.
-        strict: see `Options.strict`.
-    """
-
-    def __init__(
-        self,
-        sizes: list[int],
-        launch: LaunchShadow,
-        warps: int = 1,
-        native: bool | None = False,
-        strict: bool = False,
-    ) -> None:
-        self.native, self.strict = native, strict
-        self.launch, self.epochs = launch, launch.epochs
-        self.ranks = len(sizes)
-        self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
-        self.shared = [Shadow(size) for size in sizes]
-        self.tensor = TensorRaces(self)
-        self.points: dict[int, SyncPoint] = {}
-        self.locations: dict[tuple[str, int], SyncPoint] = {}
-        self.foreign: dict[int, np.ndarray] = {}
-        self.floor = len(self.epochs)
-        launch.floors.append(self.floor)
-        self._serials: dict[int, int] = {}
-        self.exits = ExitChecks(self.columns, self.ranks, strict)
-        self._predecessor = self.columns.named("the launch before")
-        self.agents: list[Agent] = []
-        self.agent: Agent | None = None
-        self.barriers: MBarriers | None = None  # for reports
-        self.report: Callable[[EmulatorError], None] = raising
-        self.lane = 0
-
-    def unit(self) -> ShadowUnit | None:
-        """The core's part of the detector, which is asked first, or None."""
-        return None if self.native is False else shadow_unit()
-
-    # --- warps --------------------------------------------------------------------------------------------------------
-
-    def make_agent(self, rank: int, live: int, label: str) -> Agent:
-        """The agent of a warp."""
-        kinds = ("load", "store", "tcgen05.ld", "tcgen05.st")
-        text = self.epochs.text(*(f"{kind} of {label}" for kind in kinds))
-        self.agents.append(Agent(self.columns, rank, live, label, self.strict, text, len(self.agents)))
-        return self.agents[-1]
-
-    def enter(self, warp: Warp, lane: int = 0) -> None:
-        """The operations that follow are issued by this lane."""
-        self.agent, self.lane = warp.agent, lane
-
-    def predecessor_done(self, agent: Agent) -> None:
-        """griddepcontrol.wait: the launch before is over, and what it wrote is visible."""
-        agent.complete(self._predecessor, 1)
+class RaceTracker(PointRaces):
+    """The detector of one cluster; arguments as of `RaceChecks`."""
 
     # --- generic accesses ---------------------------------------------------------------------------------------------
 
@@ -375,150 +302,6 @@ class RaceTracker:
 
     def _instruction(self, place: int) -> Instruction | None:
         return self.launch.flow.kernel.instructions[place] if place >= 0 and self.launch.flow is not None else None
-
-    # --- synchronisation ----------------------------------------------------------------------------------------------
-
-    def point(self) -> SyncPoint:
-        """A new synchronisation point, for a barrier."""
-        return SyncPoint(self.columns, self.ranks)
-
-    def initialise(self, warp: Warp, address: int) -> int:
-        """mbarrier.init. Returns `SyncPoint.address`, for the core."""
-        point = self.points.get(address)
-        if point is None:
-            point = self.points[address] = self.point()
-            point.column = self._phases_of(address)
-        point.initialised = warp.agent.initialise()
-        point.follow(self.agents)
-        return point.address
-
-    def _phases_of(self, address: int) -> int:
-        """The column that counts the phases of an mbarrier."""
-        return self.columns.named(("phases", address))
-
-    def check_initialised(self, address: int, what: str) -> None:
-        """Raises BarrierMisuse when mbarrier.init is not ordered before what the entered warp does to the barrier."""
-        point, agent = self.points.get(address), self.agent
-        if point is None or point.initialised is None:
-            return
-        column, clock = point.initialised
-        if agent.clocks[Row.VISIBLE, column] < clock:
-            error = BarrierMisuse(
-                f"{what} uses the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24}, whose "
-                f"mbarrier.init is not ordered before: {self._hint(agent.clocks, column, clock)}; a barrier, or "
-                "fence.mbarrier_init before a relaxed one of the cluster, is needed"
-            ).know("barrier-init-order", **self._barrier(address))
-            self.report(error)
-
-    def arrive(self, warp: Warp, groups: dict[int, int], order: Order) -> None:
-        """Lanes (a mask per address) are about to arrive at mbarriers."""
-        agent = self.agent = warp.agent
-        for address, mask in groups.items():
-            point = self.points.get(address)
-            if point is None:
-                continue
-            self.check_initialised(address, f"an arrival of {agent.label}")
-            if address >> 24 != agent.rank:
-                point.arrived(agent)
-            agent.release(point, mask, order)
-
-    def wait(self, warp: Warp, address: int, order: Order, phase: int) -> None:
-        """A wait on ``phase`` of an mbarrier succeeded."""
-        agent = self.agent = warp.agent
-        point = self.points.get(address)
-        if point is not None:
-            self.check_initialised(address, f"a wait of {agent.label}")
-            agent.acquire(point, order)
-            point.waited(agent, phase)
-
-    def look(self, warp: Warp, address: int, phase: int, back: int) -> None:
-        """A warp waits, by parity, for ``phase`` of an mbarrier, which completed ``back`` (0 or 1) phases after the one
-        before it.
-
-        Raises:
-            BarrierMisuse: the warp may look before that one is complete, and take it for the one before.
-        """
-        point = self.points.get(address)
-        if phase > 0 and point is not None and not point.knows(warp.agent, back):
-            error = BarrierMisuse(
-                f"{warp.label} waits for phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA "
-                f"{address >> 24}, but nothing orders that after phase {phase - 1}: a wait that comes before it is "
-                f"complete is one for {_phase_before(phase - 1)}, which has the same parity, and passes at once"
-            ).know("phase-ambiguous", **self._barrier(address))
-            self.report(error)
-
-    def completed(self, address: int, phase: int) -> None:
-        """``phase`` of an mbarrier completes.
-
-        Raises:
-            BarrierMisuse: a warp that waits for the phase before may not have seen it yet, and would wait for ever.
-        """
-        point = self.points.get(address)
-        if point is None:
-            return
-        agent = point.overtaken(phase)
-        if agent is not None:
-            late = "the barrier may run ahead of the wait by two phases, which have the same parity"
-            if not phase:
-                late = "a wait that comes later is one for phase 1, which has the same parity"
-            error = BarrierMisuse(
-                f"phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24} "
-                f"completes, but nothing orders that after the wait of {agent.label} for {_phase_before(phase)}: {late}"
-            ).know("phase-overrun", **self._barrier(address), other=Side("waits", (), agent.label))
-            self.report(error)
-        point.complete(phase)
-
-    def _barrier(self, address: int) -> dict[str, Any]:
-        return {} if self.barriers is None else {"barrier": self.barriers.state(address)}
-
-    # --- strong operations on memory ----------------------------------------------------------------------------------
-
-    def strong(self, warp: Warp, mask: int, space: str, addresses: list[int], acquire: Any, release: Any) -> None:
-        """Accesses that may synchronise; ``acquire`` and ``release`` are their `Order`, or None without that half."""
-        agent = warp.agent
-        for address in dict.fromkeys(addresses):
-            key = (space, address)
-            point = self.locations.get(key)
-            if acquire is not None:
-                if point is not None:
-                    agent.acquire(point, acquire)
-                if acquire & Order.WIDE and acquire & Order.SYNC and space == "global":
-                    self._from_abroad(address)
-            if release is None or not (release & Order.SYNC or agent.fenced):
-                continue
-            if point is None:
-                point = self.locations[key] = self.point()
-            agent.release(point, mask, release)
-            point.complete()
-            if space == "global" and release & Order.WIDE:
-                rows = self.launch.released.setdefault(address, {})
-                rows.update(self.foreign)
-                rows[self.floor] = point.available[Row.VISIBLE].copy()
-
-    def _from_abroad(self, address: int) -> None:
-        for floor, row in self.launch.released.get(address, {}).items():
-            if floor != self.floor:
-                self.foreign[floor] = np.maximum(self.foreign.get(floor, 0), row)
-
-    def _known_abroad(self, before: np.ndarray, late: np.ndarray, known: np.ndarray) -> bool:
-        """Takes out of ``late`` the accesses of the launch before, if it is known to be over, and those of other
-        clusters that were released to this one. True if none is left.
-        """
-        if known[self._predecessor]:
-            late &= before >> LANE_BITS >= self.launch.first
-        if not self.foreign or not late.any():
-            return not late.any()
-        for index in np.argwhere(late):
-            identity = int(before[tuple(index)])
-            number = identity >> LANE_BITS
-            floors = self.launch.floors
-            floor = floors[bisect.bisect_right(floors, number) - 1]
-            row = self.foreign.get(floor)
-            column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
-            if row is not None and column < len(row) and self.epochs.clocks[number] <= row[column]:
-                late[tuple(index)] = False
-        return not late.any()
-
     # --- bulk groups and wgmma ----------------------------------------------------------------------------------------
 
     def bulk(self, group: int, text: str, reduces: bool = False) -> tuple[Operation, Operation]:
@@ -584,130 +367,3 @@ class RaceTracker:
             joint.operation.clocks = widened(joint.operation.clocks, clocks.shape[1])
         join(joint.operation.clocks, clocks)
         self.agent.advance()
-
-    # --- reports ------------------------------------------------------------------------------------------------------
-
-    def _check(
-        self, part: Part, before: np.ndarray, view: View, rank: int, who: Agent | Operation, verb: str, earlier: str
-    ) -> None:
-        late = self._late(before, view, who)
-        if late is None:
-            return
-        index = int(np.argmax(late))
-        identity = int(before[index])
-        number = identity >> LANE_BITS
-        name = who.label if isinstance(who, Agent) else self.epochs.label(who.identity)
-        column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
-        hint = "it belongs to another cluster"
-        if number < self.launch.first:
-            hint = "no griddepcontrol.wait is executed before, so that the launches may overlap"
-        elif number >= view.floor:
-            hint = self._hint(who.clocks, column, int(self.epochs.clocks[number]))
-        if isinstance(who, Agent):
-            name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
-        kind: type[Race] = GlobalMemoryRace if rank < 0 else SharedMemoryRace
-        where = self._where(part, late & (before == identity), rank)
-        other = self.side(identity, earlier, "global" if rank < 0 else "shared", part.unit)
-        fault = Conflict(self.epochs, self.launch.first, self.agents, who, view, verb, hint == _WEAK)
-        error = kind(
-            f"{name} {verb} {where}, which the {other.what} {earlier} before{place(other.instructions)}, and nothing "
-            f"orders the two: {hint}"
-        ).know(**fault.facts(before, late, number, other), memory=self._memory(part, late, before, number, rank))
-        self.report(error)
-
-    def side(self, identity: int, verb: str, space: str, unit: int = 1) -> Side:
-        """An earlier access: where in the program it was made, see `earlier_accesses.suspects`, and by whom."""
-        found = suspects(self.epochs, self.launch.flow, identity, verb == "wrote", space, unit)
-        label = self.epochs.label(identity)
-        name = WarpName.of(label)
-        return Side(verb, tuple(found), str(name) if name is not None else "", what=label)
-
-    def _late(self, before: np.ndarray, view: View, who: Agent | Operation) -> np.ndarray | None:
-        """Which of the accesses ``before`` are not ordered before one of ``who``: boolean array, None when all are."""
-        late = unordered(self.epochs, before, view)
-        if late is None or (view.floor and self._known_abroad(before, late, view.known)):
-            return None
-        if who.private:
-            # What the looking lane itself has waited for.
-            numbers = before >> LANE_BITS
-            for column, (lane, clock) in who.private.items():
-                known = (self.epochs.columns[numbers] == column) & (self.epochs.clocks[numbers] <= clock)
-                late &= ~(known & (view.lanes == lane) & (numbers >= view.floor))
-        return late if late.any() else None
-
-    def _check_unwritten(self, part: Part, before: np.ndarray, agent: Agent) -> None:
-        """A load of global memory: ld.global.nc is for memory that nobody writes while the kernel runs."""
-        late = before >> LANE_BITS >= self.launch.first
-        if not late.any() or agent.executing() not in self.launch.non_coherent:
-            return
-        identity = int(before[int(np.argmax(late))])
-        other, number = self.side(identity, "wrote", "global", part.unit), identity >> LANE_BITS
-        error = GlobalMemoryRace(
-            f"a non-coherent load of {agent.label} reads {self._where(part, late & (before == identity), -1)}, which "
-            f"the {other.what} wrote before{place(other.instructions)}: "
-            "ld.global.nc may return what was there before, whatever orders the two, since it is for memory that is "
-            "not written while the kernel runs"
-        ).know(
-            "non-coherent-load",
-            side=Side("reads", (), agent.label),
-            other=other,
-            memory=self._memory(part, late, before, number, -1),
-        )
-        self.report(error)
-
-    def _missing_fence(
-        self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation, verb: str = "reads",
-        earlier: str = "wrote",
-    ) -> None:  # fmt: skip
-        identity = int(before[int(np.argmax(late))])
-        other = self.side(identity, earlier, "global" if rank < 0 else "shared", part.unit)
-        fault = Conflict(self.epochs, self.launch.first, self.agents, operation, None, verb)
-        number = identity >> LANE_BITS
-        error = ProxyFenceMissing(
-            f"{self.epochs.label(operation.identity)} {verb} {self._where(part, late & (before == identity), rank)}, "
-            f"which the {other.what} {earlier} through the generic proxy{place(other.instructions)}, with "
-            "no fence.proxy.async since"
-        ).know(
-            "proxy-fence" if verb == "reads" else "proxy-reuse",
-            side=fault.side(None),
-            other=fault.earlier(before, late, number, other),
-            memory=self._memory(part, late, before, number, rank),
-        )
-        self.report(error)
-
-    def _memory(self, part: Part, late: np.ndarray, before: np.ndarray, number: int, rank: int) -> Memory:
-        """As `_where`, of all lanes of the earlier access."""
-        start, nbytes = self._range(part, late & (before >> LANE_BITS == number))
-        if rank >= 0:
-            return Memory("shared", start, nbytes, rank)
-        name, byte, _ = self.launch.array(part.plane, start)
-        return Memory("global", byte, nbytes, name=name)
-
-    def _where(self, part: Part, chosen: np.ndarray, rank: int) -> str:
-        """The first range of bytes among the chosen places of a part."""
-        start, nbytes = self._range(part, chosen)
-        where = f"the {nbytes} byte{'s' if nbytes > 1 else ''} at"
-        place = self.launch.place(part.plane, start) if rank < 0 else f"shared offset {start} of CTA {rank}"
-        return f"{where} {place}"
-
-    def _range(self, part: Part, chosen: np.ndarray) -> tuple[int, int]:
-        """Offset and number of bytes of it."""
-        numbers = np.flatnonzero(chosen)
-        places = numbers + part.where.start if isinstance(part.where, slice) else np.unique(part.where[numbers])
-        gaps = np.flatnonzero(np.diff(places) != 1)
-        count = int(gaps[0]) + 1 if len(gaps) else len(places)
-        return int(places[0]) * part.unit, count * part.unit
-
-    def _told(self, identity: int) -> dict[str, Any]:
-        """What `ExitChecks` tells of an operation."""
-        return {"what": self.epochs.label(identity), "place": self.epochs.place(identity)}
-
-    def _hint(self, clocks: np.ndarray, column: int, clock: int) -> str:
-        """Why an event is not known well enough."""
-        if clocks[Row.ORDER, column] < clock:
-            return "no synchronisation leads from one to the other"
-        return _WEAK
-
-
-def _phase_before(phase: int) -> str:
-    return f"phase {phase - 1}" if phase else "the phase before the first, which counts as complete"
