@@ -35,16 +35,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo) -> Iterator[None]:
-    """Behind the traceback of a fault, what `cute-kernels emulate` prints of it: both source lines, and help."""
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    """Behind the traceback of a fault, what `cute-kernels emulate` prints of it: both source lines, help, replay."""
     outcome = yield
     errors = sys.modules.get("cute_kernels.emulator.errors")
-    if errors is None or call.excinfo is None or not isinstance(call.excinfo.value, errors.EmulatorError):
+    error = None if errors is None or call.excinfo is None else errors.error_behind(call.excinfo.value)
+    report = outcome.get_result()
+    if error is None or not report.failed:
         return
     diagnostics = "cute_kernels.emulator.diagnostics"
     diagnose = importlib.import_module(f"{diagnostics}.diagnosis").diagnose
     render = importlib.import_module(f"{diagnostics}.text").render
-    outcome.get_result().sections.append(("Fault found by the emulator", render(diagnose(call.excinfo.value))))
+    arch = item.config.getoption("--emulated-arch")
+    replay = ["pytest", *(["--emulated-arch", arch] if arch else []), item.nodeid]
+    report.sections.append(("Fault found by the emulator", render(diagnose(error, replay=replay))))
 
 
 def _testing(user: str) -> Any:

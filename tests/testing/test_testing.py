@@ -162,6 +162,18 @@ def launch(y: cute.Tensor):
 def test_race(emulated):
     launch(from_dlpack(torch.zeros(64, dtype=torch.int32, device="cuda")))
 
+@pytest.mark.parametrize("wrapped", ["as it is"])
+@pytest.mark.xfail
+def test_expected(emulated, wrapped):
+    test_race(emulated)
+
+@pytest.mark.parametrize("wrapped", ["by the program"])
+def test_behind_another(emulated, wrapped):
+    try:
+        test_race(emulated)
+    except Exception as error:
+        raise ValueError("the program's own") from error
+
 def test_of_another_kind(emulated):
     raise RuntimeError("not the emulator's")
 """
@@ -169,9 +181,11 @@ def test_of_another_kind(emulated):
 
 def test_the_report_of_a_fault_follows_the_traceback(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(RACE)
-    output = run_tests(tmp_path).stdout
-    assert "2 failed" in output and output.count("Fault found by the emulator") == 1, output
-    report = output.partition("Fault found by the emulator")[2]
+    output = run_tests(tmp_path, "--emulated-arch", "sm_90a").stdout
+    assert "3 failed, 1 xfailed" in output and output.count("Fault found by the emulator") == 2, output
+    _, report, behind = output.split("Fault found by the emulator")
+    assert "replay: pytest --emulated-arch sm_90a test_it.py::test_race\n" in report, output
+    assert "replay: pytest --emulated-arch sm_90a 'test_it.py::test_behind_another[by the program]'\n" in behind, output
     assert "error[lanes-race]: a load reads shared memory that a store by another lane" in report, output
     assert re.search(r"--> .*test_it.py:11 .*\n +written at .*test_it.py:10 ", report), output
     assert "help: cute.arch.sync_warp()" in report
