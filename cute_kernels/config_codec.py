@@ -115,9 +115,9 @@ def parse_settings(kind: type, settings: Iterable[str], where: str) -> Any:
         name, separator, text = setting.partition("=")
         name = name.strip().replace("-", "_")
         if not separator or name not in kinds:
-            raise ValueError(f"--set {setting}: expected FIELD=VALUE; fields for {where}: {', '.join(kinds)}")
+            raise ValueError(f"setting {setting}: expected FIELD=VALUE; fields for {where}: {', '.join(kinds)}")
         if name in values:
-            raise ValueError(f"--set {setting}: {name} is set twice")
+            raise ValueError(f"setting {setting}: {name} is set twice")
         values[name] = _parse(setting, text.strip(), kinds[name])
     return kind(**values) if values else None
 
@@ -125,12 +125,12 @@ def parse_settings(kind: type, settings: Iterable[str], where: str) -> Any:
 def _parse(setting: str, text: str, kind: type) -> Any:
     if kind is bool:
         if text.lower() not in ("true", "false"):
-            raise ValueError(f"--set {setting}: expected true or false")
+            raise ValueError(f"setting {setting}: expected true or false")
         return text.lower() == "true"
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"--set {setting}: expected an integer") from None
+        raise ValueError(f"setting {setting}: expected an integer") from None
 
 
 def spell(value: object) -> str:

@@ -270,4 +270,4 @@ def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["sweep", "--vary", "stages=3", "--vary", "stages=4"]) == 2
     assert "stages is varied twice" in capsys.readouterr().err
     assert main(["sweep", "--vary", "tiles=3"]) == 2
-    assert "--set tiles=3: expected FIELD=VALUE; fields for " in capsys.readouterr().err
+    assert "setting tiles=3: expected FIELD=VALUE; fields for " in capsys.readouterr().err
