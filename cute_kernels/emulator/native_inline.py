@@ -149,7 +149,7 @@ def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
 
 def _arrive(emitter: BlockEmitter, node: Node, name: str, words: tuple[int, int], several: bool = False) -> bool:
     who = _constant(emitter, "(W.number + 1)")
-    listed = emitter.program.list([emitter.word(node.anchor.args[0]), *words, who])
+    listed = emitter.program.list([emitter.word(node.anchor.args[0]), *words, who, node.instruction.index])
     emitter.fast(node, name, in_rows=True, a=int(several), c=listed, imm=int(node.anchor.args[-1]))
     return True
 
@@ -205,7 +205,7 @@ def _inline_commit(emitter: BlockEmitter, node: Node) -> bool:
     """tcgen05.commit by one lane, that has been executed before."""
     _, barrier, multicast = node.anchor.args
     where, mask = emitter.word(barrier), 0 if multicast is None else emitter.word(multicast)
-    emitter.fast(node, "tensor_commit", in_rows=True, a=_issuer(emitter), b=where, c=mask)
+    emitter.fast(node, "tensor_commit", in_rows=True, a=_issuer(emitter), b=where, c=mask, imm=node.instruction.index)
     return True
 
 

@@ -291,12 +291,12 @@ class RaceTracker(PointRaces):
         for address, point in self.points.items():
             for pair, phase, identity in point.copies():
                 self.exits.operation(address >> 24 ^ pair, point.column, phase, **self._told(identity))
-            for agent, clock, phase in point.arrivals():
+            for agent, clock, phase, place in point.arrivals():
                 what, signal = f"an arrival by {agent.label}", (point.column, phase)
-                self.exits.access(address >> 24, agent.base + Offset.READ, clock, what, signal)
-            for agent, column, clock, phase in point.commits():
+                self.exits.access(address >> 24, agent.base + Offset.READ, clock, what, signal, place)
+            for agent, column, clock, phase, place in point.commits():
                 what, signal = f"tcgen05.commit by {agent.label}", (point.column, phase)
-                self.exits.operation(address >> 24, column, clock, what, signal)
+                self.exits.operation(address >> 24, column, clock, what, signal, place)
         self.tensor.note_exits()
         self.exits.check(self.report, self._instruction)
 

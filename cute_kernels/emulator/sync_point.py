@@ -44,8 +44,8 @@ _AT, _FOLLOWED = words("Point"), words("Followed")
 _COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAMS = (
     _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "streams")
 )
-_PHASE, _ARRIVED, _ARRIVED_PHASE, _COMMIT = (
-    _FOLLOWED[name] for name in ("phase", "arrived", "arrived_phase", "commit_column")
+_PHASE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _COMMIT = (
+    _FOLLOWED[name] for name in ("phase", "arrived", "arrived_phase", "arrived_place", "commit_column")
 )
 _FOLLOWED_WORDS = word_count("Followed")
 _MOST_STREAMS = 64
@@ -230,16 +230,16 @@ class SyncPoint:
 
     def arrived(self, agent: Agent) -> None:
         """A warp of another CTA arrives."""
-        library().point_arrived(self.address, agent.block_address)
+        library().point_arrived(self.address, agent.block_address, agent.executing())
 
-    def arrivals(self) -> Iterator[tuple[Agent, int, int]]:
-        """Agent, clock and phase of the latest arrivals from other CTAs."""
+    def arrivals(self) -> Iterator[tuple[Agent, int, int, int]]:
+        """Agent, clock, phase and index of the instruction of the latest arrivals from other CTAs."""
         for agent, row in zip(self._agents, self._rows):
             if row[_ARRIVED]:
-                yield agent, int(row[_ARRIVED]), int(row[_ARRIVED_PHASE])
+                yield agent, int(row[_ARRIVED]), int(row[_ARRIVED_PHASE]), int(row[_ARRIVED_PLACE])
 
-    def commits(self) -> Iterator[tuple[Agent, int, int, int]]:
-        """Agent, stream, clock and phase of the latest commits in the core."""
+    def commits(self) -> Iterator[tuple[Agent, int, int, int, int]]:
+        """Agent, stream, clock, phase and index of the instruction of the latest commits in the core."""
         for agent, row in zip(self._agents, self._rows):
             if row[_COMMIT] >= 0:
                 yield agent, *row[_COMMIT:].tolist()

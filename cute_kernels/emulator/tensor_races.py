@@ -68,12 +68,14 @@ class Commit:
         clocks: what its arrival passes on, int32 [rows, columns].
         column, clock: the stream that it ends, and how many commits that has by then.
         label: for reports.
+        place: index of its instruction, -1 if it is not known.
     """
 
     clocks: np.ndarray
     column: int
     clock: int
     label: str
+    place: int
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,8 @@ class TensorRaces:
             point = self.tracker.points.get(target)
             if point is not None:
                 point.add_stream(stream.column)
-        return Commit(clocks, stream.column, stream.commits, f"tcgen05.commit by {agent.label}")
+        label = f"tcgen05.commit by {agent.label}"
+        return Commit(clocks, stream.column, stream.commits, label, agent.executing())
 
     def stream(self) -> int:
         """Host address of the `Stream` of the entered lane."""
@@ -287,7 +290,7 @@ class TensorRaces:
         if point is not None:
             point.gather(commit.clocks, rank, Order.SYNC | Order.WIDE)
             signal = (point.column, point.completed + 1)
-            self.tracker.exits.operation(target >> 24, commit.column, commit.clock, commit.label, signal)
+            self.tracker.exits.operation(target >> 24, commit.column, commit.clock, commit.label, signal, commit.place)
 
     def load(self, warp: Warp, place: Place, index: int) -> None:
         """tcgen05.ld, the instruction of this index. Raises TensorMemoryRace when what it reads may not be written."""

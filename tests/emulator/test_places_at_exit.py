@@ -110,3 +110,38 @@ def test_the_report_shows_line_warp_and_columns(native: bool):
     assert f"--> {place}" in shown.splitlines()[1] and "warp 2" in shown.splitlines()[1]
     assert f"PTX line {line_of(text, '// second')}" in shown.splitlines()[1]
     assert "where: columns 32 to 95 of the tensor memory of CTA 0" in shown
+
+
+COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64"
+#: A thread commits twice to each of two mbarriers, and in the end waits for the later of two commits only.
+COMMITS = f"""mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra LAST;
+    mbarrier.init.shared.b64 [dynamic], 1; mbarrier.init.shared.b64 [dynamic+8], 1; fence.mbarrier_init.release.cluster;
+    {COMMIT} [dynamic];
+    {COMMIT} [dynamic+8];
+    W0: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra W0;
+    W1: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic+8], 0; @!%p3 bra W1;
+    {COMMIT} [dynamic]; {LEFT}
+    {COMMIT} [dynamic+8];
+    W2: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic+8], 1; @!%p3 bra W2;
+    LAST: ret;"""
+#: CTA 1 arrives at two mbarriers of CTA 0, which waits for the later arrival only.
+ARRIVALS = f"""mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; mov.u32 %r2, %cluster_ctarank; mov.b32 %r3, dynamic;
+    @%p1 bra MEET; mbarrier.init.shared.b64 [dynamic], 1; mbarrier.init.shared.b64 [dynamic+8], 1;
+    MEET: barrier.cluster.arrive; barrier.cluster.wait; @%p1 bra LAST; mapa.shared::cluster.u32 %r4, %r3, 0;
+    setp.eq.u32 %p2, %r2, 0; @%p2 bra W0;
+    mbarrier.arrive.release.cta.shared::cluster.b64 _, [%r4]; {LEFT}
+    mbarrier.arrive.release.cta.shared::cluster.b64 _, [%r4+8];
+    bra LAST;
+    W0: mbarrier.try_wait.parity.acquire.cta.shared.b64 %p3, [dynamic+8], 0; @!%p3 bra W0;
+    LAST: ret;"""
+
+
+@BACK_ENDS
+@pytest.mark.parametrize(("body", "ctas", "warp"), [(COMMITS, 1, "CTA 0 warp 0"), (ARRIVALS, 2, "CTA 1 warp 0")])
+def test_what_may_come_after_the_exit_is_reported_where_it_was_issued(body: str, ctas: int, warp: str, native: bool):
+    text = located(body)
+    options = Options(native=native, strict=True)
+    with pytest.raises(IllegalAccess, match="CTA 0 may exit before .* is over") as error:
+        launch(text, grid=(ctas, 1, 1), cluster=(ctas, 1, 1), options=options)
+    assert (error.value.ptx_line, error.value.warp) == (line_of(text, LEFT), warp)
+    assert error.value.source == f"kernel.py:{SOURCE - 1 + line_of(body, LEFT)}"

@@ -82,11 +82,12 @@ void point_waited(Point *point, const Agent *agent, int64_t phase) {
   warp->clock = agent->clock;
 }
 
-void point_arrived(Point *point, const Agent *agent) {
+void point_arrived(Point *point, const Agent *agent, int64_t place) {
   Followed *warp = followed(point, agent);
   if (!warp) return;
   warp->arrived = agent->clock;
   warp->arrived_phase = point->completed + 1;
+  warp->arrived_place = place;
 }
 
 void point_copied(Point *point, int64_t pair, int64_t identity) {
@@ -191,7 +192,7 @@ int32_t watch_arrive(
     agent_order(agent, mask);  // which is what a release of any kind passes on there
     if (point_overtaken(point, phase, agent->scratch) >= 0) return 0;
   }
-  if (rank != agent->rank) point_arrived(point, agent);
+  if (rank != agent->rank) point_arrived(point, agent, t->place);
   agent_release(agent, point, mask, order);
   if (completes) point_complete(point, phase);
   return 1;
@@ -230,6 +231,7 @@ int32_t watch_commit(Tables *t, const Commit *commit) {
     warp->commit_column = stream->column;
     warp->commit = commits;
     warp->commit_phase = point->completed + 1;
+    warp->commit_place = t->place;
     if (target->completes) point_complete(point, target->phase);
   }
   return 1;

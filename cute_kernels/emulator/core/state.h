@@ -198,6 +198,7 @@ typedef struct Tables {
   int64_t ranks;  // CTAs
   int64_t flags;
   int64_t progress;  // counts whatever another warp may wait for
+  int64_t place;     // index of the instruction that arrives at an mbarrier now
   int64_t regions;
   Region *region_table;
   uint8_t *params;
@@ -299,8 +300,9 @@ enum { NO_PHASE = -2 };
 typedef struct Followed {
   int64_t phase, clock;             // that it waited for last (NO_PHASE: none), and its clock then
   int64_t seen[ORDERS];             // phase that it acquired last with each order
-  int64_t arrived, arrived_phase;   // its clock at its latest arrival from another CTA, and the phase
-  int64_t commit_column, commit, commit_phase;  // its latest tcgen05.commit in C: stream (-1: none), clock, phase
+  int64_t arrived, arrived_phase, arrived_place;  // its clock at its latest arrival from another CTA, phase, instruction
+  // Its latest tcgen05.commit in C: stream (-1: none), clock, phase, instruction.
+  int64_t commit_column, commit, commit_phase, commit_place;
 } Followed;
 
 // A copy that signals: its phase and the identity.

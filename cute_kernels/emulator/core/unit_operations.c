@@ -153,12 +153,13 @@ FORM(try_wait) {
   DONE(!late && m->tables->mbarrier_passed(m->tables, AT(s64, i->a), AT(s32, i->b), i->imm));
 }
 
-// The list c: words with the address, the count and the expected bytes (0: none), who arrives. Lanes at several
-// addresses are left to Python.
+// The list c: words with the address, the count and the expected bytes (0: none), who arrives; instruction. Lanes at
+// several addresses are left to Python.
 static int arrival(const Instruction *i, uint8_t *s, Machine *m, int64_t count) {
   const uint32_t *list = m->program->lists + i->c;
   Tables *t = m->tables;
   int64_t nbytes = list[2] ? AT(s64, list[2]) : 0;
+  t->place = list[4];
   int64_t phase =
       t->mbarrier_arrive(t, AT(s64, list[0]), count, nbytes, AT(s64, list[3]), m->active, i->imm);
   result(m, phase);
@@ -207,10 +208,11 @@ FORM(tensor_mma) {  // the list c: words of the key; the second one is the issue
   key[1] = issuer(i, s, m);
   DONE(t->tensor_mma(t, key, (int32_t)i->imm));
 }
-FORM(tensor_commit) {  // at the address b, to the CTAs of the mask in the word c (0: none is given)
+FORM(tensor_commit) {  // at the address b, to the CTAs of the mask in the word c (0: none is given); imm: instruction
   if (!one_lane(m)) return i + 1;
   int64_t multicast = i->c ? AT(s64, i->c) & 0xFFFF : -1;
   Tables *t = m->tables;
+  t->place = (int64_t)i->imm;
   DONE(t->tensor_commit(t, issuer(i, s, m), AT(s64, i->b), multicast));
 }
 
