@@ -334,10 +334,14 @@ class Sm90ImagesConfig:
         order: ``"row"``: images run fastest, so that the table is read once per grid row; ``"image"``: positions do.
         weight: ``"registers"``: it stays there for the whole launch; ``"streamed"``: it comes through the stages with
             the pixels, for few images and for weights that registers do not hold; ``"auto"``: chosen.
+        raw_stages: buffers of strips between TMA and the warps that repack rows of 14 bytes, at least 2; 0: chosen, and
+            of other sources all that is allowed.
+        skip_zeros: steps of K whose pixels are all zeros, which lengthen rows of 96 bytes to 128 and patches of 14 rows
+            to 16, are not multiplied, and repacked rows of zeros take no shared memory.
 
     Raises:
         TypeError: a field of the wrong type.
-        ValueError: an integer other than 0 and 1 for ``pingpong``.
+        ValueError: an integer other than 0 and 1 for ``pingpong`` and ``skip_zeros``.
     """
 
     source: PixelSource = "auto"
@@ -350,6 +354,8 @@ class Sm90ImagesConfig:
     pingpong: bool = True
     order: TileOrder = "row"
     weight: ResidentWeight = "auto"
+    raw_stages: int = 0
+    skip_zeros: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)

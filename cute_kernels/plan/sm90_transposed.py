@@ -71,6 +71,10 @@ class TransposedPlan(FeatureSlabs):
         """Of the weight that stays in shared memory for the whole launch."""
         return 0
 
+    def multiplies(self, block: int, step: int) -> bool:
+        """Whether a step of ``mma_k_bytes`` of a K block of every stage is multiplied: one of zeros need not be."""
+        return True
+
     @property
     @abstractmethod
     def tile_positions(self) -> int:

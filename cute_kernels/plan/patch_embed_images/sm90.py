@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from cute_kernels.config import Sm90ImagesConfig
 from cute_kernels.plan.base import ITEMSIZE, SmemRegion, smem_map
-from cute_kernels.plan.patch_embed_images.strips import StripsPlan
+from cute_kernels.plan.patch_embed_images.strips import REPACKED, StripsPlan
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
     BLOCK_REGISTERS,
@@ -28,7 +28,7 @@ REPACK_REGISTERS = {1: (240, 136), 2: (208, 48), 3: (144, 40)}
 repacks holds two rows twice, which 48 have room for."""
 
 RAW_STAGES = 2
-"""Strips on their way to them: one is loaded while the other is repacked."""
+"""Strips on their way to them at least: one is loaded while the other is repacked."""
 
 MOST_COLUMNS = 256
 """The largest N of a WGMMA."""
@@ -65,7 +65,20 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 
     @property
     def load_stages(self) -> int:
-        return RAW_STAGES if self.repacks else super().load_stages
+        return self.config.raw_stages or RAW_STAGES if self.repacks else super().load_stages
+
+    @property
+    def drops_rows(self) -> bool:
+        return self.repacks and self.config.skip_zeros
+
+    def multiplies(self, block: int, step: int) -> bool:
+        if not self.config.skip_zeros:
+            return True
+        first = block * self.k_block_bytes + step * self.mma_k_bytes
+        if self.repacks:
+            return first < REPACKED * self.span
+        # Rows of a step or more alone can have a whole one of zeros.
+        return self.splits or self.span < self.mma_k_bytes or first % self.span < self.row_bytes
 
     # ---- registers -------------------------------------------------------------------------------------------------
 
@@ -148,7 +161,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
             (f"weight: {self.config.weight}, {self.shared_blocks} K blocks", weight, self.swizzle_period),
             (f"{self.config.source}: {stages} stages", stages * self.pixel_stage_bytes, self.swizzle_period),
             ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
-            *((("strips before they are repacked", RAW_STAGES * self.load_pitch, 128),) if self.repacks else ()),
+            *((("strips before they are repacked", self.load_stages * self.load_pitch, 128),) if self.repacks else ()),
         ))  # fmt: skip
 
     # ---- bias + position table -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from cute_kernels.plan.base import Arch, check_smem, reject, require, round_up
 from cute_kernels.plan.patch_embed import sm90_default as rows
 from cute_kernels.plan.patch_embed_images.base import BOX_BYTES, MOST_PATCHES, STRIP_PATCH
 from cute_kernels.plan.patch_embed_images.gather_default import GATHER_CLOCKS
-from cute_kernels.plan.patch_embed_images.sm90 import MOST_COLUMNS, Sm90ImagesPlan
+from cute_kernels.plan.patch_embed_images.sm90 import MOST_COLUMNS, RAW_STAGES, Sm90ImagesPlan
 from cute_kernels.plan.patch_embed_images.strips import (
     BLOCK_BYTES,
     REPACKED,
@@ -90,6 +90,9 @@ def plan_sm90_images(
     require("weight", config.weight, ("auto", *_weights(problem)), rule)
     if source == "repack":
         require("stage_blocks", config.stage_blocks, (0, 2), "a stage is a whole patch of one channel; 0 chooses")
+    if config.raw_stages and (config.raw_stages < RAW_STAGES or source != "repack"):
+        rule = "strips that wait to be repacked, at least two; 0 chooses, and is all that other sources have"
+        reject("raw_stages", config.raw_stages, rule, RAW_STAGES if source == "repack" else 0)
     if source == "repack" and config.tile_patches % 8:
         rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16; 0 chooses"
         reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
@@ -106,7 +109,7 @@ def plan_sm90_images(
     if not _shares(plan):
         rule = f"each of {config.cluster} CTAs of a cluster loads whole 128 bytes of a strip of {plan.load_bytes}"
         reject("cluster", config.cluster, rule, 1)
-    if plan.stage_box[2] < config.cluster:
+    if not _divides(plan):
         rule = f"each of {config.cluster} CTAs of a cluster loads its share of the rows of a stage"
         reject("stage_blocks", config.stage_blocks, rule, 2)
     streams = "streamed" in _weights(problem)
@@ -189,6 +192,8 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
     """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
     if config.source == "auto":
         config = dataclasses.replace(config, source=source_of(problem))
+    if config.source == "repack" and not config.raw_stages:
+        config = dataclasses.replace(config, raw_stages=RAW_STAGES)
     operations = 2 * problem.batch * problem.positions * problem.n * problem.k
     few = operations <= FEW_OPERATIONS and len(_weights(problem)) > 1
     plans = list(_shapes(problem, config, arch, sm_count, few))
@@ -303,7 +308,7 @@ def _fits(plan: Sm90ImagesPlan) -> bool:
         plan.needed_registers <= plan.consumer_registers
         and plan.accumulator_registers + ADDRESSING_REGISTERS <= plan.entry_registers
         and plan.smem_bytes - (plan.config.stages - 2) * plan.stage_bytes <= plan.arch.smem_bytes
-        and plan.stage_box[2] >= plan.config.cluster
+        and _divides(plan)
         and _shares(plan)
     )
 
@@ -338,6 +343,13 @@ def _box_microseconds(plan: Sm90ImagesPlan) -> float:
     per_row = 1 if plan.gathers else plan.tile_patches
     box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row
     return tiles * plan.tile_stages * box_rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND
+
+
+def _divides(plan: Sm90ImagesPlan) -> bool:
+    """Whether the CTAs of a cluster have equal shares of a box: of its rows, or of a single row of its images."""
+    _, images, rows, _ = plan.stage_box
+    cluster = plan.config.cluster
+    return rows >= cluster or images % cluster == 0
 
 
 def _shares(plan: Sm90ImagesPlan) -> bool:

@@ -118,6 +118,11 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
         return self.row_bytes == REPACKED
 
     @property
+    def drops_rows(self) -> bool:
+        """Of repacked patches the rows of zeros are in K and not in the stages, since nothing multiplies them."""
+        return False
+
+    @property
     def operand_rows(self) -> int:
         """Rows of a patch in the operand and in K."""
         return REPACKED_ROWS if self.repacks else self.problem.patch
@@ -204,6 +209,8 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
     @property
     def pixel_stage_bytes(self) -> int:
         """Of the patches in a stage."""
+        if self.drops_rows:
+            return REPACKED * self.row_span * self.cta_patches
         return math.prod(self.stage_box) * self.pixel_bytes
 
     @property

@@ -32,7 +32,8 @@ class Repack:
 
     A strip lands as ``[row][patch][14 bytes]``, the patches of all images side by side, and the operand wants ``[row]
     [patch][16 bytes]``: row i of either, counted through, begins at 14 i and at 16 i. What a thread copies does not
-    depend on where rows of the images end. The last two rows of a patch in the operand are zeros from the beginning.
+    depend on where rows of the images end. The last two rows of a patch in the operand are zeros from the beginning, or
+    are not there.
 
     Attributes:
         raw, stages: buffers of both.
@@ -51,7 +52,8 @@ class Repack:
     @cute.jit
     def run(self) -> None:
         plan, lane = self.plan, self.thread % 32
-        self._clear()
+        if cutlass.const_expr(not plan.drops_rows):
+            self._clear()
         strip, stage = self.strips.consumer_state(), self.operands.producer_state()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             self.strips.stamps.mark(Phase.TILE)

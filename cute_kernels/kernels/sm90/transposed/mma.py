@@ -121,7 +121,8 @@ class Mma:
         blocks, resident = self.plan.config.stage_blocks, self.plan.resident
         for i in cutlass.range_constexpr(blocks * MMA_STEPS):
             k_block, step = stage * blocks + i // MMA_STEPS, i % MMA_STEPS
-            if cutlass.const_expr(not resident or k_block < self.plan.k_blocks):
+            exists = not resident or k_block < self.plan.k_blocks
+            if cutlass.const_expr(exists and self.plan.multiplies(i // MMA_STEPS, step)):
                 block = state.index * blocks + i // MMA_STEPS
                 if cutlass.const_expr(resident):
                     weight = self.weight[None, None, k_block * MMA_STEPS + step]
