@@ -336,6 +336,7 @@ class Sm90ImagesConfig:
             the pixels, for few images and for weights that registers do not hold; ``"auto"``: chosen.
         raw_stages: buffers of strips between TMA and the warps that repack rows of 14 bytes, at least 2; 0: chosen, and
             of other sources all that is allowed.
+        repack_pairs: pairs of rows of 14 bytes that a thread loads before it stores the first, 1 to 4, likewise.
         skip_zeros: steps of K whose pixels are all zeros, which lengthen rows of 96 bytes to 128 and patches of 14 rows
             to 16, are not multiplied, and repacked rows of zeros take no shared memory.
 
@@ -355,6 +356,7 @@ class Sm90ImagesConfig:
     order: TileOrder = "row"
     weight: ResidentWeight = "auto"
     raw_stages: int = 0
+    repack_pairs: int = 0
     skip_zeros: bool = False
 
     def __post_init__(self) -> None:

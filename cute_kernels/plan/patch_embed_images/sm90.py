@@ -68,6 +68,11 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
         return self.config.raw_stages or RAW_STAGES if self.repacks else super().load_stages
 
     @property
+    def held_pairs(self) -> int:
+        """Pairs of rows that a thread of the warps that repack loads before it stores the first."""
+        return self.config.repack_pairs or 1
+
+    @property
     def drops_rows(self) -> bool:
         return self.repacks and self.config.skip_zeros
 

@@ -93,6 +93,8 @@ def plan_sm90_images(
     if config.raw_stages and (config.raw_stages < RAW_STAGES or source != "repack"):
         rule = "strips that wait to be repacked, at least two; 0 chooses, and is all that other sources have"
         reject("raw_stages", config.raw_stages, rule, RAW_STAGES if source == "repack" else 0)
+    legal = (0, 1, 2, 3, 4) if source == "repack" else (0,)
+    require("repack_pairs", config.repack_pairs, legal, "pairs of rows that registers of a thread hold; 0 chooses")
     if source == "repack" and config.tile_patches % 8:
         rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16; 0 chooses"
         reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
@@ -192,8 +194,9 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
     """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
     if config.source == "auto":
         config = dataclasses.replace(config, source=source_of(problem))
-    if config.source == "repack" and not config.raw_stages:
-        config = dataclasses.replace(config, raw_stages=RAW_STAGES)
+    if config.source == "repack":
+        chosen = {"raw_stages": config.raw_stages or RAW_STAGES, "repack_pairs": config.repack_pairs or 1}
+        config = dataclasses.replace(config, **chosen)
     operations = 2 * problem.batch * problem.positions * problem.n * problem.k
     few = operations <= FEW_OPERATIONS and len(_weights(problem)) > 1
     plans = list(_shapes(problem, config, arch, sm_count, few))

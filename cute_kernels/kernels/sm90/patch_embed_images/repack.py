@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from cute_kernels.kernels import ptx
+from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm90.pipes import Sm90Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.plan.patch_embed_images.sm90 import REPACK_WARPS, Sm90ImagesPlan
@@ -59,32 +60,71 @@ class Repack:
             self.strips.stamps.mark(Phase.TILE)
             for _ in cutlass.range(plan.planes, unroll=1):
                 self.strips.wait_full(strip)
-                self.operands.wait_empty(stage)
-                self._copy(
-                    self.raw + cute.assume(strip.index * plan.load_pitch, divby=128),
-                    self.stages + cute.assume(stage.index * plan.pixel_stage_bytes, divby=128),
-                )
+                raw = self.raw + cute.assume(strip.index * plan.load_pitch, divby=128)
+                buffer = self.stages + cute.assume(stage.index * plan.pixel_stage_bytes, divby=128)
+                if cutlass.const_expr(plan.held_pairs > 1):
+                    self._copy_held(raw, buffer, strip, stage)
+                else:
+                    self.operands.wait_empty(stage)
+                    self._copy(raw, buffer)
                 # WGMMA reads the operand through the async proxy.
                 cute.arch.fence_view_async_shared()
                 cute.arch.sync_warp()
                 self.operands.arrive_written(stage, lane)
-                self.strips.arrive_empty(strip, lane, plan.config.cluster)
+                if cutlass.const_expr(plan.held_pairs == 1):
+                    self.strips.arrive_empty(strip, lane, plan.config.cluster)
                 strip.advance()
                 stage.advance()
 
     @cute.jit
     def _copy(self, raw: cute.Pointer, stage: cute.Pointer) -> None:
-        """Two rows at a time: the first begins with a word, the second in the middle of one."""
+        """A pair of rows at a time: a thread stores one before it loads the next."""
+        for i in cutlass.range(self.thread, self._pairs, THREADS, unroll=2):
+            self._store_pair(stage, i, self._load_pair(raw, i))
+
+    @cute.jit
+    def _copy_held(
+        self, raw: cute.Pointer, stage: cute.Pointer, strip_state: PipelineState, stage_state: PipelineState
+    ) -> None:
+        """As many pairs in registers as a thread holds, whose loads do not wait for each other.
+
+        The strip is free when the last ones are loaded, and the stage has to be when the first ones are stored.
+        """
+        held = self.plan.held_pairs
+        rounds = -(-self._pairs // (held * THREADS))
+        for r in cutlass.range_constexpr(rounds):
+            indices = [self.thread + j * THREADS for j in range(r * held, (r + 1) * held) if j * THREADS < self._pairs]
+            pairs = [self._load_pair(raw, cutlass.min(i, Int32(self._pairs - 1))) for i in indices]
+            if cutlass.const_expr(r == rounds - 1):
+                cute.arch.sync_warp()
+                self.strips.arrive_empty(strip_state, self.thread % 32, self.plan.config.cluster)
+            if cutlass.const_expr(r == 0):
+                self.operands.wait_empty(stage_state)
+            for j in cutlass.range_constexpr(len(pairs)):
+                if cutlass.const_expr((r * held + j + 1) * THREADS <= self._pairs):
+                    self._store_pair(stage, indices[j], pairs[j])
+                elif indices[j] < self._pairs:
+                    self._store_pair(stage, indices[j], pairs[j])
+
+    @property
+    def _pairs(self) -> int:
+        """Pairs of rows of a plane of a tile."""
+        return REPACKED * self.plan.tile_rows // 2
+
+    def _load_pair(self, raw: cute.Pointer, i: Int32) -> list[Uint32]:
+        """The words of two rows: the first begins with a word, the second in the middle of one."""
+        source = cute.recast_ptr(raw + cute.assume(i * PAIR_WORDS * 4, divby=4), dtype=Uint32)
+        words = cute.make_tensor(source, cute.make_layout(PAIR_WORDS))
+        return [words[j] for j in range(PAIR_WORDS)]
+
+    @cute.jit
+    def _store_pair(self, stage: cute.Pointer, i: Int32, w: list[Uint32]) -> None:
         # Of eight lanes, whose stores of 16 bytes are one wavefront, four write first rows and four second ones.
         second_first = self.thread // 4 % 2
-        for i in cutlass.range(self.thread, REPACKED * self.plan.tile_rows // 2, THREADS, unroll=2):
-            source = cute.recast_ptr(raw + cute.assume(i * PAIR_WORDS * 4, divby=4), dtype=Uint32)
-            words = cute.make_tensor(source, cute.make_layout(PAIR_WORDS))
-            w = [words[j] for j in range(PAIR_WORDS)]
-            first = (w[0], w[1], w[2], w[3] & Uint32(0xFFFF))
-            second = (*(ptx.shf_r_wrap_b32(w[j], w[j + 1], Uint32(16)) for j in (3, 4, 5)), w[6] >> Uint32(16))
-            self._store(stage, i * 2 + second_first, second_first, second, first)
-            self._store(stage, i * 2 + 1 - second_first, second_first, first, second)
+        first = (w[0], w[1], w[2], w[3] & Uint32(0xFFFF))
+        second = (*(ptx.shf_r_wrap_b32(w[j], w[j + 1], Uint32(16)) for j in (3, 4, 5)), w[6] >> Uint32(16))
+        self._store(stage, i * 2 + second_first, second_first, second, first)
+        self._store(stage, i * 2 + 1 - second_first, second_first, first, second)
 
     @cute.jit
     def _store(self, stage: cute.Pointer, i: Int32, choice: Int32, yes: tuple, no: tuple) -> None:
