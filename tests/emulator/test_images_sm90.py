@@ -129,7 +129,9 @@ REPACKED = {  # and the channels
             BASE, tile_patches=8, tile_images=8, stages=2, stage_blocks=2, raw_stages=3, repack_pairs=4, skip_zeros=True
         ), 2,
     ),
-    "pairs held, two rounds": (replace(BASE, tile_patches=16, tile_images=5, stage_blocks=2, repack_pairs=2), 1),
+    "pairs held, two rounds": (
+        replace(BASE, tile_patches=16, tile_images=5, warpgroups=1, cluster=1, stage_blocks=2, repack_pairs=2), 1,
+    ),
 }  # fmt: skip
 
 
