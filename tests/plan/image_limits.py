@@ -51,6 +51,10 @@ def _configurations() -> Iterator[Limit]:
     yield field("weight", "registers", "streamed", "auto", FOURTEEN)
     yield field("stage_blocks", 2, 1, 0, FOURTEEN)
     yield field("tile_patches", 8, 12, 16, FOURTEEN)
+    yield field("raw_stages", 2, 1, 2, FOURTEEN)
+    yield field("raw_stages", 0, 2, 0)
+    yield field("repack_pairs", 4, 5, 0, FOURTEEN)
+    yield field("repack_pairs", 0, 1, 0)
     message = r"^cluster = 2 .*whole 128 bytes of a strip of 3136; .*value: 1$"
     shares = [images(FOURTEEN, tile_patches=8, tile_images=2, cluster=cluster) for cluster in (1, 2)]
     yield Limit("a cluster's shares of a strip", *shares, message)
@@ -78,8 +82,9 @@ def _configurations() -> Iterator[Limit]:
     yield Limit("a cluster's multiprocessors", *clusters, r"^sm_count = 1 .*cluster needs 2 multiprocessors.*value: 2$")
     # A patch's row of 128 bytes is a K block: a stage of one has a single row of every patch.
     long = replace(BARE, patch=128, height=256, width=256)
-    message = r"^stage_blocks = 1 .*each of 2 CTAs of a cluster loads its share of the rows.*value: 2$"
-    shares = [images(long, cluster=2, stage_blocks=blocks) for blocks in (2, 1)]
+    message = r"^stage_blocks = 1 .*loads its share of the rows of a stage, or of the images of a single row.*value: 2$"
+    one = {"cluster": 2, "tile_patches": 16, "tile_images": 1}
+    shares = [images(long, stage_blocks=blocks, **one) for blocks in (2, 1)]
     yield Limit("a cluster's shares of a stage", *shares, message)
     message = r"^stages = 3 .*make 277,504 B of shared memory.*value: 2$"
     streamed = {"weight": "streamed", "warpgroups": 3, "tile_patches": 14, "tile_images": 8, "stage_blocks": 2}
