@@ -66,6 +66,9 @@ _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
 FAST_SPLITS = (48,)
 """Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/measurements.md)."""
 
+RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (RAW_STAGES,), 1
+"""Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
+
 FEW_SPLITS = 4096
 """Patches up to which these rows are gathered nevertheless: of 3,136 gathering took 0.81 of the time in a CUDA graph on
 an H200, of 6,272 1.33 (docs/measurements.md)."""
@@ -194,9 +197,12 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
     """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
     if config.source == "auto":
         config = dataclasses.replace(config, source=source_of(problem))
-    if config.source == "repack":
-        chosen = {"raw_stages": config.raw_stages or RAW_STAGES, "repack_pairs": config.repack_pairs or 1}
-        config = dataclasses.replace(config, **chosen)
+    if config.source == "repack" and not (config.raw_stages and config.repack_pairs):
+        counts = (config.raw_stages,) if config.raw_stages else RAW_STAGES_BY_CHOICE
+        pairs = config.repack_pairs or CHOSEN_PAIRS
+        options = (dataclasses.replace(config, raw_stages=count, repack_pairs=pairs) for count in counts)
+        chosen = [resolve(problem, option, arch, sm_count) for option in options]
+        return next((c for c in chosen if _fits(Sm90ImagesPlan(problem, c, arch, sm_count))), chosen[-1])
     operations = 2 * problem.batch * problem.positions * problem.n * problem.k
     few = operations <= FEW_OPERATIONS and len(_weights(problem)) > 1
     plans = list(_shapes(problem, config, arch, sm_count, few))
