@@ -115,7 +115,8 @@ def plan_sm90_images(
         rule = f"each of {config.cluster} CTAs of a cluster loads whole 128 bytes of a strip of {plan.load_bytes}"
         reject("cluster", config.cluster, rule, 1)
     if not _divides(plan):
-        rule = f"each of {config.cluster} CTAs of a cluster loads its share of the rows of a stage, or of the images of a single row"
+        share = "its share of the rows of a stage, or of the images of a single row"
+        rule = f"each of {config.cluster} CTAs of a cluster loads {share}"
         reject("stage_blocks", config.stage_blocks, rule, 2)
     streams = "streamed" in _weights(problem)
     otherwise = ("weight", config.weight, "streamed") if streams else ("channels", problem.channels, 1)
