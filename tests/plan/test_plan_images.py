@@ -122,3 +122,20 @@ def test_the_table_has_a_tile_for_every_tile_of_positions(table: int, tiles: int
 def test_the_warp_that_loads_is_the_first_behind_the_consumers(warpgroups: int) -> None:
     plan = make_plan(HEADLINE, Sm90ImagesConfig(warpgroups=warpgroups, cluster=1))
     assert plan.roles.index("load") == plan.load_warp == 4 * warpgroups == plan.roles.count("mma")
+
+
+@pytest.mark.parametrize(
+    ("patch", "last", "multiplied", "stage"),
+    [(14, False, 7, 14 * 16 * 128), (32, True, 3, 128 * 224 + 128 * 128), (16, True, 8, None)],
+    ids=["14 rows of 16", "96 bytes of 128", "48 bytes of 64"],
+)
+def test_steps_of_zeros_are_left_out(patch: int, last: bool, multiplied: int, stage: int | None) -> None:
+    """Those that have pixels are multiplied: of 64 bytes with 48 of a row each half has some."""
+    problem = PatchEmbedImagesProblem(4736, 3, 224, 224, patch, 768, channels_last=last)
+    source = "auto" if patch != 16 else "gather"
+    config = Sm90ImagesConfig(source=source, skip_zeros=True)
+    plans = [make_plan(problem, c, "sm_90a") for c in (config, replace(config, skip_zeros=False))]
+    steps = [[plan.multiplies(b, s) for b in range(plan.config.stage_blocks) for s in range(4)] for plan in plans]
+    assert steps[0] == [i < multiplied for i in range(len(steps[0]))] and all(steps[1])
+    assert stage is None or plans[0].stage_bytes == stage
+    assert all(plan.k_blocks * 128 == plan.weight_columns_of_k for plan in plans)
