@@ -357,7 +357,7 @@ class Sm90ImagesConfig:
     weight: ResidentWeight = "auto"
     raw_stages: int = 0
     repack_pairs: int = 0
-    skip_zeros: bool = False
+    skip_zeros: bool = True
 
     def __post_init__(self) -> None:
         check_types(self)

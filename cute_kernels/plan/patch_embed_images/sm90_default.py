@@ -66,7 +66,7 @@ _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
 FAST_SPLITS = (48,)
 """Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/measurements.md)."""
 
-RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (RAW_STAGES,), 1
+RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
 """Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
 
 FEW_SPLITS = 4096
