@@ -96,6 +96,9 @@ class Repack:
             indices = [self.thread + j * THREADS for j in range(r * held, (r + 1) * held) if j * THREADS < self._pairs]
             pairs = [self._load_pair(raw, cutlass.min(i, Int32(self._pairs - 1))) for i in indices]
             if cutlass.const_expr(r == rounds - 1):
+                # TMA writes the strip through the async proxy. Without the fence ptxas lets the arrival overtake the
+                # loads, which wait for no result: on an H200 results were wrong.
+                cute.arch.fence_view_async_shared()
                 cute.arch.sync_warp()
                 self.strips.arrive_empty(strip_state, self.thread % 32, self.plan.config.cluster)
             if cutlass.const_expr(r == 0):
