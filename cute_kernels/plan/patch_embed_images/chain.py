@@ -37,11 +37,11 @@ SLOW_ROWS = (32, 64)
 (docs/measurements.md)."""
 
 REPACKED_CHANNELS = 3
-REPACKED_PATCHES, FEW_REPACKED, REPACKED_FEATURES = 1024, 4096, {True: 1024, False: 768}
-"""From so many patches on rows of 14 bytes are repacked in shared memory, which every 128 features do anew: up to 1024
-features of few patches, 768 of more. In a CUDA graph on an H200 one image for 768 features took 1.34 of the time of a
-pass and rows, 8 images 0.88, 512 images 1.00; 8 images for 1024 features 0.84, 64 images 1.01, for 1152 features 1.04
-and 1.15 (docs/measurements.md)."""
+REPACKED_PATCHES, REPACKED_FEATURES = 1024, 1024
+"""From so many patches on rows of 14 bytes are repacked in shared memory, which every 128 features do anew, up to so
+many features. In a CUDA graph on an H200 one image for 768 features took 1.34 of the time of a pass and rows, 8 images
+0.88 (before warps held several pairs); 4736 images for 1024 features take 0.92, 512 images for 1152 features 1.04
+(docs/measurements.md)."""
 
 CHUNK_STEP = VECTOR_BYTES
 """Images of which so many are whole 16 bytes, whatever the size of one."""
@@ -85,9 +85,8 @@ def _why_faster(problem: PatchEmbedImagesProblem) -> str:
 
 def _why_not_repacked(problem: PatchEmbedImagesProblem) -> str:
     rows, patches = f"rows of {REPACKED} bytes", problem.batch * problem.positions
-    features = REPACKED_FEATURES[patches <= FEW_REPACKED]
-    if problem.n > features:
-        return f"repacking {rows} for more than {features} features takes longer than a pass"
+    if problem.n > REPACKED_FEATURES:
+        return f"repacking {rows} for more than {REPACKED_FEATURES} features takes longer than a pass"
     if problem.channels > REPACKED_CHANNELS:
         return f"{rows} are repacked for {REPACKED_CHANNELS} channels at most"
     if patches < REPACKED_PATCHES:
