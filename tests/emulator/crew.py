@@ -60,7 +60,7 @@ def state(tracker: RaceTracker) -> list[Any]:
         (address, p.gathered.tolist(), p.available.tolist(), p.inside.tolist(), p.inside_available.tolist(),
          p.completed, sorted(p.streams()), p.initialised,
          [(pair, phase, tracker.epochs.label(identity)) for pair, phase, identity in p.copies()],
-         [(agent.number, *rest) for agent, *rest in p.arrivals()])
+         [(agent.number, clock, phase) for agent, clock, phase, _ in p.arrivals()])
         for address, p in sorted(tracker.points.items())
     ]  # fmt: skip
     shadows = [_shadow(tracker, shadow) for shadow in (*tracker.shared, *tracker.launch.regions.values())]
