@@ -145,7 +145,7 @@ def test_rows_of_14_bytes_are_repacked(name: str) -> None:
         sm_count=config.cluster, seed=1,
     )
     assert (case.plan.config.source, case.plan.operand_rows, case.plan.span) == ("repack", 16, 16)
-    check(case, Options(completion="lazy"))
+    check(case, Options(completion="lazy", strict=True))  # the fence that covers loads of a strip
     weight = case.tensors.weight.clone().view(72, -1, 16, 16)
     weight[..., 14:, :], weight[..., 14:] = 77, 77
     other = case.fresh()
