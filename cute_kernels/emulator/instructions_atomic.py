@@ -217,7 +217,8 @@ def store_async(
         watched = None
         if warp.agent is not None:
             cluster.tracker.enter(warp, lane)
-            watched = cluster.tracker.copy(signal, text, reduces=bool(name))
+            # The PTX ISA names the operations of the async proxy, and these are not among them.
+            watched = cluster.tracker.copy(signal, text, reduces=bool(name), generic=True)
             rank, offset = cluster.memory.resolve(where)
             cluster.ctas[rank].shared.check_bounds(offset, data.nbytes)
             cluster.tracker.async_write(rank, offset, data.nbytes, watched)

@@ -237,7 +237,7 @@ class RaceTracker(PointRaces):
 
     def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
         floor, unit = self.floor if rank < 0 else 0, self.unit()
-        fence = Row.PROXY if self.strict and rank >= 0 else None
+        fence = Row.PROXY if self.strict and rank >= 0 and not operation.generic else None
         if unit is not None and unit.async_write(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
             return
         view = View(operation.clocks[Row.ACQUIRED], operation.own, operation.lane, -1, floor, operation.reduces)
@@ -264,10 +264,11 @@ class RaceTracker(PointRaces):
 
     # --- copies that signal an mbarrier -------------------------------------------------------------------------------
 
-    def copy(self, signal: int, text: str, reduces: bool = False) -> Operation:
+    def copy(self, signal: int, text: str, reduces: bool = False, generic: bool = False) -> Operation:
         """A copy whose completion the mbarrier at ``signal`` tells; it is complete at `complete_copy`."""
         self.check_initialised(signal, text)
         operation = self.operation(self._phases_of(signal), NEVER, text, reduces)
+        operation.generic = generic
         operation.order = self.agent.order(1 << self.lane)
         self.agent.advance()
         return operation

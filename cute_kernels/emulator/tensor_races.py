@@ -41,6 +41,7 @@ class Operation:
         clocks: what its issuer knows, int32 [rows, columns].
         own, lane: columns of the issuing warp and the issuing lane; -1 for an operation of several warps.
         reduces: it combines what it writes with what is there.
+        generic: it accesses memory through the generic proxy.
         order: of a copy: what is known to be over when it is complete, int32 [columns].
         address: host address of ``clocks``.
         private: what the issuing lane alone knows, as `Agent.private`.
@@ -52,6 +53,7 @@ class Operation:
     own: int
     lane: int
     reduces: bool = False
+    generic: bool = False
     order: np.ndarray | None = None
     address: int = 0
     private: Private | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -103,27 +103,22 @@ def gemm_timers(
         RuntimeError: a plan computes something else.
     """
     rows, weight, bias = inputs or gemm_inputs(problem)
-    timers: dict[GemmPlan, search.Timer] = {}
-    expected, outputs = None, []
-    for plan in plans:
+    outputs: list[torch.Tensor] = []
+
+    def prepare(plan: GemmPlan) -> tuple[Callable[[int, int], None], torch.Tensor]:
         if not outputs:  # their pitch is that of every plan
             shape, dtype = (problem.batches, problem.m, plan.out_pitch), getattr(torch, problem.out_dtype)
-            outputs = [torch.empty(shape, dtype=dtype, device="cuda") for _ in rows]
+            outputs.extend(torch.empty(shape, dtype=dtype, device="cuda") for _ in rows)
         padded = None
         if bias is not None:
             padded = torch.nn.functional.pad(bias, (0, plan.padded_n - problem.n))
         call = bound_launch(plan).with_constants(("a", "b", "bias", "out", "stream"))
 
-        def launch(i: int, stream: int, call=call, padded=padded, outputs=outputs) -> None:
+        def launch(i: int, stream: int) -> None:
             slot = i % len(rows)
             address = None if padded is None else padded.data_ptr()
             call(rows[slot].data_ptr(), weight.data_ptr(), address, outputs[slot].data_ptr(), stream)
 
-        outputs[0].fill_(torch.nan)
-        launch(0, torch.cuda.current_stream().cuda_stream)
-        result = outputs[0][..., : problem.n].to(torch.float32, copy=True)
-        if expected is None:
-            expected = result.clone()
-        search.compared(plan, plans[0], result, expected)
-        timers[plan] = search.graph_timer(launch)
-    return timers
+        return launch, outputs[0][..., : problem.n]
+
+    return search.checked_timers(plans, prepare)

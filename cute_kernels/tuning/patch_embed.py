@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -132,21 +132,16 @@ def patch_embed_timers(
     nbytes = itemsize * (problem.m + problem.n) * problem.k + 2 * problem.m * problem.n
     inputs = random_arguments(problem, max(1, -(-search.ROTATED_BYTES // nbytes)))
     outputs = [torch.empty(problem.m, problem.n, dtype=torch.bfloat16, device="cuda") for _ in inputs]
-    timers: dict[PatchEmbedPlan, search.Timer] = {}
-    expected = None
-    for plan in plans:
+
+    def prepare(plan: PatchEmbedPlan) -> tuple[Callable[[int, int], None], torch.Tensor]:
         operands = PATCH_EMBED.prepare(inputs[0], plan).operands
         call = bound_launch(plan).with_constants(("x", "out", "stream"), **operands.addresses())
 
-        def launch(i: int, stream: int, call=call, operands=operands) -> None:
+        def launch(i: int, stream: int, operands=operands) -> None:  # operands: the call has addresses only
             slot = i % len(inputs)
             call(inputs[slot].x.data_ptr(), outputs[slot].data_ptr(), stream)
 
-        outputs[0].fill_(torch.nan)
-        launch(0, torch.cuda.current_stream().cuda_stream)
-        result = outputs[0].to(torch.float32)
-        expected = result.clone() if expected is None else expected
-        search.compared(plan, plans[0], result, expected)
-        timers[plan] = search.graph_timer(launch)
-    return timers
+        return launch, outputs[0]
+
+    return search.checked_timers(plans, prepare)
 

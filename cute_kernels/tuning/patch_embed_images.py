@@ -69,9 +69,8 @@ def images_timers(
     sets = max(1, -(-search.ROTATED_BYTES // nbytes))
     inputs = [given.images, *(_images(problem, device) for _ in range(sets - 1))]
     outputs = [torch.empty(shape, dtype=dtype, device=device) for _ in inputs]
-    timers: dict[AnyPlan, search.Timer] = {}
-    expected = None
-    for plan in plans:
+
+    def prepare(plan: AnyPlan) -> tuple[Callable[[int, int], None], torch.Tensor]:
         operands = PATCH_EMBED_IMAGES.prepare(given, plan).operands
         slots = [
             operands.replace(images=images, out=out.view(operands.out.shape)) for images, out in zip(inputs, outputs)
@@ -82,13 +81,9 @@ def images_timers(
             for call in calls[i % len(slots)]:
                 call(stream)
 
-        outputs[0].fill_(torch.nan)
-        launch(0, torch.cuda.current_stream().cuda_stream)
-        result = outputs[0].to(torch.float32)
-        expected = result.clone() if expected is None else expected
-        search.compared(plan, plans[0], result, expected)
-        timers[plan] = search.graph_timer(launch)
-    return timers
+        return launch, outputs[0]
+
+    return search.checked_timers(plans, prepare)
 
 
 def calls_of(plan: AnyPlan, operands: Operands) -> list[Callable[[int], None]]:

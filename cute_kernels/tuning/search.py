@@ -10,7 +10,7 @@ import functools
 import random
 import statistics
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -159,6 +159,33 @@ def compared(plan: Plan, first: Plan, result: torch.Tensor, expected: torch.Tens
     error = float(result.sub_(expected).norm() / expected.norm())
     if not error <= MAX_ERROR:
         raise RuntimeError(f"{plan.config} differs from {first.config} by {error:.3g} of the norm")
+
+
+def checked_timers(
+    plans: Iterable[Key], prepare: Callable[[Key], tuple[Callable[[int, int], None], torch.Tensor]]
+) -> dict[Key, Timer]:
+    """A timer for every plan, after its result was compared with that of the first one.
+
+    Args:
+        plans: for the current device.
+        prepare: returns, for a plan, what enqueues launch ``i`` on a stream, given as a handle, and the result of
+            launch 0.
+
+    Raises:
+        RuntimeError: a plan computes something else.
+    """
+    timers: dict[Key, Timer] = {}
+    first = expected = None
+    for plan in plans:
+        launch, out = prepare(plan)
+        out.fill_(torch.nan)
+        launch(0, torch.cuda.current_stream().cuda_stream)
+        result = out.to(torch.float32, copy=True)
+        if expected is None:
+            first, expected = plan, result.clone()
+        compared(plan, first, result, expected)
+        timers[plan] = graph_timer(launch)
+    return timers
 
 
 def interleaved(timers: Mapping[Key, Timer], rounds: int, seed: int = 0) -> dict[Key, float]:

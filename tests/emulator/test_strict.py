@@ -130,3 +130,15 @@ def test_arrivals_of_the_own_cta_need_no_wait():
     body = f"""{BARRIERS} @%p9 bra LAST; mbarrier.arrive.shared.b64 %d3, [dynamic]; LAST: ret;"""
     for options in STRICT:
         run(Twin(body, IllegalAccess, "", shape=TWO_WARPS), body, options)
+
+
+def test_st_async_needs_no_proxy_fence():
+    """It writes what was read and written by loads and stores, but through the generic proxy as they do."""
+    body = f"""{BARRIERS} ld.shared.b32 %r9, [%r5]; bar.sync 0; @%p9 bra W; add.s32 %r11, %r4, 64;
+        mbarrier.arrive.expect_tx.shared.b64 _, [dynamic], 4; mov.b32 %r8, 5;
+        st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r11], %r8, [%r4];
+        W: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra W; ld.shared.b32 %r8, [%r5];
+        add.s32 %r9, %r9, %r8; st.global.b32 [%d1], %r9; ret;"""
+    twin = Twin(body, ProxyFenceMissing, "")
+    for options in STRICT:
+        assert run(twin, body, options)[:32].tolist() == [5] + [0] * 31

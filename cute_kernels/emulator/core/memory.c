@@ -268,8 +268,6 @@ int32_t warp_load_together(
   return 1;
 }
 
-enum { MATRIX_ROWS = 8, MATRIX_ROW = 16 };  // bytes of one
-
 // Row r of a matrix in memory, and its elements in a register of all lanes: those of lane l are 2 (l % 4) and the next
 // one of row l / 4, or, transposed, of column l / 4.
 INLINE void move_row(uint8_t *memory, uint8_t *registers, int r, int transposed, int write) {

@@ -98,7 +98,6 @@ void meter_access(
 
 // The eight rows of a matrix are served together.
 void meter_matrices(const Tables *t, const int64_t *addresses, int32_t count, int64_t instruction) {
-  enum { MATRIX_ROWS = 8, MATRIX_ROW = 16 };
   Meter *meter = meter_of(t, instruction, METER_SHARED);
   meter->requests++;
   meter->bytes += count * MATRIX_ROWS * MATRIX_ROW;

@@ -4,6 +4,7 @@
 
 #include "core.h"
 
+enum { MATRIX_ROWS = 8, MATRIX_ROW = 16 };  // of ldmatrix and stmatrix: rows of a matrix, bytes of a row
 enum { SECTOR = 32, LINE = 128, WAVEFRONT = 128 };  // bytes
 
 static inline Meter *meter_of(const Tables *t, int64_t instruction, int which) {

@@ -218,10 +218,11 @@ FORM(tensor_commit) {  // at the address b, to the CTAs of the mask in the word 
 
 // One value of all lanes: in the word at an offset or, where it varies, in a row of lanes. 0: they differ.
 static int together(const uint8_t *s, uint32_t offset, int varies, int64_t *value) {
-  const s64 *lanes = ROW_OF(const s64, offset);
   int64_t differ = 0;
   *value = AT(const s64, offset);
-  for (int lane = 0; varies && lane < LANES; lane++) differ |= lanes[lane] ^ *value;
+  if (!varies) return 1;
+  const s64 *lanes = ROW_OF(const s64, offset);
+  for (int lane = 0; lane < LANES; lane++) differ |= lanes[lane] ^ *value;
   return !differ;
 }
 
@@ -259,9 +260,9 @@ FORM(bulk_wait_group) { (void)s; DONE(m->tables->bulk_wait(m->tables, m->active,
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
     ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
-    ENTRY(load_matrix), ENTRY(store_matrix), ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16), ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(event),
-    ENTRY(event_of_members), ENTRY(event_of_warp), ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive),
-    ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out), ENTRY(tensor_mma), ENTRY(tensor_commit),
-    ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group), ENTRY(wgmma),
-    ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
+    ENTRY(load_matrix), ENTRY(store_matrix), ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16),
+    ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(event), ENTRY(event_of_members), ENTRY(event_of_warp),
+    ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive), ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out),
+    ENTRY(tensor_mma), ENTRY(tensor_commit), ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group),
+    ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };
