@@ -8,6 +8,7 @@ which runs one thread: what else keeps the machine busy hardly shows in them. Co
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import mmap
 import multiprocessing
 import statistics
@@ -26,6 +27,7 @@ from rich.table import Table
 from cute_kernels import reference
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
+from cute_kernels.emulator.matrix_arithmetic import CHOICES
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.emulated import launch as emulate
@@ -86,7 +88,7 @@ class Case:
         self.times.append(time.process_time() - start)
 
 
-def tile_table(tile_counts: list[int], repeats: int) -> Table:
+def tile_table(tile_counts: list[int], repeats: int, arithmetic: str) -> Table:
     """Milliseconds per tile for growing launches and other options, with the best straight line through the former.
 
     The cases take turns, ``repeats`` times, so that what else the machine does meets all of them.
@@ -96,17 +98,22 @@ def tile_table(tile_counts: list[int], repeats: int) -> Table:
     for column in columns:
         table.add_column(column, justify="right")
     last = tile_counts[-1]
-    on, off = Options(native=True), Options(native=True, detectors=False)
-    python, python_off = Options(native=False), Options(native=False, detectors=False)
+    on, python = (Options(native=native, arithmetic=arithmetic) for native in (True, False))
+    off, python_off = (dataclasses.replace(options, detectors=False) for options in (on, python))
+    counted = dataclasses.replace(on, counters=True)
     cases = [Case(tiles, "native", on) for tiles in tile_counts]
     cases += [Case(tiles, "native, no detectors", off) for tiles in tile_counts]
     cases += [Case(last, "Python", python), Case(last, "Python, no detectors", python_off)]
     cases.append(Case(last, "native", on, Sm100PatchEmbedConfig(epilogue="bf16x2")))
-    hopper = (("native", on), ("native, no detectors", off), ("Python", python), ("Python, no detectors", python_off))
+    hopper = (
+        ("native", on), ("native, no detectors", off), ("Python", python), ("Python, no detectors", python_off),
+        ("counters", counted),
+    )  # fmt: skip
     cases += [Case(last, name, options, Sm90PatchEmbedConfig()) for name, options in hopper]
     with tempfile.TemporaryDirectory() as folder:
-        cases.append(Case(last, "counters", Options(counters=True)))
-        cases.append(Case(last, "trace", Options(trace=f"{folder}/trace.json")))
+        cases.append(Case(last, "counters", counted))
+        trace = Options(trace=f"{folder}/trace.json", arithmetic=arithmetic)
+        cases.append(Case(last, "trace", trace))
         for case in cases:
             case.prepare()
         for _ in range(repeats):
@@ -247,6 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiles", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--arithmetic", choices=CHOICES, default="silicon", help="of the tiles' products")
     parser.add_argument("--gemm", type=int, default=2048, help="size of the square GEMM")
     parser.add_argument("--headline", action="store_true", help="emulate the whole problem instead")
     parser.add_argument("--images", type=int, default=HEADLINE_IMAGES, help="of the whole problem")
@@ -257,7 +265,7 @@ def main() -> None:
     if arguments.headline:
         headline(arguments.images, arguments.processes, not arguments.no_detectors, console)
         return
-    console.print(tile_table(arguments.tiles, arguments.repeats))
+    console.print(tile_table(arguments.tiles, arguments.repeats, arguments.arithmetic))
     for name, native, rounds, detectors in (
         ("native", True, 1_000_000, False), ("native, with detectors", True, 1_000_000, True),
         ("Python", False, 5_000, False), ("Python, with detectors", False, 5_000, True),
