@@ -251,7 +251,8 @@ SMALL = ("--batch", "8", "--positions", "49", "--features", "128", "--in-feature
 
 def test_command_in_the_emulator(capsys, tmp_path) -> None:
     trace, facts = tmp_path / "trace.json", tmp_path / "facts.json"
-    arguments = ["profile", "--arch", "sm_90a", *SMALL, "--set", "tile_rows=32", "--set", "warpgroups=1", "--warps"]
+    options = ("--arch", "sm_90a", "--device", "emulator")  # also where there is such a GPU
+    arguments = ["profile", *options, *SMALL, "--set", "tile_rows=32", "--set", "warpgroups=1", "--warps"]
     assert main([*arguments, "--trace", str(trace), "--json", str(facts)]) == 0
     text = capsys.readouterr().out
     assert "emulator: clocks are no time" in text and "launch:" not in text and "waits least" not in text
