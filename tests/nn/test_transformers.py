@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import subprocess
 import sys
@@ -169,7 +170,7 @@ QWEN = {
 def test_qwen(family, precision):
     """Rows that the processor made: built under the library's own patching, and in a model that exists."""
     integration.enable(precision)
-    module = sys.modules[f"transformers.models.{family}.modeling_{family}"]
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     torch.manual_seed(0)
     plain = QWEN[family](module)
     with monkey_patching.apply_patches():
@@ -194,7 +195,7 @@ def test_a_whole_qwen_tower():
     config = transformers.Qwen2VLConfig().vision_config.__class__(
         depth=1, embed_dim=32, hidden_size=48, num_heads=2, patch_size=14, temporal_patch_size=2
     )
-    family = sys.modules["transformers.models.qwen2_vl.modeling_qwen2_vl"]
+    family = importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
     plain = family.Qwen2VisionTransformerPretrainedModel._from_config(config).eval()
     integration.enable(models=["qwen2_vl"])
     ours = family.Qwen2VisionTransformerPretrainedModel._from_config(config).eval()
@@ -248,7 +249,7 @@ def test_disabled_again(siglip):
 
 def test_a_build_that_fails_leaves_nothing_behind():
     """The library's patching does not undo itself when a constructor raises."""
-    family = sys.modules["transformers.models.siglip.modeling_siglip"]
+    family = importlib.import_module("transformers.models.siglip.modeling_siglip")
     original = family.SiglipVisionEmbeddings
     integration.enable()
     with pytest.raises(ZeroDivisionError):
