@@ -22,7 +22,7 @@ test: $(VENV)/.installed-test
 orders: $(VENV)/.installed-test
 	$(BIN)/python -m tests.random_orders $(ARGS)
 
-# timm and open_clip, which need torchvision and with it another torch: in an environment of their own.
+# timm, open_clip and vLLM, which need torchvision and with it another torch: in an environment of their own.
 integrations: $(VENV)-integrations/.installed
 	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
 
@@ -110,11 +110,13 @@ $(VENV)/.installed-docs: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.installed-run
 
 # The pinned torch gives way to the one that torchvision wants.
-$(VENV)-integrations/.installed: pyproject.toml .ci/constraints.txt .ci/integrations.txt | $(BIN)/python
+$(VENV)-integrations/.installed: pyproject.toml .ci/constraints.txt .ci/integrations.txt .ci/vllm.txt | $(BIN)/python
 	$(BIN)/python -m venv --without-pip $(VENV)-integrations
 	grep -v '^torch==' .ci/constraints.txt > $(VENV)-integrations/constraints.txt
 	PIP_CONSTRAINT=$(VENV)-integrations/constraints.txt $(BIN)/python -m pip \
 	  --python $(VENV)-integrations/bin/python install --quiet --editable '.[dev]' -r .ci/integrations.txt
+	PIP_CONSTRAINT=$(VENV)-integrations/constraints.txt $(BIN)/python -m pip \
+	  --python $(VENV)-integrations/bin/python install --quiet --no-deps -r .ci/vllm.txt
 	touch $@
 
 $(VENV)-programs/.installed: pyproject.toml .ci/constraints.txt .ci/programs.txt | $(BIN)/python

@@ -6,8 +6,9 @@ unless the environment variable ``CUTE_KERNELS_VLLM`` names a precision:
     CUTE_KERNELS_VLLM=bf16 vllm serve ...
 
 It registers a replacement of vLLM's ``Conv2dLayer`` (``CustomOp.register_oot``), which runs the kernels where such a
-layer is a patch embedding and vLLM's own code everywhere else. vLLM's towers cast pixels to the type of the weights, so
-the precisions are those of normalised pixels.
+layer is a patch embedding of images of three channels and vLLM's own code everywhere else: layers of other channels
+have features or spectrograms for inputs, which no normalisation bounds. vLLM's towers cast pixels to the type of the
+weights, so the precisions are those of normalised pixels.
 """
 
 from __future__ import annotations
@@ -81,17 +82,24 @@ def _replacement(base: type) -> type:
 
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
-            options = self.options
-            if self.in_channels != len(options.mean):
-                options = PatchOptions(precision=options.precision, channels=self.in_channels)
-            self.engine = PatchEngine(options)
+            self.engine = PatchEngine(self.options)
             self.is_patch_embedding = (
-                tuple(self.kernel_size) == tuple(self.stride)
+                self.in_channels == self.options.channels
+                and tuple(self.kernel_size) == tuple(self.stride)
                 and self.kernel_size[0] == self.kernel_size[1]
                 and not any(self.padding)
                 and set(self.dilation) == {1}
                 and self.groups == 1
             )
+
+        def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+            """vLLM's reloading takes parameters out and puts the same ones back, with other numbers."""
+            super().register_parameter(name, param)
+            if param is not None:
+                if not param.is_inference():
+                    torch.autograd.graph.increment_version([param])
+                if not hasattr(param, "weight_loader"):
+                    param.weight_loader = _load
 
         # vLLM calls one of these, by platform and by whether its custom operations are enabled.
         def forward_native(self, x: torch.Tensor) -> torch.Tensor:
@@ -101,12 +109,30 @@ def _replacement(base: type) -> type:
             return self._embed(x, super().forward_cuda)
 
         def _embed(self, x: torch.Tensor, otherwise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-            # vLLM fills parameters in place after they were made, and runs without gradients.
-            if not self.is_patch_embedding or not self.engine.takes_over(x, self.weight, self.bias):
-                return otherwise(x)
-            self.engine.check_pixels(x, by_kernel=True)
-            out = self.engine.images(x, self.weight, self.bias)
             patch = self.weight.shape[-1]
+            fits = x.dim() == 4 and x.shape[1] == self.in_channels and min(x.shape[2:]) >= patch
+            if not (self.is_patch_embedding and fits):
+                return otherwise(x)
+            takes_over = self.engine.takes_over(x, self.weight, self.bias)
+            self.engine.check_pixels(x, by_kernel=takes_over)
+            if not takes_over:
+                return otherwise(self.engine.normalised(x, self.weight))
+            out = self.engine.images(x, self.weight, self.bias)
             return out.transpose(1, 2).unflatten(2, (x.shape[2] // patch, x.shape[3] // patch))
 
     return PatchConv2dLayer
+
+
+def _load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    """vLLM's loader of a parameter, whose write autograd's version counter sees: vLLM's default writes to ``.data``.
+
+    Args:
+        param, loaded_weight: as vLLM names them, of equal shapes.
+
+    Raises:
+        ValueError: other shapes.
+    """
+    if param.shape != loaded_weight.shape:
+        raise ValueError(f"loaded_weight has shape {list(loaded_weight.shape)}, allowed: {list(param.shape)}")
+    with torch.no_grad():
+        param.copy_(loaded_weight)

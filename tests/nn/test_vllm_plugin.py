@@ -1,6 +1,6 @@
 """The vLLM plugin's mechanics, against a stand-in for the few names of vLLM that it uses.
 
-What vLLM itself makes of the plugin is not tested here: it does not install beside this package's pins without a GPU.
+tests/integrations/test_vllm.py has it in vLLM itself, which does not install beside this package's pins.
 """
 
 from __future__ import annotations
@@ -84,6 +84,53 @@ def test_a_patch_embedding_is_replaced_and_others_are_not(vllm, monkeypatch, pre
         assert 1e-6 < (got - expected).norm() / expected.norm() < allowed
     expected = torch.nn.functional.conv2d(pixels, overlapping.weight, overlapping.bias, stride=7)
     assert torch.equal(overlapping(pixels), expected)
+
+
+@torch.no_grad()
+def test_layers_over_features_are_vllms(vllm):
+    """Such as GLM's, which halves a grid: FP8 of a scale for pixels would not reach the magnitudes of features."""
+    integration.register("fp8")
+    layer, features = vllm.layer(16, 8, 2, stride=2), 100 * torch.randn(2, 16, 8, 8)
+    assert torch.equal(layer(features), torch.nn.functional.conv2d(features, layer.weight, layer.bias, stride=2))
+
+
+@torch.no_grad()
+def test_weights_that_are_loaded_again_are_used(vllm):
+    """By the loader that parameters have, and by vLLM's reloading: taken out, written past the counter, put back."""
+    integration.register("fp16")
+    layer, pixels = vllm.layer(3, 16, 14, stride=14), torch.rand(2, 3, 42, 30) * 2 - 1
+
+    def load() -> None:
+        for parameter in layer.parameters():
+            parameter.weight_loader(parameter, torch.randn_like(parameter) * 0.05)
+
+    def reload() -> None:
+        for name, parameter in list(layer.named_parameters()):
+            delattr(layer, name)
+            parameter.data.copy_(torch.randn_like(parameter) * 0.05)
+            layer.register_parameter(name, parameter)
+
+    for again in (load, reload, load):
+        layer(pixels)
+        again()
+        expected = torch.nn.functional.conv2d(pixels, layer.weight, layer.bias, stride=14)
+        assert (layer(pixels) - expected).norm() / expected.norm() < 5e-4
+    weight = layer.weight
+    with pytest.raises(ValueError, match=r"loaded_weight has shape \[8\], allowed: \[16, 3, 14, 14\]"):
+        weight.weight_loader(weight, torch.zeros(8))
+
+
+@torch.no_grad()
+def test_raw_pixels_are_normalised_where_the_plain_layer_runs(vllm, monkeypatch):
+    """vLLM's towers cast them before; a layer that is given them takes them for pixels, whoever multiplies."""
+    integration.register()
+    layer = vllm.layer(3, 16, 14, stride=14)
+    images = torch.randint(0, 256, (1, 3, 28, 28), dtype=torch.uint8)
+    mean, std = (torch.tensor(value)[:, None, None] for value in (layer.options.mean, layer.options.std))
+    expected = torch.nn.functional.conv2d((images / 255 - mean) / std, layer.weight, layer.bias, stride=14)
+    assert 1e-6 < (layer(images) - expected).norm() / expected.norm() < 4e-3
+    with torch.enable_grad():
+        assert torch.allclose(layer(images), expected, atol=1e-5)
 
 
 def test_nothing_happens_without_the_variable(vllm):
