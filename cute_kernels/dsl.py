@@ -4,8 +4,8 @@ Another version of CuTe DSL is a matter of this module: compile options and what
 machine code of host functions and how they take their arguments, host functions as object files, and the methods
 through which the emulator takes the place of the CUDA runtime. What differs between versions is decided here too.
 
-Nothing else of the package is imported here, so that the emulator can be used by itself, and CuTe DSL is imported by
-the functions that need it.
+Of the package `dsl_allocations` alone is imported here, so that the emulator can be used by itself, and CuTe DSL is
+imported by the functions that need it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from unittest import mock
+
+from cute_kernels import dsl_allocations
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
 
@@ -227,7 +229,9 @@ def argument_pointers(function: Any, arguments: tuple) -> tuple[list[int], Any]:
 
 _RECORDER = "_cute_kernels_recorder"
 _HOOK_LOCK = threading.Lock()
-_COMPILING = threading.local()  # tvm_ffi: whether the innermost compilation under `compiling_for` asked for TVM-FFI
+_COMPILING = threading.local()
+"""tvm_ffi: whether the innermost compilation under `compiling_for` asked for TVM-FFI; lowered: the module that is
+compiled, and its allocations."""
 
 
 class Recorder(Protocol):
@@ -236,17 +240,19 @@ class Recorder(Protocol):
     Attributes:
         ptx: set to the text of the compiled module, None if it was not kept, before its library is loaded.
         parameters: set then to the number of the host function's parameters, None if it is not known.
+        allocations: set to what the kernels allocate in shared memory, where this process compiled them.
     """
 
     ptx: str | None
     parameters: int | None
+    allocations: tuple[dsl_allocations.Allocations, ...]
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls something of CuTe DSL that calls into the machine code."""
 
 
 def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder]) -> None:
-    """Once per process: makes four methods of CuTe DSL look for a recorder; without one they do what they did.
+    """Once per process: makes five methods of CuTe DSL look for a recorder; without one they do what they did.
 
     Args:
         recording: whether what this thread compiles now is to be recorded.
@@ -268,6 +274,7 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
         if hasattr(compiler.jit, "__wrapped__"):
             return
         create, load, run = compiler.jit, compiled._load_cuda_library, executor.run_compiled_program
+        lower = compiler.compile
         can_run = dsl._runtime_can_run_compiled
 
         @functools.wraps(can_run)
@@ -275,11 +282,20 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
             # CuTe DSL builds no engine for an architecture that the present GPU cannot run; the recorder runs them all.
             return recording() or can_run(self, *arguments, **keywords)
 
+        @functools.wraps(lower)
+        def compile_module(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
+            _COMPILING.lowered = (module, dsl_allocations.of_module(module)) if recording() else None
+            return lower(self, module, *arguments, **keywords)
+
         @functools.wraps(create)
-        def jit(self: Any, *arguments: Any, **keywords: Any) -> Any:
-            engine = create(self, *arguments, **keywords)
+        def jit(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
+            engine = create(self, module, *arguments, **keywords)
             if recording():
-                set_recorder(engine, make(engine))
+                recorder = make(engine)
+                lowered, _COMPILING.lowered = getattr(_COMPILING, "lowered", None), None
+                if lowered is not None and lowered[0] is module:
+                    recorder.allocations = lowered[1]
+                set_recorder(engine, recorder)
             return engine
 
         @functools.wraps(load)
@@ -307,6 +323,7 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
                 )
             return recorder.call(run, self, exe_args)
 
+        compiler.compile = compile_module
         compiler.jit, compiled._load_cuda_library = jit, load_cuda_library
         executor.run_compiled_program = run_compiled_program
         dsl._runtime_can_run_compiled = runtime_can_run_compiled

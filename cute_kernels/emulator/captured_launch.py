@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cute_kernels.dsl_allocations import Allocations
+
 Dim3 = tuple[int, int, int]
 
 
@@ -19,6 +21,7 @@ class CapturedLaunch:
         ptx: text of the module.
         programmatic: programmatic stream serialisation: it may begin before the launch before it is over.
         machine_code: fat binary of the module, b"" where it is not known; nothing executes it here.
+        allocations: what the module's kernels allocate in shared memory, for reports; none where that is not known.
     """
 
     kernel_name: str
@@ -30,3 +33,4 @@ class CapturedLaunch:
     ptx: str = field(repr=False)
     programmatic: bool = False
     machine_code: bytes = field(default=b"", repr=False, compare=False)
+    allocations: tuple[Allocations, ...] = field(default=(), repr=False, compare=False)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cute_kernels import dsl
+from cute_kernels.dsl_allocations import Allocations
 from cute_kernels.emulator import elf_symbols, tensor_map
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
@@ -226,12 +227,14 @@ class _Recorder:
     Attributes:
         ptx, parameters: text of the compiled module and number of the host function's parameters, once the function has
             loaded its library.
+        allocations: what the module's kernels allocate in shared memory.
         error: what went wrong in the last stand-in that failed.
     """
 
     def __init__(self, engine: Any) -> None:
         self.ptx: str | None = None
         self.parameters: int | None = None
+        self.allocations: tuple[Allocations, ...] = ()
         self.error: Exception | None = None
         self._machine_code = b""
         self._names: list[ctypes.Array] = []
@@ -360,6 +363,7 @@ class _Recorder:
             ptx=self.ptx,
             programmatic=attributes.get(_PROGRAMMATIC_SERIALISATION, (0,))[0] != 0,
             machine_code=self._machine_code,
+            allocations=self.allocations,
         )
         try:
             _check(launch, attributes)

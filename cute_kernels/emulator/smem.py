@@ -7,11 +7,16 @@ dynamic shared memory of a kernel starts at 1024.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, raising
+from cute_kernels.emulator.facts import Memory
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.program import Variable
 
 SYSTEM_BYTES = 1024
 RANK_SHIFT = 24
@@ -23,6 +28,21 @@ _GRAIN = 32
 # repeated over a word lets one comparison test a whole aligned access.
 _DATA, _BARRIER = 1, 2
 _HINT = "; if a store was meant to come first, a barrier or a wait is missing"
+
+
+def shared_layout(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
+    """Offset of each shared variable of a kernel by its name, and the end of those that have a size.
+
+    All arrays without a size name the same dynamic shared memory.
+    """
+    shared = [variable for variable in variables if variable.space == "shared"]
+    offsets, end = {}, SYSTEM_BYTES
+    for variable in shared:
+        if variable.nbytes:
+            offsets[variable.name] = -(-end // variable.align) * variable.align
+            end = offsets[variable.name] + variable.nbytes
+    dynamic = (variable for variable in shared if not variable.nbytes)
+    return offsets | {each.name: -(-end // each.align) * each.align for each in dynamic}, end
 
 
 def shared_address(cta_rank: int, offset: int) -> int:
@@ -114,7 +134,8 @@ class SharedMemory:
         if offset < self.barrier_high and end > self.barrier_low:
             for barrier in self._barriers:
                 if offset < barrier + 8 and end > barrier:
-                    raise IllegalAccess(self._on_barrier(offset, nbytes, barrier, write)).know("barrier-memory")
+                    error = IllegalAccess(self._on_barrier(offset, nbytes, barrier, write))
+                    raise error.know("barrier-memory", memory=self._bytes(offset, nbytes))
         state = self.states[1][offset:end]
         if write:
             state.fill(_DATA)
@@ -123,7 +144,7 @@ class SharedMemory:
             error = IllegalAccess(
                 f"read of uninitialised shared memory at offset {first} (access: {nbytes} bytes at offset {offset} of "
                 f"CTA {self.cta_rank}){_HINT}"
-            ).know("uninitialised-read")
+            ).know("uninitialised-read", memory=self._bytes(offset, nbytes))
             self.report(error)
 
     def check_lanes(self, offsets: np.ndarray, nbytes: int, *, write: bool) -> None:
@@ -138,8 +159,9 @@ class SharedMemory:
             for barrier in self._barriers:
                 hit = (offsets < barrier + 8) & (offsets + nbytes > barrier)
                 if hit.any():
-                    message = self._on_barrier(int(offsets[hit][0]), nbytes, barrier, write)
-                    raise IllegalAccess(message).know("barrier-memory")
+                    bad = int(offsets[hit][0])
+                    error = IllegalAccess(self._on_barrier(bad, nbytes, barrier, write))
+                    raise error.know("barrier-memory", memory=self._bytes(bad, nbytes))
         states = self.states[nbytes]
         index = offsets // nbytes
         if write:
@@ -149,7 +171,7 @@ class SharedMemory:
             bad = int(offsets[~bytewise.all(axis=1)][0])
             error = IllegalAccess(
                 f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}{_HINT}"
-            ).know("uninitialised-read")
+            ).know("uninitialised-read", memory=self._bytes(bad, nbytes))
             self.report(error)
 
     def addresses(self) -> tuple[int, int | None]:
@@ -166,14 +188,17 @@ class SharedMemory:
         if self.detect and not (self.states[nbytes][index] == _all_data(nbytes)).all():
             items = index.reshape(-1)
             bad = items[(self.states[1][items[:, None] * nbytes + np.arange(nbytes)] != _DATA).any(axis=1)]
+            first = int(bad[0]) * nbytes
             error = IllegalAccess(
-                f"asynchronous read of uninitialised shared memory at offset {int(bad[0]) * nbytes} of CTA "
-                f"{self.cta_rank}{_HINT}"
-            ).know("uninitialised-read")
+                f"asynchronous read of uninitialised shared memory at offset {first} of CTA {self.cta_rank}{_HINT}"
+            ).know("uninitialised-read", memory=self._bytes(first, nbytes))
             self.report(error)
 
     def _outside(self, offset: int, nbytes: int) -> str:
         return f"shared access of {nbytes} bytes at offset {offset} of CTA {self.cta_rank} leaves its {self.size} bytes"
+
+    def _bytes(self, offset: int, nbytes: int) -> Memory:
+        return Memory("shared", offset, nbytes, self.cta_rank)
 
     def _on_barrier(self, offset: int, nbytes: int, barrier: int, write: bool) -> str:
         return (

@@ -48,7 +48,7 @@ from cute_kernels.emulator.instructions_registry import CONTROL, find_family, wr
 from cute_kernels.emulator.operand_table import check_operands
 from cute_kernels.emulator.register_hazards import check_registers
 from cute_kernels.emulator.scalars import SCALAR_NAMES
-from cute_kernels.emulator.smem import SYSTEM_BYTES
+from cute_kernels.emulator.smem import SYSTEM_BYTES, shared_layout
 from cute_kernels.emulator.tensor_loads import first_uses
 from cute_kernels.emulator.values import FULL, Constant, LiveIn, Namespace, Value
 
@@ -236,7 +236,6 @@ class Context:
     def __init__(self, kernel: Kernel, flow: Flow, space: Namespace) -> None:
         self.kernel, self.flow, self.space = kernel, flow, space
         self.parameters = {p.name: p.offset for p in kernel.parameters}
-        self.shared: dict[str, int] = {}
         self.wide = {v.name for v in kernel.variables if v.space not in ("shared", "local")}
         self.local: dict[str, int] = {}
         self.local_bytes = 0
@@ -244,16 +243,8 @@ class Context:
             if variable.space == "local":
                 self.local[variable.name] = -(-self.local_bytes // variable.align) * variable.align
                 self.local_bytes = self.local[variable.name] + variable.nbytes
-        end = SYSTEM_BYTES
-        for variable in kernel.variables:
-            if variable.space == "shared" and variable.nbytes:
-                end = -(-end // variable.align) * variable.align
-                self.shared[variable.name] = end
-                end += variable.nbytes
+        self.shared, end = shared_layout(kernel.variables)
         self.static_shared = end - SYSTEM_BYTES
-        for variable in kernel.variables:  # all unsized arrays name the same dynamic shared memory
-            if variable.space == "shared" and not variable.nbytes:
-                self.shared[variable.name] = -(-end // variable.align) * variable.align
 
     def is_wide_symbol(self, symbol: Symbol) -> bool:
         """Whether the address of a symbol has 64 bits (all but shared variables)."""

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterable
 
 from cute_kernels.emulator.diagnostics.model import Barrier, Place
-from cute_kernels.emulator.diagnostics.sources import syntax_tree
+from cute_kernels.emulator.diagnostics.sources import last_name, syntax_tree
 from cute_kernels.emulator.facts import BarrierState, WarpName
 from cute_kernels.emulator.program import Instruction
 
@@ -60,15 +60,11 @@ def variable_in_call(path: str, line: int) -> str:
         return ""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
     calls = [call for call in calls if call.lineno <= line <= (call.end_lineno or 0)]
-    inits = [call for call in calls if "init" in _last_name(call.func)]
+    inits = [call for call in calls if "init" in last_name(call.func)]
     for call in inits or calls:
         if name := _variable(call.args[0]):
             return name
     return ""
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _variable(node: ast.expr) -> str:
@@ -80,7 +76,7 @@ def _variable(node: ast.expr) -> str:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             node = node.func.value  # storage.full.data_ptr()
         else:
-            return _last_name(node)
+            return last_name(node)
 
 
 def _words(state: BarrierState) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from cute_kernels.emulator.diagnostics import sources
+from cute_kernels.emulator.diagnostics.arrays import array_at
 from cute_kernels.emulator.diagnostics.barriers import Barriers
 from cute_kernels.emulator.diagnostics.hangs import cycle, grouped, in_one_sentence, waits_for_first_phase
 from cute_kernels.emulator.diagnostics.kinds import kind as kind_of
@@ -45,6 +46,7 @@ class _Diagnosis:
 
     def __init__(self, error: EmulatorError) -> None:
         self.error, self.facts, self.ptx = error, error.facts, error.ptx or ""
+        self.kernel = error.kernel or (error.launch.kernel_name if error.launch is not None else "")
         facts = self.facts
         states = [*facts.barriers, *([facts.barrier] if facts.barrier is not None else [])]
         self.barriers = Barriers(states, self.place)
@@ -59,7 +61,7 @@ class _Diagnosis:
             name = "first-parity"
         kind, fields = kind_of(name), self._fields()
         message = error.message.splitlines() or [""]
-        name_of_kernel = error.kernel or (error.launch.kernel_name if error.launch is not None else "")
+        name_of_kernel = self.kernel
         return Diagnostic(
             kind=name,
             error=type(error).__name__,
@@ -67,7 +69,7 @@ class _Diagnosis:
             message=error.message,
             place=self._primary(waiting),
             related=tuple(self._related()),
-            memory=_memory(facts.memory),
+            memory=self._memory(facts.memory),
             barrier=self.barrier,
             waiting=waiting,
             cycle=cycle(waiting),
@@ -146,6 +148,22 @@ class _Diagnosis:
             what = noun(_named(guardless.split()[0]))
         return with_article(what) if what else "an access"
 
+    def _memory(self, memory: Memory | None) -> str:
+        if memory is None:
+            return ""
+        if memory.space == "tensor":
+            last = memory.first + memory.count - 1
+            columns = f"column {memory.first}" if memory.count == 1 else f"columns {memory.first} to {last}"
+            return f"{columns} of the tensor memory of CTA {memory.cta}"
+        count = f"{memory.count} byte{'s' if memory.count != 1 else ''}"
+        if memory.space != "shared":
+            return f"{count} from byte {memory.first} on of {memory.name or 'a global array'}"
+        place = f"offset {memory.first} of the shared memory of CTA {memory.cta}"
+        array = array_at(self.ptx, self.kernel, self.error.launch, memory.first, memory.count) if self.ptx else None
+        if array is None:
+            return f"{count} at {place}"
+        return f"{count} from byte {memory.first - array.first} on of {array.name} ({place})"
+
     @staticmethod
     def _barrier_title(barrier: Barrier | None) -> str:
         if barrier is None:
@@ -163,16 +181,3 @@ def _filled(template: str, fields: dict[str, str]) -> str:
         return template.format_map(fields)
     except KeyError:
         return ""
-
-
-def _memory(memory: Memory | None) -> str:
-    if memory is None:
-        return ""
-    if memory.space == "tensor":
-        last = memory.first + memory.count - 1
-        columns = f"column {memory.first}" if memory.count == 1 else f"columns {memory.first} to {last}"
-        return f"{columns} of the tensor memory of CTA {memory.cta}"
-    count = f"{memory.count} byte{'s' if memory.count != 1 else ''}"
-    if memory.space == "shared":
-        return f"{count} at offset {memory.first} of the shared memory of CTA {memory.cta}"
-    return f"{count} from byte {memory.first} on of {memory.name or 'a global array'}"

@@ -79,6 +79,11 @@ def _tree(text: str) -> ast.Module | None:
         return None
 
 
+def last_name(node: ast.expr) -> str:
+    """``c`` of ``a.b.c``, "" of what is no name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def short_name(ptx: str, kernel: str) -> str:
     """Name of a kernel as its program has it: CuTe DSL appends the types of all parameters.
 
