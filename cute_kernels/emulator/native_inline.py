@@ -143,7 +143,7 @@ def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
     if not (parity and waits and address.uniform and state.uniform):
         return False
     where, what = emitter.word(address), emitter.operand(state, False)
-    emitter.fast(node, "try_wait", in_rows=True, a=where, b=what, imm=int(order))
+    emitter.fast(node, "try_wait", in_rows=True, a=where, b=what, c=node.instruction.index, imm=int(order))
     return True
 
 

@@ -98,15 +98,18 @@ class PointRaces(RaceChecks):
         point = self.points.get(address)
         if point is None:
             return
-        agent = point.overtaken(phase)
-        if agent is not None:
+        overtaken = point.overtaken(phase)
+        if overtaken is not None:
+            agent, place = overtaken
+            flow = self.launch.flow
+            wait = (flow.kernel.instructions[place],) if flow is not None and place >= 0 else ()
             late = "the barrier may run ahead of the wait by two phases, which have the same parity"
             if not phase:
                 late = "a wait that comes later is one for phase 1, which has the same parity"
             error = BarrierMisuse(
                 f"phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24} "
                 f"completes, but nothing orders that after the wait of {agent.label} for {_phase_before(phase)}: {late}"
-            ).know("phase-overrun", **self._barrier(address), other=Side("waits", (), agent.label))
+            ).know("phase-overrun", **self._barrier(address), other=Side("waits", wait, agent.label))
             self.report(error)
         point.complete(phase)
 

@@ -45,6 +45,7 @@ class NamedBarrier:
         self.all_threads = False
         self.arrived = 0
         self.who: list[str] = []
+        self.first: tuple[Instruction, ...] = ()  # where the first of them arrived, as far as it is known
         self.votes = self.voters = 0
         self.results: dict[int, tuple[int, int]] = {}  # per generation: threads that voted true, threads that voted
         self.point = cta.cluster.tracker.point() if cta.cluster.tracker is not None else None
@@ -65,12 +66,15 @@ class NamedBarrier:
             raise BarrierMisuse(
                 f"barrier {self.number} of CTA {self.cta.rank}: {warp.label} expects {expected} threads where "
                 f"{', '.join(self.who)} expected {self.expected}"
-            ).know("barrier-threads", other=Side("expects", (), self.who[0]))
+            ).know("barrier-threads", other=Side("expects", self.first, self.who[0]))
         self.cta.cluster.progress += 1
         if self.point is not None:
             warp.agent.release(self.point, mask, Order.SYNC)
         self.expected, self.all_threads = expected, threads is None
         self.arrived += 32
+        if not self.who:
+            place = self.cta.cluster.place_of(warp)
+            self.first = (place,) if place is not None else ()
         self.who.append(warp.label)
         self.votes, self.voters = self.votes + votes, self.voters + voters
         generation = self.generation
@@ -353,9 +357,12 @@ class Cluster:
     def _place(self) -> tuple[Instruction, str] | None:
         """The instruction that is executed now, and the label of its warp; None: it is not known."""
         warp = self.executing
-        if warp is None or warp.executing() < 0:
-            return None
-        return self._instructions[warp.executing()], warp.label
+        instruction = self.place_of(warp) if warp is not None else None
+        return (instruction, warp.label) if instruction is not None else None
+
+    def place_of(self, warp: Warp) -> Instruction | None:
+        """The instruction that a warp executes, None if that is not known."""
+        return self._instructions[warp.executing()] if warp.executing() >= 0 else None
 
     def report(self, error: EmulatorError) -> None:
         """A detector has found something: raises it, unless `Options.going_on` says to go on."""

@@ -44,8 +44,8 @@ _AT, _FOLLOWED = words("Point"), words("Followed")
 _COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAMS = (
     _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "streams")
 )
-_PHASE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _COMMIT = (
-    _FOLLOWED[name] for name in ("phase", "arrived", "arrived_phase", "arrived_place", "commit_column")
+_PHASE, _WAITED_PLACE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _COMMIT = (
+    _FOLLOWED[name] for name in ("phase", "waited_place", "arrived", "arrived_phase", "arrived_place", "commit_column")
 )
 _FOLLOWED_WORDS = word_count("Followed")
 _MOST_STREAMS = 64
@@ -217,16 +217,19 @@ class SyncPoint:
 
     def waited(self, agent: Agent, phase: int) -> None:
         """A wait of a warp for a phase succeeded."""
-        library().point_waited(self.address, agent.block_address, phase)
+        library().point_waited(self.address, agent.block_address, phase, agent.executing())
 
     def knows(self, agent: Agent, back: int) -> bool:
         """Whether a warp knows that the latest complete phase, or (``back`` 1) the one before it, is complete."""
         return bool(library().point_knows(self.address, agent.block_address, back))
 
-    def overtaken(self, phase: int) -> Agent | None:
-        """A phase completes: a warp that may not have seen the phase before, for which it waits."""
+    def overtaken(self, phase: int) -> tuple[Agent, int] | None:
+        """A phase completes: a warp that may not have seen the phase before, for which it waits, and where.
+
+        Where: index of the instruction, -1 if it is not known.
+        """
         number = library().point_overtaken(self.address, phase, None)
-        return None if number < 0 else self._agents[number]
+        return None if number < 0 else (self._agents[number], int(self._rows[number, _WAITED_PLACE]))
 
     def arrived(self, agent: Agent) -> None:
         """A warp of another CTA arrives."""

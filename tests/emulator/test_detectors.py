@@ -7,6 +7,7 @@ import pytest
 
 from cute_kernels.config import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
+from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, SharedMemoryRace
 from cute_kernels.emulator.options import DETECTORS
 from cute_kernels.emulator.tensor_map import TensorMap
@@ -194,3 +195,15 @@ def test_a_store_of_uninitialised_bytes_is_found_without_races(native: bool) -> 
         options = Options(native=native, without=("races",))
         launch(text, tensor, reachable=(out,), options=options)
     assert out.tolist() == list(range(7, 39))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_who_expects_another_number_of_threads_is_reported_at_both_lines(native: bool):
+    text = module("mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 bra FEWER;\nbar.sync 1, 64;\nret;\n"
+                  "FEWER: bar.sync 1, 96;\nret;")  # fmt: skip
+    with pytest.raises(BarrierMisuse, match="expects .* threads where") as raised:
+        launch(text, np.zeros(1), np.zeros(1), block=(64, 1, 1), options=Options(native=native))
+    report = diagnose(raised.value)
+    lines = [text.splitlines()[place.ptx_line - 1] for place in (report.place, report.related[0].places[0])]
+    assert sorted(lines) == ["FEWER: bar.sync 1, 96;", "bar.sync 1, 64;"]
+    assert {place.warps[0].index for place in (report.place, report.related[0].places[0])} == {0, 1}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
+from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import BarrierMisuse
 from tests.emulator.ptx import THREAD_OUTPUT, launch, module
 
@@ -96,3 +97,23 @@ def test_bytes_that_arrive_complete_a_phase_that_nobody_knows(native: bool, seen
     else:
         with pytest.raises(BarrierMisuse, match=NOT_KNOWN):
             launch(text, array, options=options)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_the_wait_that_a_phase_overtakes_is_reported_at_its_line(native: bool):
+    """Of several waits of a warp for one barrier it is the one for the phase before; the core executes them too."""
+    # The other warp goes on meanwhile.
+    later = "AGAIN: add.u32 %r9, %r9, 1; setp.lt.u32 %p4, %r9, 20000; @%p4 bra AGAIN;"
+    body = f"""{SETUP} @%p1 bra CONSUMER;
+        {arrive("dynamic")} {wait("SEEN", "dynamic+8", 0)} {arrive("dynamic")} {later} {arrive("dynamic")} bra END;
+        CONSUMER: {wait("EARLIER", "dynamic", 0)} {arrive("dynamic+8")}
+        {wait("OVERTAKEN", "dynamic", 1)}
+        {END}"""
+    text = module(body, parameters=1)
+    with pytest.raises(BarrierMisuse, match="phase 2 of the mbarrier .* completes, .* wait of CTA 0 warp 1") as raised:
+        launch(text, np.zeros(64, np.uint32), block=(64, 1, 1), options=Options(native=native))
+    (related,) = diagnose(raised.value).related
+    (place,) = related.places
+    assert raised.value.kind == "phase-overrun" and related.relation == "waits at"
+    assert text.splitlines()[place.ptx_line - 1].strip().startswith("OVERTAKEN:") and place.warps[0].index == 1
+    assert place.instruction.startswith("mbarrier.try_wait.parity")

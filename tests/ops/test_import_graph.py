@@ -39,8 +39,8 @@ TOOLKIT = {"checking", "mutation", "testing"}
 """Parts for any program's kernels: of the package they know the emulator and tools alone, and each other."""
 
 TOOLS = {
-    *("config_codec", "config_types", "dsl", "dsl_allocations", "executors", "extras", "files", "kernel_cache", "reference"),
-    "trace_events",
+    *("config_codec", "config_types", "dsl", "dsl_allocations", "executors", "extras", "files", "kernel_cache"),
+    *("reference", "trace_events"),
 }
 """Parts that import no layer, and that every layer may import."""
 

@@ -106,7 +106,7 @@ EXPORT int64_t point_overtaken(const Point *point, int64_t phase, const int32_t 
 // one of its pair, is about to signal.
 // Whether a warp knows that a phase is complete: the latest of those that are, or (BACK 1) the one before.
 EXPORT int32_t point_knows(const Point *point, const Agent *agent, int64_t back);
-EXPORT void point_waited(Point *point, const Agent *agent, int64_t phase);
+EXPORT void point_waited(Point *point, const Agent *agent, int64_t phase, int64_t place);
 EXPORT void point_arrived(Point *point, const Agent *agent, int64_t place);
 EXPORT void point_copied(Point *point, int64_t pair, int64_t identity);
 

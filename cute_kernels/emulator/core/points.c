@@ -75,11 +75,12 @@ int32_t point_knows(const Point *point, const Agent *agent, int64_t back) {
   return 1;
 }
 
-void point_waited(Point *point, const Agent *agent, int64_t phase) {
+void point_waited(Point *point, const Agent *agent, int64_t phase, int64_t place) {
   Followed *warp = followed(point, agent);
   if (!warp) return;
   warp->phase = phase;
   warp->clock = agent->clock;
+  warp->waited_place = place;
 }
 
 void point_arrived(Point *point, const Agent *agent, int64_t place) {
@@ -179,7 +180,7 @@ int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase) {
   if (!log_flush(t) || !is_initialised(t->context->agent, point)) return 0;
   if (phase > 0 && !point_knows(point, t->context->agent, 1)) return 0;
   agent_acquire(t->context->agent, point, order);
-  point_waited(point, t->context->agent, phase);
+  point_waited(point, t->context->agent, phase, t->place);
   return 1;
 }
 

@@ -198,7 +198,7 @@ typedef struct Tables {
   int64_t ranks;  // CTAs
   int64_t flags;
   int64_t progress;  // counts whatever another warp may wait for
-  int64_t place;     // index of the instruction that arrives at an mbarrier now
+  int64_t place;     // index of the instruction that arrives or waits at an mbarrier now
   int64_t regions;
   Region *region_table;
   uint8_t *params;
@@ -298,7 +298,7 @@ typedef struct Agent {
 // What is kept of a warp by a synchronisation point. It may have waited for phase -1, the one before the first.
 enum { NO_PHASE = -2 };
 typedef struct Followed {
-  int64_t phase, clock;             // that it waited for last (NO_PHASE: none), and its clock then
+  int64_t phase, clock, waited_place;  // that it waited for last (NO_PHASE: none), its clock then, instruction
   int64_t seen[ORDERS];             // phase that it acquired last with each order
   int64_t arrived, arrived_phase, arrived_place;  // its clock at its latest arrival from another CTA, phase, instruction
   // Its latest tcgen05.commit in C: stream (-1: none), clock, phase, instruction.

@@ -143,12 +143,13 @@ FORM(tensor_load) {
 
 // --- units -----------------------------------------------------------------------------------------------------------
 
-// mbarrier.try_wait of the parity b at the address a. Python has to see the first one after a time-out, whatever that
-// one says.
+// mbarrier.try_wait of the parity b at the address a; c: the instruction. Python has to see the first one after a
+// time-out, whatever that one says.
 FORM(try_wait) {
   WarpHeader *header = (WarpHeader *)s;
   int late = header->timed_out;
   header->timed_out = 0;
+  m->tables->place = i->c;
   result(m, 1);
   DONE(!late && m->tables->mbarrier_passed(m->tables, AT(s64, i->a), AT(s32, i->b), i->imm));
 }

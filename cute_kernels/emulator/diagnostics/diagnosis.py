@@ -16,7 +16,7 @@ from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.facts import Memory, Side, WarpName
 from cute_kernels.emulator.program import Instruction
 
-_RELATIONS = {"wrote": "written at", "read": "read at"}
+_RELATIONS = {"wrote": "written at", "read": "read at", "waits": "waits at", "expects": "expected at"}
 
 
 def diagnose(
