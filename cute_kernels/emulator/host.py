@@ -109,6 +109,24 @@ def intercept(
         _LOCAL.take = outer
 
 
+def submit(launch: CapturedLaunch) -> None:
+    """Makes a launch of what something else than CuTe DSL compiled: inside `intercept` as one of a recorded function.
+
+    A program that `cute-kernels emulate` runs hands over by it what Triton or nvcc compiled for it.
+
+    Raises:
+        EmulatorError: outside of `intercept`.
+        UnsupportedPTX: the PTX has no such kernel.
+    """
+    take = getattr(_LOCAL, "take", None)
+    if take is None:
+        raise EmulatorError("host.submit was called by a program that is not emulated, or outside capture()")
+    sizes, given = parameter_sizes(launch.ptx, launch.kernel_name), tuple(map(len, launch.params))
+    if given != sizes:
+        raise ValueError(f"parameters of {given} bytes; kernel {launch.kernel_name} declares {sizes}")
+    take[0](launch)
+
+
 def record(function: Callable[..., Any], *arguments: Any) -> CapturedLaunch:
     """Calls a function that was compiled under `recording_runtime` and returns its one launch.
 

@@ -13,7 +13,13 @@ from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Registe
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.instructions_convert import extend
 from cute_kernels.emulator.instructions_integer import binary
-from cute_kernels.emulator.instructions_move import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, block_lanes
+from cute_kernels.emulator.instructions_move import (
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_WINDOW,
+    block_lanes,
+    parameter_offset,
+)
 from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
 from cute_kernels.emulator.memory_order import Strength, access_strength, distinct, sync_order, watch, watch_uniform
 from cute_kernels.emulator.sync_point import Row
@@ -107,7 +113,7 @@ def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray |
     """Bytes for a read by one thread."""
     space, address = space_of(warp, space, address)
     if space == "param":
-        start = address - PARAM_WINDOW
+        start = parameter_offset(address)
         if start < 0 or start + nbytes > len(warp.cluster.params):
             size = len(warp.cluster.params)
             message = f"load of {nbytes} bytes at offset {start} of {size} parameter bytes"

@@ -11,7 +11,7 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
-from cute_kernels.emulator.instructions_integer import binary, shift_by
+from cute_kernels.emulator.instructions_integer import binary, logic, shift_by
 from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
 from cute_kernels.emulator.values import FULL, Constant, Pack
 
@@ -19,6 +19,11 @@ from cute_kernels.emulator.values import FULL, Constant, Pack
 SHARED_WINDOW = CONSTANTS["SHARED_WINDOW"]
 LOCAL_WINDOW = 3 << 60
 PARAM_WINDOW = 1 << 62
+
+
+def parameter_offset(address: int) -> int:
+    """Offset in the parameter block of an address of it: of one in the window, or in a register of 32 bits, without."""
+    return address - PARAM_WINDOW if address >= LOCAL_WINDOW else address
 
 
 @family("mov")
@@ -53,7 +58,10 @@ def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
     if window:
         op = binary("sub" if parts[0] == "to" else "add", "u64")
         source = block.pure(op, source, Constant(window, 64))
-    block.define(instruction.operands[0], source)  # param: symbols already have window addresses
+    if parts[0] == "param":
+        # Symbols already have window addresses; those that went through registers of 32 bits have lost the window.
+        source = block.pure(logic("or", "b64"), source, Constant(PARAM_WINDOW, 64))
+    block.define(instruction.operands[0], source)
 
 
 def map_address(warp: Any, mask: int, address: Any, rank: Any) -> Any:

@@ -170,7 +170,7 @@ def decode_matrix(descriptor: int) -> Matrix:
     """Decodes a shared-memory matrix descriptor.
 
     Raises:
-        UnsupportedPTX: a reserved bit pattern, a base offset, or an absolute leading dimension.
+        UnsupportedPTX: a reserved bit pattern, a base offset of a swizzled matrix, or an absolute leading dimension.
         UnsupportedPTX: the 32-byte-atom pattern entered in its middle.
     """
     where = f"matrix descriptor {descriptor:#018x}"
@@ -179,7 +179,8 @@ def decode_matrix(descriptor: int) -> Matrix:
         raise UnsupportedPTX(f"{where}: swizzle mode {mode}")
     if descriptor >> 46 & 7 != 1:
         raise UnsupportedPTX(f"{where}: bits 46-48 are {descriptor >> 46 & 7}, not the constant 1")
-    if descriptor >> 49 & 0xFFF or descriptor >> 14 & 3 or descriptor >> 30 & 3:
+    base = 7 if mode else 0  # no swizzle repeats no pattern: its base offset means nothing (PTX ISA)
+    if descriptor >> 49 & (0xFF8 | base) or descriptor >> 14 & 3 or descriptor >> 30 & 3:
         raise UnsupportedPTX(f"{where}: a base offset, an absolute leading dimension or a reserved bit")
     matrix = Matrix(
         address=(descriptor & 0x3FFF) << 4,

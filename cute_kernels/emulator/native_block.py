@@ -18,7 +18,7 @@ from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.bytecode import Program, pure_operation, row_bytes
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.instructions_memory import Load, Store, load_lanes, load_uniform, store_lanes
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW
+from cute_kernels.emulator.instructions_move import PARAM_WINDOW, parameter_offset
 from cute_kernels.emulator.instructions_wgmma import MmaAsync, learn_in_core, mma_async_in_place
 from cute_kernels.emulator.native_inline import INLINE, ISSUER, SILENT
 from cute_kernels.emulator.native_sites import Site, fetch, pure_source, store_results
@@ -447,10 +447,10 @@ class BlockEmitter:
 
     def _uniform_load(self, node: Node) -> None:
         space, address, size, count, strength = node.anchor.args
-        if isinstance(address, Constant) and PARAM_WINDOW <= address.value and space in ("param", "generic"):
-            place = address.value - PARAM_WINDOW
+        if isinstance(address, Constant) and (space == "param" or space == "generic" and address.value >= PARAM_WINDOW):
+            place = parameter_offset(address.value)
             limit = self.builder.context.kernel.parameter_bytes
-            if place % (size * count) == 0 and place + size * count <= limit:
+            if place >= 0 and place % (size * count) == 0 and place + size * count <= limit:
                 words = self.program.list(self._places[result] for result in node.results)
                 self.program.put("parameters", a=len(node.results), b=size, c=words, imm=place)
                 return

@@ -105,10 +105,10 @@ def decode_descriptor(descriptor: int) -> Matrix:
     """Decodes a shared-memory matrix descriptor of wgmma (PTX ISA, "Matrix descriptor format").
 
     Raises:
-        UnsupportedPTX: a base offset, or a bit outside the defined fields.
+        UnsupportedPTX: a base offset of a swizzled matrix, or a bit outside the defined fields.
     """
     where = f"matrix descriptor {descriptor:#018x}"
-    if descriptor >> 49 & 7:
+    if descriptor >> 49 & 7 and descriptor >> 62:  # no swizzle repeats no pattern: its base offset means nothing
         raise UnsupportedPTX(f"{where}: base offset {descriptor >> 49 & 7}")
     if descriptor & (3 << 14 | 3 << 30 | 7 << 46 | 0x3FF << 52):
         raise UnsupportedPTX(f"{where}: a bit outside of the fields of a wgmma descriptor")

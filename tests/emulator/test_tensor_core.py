@@ -406,6 +406,8 @@ def test_matrix_descriptors_that_are_refused():
     for bits, text in ((1 << 49, "base offset"), (1 << 52, "absolute"), (1 << 47, "bits 46-48"), (1 << 61, "mode 3")):
         with pytest.raises(UnsupportedPTX, match=text):
             decode_matrix(good | bits)
+    plain = Layout("none", False, 1, 0).descriptor(A)
+    assert decode_matrix(plain | 4 << 49) == decode_matrix(plain), "without a swizzle there is no pattern to be offset"
     with pytest.raises(UnsupportedPTX, match=f"offset {A + 128}, in the middle of the pattern of swizzle 128B_atom32B"):
         decode_matrix(Layout("128B_atom32B", True, 2, 0).descriptor(A) + (128 >> 4))
     for swizzle, mn_major, name in (("128B_atom32B", False, "f16"), ("128B", True, "tf32")):

@@ -413,7 +413,8 @@ def test_descriptor_fields() -> None:
     assert modes == ["none", "128B", "64B", "32B"]
     for bit in (14, 15, 30, 31, *range(46, 62)):
         with pytest.raises(UnsupportedPTX, match="base offset|outside of the fields"):
-            decode_descriptor(1 << bit)
+            decode_descriptor(1 << bit | 1 << 62)
+    assert decode_descriptor(4 << 49) == decode_descriptor(0), "without a swizzle there is no pattern to be offset"
 
 
 def test_operands_beyond_shared_memory() -> None:
