@@ -160,7 +160,7 @@ def _lower(block: BlockBuilder, instruction: Instruction, first: int) -> tuple[l
         operands.pop()  # an eviction priority
     bits = TYPE_BITS[type_]
     address = address_value(block, operands[0], 32 if space == "shared" else 64)
-    items = operands[1].items if isinstance(operands[1], Vector) else operands[1:]
+    items = operands[1].items if isinstance(operands[1], Vector) and bits < 128 else operands[1:]
     if len(items) != (2 if name == "cas" else count):
         raise instruction.refuse(f"{len(items)} source values")
     strength = access_strength(instruction.parts[1:-1], atomic=True)
@@ -178,7 +178,7 @@ def _atom(block: BlockBuilder, instruction: Instruction) -> None:
     """atom on integers, f16, bf16 (packed and vectors), f32, f64, exch and cas of b128; global, shared, generic."""
     results, _ = _lower(block, instruction, 1)
     destination = instruction.operands[0]
-    items = destination.items if isinstance(destination, Vector) else (destination,)
+    items = destination.items if isinstance(destination, Vector) and results[0].bits < 128 else (destination,)
     if len(items) != len(results):
         raise instruction.refuse(f"{len(results)} destinations are needed")
     for item, value in zip(items, results):

@@ -51,6 +51,7 @@ from cute_kernels.emulator.scalars import SCALAR_NAMES
 from cute_kernels.emulator.smem import SYSTEM_BYTES, shared_layout
 from cute_kernels.emulator.tensor_loads import first_uses
 from cute_kernels.emulator.values import FULL, Constant, LiveIn, Namespace, Value
+from cute_kernels.emulator.wide_registers import in_halves
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
@@ -166,7 +167,7 @@ def lower(
     module = parse(ptx)
     entry = pick(module, kernel)
     check_operands(entry)
-    lowering = Lowering(module, entry, block_shape)
+    lowering = Lowering(module, in_halves(entry), block_shape)
     if registers:
         check_registers(lowering.flow)
     if check:

@@ -260,6 +260,19 @@ def test_atomics_of_16_bytes(operation: str, exchanges: Callable[[int], bool], n
     assert data[:32].tolist() == after and data[32:].tolist() == before.tolist()
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_registers_of_128_bits_live_across_blocks(native: bool):
+    """They are written in one basic block and read in others, in a loop and under a guard, too."""
+    body = f"""{THREAD_OUTPUT} .reg .b128 wide, other; mov.u32 %r2, 0; cvt.u64.u32 %d3, %r1; mov.b64 %d4, 5;
+        mov.b128 wide, {{%d3, %d4}}; LOOP: setp.gt.u32 %p1, %r1, 7; @%p1 bra SKIP;
+        mov.b128 {{%d5, %d6}}, wide; add.s64 %d5, %d5, %d6; @!%p1 mov.b128 other, {{%d5, %d6}};
+        @!%p1 mov.b128 wide, other; SKIP: add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 3; @%p2 bra LOOP;
+        mov.b128 {{%d7, %d8}}, wide; cvt.u32.u64 %r3, %d7; st.global.b32 [%d1], %r3; ret;"""
+    out = np.zeros(32, np.uint32)
+    launch(module(body, parameters=1), out, options=Options(native=native))
+    assert out.tolist() == [n + 15 if n < 8 else n for n in range(32)]
+
+
 def test_atomics_of_16_bytes_in_shared_memory_and_their_faults():
     shared = f"""{THREAD_OUTPUT} .reg .b128 old, want, new; setp.ne.u32 %p1, %r1, 0; @%p1 bra END; mov.b64 %d4, 3;
         mov.b64 %d5, 4; st.shared.v2.b64 [dynamic+16], {{%d4, %d5}}; mov.b128 want, {{%d4, %d5}};
