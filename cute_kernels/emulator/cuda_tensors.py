@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from cute_kernels.emulator.cuda_operators import CudaOperators, on_device_backward
+from cute_kernels.emulator.cuda_scaled_mm import has_block_scales, scaled_mm
 from cute_kernels.emulator.guarded_memory import guarded
 
 DEVICE = torch.device("cuda", 0)
@@ -210,6 +211,7 @@ class CudaOnHost(TorchFunctionMode):
             for name, value in self._queries().items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
             stack.enter_context(mock.patch.object(torch, "Generator", Generator))
+            stack.enter_context(mock.patch.object(torch.profiler, "profile", Profile))
             stack.enter_context(on_device_backward(self))
             stack.enter_context(self._operators)
             stack.enter_context(self)
@@ -320,6 +322,13 @@ class Generator(torch.Generator):
         return super().__new__(cls, "cpu" if _device_type(device) == "cuda" else device)
 
 
+class Profile(torch.profiler.profile):
+    """Of what the CPU does: nothing runs on a GPU."""
+
+    def __init__(self, *, activities: Any = None, **keywords: Any) -> None:
+        super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **keywords)
+
+
 def _device_type(device: Any) -> str | None:
     if device is None:
         return None
@@ -374,6 +383,15 @@ def _copy(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
     return torch.Tensor.copy_(*args[:2], **kwargs)
 
 
+def _scaled_mm(mode: CudaOnHost, args: tuple, kwargs: dict) -> Any:
+    names = ("self", "mat2", "scale_a", "scale_b", "bias", "scale_result", "out_dtype", "use_fast_accum")
+    given = {"self": kwargs.pop("input", None)} | dict(zip(names, args)) | kwargs
+    a, b, scale_a, scale_b = (given.get(name) for name in names[:4])
+    if not has_block_scales(a, scale_a) or given.get("bias") is not None or given.get("scale_result") is not None:
+        return mode._run(torch._scaled_mm, args, kwargs)
+    return mode.adopt(scaled_mm(a, b, scale_a, scale_b, given.get("out_dtype")), torch._scaled_mm)
+
+
 class _DLTensor(ctypes.Structure):
     """The head of a DLTensor (DLPack ABI): what follows is not touched."""
 
@@ -407,6 +425,7 @@ _HANDLERS: dict[Any, Callable[[CudaOnHost, tuple, dict], Any]] = {
     torch.Tensor.record_stream: lambda mode, args, kwargs: None,
     torch.Tensor.get_device: lambda mode, args, kwargs: 0 if mode.is_on_device(args[0]) else -1,
     torch.Tensor.copy_: _copy,
+    torch._scaled_mm: _scaled_mm,
     torch.Tensor.__dlpack__: _dlpack,
     torch.Tensor.__dlpack_device__: lambda mode, args, kwargs: (
         (_DL_CUDA, 0) if mode.is_on_device(args[0]) else args[0].__dlpack_device__()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import cuda.bindings.driver as cuda
@@ -16,8 +18,10 @@ from cutlass.cute.runtime import from_dlpack
 from cutlass.cute.typing import AddressSpace
 
 from cute_kernels.commands import cli
-from cute_kernels.emulator import IllegalAccess, Options, capture
+from cute_kernels.emulator import IllegalAccess, Options, capture, host
+from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
+from cute_kernels.emulator.errors import EmulatorError
 from tests.emulator import scale_program
 
 PROGRAM = str(Path(scale_program.__file__))
@@ -330,3 +334,43 @@ def test_queries(device) -> None:
     assert start.elapsed_time(end) >= 0
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.current_stream().synchronize()
+
+
+def test_tuning_runs_every_configuration_once_and_takes_the_first_that_works() -> None:
+    from cutlass import testing
+
+    with capture("sm_90a") as session:
+        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+
+        def configured(x: torch.Tensor, y: torch.Tensor, factor: float) -> Callable[[], None]:
+            if factor < 2:
+                raise ValueError("this configuration cannot be implemented")
+            return lambda: launch(x, y, factor, 64)
+
+        arguments = testing.JitArguments(x, y)
+        best = testing.tune(configured, params_dict={"factor": [1.0, 2.0, 3.0]}, kernel_arguments=arguments)
+        assert best == {"factor": 2.0} and len(session.launches) == 2
+
+
+def test_the_profiler_of_a_program_that_profiles_the_gpu_alone() -> None:
+    with capture("sm_90a"):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], record_shapes=True) as profile:
+            torch.ones(64, device="cuda").sum()
+        assert "sum" in profile.key_averages().table(sort_by="cuda_time_total")
+
+
+def test_a_launch_of_what_the_program_compiled_itself() -> None:
+    ptx = """.version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 p0, .param .u32 p1) {
+        .reg .b64 %d; .reg .b32 %r; ld.param.u64 %d, [p0]; ld.param.u32 %r, [p1]; st.global.u32 [%d], %r; ret; }"""
+    x = torch.zeros(1, dtype=torch.int32)
+    parameters = (x.data_ptr().to_bytes(8, "little"), (7).to_bytes(4, "little"))
+    one = (1, 1, 1)
+    with pytest.raises(EmulatorError, match="not emulated, or outside capture"):
+        host.submit(CapturedLaunch("k", one, one, one, 0, parameters, ptx))
+    with capture("sm_90a") as session:
+        x = x.cuda()
+        launched = CapturedLaunch("k", one, one, one, 0, (x.data_ptr().to_bytes(8, "little"), parameters[1]), ptx)
+        host.submit(launched)
+        with pytest.raises(ValueError, match=r"parameters of \(8,\) bytes; kernel k declares \(8, 4\)"):
+            host.submit(dataclasses.replace(launched, params=launched.params[:1]))
+    assert x.item() == 7 and [each.launch for each in session.launches] == [launched]

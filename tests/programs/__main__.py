@@ -2,7 +2,8 @@
 
 Each case of `tests.programs.cases` runs in a process of its own and is compared with the record, expected.json. The
 command prints the table of docs/emulator/programs.md, and fails where an outcome is another one than recorded, or
-where a result is wrong or a program crashes.
+where a result is wrong or a program crashes. With --nvidia-examples or --triton-tutorials it does the same for the
+programs of a public repository that was cloned before.
 """
 
 from __future__ import annotations
@@ -10,33 +11,89 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 
-from tests.programs.cases import cases
-from tests.programs.outcome import Outcome, execute, record, table, write_record
+from tests.programs.cases import HERE, Case, cases
+from tests.programs.clones import CLONES
+from tests.programs.outcome import PASSED, Outcome, execute, record, table, write_record
 
 
-def main() -> int:
+@dataclass(frozen=True)
+class Suite:
+    """Cases that one call runs: those of a clone, or of packages.
+
+    Attributes:
+        cases: in the order of the table.
+        folder: of the programs.
+        passed: how they say that their check has passed.
+    """
+
+    cases: tuple[Case, ...]
+    folder: Path
+    passed: tuple[str, ...]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs what the command line says; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases whose names contain one of these; default: all")
     parser.add_argument("--seconds", type=float, default=900, help="for one case; default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at a time; default: %(default)s")
     parser.add_argument("--record", action="store_true", help="take the outcomes into the record")
-    options = parser.parse_args()
-    known, found = record(), {}
-    for case in cases():
-        if not options.names or any(name in case.name for name in options.names):
-            began = time.monotonic()
-            outcome = found[case.name] = execute(case, options.seconds)
-            said = "" if outcome == known.get(case.name) else "  <- not as recorded"
-            print(f"{case.name:44} {outcome.verdict:9} {time.monotonic() - began:5.0f} s{said}", flush=True)
-            for each in outcome.reports:
-                print(f"    {each}", flush=True)
-    if not found:
+    which = parser.add_mutually_exclusive_group()
+    for clone in CLONES:
+        which.add_argument(f"--{clone.option}", type=Path, metavar="FOLDER", help=f"a clone of {clone.origin}")
+    options = parser.parse_args(arguments)
+    try:
+        suite = _suite(options)
+    except ValueError as error:
+        parser.error(str(error))
+    chosen = [case for case in suite.cases if not options.names or any(name in case.name for name in options.names)]
+    if not chosen:
         parser.error(f"no case has a name with {' or '.join(options.names)}")
-    merged = {case.name: (known | found)[case.name] for case in cases() if case.name in known | found}
-    print("\n".join(["", *table(merged)]))
+    known = record()
+    found = _run(suite, chosen, known, options)
+    merged = {name: (known | found)[name] for name in _all_names() if name in known | found}
+    print("\n".join(["", *table(suite.cases, merged)]))
     if options.record:
         write_record(merged)
     return 1 if any(_bad(outcome, merged if options.record else known, name) for name, outcome in found.items()) else 0
+
+
+def _suite(options: argparse.Namespace) -> Suite:
+    for clone in CLONES:
+        given = getattr(options, clone.option.replace("-", "_"))
+        if given is not None:
+            return Suite(tuple(clone.cases()), clone.folder(given), clone.passed)
+    return Suite(tuple(cases()), HERE, PASSED)
+
+
+def _run(
+    suite: Suite, chosen: list[Case], known: dict[str, Outcome], options: argparse.Namespace
+) -> dict[str, Outcome]:
+    def one(case: Case) -> tuple[Case, Outcome, float]:
+        began = time.monotonic()
+        outcome = execute(case.arch, case.command(suite.folder), options.seconds, suite.passed)
+        return case, outcome, time.monotonic() - began
+
+    found = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for case, outcome, seconds in pool.map(one, chosen):
+            found[case.name] = outcome
+            said = "" if outcome == known.get(case.name) else "  <- not as recorded"
+            print(f"{case.name:44} {outcome.verdict:9} {seconds:5.0f} s{said}", flush=True)
+            for each in outcome.reports:
+                print(f"    {each}", flush=True)
+    return found
+
+
+def _all_names() -> Iterable[str]:
+    yield from (case.name for case in cases())
+    for clone in CLONES:
+        yield from (case.name for case in clone.cases())
 
 
 def _bad(outcome: Outcome, known: dict[str, Outcome], name: str) -> bool:

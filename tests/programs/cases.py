@@ -36,7 +36,17 @@ class Case:
 
     @property
     def name(self) -> str:
+        """Of the record."""
         return f"{Path(self.program).stem}-{self.argument}-{self.arch}"
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """The first cells of the table: whose kernels, and which."""
+        return self.origin, f"`{self.argument}`"
+
+    def command(self, folder: Path) -> list[str]:
+        """The program below a folder, and its arguments."""
+        return [str(folder / self.program), *self.argument.split()]
 
 
 def cases() -> Iterator[Case]:

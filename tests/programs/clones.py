@@ -12,12 +12,32 @@ from pathlib import Path
 from tests.programs.cases import HERE, Case
 
 
+@dataclass(frozen=True)
 class Example(Case):
-    """A program of a clone: ``program`` is its path in the folder of examples, ``argument`` what it is called with."""
+    """A program of a clone.
+
+    Attributes:
+        program: its path in the folder of examples.
+        argument: what it is called with.
+        driver: file of this folder that the emulator runs in place of the program, which it gets as its first
+            argument; empty: the program itself runs.
+    """
+
+    driver: str = ""
 
     @property
     def name(self) -> str:
+        """Of the record."""
         return f"{self.arch} {self.program} {self.argument}".strip()
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """The first cells of the table: the program, and its arguments."""
+        return f"`{self.program}`", f"`{self.argument}`" if self.argument else ""
+
+    def command(self, folder: Path) -> list[str]:
+        """What runs, and its arguments."""
+        return [*([str(HERE / self.driver)] if self.driver else []), *super().command(folder)]
 
 
 @dataclass(frozen=True)
@@ -29,8 +49,7 @@ class Clone:
         origin: the repository, and the version that the outcomes are recorded of.
         below: the folder of the examples, in the clone.
         programs: file of this folder with a line for each run: architecture, program, arguments.
-        driver: file of this folder that the emulator runs in place of the program, which it gets as its first
-            argument; empty: the program itself runs.
+        driver: of each `Example`.
         passed: how the output of a program says that its own check has passed.
     """
 
@@ -46,7 +65,7 @@ class Clone:
         for line in (HERE / self.programs).read_text().splitlines():
             if line.strip() and not line.startswith("#"):
                 arch, program, *argument = line.split()
-                yield Example(self.origin, program, " ".join(argument), arch)
+                yield Example(self.origin, program, " ".join(argument), arch, self.driver)
 
     def folder(self, clone: Path) -> Path:
         """That of the examples.
@@ -54,15 +73,10 @@ class Clone:
         Raises:
             ValueError: if ``clone`` is no clone of this repository.
         """
-        folder = clone / self.below
+        folder = clone.resolve() / self.below
         if not folder.is_dir():
-            raise ValueError(f"--{self.option} {clone}: a clone of {self.origin}, which has {self.below}, is needed")
+            raise ValueError(f"--{self.option} {clone}: no folder {self.below} there; a clone of {self.origin} is needed")
         return folder
-
-    def command(self, case: Case, folder: Path) -> list[str]:
-        """What ``cute-kernels emulate`` runs, and its arguments."""
-        program = str(folder / case.program)
-        return [*([str(HERE / self.driver)] if self.driver else []), program, *case.argument.split()]
 
 
 NVIDIA_EXAMPLES = Clone(

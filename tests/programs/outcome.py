@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.programs.cases import HERE, Case, cases
+from tests.programs.cases import HERE, Case
 
 RECORD = HERE / "expected.json"
 #: Compiled kernels that quack would take from its cache hold no PTX; FlashAttention-4 is compiled by it too.
 ENVIRONMENT = {"QUACK_CACHE_ENABLED": "0"}
+
+
+PASSED = ("PASS on",)
+"""How the programs of this folder say that their results are right."""
+
+_WRONG = ("wrong:", "Tensor-likes are not", "\N{CROSS MARK}")
+"""How programs say that a result is wrong: those of this folder, torch.testing, Triton's tutorials."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +32,10 @@ class Outcome:
 
     Attributes:
         verdict: "exact": the program's check passes, and nothing is reported; "reported": something is, and the
-            program's check passes all the same; "refused": by the emulator, with a message; "wrong": the program's
-            check fails; "crashed": anything else; "slow": it did not end in time.
+            program's check passes all the same; "stopped": something is reported that execution cannot go on after, or
+            the program does not come to its check; "unchecked": the program ends, nothing is reported, and no check
+            of its own says anything; "refused": by the emulator, with a message; "wrong": the program's check fails;
+            "crashed": anything else; "slow": it did not end in time.
         reports: ``kind at module:line`` of each report, or the message of a refusal, or the last line of a crash.
     """
 
@@ -33,36 +43,48 @@ class Outcome:
     reports: tuple[str, ...] = ()
 
 
-def execute(case: Case, seconds: float) -> Outcome:
-    """Runs a case with the emulator, in a process of its own; execution goes on after reports."""
+def execute(arch: str, program: Sequence[str], seconds: float, passed: Sequence[str] = PASSED) -> Outcome:
+    """Runs a program with the emulator, in a process and a folder of its own; execution goes on after reports.
+
+    Args:
+        arch: as for ``cute-kernels emulate``.
+        program: its path, and its arguments.
+        seconds: after which it is slow.
+        passed: of `judge`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [
-            *(str(Path(sys.executable).with_name("cute-kernels")), "emulate", "--arch", case.arch, "--keep-going"),
-            *("--report", str(report), str(HERE / case.program), case.argument),
-        ]
+        command = [sys.executable, "-m", "cute_kernels", "emulate", "--arch", arch, "--keep-going"]
+        command += ["--report", str(report), *program]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=seconds, env=os.environ | ENVIRONMENT
+                command, capture_output=True, text=True, timeout=seconds, env=os.environ | ENVIRONMENT, cwd=folder
             )
         except subprocess.TimeoutExpired:
             return Outcome("slow")
         diagnostics = json.loads(report.read_text())["diagnostics"] if report.exists() else []
-    return judge(done.returncode, done.stdout + done.stderr, diagnostics)
+    return judge(done.returncode, done.stdout + done.stderr, diagnostics, passed)
 
 
-def judge(status: int, output: str, diagnostics: list[dict]) -> Outcome:
-    """The verdict of an exit status of ``cute-kernels emulate``, what was printed, and the reports."""
+def judge(status: int, output: str, diagnostics: list[dict], passed: Sequence[str] = PASSED) -> Outcome:
+    """The verdict.
+
+    Args:
+        status: of ``cute-kernels emulate``.
+        output: what was printed.
+        diagnostics: the reports.
+        passed: words of which one is printed where the program's check passes.
+    """
     reports = tuple(dict.fromkeys(f"{each['kind']}{_place(each)}" for each in diagnostics))
-    passed = "PASS on" in output
-    if status == 0 and passed and not reports:
-        return Outcome("exact")
     if status == 4:
         return Outcome("refused", tuple(dict.fromkeys(each["sentence"] for each in diagnostics)) or _last(output))
-    if status == 3 and passed:
-        return Outcome("reported", reports)
-    if "wrong:" in output:
+    if any(word in output for word in _WRONG):
         return Outcome("wrong", reports)
+    said = any(word in output for word in passed)
+    if status == 0 and not reports:
+        return Outcome("exact" if said else "unchecked")
+    if status == 3 and reports:
+        return Outcome("reported" if said and "Traceback" not in output else "stopped", reports)
     return Outcome("crashed", reports or _last(output))
 
 
@@ -72,7 +94,9 @@ def _place(diagnostic: dict) -> str:
 
 
 def _last(output: str) -> tuple[str, ...]:
-    return tuple(output.strip().splitlines()[-1:])
+    """The last line that is the program's own."""
+    lines = [line for line in output.strip().splitlines() if not re.match("emulated: |  replay: ", line)]
+    return tuple(lines[-1:])
 
 
 def record() -> dict[str, Outcome]:
@@ -82,22 +106,22 @@ def record() -> dict[str, Outcome]:
 
 
 def write_record(outcomes: dict[str, Outcome]) -> None:
-    """Overwrites the record."""
-    RECORD.write_text(json.dumps({name: asdict(each) for name, each in outcomes.items()}, indent=1) + "\n")
+    """Overwrites the record, a line for each case."""
+    lines = (f"{json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in outcomes.items())
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def table(outcomes: dict[str, Outcome]) -> list[str]:
+def table(cases: Iterable[Case], outcomes: dict[str, Outcome]) -> list[str]:
     """Lines of a Markdown table: cases of one program and argument with one outcome share a row."""
-    rows: dict[tuple[str, str, Outcome], list[str]] = {}
-    for case in _with_outcome(cases(), outcomes):
-        rows.setdefault((case.origin, case.argument, outcomes[case.name]), []).append(case.arch)
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for case in cases:
+        if case.name in outcomes:
+            rows.setdefault((*case.row, _result(outcomes[case.name])), []).append(case.arch)
     lines = ["| of | what | for | result |", "|---|---|---|---|"]
-    for (origin, argument, outcome), archs in rows.items():
-        said = ", ".join(f"`{each}`" if outcome.verdict == "reported" else each for each in outcome.reports)
-        result = f"{outcome.verdict}: {said}" if said else outcome.verdict
-        lines.append(f"| {origin} | `{argument}` | {', '.join(archs)} | {result} |")
+    lines += [f"| {of} | {what} | {', '.join(archs)} | {result} |" for (of, what, result), archs in rows.items()]
     return lines
 
 
-def _with_outcome(all_cases: Iterable[Case], outcomes: dict[str, Outcome]) -> list[Case]:
-    return [case for case in all_cases if case.name in outcomes]
+def _result(outcome: Outcome) -> str:
+    said = ", ".join(f"`{each}`" if outcome.verdict == "reported" else each for each in outcome.reports)
+    return f"{outcome.verdict}: {said}" if said else outcome.verdict

@@ -9,6 +9,7 @@ equal.
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def extern_functions(to: Comparison, tutorial: Tutorial, _: str) -> None:
 
 
 def grouped_gemm(to: Comparison, tutorial: Tutorial, _: str) -> None:
-    a, b = [integers(160, 96), integers(256, 320)], [integers(96, 128), integers(320, 256)]
+    a, b = [integers(128, 128), integers(256, 256)], [integers(128, 256), integers(256, 128)]
     results = {"pointers": tutorial["group_gemm_fn"](a, b)}
     if tutorial["supports_tma"]():
         results["tensor descriptors"] = tutorial["group_gemm_tma_fn"](a, [each.T.contiguous() for each in b])
@@ -139,6 +140,7 @@ CHECKS: dict[str, Callable[[Comparison, Tutorial, str], None]] = {
 def main(script: str, what: str = "") -> None:
     """Runs the tutorial and its checks; fails if a result is wrong."""
     check = CHECKS[Path(script).name[:2]]
+    os.environ["PYTEST_VERSION"] = "0"  # by which tutorials that have tests of their own leave one configuration
     triton_launches.install()
     torch.manual_seed(0)
     comparison = Comparison()
