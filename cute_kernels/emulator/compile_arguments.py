@@ -9,6 +9,7 @@ import cutlass
 import cutlass.cute.runtime
 import cutlass.cute.typing
 import cutlass.torch
+import torch
 from cuda.bindings import driver
 
 from cute_kernels import dsl
@@ -31,8 +32,10 @@ def assumed_alignment(tensor: Any) -> int:
 
 
 def torch_dtype(tensor: Any) -> Any:
-    """Element type of the torch tensors that TVM-FFI takes for a tensor; None where one element holds several."""
+    """Element type of the torch tensors that TVM-FFI takes for a tensor; None where torch has none."""
     kind = tensor.element_type
+    if kind is cutlass.Float4E2M1FN:
+        return torch.float4_e2m1fn_x2
     if kind.width < 8 and kind.__name__ != "Boolean":
         return None
     return cutlass.torch.dtype(kind)

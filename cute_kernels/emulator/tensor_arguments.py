@@ -32,6 +32,16 @@ def _descriptor_type(extents: tuple[int, ...], strides: tuple[int, ...]) -> type
     return structure([("data", ctypes.c_void_p), *([("layout", layout)] if layout._fields_ else [])])
 
 
+def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(extents, strides) in elements; FP4 lies in pairs along the dimension that is contiguous."""
+    extents, strides = list(tensor.shape), list(tensor.stride())
+    if tensor.dtype == torch.float4_e2m1fn_x2:
+        paired = max((i for i, stride in enumerate(strides) if stride == 1), default=len(strides) - 1)
+        extents[paired] *= 2
+        strides = [1 if i == paired else 2 * stride for i, stride in enumerate(strides)]
+    return tuple(extents), tuple(strides)
+
+
 class TensorArgument:
     """The memory of one tensor parameter.
 
@@ -46,11 +56,11 @@ class TensorArgument:
         ValueError: a rank, or a static extent or stride, that differs; an extent that is no multiple of what was
             promised, or differs from that of another tensor with the same symbolic extent; an address that is not
             aligned as promised.
-        UnsupportedOperation: FP4, of which torch's tensors hold two elements in one.
+        UnsupportedOperation: elements of less than eight bits, except FP4, of which torch's hold two each.
     """
 
     def __init__(self, tensor: torch.Tensor, fake: Any, name: str, symbols: dict[int, tuple[int, str]]) -> None:
-        extents, strides = tuple(tensor.shape), tuple(tensor.stride())
+        extents, strides = _layout(tensor)
         dynamic_extents, dynamic_strides = fake.dynamic_shapes_mask, fake.dynamic_strides_mask
         given = f"argument {name}: a tensor of shape {extents}, strides {strides}"
         self._check_elements(tensor, fake, name)

@@ -119,3 +119,19 @@ def with_settings(y: cute.Tensor, settings: Settings, stream: cuda.CUstream):
 @cute.jit
 def with_tuple(y: cute.Tensor, numbers: tuple[Int32, Float32], stream: cuda.CUstream):
     add(y, numbers[0], numbers[1]).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+
+@cute.kernel
+def describe(y: cute.Tensor, packed: cute.Tensor):
+    """y = the extents of a tensor of FP4 and the strides, then its first two bytes."""
+    numbers = (*packed.shape, *packed.stride)
+    for i in cutlass.range_constexpr(4):
+        y[i] = Int32(numbers[i])
+    halves = cute.recast_tensor(packed, cutlass.Uint8)
+    for i in cutlass.range_constexpr(2):
+        y[4 + i] = Int32(halves[0, i])
+
+
+@cute.jit
+def with_fp4(y: cute.Tensor, packed: cute.Tensor, stream: cuda.CUstream):
+    describe(y, packed).launch(grid=(1, 1, 1), block=(1, 1, 1), stream=stream)

@@ -6,7 +6,7 @@ import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 import pytest
 import torch
-from cutlass import Float32, Int32, Int64
+from cutlass import Float4E2M1FN, Float32, Int32, Int64
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream
 
 from cute_kernels.emulator import UnsupportedPTX, capture
@@ -174,3 +174,19 @@ def test_object_files_are_neither_written_nor_called(tmp_path) -> None:
     for function in (loaded["func"], loaded.func):
         with pytest.raises(UnsupportedPTX, match="x.o, which holds no PTX"):
             function(1)
+
+
+def test_elements_of_four_bits() -> None:
+    """torch's FP4 tensors count pairs; what is compiled counts elements."""
+    packed = make_fake_compact_tensor(
+        Float4E2M1FN, (cute.sym_int(), cute.sym_int(divisibility=4)), stride_order=(1, 0), assumed_align=16
+    )
+    numbers = make_fake_compact_tensor(Int32, (cute.sym_int(),), assumed_align=4)
+    compiled = cute.compile(kernels.with_fp4, numbers, packed, fakes()[2], options=TVM_FFI)
+    y, octets = torch.zeros(6, dtype=torch.int32, device="cuda"), torch.arange(96, dtype=torch.uint8, device="cuda") + 5
+    compiled(y, octets.view(6, 16).view(torch.float4_e2m1fn_x2))
+    assert y.tolist() == [6, 32, 32, 1, 5, 6]
+    with pytest.raises(ValueError, match="extent 1 of packed is compiled for multiples of 4"):
+        compiled(y, octets[:90].view(6, 15).view(torch.float4_e2m1fn_x2))
+    with pytest.raises(TypeError, match="a tensor of torch.uint8 where"):
+        compiled(y, octets.view(6, 16))
