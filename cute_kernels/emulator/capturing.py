@@ -58,10 +58,13 @@ class EmulatedLaunch:
         launch, report = self.launch, self.report
         name = launch.kernel_name if len(launch.kernel_name) < 60 else launch.kernel_name[:57] + "..."
         cluster = "" if launch.cluster == (1, 1, 1) else f", cluster {_shape(launch.cluster)}"
+        processes = f", {report.processes} processes" if report.processes > 1 else ""
+        if report.one_process:
+            processes = f", one process: {report.one_process}"
         return (
             f"{name}: grid {_shape(launch.grid)}, block {_shape(launch.block)}{cluster}, {report.shared_bytes:,} B of "
             f"shared memory; {report.warp_instructions:,} warp instructions, {report.mma_instructions:,} MMAs, "
-            f"{report.seconds:.1f} s"
+            f"{report.seconds:.1f} s{processes}"
         )
 
 

@@ -166,6 +166,14 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="write every launch's PTX and its facts (grid, block, cluster, shared memory, parameters) to "
         "DIR/launch-N-KERNEL.ptx and DIR/launch-N.json, failing launches included",
     )
+    parser.add_argument(
+        "--processes",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="execute clusters of a launch in up to N processes at the same time; the results and reports are those of "
+        "one (default: %(default)s)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no line per launch")
     parser.add_argument(
         "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
@@ -240,6 +248,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _positive(text: str) -> int:
+    """A positive integer, as argparse's ``type``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
 def _folder(text: str) -> Path:
     """The name of a folder, as argparse's ``type``; pathlib takes an empty one for the current folder."""
     if not text:
@@ -283,7 +298,9 @@ def emulate(options: argparse.Namespace) -> int:
     failed = functools.partial(reporter.report, chosen)
     going = make_going_on(options, failed)
     facts = run_options(options) | {"going_on": going}
-    how = chosen.options(counters=options.counters or profiled, trace=options.trace, **facts)
+    how = chosen.options(
+        counters=options.counters or profiled, trace=options.trace, processes=options.processes, **facts
+    )
     report = None if options.quiet else functools.partial(_print, options.counters)
     session = capture(options.arch, how, report, options.keep_ptx, overlap=chosen.overlap, roles=dict(options.roles))
     with session as session, writing_reports(options, reporter, "emulate") as outcome:

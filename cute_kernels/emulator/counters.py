@@ -48,9 +48,18 @@ class Counters:
     def add(self, warps: Iterable[Warp]) -> None:
         """Adds what these warps executed."""
         for warp in warps:
-            earlier = self._blocks.get(warp.track)
-            counts = np.asarray(warp.counts[: len(self._sizes)]).tolist()
-            self._blocks[warp.track] = counts if earlier is None else [a + b for a, b in zip(earlier, counts)]
+            self.merge({warp.track: np.asarray(warp.counts[: len(self._sizes)]).tolist()})
+
+    @property
+    def executions(self) -> dict[str, list[int]]:
+        """Executions of each basic block per warp role."""
+        return self._blocks
+
+    def merge(self, executions: dict[str, list[int]]) -> None:
+        """Adds `executions` of other warps."""
+        for role, counts in executions.items():
+            earlier = self._blocks.get(role)
+            self._blocks[role] = counts if earlier is None else [a + b for a, b in zip(earlier, counts)]
 
     @property
     def by_role(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The grid: checks a launch and runs its clusters, which are independent, one after the other."""
+"""The grid: checks a launch, has its clusters executed, and adds up what they did."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from cute_kernels.emulator.arguments import extents, pack_arguments, parameter_block, require_type
 from cute_kernels.emulator.back_end import Execution
+from cute_kernels.emulator.clusters import ClusterWork, Dependent, at_once, in_turn
 from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.decode import Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError
@@ -22,7 +23,6 @@ from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.scheduler import Scheduler
 from cute_kernels.emulator.sm import Cluster, LaunchFacts
 from cute_kernels.emulator.smem import SYSTEM_BYTES
 from cute_kernels.emulator.trace import recording
@@ -45,6 +45,9 @@ class Report:
         shared_bytes: per CTA, static and dynamic.
         tensor_columns: most tensor-memory columns allocated in one CTA.
         units: the work of every unit, or None without `Options.counters`.
+        processes: how many executed clusters at the same time.
+        one_process: why clusters were executed one after the other although `Options.processes` allowed more; "" where
+            they were not, or one process was asked for.
     """
 
     warp_instructions: int
@@ -58,6 +61,8 @@ class Report:
     shared_bytes: int
     tensor_columns: int
     units: UnitCounts | None = None
+    processes: int = 1
+    one_process: str = ""
 
 
 def _carrying_ptx(function: Callable[..., Report]) -> Callable[..., Report]:
@@ -105,7 +110,8 @@ def run(
         args: instead of ``params``, one Python value per kernel parameter: `arguments.pack_arguments` says which.
         memory: what global memory the launch may touch, besides tensors and arrays in ``args``.
         options: schedule and detectors.
-        progress: called with (clusters done, clusters to run), first with 0.
+        progress: called with (clusters done, clusters to run), first with 0; with ``options.processes`` again with 0
+            where clusters that have been executed turn out to depend on each other.
         programmatic: launched with programmatic stream serialisation, behind the launch that ran last with the same
             ``memory``: what is not ordered after griddepcontrol.wait races with what that launch did.
 
@@ -142,43 +148,53 @@ def run(
     indices = launch.cluster_indices()
     launch.waiting.extend(indices)
     counters = Counters(execution.flow)
-    totals: dict[str, int] = {"loaded": 0, "stored": 0, "mma": 0, "columns": 0}
+    totals = {"loaded": 0, "stored": 0, "mmas": 0, "columns": 0, "clusters": 0}
     meter = UnitCounters() if options.counters else None
-    clusters = 0
+    processes, one_process = 1, ""
     start = time.perf_counter()
     if progress is not None:
         progress(0, len(indices))
+
+    def add(work: ClusterWork) -> None:
+        counters.merge(work.executions)
+        if meter is not None:
+            meter.merge(work.meter)
+        for name, done in (("loaded", work.loaded), ("stored", work.stored), ("mmas", work.mmas), ("clusters", 1)):
+            totals[name] += done
+        totals["columns"] = max(totals["columns"], work.columns)
+
+    if options.processes > 1:
+        try:
+            for work in at_once(launch, progress):
+                add(work)
+            processes = min(options.processes, len(indices))
+        except Dependent as dependent:
+            one_process = str(dependent)
+            if progress is not None:
+                progress(0, len(indices))
     with recording(options.trace) as timeline:
-        while launch.waiting:
-            state = launch.make_cluster(launch.waiting.popleft())
-            warps = state.warps
-            Scheduler(state, execution, options, timeline, len(launch.waiting)).run()
-            counters.add(warps)
-            totals["loaded"] += state.tma.bytes_loaded
-            totals["stored"] += state.tma.bytes_stored
-            totals["mma"] += state.tensor_core.instructions + state.wgmma.instructions
-            if meter is not None:
-                meter.merge(state.meter)
-            totals["columns"] = max(totals["columns"], *(cta.tmem.columns_used for cta in state.ctas))
-            clusters += 1
+        for work in in_turn(launch, timeline):
+            add(work)
             if progress is not None:
                 progress(len(indices) - len(launch.waiting), len(indices))
     units = None
     if meter is not None:
-        ctas = clusters * math.prod(launch.cluster)
+        ctas = totals["clusters"] * math.prod(launch.cluster)
         units = meter.result(ctas, counters, execution.kernel.instructions)
     return Report(
         warp_instructions=counters.total,
         by_role=counters.by_role,
         by_opcode=counters.by_opcode(),
         seconds=time.perf_counter() - start,
-        clusters=clusters,
+        clusters=totals["clusters"],
         tma_bytes_loaded=totals["loaded"],
         tma_bytes_stored=totals["stored"],
-        mma_instructions=totals["mma"],
+        mma_instructions=totals["mmas"],
         shared_bytes=launch.shared_bytes - SYSTEM_BYTES,
         tensor_columns=totals["columns"],
         units=units,
+        processes=processes,
+        one_process=one_process,
     )
 
 

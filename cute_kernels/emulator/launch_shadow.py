@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import word_count, words
-from cute_kernels.emulator.shadow import LANE_BITS, STRONG, Epochs, Plane, Shadow
+from cute_kernels.emulator.launch_accesses import READ, STRONG_READ, STRONGLY_WRITTEN, WRITES, WRITTEN, Span
+from cute_kernels.emulator.shadow import GRANULE, LANE_BITS, STRONG, Epochs, Plane, Shadow
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.flow import Flow
@@ -33,6 +34,7 @@ class LaunchShadow:
         first: first epoch of this launch; those before it belong to a launch that may not be over yet.
         flow: of the kernel, to name the instructions of earlier accesses; None: they are not named. `follow` sets it.
         non_coherent: instructions of the kernel that are ld.global.nc, by index.
+        elsewhere: accesses that clusters in other processes made.
         block: a `LaunchRegions` of the core, as int64.
     """
 
@@ -44,6 +46,7 @@ class LaunchShadow:
     first: int = 1
     flow: Flow | None = None
     non_coherent: frozenset[int] = frozenset()
+    elsewhere: list[Span] = field(default_factory=list)
     block: np.ndarray = field(default_factory=lambda: np.zeros(word_count("LaunchRegions"), np.int64))
 
     def __post_init__(self) -> None:
@@ -102,4 +105,19 @@ class LaunchShadow:
                     for layer in (plane.writes, *plane.readers()):
                         is_strong = self.epochs.generic[layer >> LANE_BITS] == STRONG
                         layer[:] = np.where(layer == 0, 0, np.where(is_strong, strong, weak))
+        for span in self.elsewhere:
+            self._adopt(span, epochs, weak, strong)
         return LaunchShadow(self.memory, epochs, self.regions, first=len(epochs))
+
+    def _adopt(self, span: Span, epochs: Epochs, weak: int, strong: int) -> None:
+        """Records what was done to a span, by these identities."""
+        shadow = self.regions.setdefault(span.region, Shadow(span.region[1]))
+        for runs, unit in ((span.granules, GRANULE), (span.single, 1)):
+            codes = runs.expand() if runs is not None else np.zeros(0, np.uint8)
+            for code, identity in ((WRITTEN, weak), (STRONGLY_WRITTEN, strong), (READ, weak), (STRONG_READ, strong)):
+                places = span.start + unit * np.flatnonzero(codes & code)
+                for part in shadow.parts(places, unit) if len(places) else ():
+                    if code & WRITES:
+                        part.plane.set_write(part.where, identity)
+                    else:
+                        part.plane.add_read(part.where, identity, epochs, None, 0)

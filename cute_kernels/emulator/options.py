@@ -55,6 +55,9 @@ class Options:
             relaxed or acquire), or an atomic that changes nothing, counts as 250 blocks. None for no limit.
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.trace`), also when it fails.
+        processes: how many execute the clusters of a launch at the same time, forked for it, where clusters turn out to
+            be independent (`cute_kernels.emulator.clusters`); results and reports are those of one process, and
+            `Report.one_process` says why a launch ran in one nevertheless.
         going_on: called with each report of a detector, which says where it happened; True: execution goes on as if
             nothing were wrong, False: the report is raised. None: all are raised.
         native: whether warps run as bytecode in the core or as Python, which changes nothing but the time; None:
@@ -78,6 +81,7 @@ class Options:
     counters: bool = False
     trace: str | Path | None = None
     native: bool | None = None
+    processes: int = 1
     going_on: Callable[[EmulatorError], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +109,10 @@ class Options:
                 raise TypeError(f"{name} {value!r}: an int or None is needed")
             if value < 1:
                 raise ValueError(f"{name} {value}: at least 1 is needed")
+        if isinstance(self.processes, bool) or not isinstance(self.processes, int):
+            raise TypeError(f"processes {self.processes!r}: an int is needed")
+        if self.processes < 1:
+            raise ValueError(f"processes {self.processes}: at least 1 is needed")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed {self.seed!r}: an int is needed")
         if self.seed < 0:

@@ -29,12 +29,12 @@ def zeros(shape: int | tuple[int, ...], dtype: type[np.generic] = np.int32) -> n
     """As `numpy.zeros`. Large arrays are pages of the system's own, which cost nothing before they are touched.
 
     The C library's allocator clears what it has had before: a shadow of which a few places are ever used would cost as
-    much as one in full use.
+    much as one in full use. They are private: what a forked process writes there is its own.
     """
     nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
     if nbytes < _MAPPED_BYTES:
         return np.zeros(shape, dtype)
-    return np.frombuffer(mmap.mmap(-1, nbytes), dtype).reshape(shape)
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
