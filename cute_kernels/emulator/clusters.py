@@ -93,11 +93,26 @@ def _execute(launch: Launch, index: int, timeline: Timeline | None) -> ClusterWo
     return ClusterWork.of(cluster, warps, Counters(launch.execution.flow))
 
 
+def known_dependence(launch: Launch) -> str:
+    """Why clusters cannot be executed at the same time, as far as that is known before; "": nothing is in the way."""
+    options = launch.options
+    if not AVAILABLE:
+        return "the system does not fork processes"
+    if len(launch.waiting) < 2:
+        return "it has one cluster"
+    if launch.races is None:
+        return "the race detector is off, which tells whether clusters are independent"
+    if options.trace is not None:
+        return "a timeline is written"
+    return dependence(launch.execution.kernel) or shared_memory(launch.memory)
+
+
 def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
     """Executes the clusters that have not started in ``Options.processes`` processes.
 
     Args:
-        launch: its memory, and what its race detector knows, are unchanged where it raises `Dependent`.
+        launch: one of which no `known_dependence` is known. Its memory, and what its race detector knows, are unchanged
+            where this raises `Dependent`.
         progress: called with (clusters done, clusters to run) for every one of them.
 
     Returns:
@@ -107,7 +122,6 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
         Dependent: they are to be executed one after the other.
         RuntimeError: a process was ended by someone else while its results were copied; they may be there in part.
     """
-    _check(launch)
     library()  # not compiled by each process
     indices = list(launch.waiting)
     count = min(launch.options.processes, len(indices))
@@ -131,22 +145,6 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
     launch.waiting.clear()
     launch.races.elsewhere += [span for spans in accesses for span in spans]
     return works
-
-
-def _check(launch: Launch) -> None:
-    """Raises `Dependent` where it is known before that clusters cannot be executed at the same time."""
-    options = launch.options
-    if not AVAILABLE:
-        raise Dependent("the system does not fork processes")
-    if len(launch.waiting) < 2:
-        raise Dependent("it has one cluster")
-    if launch.races is None:
-        raise Dependent("the race detector is off, which tells whether clusters are independent")
-    if options.trace is not None:
-        raise Dependent("a timeline is written")
-    why = dependence(launch.execution.kernel) or shared_memory(launch.memory)
-    if why:
-        raise Dependent(why)
 
 
 def _deal(launch: Launch, number: int, count: int, connection: Connection) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cute_kernels.emulator.arguments import extents, pack_arguments, parameter_block, require_type
 from cute_kernels.emulator.back_end import Execution
-from cute_kernels.emulator.clusters import ClusterWork, Dependent, at_once, in_turn
+from cute_kernels.emulator.clusters import ClusterWork, Dependent, at_once, in_turn, known_dependence
 from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.decode import Kernel, parse
 from cute_kernels.emulator.errors import EmulatorError
@@ -150,7 +150,7 @@ def run(
     counters = Counters(execution.flow)
     totals = {"loaded": 0, "stored": 0, "mmas": 0, "columns": 0, "clusters": 0}
     meter = UnitCounters() if options.counters else None
-    processes, one_process = 1, ""
+    processes = 1
     start = time.perf_counter()
     if progress is not None:
         progress(0, len(indices))
@@ -163,7 +163,8 @@ def run(
             totals[name] += done
         totals["columns"] = max(totals["columns"], work.columns)
 
-    if options.processes > 1:
+    one_process = known_dependence(launch) if options.processes > 1 else ""
+    if options.processes > 1 and not one_process:
         try:
             for work in at_once(launch, progress):
                 add(work)
