@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,83 +18,14 @@ from cute_kernels.config import (
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
 )
-from cute_kernels.emulator import GlobalMemory, Options, clusters, run
+from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, Hang, IllegalAccess
-from cute_kernels.emulator.gpu import Report
-from cute_kernels.emulator.launch_accesses import Span
 from cute_kernels.runtime import emulated
+from tests.emulator.cluster_launches import CTAS, PLACE, SCHEDULES, compare, outcome, plain, told
 from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.image_inputs import make_images_case
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, module
-
-SCHEDULES = [
-    Options(),
-    Options(seed=3, completion="lazy", interleave="starve"),
-    Options(seed=11, completion="random", interleave="random", spurious_try_wait_failures=True),
-]
-CTAS = 6
-#: ``%d1``: the item of the thread in p0, ``%r2``: its CTA. CTAs of 32 threads.
-PLACE = """mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.u32 %r3, %r2, 32, %r1; ld.param.u64 %d0, [p0];
-    mul.wide.u32 %d1, %r3, 4; add.s64 %d1, %d0, %d1; setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r2, 3;
-    setp.eq.u32 %p3, %r2, 4;"""
-
-
-def plain(report: Report) -> str:
-    """Everything of a report but the time and how many processes there were, the order of its tables included."""
-    return repr(dataclasses.replace(report, seconds=0.0, processes=1, one_process=""))
-
-
-def told(error: EmulatorError) -> tuple[object, ...]:
-    return type(error), str(error), getattr(error, "report", ""), repr(error.facts)
-
-
-def outcome(body: str, options: Options, values: np.ndarray, **more: Any) -> tuple[bytes, tuple[object, ...] | Report]:
-    """Memory after a launch of `CTAS` CTAs of a warp on an array, and its report or error."""
-    out = more.pop("out", None)
-    out = aligned(values) if out is None else out
-    out[...] = values
-    memory = GlobalMemory()
-    memory.register_tensor(out, "out")
-    text = module(f"{PLACE} {body}", parameters=1)
-    shape = {"grid": CTAS, "block": 32, "dynamic_smem": 1024, **more}
-    try:
-        found = run(text, params=out.ctypes.data.to_bytes(8, "little"), memory=memory, options=options, **shape)
-    except EmulatorError as error:
-        found = told(error)
-    return out.tobytes(), found
-
-
-def compare(
-    body: str,
-    options: Options | None = None,
-    values: np.ndarray | None = None,
-    processes: tuple[int, ...] = (2, 3, 4),
-    **more: Any,
-) -> Report | None:
-    """A launch in one process and in several is the same; the report of the last one, None after an error."""
-    values = np.arange(CTAS * 32, dtype=np.uint32) if values is None else values
-    out = aligned(values)
-    options = options or Options()
-    content, one = outcome(body, options, values, out=out, **more)
-    for count in processes:
-        several = dataclasses.replace(options, processes=count)
-        again, found = outcome(body, several, values, out=out, **more)
-        assert again == content
-        if isinstance(one, tuple):
-            assert found == one
-        else:
-            assert plain(found) == plain(one)
-            assert (found.processes > 1) != bool(found.one_process)
-    return None if isinstance(one, tuple) else found
-
-
-def no_child_is_left() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG) == (0, 0) and False
-    except ChildProcessError:
-        return True
-
 
 # --- our kernels ----------------------------------------------------------------------------------------------------
 
@@ -288,6 +217,24 @@ def both_allowed(first: str, second: str) -> bool:
     return strong or all(opcode.startswith("ld") for opcode in (first, second))
 
 
+def test_what_processes_record_of_a_large_array_stays_their_own():
+    # Its shadow memory is mapped, and is there from the first launch on when the second one's processes are forked.
+    out = aligned(np.zeros((CTAS, 1 << 15), np.uint32))
+    memory = GlobalMemory()
+    memory.register_tensor(out, "out")
+    body = """griddepcontrol.wait; mov.u32 %r4, 0; mul.wide.u32 %d2, %r2, 131072; mul.wide.u32 %d3, %r1, 16;
+        add.s64 %d2, %d2, %d3; add.s64 %d1, %d0, %d2; NEXT: ld.global.v4.b32 {%r5, %r6, %r7, %r8}, [%d1];
+        add.u32 %r5, %r5, 1; st.global.v4.b32 [%d1], {%r5, %r6, %r7, %r8}; add.s64 %d1, %d1, 512;
+        add.u32 %r4, %r4, 1; setp.lt.u32 %p5, %r4, 256; @%p5 bra NEXT; ret;"""
+    for number in range(3):
+        report = run(
+            module(f"{PLACE} {body}", parameters=1), grid=CTAS, block=32, memory=memory, options=Options(processes=3),
+            params=out.ctypes.data.to_bytes(8, "little"), programmatic=number > 0,
+        )  # fmt: skip
+        assert (report.processes, report.one_process) == (3, "")
+    assert (out[:, ::4] == 3).all() and (out.reshape(-1, 4)[:, 1:] == 0).all()
+
+
 # --- clusters that depend on each other -----------------------------------------------------------------------------
 
 DEPENDENT = {
@@ -390,68 +337,3 @@ def test_memory_that_processes_share():
     report = run(text, grid=CTAS, block=32, args=[out], options=Options(processes=2))
     assert "is in memory that processes share" in report.one_process
     assert out.tolist() == list(range(CTAS * 32))
-
-
-# --- processes that end, and callers that do --------------------------------------------------------------------------
-
-STORE = "st.global.b32 [%d1], %r3; ret;"
-
-
-def test_a_process_that_ends_before_it_is_done(monkeypatch: pytest.MonkeyPatch):
-    parent, execute = os.getpid(), clusters._execute
-
-    def end(launch: Any, index: int, timeline: Any) -> Any:
-        if index == 3 and os.getpid() != parent:
-            os._exit(0)
-        return execute(launch, index, timeline)
-
-    monkeypatch.setattr(clusters, "_execute", end)
-    report = compare(STORE)
-    assert report.one_process == "a process that executed clusters ended before it was done"
-    assert no_child_is_left()
-
-
-def test_an_error_of_the_emulator_itself_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch):
-    def fail(launch: Any, index: int, timeline: Any) -> Any:
-        raise ZeroDivisionError(index)
-
-    monkeypatch.setattr(clusters, "_execute", fail)
-    with pytest.raises(ZeroDivisionError, match="0"):
-        outcome(STORE, Options(processes=2), np.zeros(CTAS * 32, np.uint32))
-    assert no_child_is_left()
-
-
-def test_a_process_that_ends_while_its_results_are_copied(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Span, "written", lambda self: os._exit(0))
-    with pytest.raises(RuntimeError, match="while its results were copied"):
-        outcome(STORE, Options(processes=2), np.zeros(CTAS * 32, np.uint32))
-    assert no_child_is_left()
-
-
-def test_a_caller_that_gives_up_leaves_no_process_and_no_result():
-    out = aligned(np.zeros(CTAS * 32, np.uint32))
-
-    def give_up(done: int, total: int) -> None:
-        if done:
-            raise TimeoutError
-
-    body = f"@!%p2 {STORE} HERE: add.u32 %r9, %r9, 1; setp.lt.u32 %p5, %r9, 300000000; @%p5 bra HERE; ret;"
-    began = time.monotonic()
-    with pytest.raises(TimeoutError):
-        outcome(body, Options(processes=2), np.zeros(CTAS * 32, np.uint32), out=out, progress=give_up)
-    assert time.monotonic() - began < 60
-    assert no_child_is_left() and not out.any()
-
-
-def test_progress_begins_again_where_clusters_turn_out_to_be_dependent():
-    calls: list[int] = []
-    body = "st.relaxed.gpu.global.b32 [%d0+64], %r2; ret;"
-    values = np.zeros(CTAS * 32, np.uint32)
-    outcome(body, Options(processes=2), values, progress=lambda done, total: calls.append(done))
-    assert calls == [*range(CTAS + 1), *range(CTAS + 1)]
-
-
-@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2", None])
-def test_processes_are_a_positive_integer(wrong: object):
-    with pytest.raises((TypeError, ValueError), match=f"processes {wrong!r}: "):
-        Options(processes=wrong)

@@ -73,6 +73,7 @@ def test_the_replay_command_has_the_roles_and_the_same_script(script: str) -> No
         (["--keep-ptx=folder", "--no-detectors"], {"keep_ptx": Path("folder"), "no_detectors": True}),
         (["--without", "exits", "--without=tensor_lanes"], {"without": ["exits", "tensor_lanes"]}),
         (["--max-idle-blocks", "-1", "--"], {"max_idle_blocks": -1}),
+        (["--processes", "3"], {"processes": 3}),
     ],
 )
 def test_options_before_the_script_are_the_command_s(own: list[str], expected: dict) -> None:
@@ -91,6 +92,7 @@ def test_options_before_the_script_are_the_command_s(own: list[str], expected: d
         (["--max", "4", "script.py"], "ambiguous option: --max"),
         (["--unknown", "script.py", "--m"], "unrecognized arguments: --unknown"),
         (["--arch", "sm_75", "script.py"], "invalid choice: 'sm_75'"),
+        (["--processes", "0", "script.py"], "argument --processes: '0' is not a positive integer"),
     ],
 )
 def test_unusable_options_before_the_script(capsys, arguments: list[str], message: str) -> None:
