@@ -11,6 +11,7 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_memory import address_value, view_bytes
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
+from cute_kernels.emulator.native_units import Issuer
 from cute_kernels.emulator.warp import BulkWait
 
 _RANK = re.compile(r"([1-5])d")
@@ -44,30 +45,32 @@ def tma_load(
     offsets: tuple[Any, ...] | None,
 ) -> None:
     """cp.async.bulk.tensor to shared memory, once per executing lane; ``offsets`` of .im2col."""
-    warp.cluster.progress += 1
-    count = len(coords)
+    cluster, count = warp.cluster, len(coords)
+    cluster.progress += 1
     use_mask = multicast is not None
     more = (*([multicast] if use_mask else []), *(offsets or ()))
     values = each_lane(mask, destination, descriptor, barrier, *coords, *more)
     for number, lane in zip(lane_numbers(mask), values):
         if warp.agent is not None:
-            warp.cluster.tracker.enter(warp, number)
+            cluster.tracker.enter(warp, number)
         content = tensor_descriptor(warp, lane[1])
-        text = warp.cluster.tma.load(
+        place = [signed32(c) for c in lane[3 : 3 + count]]
+        ctas = lane[3 + count] & 0xFFFF if use_mask else None
+        if offsets is None and cluster.units is not None and cluster.units.learn(lane[1], content):
+            issuer = Issuer(warp.number, number, warp.executing())
+            if cluster.units.load((lane[1], lane[0], lane[2]), place, ctas, cta_group == 2, issuer):
+                continue
+        cluster.tma.load(
             content,
-            [signed32(c) for c in lane[3 : 3 + count]],
+            place,
             lane[0],
             lane[2],
             rank=warp.cta.rank,
             cta_group=cta_group,
-            multicast=lane[3 + count] & 0xFFFF if use_mask else None,
+            multicast=ctas,
             offsets=None if offsets is None else [offset & 0xFFFF for offset in lane[3 + count + use_mask :]],
             describe=f"by {warp.label}",
         )
-        if warp.cluster.units is not None:
-            warp.cluster.units.learn(lane[1], content)
-            if not use_mask:  # the text of a multicast is about one of its targets
-                warp.cluster.units.learn_text(content, lane[0], lane[2], warp.number, text)
 
 
 def tma_store(
@@ -78,7 +81,8 @@ def tma_store(
     Lanes with equal operands write the same bytes to the same place: one of them (the lowest) does it for all. CuTe
     DSL lets whole warps execute stores, and the hardware's instruction is one per warp as well.
     """
-    warp.cluster.progress += 1
+    cluster = warp.cluster
+    cluster.progress += 1
     done: set[tuple[Any, ...]] = set()
     uniform = all(isinstance(x, int) for x in (descriptor, source, *coords))
     for lane in lane_numbers(mask & -mask if uniform else mask):
@@ -86,22 +90,23 @@ def tma_store(
         if operands not in done:
             done.add(operands)
             address, where, *place = operands
-            thread = (warp.cta.rank, warp.index, lane)
+            first = not warp.storing_lanes >> lane & 1
             warp.stores_in_bulk(lane)
             if warp.agent is not None:
-                warp.cluster.tracker.enter(warp, lane)
+                cluster.tracker.enter(warp, lane)
             content = tensor_descriptor(warp, address)
-            text = warp.cluster.tma.store(
+            place = [signed32(c) for c in place]
+            if cluster.units is not None and (cluster.units.learn(address, content) or first) and not im2col:
+                if cluster.units.store(address, where, place, Issuer(warp.number, lane, warp.executing())):
+                    continue
+            cluster.tma.store(
                 content,
-                [signed32(c) for c in place],
+                place,
                 where,
-                thread=thread,
+                thread=(warp.cta.rank, warp.index, lane),
                 describe=f"by {warp.label}",
                 im2col=im2col,
             )
-            if warp.cluster.units is not None:
-                warp.cluster.units.learn(address, content)
-                warp.cluster.units.learn_text(content, where, -1, warp.number, text)
 
 
 def signed32(value: int) -> int:

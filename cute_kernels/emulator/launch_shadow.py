@@ -53,13 +53,16 @@ class LaunchShadow:
         self._table = np.zeros((0, _REGION_WORDS), np.int64)
 
     def follow(self, flow: Flow) -> None:
-        """The launch executes this kernel."""
+        """The launch executes this kernel. The core is told of all memory: it leaves what it does not know to Python."""
         self.flow = flow
         instructions = flow.kernel.instructions
         self.non_coherent = frozenset(i.index for i in instructions if i.parts[0] == "ld" and "nc" in i.parts)
         self._flags = np.array([i in self.non_coherent for i in range(len(instructions))], np.uint8)
         self.block[_NON_COHERENT] = self._flags.ctypes.data if self.non_coherent else 0
         self.block[_FIRST] = self.first
+        self._tabulate()
+        for index in range(len(self._table)):
+            self.shadow(index)
 
     def shadow(self, index: int) -> tuple[Shadow, int] | None:
         """The shadow of a region of the memory and its first address; None for memory that is only read."""
@@ -89,11 +92,15 @@ class LaunchShadow:
         return region.name, byte, region.end - region.start
 
     def _note(self, index: int, shadow: Shadow, origin: int) -> None:
+        self._tabulate()
+        self._table[index, _TRACKED:] = shadow.address, origin
+
+    def _tabulate(self) -> None:
         regions = self.memory.regions()
         if len(self._table) != len(regions):
-            self._table = np.array([(r.start, r.end, r.writable, 0, 0) for r in regions], np.int64)
+            rows = [(r.start, r.end, r.writable, 0, 0) for r in regions]
+            self._table = np.array(rows, np.int64).reshape(-1, _REGION_WORDS)
             self.block[:2] = self._table.ctypes.data, len(regions)
-        self._table[index, _TRACKED:] = shadow.address, origin
 
     def successor(self) -> LaunchShadow:
         """For a launch that may begin before this one is over: who accessed what becomes "the launch before"."""
@@ -103,6 +110,8 @@ class LaunchShadow:
             for plane in (shadow.coarse, shadow.fine):
                 if plane is not None:
                     for layer in (plane.writes, *plane.readers()):
+                        if not layer.any():  # pages that nobody has touched stay so
+                            continue
                         is_strong = self.epochs.generic[layer >> LANE_BITS] == STRONG
                         layer[:] = np.where(layer == 0, 0, np.where(is_strong, strong, weak))
         for span in self.elsewhere:

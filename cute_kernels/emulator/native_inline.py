@@ -29,6 +29,7 @@ _QUARTER = TENSOR_LANES // 4  # that a warp can access
 #: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
 ISSUER = "(W.cta.rank | W.index << 16)"
 _ZERO = 1  # in a list of words: none, the number 0
+_NONE = (1 << 64) - 1  # no multicast: -1
 
 
 def _inline_first_lane(emitter: BlockEmitter, node: Node) -> bool:
@@ -167,11 +168,14 @@ def _inline_arrive_expect(emitter: BlockEmitter, node: Node) -> bool:
     return _arrive(emitter, node, "arrive_expect", (_ZERO, emitter.word(node.anchor.args[1])))
 
 
-def _tensor_copy(emitter: BlockEmitter, node: Node, name: str, words: list[Value | None], b: bool) -> bool:
+def _tensor_copy(
+    emitter: BlockEmitter, node: Node, name: str, words: list[Value | None], b: bool, multicast: Value | None = None
+) -> bool:
     """The words are those of `CopyArguments`, the coordinates last."""
     places = [_ZERO if value is None else emitter.word(value) for value in words]
     rank = len(places) - 3
     places += [_ZERO] * (_RANKS - rank)
+    places.append(emitter.literal(_NONE) if multicast is None else emitter.word(multicast))
     number = _constant(emitter, "W.number") if emitter.program.detectors else _ZERO
     listed = emitter.program.list([*places, number, 0])
     emitter.fast(node, name, in_rows=True, a=rank, b=int(b), c=listed, imm=node.instruction.index)
@@ -179,11 +183,11 @@ def _tensor_copy(emitter: BlockEmitter, node: Node, name: str, words: list[Value
 
 
 def _inline_tensor_copy_in(emitter: BlockEmitter, node: Node) -> bool:
-    """cp.async.bulk.tensor to one CTA's shared memory, by one lane."""
+    """cp.async.bulk.tensor to shared memory, of one CTA or of several, by one lane."""
     destination, descriptor, coords, barrier, group, multicast, offsets = node.anchor.args
-    if multicast is not None or offsets is not None:
+    if offsets is not None:
         return False
-    return _tensor_copy(emitter, node, "copy_in", [descriptor, destination, barrier, *coords], group == 2)
+    return _tensor_copy(emitter, node, "copy_in", [descriptor, destination, barrier, *coords], group == 2, multicast)
 
 
 def _inline_tensor_copy_out(emitter: BlockEmitter, node: Node) -> bool:

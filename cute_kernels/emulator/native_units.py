@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,14 +26,15 @@ from cute_kernels.emulator.native_memory import MemoryTables
 from cute_kernels.emulator.packed_elements import PACKED
 from cute_kernels.emulator.shared_banks import WAVEFRONT_BYTES
 from cute_kernels.emulator.tensor_map import NBYTES, SWIZZLES, TensorMap, decode
+from cute_kernels.emulator.tma import load_text, store_text
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
 
-Plan, MmaEntry, CommitEntry, TextEntry = (
-    STRUCTURES[name] for name in ("Plan", "MmaEntry", "CommitEntry", "TextEntry")
+Plan, MmaEntry, CommitEntry, CopyName, CopyArguments = (
+    STRUCTURES[name] for name in ("Plan", "MmaEntry", "CommitEntry", "CopyName", "CopyArguments")
 )
-_PLANS, _MMAS, _COMMITS, _TEXTS = (CONSTANTS[name] for name in ("PLANS", "MMAS", "COMMITS", "TEXTS"))
+_PLANS, _MMAS, _COMMITS, _NAMES = (CONSTANTS[name] for name in ("PLANS", "MMAS", "COMMITS", "NAMES"))
 _RANKS, _NO_MAP = CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
 
 #: Functions of the core that bytecode calls.
@@ -41,6 +42,14 @@ _UNITS = (
     "mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store", "tensor_mma", "tensor_commit", "bulk_commit",
     "bulk_wait",
 )  # fmt: skip
+
+
+class Issuer(NamedTuple):
+    """Who issues a copy: number of the warp in its cluster, lane, index of the instruction."""
+
+    warp: int
+    lane: int
+    instruction: int
 
 
 class Units:
@@ -61,8 +70,7 @@ class Units:
         self._mmas = (MmaEntry * _MMAS)()
         self._kept: dict[int, object] = {}
         self._watched = cluster.tracker is not None
-        self._texts = (TextEntry * (_TEXTS if self._watched else 0))()
-        self._numbers: dict[str, int] = {}
+        self._names = (CopyName * (_NAMES if self._watched else 0))()
         self._commits = (CommitEntry * _COMMITS)()
         self._labels: dict[str, int] = {}
         options, header = cluster.options, self._header
@@ -71,7 +79,9 @@ class Units:
         header.unit_flags = flags | (CONSTANTS["WATCHED"] if self._watched else 0)
         header.barriers = cluster.barriers.rows.ctypes.data
         header.plans, header.mma_entries = ctypes.addressof(self._plans), ctypes.addressof(self._mmas)
-        header.texts, header.commit_entries = ctypes.addressof(self._texts), ctypes.addressof(self._commits)
+        header.names, header.commit_entries = ctypes.addressof(self._names), ctypes.addressof(self._commits)
+        if self._watched:
+            header.first_name = cluster.tracker.epochs.name_by(self._copy_name)
         for rank, slots in enumerate(cluster.barriers.slots):
             tables.cta(rank).slots = slots.ctypes.data
             if self._watched:
@@ -79,23 +89,41 @@ class Units:
         for name in _UNITS:
             setattr(header, name, address(name))
 
-    def learn_text(self, descriptor: bytes, shared: int, signal: int, warp: int, text: str) -> None:
-        """With detectors: what copies are called in reports.
+    def _copy_name(self, number: int) -> str:
+        """What reports call the tensor copies of an entry of the core's table."""
+        nbytes, shared, signal, warp = self._names[number].key
+        who = f"by {self._cluster.barriers.labels[warp]}"
+        return store_text(nbytes, shared, who) if signal < 0 else load_text(nbytes, shared, signal, who)
+
+    def finish(self) -> None:
+        """The cluster has exited: what it did is asked for by others alone."""
+        if self._watched:
+            self._cluster.tracker.epochs.settle_names(self._header.first_name)
+
+    def load(
+        self, addresses: tuple[int, int, int], coords: Sequence[int], multicast: int | None, pair: bool, who: Issuer
+    ) -> bool:
+        """The core executes a tensor copy to shared memory that Python was called for. False: it cannot.
 
         Args:
-            descriptor: of the tensor map.
-            shared: address in shared memory.
-            signal: address of the mbarrier of a load; -1: a store.
-            warp: number of the issuing warp.
-            text: for reports.
+            addresses: of the tensor map, in shared memory, and of the mbarrier.
+            coords: element coordinates, innermost first.
+            multicast: mask of CTAs, or None.
+            pair: .cta_group::2.
+            who: issues it.
         """
-        if not self._watched:
-            return
-        if text not in self._numbers:
-            self._numbers[text] = self._cluster.tracker.epochs.text(text)
-        key = decode(descriptor).box_bytes, shared, signal, warp
-        entry = self._texts[slot(key, _TEXTS)]
-        entry.key[:], entry.text = key, self._numbers[text]
+        arguments = self._arguments(addresses, coords, -1 if multicast is None else multicast, who)
+        return bool(library().tensor_load(self._tables.address, arguments, len(coords), pair))
+
+    def store(self, tensor_map: int, shared: int, coords: Sequence[int], who: Issuer) -> bool:
+        """Likewise to global memory; the lane has bulk groups."""
+        arguments = self._arguments((tensor_map, shared, 0), coords, -1, who)
+        return bool(library().tensor_store(self._tables.address, arguments, len(coords)))
+
+    @staticmethod
+    def _arguments(addresses: tuple[int, int, int], coords: Sequence[int], multicast: int, who: Issuer) -> Any:
+        places = (*coords, *[0] * (_RANKS - len(coords)))
+        return ctypes.byref(CopyArguments(*addresses, places, multicast, *who))
 
     def learn_mma(
         self, key: Sequence[int], job: int | None, watch: int = 0, owner: Any = None
@@ -151,7 +179,7 @@ class Units:
         cluster.wgmma.instructions += header.wgmmas
         header.completions = header.loaded = header.stored = header.mmas = header.wgmmas = 0
 
-    def learn(self, address: int, descriptor: bytes) -> None:
+    def learn(self, address: int, descriptor: bytes) -> bool:
         """The core executes copies through a tensor map from now on, if it is one of the frequent kind.
 
         That is: tiled, elements side by side, rows that fill their span of the swizzle, all of the tensor in one
@@ -160,9 +188,12 @@ class Units:
         Args:
             address: generic address of the tensor map, in parameters or in global memory.
             descriptor: its 128 bytes, of which `decode` makes a tensor map.
+
+        Returns:
+            Whether it did not know the map until now.
         """
         if self._seen.get(address) == descriptor:
-            return
+            return False
         self._seen[address] = descriptor
         tensor_map = decode(descriptor)
         host = self._host_address(address)
@@ -173,13 +204,13 @@ class Units:
             or tensor_map.shared_pitch != tensor_map.row_bytes
             or tensor_map.dtype in PACKED
         ):
-            return
+            return False
         gmem, start = self._cluster.gmem, tensor_map.address
         nbytes = tensor_map.bytes_of(tensor_map.extents[0])
         nbytes += sum((extent - 1) * step for extent, step in zip(tensor_map.extents[1:], tensor_map.strides))
         inside = [region for region in gmem.regions() if region.start <= start and start + nbytes <= region.end]
         if not inside:
-            return
+            return False
         known = next((plan for plan in self._plans if plan.key == address), None)
         plan = known or self._plans[self._next]
         if known is None:
@@ -198,6 +229,7 @@ class Units:
         plan.extents[:] = (*tensor_map.extents, *[1] * missing)
         outer = [(n, step) for n, step in zip(tensor_map.tile[1:], tensor_map.strides) if n > 1] or [(1, 0)]
         plan.rows, plan.pitch = outer[0] if len(outer) == 1 else (0, 0)
+        return True
 
     def _host_address(self, address: int) -> int | None:
         """Where the bytes of a tensor map are; None in shared memory."""

@@ -62,6 +62,9 @@ class RaceChecks:
         self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
         self.shared = [Shadow(size) for size in sizes]
         self.tensor = TensorRaces(self)
+        if native is not False:  # the core records reads where there is a layer for them
+            for plane in (*(shadow.coarse for shadow in self.shared), *self.tensor.planes):
+                plane.add_layer()
         self.points: dict[int, SyncPoint] = {}
         self.locations: dict[tuple[str, int], SyncPoint] = {}
         self.foreign: dict[int, np.ndarray] = {}

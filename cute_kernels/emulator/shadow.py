@@ -8,8 +8,10 @@ each other.
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
 
-GRANULE, LANE_BITS = CONSTANTS["GRANULE"], CONSTANTS["LANE_BITS"]
+GRANULE, LANE_BITS, _NAMES = CONSTANTS["GRANULE"], CONSTANTS["LANE_BITS"], CONSTANTS["NAMES"]
 GENERIC, STRONG = CONSTANTS["GENERIC"], CONSTANTS["STRONG"]  # kinds of accesses, see `Epochs.generic`
 _LANE_MASK = (1 << LANE_BITS) - 1
 
@@ -72,6 +74,7 @@ class Epochs:
         self.places = np.full(1024, -1, np.int32)
         self._texts = np.zeros(1024, np.int32)  # index in _labels: who and what, for reports
         self._labels: list[str] = [""]
+        self._namers: dict[int, Callable[[int], str]] = {}  # of negative texts, by the block of them
         self.block = np.zeros(word_count("Epochs"), np.int64)
         self.address = self.block.ctypes.data
         self._words = memoryview(self.block).cast("B").cast("q")
@@ -90,6 +93,30 @@ class Epochs:
         """Keeps labels of epochs that will be made; returns the number of the first."""
         self._labels += labels
         return len(self._labels) - len(labels)
+
+    def name_by(self, words: Callable[[int], str]) -> int:
+        """The core names epochs by numbers, which are put into words when somebody asks.
+
+        Args:
+            words: what the n-th name says, n from 0 to `NAMES` - 1.
+
+        Returns:
+            The text number of the first name; that of the n-th is n less.
+        """
+        block = next(n for n in itertools.count() if n not in self._namers)
+        self._namers[block] = words
+        return -1 - block * _NAMES
+
+    def settle_names(self, first: int) -> None:
+        """Epochs that were named by the numbers from ``first`` down get labels; the names are not needed any more."""
+        texts = self._texts[: len(self)]
+        for number in np.unique(texts[(texts <= first) & (texts > first - _NAMES)]).tolist():
+            texts[texts == number] = self.text(self._named(number))
+        del self._namers[(-1 - first) // _NAMES]
+
+    def _named(self, number: int) -> str:
+        block, name = divmod(-1 - number, _NAMES)
+        return self._namers[block](name)
 
     def new(self, column: int, clock: int, label: str | int, generic: int = 0, place: int = -1) -> int:
         """The identity (of lane 0) of a new epoch; ``label`` is a text or the number of one that is kept."""
@@ -111,7 +138,8 @@ class Epochs:
             self._locate()
 
     def label(self, identity: int) -> str:
-        return self._labels[self._texts[identity >> LANE_BITS]]
+        number = int(self._texts[identity >> LANE_BITS])
+        return self._labels[number] if number >= 0 else self._named(number)
 
     def place(self, identity: int) -> int:
         """Index of the instruction of the epoch's first access; -1: not known."""

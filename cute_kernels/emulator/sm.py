@@ -414,6 +414,8 @@ class Cluster:
                 self.report(error.at(self._instructions[place] if place >= 0 else None, warp))
         if self.tracker is not None:
             self.tracker.check_exits()
+        if self.units is not None:
+            self.units.finish()
         if self.options.looks_for("exits"):
             self.barriers.check_finished(self.options.strict, self.report)
 

@@ -153,7 +153,7 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: 
             point=barrier.address, phase=1, completes=1, shadow=tracker.shared[0].address, offset=128, nbytes=64,
             start=source.ctypes.data, count=1, row=64,
         )  # fmt: skip
-        done = library().watch_load(t, ctypes.addressof(copy))
+        done = library().watch_load(t, ctypes.addressof(copy), 1)
     assert done == ordered
     if not ordered:
         assert state(tracker) == before

@@ -50,27 +50,38 @@ static void record(Access *access, int64_t identity, int64_t column) {
   access_record(access);
 }
 
-// `RaceTracker.copy`, its accesses, and `complete_copy`.
-int32_t watch_load(Tables *t, const WatchedCopy *copy) {
+// `RaceTracker.copy`, the accesses of each copy, and `complete_copy`. What is known when the first one is issued is what
+// is checked: the others know more.
+int32_t watch_load(Tables *t, const WatchedCopy *copies, int64_t count) {
   if (!log_flush(t)) return 0;
   const Context *context = t->context;
   Agent *agent = context->agent;
-  Point *point = copy->point;
-  Access source, target = shared_access(context, copy, 1);
-  if (!global_access(context, copy, 0, &source) || !is_initialised(agent, point)) return 0;
-  if (!has_room(context->epochs, 1)) return 0;
-  agent_order(agent, (uint32_t)1 << copy->lane);  // what is known to be over when the copy is
-  if (copy->completes && point_overtaken(point, copy->phase, agent->scratch) >= 0) return 0;
-  source.read_column = point->column;
-  if (!access_check(&target) || (source.shadow && !access_check(&source))) return 0;
-  int64_t phase = point->completed + 1;
-  int64_t identity = new_epoch(context->epochs, point->column, phase, copy->text, 0, copy->instruction);
-  record(&target, identity, point->column);
-  if (source.shadow) record(&source, identity, point->column);
-  clocks_join(point->gathered, agent->scratch, agent->width);
-  agent_advance(agent);
-  point_copied(point, copy->pair, identity);
-  if (copy->completes) point_complete(point, copy->phase);
+  Access source, targets[MOST_TARGETS];
+  uint32_t lane = (uint32_t)1 << copies->lane;
+  if (!global_access(context, copies, 0, &source) || !has_room(context->epochs, count)) return 0;
+  agent_order(agent, lane);  // what is known to be over when the copy is
+  for (int64_t i = 0; i < count; i++) {
+    const WatchedCopy *copy = &copies[i];
+    targets[i] = shared_access(context, copy, 1);
+    if (!is_initialised(agent, copy->point)) return 0;
+    if (copy->completes && point_overtaken(copy->point, copy->phase, agent->scratch) >= 0) return 0;
+    if (!access_check(&targets[i])) return 0;
+  }
+  source.read_column = copies->point->column;
+  if (source.shadow && !access_check(&source)) return 0;
+  for (int64_t i = 0; i < count; i++) {
+    const WatchedCopy *copy = &copies[i];
+    Point *point = copy->point;
+    int64_t phase = point->completed + 1;
+    int64_t identity = new_epoch(context->epochs, point->column, phase, copy->text, 0, copy->instruction);
+    record(&targets[i], identity, point->column);
+    if (source.shadow && !i) record(&source, identity, point->column);
+    if (i) agent_order(agent, lane);
+    clocks_join(point->gathered, agent->scratch, agent->width);
+    agent_advance(agent);
+    point_copied(point, copy->pair, identity);
+    if (copy->completes) point_complete(point, copy->phase);
+  }
   return 1;
 }
 

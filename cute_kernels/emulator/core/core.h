@@ -34,7 +34,7 @@ EXPORT int32_t wgmma_wait(Tables *t, int64_t who, int64_t newest);
 // 1: the MMA was executed; 0: Python has to do it.
 EXPORT int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction);
 // Tensor copies of `rank` dimensions; 1: done, 0: Python has to do it. `pair`: the mbarrier of a load, on which its bytes
-// are counted, may be in the other CTA of the pair.
+// are counted, may be in the other CTA of the pair; of a multicast, it is that of the given one's parity in each pair.
 EXPORT int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
 EXPORT int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank);
 // `multicast`: the mask of CTAs, or -1. 1: the commit has arrived; 0: Python has to do it.
@@ -129,8 +129,8 @@ EXPORT int64_t access_pipelined(
 // How many loads and stores of warps this thread decided for all lanes at once.
 EXPORT int64_t accesses_together(void);
 
-// A copy that is complete when it is issued.
-EXPORT int32_t watch_load(Tables *t, const WatchedCopy *copy);
+// A copy that is complete when it is issued; a load to each of several CTAs, one after the other, reads its box once.
+EXPORT int32_t watch_load(Tables *t, const WatchedCopy *copies, int64_t count);
 EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
 EXPORT int32_t watch_mma(Tables *t, Watched *watched, int32_t instruction);
 // A wait for a phase of an mbarrier succeeded.

@@ -32,7 +32,7 @@ typedef struct Barrier {
 } Barrier;
 
 // Shared memory of a CTA. A shared address is the CTA's rank << RANK_SHIFT and an offset.
-enum { RANK_SHIFT = 24, OFFSET_MASK = 16777215 };
+enum { RANK_SHIFT = 24, OFFSET_MASK = 16777215, MOST_TARGETS = 16 };  // targets: CTAs of a multicast
 typedef struct Cta {
   uint8_t *data;
   uint8_t *states;  // of every byte: uninitialised, data, of an mbarrier
@@ -70,6 +70,7 @@ typedef struct Plan {
 typedef struct CopyArguments {
   int64_t map, shared, barrier;
   int64_t coordinates[RANKS];
+  int64_t multicast;  // a load: the mask of CTAs that get the box, or -1
   int64_t warp, lane, instruction;  // who issues it; with detectors only
 } CopyArguments;
 
@@ -176,12 +177,10 @@ typedef struct CommitEntry {
   Stream *stream;  // with detectors, of the issuing thread
 } CommitEntry;
 
-// Names of copies for the race detector that are kept, likewise. The key: bytes, shared address, mbarrier or -1, warp.
-enum { TEXTS = 1024, TEXT_KEY = 4 };
-typedef struct TextEntry {
-  int64_t key[TEXT_KEY];
-  int64_t text;
-} TextEntry;
+// Names of tensor copies for the race detector: the n-th entry is text number `first_name` - n, which Python words when it
+// is asked. It is found from `key_slot` of its key on, and stays. The key: bytes, shared address, mbarrier or -1, warp.
+enum { NAMES = 2048, MOST_NAMES = 1536, NAME_KEY = 4 };
+typedef struct CopyName { int64_t key[NAME_KEY]; } CopyName;
 
 // What an instruction asked of the units, by its index; counters.py has the meanings. `width`: bytes per lane.
 enum { METER_SHARED, METER_GLOBAL, METER_UNIT, METERS };  // its accesses to memories, and all else
@@ -222,7 +221,8 @@ typedef struct Tables {
   int32_t (*bulk_wait)(Tables *t, uint32_t mask, int64_t newest, int32_t read);
   int64_t log_done;  // entries of the log that the race detector has seen
   Context *context;  // with detectors, the warp that runs
-  TextEntry *texts;
+  CopyName *names;
+  int64_t name_count, first_name;
   CommitEntry *commit_entries;
   Meter *meter;  // [instructions][METERS] of the role of the warp that runs, or null: nothing is counted
   int64_t meter_rank;  // the CTA of that warp
@@ -417,7 +417,6 @@ struct Watched {
 };
 
 // What a tcgen05.commit is about to do: its mbarriers, their phases, and whether these complete.
-enum { MOST_TARGETS = 16 };
 typedef struct CommitTarget {
   Point *point;
   int64_t phase, completes;
@@ -428,7 +427,7 @@ typedef struct Commit {
   CommitTarget targets[MOST_TARGETS];
 } Commit;
 
-// What a tensor copy is about to do.
+// What a tensor copy is about to do, in one CTA.
 typedef struct WatchedCopy {
   int64_t lane, instruction, text;
   Point *point;  // a load: its mbarrier, whether it is to the other CTA of the pair, phase, whether that completes

@@ -13,13 +13,20 @@ enum {
   DATA = 1, OF_BARRIER = 2  // states of a byte of shared memory
 };
 
-// A copy that is legal, as far as its mbarrier and the race detector have nothing against it.
+// A copy that is legal, as far as its CTAs, mbarriers and the race detector have nothing against it.
 typedef struct Box {
   const Plan *plan;
-  Cta *cta;
   int64_t offset;  // in shared memory
   uint8_t *start;  // in global memory
 } Box;
+
+// A load as one CTA sees it.
+typedef struct Target {
+  Cta *cta;
+  Barrier *barrier;
+  int64_t shared, signal;  // addresses of the box and of the mbarrier
+  int64_t tx;              // bytes that the mbarrier waits for afterwards
+} Target;
 
 static const Plan *plan_of(const Tables *t, int64_t map) {
   for (int i = 0; i < PLANS; i++) {
@@ -42,10 +49,14 @@ static int box_of(Tables *t, const CopyArguments *copy, int32_t rank, int store,
     start += at * (i ? plan->strides[i] : plan->element);
   }
   if ((int32_t)copy->coordinates[0] * plan->element % CHUNK || copy->shared % SHARED_ALIGNMENT) return 0;
-  int64_t cta = copy->shared >> RANK_SHIFT, offset = copy->shared & OFFSET_MASK;
-  if (cta < 0 || cta >= t->ranks || offset + plan->box_bytes > t->ctas[cta].size) return 0;
-  *box = (Box){plan, &t->ctas[cta], offset, (uint8_t *)(intptr_t)start};
+  *box = (Box){plan, copy->shared & OFFSET_MASK, (uint8_t *)(intptr_t)start};
   return 1;
+}
+
+// The CTA that has a box; null: there is none, or it is too small.
+static Cta *cta_of(Tables *t, const Box *box, int64_t rank) {
+  if (rank < 0 || rank >= t->ranks || box->offset + box->plan->box_bytes > t->ctas[rank].size) return NULL;
+  return &t->ctas[rank];
 }
 
 static inline void move_chunk(uint8_t *shared, uint8_t *global, int store) {
@@ -60,10 +71,10 @@ static inline void move_row(uint8_t *shared, uint8_t *global, int64_t turn, int6
     for (int64_t c = 0; c < nbytes; c += CHUNK) move_chunk(shared + (c ^ turn), global + c, store);
 }
 
-// A tensor copy: sectors of global memory row by row.
-static void meter_copy(const Tables *t, const CopyArguments *copy, const Box *box) {
+// A tensor copy to or from so many CTAs: sectors of global memory row by row.
+static void meter_copy(const Tables *t, const CopyArguments *copy, const Box *box, int64_t ctas) {
   const int64_t *n = box->plan->tile, *step = box->plan->strides, row = box->plan->row_bytes;
-  int64_t sectors = 0;
+  int64_t sectors = 0, nbytes = box->plan->box_bytes * ctas;
   for (int64_t i4 = 0; i4 < n[4]; i4++)
     for (int64_t i3 = 0; i3 < n[3]; i3++)
       for (int64_t i2 = 0; i2 < n[2]; i2++)
@@ -73,13 +84,13 @@ static void meter_copy(const Tables *t, const CopyArguments *copy, const Box *bo
         }
   Meter *meter = meter_of(t, copy->instruction, METER_UNIT);
   meter->requests++;
-  meter->bytes += box->plan->box_bytes;
-  meter->wavefronts += (box->plan->box_bytes + WAVEFRONT - 1) / WAVEFRONT;
+  meter->bytes += nbytes;
+  meter->wavefronts += (nbytes + WAVEFRONT - 1) / WAVEFRONT;
   meter->sectors += sectors;
 }
 
 // The rows of a box lie one after the other in shared memory.
-static inline void move(const Box *box, int store) {
+static inline void move(const Box *box, uint8_t *shared, int store) {
   const Plan *plan = box->plan;
   const int64_t *n = plan->tile, *step = plan->strides;
   int64_t at = box->offset, row = plan->row_bytes;
@@ -91,7 +102,7 @@ static inline void move(const Box *box, int store) {
       for (int64_t i2 = 0; i2 < n[2]; i2++, g2 += step[2]) {
         uint8_t *g1 = g2;
         for (int64_t i1 = 0; i1 < n[1]; i1++, g1 += step[1], at += row)
-          move_row(box->cta->data + at, g1, at >> plan->shift & plan->mask, row, store);
+          move_row(shared + at, g1, at >> plan->shift & plan->mask, row, store);
       }
     }
   }
@@ -109,62 +120,111 @@ static int no_barrier(const uint8_t *states, int64_t count) {
   return !found;
 }
 
-// The copy as the race detector is told of it: one whose rows have one pitch, and a name. `signal`: of a load the
-// address of its mbarrier, else -1. 0: Python has to do the copy.
+// The text of a copy; 0: there are too many. Names in the table never move.
+static int64_t name_of(Tables *t, const int64_t key[NAME_KEY]) {
+  int64_t slot = key_slot(key, NAME_KEY, NAMES);
+  for (; t->names[slot].key[0]; slot = (slot + 1) % NAMES)
+    if (!memcmp(t->names[slot].key, key, sizeof t->names[slot].key)) return t->first_name - slot;
+  if (t->name_count == MOST_NAMES) return 0;
+  t->name_count++;
+  memcpy(t->names[slot].key, key, sizeof t->names[slot].key);
+  return t->first_name - slot;
+}
+
+// The copy as the race detector is told of it: one whose rows have one pitch. `signal`: of a load the address of its
+// mbarrier, else -1. 0: Python has to do the copy.
 static int described(
-    const Tables *t, const CopyArguments *copy, const Box *box, int64_t signal, WatchedCopy *watched) {
+    Tables *t, const CopyArguments *copy, const Box *box, int64_t shared, int64_t signal, WatchedCopy *watched) {
   const Plan *plan = box->plan;
-  const int64_t key[TEXT_KEY] = {plan->box_bytes, copy->shared, signal, copy->warp};
-  const TextEntry *entry = &t->texts[key_slot(key, TEXT_KEY, TEXTS)];
-  if (!plan->rows || memcmp(entry->key, key, sizeof key)) return 0;
+  const int64_t key[NAME_KEY] = {plan->box_bytes, shared, signal, copy->warp};
+  int64_t text = plan->rows ? name_of(t, key) : 0;
   *watched = (WatchedCopy){
-      .lane = copy->lane, .instruction = copy->instruction, .text = entry->text, .shadow = box->cta->shadow,
+      .lane = copy->lane, .instruction = copy->instruction, .text = text, .shadow = t->ctas[shared >> RANK_SHIFT].shadow,
       .offset = box->offset, .nbytes = plan->box_bytes, .start = (int64_t)(intptr_t)box->start,
       .pitch = plan->pitch, .count = plan->rows, .row = plan->row_bytes,
   };
-  return 1;
+  return text != 0;
+}
+
+// What a load does in the next CTA, `number` of them before it. 0: Python has to do the copy.
+static int add_target(Tables *t, const Box *box, Target *targets, int64_t number, int64_t cta, int64_t signal) {
+  Target *target = &targets[number];
+  *target = (Target){.cta = cta_of(t, box, cta), .barrier = barrier_at(t, signal), .signal = signal};
+  if (!target->cta || !target->barrier) return 0;
+  target->shared = cta << RANK_SHIFT | box->offset;
+  int64_t tx = target->barrier->tx;
+  for (int64_t i = 0; i < number; i++) {
+    if (targets[i].barrier != target->barrier) continue;
+    tx = targets[i].tx;
+    if (!tx && !target->barrier->pending) return 0;  // that one completes the phase, and this one counts for the next
+  }
+  target->tx = tx - box->plan->box_bytes;
+  if (target->tx < -MAX_COUNT || (target->tx < 0 && !target->barrier->pending)) return 0;
+  return !(t->flags & STATES) || no_barrier(target->cta->states + box->offset, box->plan->box_bytes);
+}
+
+// The CTAs that a load goes to, in order of their ranks; how many, 0: Python has to do the copy.
+static int64_t targets_of(Tables *t, const CopyArguments *copy, const Box *box, int32_t pair, Target targets[MOST_TARGETS]) {
+  int64_t cta = copy->shared >> RANK_SHIFT, barrier = copy->barrier >> RANK_SHIFT, count = 0;
+  if (copy->multicast < 0) {
+    if ((barrier ^ cta) > pair) return 0;
+    return add_target(t, box, targets, 0, cta, copy->barrier);
+  }
+  uint64_t mask = copy->multicast & 0xFFFF;
+  if (mask >> t->ranks || cta < 0 || cta >= t->ranks || barrier < 0 || barrier >= t->ranks) return 0;
+  for (; mask; mask &= mask - 1) {
+    int64_t to = __builtin_ctzll(mask), signal = pair ? (to & ~(int64_t)1) | (barrier & 1) : to;
+    if (!add_target(t, box, targets, count, to, signal << RANK_SHIFT | (copy->barrier & OFFSET_MASK))) return 0;
+    count++;
+  }
+  return count;
+}
+
+static int watch_targets(Tables *t, const CopyArguments *copy, const Box *box, const Target *targets, int64_t count) {
+  WatchedCopy watched[MOST_TARGETS];
+  for (int64_t i = 0; i < count; i++) {
+    const Target *target = &targets[i];
+    const Barrier *barrier = target->barrier;
+    if (!barrier->point || !described(t, copy, box, target->shared, target->signal, &watched[i])) return 0;
+    watched[i].point = barrier->point;
+    watched[i].pair = target->shared >> RANK_SHIFT ^ target->signal >> RANK_SHIFT;
+    watched[i].phase = barrier->phase;
+    watched[i].completes = !barrier->pending && !target->tx;
+  }
+  return watch_load(t, watched, count);
 }
 
 int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair) {
   Box box;
-  Barrier *barrier;
-  if (!box_of(t, copy, rank, 0, &box) || !(barrier = barrier_at(t, copy->barrier))) return 0;
-  int64_t nbytes = box.plan->box_bytes, apart = copy->barrier >> RANK_SHIFT ^ copy->shared >> RANK_SHIFT;
-  int64_t tx = barrier->tx - nbytes;
-  if (apart > pair || tx < -MAX_COUNT || (tx < 0 && !barrier->pending)) return 0;
-  uint8_t *states = box.cta->states + box.offset;
-  if (t->flags & STATES && !no_barrier(states, nbytes)) return 0;
-  if (t->unit_flags & WATCHED) {
-    WatchedCopy watched;
-    if (!barrier->point) return 0;
-    if (!described(t, copy, &box, copy->barrier, &watched)) return 0;
-    watched.point = barrier->point;
-    watched.pair = apart;
-    watched.phase = barrier->phase;
-    watched.completes = !barrier->pending && !tx;
-    if (!watch_load(t, &watched)) return 0;
+  Target targets[MOST_TARGETS];
+  if (!box_of(t, copy, rank, 0, &box)) return 0;
+  int64_t count = targets_of(t, copy, &box, pair, targets), nbytes = box.plan->box_bytes;
+  if (!count || (t->unit_flags & WATCHED && !watch_targets(t, copy, &box, targets, count))) return 0;
+  if (t->meter) meter_copy(t, copy, &box, count);
+  for (int64_t i = 0; i < count; i++) {
+    const Target *target = &targets[i];
+    if (t->flags & STATES) memset(target->cta->states + box.offset, DATA, (size_t)nbytes);
+    move(&box, target->cta->data, 0);
+    target->barrier->tx = target->tx;
+    barrier_settle(t, target->barrier);
   }
-  if (t->flags & STATES) memset(states, DATA, (size_t)nbytes);
-  if (t->meter) meter_copy(t, copy, &box);
-  move(&box, 0);
-  barrier->tx = tx;
-  barrier_settle(t, barrier);
   t->progress++;
-  t->loaded += nbytes;
+  t->loaded += nbytes * count;
   return 1;
 }
 
 int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank) {
   Box box;
   if (!box_of(t, copy, rank, 1, &box)) return 0;
-  if (t->flags & STATES && !all_data(box.cta->states + box.offset, box.plan->box_bytes)) return 0;
+  const Cta *cta = cta_of(t, &box, copy->shared >> RANK_SHIFT);
+  if (!cta || (t->flags & STATES && !all_data(cta->states + box.offset, box.plan->box_bytes))) return 0;
   if (t->unit_flags & WATCHED) {
     WatchedCopy watched;
-    if (box.cta->shadow != t->context->shadow) return 0;  // from another CTA's shared memory: rare, and for Python
-    if (!described(t, copy, &box, -1, &watched) || !watch_store(t, &watched)) return 0;
+    if (cta->shadow != t->context->shadow) return 0;  // from another CTA's shared memory: rare, and for Python
+    if (!described(t, copy, &box, copy->shared, -1, &watched) || !watch_store(t, &watched)) return 0;
   }
-  if (t->meter) meter_copy(t, copy, &box);
-  move(&box, 1);
+  if (t->meter) meter_copy(t, copy, &box, 1);
+  move(&box, cta->data, 1);
   t->progress++;
   t->stored += box.plan->box_bytes;
   return 1;
