@@ -26,6 +26,12 @@ def parameter_offset(address: int) -> int:
     return address - PARAM_WINDOW if address >= LOCAL_WINDOW else address
 
 
+def read_clock(warp: Any, mask: int) -> int:
+    """Clocks: monotonic, but not a measure of time."""
+    warp.cluster.clock += CONSTANTS["CLOCK_STEP"]
+    return warp.cluster.clock
+
+
 @family("mov")
 def _mov(block: BlockBuilder, instruction: Instruction) -> None:
     """mov: registers, literals, addresses, special registers, packing and unpacking."""

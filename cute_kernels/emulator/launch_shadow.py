@@ -53,7 +53,7 @@ class LaunchShadow:
         self._table = np.zeros((0, _REGION_WORDS), np.int64)
 
     def follow(self, flow: Flow) -> None:
-        """The launch executes this kernel. The core is told of all memory: it leaves what it does not know to Python."""
+        """The launch executes this kernel. The core is told of all memory: what it does not know is Python's."""
         self.flow = flow
         instructions = flow.kernel.instructions
         self.non_coherent = frozenset(i.index for i in instructions if i.parts[0] == "ld" and "nc" in i.parts)

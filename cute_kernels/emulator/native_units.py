@@ -74,6 +74,7 @@ class Units:
         self._commits = (CommitEntry * _COMMITS)()
         self._labels: dict[str, int] = {}
         options, header = cluster.options, self._header
+        header.clock = cluster.clock  # before this is what it asks
         flags = 0 if options.spurious_try_wait_failures else CONSTANTS["WAITS"]
         flags |= CONSTANTS["EAGER"] if options.completion == "eager" else 0
         header.unit_flags = flags | (CONSTANTS["WATCHED"] if self._watched else 0)
@@ -88,6 +89,15 @@ class Units:
                 tables.cta(rank).shadow = cluster.tracker.shared[rank].address
         for name in _UNITS:
             setattr(header, name, address(name))
+
+    @property
+    def clock(self) -> int:
+        """`Cluster.clock`, which bytecode reads too."""
+        return self._header.clock
+
+    @clock.setter
+    def clock(self, clock: int) -> None:
+        self._header.clock = clock
 
     def _copy_name(self, number: int) -> str:
         """What reports call the tensor copies of an entry of the core's table."""

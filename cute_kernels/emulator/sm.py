@@ -254,7 +254,6 @@ class Cluster:
         index: linear cluster index; ``coordinates``: %clusterid.
         progress: counts effects, so that polling warps know whether looking again is worth it.
         polls: counts strong loads, and atomics that change nothing.
-        clock: what %clock and its kin read last.
         running: warps that have not exited.
         executing: the warp that is running now, None in between.
         meter: counts the work of the units, or None (`Options.counters`).
@@ -282,7 +281,7 @@ class Cluster:
         self.excused: set[Warp] = set()
         self.triggered: set[int] = set()
         self._instructions = launch.instructions
-        self.progress = self.polls = self.clock = 0
+        self.progress = self.polls = self._clock = 0
         self.async_stores = 0
         self.dynamic_smem = smem - launch.static_smem
         self.running: dict[Warp, None] = {}
@@ -340,6 +339,18 @@ class Cluster:
                     warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
                     warp.agent.warp = warp
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
+
+    @property
+    def clock(self) -> int:
+        """What %clock and its kin read last."""
+        return self._clock if self.units is None else self.units.clock
+
+    @clock.setter
+    def clock(self, clock: int) -> None:
+        if self.units is None:
+            self._clock = clock
+        else:
+            self.units.clock = clock
 
     @property
     def warps(self) -> list[Warp]:

@@ -1,9 +1,9 @@
 """Boxes of tensors in global memory: which bytes a tensor copy reads or writes there, and its moves.
 
-Behaviour that the PTX ISA leaves open follows an H200 (tests/emulator/data): TF32 tensors are rounded on the way to shared
-memory, F32_FTZ tensors are not flushed, the NaN fill is 0x7FF7 in every 16 bits, a store clips its rows at whole 16-byte
-chunks (so that an extent that is no multiple of 16 bytes does not protect what follows it), and a store with a negative
-coordinate or any copy whose first coordinate is not a multiple of 16 bytes is a fault.
+Behaviour that the PTX ISA leaves open follows an H200 (tests/emulator/data): TF32 tensors are rounded on the way to
+shared memory, F32_FTZ tensors are not flushed, the NaN fill is 0x7FF7 in every 16 bits, a store clips its rows at
+whole 16-byte chunks (so that an extent that is no multiple of 16 bytes does not protect what follows it), and a store
+with a negative coordinate or any copy whose first coordinate is not a multiple of 16 bytes is a fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensor memory accelerator: tile copies between global and shared memory, and their completion.
 
-As on an H200 (tests/emulator/data), the box rows of a swizzled copy lie one swizzle span apart even when they are shorter.
-`tensor_boxes` has what a copy does in global memory.
+As on an H200 (tests/emulator/data), the box rows of a swizzled copy lie one swizzle span apart even when they are
+shorter. `tensor_boxes` has what a copy does in global memory.
 """
 
 from __future__ import annotations

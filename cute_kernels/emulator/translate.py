@@ -43,7 +43,7 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module, Special, Symbol, parse
 from cute_kernels.emulator.flow import Block, Flow, analyse, uniform_function_of_tid
 from cute_kernels.emulator.instructions_memory import LocalMemory
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of
+from cute_kernels.emulator.instructions_move import PARAM_WINDOW, block_lanes, mask_of, masks_of, read_clock
 from cute_kernels.emulator.instructions_registry import CONTROL, find_family, written
 from cute_kernels.emulator.operand_table import check_operands
 from cute_kernels.emulator.register_hazards import check_registers
@@ -225,12 +225,6 @@ _LANE_ARRAYS = {
 }
 
 
-def _clock(warp: Any, mask: int) -> int:
-    """Clocks: monotonic, but not a measure of time."""
-    warp.cluster.clock += 16
-    return warp.cluster.clock
-
-
 class Context:
     """Facts of a kernel that lowering functions ask for: addresses of symbols, special registers."""
 
@@ -278,7 +272,7 @@ class Context:
             return block.resize(LiveIn(self.space.bind(_LANE_ARRAYS[name], name[1:]), 32, uniform=False), bits)
         if name in ("%clock", "%clock64", "%globaltimer", "%globaltimer_lo"):
             width = 32 if name in ("%clock", "%globaltimer_lo") else 64
-            return block.resize(block.call(_clock, results=[(f"u{width}", True)])[0], bits)
+            return block.resize(block.call(read_clock, results=[(f"u{width}", True)])[0], bits)
         raise block.instruction.refuse(f"special register {name} is not implemented")
 
     def _tid(self, block: BlockBuilder, axis: str, bits: int) -> Value:

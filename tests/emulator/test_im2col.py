@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import GlobalMemory, Im2colMap, TensorMap, host
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.tensor_map import SWIZZLES, decode, encode
 from cute_kernels.emulator.tensor_boxes import load_tile
+from cute_kernels.emulator.tensor_map import SWIZZLES, decode, encode
 from tests.emulator import host_kernels as kernels
 from tests.emulator.ptx import aligned, launch, module
 

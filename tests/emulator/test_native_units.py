@@ -462,7 +462,7 @@ def test_kernel_of_copies(completion: str, spurious: bool, monkeypatch: pytest.M
             COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=options
         )
         python_loads = next(calls) - started - 1
-        assert python_loads == (1 if native and completion == "eager" else 7), "the last, of which a part is out of bounds"
+        assert python_loads == (1 if native and completion == "eager" else 7), "the last, partly out of bounds"
         assert out.tobytes() == source.tobytes()
         results.append((report.by_opcode, report.by_role, report.tma_bytes_loaded, report.tma_bytes_stored))
     assert results[0] == results[1]

@@ -26,8 +26,8 @@ from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.happens_before import FULL
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory, shared_address
-from cute_kernels.emulator.tensor_map import SWIZZLES, TensorMap, decode, encode
 from cute_kernels.emulator.tensor_boxes import load_tile
+from cute_kernels.emulator.tensor_map import SWIZZLES, TensorMap, decode, encode
 from cute_kernels.emulator.tma import TmaUnit
 from tests.emulator.crew import Crew
 

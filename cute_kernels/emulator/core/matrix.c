@@ -49,7 +49,7 @@ static inline uint32_t float_bits(double value) {
   return value != value ? 0x7FFFFFFF : bits;
 }
 
-// Where FP32 does not hold a sum, or the accumulator is NaN: in double, rounded to odd and then to FP32 (`to_odd`).
+// Where FP32 does not hold a sum: in double, rounded to odd and then to FP32 (`to_odd`).
 static __attribute__((noinline)) void add_large(uint32_t *cells, Ints sums, int accumulate) {
   HalfInts halves[2];
   memcpy(halves, &sums, sizeof halves);
@@ -63,6 +63,15 @@ static __attribute__((noinline)) void add_large(uint32_t *cells, Ints sums, int 
     bits += (1 + 2 * away) & inexact;
     HalfBits nan = (HalfBits)__builtin_convertvector(total != total, HalfInts);
     *to = ((HalfBits)floats_of((Doubles)bits) & ~nan) | (nan & INT32_MAX);
+  }
+}
+
+// NaN, which only the accumulator can have brought, gets the pattern that instructions leave.
+static __attribute__((noinline)) void only_one_nan(uint32_t *cells, int64_t stride) {
+  for (int r = 0; r < SMALL_ROWS; r++, cells += stride) {
+    Floats value = *(const Floats *)cells;
+    Bits nan = (Bits)(value != value);
+    *(Bits *)cells = ((Bits)value & ~nan) | (nan & INT32_MAX);
   }
 }
 
@@ -99,29 +108,30 @@ static inline void small_block(const Product *p, int64_t row, int64_t lane, int 
     }
     return;
   }
-  Floats results[SMALL_ROWS][SMALL_VECTORS], total[SMALL_VECTORS] = {0};
   Bits large = {0};
   UNROLLED for (int r = 0; r < SMALL_ROWS; r++)
-    UNROLLED for (int v = 0; v < SMALL_VECTORS; v++) {
-      // Integers up to 2^24 are FP32 numbers, so that the addition is the only rounding.
-      results[r][v] = __builtin_convertvector(sums[r][v], Floats) * 0x1p-18f;
-      large |= (Bits)(sums[r][v] + (1 << 24));
-      if (accumulate) results[r][v] += *(const Floats *)(cells[v] + r * stride);
-      if (accumulate) total[v] += results[r][v];  // NaN if one of them is
-    }
-  Ints nan = {0};
-  if (accumulate)
-    UNROLLED for (int v = 0; v < SMALL_VECTORS; v++) nan |= total[v] != total[v];
-  if (__builtin_expect(any((Ints)(large >> 25) | nan), 0)) {
+    UNROLLED for (int v = 0; v < SMALL_VECTORS; v++) large |= (Bits)(sums[r][v] + (1 << 24));
+  if (__builtin_expect(any((Ints)(large >> 25)), 0)) {
     UNROLLED for (int v = 0; v < SMALL_VECTORS; v++) {
       if (v >= vectors) break;
       UNROLLED for (int r = 0; r < SMALL_ROWS; r++) add_large(cells[v] + r * stride, sums[r][v], accumulate);
     }
     return;
   }
+  // Integers up to 2^24 are FP32 numbers, so that the addition is the only rounding. A vector is stored before the next
+  // one is made: more do not fit in the registers.
+  Floats total[SMALL_VECTORS] = {0}, unit = (Floats){0} + 0x1p-18f;
   UNROLLED for (int r = 0; r < SMALL_ROWS; r++)
-    UNROLLED for (int v = 0; v < SMALL_VECTORS; v++)
-      if (v < vectors) *(Floats *)(cells[v] + r * stride) = results[r][v];
+    UNROLLED for (int v = 0; v < SMALL_VECTORS; v++) {
+      Floats *to = (Floats *)(cells[v] + r * stride), result = __builtin_convertvector(sums[r][v], Floats);
+      if (accumulate) result = add_small_product(*to, result, unit);
+      else result *= unit;
+      if (accumulate) total[v] += result;  // NaN if one of them is
+      if (v < vectors) *to = result;
+    }
+  if (!accumulate) return;
+  UNROLLED for (int v = 0; v < SMALL_VECTORS; v++)
+    if (v < vectors && __builtin_expect(any(total[v] != total[v]), 0)) only_one_nan(cells[v], stride);
 }
 
 static void multiply_small(const Product *p) {

@@ -85,8 +85,31 @@ static int64_t largest_small(Shorts most, int64_t element) {
 
 // Puts LANE_GROUP rows of pairs side by side.
 static inline void transpose(int32_t block[LANE_GROUP][PAIRS], int32_t *columns) {
+#if VECTOR == 64
+  __m512i a[LANE_GROUP], b[LANE_GROUP];
+  UNROLLED for (int i = 0; i < LANE_GROUP; i++) a[i] = _mm512_loadu_si512(block[i]);
+  UNROLLED for (int i = 0; i < LANE_GROUP; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  UNROLLED for (int i = 0; i < LANE_GROUP; i += 4) UNROLLED for (int j = 0; j < 2; j++) {
+    a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+    a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+  }
+  // Quarter q of a[4 g + j] has rows 4 g to 4 g + 3 of column 4 q + j.
+  UNROLLED for (int j = 0; j < 4; j++) {
+    __m512i even0 = _mm512_shuffle_i32x4(a[j], a[j + 4], 0x88), even1 = _mm512_shuffle_i32x4(a[j + 8], a[j + 12], 0x88);
+    __m512i odd0 = _mm512_shuffle_i32x4(a[j], a[j + 4], 0xDD), odd1 = _mm512_shuffle_i32x4(a[j + 8], a[j + 12], 0xDD);
+    int32_t *to = columns + TENSOR_LANES * j;
+    _mm512_storeu_si512(to, _mm512_shuffle_i32x4(even0, even1, 0x88));
+    _mm512_storeu_si512(to + 4 * TENSOR_LANES, _mm512_shuffle_i32x4(odd0, odd1, 0x88));
+    _mm512_storeu_si512(to + 8 * TENSOR_LANES, _mm512_shuffle_i32x4(even0, even1, 0xDD));
+    _mm512_storeu_si512(to + 12 * TENSOR_LANES, _mm512_shuffle_i32x4(odd0, odd1, 0xDD));
+  }
+#else
   for (int k = 0; k < PAIRS; k++)
     for (int lane = 0; lane < LANE_GROUP; lane++) columns[TENSOR_LANES * k + lane] = block[lane][k];
+#endif
 }
 
 static inline void load_small_rows(

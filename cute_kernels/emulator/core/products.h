@@ -6,8 +6,6 @@
 #include "matrix.h"
 #include "vectors.h"
 
-#define UNROLLED _Pragma("GCC unroll 8")
-
 // The cells of a row of B (a column of D), and where among them a row of A is.
 static inline uint32_t *row_of(const Mma *mma, uint32_t *cells, int64_t row) {
   if (row >= mma->wrap) cells += mma->wrap_offset, row -= mma->wrap;

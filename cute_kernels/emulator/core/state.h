@@ -197,6 +197,7 @@ typedef struct Tables {
   int64_t ranks;  // CTAs
   int64_t flags;
   int64_t progress;  // counts whatever another warp may wait for
+  int64_t clock;     // what %clock and its kin read last
   int64_t place;     // index of the instruction that arrives or waits at an mbarrier now
   int64_t regions;
   Region *region_table;
@@ -496,6 +497,7 @@ typedef struct Program {
 
 // What the Python function of a site returns, and a run of a warp: go on, wait, error, run the block again, exit.
 enum { GO = 0, WAIT = 1, ERROR = 2, AGAIN = 3, EXIT = 4 };
+enum { CLOCK_STEP = 16 };  // from one reading of a clock to the next
 enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1 };  // sites of control flow
 
 #endif

@@ -10,6 +10,7 @@ enum {
   CHUNK = 16,              // bytes that a swizzle moves as one
   SHARED_ALIGNMENT = 128,  // of a box in shared memory
   WIDEST_ROW = 128,        // bytes: the span of the widest swizzle
+  AHEAD = 8,               // rows
   DATA = 1, OF_BARRIER = 2  // states of a byte of shared memory
 };
 
@@ -101,8 +102,10 @@ static inline void move(const Box *box, uint8_t *shared, int store) {
       uint8_t *g2 = g3;
       for (int64_t i2 = 0; i2 < n[2]; i2++, g2 += step[2]) {
         uint8_t *g1 = g2;
-        for (int64_t i1 = 0; i1 < n[1]; i1++, g1 += step[1], at += row)
+        for (int64_t i1 = 0; i1 < n[1]; i1++, g1 += step[1], at += row) {
+          __builtin_prefetch(g1 + AHEAD * step[1]);  // rows are far apart: a processor does not expect them by itself
           move_row(shared + at, g1, at >> plan->shift & plan->mask, row, store);
+        }
       }
     }
   }

@@ -100,6 +100,13 @@ FORM(elect) {
   DONE(AT(u32, i->a) == m->active);
 }
 
+// A clock of b bits to the word d.
+FORM(read_clock) {
+  uint64_t now = (uint64_t)(m->tables->clock += CLOCK_STEP);
+  AT(u64, i->d) = i->b == 32 ? (uint32_t)now : now;
+  return i + 1;
+}
+
 // --- events ----------------------------------------------------------------------------------------------------------
 
 // The list c: kind of the event (0: it is not logged), argument, instruction.
@@ -262,7 +269,7 @@ FORM(bulk_wait_group) { (void)s; DONE(m->tables->bulk_wait(m->tables, m->active,
 const Operation unit_operations[] = {
     ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
     ENTRY(load_matrix), ENTRY(store_matrix), ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16),
-    ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(event), ENTRY(event_of_members), ENTRY(event_of_warp),
+    ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(read_clock), ENTRY(event), ENTRY(event_of_members), ENTRY(event_of_warp),
     ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive), ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out),
     ENTRY(tensor_mma), ENTRY(tensor_commit), ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group),
     ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},

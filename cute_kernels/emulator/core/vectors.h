@@ -15,6 +15,8 @@
 #endif
 enum { WORDS = VECTOR / 4, DOUBLES = VECTOR / 8 };  // lanes of 32 and of 64 bits
 
+#define UNROLLED _Pragma("GCC unroll 16")
+
 #define VECTOR_OF(type, bytes) typedef type __attribute__((vector_size(bytes), aligned(1), may_alias))
 VECTOR_OF(int32_t, VECTOR) Ints;
 VECTOR_OF(uint32_t, VECTOR) Bits;
