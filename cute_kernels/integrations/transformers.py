@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from cute_kernels.nn.engine import PatchEngine
+from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.layers import EngineMixin
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import PositionCache, checked_grids
@@ -45,6 +45,7 @@ class _Images(EngineMixin):
 
     def forward(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False) -> torch.Tensor:
         layer, positions = self.patch_embedding, self.position_embedding.weight
+        check_tensor("pixel_values", pixel_values)
         if pixel_values.dim() != 4:  # the engine would take them for rows
             raise self._wrong_shape(pixel_values)
         takes_over = _is_plain(layer, torch.nn.Conv2d) and self.engine.takes_over(
@@ -88,6 +89,7 @@ class _NaFlex(EngineMixin):
         return self.patch_embedding.weight
 
     def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor) -> torch.Tensor:
+        check_tensor("pixel_values", pixel_values)
         layer, positions = self.patch_embedding, self.position_embedding.weight
         takes_over = _is_plain(layer, torch.nn.Linear) and self.engine.takes_over(
             pixel_values, layer.weight, layer.bias, positions, training=self.training

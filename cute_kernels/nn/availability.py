@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch.autograd import forward_ad
 
 from cute_kernels import plan
 from cute_kernels.config import PatchEmbedImagesProblem
@@ -18,6 +19,20 @@ def exporting() -> bool:
     """`torch.compiler.is_exporting`, which the compiler of torch 2.11 takes for true in whatever it compiles."""
     flag = getattr(torch.compiler, "_is_exporting_flag", None)
     return torch.compiler.is_exporting() if flag is None else flag
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether `torch.func` or forward-mode autograd follows a tensor: operations without such a rule would lose it.
+
+    A call that is being compiled is asked nothing, which keeps its graph whole.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    # Unpacking takes time; torch's own test in front of it is a level that does without a name.
+    in_level = getattr(forward_ad, "_current_level", 0) >= 0
+    return in_level and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 @torch.compiler.assume_constant_result

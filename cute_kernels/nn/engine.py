@@ -30,6 +30,19 @@ _RAW_FACTOR = 8.0
 """Normalised pixels this many times as large as mean and std allow are taken for pixels that nobody normalised."""
 
 
+def check_tensor(name: str, value: object) -> None:
+    """Refuses what is no strided tensor.
+
+    Raises:
+        TypeError: as said, with ``name``.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
+    if value.is_nested or value.layout is not torch.strided:
+        kind = "a nested tensor" if value.is_nested else f"of layout {value.layout}"
+        raise TypeError(f"{name} is {kind}, expected a strided tensor")
+
+
 @dataclass(frozen=True)
 class Fp8Weight:
     """``[N, K]`` E4M3 values and their multiplier, K in the order of the rows that they multiply."""
@@ -65,9 +78,9 @@ class PatchEngine:
         """Whether the kernels compute this call; otherwise the plain module does.
 
         It does while gradients are wanted (gradients are enabled and a tensor requires them), while a graph is traced
-        or exported, for parameters that are no plain bfloat16, float16 or float32 tensors, for features that are no
-        multiple of 8, and on devices without a kernel. Of the last, and of gradients of a module that is not in
-        ``training``, a warning tells.
+        or exported, under transformations of `torch.func` and forward-mode autograd, for parameters that are no plain
+        bfloat16, float16 or float32 tensors, for features that are no multiple of 8, and on devices without a kernel.
+        Of the last, and of gradients of a module that is not in ``training``, a warning tells.
 
         Args:
             pixels: images or rows.
@@ -79,6 +92,8 @@ class PatchEngine:
             return False
         for tensor in tensors:
             if type(tensor) not in _PLAIN_TYPES or tensor.is_meta or tensor.layout is not torch.strided:
+                return False
+            if availability.is_transformed(tensor):
                 return False
         if any(parameter.dtype not in _FLOATS for parameter in tensors[1:]) or tensors[1].shape[0] % 8:
             return False
@@ -146,7 +161,9 @@ class PatchEngine:
                 "do_rescale=False and do_normalize=False); 'bf16', 'fp16' and 'fp8' take normalised pixels"
             )
         if by_kernel and pixels.device.type == "cpu" and pixels.numel() and not torch.compiler.is_compiling():
-            largest, bound = float(pixels.detach().abs().amax()), self.options.bound
+            values = pixels.detach()
+            values = values.to(torch.float32) if values.dtype.itemsize == 1 else values  # E4M3 has no maximum
+            largest, bound = float(values.abs().amax()), self.options.bound
             if largest > _RAW_FACTOR * bound:
                 raise ValueError(
                     f"images has magnitudes up to {largest:.4g}, and pixels normalised with mean {list(options.mean)} "

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
-from cute_kernels.nn.engine import PatchEngine
+from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.options import Order, PatchOptions
 from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid
 
@@ -39,6 +41,11 @@ class EngineMixin:
         own = super().extra_repr()
         return f"{own}, precision={self.engine.options.precision!r}".removeprefix(", ")
 
+    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
+        """Shards of a parameter may be loaded without a trace in the whole one that a forward gathers (FSDP)."""
+        super()._load_from_state_dict(*arguments, **named)
+        self.engine.forget()
+
     def forget_prepared(self) -> None:
         """Makes what the kernels read anew at the next call: after a write that autograd's version counter missed.
 
@@ -64,15 +71,18 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
             grid: (rows, columns) of ``pos_embed``; a square when None.
 
         Raises:
-            TypeError: pixels or positions of a type that is not allowed.
+            TypeError: pixels or positions of a type that is not allowed; pixels that are no strided tensor.
             ValueError: positions that do not fit; another shape, as the plain module refuses it: uint8 pixels are
                 normalised before that one sees them, and would be broadcast to the channels of the mean.
         """
+        check_tensor("input", input)
         channels, patch = self.weight.shape[1], self.weight.shape[-1]
         if input.dim() not in (3, 4) or input.shape[-3] != channels or min(input.shape[-2:]) < patch:
             shapes = f"[B, {channels}, H, W] or [{channels}, H, W] with H and W at least {patch}"
             raise ValueError(f"input has shape {list(input.shape)}, allowed: {shapes}")
-        native = None if pos_embed is None else checked_grid(pos_embed, grid, self.weight.shape[0])
+        if pos_embed is None and grid is not None:
+            raise ValueError(f"grid = {grid!r} without pos_embed, allowed: None")
+        native = None if pos_embed is None else checked_grid(pos_embed, grid, self.weight)
         if input.dim() == 3:
             return self._batch(input.unsqueeze(0), pos_embed, native).squeeze(0)
         return self._batch(input, pos_embed, native)
@@ -95,7 +105,15 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
     """A linear layer over patches that are rows already, by `cute_kernels.gemm`; made by `convert_layer`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """``[.., N]`` of ``[.., C * p * p]``."""
+        """``[.., N]`` of ``[.., C * p * p]``.
+
+        Raises:
+            TypeError: pixels of a type that is not allowed, or that are no strided tensor.
+            ValueError: rows of another length.
+        """
+        check_tensor("input", input)
+        if input.dim() == 0 or input.shape[-1] != self.in_features:
+            raise ValueError(f"input has shape {list(input.shape)}, allowed: [.., {self.in_features}]")
         takes_over = self.engine.takes_over(input, self.weight, self.bias, training=self.training)
         self.engine.check_pixels(input, by_kernel=takes_over)
         if not takes_over:
@@ -103,6 +121,7 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
         return self.engine.rows(input, self.weight, self.bias)
 
 
+#: What the class was before, but for the subclasses that a converted module remembers.
 _PLAIN = {PatchConv2d: torch.nn.Conv2d, PatchLinear: torch.nn.Linear}
 
 
@@ -115,13 +134,18 @@ def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw"
         order: of a patch's pixels in a Linear's rows.
 
     Raises:
-        TypeError: neither, or a subclass with a forward of its own.
+        TypeError: neither, or a subclass with a forward of its own; parametrised or lazy parameters.
         ValueError: a kernel that is not square or not the stride; padding, dilation or groups; a Linear whose inputs
             are no square patches; features that are no multiple of 8; a Conv2d with an order that it does not have.
     """
     forward = getattr(type(module), "forward", None)
     if forward not in (torch.nn.Conv2d.forward, torch.nn.Linear.forward):
         raise TypeError(f"module is {type(module).__name__}, expected torch.nn.Conv2d or torch.nn.Linear")
+    if parametrize.is_parametrized(module):
+        kind = f"parametrised in {', '.join(module.parametrizations)}"
+        raise TypeError(f"module is {kind}, expected a plain layer: parametrise it after it was converted")
+    if is_lazy(module.weight):
+        raise TypeError(f"module is {type(module).__name__} without parameters yet: run it once before")
     if isinstance(module, torch.nn.Conv2d):
         _check_order(module, order)
         rows, columns = module.kernel_size
@@ -167,12 +191,17 @@ def convert_layer(
     Raises:
         TypeError, ValueError: as `check_layer` and `options_of`.
     """
-    positions, options = PositionCache(interpolation, antialias), options_of(module, options)
+    if not isinstance(options, PatchOptions):
+        raise TypeError(f"options is {type(options).__name__}, expected PatchOptions")
+    positions = PositionCache(interpolation, antialias)
     if type(module) not in _PLAIN:
-        check_layer(module, options.channels, options.order)
+        check_layer(module, getattr(module, "in_channels", options.channels), options.order)
+        options = options_of(module, options)
+        module.plain_class = type(module)
         module.__class__ = PatchConv2d if isinstance(module, torch.nn.Conv2d) else PatchLinear
     else:
         _check_order(module, options.order)
+        options = options_of(module, options)
     module.engine, module.positions = PatchEngine(options), positions
     return module
 
@@ -198,6 +227,6 @@ def revert_layer(module: torch.nn.Module) -> bool:
     """Undoes `convert_layer`; returns whether there was anything to undo."""
     if type(module) not in _PLAIN:
         return False
-    module.__class__ = _PLAIN[type(module)]
+    module.__class__ = vars(module).pop("plain_class", _PLAIN[type(module)])
     del module.engine, module.positions
     return True

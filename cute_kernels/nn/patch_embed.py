@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cute_kernels.nn.engine import PatchEngine
+from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.layers import EngineMixin, check_layer
 from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid, checked_grids, two_integers
@@ -105,14 +105,12 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         check_layer(module, options.channels, options.order)
         self.register_parameter("weight", module.weight)
         self.register_parameter("bias", module.bias)
-        self.grid = None
+        self.grid = None if pos_embed is None else checked_grid(pos_embed, grid, self.weight)
         if isinstance(pos_embed, torch.nn.Parameter):
             self.register_parameter("pos_embed", pos_embed)
         else:
             self.register_buffer("pos_embed", pos_embed)
-        if pos_embed is not None:
-            self.grid = checked_grid(pos_embed, grid, self.weight.shape[0])
-        elif grid is not None:
+        if pos_embed is None and grid is not None:
             self.grid = two_integers("grid", grid)
         self.engine = PatchEngine(options)
         self.positions = PositionCache() if positions is None else positions
@@ -211,11 +209,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         self._source.check(self)
         if pos_embed is None:
             self._source_of_positions.check(self)
-        if not isinstance(pixels, torch.Tensor):
-            raise TypeError(f"pixels is {type(pixels).__name__}, expected torch.Tensor")
-        if pixels.layout is not torch.strided or pixels.is_nested:
-            kind = "a nested tensor" if pixels.is_nested else f"of layout {pixels.layout}"
-            raise TypeError(f"pixels is {kind}, expected a strided tensor")
+        check_tensor("pixels", pixels)
         if pixels.device != self.weight.device:
             raise ValueError(
                 f"pixels is on {pixels.device} and weight is on {self.weight.device}: they must be on one device"
@@ -223,9 +217,11 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         pos = self.pos_embed if pos_embed is None else pos_embed
         native = self.grid if pos_embed is None or self.grid is not None else None
         if pos is not None:
-            native = checked_grid(pos, native, self.weight.shape[0])
+            native = checked_grid(pos, native, self.weight)
         if pixels.dim() == 3:
             self._check_rows(pixels, spatial_shapes)
+        elif spatial_shapes is not None:
+            raise ValueError(f"spatial_shapes is of rows, and pixels has shape {list(pixels.shape)}: allowed: None")
         takes_over = self.engine.takes_over(pixels, self.weight, self.bias, pos, training=self.training)
         self.engine.check_pixels(pixels, by_kernel=takes_over)
         if pixels.dim() == 4:

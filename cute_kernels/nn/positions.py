@@ -50,9 +50,12 @@ def checked_grids(
     """(rows, columns) of every image; reading a tensor on a GPU makes the host wait once.
 
     Raises:
+        TypeError: no grids.
         ValueError: another number of images, a grid without patches, or more patches than rows.
     """
     shapes = spatial_shapes.tolist() if isinstance(spatial_shapes, torch.Tensor) else spatial_shapes
+    if not isinstance(shapes, Iterable):
+        raise TypeError(f"spatial_shapes is {type(spatial_shapes).__name__}, expected (rows, columns) of every image")
     grids = tuple(two_integers("spatial_shapes", shape) for shape in shapes)
     if len(grids) != batch:
         raise ValueError(f"spatial_shapes has {len(grids)} grids, allowed: one per image, {batch}")
@@ -74,21 +77,25 @@ def two_integers(name: str, value: Sequence[int]) -> tuple[int, int]:
     return pair
 
 
-def checked_grid(pos_embed: torch.Tensor, grid: tuple[int, int] | None, features: int) -> tuple[int, int]:
-    """(rows, columns) of positions that fit ``features``.
+def checked_grid(pos_embed: torch.Tensor, grid: tuple[int, int] | None, weight: torch.Tensor) -> tuple[int, int]:
+    """(rows, columns) of positions that fit ``weight``.
 
     Args:
         pos_embed: to be ``[S, N]`` or ``[1, S, N]``.
         grid: what the caller says, or None for a square.
-        features: N.
+        weight: of N features, which ``pos_embed`` is on the device of.
 
     Raises:
         TypeError, ValueError: other positions; a grid of another number of positions.
     """
+    features = weight.shape[0]
     if not isinstance(pos_embed, torch.Tensor):
         raise TypeError(f"pos_embed is {type(pos_embed).__name__}, expected torch.Tensor")
     if not pos_embed.is_floating_point():
         raise TypeError(f"pos_embed has dtype {pos_embed.dtype}, allowed: floating-point types")
+    if pos_embed.device != weight.device:
+        devices = f"on {pos_embed.device} and weight is on {weight.device}"
+        raise ValueError(f"pos_embed is {devices}: they must be on one device")
     shapes = f"[S, N] or [1, S, N] with N = {features}"
     if pos_embed.dim() not in (2, 3) or pos_embed.shape[-1] != features or pos_embed.shape[0] == 0:
         raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: {shapes}")
@@ -120,6 +127,8 @@ class PositionCache:
     def __post_init__(self) -> None:
         if self.mode not in get_args(Interpolation):
             raise ValueError(f"interpolation = {self.mode!r}, allowed: {', '.join(map(repr, get_args(Interpolation)))}")
+        if not isinstance(self.antialias, bool):
+            raise TypeError(f"antialias is {type(self.antialias).__name__}, expected bool")
         self._entries: OrderedDict[Hashable, object] = OrderedDict()
         self._source: Origin | None = None
         self._lock = threading.Lock()
@@ -170,9 +179,10 @@ class PositionCache:
     def _keep(self, pos_embed: torch.Tensor, key: Hashable, build: Callable[[], object]) -> object:
         """``build()``, or its result of an earlier call with this key and the parameter as it was.
 
-        A graph that is traced or exported computes it: what stands for the parameter then has no memory.
+        A graph that is traced or exported computes it, and so does a transformation of `torch.func`: what stands for
+        the parameter then has no memory.
         """
-        if torch.jit.is_tracing() or availability.exporting():
+        if torch.jit.is_tracing() or availability.exporting() or availability.is_transformed(pos_embed):
             return build()
         return self._kept(pos_embed, key, build)
 

@@ -2,7 +2,8 @@
 
 An entry is used again only if every source is the same Python object with the same memory, shape and autograd version
 counter. Not noticed: writes that bypass the version counter (``tensor.data.copy_``, a NumPy alias, a foreign kernel),
-except those of optimisers, some of which do so (``fused=True`` in torch): after every step of one this module counts.
+except those of optimisers, some of which do so (``fused=True`` in torch): after every step of one this module counts,
+and forgets everything where what was written are shards (``fully_shard``).
 Call `clear_cache` after such a write. Tensors made in inference mode have no version counter and are never cached, and
 nothing is taken from or put into the cache while a CUDA graph is captured, so that a replay sees the current constants
 (`frozen_constants` lifts this).
@@ -157,6 +158,8 @@ DERIVED = DerivedTensors()
 def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Makes the step of an optimiser visible in the version counters of what it may have written."""
     written = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if any(type(p) not in (torch.Tensor, torch.nn.Parameter) for p in written):
+        DERIVED.clear()  # FSDP gathers shards into a parameter that is there before, past its version counter
     torch.autograd.graph.increment_version([p for p in written if not p.is_inference()])
 
 
