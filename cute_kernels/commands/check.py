@@ -102,7 +102,7 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
     outcome.launches = launches_of(recorder)
     limit = options.seconds if options.seconds is not None else (60.0 if options.seeds is None else None)
     budget = Budget(limit, options.seeds)
-    with ProgressLine() as line, workers.workers_of(options) as where:
+    with ProgressLine(shown=not options.quiet) as line, workers.workers_of(options) as where:
 
         def progress(tally: Tally, elapsed: float) -> None:
             share = elapsed / limit if limit is not None else None
@@ -111,7 +111,8 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
         how["going_on"] = going.known() if going is not None else None
         search = Search(recorder.launches, budget, how, options.results_may_differ, progress, **where)
         finding = search.run()
-    print(summary(recorder, search.tally, finding is None), flush=True)
+    if not options.quiet:
+        print(summary(recorder, search.tally, finding is None), flush=True)
     tally = search.tally
     outcome.summary = {
         "launches": recorder.total, "different_launches": len(recorder.launches), "runs": tally.runs,
@@ -155,9 +156,9 @@ def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter)
     """
     files.check_program(options.script)
     recorder = Recorder()
-    with capture(options.arch, Options(**how), recorder=recorder) as session:
+    with capture(options.arch, Options(**how), recorder=recorder, roles=dict(options.roles)) as session:
         failed = functools.partial(reporter.report, Schedule())
-        if status := command.run_program(options.script, options.arguments, session, failed):
+        if status := command.run_program(options.script, options.arguments, session, failed, options.traceback):
             return status
     if not recorder.launches:
         raise ValueError(f"{options.script} launched no kernel")

@@ -24,6 +24,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="a notebook of configurations: legality, memory maps, counts, modelled and measured time, a timeline",
         description="Writes a notebook about configurations of a kernel and opens it in JupyterLab (extra explore), or "
         "executes it without Jupyter and writes HTML. Needs no GPU; where there is one, configurations are timed.",
+        epilog="Exit status: JupyterLab's; with --export 0, also where configurations are not legal; 2: arguments that "
+        "cannot be used.",
     )
     sweep.add_subject(parser)
     parser.add_argument(
@@ -31,11 +33,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="values of a tunable, any number of times; --set fixes others. Without any, for patch-embed on SM100: "
         + " ".join(_VARIED),
     )  # fmt: skip
-    parser.add_argument("--jobs", type=count, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument(
         "--notebook", type=Path, default=Path("explore.ipynb"), metavar="FILE",
         help="where the notebook is written; an existing one is kept (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--no-browser", action="store_true", help="JupyterLab prints its address and opens no browser")
     parser.add_argument("--export", type=Path, metavar="FILE", help="execute it now and write FILE, as .html")
     add_problem(parser)
     add_kernel(parser, *KINDS)
@@ -70,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
         print(options.export)
         return 0
     files.write_text(options.notebook, json.dumps(notebook.ipynb(cells), indent=1) + "\n")
-    return subprocess.run([sys.executable, "-m", "jupyterlab", str(options.notebook)], check=False).returncode
+    browser = ["--no-browser"] if options.no_browser else []
+    return subprocess.run([sys.executable, "-m", "jupyterlab", *browser, str(options.notebook)], check=False).returncode
 
 
 def _program_choice(options: argparse.Namespace) -> str:

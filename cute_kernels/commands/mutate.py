@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import linecache
 import time
@@ -99,10 +100,14 @@ def mutate(options: argparse.Namespace) -> int:
 
 def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -> int:
     how = command.run_options(options)
+    going = command.make_going_on(options, functools.partial(reporter.report, Schedule()))
+    how["going_on"] = going
     recorder = check.record(options, how, reporter)
     if isinstance(recorder, int):
         return recorder
     outcome.launches = check.launches_of(recorder)
+    command.note_suppressed(outcome, going)
+    how["going_on"] = going.known() if going is not None else None
     kernels = [each for each in campaign.kernels(recorder.launches, options.launches) if options.kernel in each.name]
     if not kernels:
         names = ", ".join(dict.fromkeys(each.launch.kernel_name for each in recorder.launches))
@@ -115,17 +120,18 @@ def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -
     with workers.workers_of(options) as where:
         for kernel, numbers in work:
             try:
-                found = judge(kernel, numbers, how, where)
+                found = judge(kernel, numbers, how, where, options.quiet)
             except EmulatorError as error:
                 # Under one of six schedules, which need not be one that options of `emulate` describe.
                 reporter.replay = lambda schedule: command.replay_words(options, schedule, "check")
                 reporter.report(Schedule(), error, "the kernel is unchanged")
                 return command.exit_status(error)
-            print_kernel(kernel, found)
+            print_kernel(kernel, found, options.quiet)
             reporter.diagnostics += [survivor(kernel, each) for each in found if each.survived]
             verdicts += found
     score, seconds = campaign.score(verdicts), time.perf_counter() - start
-    print(f"mutated: {len(verdicts)} mutants in {seconds:.1f} s, score {score:.1%}", flush=True)
+    if not options.quiet:
+        print(f"mutated: {len(verdicts)} mutants in {seconds:.1f} s, score {score:.1%}", flush=True)
     outcome.summary = {
         "score": score, "mutants": len(verdicts), "killed": sum(each.killed for each in verdicts),
         "survived": sum(each.survived for each in verdicts), "refused": sum(each.refused for each in verdicts),
@@ -142,10 +148,12 @@ def chosen(kernel: Kernel, options: argparse.Namespace) -> list[int]:
     return matching[:: options.every]
 
 
-def judge(kernel: Kernel, numbers: list[int], how: dict[str, Any], where: dict[str, Any]) -> list[Verdict]:
-    """Verdicts on mutants of a kernel, with a line that says how far it is."""
+def judge(
+    kernel: Kernel, numbers: list[int], how: dict[str, Any], where: dict[str, Any], quiet: bool
+) -> list[Verdict]:
+    """Verdicts on mutants of a kernel; without ``quiet`` with a line that says how far it is."""
     counts: Counter[str] = Counter()
-    with ProgressLine() as line:
+    with ProgressLine(shown=not quiet) as line:
         line.show(f"the unchanged kernel {kernel.name}")
 
         def done(verdict: Verdict) -> None:
@@ -167,15 +175,16 @@ def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:
     )  # fmt: skip
 
 
-def print_kernel(kernel: Kernel, verdicts: list[Verdict]) -> None:
-    """What noticed the mutants of a kernel, and which survive."""
-    print(f"kernel {kernel.name}")
-    killers = Counter(verdict.killer for verdict in verdicts if verdict.killed)
-    by = ", ".join(f"{name} {count}" for name, count in killers.most_common())
-    print(f"  {len(verdicts)} mutants, {sum(killers.values())} killed" + (f": {by}" if by else ""))
-    refused = sum(verdict.refused for verdict in verdicts)
-    if refused:
-        print(f"  {refused} with PTX that the emulator does not know, which count neither way")
+def print_kernel(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> None:
+    """What noticed the mutants of a kernel, and which survive; with ``quiet`` these alone."""
+    if not quiet:
+        print(f"kernel {kernel.name}")
+        killers = Counter(verdict.killer for verdict in verdicts if verdict.killed)
+        by = ", ".join(f"{name} {count}" for name, count in killers.most_common())
+        print(f"  {len(verdicts)} mutants, {sum(killers.values())} killed" + (f": {by}" if by else ""))
+        refused = sum(verdict.refused for verdict in verdicts)
+        if refused:
+            print(f"  {refused} with PTX that the emulator does not know, which count neither way")
     for verdict in verdicts:
         if verdict.survived:
             print(f"  survives: {verdict.mutation}: PTX line {verdict.line}: {verdict.original}")

@@ -14,11 +14,12 @@ class ProgressLine:
 
     Args:
         stream: default: stderr.
+        shown: whether it is shown on a terminal.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, shown: bool = True) -> None:
         self._stream = stream if stream is not None else sys.stderr
-        self._shown = self._stream is not None and self._stream.isatty()
+        self._shown = shown and self._stream is not None and self._stream.isatty()
         self._last = 0.0
 
     def show(self, text: str, share: float | None = None) -> None:

@@ -25,6 +25,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "and otherwise why not, registers, spills, shared memory, modelled time and the largest part of it. Needs no "
         "GPU, and executes nothing. Of a program, SCRIPT.py, every combination is a run in the emulator, with the "
         "values as its options: registers, memory, and what its launches do.",
+        epilog="Exit status: 0, also where configurations are not legal; 2: arguments that cannot be used; of a "
+        "program, 3: a kernel is at fault with some configuration, 4: it needs what the emulator does not implement.",
     )
     add_subject(parser)
     parser.add_argument(
@@ -34,7 +36,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--measure", action="store_true", help="time on the GPU at hand too")
     workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
-    parser.add_argument("--best", type=count, default=3, help="configurations to name (default: %(default)s)")
+    parser.add_argument(
+        "--best", type=count, default=3, metavar="N", help="configurations to name (default: %(default)s)"
+    )
     add_problem(parser)
     add_kernel(parser, *KINDS)
     parser.set_defaults(run=run)
@@ -65,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         import cute_kernels.commands.sweep_figure as sweep_figure
 
         sweep_figure.draw(rows).savefig(options.output)
-    return 0
+    return min((row.status for row in rows if row.status), default=0)  # a fault before a refusal
 
 
 def kernel_name(text: str) -> str:

@@ -72,6 +72,7 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
     import cute_kernels.commands.plan_facts as plan_facts
     import cute_kernels.emulator as emulator
     import cute_kernels.emulator.capturing as capturing
+    import cute_kernels.emulator.command as command
 
     script, arch, arguments = state
     options = [f"--{name}={value}" for name, value in chosen.items()]
@@ -79,12 +80,13 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
     with capturing.capture(arch=arch, options=emulator.Options(counters=True)) as session:
         reason = run_once(script, [*arguments, *options], output)
         session.threads.wait()
+    status = min(map(command.exit_status, session.failures), default=0)
     if session.failures:  # the kernel's fault, also where the program caught it
         reason = _first_line(session.failures[0])
     if reason is None and not session.launches:
         reason = "the program launched no kernel"
     if reason is not None:
-        return Row(chosen, reason=reason)
+        return Row(chosen, reason=reason, status=status)
     reports = [launch.report for launch in session.launches]
     resources = [_resources(launch.launch) for launch in session.launches]
     shared, columns = (max(getattr(report, what) for report in reports) for what in ("shared_bytes", "tensor_columns"))

@@ -23,7 +23,7 @@ class Row:
         settings: the fields that were varied, and their values.
         config: the whole configuration, in which what the plan chooses is left open; None if its type refuses the
             values, and for programs.
-        reason: why it is not legal; None for a legal one, and only a legal one has what follows.
+        reason: why it is not legal; None for a legal one, and only a legal one has what follows but ``status``.
         smem: arrays of a CTA's dynamic shared memory in address order: name, offset and bytes.
         tmem: what is in the columns of tensor memory that a CTA allocates; empty before sm_100.
         registers: of a thread, from the machine code.
@@ -33,6 +33,7 @@ class Row:
         measured: microseconds on the GPU at hand, in a CUDA graph; None where it was not asked for, or nothing times
             the operation.
         counts: what the emulator counts of the smaller problem, as `cute_kernels.commands.plan_facts.counted`.
+        status: of a program whose kernels are at fault, or refused by the emulator: that which ``emulate`` exits with.
     """
 
     settings: Mapping[str, Any]
@@ -46,6 +47,7 @@ class Row:
     bound: str | None = None
     measured: float | None = None
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    status: int = 0
 
     @property
     def smem_bytes(self) -> int:

@@ -147,7 +147,7 @@ class Session:
         if self._kept is not None:
             self._kept.started(number, launch)
         if self._recorder is not None:
-            self._recorder.take(launch, regions.items(), overlaps=overlaps)
+            self._recorder.take(launch, regions.items(), overlaps=overlaps, roles=self._names(launch))
         finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
         before, self._before = self._before, None
         try:

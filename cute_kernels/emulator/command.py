@@ -122,7 +122,13 @@ def add_program_command(
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
+    parser.add_argument("--quiet", action="store_true", help="print what is found and nothing else")
+    parser.add_argument(
+        "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
+    )
     add_run_arguments(parser)
+    add_roles_argument(parser)
+    add_suppression_arguments(parser)
     parser.add_argument("script", metavar="SCRIPT")
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
     own.required = False  # else argparse asks for them where SCRIPT is missing
@@ -152,7 +158,6 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "conflicts, sectors and bytes of global memory",
     )
     parser.add_argument("--profile-json", type=Path, metavar="FILE", help="write these counts as JSON")
-    add_roles_argument(parser)
     parser.add_argument(
         "--trace",
         type=Path,
@@ -173,10 +178,6 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="N",
         help="execute clusters of a launch in up to N processes at the same time; the results and reports are those of "
         "one (default: %(default)s)",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no line per launch")
-    parser.add_argument(
-        "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
     )
 
 
@@ -337,9 +338,9 @@ def run_words(parsed: argparse.Namespace) -> list[str]:
     words += [word for name in parsed.without for word in ("--without", name)]
     words += ["--strict"] if parsed.strict else []
     words += ["--keep-going"] if getattr(parsed, "keep_going", False) else []
-    words += [word for each in getattr(parsed, "roles", ()) for word in ("--roles", roles.text_of(*each))]
-    words += [word for each in getattr(parsed, "suppress", ()) for word in ("--suppress", str(each))]
-    words += [word for path in getattr(parsed, "suppressions", ()) for word in ("--suppressions", str(path))]
+    words += [word for each in parsed.roles for word in ("--roles", roles.text_of(*each))]
+    words += [word for each in parsed.suppress for word in ("--suppress", str(each))]
+    words += [word for path in parsed.suppressions for word in ("--suppressions", str(path))]
     defaults = Options()
     for name in ("arithmetic", "max_warp_instructions", "max_idle_blocks"):
         if (value := getattr(parsed, name)) != getattr(defaults, name):
@@ -348,13 +349,17 @@ def run_words(parsed: argparse.Namespace) -> list[str]:
 
 
 def add_going_on_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say after which reports execution goes on."""
+    """Adds the option that says that execution goes on after reports."""
     parser.add_argument(
         "--keep-going",
         action="store_true",
         help="go on after reports of detectors (races, missing fences, reads of what nobody wrote, ...), and print "
         "each once; the status is the same",
     )
+
+
+def add_suppression_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which reports are left out."""
     parser.add_argument(
         "--suppress",
         type=_suppression,
@@ -381,15 +386,16 @@ def _suppression(text: str) -> going_on.Suppression:
 
 
 def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], Any]) -> going_on.GoingOn | None:
-    """As the options of `add_going_on_arguments` say; None where every report is raised.
+    """As the options of `add_going_on_arguments` and `add_suppression_arguments` say; None: every report is raised.
 
     Raises:
         OSError, ValueError: a file of suppressions.
     """
     suppressions = going_on.all_of(parsed.suppress, parsed.suppressions)
-    if not (parsed.keep_going or suppressions):
+    keep_going = getattr(parsed, "keep_going", False)
+    if not (keep_going or suppressions):
         return None
-    return going_on.GoingOn(parsed.keep_going, suppressions, report)
+    return going_on.GoingOn(keep_going, suppressions, report)
 
 
 def make_reporter(parsed: argparse.Namespace) -> Reporter:

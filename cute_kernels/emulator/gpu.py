@@ -24,7 +24,7 @@ from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.sm import Cluster, LaunchFacts
-from cute_kernels.emulator.smem import SYSTEM_BYTES
+from cute_kernels.emulator.smem import SYSTEM_BYTES, gaps
 from cute_kernels.emulator.trace import recording
 
 MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
@@ -296,6 +296,7 @@ class Launch:
             shape=self.cluster,
             smem=self.shared_bytes,
             static_smem=self.shared_bytes - self.dynamic_smem,
+            gaps=gaps(self.execution.kernel.variables, self.dynamic_smem, self.shared_bytes),
             params=self.params,
             symbols=self.symbols,
             gmem=self.memory,

@@ -50,12 +50,14 @@ class RecordedLaunch:
         memory: all device memory before the launch.
         previous: the launch before it, where this one may begin before that one is over (programmatic stream
             serialisation, and no other work on the device in between), else None.
+        roles: names of warps, () where none are given.
     """
 
     number: int
     launch: CapturedLaunch
     memory: tuple[MemoryImage, ...]
     previous: RecordedLaunch | None = None
+    roles: tuple[str, ...] = ()
 
     @property
     def kernel(self) -> tuple[str, str]:
@@ -100,7 +102,14 @@ class Recorder:
         self._known: set[bytes] = set()
         self._last: RecordedLaunch | None = None
 
-    def take(self, launch: CapturedLaunch, regions: Iterable[tuple[int, int]], *, overlaps: bool) -> None:
+    def take(
+        self,
+        launch: CapturedLaunch,
+        regions: Iterable[tuple[int, int]],
+        *,
+        overlaps: bool,
+        roles: tuple[str, ...] = (),
+    ) -> None:
         """Notes a launch that is about to run.
 
         Args:
@@ -108,6 +117,7 @@ class Recorder:
             regions: (address, bytes) of all device memory, in the order in which the program allocated it.
             overlaps: whether it may begin before the launch before it is over. Where memory of that launch was freed
                 and is part of something else now, it is recorded as if it may not.
+            roles: names of warps.
         """
         self.total += 1
         before = {image.address: image for image in self._last.memory} if self._last is not None else {}
@@ -121,7 +131,7 @@ class Recorder:
         previous = None
         if overlaps and self._last is not None and _disjoint(image.span for image in (*before.values(), *images)):
             previous = dataclasses.replace(self._last, previous=None)
-        self._last = RecordedLaunch(self.total, launch, tuple(images), previous)
+        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, roles)
         digest = self._last.digest()
         if digest not in self._known:
             self._known.add(digest)
@@ -201,7 +211,9 @@ class Replay:
                     params=launch.params,
                     memory=memory,
                     options=dataclasses.replace(
-                        options, going_on=attaching(options.going_on, each.launch, each.number, text)
+                        options,
+                        roles=each.roles or options.roles,
+                        going_on=attaching(options.going_on, each.launch, each.number, text),
                     ),
                     progress=progress,
                     programmatic=launch.programmatic and each is recorded and overlap,

@@ -216,6 +216,7 @@ class LaunchFacts:
     Attributes:
         grid, block, shape: CTAs of the grid, threads of a CTA, CTAs of a cluster.
         smem, static_smem: bytes of shared memory per CTA, all of it and what is not dynamic.
+        gaps: what of it belongs to no array.
         params, symbols, gmem: parameter block, addresses of variables, memory.
         options: schedule and detectors.
         arithmetic: how tensor cores add.
@@ -231,6 +232,7 @@ class LaunchFacts:
     shape: tuple[int, int, int]
     smem: int
     static_smem: int
+    gaps: tuple[tuple[int, int], ...]
     params: bytes
     symbols: dict[str, int]
     gmem: GlobalMemory
@@ -302,6 +304,7 @@ class Cluster:
         self.barriers.instructions = launch.instructions
         for cta in self.ctas:
             cta.shared.report = cta.tmem.report = self.report
+            cta.shared.exclude(launch.gaps)
         if self.tracker is not None:
             self.tracker.barriers, self.tracker.report = self.barriers, self.report
         self.engine = AsyncEngine(options.completion, asynchronous, self._place)

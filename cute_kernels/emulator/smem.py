@@ -45,6 +45,25 @@ def shared_layout(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
     return offsets | {each.name: -(-end // each.align) * each.align for each in dynamic}, end
 
 
+def gaps(variables: Iterable[Variable], dynamic_bytes: int, size: int) -> tuple[tuple[int, int], ...]:
+    """What belongs to no array of a kernel behind its static ones: (first offset, end), in order.
+
+    Args:
+        variables: of the kernel.
+        dynamic_bytes: of the launch. Without an array that stands for them it is not known where they begin, and
+            everything belongs to them.
+        size: of the shared memory of a CTA.
+    """
+    variables = [variable for variable in variables if variable.space == "shared"]
+    offsets, end = shared_layout(variables)
+    dynamic = [offsets[variable.name] for variable in variables if not variable.nbytes]
+    if not dynamic:
+        found = [] if dynamic_bytes else [(end, size)]
+    else:
+        found = [(end, min(dynamic)), (max(dynamic) + dynamic_bytes, size)]
+    return tuple((first, behind) for first, behind in found if first < behind)
+
+
 def shared_address(cta_rank: int, offset: int) -> int:
     """The 32-bit address of ``offset`` in CTA ``cta_rank`` of the cluster."""
     return (cta_rank << RANK_SHIFT) | offset
@@ -86,6 +105,25 @@ class SharedMemory:
         # Lowest and highest byte of any live mbarrier: almost every access is told apart by two comparisons.
         self._barriers: set[int] = set()
         self.barrier_low, self.barrier_high = size, 0
+        self._gaps: tuple[tuple[int, int], ...] = ()
+
+    def exclude(self, ranges: tuple[tuple[int, int], ...]) -> None:
+        """With ``detect``, nothing may access these (first offset, end), which belong to no array."""
+        if self.detect:
+            self._gaps = ranges
+            for first, end in ranges:
+                self.states[1][first:end] = _BARRIER  # the core leaves accesses to such bytes to the checks here
+
+    def _check_gaps(self, first: int, end: int) -> None:
+        for begin, behind in self._gaps:
+            if first < behind and end > begin:
+                bad, nbytes = max(first, begin), min(end, behind) - max(first, begin)
+                message = (
+                    f"shared access of bytes {bad} to {bad + nbytes - 1} of CTA {self.cta_rank}, which no array of the "
+                    f"kernel has: there is none from offset {begin} to {behind - 1}"
+                )
+                memory = self._bytes(bad, nbytes)
+                raise IllegalAccess(message).know("out-of-bounds", memory=memory)
 
     def protect(self, offset: int) -> None:
         """Marks the 8 bytes at ``offset`` as a live mbarrier, which only mbarrier operations may touch."""
@@ -119,7 +157,7 @@ class SharedMemory:
         """Raises IllegalAccess when a range is not inside the memory, or the CTA has exited."""
         self.check_open()
         if offset < 0 or offset + nbytes > self.size:
-            raise IllegalAccess(self._outside(offset, nbytes)).know("out-of-bounds")
+            raise self._outside(offset, nbytes)
 
     def check_range(self, offset: int, nbytes: int, *, write: bool) -> None:
         """Checks one contiguous access and, for a write, marks the bytes as initialised.
@@ -131,6 +169,7 @@ class SharedMemory:
         self.check_bounds(offset, nbytes)
         if not self.detect:
             return
+        self._check_gaps(offset, end)
         if offset < self.barrier_high and end > self.barrier_low:
             for barrier in self._barriers:
                 if offset < barrier + 8 and end > barrier:
@@ -152,9 +191,12 @@ class SharedMemory:
         self.check_open()
         low, high = int(offsets.min()), int(offsets.max()) + nbytes
         if low < 0 or high > self.size:
-            raise IllegalAccess(self._outside(low if low < 0 else high - nbytes, nbytes)).know("out-of-bounds")
+            raise self._outside(low if low < 0 else high - nbytes, nbytes)
         if not self.detect:
             return
+        for begin, behind in self._gaps:
+            if low < behind and high > begin and (bad := (offsets < behind) & (offsets + nbytes > begin)).any():
+                self._check_gaps(int(offsets[bad][0]), int(offsets[bad][0]) + nbytes)
         if low < self.barrier_high and high > self.barrier_low:
             for barrier in self._barriers:
                 hit = (offsets < barrier + 8) & (offsets + nbytes > barrier)
@@ -189,13 +231,16 @@ class SharedMemory:
             items = index.reshape(-1)
             bad = items[(self.states[1][items[:, None] * nbytes + np.arange(nbytes)] != _DATA).any(axis=1)]
             first = int(bad[0]) * nbytes
+            self._check_gaps(first, first + nbytes)
             error = IllegalAccess(
                 f"asynchronous read of uninitialised shared memory at offset {first} of CTA {self.cta_rank}{_HINT}"
             ).know("uninitialised-read", memory=self._bytes(first, nbytes))
             self.report(error)
 
-    def _outside(self, offset: int, nbytes: int) -> str:
-        return f"shared access of {nbytes} bytes at offset {offset} of CTA {self.cta_rank} leaves its {self.size} bytes"
+    def _outside(self, offset: int, nbytes: int) -> EmulatorError:
+        where = f"at offset {offset} of CTA {self.cta_rank}"
+        message = f"shared access of {nbytes} bytes {where} leaves its {self.size} bytes"
+        return IllegalAccess(message).know("out-of-bounds", memory=self._bytes(offset, nbytes))
 
     def _bytes(self, offset: int, nbytes: int) -> Memory:
         return Memory("shared", offset, nbytes, self.cta_rank)

@@ -111,8 +111,13 @@ def test_the_notebook_is_written_and_opened(tmp_path: Path, monkeypatch: pytest.
     assert type(chosen["base"]).__name__ == "Sm90GemmConfig"
     assert code[1:] == [cell.source for cell in notebook.cells_of((NOTEBOOKS / "kernel.py").read_text())
                         if not cell.markdown][1:]  # fmt: skip
+    identifiers = [cell["id"] for cell in document["cells"]]
+    assert len(set(identifiers)) == len(identifiers) and all(re.fullmatch(r"[\w-]{1,64}", each) for each in identifiers)
     before = path.read_bytes()
     assert main(["explore", *words]) == 2 and path.read_bytes() == before
+    path.unlink()
+    assert main(["explore", *words, "--no-browser"]) == 5
+    assert commands[1:] == [[sys.executable, "-m", "jupyterlab", "--no-browser", str(path)]]
 
 
 def test_times_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

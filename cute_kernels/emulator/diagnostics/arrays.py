@@ -41,6 +41,13 @@ def array_at(ptx: str, kernel: str, launch: CapturedLaunch | None, first: int, c
     return None
 
 
+def array_before(ptx: str, kernel: str, launch: CapturedLaunch | None, first: int) -> Array | None:
+    """The array that ends last at or before an offset, None if there is none or it has no name; as `array_at`."""
+    before = [array for array in _arrays(ptx, kernel, launch) if array.first + array.nbytes <= first]
+    array = max(before, key=lambda each: each.first + each.nbytes, default=None)
+    return array if array is not None and array.name else None
+
+
 def _arrays(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Array]:
     """All that are known, fields before the structure that they are in."""
     kernels = parse(ptx).kernels

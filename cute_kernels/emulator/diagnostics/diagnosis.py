@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from cute_kernels.emulator.diagnostics import sources
-from cute_kernels.emulator.diagnostics.arrays import array_at
+from cute_kernels.emulator.diagnostics.arrays import array_at, array_before
 from cute_kernels.emulator.diagnostics.barriers import Barriers
 from cute_kernels.emulator.diagnostics.hangs import cycle, grouped, in_one_sentence, waits_for_first_phase
 from cute_kernels.emulator.diagnostics.kinds import kind as kind_of
@@ -159,7 +159,14 @@ class _Diagnosis:
         if memory.space != "shared":
             return f"{count} from byte {memory.first} on of {memory.name or 'a global array'}"
         place = f"offset {memory.first} of the shared memory of CTA {memory.cta}"
-        array = array_at(self.ptx, self.kernel, self.error.launch, memory.first, memory.count) if self.ptx else None
+        if not self.ptx:
+            return f"{count} at {place}"
+        arguments = self.ptx, self.kernel, self.error.launch, memory.first
+        if self.error.kind == "out-of-bounds":
+            before = array_before(*arguments)
+            distance = memory.first - before.first - before.nbytes if before is not None else 0
+            return f"{count} at {place}" + (f", {distance} bytes behind the end of {before.name}" if before else "")
+        array = array_at(*arguments, memory.count)
         if array is None:
             return f"{count} at {place}"
         return f"{count} from byte {memory.first - array.first} on of {array.name} ({place})"

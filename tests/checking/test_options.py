@@ -1,0 +1,117 @@
+"""Options and exit statuses of the commands that run a program: the same ones wherever they mean something."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cute_kernels.commands import cli
+from tests.checking.planted import EXAMPLE, planted
+
+AGENTS = Path(__file__).parents[2] / "docs" / "agents.md"
+COMMANDS = ("emulate", "check", "mutate", "sweep", "explore")
+
+
+def run(*arguments: str) -> int:
+    try:
+        return cli.main(arguments)
+    except SystemExit as end:
+        return end.code
+
+
+def options_of(command: str) -> set[str]:
+    (commands,) = (each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction))
+    actions = commands.choices[command]._actions
+    return {option for action in actions for option in action.option_strings if option.startswith("--")}
+
+
+def test_the_table_of_options() -> None:
+    """Each row of docs/agents.md has the options that the commands of its marks have, and no other command has."""
+    table = re.findall(r"^\| (`--.*?)" + r" \| (yes|no)" * len(COMMANDS) + r" \|$", AGENTS.read_text(), re.MULTILINE)
+    assert len(table) > 8
+    known = {command: options_of(command) for command in COMMANDS}
+    listed = set()
+    for names, *marks in table:
+        for option in re.findall(r"--[\w-]+", names):
+            assert [option in known[command] for command in COMMANDS] == [mark == "yes" for mark in marks], option
+            listed.add(option)
+    assert (known["emulate"] | known["check"] | known["mutate"]) - listed == {"--help"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_exit_statuses_mean(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    text = capsys.readouterr().out.partition("Exit status: ")[2]
+    assert text and all(re.search(rf"\b{status}\b", text) for status in (0, 2))
+
+
+@pytest.mark.parametrize(
+    "arguments", [("check", "--seeds", "0"), ("mutate", "--match", "fence.proxy"), ("emulate",)]
+)
+def test_nothing_is_printed_where_nothing_is_found(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = "the result is right\n"  # of the program
+    assert run(*arguments, "--arch", "sm_90a", str(EXAMPLE)) == 0
+    assert len(capsys.readouterr().out) > len(own)
+    assert run(*arguments, "--quiet", "--arch", "sm_90a", str(EXAMPLE)) == 0
+    assert capsys.readouterr() == (own, "")
+
+
+def test_reports_are_printed_quietly_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = str(planted("one try to wait", tmp_path))
+    assert run("check", "--quiet", "--seeds", "0", "--arch", "sm_90a", program) == 3
+    captured = capsys.readouterr()
+    assert captured.out == "the result is right\n" and captured.err.startswith("error[unfinished-copy]")
+    arguments = ("--quiet", "--match", "mbarrier_init", "--arch", "sm_90a", str(EXAMPLE))
+    assert run("mutate", *arguments) == 0
+    assert re.fullmatch(r"the result is right\n  survives: .*\n    .*\n", capsys.readouterr().out)
+
+
+def test_check_names_warps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the schedule that it finds, and in the command that runs it again."""
+    program = str(planted("one try to wait", tmp_path))
+    roles = ("--roles", "add_bias:load=4,add=0-3")
+    assert run("check", "--quiet", "--seeds", "0", *roles, "--arch", "sm_90a", program) == 3
+    report = capsys.readouterr().err
+    assert re.search(r"warp \d 'add'", report) and "warp 4 'load'" in report, report
+    (replay,) = re.findall("replay: cute-kernels (.*)", report)
+    assert run(*shlex.split(replay)) == 3 and "warp 4 'load'" in capsys.readouterr().err
+
+
+def test_mutants_of_a_program_with_a_report_that_is_suppressed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own fault is none of the mutants'; any other one stops the program as ever, and notices a mutant."""
+    arguments = ("--arch", "sm_90a", "--quiet", "--match", "drop bar.sync", str(planted("no proxy fence", tmp_path)))
+    for other in ((), ("--suppress", "shared-race")):
+        assert run("mutate", *other, *arguments) == 3
+        assert "error[proxy-fence]" in capsys.readouterr().err
+    assert run("mutate", "--suppress", "proxy-fence", "--fail-under", "100", *arguments) == 0
+    assert re.fullmatch(r"suppressed reports: \d+ by proxy-fence\n", capsys.readouterr().err)
+
+
+def test_a_traceback_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = str(planted("no proxy fence", tmp_path))
+    for command in ("emulate", "check", "mutate"):
+        for asked in (False, True):
+            assert run(command, "--arch", "sm_90a", *["--traceback"] * asked, program) == 3
+            assert ("Traceback (most recent call last)" in capsys.readouterr().err) == asked
+
+
+def test_a_sweep_of_a_program_that_is_at_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where another configuration is in order; one that the program refuses is no fault."""
+    source = EXAMPLE.with_name("reverse.py").read_text()
+    for line in ("import argparse", "parser = argparse.ArgumentParser()", "parser.add_argument('--sync', type=int)",
+                 "SYNC = parser.parse_args().sync", "assert SYNC < 2"):  # fmt: skip
+        source = source.replace("THREADS, BLOCKS = 64, 2", f"{line}\nTHREADS, BLOCKS = 64, 2")
+    barrier = "        if cutlass.const_expr(SYNC):\n            cute.arch.sync_threads()\n        # Missing"
+    program = tmp_path / "program.py"
+    program.write_text(source.replace("        # Missing", barrier))
+    for values, status in (("1", 0), ("0,1", 3), ("1,2", 0)):
+        assert run("sweep", str(program), "--arch", "sm_90a", "--vary", f"sync={values}") == status
+    assert "SharedMemoryRace" in capsys.readouterr().out
