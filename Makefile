@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test orders integrations programs lint bench b200 dask mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
+.PHONY: demo test orders integrations programs lint bench b200 dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -82,6 +82,11 @@ dask: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[dask]'
 	$(BIN)/python -m pytest tests/dask_cluster $(ARGS)
 
+# The same on a Ray cluster of this machine. docs/emulator/your_kernel.md
+ray: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --editable '.[ray]'
+	$(BIN)/python -m pytest tests/ray_cluster $(ARGS)
+
 # Every supported version of CuTe DSL, each in a virtual environment of its own. docs/install.md
 dsl-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.dsl_versions $(ARGS)
@@ -91,7 +96,7 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file .ci/mkdocs.yml
 
 # What takes too long for every change.
-nightly: integrations programs dask orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions $(VENV)/.installed-test
+nightly: integrations programs dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:

@@ -294,11 +294,30 @@ def _ray(address: str) -> Iterator[Executor]:
     import ray
 
     def submit(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Future:
-        return remote.remote(function, *arguments, **keywords).future()
+        reference = remote.remote(function, *arguments, **keywords)
+        future: Future = Future()  # Ray's own cannot be cancelled, and has Ray's exception in place of the function's
+        future.add_done_callback(lambda _: ray.cancel(reference) if future.cancelled() else None)
+        reference.future().add_done_callback(functools.partial(_hand_on, future))
+        return future
 
-    with ray.init(address):
+    try:
+        session = ray.init(address)
+    except ConnectionError as error:
+        raise ConnectionError(f"executor {address!r}: {error}") from error
+    with session:
         remote = ray.remote(_call)
         yield _Submitting(submit, ray.put, int(ray.cluster_resources().get("CPU", 1)))
+
+
+def _hand_on(future: Future, theirs: Future) -> None:
+    """A future has what another one has; of an exception its ``cause``, if that says what was raised."""
+    if not future.set_running_or_notify_cancel():
+        return
+    error = theirs.exception()
+    if error is None:
+        future.set_result(theirs.result())
+    else:
+        future.set_exception(getattr(error, "cause", None) or error)
 
 
 def _same(value: Any) -> Any:
