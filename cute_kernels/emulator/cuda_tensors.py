@@ -310,6 +310,11 @@ class Event:
         """Whether all work before it is complete."""
         return True
 
+    @property
+    def cuda_event(self) -> int:
+        """A handle, which launches may carry as an attribute."""
+        return id(self)
+
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds."""
         return 1000 * (end.seconds - self.seconds)

@@ -196,8 +196,9 @@ class _LaunchAttribute(ctypes.Structure):
 
 # cudaLaunchAttributeID
 _IGNORE, _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION, _PREFERRED_CLUSTER_DIMENSION = 0, 2, 4, 6, 11
-# May use larger clusters where there is room: none is one legal choice.
-_WITHOUT_EFFECT = (_IGNORE, _PREFERRED_CLUSTER_DIMENSION)
+_PROGRAMMATIC_EVENT, _LAUNCH_COMPLETION_EVENT = 7, 12
+# May use larger clusters where there is room: none is one legal choice. Events are complete when a launch returns.
+_WITHOUT_EFFECT = (_IGNORE, _PREFERRED_CLUSTER_DIMENSION, _PROGRAMMATIC_EVENT, _LAUNCH_COMPLETION_EVENT)
 
 _INT, _UINT, _POINTER, _TEXT = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 _INT_OUT, _POINTER_OUT = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_void_p)
