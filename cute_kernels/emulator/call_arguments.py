@@ -108,20 +108,22 @@ def _argument(value: Any, example: Any, name: str, symbols: dict[int, tuple[int,
         example: what the function was compiled with.
         name: of the parameter, or of a part of it.
         symbols: values of symbolic integers so far, by identity.
-        nested: inside of a tuple or a data class, where Python numbers are constants of the compiled function.
+        nested: inside of a named tuple, where Python numbers are constants of the compiled function. CuTe DSL makes
+            32-bit arguments of those in plain tuples, lists and data classes.
     """
     if isinstance(example, (tuple, list)):
         if not isinstance(value, (tuple, list)) or len(value) != len(example):
             raise TypeError(f"argument {name}: compiled with {len(example)} values; {value!r} is given")
         labels = getattr(example, "_fields", None) or range(len(example))
         names = [f"{name}.{label}" if isinstance(label, str) else f"{name}[{label}]" for label in labels]
-        return _Parts([_argument(v, e, n, symbols, True) for v, e, n in zip(value, example, names)])
+        constants = nested or type(example) not in (tuple, list)
+        return _Parts([_argument(v, e, n, symbols, constants) for v, e, n in zip(value, example, names)])
     if compile_arguments.is_plain_dataclass(example):
         if type(value) is not type(example):
             raise TypeError(f"argument {name}: a {type(example).__name__} is needed; {value!r} is given")
         fields = [field.name for field in dataclasses.fields(example) if not dsl.is_constexpr(field)]
         parts = ((getattr(value, f), getattr(example, f), f"{name}.{f}") for f in fields)
-        return _Parts([_argument(v, e, n, symbols, True) for v, e, n in parts])
+        return _Parts([_argument(v, e, n, symbols, nested) for v, e, n in parts])
     if dsl.is_tensor(example) and isinstance(value, torch.Tensor):
         return TensorArgument(value, example, name, symbols)
     if example is None or nested and isinstance(example, (bool, int, float, str, type)):

@@ -65,6 +65,10 @@ def scalar(example: Any, value: Any) -> Any:
         return (cutlass.Int32 if example.width == 32 else cutlass.Int64)(plain)
     if dsl.is_pointer(example):
         return cutlass.cute.runtime.make_ptr(example.dtype, plain, example.memspace, example._assumed_align)
+    if type(example) in (bool, int, float):
+        if isinstance(plain, float) and type(example) is not float:
+            raise TypeError(f"compiled with the {type(example).__name__} {example}; {plain} is given")
+        return type(example)(plain)
     if not isinstance(example, cutlass.Numeric):
         return value
     if isinstance(plain, float) and issubclass(type(example), cutlass.Integer):

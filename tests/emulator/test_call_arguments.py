@@ -190,3 +190,14 @@ def test_elements_of_four_bits() -> None:
         compiled(y, octets[:90].view(6, 15).view(torch.float4_e2m1fn_x2))
     with pytest.raises(TypeError, match="a tensor of torch.uint8 where"):
         compiled(y, octets.view(6, 16))
+
+
+def test_python_numbers_in_a_plain_tuple() -> None:
+    """They are arguments, as those of CuTe DSL's types are: other values need no other function."""
+    tensor = make_fake_compact_tensor(Float32, (cute.sym_int(),), assumed_align=16)
+    compiled = cute.compile(kernels.with_tuple, tensor, (1, 0.5), fakes()[2], options=TVM_FFI)
+    y = torch.zeros(32, device="cuda")
+    compiled(y, (3, 4))
+    assert y.tolist() == [7.0] * 32
+    with pytest.raises(TypeError, match=r"argument numbers\[0\]: compiled with the int 1; 2.5 is given"):
+        compiled(y, (2.5, 4))
