@@ -85,7 +85,7 @@ def _program_choice(options: argparse.Namespace) -> str:
         f"script = {str(Path(options.kernel).resolve())!r}",
         f"arch = {options.arch or 'sm_100a'!r}",
         f"arguments = {shlex.split(options.arguments)!r}",
-        f"varied = {sweep.texts_of(options.vary)!r}",
+        f"varied = {sweep.texts_of(options.vary, program=True)!r}",
         f"jobs = {options.jobs}",
     ])  # fmt: skip
 

@@ -31,7 +31,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add_subject(parser)
     parser.add_argument(
         "--vary", action="append", required=True, metavar="FIELD=VALUE,..",
-        help="values of a tunable, any number of times; --set fixes others. A program gets --FIELD=VALUE",
+        help="values of a tunable, any number of times; --set fixes others. A program gets --FIELD=VALUE; where its "
+        "values have commas, semicolons separate them: 'shape=64,64;128,128'",
     )  # fmt: skip
     parser.add_argument("--measure", action="store_true", help="time on the GPU at hand too")
     workers.add_worker_arguments(parser)
@@ -82,7 +83,7 @@ def kernel_name(text: str) -> str:
 def _rows_of_program(options: argparse.Namespace, where: Mapping[str, Any]) -> list[Row]:
     if options.settings or options.measure:
         raise ValueError("--set and --measure are for this package's kernels; a program gets --arguments and --vary")
-    values = {name: list(texts) for name, texts in texts_of(options.vary).items()}
+    values = {name: list(texts) for name, texts in texts_of(options.vary, program=True).items()}
     arguments = shlex.split(options.arguments)
     return sweep_program(options.kernel, grid(**values), arch=options.arch or "sm_100a", arguments=arguments, **where)
 
@@ -140,15 +141,19 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def texts_of(options: Iterable[str]) -> dict[str, list[str]]:
-    """Values by field, from FIELD=VALUE,.. of a command line, as they are spelled."""
+def texts_of(options: Iterable[str], program: bool = False) -> dict[str, list[str]]:
+    """Values by field, from FIELD=VALUE,.. of a command line, as they are spelled.
+
+    The names of a program's options are, too; those of tunables may have hyphens for underscores.
+    Where a semicolon stands, it separates values, which may have commas then: ``shape=64,64;128,128``, ``shape=64,64;``.
+    """
     values: dict[str, list[str]] = {}
     for option in options:
         name, _, texts = option.partition("=")
-        name = name.strip().replace("-", "_")
+        name = name.strip() if program else name.strip().replace("-", "_")
         if name in values:
             raise ValueError(f"--vary {option}: {name} is varied twice")
-        values[name] = texts.split(",")
+        values[name] = texts.removesuffix(";").split(";") if ";" in texts else texts.split(",")
     return values
 
 

@@ -113,6 +113,17 @@ def test_why_a_program_refuses(text: str, tmp_path: Path) -> None:
     assert row.reason == REFUSALS[text] and row.registers is None
 
 
+def test_a_program_gets_options_as_they_are_spelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With hyphens, and with commas in their values where semicolons separate these."""
+    program = tmp_path / "program.py"
+    program.write_text("import sys; sys.exit(' '.join(sys.argv[1:]))")
+    varied = ["--vary", "tile-shape=64,64;128,128", "--vary", "mnk=8,8,8;", "--vary", "stages=1,2"]
+    assert main(["sweep", str(program), "--arch", "sm_90a", *varied]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for shape, stages in (("64,64", 1), ("64,64", 2), ("128,128", 1), ("128,128", 2)):
+        assert any(line.endswith(f": --tile-shape={shape} --mnk=8,8,8 --stages={stages}") for line in lines)
+
+
 def test_only_modules_of_the_program_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries stay, also those of an environment in the program's folder: many cannot be imported twice."""
     environment = tmp_path / ".venv" / "lib"
