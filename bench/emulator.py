@@ -1,8 +1,10 @@
 """What the emulator costs on one core: per tile, per warp instruction, for a whole GEMM, and for the whole problem.
 
-Run with ``python -m bench.emulator``; ``--headline`` emulates all 10,878 tiles of the 928,256 x 768 x 768 patch embed
-instead, in as many processes as asked for, and checks a sample of the result. Times are CPU seconds of the process,
-which runs one thread: what else keeps the machine busy hardly shows in them. Compilation comes before the clock starts.
+Run with ``python -m bench.emulator``. ``--one-launch`` compares launches whose clusters run in one process and in
+``--processes`` (`cute_kernels.emulator.Options.processes`). ``--headline`` emulates all 10,878 tiles of the 928,256 x
+768 x 768 patch embed, in as many processes as asked for, and checks a sample of the result. Times are CPU seconds of
+the process, which runs one thread: what else keeps the machine busy hardly shows in them. Compilation comes before the
+clock starts.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import dataclasses
 import mmap
 import multiprocessing
+import resource
 import statistics
 import struct
 import tempfile
@@ -57,12 +60,13 @@ NEXT:
 
 @dataclass
 class Case:
-    """A launch to time: so many tiles of 256 x 256 x 768, on one cluster of SM100 or of SM90."""
+    """A launch to time: so many tiles of 256 x 256 x 768, on one cluster of SM100 or of SM90, or on several."""
 
     tiles: int
     name: str
     options: Options
     config: Sm100PatchEmbedConfig | Sm90PatchEmbedConfig = field(default_factory=Sm100PatchEmbedConfig)
+    clusters: int = 1
     tensors: Operands | None = None
     plan: Any = None
     instructions: int = 0
@@ -74,7 +78,8 @@ class Case:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(rows, FEATURES, generator=generator).to(torch.float8_e4m3fn)
         weight = torch.randn(256, FEATURES, generator=generator).to(torch.float8_e4m3fn)
-        self.plan = make_plan(PatchEmbedProblem(rows, 256, FEATURES, POSITIONS), self.config, sm_count=2)
+        problem = PatchEmbedProblem(rows, 256, FEATURES, POSITIONS)
+        self.plan = make_plan(problem, self.config, sm_count=2 * self.clusters)
         table = torch.randn(self.plan.table_shape, generator=generator).to(getattr(torch, self.plan.table_dtype))
         out = torch.empty(rows, 256, dtype=torch.bfloat16)
         self.tensors = Operands(x=x, weight=weight, table=table, scale=0.5, out=out)
@@ -184,6 +189,57 @@ def gemm_seconds(size: int, repeats: int) -> dict[bool, float]:
     return {detectors: min(measured[1:]) for detectors, measured in times.items()}
 
 
+# --- clusters in several processes ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a launch: on the clock, and of the processor in this process and in all that it forked."""
+
+    wall: float
+    own: float
+    forked: float
+
+    @staticmethod
+    def of(case: Case, processes: int) -> Cost:
+        """One launch, whose clusters are independent."""
+        options = dataclasses.replace(case.options, processes=processes)
+        before, start = [_cpu_seconds(who) for who in _WHOSE], time.perf_counter()
+        report = emulate(case.plan, case.tensors, options)
+        wall = time.perf_counter() - start
+        assert report.processes == processes, report.one_process
+        return Cost(wall, *(_cpu_seconds(who) - seconds for who, seconds in zip(_WHOSE, before)))
+
+
+_WHOSE = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+
+
+def _cpu_seconds(who: int) -> float:
+    usage = resource.getrusage(who)
+    return usage.ru_utime + usage.ru_stime
+
+
+def processes_table(tile_counts: list[int], processes: int, repeats: int) -> Table:
+    """Launches of eight clusters in one process and in several, which take turns."""
+    table = Table(title=f"8 clusters in {processes} processes and in one, detectors on; ratios: best (median)")
+    for column in ("config", "tiles", "s in one process", "s here + s in each process", "CPU ratio", "wall ratio"):
+        table.add_column(column, justify="right")
+    for config in (Sm100PatchEmbedConfig(), Sm90PatchEmbedConfig()):
+        for tiles in tile_counts:
+            case = Case(tiles, "processes", Options(), config, clusters=8)
+            case.prepare()
+            pairs = [(Cost.of(case, 1), Cost.of(case, processes)) for _ in range(repeats)]
+            busy = sorted((several.own + several.forked / processes) / one.own for one, several in pairs)
+            wall = sorted(several.wall / one.wall for one, several in pairs)
+            one, own, forked = (
+                min(seconds) for seconds in zip(*((a.own, b.own, b.forked / processes) for a, b in pairs))
+            )
+            which = "sm_90a" if isinstance(config, Sm90PatchEmbedConfig) else "sm_100a"
+            ratios = (f"{ratios[0]:.2f} ({statistics.median(ratios):.2f})" for ratios in (busy, wall))
+            table.add_row(which, str(tiles), f"{one:.2f}", f"{own:.2f} + {forked:.2f}", *ratios)
+    return table
+
+
 # --- the whole problem ----------------------------------------------------------------------------------------------
 
 
@@ -256,6 +312,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--arithmetic", choices=CHOICES, default="silicon", help="of the tiles' products")
     parser.add_argument("--gemm", type=int, default=2048, help="size of the square GEMM")
+    parser.add_argument("--one-launch", action="store_true", help="compare one process and --processes instead")
     parser.add_argument("--headline", action="store_true", help="emulate the whole problem instead")
     parser.add_argument("--images", type=int, default=HEADLINE_IMAGES, help="of the whole problem")
     parser.add_argument("--processes", type=int, default=2)
@@ -264,6 +321,10 @@ def main() -> None:
     console = Console()
     if arguments.headline:
         headline(arguments.images, arguments.processes, not arguments.no_detectors, console)
+        return
+    if arguments.one_launch:
+        torch.set_num_threads(1)
+        console.print(processes_table(arguments.tiles, arguments.processes, arguments.repeats))
         return
     console.print(tile_table(arguments.tiles, arguments.repeats, arguments.arithmetic))
     for name, native, rounds, detectors in (
