@@ -126,9 +126,10 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
     indices = list(launch.waiting)
     count = min(launch.options.processes, len(indices))
     works: list[ClusterWork | None] = [None] * len(indices)
-    accesses: list[list[Span]] = [[]] * count
-    with Forked([functools.partial(_deal, launch, number, count) for number in range(count)]) as processes:
-        try:
+    accesses: list[list[Span]] = [[] for _ in range(count)]
+    done = 0
+    try:
+        with Forked([functools.partial(_deal, launch, number, count) for number in range(count)]) as processes:
             for number, message in processes.messages():
                 if isinstance(message, str):
                     raise Dependent(message)
@@ -136,12 +137,13 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
                     accesses[number] = message
                     continue
                 position, works[position] = message
+                done += 1
                 if progress is not None:
-                    progress(sum(work is not None for work in works), len(works))
-        except Ended:
-            raise Dependent("a process that executed clusters ended before it was done") from None
-        _check_apart(launch, accesses)
-        _copy_results(processes, accesses)
+                    progress(done, len(works))
+            _check_apart(launch, accesses)
+            _copy_results(processes, accesses)
+    except Ended as ended:
+        raise Dependent(str(ended)) from None
     launch.waiting.clear()
     launch.races.elsewhere += [span for spans in accesses for span in spans]
     return works

@@ -20,7 +20,7 @@ AVAILABLE = hasattr(os, "fork")
 
 
 class Ended(Exception):
-    """A forked process has ended before it was done."""
+    """A forked process has ended before it was done, or could not be forked."""
 
 
 class Forked:
@@ -28,6 +28,9 @@ class Forked:
 
     Args:
         tasks: what each of them executes, with its end of a pipe. It raises nothing that anybody would see.
+
+    Raises:
+        Ended: on entry, where the system has no room for a process.
     """
 
     def __init__(self, tasks: list[Callable[[Connection], None]]) -> None:
@@ -69,18 +72,21 @@ class Forked:
                 try:
                     message = connection.recv()
                 except (EOFError, OSError):
-                    raise Ended(f"process {self._running[connection]} has ended") from None
+                    raise Ended("a process ended before it was done") from None
                 if message is None:
                     del numbers[connection]
                 else:
                     yield numbers[connection], message
 
     def _start(self, task: Callable[[Connection], None]) -> None:
-        here, there = multiprocessing.Pipe()
-        with warnings.catch_warnings():
-            # From Python 3.12 on: of other threads, whose locks the tasks do not take.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process = os.fork()
+        try:
+            here, there = multiprocessing.Pipe()
+            with warnings.catch_warnings():
+                # From Python 3.12 on: of other threads, whose locks the tasks do not take.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process = os.fork()
+        except OSError as error:
+            raise Ended(f"no process could be started: {error.strerror}") from None
         if process:
             there.close()
             self._running[here] = process
@@ -88,7 +94,7 @@ class Forked:
         status = 1
         try:
             gc.freeze()  # collections leave alone what the processes share; to look at it would copy it
-            for other in (here, *self._running):  # else nobody would notice that this process's parent has ended
+            for other in (here, *self._running):  # ends that are the parent's: who writes to them notices its end
                 other.close()
             task(there)
             status = 0

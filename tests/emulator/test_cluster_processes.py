@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -56,7 +57,23 @@ def test_a_process_that_ends_before_it_is_done(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(clusters, "_execute", end)
     report = compare(STORE)
-    assert report.one_process == "a process that executed clusters ended before it was done"
+    assert report.one_process == "a process ended before it was done"
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_system_without_room_for_another_process(monkeypatch: pytest.MonkeyPatch):
+    fork, forked = os.fork, []
+
+    def refuse() -> int:
+        if len(forked) % 2:  # every second process
+            forked.append(0)
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
+        forked.append(0)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", refuse)
+    report = compare(STORE, processes=(2,))
+    assert report.one_process == "no process could be started: no more processes" and len(forked) == 2
 
 
 @pytest.mark.usefixtures("no_process_is_left")
