@@ -193,24 +193,41 @@ static int row(const Access *access, Action action, int64_t start, int64_t lane,
   return 1;
 }
 
-// One or two whole granules with a history that was met before: most rows of an MMA's operands.
-static inline int short_read(const Access *access, Action action, int64_t start, int32_t id, const Met *met) {
+// Rows of one or two whole granules that all lie inside the first plane: most operands of MMAs.
+static int is_short(const Access *access) {
+  const Plane *plane = &access->shadow->coarse;
+  if (access->write || access->grain != GRANULE || !plane->layer_count || access->lanes || access->floor) return 0;
+  if (!access->offsets || access->origin || (access->count != GRANULE && access->count != 2 * GRANULE)) return 0;
+  int64_t any = 0, low = 0, high = 0;
+  for (int64_t i = 0; i < access->rows; i++) {
+    int64_t start = access->offsets[i];
+    any |= start;
+    low = start < low ? start : low;
+    high = start > high ? start : high;
+  }
+  return !(any & (GRANULE - 1)) && low == 0 && high / GRANULE + 1 < plane->places;
+}
+
+// Such rows from `i` on whose granules have a history that was met before, up to the first one that has not.
+static int64_t short_reads(const Access *access, Action action, int64_t i, int32_t id, const Met *met) {
   const Shadow *shadow = access->shadow;
-  int64_t first = start >> 4, last = first + (access->count == 2 * GRANULE);
-  if (start & (GRANULE - 1) || first < 0 || last >= shadow->coarse.places) return 0;
-  if (shadow->split && (shadow->split[first] | shadow->split[last])) return 0;
+  int64_t second = access->count / GRANULE - 1;
   int32_t *top = shadow->coarse.layers[0];
-  const int32_t *writes = shadow->coarse.writes;
-  if (top[first] != met->layer || top[last] != met->layer) return 0;
-  if (action == CHECK) return writes[first] == met->write && writes[last] == met->write;
-  top[first] = top[last] = id;
-  return 1;
+  const int32_t *writes = shadow->coarse.writes, write = met->write, layer = met->layer;
+  for (; i < access->rows; i++) {
+    int64_t first = access->offsets[i] / GRANULE, last = first + second;
+    int32_t differ = (top[first] ^ layer) | (top[last] ^ layer);
+    if (shadow->split) differ |= shadow->split[first] | shadow->split[last];
+    if (action == CHECK) differ |= (writes[first] ^ write) | (writes[last] ^ write);
+    if (differ) break;
+    if (action == READ) top[first] = top[last] = id;
+  }
+  return i;
 }
 
 static int rows(const Access *access, Action action) {
   Met met = {0, 0, 0};
-  int is_short = !access->write && access->grain == GRANULE && access->shadow->coarse.layer_count && !access->lanes &&
-                 !access->floor && (access->count == GRANULE || access->count == 2 * GRANULE);
+  int shorts = is_short(access);
   for (int64_t i = 0; i < access->rows; i++) {
     int64_t start = access->offsets ? access->offsets[i] - access->origin : access->base + i * access->stride;
     int64_t lane = access->lane;
@@ -219,8 +236,8 @@ static int rows(const Access *access, Action action) {
       met.write = met.read = 0;  // what is in order for one lane need not be for the next one
     }
     int32_t id = (int32_t)(access->identity + (access->add_lanes && lane >= 0 ? lane : 0));
-    if (is_short && short_read(access, action, start, id, &met)) continue;
     if (!row(access, action, start, lane, id, &met)) return 0;
+    if (shorts) i = short_reads(access, action, i + 1, id, &met) - 1;
   }
   return 1;
 }
