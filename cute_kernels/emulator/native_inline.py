@@ -139,12 +139,13 @@ def _inline_store_matrix(emitter: BlockEmitter, node: Node) -> bool:
 
 
 def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """mbarrier.try_wait.parity that succeeds. Python has to see the first one after a time-out, whatever it says."""
+    """mbarrier.try_wait.parity. Python has to see the first one after a time-out, whatever it says."""
     address, state, parity, waits, order = node.anchor.args
     if not (parity and waits and address.uniform and state.uniform):
         return False
     where, what = emitter.word(address), emitter.operand(state, False)
-    emitter.fast(node, "try_wait", in_rows=True, a=where, b=what, c=node.instruction.index, imm=int(order))
+    place = node.instruction.index << 1 | (not emitter.builder.divergent)
+    emitter.fast(node, "try_wait", in_rows=True, a=where, b=what, c=place, imm=int(order))
     return True
 
 

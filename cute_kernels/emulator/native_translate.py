@@ -43,7 +43,7 @@ from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
 from cute_kernels.emulator.register_hazards import touched_in_flight
 from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, lower
 from cute_kernels.emulator.values import Value
-from cute_kernels.emulator.warp import Frame
+from cute_kernels.emulator.warp import Frame, PhaseWait
 from cute_kernels.emulator.wgmma import RegisterFile
 
 if TYPE_CHECKING:
@@ -302,7 +302,10 @@ class NativeWarp:
             error, self.error = self.error, None
             raise error
         self.publish()
-        if status == _EXIT:
+        if self.header.waits:
+            self.header.waits, self.site = 0, self.header.site
+            self.warp.wait = PhaseWait(self.warp.cluster.barriers, self.header.mbarrier, self.header.parity, True)
+        elif status == _EXIT:
             raise StopIteration
 
     def publish(self) -> None:

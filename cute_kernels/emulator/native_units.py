@@ -74,7 +74,6 @@ class Units:
         self._commits = (CommitEntry * _COMMITS)()
         self._labels: dict[str, int] = {}
         options, header = cluster.options, self._header
-        header.clock = cluster.clock  # before this is what it asks
         flags = 0 if options.spurious_try_wait_failures else CONSTANTS["WAITS"]
         flags |= CONSTANTS["EAGER"] if options.completion == "eager" else 0
         header.unit_flags = flags | (CONSTANTS["WATCHED"] if self._watched else 0)

@@ -261,8 +261,7 @@ def test_single_faults(late: bool) -> None:
 
 
 def test_machine_code_repeats_what_python_did_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit per CTA and stage, and copies that are the first to read a plane: nothing more is Python's, though detectors
-    are on."""
+    """A commit per CTA and stage, and copies that are the first to read a plane: nothing more is Python's."""
     calls: Counter[str] = Counter()
     for owner, name in ((TmaUnit, "load"), (TmaUnit, "store"), (TensorCore, "commit"), (RaceTracker, "wait")):
         original = getattr(owner, name)

@@ -25,6 +25,12 @@ typedef struct Machine {
   int32_t status;   // what the run ends with
 } Machine;
 
+// The run ends.
+static inline const Instruction *leave(Machine *m, int32_t status) {
+  m->status = status;
+  return 0;
+}
+
 // Executes an instruction and returns the one to execute next; null ends the run.
 typedef const Instruction *Run(const Instruction *i, uint8_t *s, Machine *m);
 

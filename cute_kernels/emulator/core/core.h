@@ -17,6 +17,8 @@ EXPORT void barrier_settle(Tables *t, Barrier *barrier);
 
 // Whether the phase of a parity has completed. 0: not, or Python decides.
 EXPORT int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64_t order);
+// Whether it has not, so that a warp may wait for it. 0: it has, or Python decides.
+EXPORT int32_t mbarrier_waits(Tables *t, int64_t address, int32_t parity);
 // Expects bytes and arrives; `mask`: the lanes that do. Returns the phase; -1: nothing is done, Python decides.
 EXPORT int64_t mbarrier_arrive(
     Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
@@ -135,6 +137,8 @@ EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
 EXPORT int32_t watch_mma(Tables *t, Watched *watched, int32_t instruction);
 // A wait for a phase of an mbarrier succeeded.
 EXPORT int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase);
+// A warp is about to wait for the phase with this number, which is not complete.
+EXPORT int32_t watch_look(Tables *t, const Point *point, int64_t phase);
 // Lanes arrive at an mbarrier of a CTA, in a phase that is complete then or not.
 EXPORT int32_t watch_arrive(
     Tables *t, Point *point, uint32_t mask, int64_t order, int64_t rank, int64_t phase, int32_t completes);

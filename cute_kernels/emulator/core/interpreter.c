@@ -10,11 +10,6 @@ static const Instruction *start_of(const Machine *m, int64_t block) {
   return m->program->code + m->program->starts[block];
 }
 
-static const Instruction *leave(Machine *m, int32_t status) {
-  m->status = status;
-  return NULL;
-}
-
 FORM(block) {  // a: offset of its count; imm: its number
   WarpHeader *header = HEADER;
   AT(s64, i->a)++;

@@ -184,6 +184,11 @@ int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase) {
   return 1;
 }
 
+// `PointRaces.look`.
+int32_t watch_look(Tables *t, const Point *point, int64_t phase) {
+  return log_flush(t) && (phase <= 0 || point_knows(point, t->context->agent, 0));
+}
+
 int32_t watch_arrive(
     Tables *t, Point *point, uint32_t mask, int64_t order, int64_t rank, int64_t phase, int32_t completes) {
   if (!log_flush(t)) return 0;

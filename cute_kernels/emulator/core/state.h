@@ -479,6 +479,8 @@ typedef struct WarpHeader {
   int32_t budget;  // blocks until the warp gives way
   int32_t entered;
   int32_t timed_out;  // its next try_wait gives up
+  int32_t waits, parity, site;  // 1: it waits for a phase of this parity, of the mbarrier, in the call of this site
+  int64_t mbarrier;
 } WarpHeader;
 
 // An instruction: a function of the core and its operands, mostly offsets in the warp's state. A value that is the same

@@ -38,6 +38,13 @@ int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64_t orde
   return barrier->point && watch_wait(t, barrier->point, order, barrier->phase - 1);
 }
 
+int32_t mbarrier_waits(Tables *t, int64_t address, int32_t parity) {
+  if (!(t->unit_flags & WAITS) || parity & ~1) return 0;
+  const Barrier *barrier = barrier_at(t, address);
+  if (!barrier || (barrier->phase & 1) != parity) return 0;
+  return !(t->unit_flags & WATCHED) || (barrier->point && watch_look(t, barrier->point, barrier->phase));
+}
+
 int64_t mbarrier_arrive(
     Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order) {
   Barrier *barrier = barrier_at(t, address);
