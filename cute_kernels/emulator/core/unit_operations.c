@@ -164,8 +164,8 @@ static const Instruction *wait_for(const Instruction *i, uint8_t *s, Machine *m,
 }
 
 // mbarrier.try_wait of the parity b at the address a. Python has to see the first one after a time-out, whatever that
-// one says. c: the instruction, and in its lowest bit whether the warp never diverges here, so that none of its lanes could
-// run while others wait.
+// one says. c: the instruction, and in its lowest bit whether the warp never diverges here, so that none of its lanes
+// could run while others wait.
 FORM(try_wait) {
   WarpHeader *header = (WarpHeader *)s;
   Tables *t = m->tables;
