@@ -35,6 +35,7 @@ PARTS = {
         ("cute_kernels/operations",),
         (
             "tests/ops/test_table.py", "tests/ops/test_patch_weight.py", "tests/ops/test_patch_embed.py",
+            "tests/ops/test_patch_embed_arguments.py",
             "tests/ops/test_gemm.py", "tests/ops/test_tune.py", "tests/ops/test_repeat.py",
             "tests/ops/test_patch_embed_images.py", "tests/ops/test_emulator_backend.py",
         ),
@@ -45,6 +46,7 @@ PARTS = {
         (
             "tests/ops/test_derived.py", "tests/ops/test_tune.py", "tests/ops/test_repeat.py",
             "tests/ops/test_launch.py", "tests/ops/test_cache.py", "tests/ops/test_patch_embed.py",
+            "tests/ops/test_patch_embed_arguments.py",
             "tests/ops/test_gemm.py", "tests/ops/test_cli_ptx.py",
         ),
         900,
