@@ -18,7 +18,7 @@ EXTRAS = {
     "explore": {**_DEMO, "jupyterlab": "jupyterlab"},
     "hf": {**_IMAGES, "transformers": "transformers"},
     "dask": {"distributed": "distributed"},
-    "ray": {"ray": "ray", "grpcio": "grpc"},
+    "ray": {"ray": "ray", "grpc": "grpcio"},
     "testing": {**_EMULATOR, "pytest": "pytest", "hypothesis": "hypothesis"},
 }
 """Extra -> module -> the distribution that has it. ``emulator`` also brings the programs cuobjdump and nvdisasm."""
