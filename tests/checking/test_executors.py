@@ -128,7 +128,8 @@ def test_a_missing_client_is_named(
     scheme: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = extras._is_there
-    monkeypatch.setattr(extras, "_is_there", lambda module: module not in ("distributed", "ray", "grpc") and there(module))
+    missing = ("distributed", "ray", "grpc")
+    monkeypatch.setattr(extras, "_is_there", lambda module: module not in missing and there(module))
     assert cli.main([command, "--executor", f"{scheme}://host:8786", str(EXAMPLE)]) == 2  # and it has not run
     error = capsys.readouterr().err
     package = {"dask": "distributed", "ray": "ray, grpcio"}[scheme]
