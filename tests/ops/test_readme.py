@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
+import matplotlib.image
 import pytest
 import torch
 
@@ -39,25 +41,42 @@ def test_python_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.equal(out, reference)
 
 
-def test_the_emulated_program_is_reported_as_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The same words and source lines; PTX lines, registers and offsets belong to the version of CuTe DSL."""
+def words(text: str) -> str:
+    """Without what belongs to the version of CuTe DSL: PTX lines, registers, offsets."""
+    return " ".join(re.sub(r"PTX line \d+|%rd?\d+|offset \d+", "N", text).split())
+
+
+def test_commands_print_what_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (shown,) = blocks("console")
-    command, _, report = shown.partition("\n")
-    arguments = command.removeprefix("$ .venv/bin/cute-kernels ").split()
-    assert arguments[0] == "emulate"
     monkeypatch.chdir(ROOT)
+    ran = []
+    for command, _, output in (each.partition("\n") for each in re.split(r"^\$ ", shown, flags=re.MULTILINE)[1:]):
+        arguments = command.removeprefix(".venv/bin/cute-kernels ").split()
+        ran.append((arguments[0], cli.main(arguments)))
+        captured = capsys.readouterr()
+        assert words(output) in words(captured.out + captured.err), command
+    assert ran == [("emulate", 3), ("check", 0), ("mutate", 0)]
 
-    def words(text: str) -> str:
-        return " ".join(re.sub(r"PTX line \d+|%r\d+|offset \d+", "N", text).split())
 
-    assert cli.main(arguments) != 0
-    assert words(report) in words(capsys.readouterr().err)
+def test_the_picture_is_what_is_printed(tmp_path: Path) -> None:
+    """Its lines are those of the report; the file itself is as the script draws it, but for fonts and PTX lines."""
+    spec = importlib.util.spec_from_file_location("report_picture", ROOT / "docs" / "report_picture.py")
+    picture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(picture)
+    assert "docs/report.png" in README
+    text = picture.printed()
+    plain = re.sub(r"\033\[[\d;]*m", "", text)
+    assert plain.startswith("error[shared-race]: ") and text != plain
+    assert words(" ".join(line.plain for _, line in picture.rows(text))) == words(plain)
+    picture.draw(tmp_path / "report.png", text)
+    drawn, kept = (matplotlib.image.imread(path) for path in (tmp_path / "report.png", ROOT / "docs" / "report.png"))
+    assert drawn.shape == kept.shape and abs(drawn - kept).mean() < 0.02
 
-    source = (ROOT / arguments[-1]).read_text()
+
+def test_the_program_is_in_order_with_its_barrier(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = (ROOT / "docs" / "examples" / "reverse.py").read_text()
     repaired = re.sub(r"# Missing: (cute\.arch\.sync_threads\(\)).*", r"\1", source)
     assert repaired != source
     (tmp_path / "reverse.py").write_text(repaired)
-    assert cli.main([*arguments[:-1], str(tmp_path / "reverse.py")]) == 0
+    assert cli.main(["emulate", "--arch", "sm_90a", str(tmp_path / "reverse.py")]) == 0
     assert capsys.readouterr().out.splitlines()[-2:-1] == ["the result is right"]
