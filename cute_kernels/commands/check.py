@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from cute_kernels import files
@@ -85,10 +86,24 @@ def check(options: argparse.Namespace) -> int:
         OSError: no such program.
         ValueError: the program launches nothing.
     """
+    return reporting(options, "check", _check)
+
+
+def reporting(
+    options: argparse.Namespace, name: str, run: Callable[[argparse.Namespace, Reporter, Outcome], int]
+) -> int:
+    """The command ``name``, which ``run`` does on the workers of its options; writes the files of reports.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SystemExit, OSError, ValueError: as ``run``, and for workers or files that cannot be used, before it.
+    """
     workers.check_workers(options)
     reporter = command.make_reporter(options)
-    with command.writing_reports(options, reporter, "check") as outcome:
-        outcome.status = _check(options, reporter, outcome)
+    with command.writing_reports(options, reporter, name) as outcome:
+        outcome.status = run(options, reporter, outcome)
     return outcome.status
 
 

@@ -91,11 +91,7 @@ def mutate(options: argparse.Namespace) -> int:
     """
     if options.output is not None:
         files.check_output(options.output)
-    workers.check_workers(options)
-    reporter = command.make_reporter(options)
-    with command.writing_reports(options, reporter, "mutate") as outcome:
-        outcome.status = _mutate(options, reporter, outcome)
-    return outcome.status
+    return check.reporting(options, "mutate", _mutate)
 
 
 def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -> int:
