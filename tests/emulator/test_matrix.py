@@ -12,7 +12,7 @@ import pytest
 from cute_kernels.emulator import Options, instructions_matrix
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
 from tests.emulator.matrix_cases import MatrixMove, matrix_cases
-from tests.emulator.ptx import aligned, launch
+from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "matrix_h200.json").read_text())
@@ -101,3 +101,55 @@ def test_the_core_moves_what_is_legal(case: MatrixMove, options: Options, monkey
         rows = report.units.rows() if options.counters else []
         counts.append([row for row in rows if "matrix" in row[1]])
     assert counts[0] == counts[1] and bool(counts[0]) == options.counters
+
+
+#: A warp writes its row of 16 bytes of p0 to shared memory, moves matrices, and writes two registers of each lane to p1.
+OCTETS = f"""{THREAD_OUTPUT} mul.wide.u32 %d2, %r1, 16; add.s64 %d2, %d0, %d2; ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%d2];
+    mov.u32 %r6, dynamic; mad.lo.u32 %r6, %r1, 16, %r6; st.shared.v4.b32 [%r6], {{%r2, %r3, %r4, %r5}}; bar.warp.sync -1;
+    MOVE bar.warp.sync -1; ld.shared.v4.b32 {{%r2, %r3, %r4, %r5}}, [%r6]; ld.param.u64 %d0, [p1];
+    mul.wide.u32 %d2, %r1, 32; add.s64 %d2, %d0, %d2;
+    st.global.v4.b32 [%d2], {{%r10, %r11, %r12, %r13}}; st.global.v4.b32 [%d2+16], {{%r2, %r3, %r4, %r5}}; ret;"""
+
+
+def octets(move: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows of 16 bytes before, those after, four registers of each lane as bytes)."""
+    before = aligned(np.random.default_rng(1).integers(0, 256, (32, 16)).astype(np.uint8))
+    out = aligned(np.zeros((32, 32), np.uint8))
+    start = "mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0; mov.b32 %r13, 0; "
+    for native in (False, True):
+        launch(module(OCTETS.replace("MOVE", start + move)), before, out, options=Options(native=native))
+    return before, out[:, 16:], out[:, :16].reshape(32, 4, 4)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_loads_of_8_bit_elements(count: int) -> None:
+    names = ", ".join(f"%r{10 + n}" for n in range(2 * count))
+    before, after, registers = octets(f"ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.b8 {{{names}}}, [%r6];")
+    assert np.array_equal(before, after)
+    for lane, matrix, register, row in np.ndindex(32, count, 2, 4):
+        element = before[16 * matrix + 4 * (lane % 4) + row, lane // 4 + 8 * register]
+        assert registers[lane, 2 * matrix + register, row] == element
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stores_of_8_bit_elements(count: int) -> None:
+    """Each lane stores the first bytes of its own row."""
+    names = ", ".join(f"%r{2 + n}" for n in range(count))
+    before, after, _ = octets(f"stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%r6], {{{names}}};")
+    expected = before.copy()
+    for lane, matrix, row, half in np.ndindex(32, count, 2, 2):
+        element = before[lane, 4 * matrix + row + 2 * half]
+        expected[8 * matrix + 2 * (lane % 4) + row, lane // 4 + 8 * half] = element
+    assert np.array_equal(after, expected)
+
+
+@pytest.mark.parametrize(
+    "move",
+    ["ldmatrix.sync.aligned.m16n16.x1.shared.b8 {%r10, %r11}, [%r6];",
+     "ldmatrix.sync.aligned.m16n16.x4.trans.shared.b8 {%r10, %r11, %r12, %r13}, [%r6];",
+     "stmatrix.sync.aligned.m16n8.x1.shared.b8 [%r6], {%r2};",
+     "stmatrix.sync.aligned.m8n8.x1.trans.shared.b8 [%r6], {%r2};"],
+)  # fmt: skip
+def test_other_forms_of_8_bit_elements_are_refused(move: str) -> None:
+    with pytest.raises(UnsupportedPTX, match="of b8, .*, transposed, are implemented"):
+        octets(move)
