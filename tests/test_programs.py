@@ -67,6 +67,12 @@ def test_the_verdict(status: int, output: str, diagnostics: list[dict], outcome:
     assert judge(status, output, diagnostics) == outcome
 
 
+def test_programs_that_assert_and_say_nothing():
+    assert judge(0, "", [], silent=True) == Outcome("exact")
+    assert judge(3, "emulated: 2 launches in 1.0 s", [NOWHERE], silent=True) == Outcome("reported", ("exit-in-use",))
+    assert judge(3, "emulated: 2 launches complete in 1.0 s", [NOWHERE], silent=True).verdict == "stopped"
+
+
 PROGRAM = """
 import sys
 import torch

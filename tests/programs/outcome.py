@@ -43,14 +43,16 @@ class Outcome:
     reports: tuple[str, ...] = ()
 
 
-def execute(arch: str, program: Sequence[str], seconds: float, passed: Sequence[str] = PASSED) -> Outcome:
+def execute(
+    arch: str, program: Sequence[str], seconds: float, passed: Sequence[str] = PASSED, silent: bool = False
+) -> Outcome:
     """Runs a program with the emulator, in a process and a folder of its own; execution goes on after reports.
 
     Args:
         arch: as for ``cute-kernels emulate``.
         program: its path, and its arguments.
         seconds: after which it is slow.
-        passed: of `judge`.
+        passed, silent: of `judge`.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -63,10 +65,12 @@ def execute(arch: str, program: Sequence[str], seconds: float, passed: Sequence[
         except subprocess.TimeoutExpired:
             return Outcome("slow")
         diagnostics = json.loads(report.read_text())["diagnostics"] if report.exists() else []
-    return judge(done.returncode, done.stdout + done.stderr, diagnostics, passed)
+    return judge(done.returncode, done.stdout + done.stderr, diagnostics, passed, silent)
 
 
-def judge(status: int, output: str, diagnostics: list[dict], passed: Sequence[str] = PASSED) -> Outcome:
+def judge(
+    status: int, output: str, diagnostics: list[dict], passed: Sequence[str] = PASSED, silent: bool = False
+) -> Outcome:
     """The verdict.
 
     Args:
@@ -74,17 +78,19 @@ def judge(status: int, output: str, diagnostics: list[dict], passed: Sequence[st
         output: what was printed.
         diagnostics: the reports.
         passed: words of which one is printed where the program's check passes.
+        silent: the program asserts its results, and may say nothing where they are right.
     """
     reports = tuple(dict.fromkeys(f"{each['kind']}{_place(each)}" for each in diagnostics))
     if status == 4:
         return Outcome("refused", tuple(dict.fromkeys(each["sentence"] for each in diagnostics)) or _last(output))
     if any(word in output for word in _WRONG):
         return Outcome("wrong", reports)
-    said = any(word in output for word in passed)
+    said = silent or any(word in output for word in passed)
     if status == 0 and not reports:
         return Outcome("exact" if said else "unchecked")
     if status == 3 and reports:
-        return Outcome("reported" if said and "Traceback" not in output else "stopped", reports)
+        ended = "Traceback" not in output and re.search("launch(es)? complete in", output) is None
+        return Outcome("reported" if said and ended else "stopped", reports)
     return Outcome("crashed", reports or _last(output))
 
 
