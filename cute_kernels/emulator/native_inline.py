@@ -6,7 +6,7 @@ function, which decides again and words the error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator import instructions_bulk as bulk
@@ -149,24 +149,28 @@ def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-def _arrive(emitter: BlockEmitter, node: Node, name: str, words: tuple[int, int], several: bool = False) -> bool:
+def _arrive(emitter: BlockEmitter, node: Node, name: str, words: Sequence[int], row: int = 0) -> bool:
+    """The words are address, count and expected bytes; ``row``: addresses of lanes."""
     who = _constant(emitter, "(W.number + 1)")
-    listed = emitter.program.list([emitter.word(node.anchor.args[0]), *words, who, node.instruction.index])
-    emitter.fast(node, name, in_rows=True, a=int(several), c=listed, imm=int(node.anchor.args[-1]))
+    listed = emitter.program.list([*words, who, node.instruction.index])
+    emitter.fast(node, name, in_rows=True, a=row, c=listed, imm=int(node.anchor.args[-1]))
     return True
 
 
 def _inline_arrive(emitter: BlockEmitter, node: Node) -> bool:
-    """mbarrier.arrive by one lane, or by any number at one address."""
+    """mbarrier.arrive by any number of lanes, at one address or at one for each."""
     address, count, _ = node.anchor.args
-    if not count.uniform:
+    if not count.uniform or (not address.uniform and address.bits != 32):
         return False
-    return _arrive(emitter, node, "arrive", (emitter.word(count), 0), several=not address.uniform)
+    if address.uniform:
+        return _arrive(emitter, node, "arrive", (emitter.word(address), emitter.word(count), 0))
+    return _arrive(emitter, node, "arrive_each", (_ZERO, emitter.word(count), 0), emitter.operand(address, True))
 
 
 def _inline_arrive_expect(emitter: BlockEmitter, node: Node) -> bool:
     """mbarrier.arrive.expect_tx by one lane."""
-    return _arrive(emitter, node, "arrive_expect", (_ZERO, emitter.word(node.anchor.args[1])))
+    address, nbytes = (emitter.word(value) for value in node.anchor.args[:2])
+    return _arrive(emitter, node, "arrive_expect", (address, _ZERO, nbytes))
 
 
 def _tensor_copy(

@@ -143,7 +143,8 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: 
     tables.context = ctypes.addressof(contexts[0])
     before, t = state(tracker), ctypes.addressof(tables)
     if arrival == "arrive":
-        done = library().watch_arrive(t, barrier.address, FULL, Order.SYNC, 0, 1, 1)
+        arrival = STRUCTURES["Arrival"](barrier.address, FULL, 0, 1, 1)
+        done = library().watch_arrive(t, ctypes.addressof(arrival), 1, Order.SYNC)
     elif arrival == "commit":
         commit = STRUCTURES["Commit"](tracker.tensor.stream(), 0, 1)
         commit.targets[0].point, commit.targets[0].phase, commit.targets[0].completes = barrier.address, 1, 1

@@ -23,6 +23,10 @@ EXPORT int32_t mbarrier_waits(Tables *t, int64_t address, int32_t parity);
 EXPORT int64_t mbarrier_arrive(
     Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
 
+// Likewise, arrives `count` times for each lane of a mask, at an address for each. Returns the phase of the last mbarrier.
+EXPORT int64_t mbarrier_arrive_each(
+    Tables *t, const int64_t *addresses, uint32_t mask, int64_t count, int64_t arriver, int64_t order);
+
 // 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
 // Likewise, of a wgmma that all four warps have issued.
@@ -139,9 +143,8 @@ EXPORT int32_t watch_mma(Tables *t, Watched *watched, int32_t instruction);
 EXPORT int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase);
 // A warp is about to wait for the phase with this number, which is not complete.
 EXPORT int32_t watch_look(Tables *t, const Point *point, int64_t phase);
-// Lanes arrive at an mbarrier of a CTA, in a phase that is complete then or not.
-EXPORT int32_t watch_arrive(
-    Tables *t, Point *point, uint32_t mask, int64_t order, int64_t rank, int64_t phase, int32_t completes);
+// Lanes of a warp arrive at one mbarrier after the other.
+EXPORT int32_t watch_arrive(Tables *t, const Arrival *arrivals, int64_t count, int64_t order);
 EXPORT int32_t watch_commit(Tables *t, const Commit *commit);
 // Bulk groups of the executing lanes.
 EXPORT int32_t bulk_commit(Tables *t, uint32_t mask);

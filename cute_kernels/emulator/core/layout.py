@@ -18,6 +18,7 @@ _TYPES: dict[str, Any] = {
     "uint16_t": ctypes.c_uint16, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64,
     "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double,
 }  # fmt: skip
+_INCLUDE = re.compile(r'#include\s+"(.*?)"')
 _ENUM = re.compile(r"enum\s*\{([^}]*)\}\s*;")
 _STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^}]*)\}\s*(?:\1\s*)?;")
 _FUNCTION_POINTER = re.compile(r"[\w\s*]+\(\s*\*\s*(\w+)\s*\)\s*\(.*\)", re.S)
@@ -27,8 +28,9 @@ _FUNCTION = re.compile(r"EXPORT\s+([\w\s]+?)(\s*\**\s*)(\w+)\s*\(([^)]*)\)\s*;")
 
 
 def _source(name: str) -> str:
-    """A header without comments."""
-    return re.sub(r"//[^\n]*|/\*.*?\*/", "", (FOLDER / name).read_text(), flags=re.S)
+    """A header without comments, with the headers of the core that it includes in their places."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", (FOLDER / name).read_text(), flags=re.S)
+    return _INCLUDE.sub(lambda found: _source(found[1]), text)
 
 
 def _constants(text: str) -> dict[str, int]:

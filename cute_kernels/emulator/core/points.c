@@ -189,18 +189,23 @@ int32_t watch_look(Tables *t, const Point *point, int64_t phase) {
   return log_flush(t) && (phase <= 0 || point_knows(point, t->context->agent, 0));
 }
 
-int32_t watch_arrive(
-    Tables *t, Point *point, uint32_t mask, int64_t order, int64_t rank, int64_t phase, int32_t completes) {
+int32_t watch_arrive(Tables *t, const Arrival *arrivals, int64_t count, int64_t order) {
   if (!log_flush(t)) return 0;
   Agent *agent = t->context->agent;
-  if (!is_initialised(agent, point)) return 0;
-  if (completes) {
-    agent_order(agent, mask);  // which is what a release of any kind passes on there
-    if (point_overtaken(point, phase, agent->scratch) >= 0) return 0;
+  for (int64_t i = 0; i < count; i++) {
+    const Arrival *arrival = &arrivals[i];
+    if (!is_initialised(agent, arrival->point)) return 0;
+    if (!arrival->completes) continue;
+    agent_order(agent, (uint32_t)arrival->lanes);  // which is what a release of any kind passes on there
+    if (point_overtaken(arrival->point, arrival->phase, agent->scratch) >= 0) return 0;
   }
-  if (rank != agent->rank) point_arrived(point, agent, t->place);
-  agent_release(agent, point, mask, order);
-  if (completes) point_complete(point, phase);
+  for (int64_t i = 0; i < count; i++) {
+    const Arrival *arrival = &arrivals[i];
+    if (arrival->rank != agent->rank) point_arrived(arrival->point, agent, t->place);
+    agent_release(agent, arrival->point, (uint32_t)arrival->lanes, order);
+  }
+  for (int64_t i = 0; i < count; i++)
+    if (arrivals[i].completes) point_complete(arrivals[i].point, arrivals[i].phase);
   return 1;
 }
 

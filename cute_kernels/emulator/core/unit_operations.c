@@ -179,8 +179,7 @@ FORM(try_wait) {
   return (i->c & 1) && mbarrier_waits(t, address, parity) ? wait_for(i, s, m, address, parity) : i + 1;
 }
 
-// The list c: words with the address, the count and the expected bytes (0: none), who arrives; instruction. Lanes at
-// several addresses are left to Python.
+// The list c: words with the address, the count and the expected bytes (0: none), who arrives; instruction.
 static int arrival(const Instruction *i, uint8_t *s, Machine *m, int64_t count) {
   const uint32_t *list = m->program->lists + i->c;
   Tables *t = m->tables;
@@ -191,9 +190,17 @@ static int arrival(const Instruction *i, uint8_t *s, Machine *m, int64_t count) 
   result(m, phase);
   return phase >= 0;
 }
-FORM(arrive) {  // a: the lanes may have several addresses
-  if (i->a && !one_lane(m)) return i + 1;
-  DONE(arrival(i, s, m, AT(s64, m->program->lists[i->c + 1]) * __builtin_popcount(m->active)));
+FORM(arrive) { DONE(arrival(i, s, m, AT(s64, m->program->lists[i->c + 1]) * __builtin_popcount(m->active))); }
+FORM(arrive_each) {  // at the addresses a of 32 bits
+  const uint32_t *list = m->program->lists + i->c;
+  const u32 *a = ROW_OF(u32, i->a);
+  int64_t addresses[LANES];
+  EACH_LANE addresses[lane] = a[lane];
+  m->tables->place = list[4];
+  int64_t phase =
+      mbarrier_arrive_each(m->tables, addresses, m->active, AT(s64, list[1]), AT(s64, list[3]), i->imm);
+  result(m, phase);
+  DONE(phase >= 0);
 }
 FORM(arrive_expect) { DONE(one_lane(m) && arrival(i, s, m, 1)); }
 
@@ -288,7 +295,7 @@ const Operation unit_operations[] = {
     ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
     ENTRY(load_matrix), ENTRY(store_matrix), ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16),
     ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(read_clock), ENTRY(event), ENTRY(event_of_members), ENTRY(event_of_warp),
-    ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive), ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out),
+    ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive), ENTRY(arrive_each), ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out),
     ENTRY(tensor_mma), ENTRY(tensor_commit), ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group),
     ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };

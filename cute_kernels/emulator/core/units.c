@@ -45,23 +45,61 @@ int32_t mbarrier_waits(Tables *t, int64_t address, int32_t parity) {
   return !(t->unit_flags & WATCHED) || (barrier->point && watch_look(t, barrier->point, barrier->phase));
 }
 
+// An arrival that is legal: bytes that the mbarrier waits for then, arrivals that it needs. 0: for Python.
+typedef struct Next {
+  Barrier *barrier;
+  int64_t tx, left;
+} Next;
+
+static int arrival_at(
+    Tables *t, int64_t address, int64_t count, int64_t nbytes, uint32_t lanes, Next *next, Arrival *arrival) {
+  Barrier *barrier = barrier_at(t, address);
+  if (!barrier || count < 1 || count > barrier->pending) return 0;
+  *next = (Next){.barrier = barrier, .tx = barrier->tx + nbytes, .left = barrier->pending - count};
+  if (next->tx > MAX_COUNT || (!next->left && next->tx < 0)) return 0;
+  *arrival = (Arrival){
+      .point = barrier->point, .lanes = lanes, .rank = address >> RANK_SHIFT, .phase = barrier->phase,
+      .completes = !next->left && !next->tx,
+  };
+  return !(t->unit_flags & WATCHED) || arrival->point;
+}
+
+static void arrive(Tables *t, const Next *next, int64_t arriver) {
+  next->barrier->pending = next->left;
+  next->barrier->tx = next->tx;
+  next->barrier->arriver = arriver;
+  barrier_settle(t, next->barrier);
+}
+
 int64_t mbarrier_arrive(
     Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order) {
-  Barrier *barrier = barrier_at(t, address);
-  if (!barrier || count < 1 || count > barrier->pending) return -1;
-  int64_t tx = barrier->tx + nbytes, left = barrier->pending - count, phase = barrier->phase;
-  if (tx > MAX_COUNT || (!left && tx < 0)) return -1;
-  if (t->unit_flags & WATCHED) {
-    int32_t completes = !left && !tx;
-    if (!barrier->point) return -1;
-    if (!watch_arrive(t, barrier->point, mask, order, address >> RANK_SHIFT, phase, completes)) return -1;
-  }
-  barrier->pending = left;
-  barrier->tx = tx;
-  barrier->arriver = arriver;
-  barrier_settle(t, barrier);
+  Next next;
+  Arrival arrival;
+  if (!arrival_at(t, address, count, nbytes, mask, &next, &arrival)) return -1;
+  if (t->unit_flags & WATCHED && !watch_arrive(t, &arrival, 1, order)) return -1;
+  arrive(t, &next, arriver);
   t->progress++;
-  return phase;
+  return arrival.phase;
+}
+
+int64_t mbarrier_arrive_each(
+    Tables *t, const int64_t *addresses, uint32_t mask, int64_t count, int64_t arriver, int64_t order) {
+  Next next[MOST_TARGETS];
+  Arrival arrivals[MOST_TARGETS];
+  int64_t groups = 0;
+  for (uint32_t left = mask, lanes; left; left ^= lanes, groups++) {
+    int64_t address = addresses[__builtin_ctz(left)];
+    lanes = 0;
+    for (int lane = 0; lane < LANES; lane++) lanes |= (uint32_t)(addresses[lane] == address) << lane;
+    lanes &= left;
+    if (groups == MOST_TARGETS) return -1;
+    int64_t arriving = count * __builtin_popcount(lanes);
+    if (!arrival_at(t, address, arriving, 0, lanes, &next[groups], &arrivals[groups])) return -1;
+  }
+  if (!groups || (t->unit_flags & WATCHED && !watch_arrive(t, arrivals, groups, order))) return -1;
+  for (int64_t i = 0; i < groups; i++) arrive(t, &next[i], arriver);
+  t->progress++;
+  return arrivals[groups - 1].phase;
 }
 
 int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction) {

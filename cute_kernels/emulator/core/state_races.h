@@ -1,0 +1,237 @@
+// The race detector's structures and constants that C shares with Python. state.h includes them; see there what layout.py
+// understands, and happens_before.py for what clocks, columns and rows are.
+#ifndef CUTE_KERNELS_STATE_RACES_H
+#define CUTE_KERNELS_STATE_RACES_H
+
+enum {
+  LANES = 32,
+  // Rows of a matrix of clocks, int32 [ROWS][width].
+  ROW_ORDER = 0, ROW_ACQUIRED = 1, ROW_VISIBLE = 2, ROW_PROXY = 3, ROW_PROXY_GLOBAL = 4, ROW_TENSOR = 5, ROWS = 6,
+  // Semantics of a synchronising instruction.
+  ORDER_SYNC = 1, ORDER_WIDE = 2, ORDERS = 4,
+  // Columns of a warp, behind those of its lanes.
+  COLUMN_READ = 32, COLUMN_TENSOR_LOAD = 33, COLUMN_TENSOR_STORE = 34, COLUMN_INIT = 35, WARP_COLUMNS = 36,
+  SCOPED_ROWS = 2,   // that relaxed synchronisation at the scope of a CTA does not take to another: visible, tensor
+  PENDING_ROWS = 4,  // that a fence takes over from relaxed waits before it: acquired, visible and both proxies
+  PRIVATE_COLUMNS = 64  // a lane has two streams of its own: reads and writes of its bulk groups
+};
+
+// Clocks that one lane knows alone, until the lanes synchronise.
+typedef struct PrivateClock { int64_t column, lane, clock; } PrivateClock;
+typedef struct Private {
+  int64_t count;
+  PrivateClock entries[PRIVATE_COLUMNS];
+} Private;
+
+// What is kept of a thread's bulk groups.
+typedef struct BulkThread {
+  int64_t committed;      // groups
+  int64_t stored;         // group of the latest store in the core
+  int64_t identity;       // and of its reads
+  int64_t waited;         // groups whose reads were waited for
+  int64_t open, oldest;   // operations in the open group and the oldest group that Python keeps
+  int64_t reads, writes;  // columns
+} BulkThread;
+
+// A warp.
+typedef struct Agent {
+  int32_t *clocks;
+  int64_t width;   // columns
+  int64_t base;    // the first of its own
+  int64_t live;    // mask of lanes
+  int64_t rank;    // of its CTA
+  int64_t clock, load_clock, store_clock;  // of its accesses now, and of those to tensor memory
+  int64_t read_identity, write_identity, load_identity, store_identity;  // at these clocks; 0: none yet
+  int64_t text;  // the first of four of its epochs: generic loads and stores, tcgen05.ld and st
+  Private *single;
+  int32_t *loads;  // of every tcgen05.ld the clock of the latest
+  int64_t load_count;
+  int32_t *before;    // the tensor row at the last tcgen05.fence::before_thread_sync
+  int32_t *incoming;  // the tensor row that relaxed waits obtained
+  int64_t storing;    // mask of lanes that issued bulk stores
+  int64_t bulk[LANES];  // and address of the BulkThread of each
+  int64_t number;       // in the cluster
+  int64_t strict;
+  int32_t *fenced;       // the clocks at the last fence
+  int64_t fenced_order;  // and its scope; -1: there was none
+  int32_t *pending;  // int32 [PENDING_ROWS][width], what relaxed waits obtained
+  int64_t some_pending;
+  int64_t fenced_inits;  // mbarriers initialised before the last fence of them
+  int32_t *scratch;      // a matrix for intermediate results
+} Agent;
+
+// What is kept of a warp by a synchronisation point. It may have waited for phase -1, the one before the first.
+enum { NO_PHASE = -2 };
+typedef struct Followed {
+  int64_t phase, clock, waited_place;  // that it waited for last (NO_PHASE: none), its clock then, instruction
+  int64_t seen[ORDERS];             // phase that it acquired last with each order
+  int64_t arrived, arrived_phase, arrived_place;  // its clock at its latest arrival from another CTA, phase, instruction
+  // Its latest tcgen05.commit in C: stream (-1: none), clock, phase, instruction.
+  int64_t commit_column, commit, commit_phase, commit_place;
+} Followed;
+
+// A copy that signals: its phase and the identity.
+typedef struct LatestCopy { int64_t phase, identity; } LatestCopy;
+
+// A synchronisation point.
+struct Point {
+  int64_t width;  // columns
+  int32_t *gathered, *available;  // matrices
+  int64_t completed;              // phases
+  int64_t column;                 // its own, or -1
+  int64_t init_column, init_clock;  // of the mbarrier.init; clock 0: not known
+  LatestCopy copies[2];             // to the shared memory of its own CTA, and to that of the other of the pair
+  int64_t ranks;                    // CTAs of the cluster
+  int32_t *inside, *inside_available;  // int32 [ranks][SCOPED_ROWS][width]: passed on inside CTAs, available there
+  int64_t *used;                       // of every CTA, whether it passed anything on
+  int64_t warps;
+  Followed *followed;
+  int64_t *bases;  // first columns of the warps
+  int64_t stream_count;
+  int64_t *streams;  // columns of asynchronous operations that arrived
+  int32_t *earlier;  // int32 [width]: the order row of `available` before the latest phase
+  int64_t copied;    // bits of the completed phases, the latest is the lowest: whether a copy signalled it
+};
+
+// Columns and clocks of all accesses, by epoch number. An identity is an epoch number << LANE_BITS and a lane.
+enum { LANE_BITS = 5, GENERIC = 1, STRONG = 2 };
+typedef struct Epochs {
+  int32_t *columns, *clocks;
+  uint8_t *kinds;  // 0, GENERIC or STRONG
+  int32_t *texts, *instructions;
+  int64_t count, capacity;
+} Epochs;
+
+// Identities of the last write and the last reads of places. See shadow.py.
+typedef struct Plane {
+  int32_t *writes;
+  int32_t **layers;
+  int64_t layer_count, places;
+  int32_t *foreign;
+} Plane;
+
+// Bytes: by granules, and those that are split by bytes. Tensor memory has the first plane alone.
+enum { GRANULE = 16 };
+struct Shadow {
+  Plane coarse, fine;
+  uint8_t *split;  // of every granule, or null
+};
+
+// Tensor memory: no access covers fewer lanes of a column than a group.
+
+// Global memory of a launch.
+typedef struct LaunchRegion {
+  int64_t start, end, writable;
+  Shadow *tracked;  // or null
+  int64_t origin;   // address that it begins at
+} LaunchRegion;
+typedef struct LaunchRegions {
+  LaunchRegion *regions;
+  int64_t count;
+  const uint8_t *non_coherent;  // of every instruction of the kernel, whether it is an ld.global.nc; or null
+  int64_t first;                // first epoch of the launch
+} LaunchRegions;
+
+// An access: ROWS of COUNT. Row i begins at offsets[i] - origin, or without offsets at base + i * stride.
+typedef struct Access {
+  int64_t write, strong;
+  Shadow *shadow;
+  int64_t grain;  // GRANULE: bytes; 1: places of the first plane
+  const int64_t *offsets;
+  int64_t rows, base, stride, count, origin;
+  const int32_t *known;  // who looks: see `shadow.View`
+  int64_t width, own;
+  const int64_t *lanes;  // one per row, or null
+  int64_t lane, exempt, floor;
+  Epochs *epochs;
+  int64_t identity, add_lanes;  // what is recorded
+  // Clocks that writes must be known to as well (a read), or any access through the generic proxy (a write); or null.
+  const int32_t *fenced;
+  const int32_t *read_known;    // a read: clocks by which it replaces others, or null
+  int64_t read_column;
+  int64_t unwritten;  // a read: no write may have this epoch or a later one; 0: any may
+} Access;
+
+// An access of a tcgen05 operation.
+typedef struct PipelinedAccess {
+  int64_t write;
+  Shadow *shadow;
+  int64_t grain;
+  const int64_t *offsets;
+  int64_t rows, first, stride, count;
+  Epochs *epochs;
+} PipelinedAccess;
+
+// tcgen05 operations of one thread since its last commit.
+struct Stream {
+  int64_t column;
+  int64_t commits;
+  int64_t identity;  // 0: none yet
+};
+
+// A tcgen05 operation of one thread.
+struct Watched {
+  const PipelinedAccess *accesses;
+  int64_t count;
+  Stream *stream;
+  int64_t lane, text;
+  int64_t latest;   // identity of the latest execution in C
+  int64_t columns;  // of its accumulator
+  int64_t parts;    // CTAs that this is in
+  const uint8_t *full, *full_pair;  // of each CTA a byte per column, 1 where all its lanes are written
+};
+
+// Lanes that are about to arrive at an mbarrier of a CTA, in a phase that is complete then or not.
+typedef struct Arrival {
+  Point *point;
+  int64_t lanes, rank, phase, completes;
+} Arrival;
+
+// What a tcgen05.commit is about to do: its mbarriers, their phases, and whether these complete.
+typedef struct CommitTarget {
+  Point *point;
+  int64_t phase, completes;
+} CommitTarget;
+typedef struct Commit {
+  Stream *stream;
+  int64_t lane, count;
+  CommitTarget targets[MOST_TARGETS];
+} Commit;
+
+// What a tensor copy is about to do, in one CTA.
+typedef struct WatchedCopy {
+  int64_t lane, instruction, text;
+  Point *point;  // a load: its mbarrier, whether it is to the other CTA of the pair, phase, whether that completes
+  int64_t pair, phase, completes;
+  Shadow *shadow;  // of the shared memory, and bytes there
+  int64_t offset, nbytes;
+  int64_t start, pitch, count, row;  // rows in global memory
+} WatchedCopy;
+
+// A warp as the log of its accesses is worked off.
+struct Context {
+  Agent *agent;
+  Epochs *epochs;
+  Shadow *shadow, *tensor;  // of its CTA
+  LaunchRegions *launch;
+  int64_t floor;  // first epoch of the cluster
+};
+
+// What the core logs: accesses of lanes, and events. An access that all lanes of the mask make together, with one address
+// and one result, has LOG_TOGETHER in its kind. The argument is the bytes of an access; of fence_proxy 1 for
+// shared and 2 for global memory; of tensor_load the columns, with the first cell and the index of the instruction for
+// addresses; of tensor_wait the column of the warp; of tensor_fence 1 for ::before_thread_sync.
+enum {
+  LOG_SHARED_READ = 16, LOG_SHARED_WRITE = 32, LOG_GLOBAL_READ = 64, LOG_GLOBAL_WRITE = 128, LOG_CONVERGE = 256,
+  LOG_FENCE_PROXY = 512, LOG_TENSOR_LOAD = 1024, LOG_TENSOR_WAIT = 2048, LOG_TENSOR_FENCE = 4096,
+  LOG_EVENTS = 4096,  // Tables.flags: events are logged
+  LOG_TOGETHER = 8192
+};
+struct LogEntry {
+  int32_t kind;
+  uint32_t mask;
+  int32_t argument, instruction;
+  int64_t addresses[LANES];
+};
+
+#endif
