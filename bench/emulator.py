@@ -165,7 +165,7 @@ def arithmetic_rate(native: bool, rounds: int, detectors: bool) -> float:
     return best
 
 
-def gemm_seconds(size: int, repeats: int) -> dict[bool, float]:
+def gemm_seconds(size: int, repeats: int, arithmetic: str) -> dict[bool, float]:
     """CPU seconds of a square FP8 GEMM with CTA pairs, without and with detectors, which take turns.
 
     It is the patch embed with a table of zeros, on one persistent cluster: everything from the call of `emulate` to its
@@ -181,7 +181,7 @@ def gemm_seconds(size: int, repeats: int) -> dict[bool, float]:
     for _ in range(repeats + 1):
         for detectors, measured in times.items():
             start = time.process_time()
-            emulate(plan, tensors, Options(native=True, detectors=detectors))
+            emulate(plan, tensors, Options(native=True, detectors=detectors, arithmetic=arithmetic))
             measured.append(time.process_time() - start)
     exact = x[:64].double() @ weight.double().T
     error = (out[:64].double() - exact).abs().max() / exact.abs().max()
@@ -310,7 +310,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiles", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--arithmetic", choices=CHOICES, default="silicon", help="of the tiles' products")
+    parser.add_argument("--arithmetic", choices=CHOICES, default="silicon", help="of the products")
     parser.add_argument("--gemm", type=int, default=2048, help="size of the square GEMM")
     parser.add_argument("--one-launch", action="store_true", help="compare one process and --processes instead")
     parser.add_argument("--headline", action="store_true", help="emulate the whole problem instead")
@@ -333,7 +333,7 @@ def main() -> None:
     ):  # fmt: skip
         rate = arithmetic_rate(native, rounds, detectors)
         console.print(f"arithmetic loop, {name}: {rate:.2f} M warp instructions/s")
-    seconds = gemm_seconds(arguments.gemm, arguments.repeats)
+    seconds = gemm_seconds(arguments.gemm, arguments.repeats, arguments.arithmetic)
     console.print(
         f"{arguments.gemm}^3 FP8 GEMM: {seconds[False]:.2f} s, with detectors {seconds[True]:.2f} s "
         f"({seconds[True] / seconds[False]:.1f} times)"
