@@ -269,9 +269,9 @@ def _command_parser() -> type[argparse.ArgumentParser]:
     """What the subcommands' parsers are: a kind that programs can be given to, unless dependencies are missing."""
     if extras.missing("emulator"):
         return argparse.ArgumentParser
-    import cute_kernels.emulator.command as command
+    import cute_kernels.emulator.command_parser as command_parser
 
-    return command.CommandParser
+    return command_parser.CommandParser
 
 
 def _add_emulated(commands: argparse._SubParsersAction, name: str) -> None:
