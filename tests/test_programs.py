@@ -57,7 +57,8 @@ REFUSED = {"kind": "unsupported", "sentence": "no such opcode", "place": None}
         (1, "AssertionError: Tensor-likes are not close!", [], Outcome("wrong")),
         (4, "", [REFUSED], Outcome("refused", ("no such opcode",))),
         (4, "first\nlast\n", [], Outcome("refused", ("last",))),
-        (3, "", [RACE], Outcome("stopped", ("global-race at kernel:7",))),
+        (3, "emulated: 2 launches complete in 1.0 s", [RACE], Outcome("stopped", ("global-race at kernel:7",))),
+        (3, "emulated: 2 launches in 1.0 s", [RACE], Outcome("unchecked", ("global-race at kernel:7",))),
         (3, "PASS on H200\nTraceback", [RACE], Outcome("stopped", ("global-race at kernel:7",))),
         (1, "Traceback\nKeyError: 1\nemulated: 1 launch in 0.1 s\n", [], Outcome("crashed", ("KeyError: 1",))),
         (0, "", [], Outcome("unchecked")),
@@ -102,7 +103,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "clone" / "examples" / "products"
     folder.mkdir(parents=True)
     (folder / "multiply.py").write_text(PROGRAM)
-    (tmp_path / "list.txt").write_text("# of the test\nsm_100a products/multiply.py 2 1\nsm_90a products/multiply.py 2 64\n\nsm_90a products/multiply.py 3 1\n")
+    runs = ("# of the test", "sm_100a {} 2 1", "sm_90a {} 2 64", "", "sm_90a {} 3 1", "")
+    (tmp_path / "list.txt").write_text("\n".join(runs).format(*["products/multiply.py"] * 3))
     clone = Clone("fake-examples", "somebody/products, v1", "examples", str(tmp_path / "list.txt"), "", ("is correct",))
     monkeypatch.setattr(command, "CLONES", (clone,))
     monkeypatch.setattr(command, "cases", lambda: iter(()))
@@ -132,7 +134,8 @@ def test_a_folder_that_is_no_clone(fake: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_driver_runs_in_place_of_the_program(tmp_path: Path):
     """And gets it as its first argument."""
-    (example,) = [case for case in clones.TRITON_TUTORIALS.cases() if case.name == "sm_100a 10-block-scaled-matmul.py mixed"]
+    name = "sm_100a 10-block-scaled-matmul.py mixed"
+    (example,) = [case for case in clones.TRITON_TUTORIALS.cases() if case.name == name]
     words = example.command(tmp_path)
     assert words == [str(HERE / "triton_tutorial.py"), str(tmp_path / "10-block-scaled-matmul.py"), "mixed"]
 

@@ -145,7 +145,7 @@ def texts_of(options: Iterable[str], program: bool = False) -> dict[str, list[st
     """Values by field, from FIELD=VALUE,.. of a command line, as they are spelled.
 
     The names of a program's options are, too; those of tunables may have hyphens for underscores.
-    Where a semicolon stands, it separates values, which may have commas then: ``shape=64,64;128,128``, ``shape=64,64;``.
+    Where a semicolon stands, it separates values, which may have commas then: ``shape=64,64;128,128``.
     """
     values: dict[str, list[str]] = {}
     for option in options:

@@ -367,7 +367,7 @@ def _run_once(
 
 
 def _run_untimed(callable: Callable[..., Any], *arguments: Any, **keywords: Any) -> float:
-    """Stands for what cutlass.testing.tune times configurations by: all take equally long, so that the first is chosen."""
+    """Stands for what cutlass.testing.tune times by: all take equally long, so that the first is chosen."""
     for name in ("warmup_iterations", "iterations", "use_cold_l2", "print_verbose", "current_stream"):
         keywords.pop(name, None)
     callable(*arguments, **keywords)

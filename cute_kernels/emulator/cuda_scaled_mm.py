@@ -1,6 +1,7 @@
 """``torch._scaled_mm`` with scales of blocks, which torch computes on CUDA alone: programs use it as their reference.
 
-The scales lie as cuBLAS wants them: tiles of 128 rows and 4 scales, in a tile rows r, r + 32, r + 64, r + 96 side by side.
+The scales lie as cuBLAS wants them: tiles of 128 rows and 4 scales, in a tile rows r, r + 32, r + 64, r + 96 side by
+side.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i. Lane l holds, i
 
 Of 8-bit elements, always transposed, ldmatrix loads 16x16 (.m16n16), which two registers of a lane hold, and stmatrix
 stores 16x8 (.m16n8), from one. They are 16 and 8 rows of 16 bytes in memory. Register r of ldmatrix holds, of column
-``l / 4 + 8 * r``, four rows from ``4 * (l % 4)`` on; the one of stmatrix, of columns ``l / 4`` and 8 behind it, two rows
-each from ``2 * (l % 4)`` on. (CUTLASS, copy_sm100.hpp and copy_traits_sm100.hpp)
+``l / 4 + 8 * r``, four rows from ``4 * (l % 4)`` on; the one of stmatrix, of columns ``l / 4`` and 8 behind it, two
+rows each from ``2 * (l % 4)`` on. (CUTLASS, copy_sm100.hpp and copy_traits_sm100.hpp)
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ def operand(rows: int, k: int, fp4: bool, scale_type: torch.dtype) -> tuple[torc
         scales[place(row, column, count)] = 2.0 ** powers[row, column]
     if fp4:
         codes = random.integers(0, 16, (rows, k)).astype(np.uint8)
-        values = np.array([(1 - 2 * (code >> 3)) * E2M1[code & 7] for code in codes.flatten().tolist()]).reshape(rows, k)
+        signed = [(1 - 2 * (code >> 3)) * E2M1[code & 7] for code in codes.flatten().tolist()]
+        values = np.array(signed).reshape(rows, k)
         elements = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4).view(torch.float4_e2m1fn_x2)
     else:
         values = random.integers(-8, 9, (rows, k)).astype(float)

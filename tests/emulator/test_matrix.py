@@ -103,9 +103,10 @@ def test_the_core_moves_what_is_legal(case: MatrixMove, options: Options, monkey
     assert counts[0] == counts[1] and bool(counts[0]) == options.counters
 
 
-#: A warp writes its row of 16 bytes of p0 to shared memory, moves matrices, and writes two registers of each lane to p1.
-OCTETS = f"""{THREAD_OUTPUT} mul.wide.u32 %d2, %r1, 16; add.s64 %d2, %d0, %d2; ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%d2];
-    mov.u32 %r6, dynamic; mad.lo.u32 %r6, %r1, 16, %r6; st.shared.v4.b32 [%r6], {{%r2, %r3, %r4, %r5}}; bar.warp.sync -1;
+#: Each lane writes its row of 16 bytes of p0 to shared memory, moves matrices, and writes registers and its row to p1.
+OCTETS = f"""{THREAD_OUTPUT} mul.wide.u32 %d2, %r1, 16; add.s64 %d2, %d0, %d2;
+    ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%d2]; mov.u32 %r6, dynamic; mad.lo.u32 %r6, %r1, 16, %r6;
+    st.shared.v4.b32 [%r6], {{%r2, %r3, %r4, %r5}}; bar.warp.sync -1;
     MOVE bar.warp.sync -1; ld.shared.v4.b32 {{%r2, %r3, %r4, %r5}}, [%r6]; ld.param.u64 %d0, [p1];
     mul.wide.u32 %d2, %r1, 32; add.s64 %d2, %d0, %d2;
     st.global.v4.b32 [%d2], {{%r10, %r11, %r12, %r13}}; st.global.v4.b32 [%d2+16], {{%r2, %r3, %r4, %r5}}; ret;"""

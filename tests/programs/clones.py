@@ -75,7 +75,8 @@ class Clone:
         """
         folder = clone.resolve() / self.below
         if not folder.is_dir():
-            raise ValueError(f"--{self.option} {clone}: no folder {self.below} there; a clone of {self.origin} is needed")
+            needed = f"no folder {self.below} there; a clone of {self.origin} is needed"
+            raise ValueError(f"--{self.option} {clone}: {needed}")
         return folder
 
 

@@ -32,10 +32,9 @@ class Outcome:
 
     Attributes:
         verdict: "exact": the program's check passes, and nothing is reported; "reported": something is, and the
-            program's check passes all the same; "stopped": something is reported that execution cannot go on after, or
-            the program does not come to its check; "unchecked": the program ends, nothing is reported, and no check
-            of its own says anything; "refused": by the emulator, with a message; "wrong": the program's check fails;
-            "crashed": anything else; "slow": it did not end in time.
+            program's check passes all the same; "stopped": something is reported that execution cannot go on after;
+            "unchecked": the program ends, and no check of its own says anything; "refused": by the emulator, with a
+            message; "wrong": the program's check fails; "crashed": anything else; "slow": it did not end in time.
         reports: ``kind at module:line`` of each report, or the message of a refusal, or the last line of a crash.
     """
 
@@ -90,7 +89,7 @@ def judge(
         return Outcome("exact" if said else "unchecked")
     if status == 3 and reports:
         ended = "Traceback" not in output and re.search("launch(es)? complete in", output) is None
-        return Outcome("reported" if said and ended else "stopped", reports)
+        return Outcome(("reported" if said else "unchecked") if ended else "stopped", reports)
     return Outcome("crashed", reports or _last(output))
 
 
@@ -129,5 +128,5 @@ def table(cases: Iterable[Case], outcomes: dict[str, Outcome]) -> list[str]:
 
 
 def _result(outcome: Outcome) -> str:
-    said = ", ".join(f"`{each}`" if outcome.verdict == "reported" else each for each in outcome.reports)
+    said = ", ".join(f"`{each}`" if outcome.verdict != "refused" else each for each in outcome.reports)
     return f"{outcome.verdict}: {said}" if said else outcome.verdict
