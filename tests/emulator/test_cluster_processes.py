@@ -7,8 +7,10 @@ import errno
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,17 @@ def test_an_error_of_the_emulator_itself_is_that_of_one_process(monkeypatch: pyt
     monkeypatch.setattr(clusters, "_execute", fail)
     with pytest.raises(ZeroDivisionError, match="0"):
         outcome(STORE, Options(processes=2), np.zeros(CTAS * 32, np.uint32))
+
+
+def test_a_launch_in_a_thread_beside_others():
+    over = threading.Event()
+    others = [threading.Thread(target=over.wait) for _ in range(3)]
+    with ThreadPoolExecutor(1) as pool:
+        for other in others:
+            other.start()
+        report = pool.submit(compare, STORE).result()
+        over.set()
+    assert report.processes == 4
 
 
 @pytest.mark.usefixtures("no_process_is_left")
