@@ -305,7 +305,10 @@ class NativeWarp:
         if self.header.waits:
             self.header.waits, self.site = 0, self.header.site
             self.warp.wait = PhaseWait(self.warp.cluster.barriers, self.header.mbarrier, self.header.parity, True)
-        elif status == _EXIT:
+            return
+        if self.header.entered:  # its turn is over: what lanes wait for that have parted does not hold the others up
+            self.warp.wait = None
+        if status == _EXIT:
             raise StopIteration
 
     def publish(self) -> None:

@@ -107,6 +107,24 @@ def test_which_back_end_runs_a_launch(tmp_path: Path) -> None:
         assert back_end.Execution(text, None, (32, 1, 1), options).native == native
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_lanes_that_run_for_longer_than_a_turn_while_others_of_their_warp_wait(native: bool) -> None:
+    """The lower lanes wait at the cluster barrier until the upper ones have exited, 30,000 blocks later."""
+    text = module("""
+        mov.u32 %r1, %tid.x; mov.u32 %r5, 0; setp.lt.u32 %p1, %r1, 16;
+        @%p1 bra WAIT;
+    LOOP:
+        add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 30000;
+        @%p2 bra LOOP;
+        ret;
+    WAIT:
+        barrier.cluster.arrive; barrier.cluster.wait;
+        ret;
+    """, parameters=0)
+    # 4 before they part, those of the loop, then barrier.cluster.arrive, barrier.cluster.wait, and ret twice.
+    assert launch(text, options=Options(native=native)).warp_instructions == 4 + 3 * 30_000 + 1 + 2 + 1
+
+
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("space", ["shared", "global", ""])
 @pytest.mark.parametrize("detectors", [True, False])
