@@ -24,20 +24,20 @@ class Execution:
 
     Args:
         ptx, kernel, block: as for `translate.translate`.
-        options: ``native`` False for Python; else bytecode where that is possible, and no timeline is asked for.
+        options: ``native`` False for Python; else bytecode where that is possible.
     """
 
     def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
-        self._key = (ptx, kernel, block, options.detectors, options.looks_for("registers"))
+        key = (ptx, kernel, block, options.detectors, options.looks_for("registers"))
         self._native: NativeLaunch | None = None
         self._python: Translation | None = None
-        if options.native is not False and options.trace is None:  # which asks for the line that a generator stands at
+        if options.native is not False:
             try:
-                self._native = NativeLaunch(translate_native(*self._key))
+                self._native = NativeLaunch(translate_native(*key))
             except NotNative:
                 pass
         if self._native is None:
-            self._python = translate(*self._key)
+            self._python = translate(*key)
 
     @property
     def flow(self) -> Flow:
@@ -51,11 +51,6 @@ class Execution:
     def static_shared(self) -> int:
         """Bytes of static shared variables."""
         return self._any.static_shared
-
-    @property
-    def python(self) -> Translation:
-        """The translation to Python, whether or not it is in use."""
-        return self._python or translate(*self._key)
 
     @property
     def native(self) -> bool:

@@ -78,10 +78,13 @@ class GroupWait(Wait):
     def ready(self) -> bool:
         return self.unit.complete(self.rank, self.warp, self.newest)
 
+    def ready_at(self, count: int) -> bool:
+        return self.unit.core.end_of_wait(self.rank, self.warp, self.newest) <= count
+
     def describe(self) -> str:
-        operations = self.unit.outstanding(self.rank, self.warp, self.newest)
-        first = f", first {operations[0].describe()}" if operations else ""
-        return f"waits for all but the {self.newest} newest of its wgmma-groups: {len(operations)} operations{first}"
+        count, operation = self.unit.outstanding(self.rank, self.warp, self.newest)
+        first = f", first {operation}" if count else ""
+        return f"waits for all but the {self.newest} newest of its wgmma-groups: {count} operations{first}"
 
 
 # --- mma_async ------------------------------------------------------------------------------------------------------

@@ -91,7 +91,10 @@ class MBarrier:
     @property
     def last_arrival(self) -> str:
         """Who arrived last, for reports."""
-        number = self._row[_ARRIVER]  # of a warp that arrived in the core, plus one
+        return self.arrival(self._row[_ARRIVER])
+
+    def arrival(self, number: int) -> str:
+        """Whom a number in the row names: the label of an arrival in the core plus one, 0: the latest in Python."""
         return self._labels[number - 1] if number else self._who
 
     @last_arrival.setter
@@ -319,17 +322,26 @@ class MBarriers:
 
     def describe(self, address: int) -> str:
         """One line for reports: place, phase, pending arrivals and bytes, who initialised it."""
-        rank, offset = address >> 24, address & 0xFFFFFF
-        name = self.name(address)
-        place = f"mbarrier {f'{name} ' if name else ''}at shared offset {offset} ({offset:#x}) of CTA {rank}"
         barrier = self._barriers.get(address)
         if barrier is None:
-            return f"{place}: not initialised"
+            return f"{self._place(address)}: not initialised"
+        return self._described(barrier, barrier.phase, barrier.pending, barrier.tx, barrier.last_arrival)
+
+    def describe_as(self, address: int, phase: int, pending: int, tx: int, arriver: int) -> str:
+        """`describe`, when these were the words that the core changes of a live barrier (``arriver``: of its row)."""
+        barrier = self._barriers[address]
+        return self._described(barrier, phase, pending, tx, barrier.arrival(arriver))
+
+    def _described(self, barrier: MBarrier, phase: int, pending: int, tx: int, last_arrival: str) -> str:
         return (
-            f"{place}: phase {barrier.phase} (parity {barrier.phase & 1}) incomplete, {barrier.pending} of "
-            f"{barrier.expected} arrivals pending, {barrier.tx} transaction bytes pending, initialised by "
-            f"{barrier.initialiser or 'unknown'}, last arrival by {barrier.last_arrival or 'nobody'}"
+            f"{self._place(barrier.address)}: phase {phase} (parity {phase & 1}) incomplete, {pending} of "
+            f"{barrier.expected} arrivals pending, {tx} transaction bytes pending, initialised by "
+            f"{barrier.initialiser or 'unknown'}, last arrival by {last_arrival or 'nobody'}"
         )
+
+    def _place(self, address: int) -> str:
+        rank, offset, name = address >> RANK_SHIFT, address & OFFSET_MASK, self.name(address)
+        return f"mbarrier {f'{name} ' if name else ''}at shared offset {offset} ({offset:#x}) of CTA {rank}"
 
     def _get(self, address: int, operation: str) -> MBarrier:
         barrier = self._barriers.get(address)

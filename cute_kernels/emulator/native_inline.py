@@ -181,8 +181,7 @@ def _tensor_copy(
     rank = len(places) - 3
     places += [_ZERO] * (_RANKS - rank)
     places.append(emitter.literal(_NONE) if multicast is None else emitter.word(multicast))
-    number = _constant(emitter, "W.number") if emitter.program.detectors else _ZERO
-    listed = emitter.program.list([*places, number, 0])
+    listed = emitter.program.list([*places, _constant(emitter, "W.number"), 0])
     emitter.fast(node, name, in_rows=True, a=rank, b=int(b), c=listed, imm=node.instruction.index)
     return True
 

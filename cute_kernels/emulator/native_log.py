@@ -31,11 +31,12 @@ class WarpLog:
 
     Attributes:
         instruction: index of the one whose entry is being reported, or was when that raised; -1: none.
+        steps: the `WarpHeader.steps` of the warp at that entry.
     """
 
     def __init__(self, warp: Warp, tables: MemoryTables) -> None:
         self.warp, self.tables = warp, tables
-        self.instruction = -1
+        self.instruction, self.steps = -1, 0
         self._unit: ShadowUnit | None = None
         self._context: ctypes.Structure | None = None
 
@@ -74,6 +75,7 @@ class WarpLog:
         kind, mask, argument, self.instruction = entry[:16].view(np.int32).tolist()
         mask &= 0xFFFFFFFF
         addresses = entry[16:].view(np.int64)
+        self.steps = int(addresses[-1])
         if kind & _TOGETHER:
             space, write = _ACCESSES[kind ^ _TOGETHER]
             first = (mask & -mask).bit_length() - 1

@@ -18,6 +18,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.native_trace import TraceLog
     from cute_kernels.emulator.sm import Cluster
 
 ROW = CONSTANTS["EXCHANGE_ROW"]  # bytes: 32 lanes of 64 bits
@@ -45,9 +46,11 @@ class MemoryTables:
     Attributes:
         address: of the tables.
         header: the tables, a `Tables`.
+        trace: takes what the core notes for a timeline, or None.
     """
 
     def __init__(self, cluster: Cluster, flags: int) -> None:
+        self.trace: TraceLog | None = None
         ctas = [cta.shared for cta in cluster.ctas]
         self._bytes = np.zeros(CTA_TABLE + CTA_ENTRY * len(ctas), np.uint8)
         self.header = Tables.from_buffer(self._bytes)

@@ -37,6 +37,7 @@ from cute_kernels.emulator.native_memory import (
 )
 from cute_kernels.emulator.native_meter import NativeMeter
 from cute_kernels.emulator.native_sites import Site
+from cute_kernels.emulator.native_trace import TraceLog
 from cute_kernels.emulator.native_units import Units
 from cute_kernels.emulator.native_wgmma import CoreWgmmas
 from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
@@ -54,6 +55,7 @@ _Header = STRUCTURES["WarpHeader"]
 _HEADER = CONSTANTS["WARP_HEADER"]  # bytes before the counts
 _GO, _WAIT, _ERROR, _AGAIN, _EXIT = (CONSTANTS[name] for name in ("GO", "WAIT", "ERROR", "AGAIN", "EXIT"))
 _ARRIVE, _DIVERGE = CONSTANTS["SITE_ARRIVE"], CONSTANTS["SITE_DIVERGE"]
+_NEAR, _PLACE_SHIFT = CONSTANTS["NEAR"], CONSTANTS["PLACE_SHIFT"]
 _DECIDES = _Header.budget.offset  # bytes of the header that decide what the warp does next
 
 
@@ -145,25 +147,26 @@ class _Translator:
     def _block(self, block: Block) -> int:
         """Index of the first instruction of a block."""
         program, start = self.program, len(self.program.code)
-        builder, condition, _ = self.lowering.block(block)
-        program.put("block", a=_HEADER + 8 * block.index, imm=block.index)
+        builder, condition, last = self.lowering.block(block)
+        program.put("block", a=_HEADER + 8 * block.index, b=block.end - block.start, imm=block.index)
         emitter = BlockEmitter(program, builder, block.index)
         emitter.emit(block.live_out, condition)
-        self._branch(emitter, block, condition)
+        self._branch(emitter, block, condition, last)
         return start
 
-    def _branch(self, emitter: BlockEmitter, block: Block, condition: Value | None) -> None:
-        divergent = int(block.divergent)
+    def _branch(
+        self, emitter: BlockEmitter, block: Block, condition: Value | None, last: Instruction | None
+    ) -> None:
+        flags = int(block.divergent) | (0 if last is None else last.index + 1) << _PLACE_SHIFT
         if condition is None:
-            self.program.put("jump", b=block.successors[0], d=divergent)
+            self.program.put("jump", b=block.successors[0], d=flags)
             return
         taken, following = block.successors
         lanes = not condition.uniform
         meet = self.flow.reconvergence[block.index] if lanes else 0
         near = lanes and meet in (taken, following) and taken != following and meet != self.flow.exit
         where = emitter.operand(condition, lanes)
-        flags = divergent | 2 * int(near)
-        self.program.put("branch", lanes=lanes, a=where, b=taken, c=following, d=flags, imm=meet)
+        self.program.put("branch", lanes=lanes, a=where, b=taken, c=following, d=flags | _NEAR * near, imm=meet)
 
     def _sites(self) -> str:
         """Python source of ``sites(Q, X8, X16, X32, X64)``, which returns the functions of all sites."""
@@ -190,6 +193,7 @@ class NativeLaunch:
         exec(translation.code, self.names)  # noqa: S102 - our own generated source
         self.sites = self.names["sites"](words, *lanes)
         self.sites[_ARRIVE], self.sites[_DIVERGE] = self._arrive, self._diverge
+        self.places = [-1 if site.instruction is None else site.instruction.index for site in translation.sites]
         self.words = words
         self.current: NativeWarp | None = None
         self.tables: dict[Cluster, MemoryTables] = {}
@@ -209,6 +213,8 @@ class NativeLaunch:
                 cluster.wgmma.core = CoreWgmmas(cluster, tables, self.translation.wgmmas)
             if cluster.meter is not None:
                 cluster.meter.native = NativeMeter(self.translation.kernel.instructions)
+            if cluster.trace is not None:
+                tables.trace = TraceLog(cluster, tables)
         return NativeWarp(self, warp, self.tables[cluster])
 
     def _call(self, site: int, mask: int) -> int:
@@ -216,15 +222,15 @@ class NativeLaunch:
         current = self.current
         try:
             current.publish()
-            current.site = site
+            current.site, current.place = site, self.places[site]
             result = self.sites[site](current.warp, mask)
             return current.block() if result == _WAIT else result
         except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `NativeWarp.send` raises it
             current.error = error
             return _ERROR
 
-    def _arrive(self, warp: Warp, mask: int) -> int:
-        header = self.current.header
+    def _arrive(self, warp: Warp, place: int) -> int:
+        header, self.current.place = self.current.header, place - 1
         header.pc, header.mask, header.meet = warp.arrive(header.mask)
         return _GO
 
@@ -233,7 +239,8 @@ class NativeLaunch:
         if header.open:
             header.open = 0
             warp.stack.append(Frame(header.meet, header.arrived, []))
-        taken, following, meet = (self.words[row * ROW // 8] for row in range(3))
+        taken, following, meet, place = (self.words[row * ROW // 8] for row in range(4))
+        self.current.place = place - 1
         header.pc, header.mask, header.meet = warp.diverge(mask, header.mask, taken, following, meet)
         return _GO
 
@@ -261,7 +268,7 @@ class NativeWarp:
         warp.counts = self.counts
         self.header.mask, self.header.meet = warp.live, CONSTANTS["NO_MEET"]
         self.error: BaseException | None = None
-        self.site = 0
+        self.site, self.place = 0, -1
         self._files: dict[int, RegisterFile] = {}
         launch.names["W"] = warp
         for expression, offset, bits, uniform in translation.constants:
@@ -304,11 +311,13 @@ class NativeWarp:
         self.publish()
         if self.header.waits:
             self.header.waits, self.site = 0, self.header.site
+            self.place = launch.places[self.site]
             self.warp.wait = PhaseWait(self.warp.cluster.barriers, self.header.mbarrier, self.header.parity, True)
             return
         if self.header.entered:  # its turn is over: what lanes wait for that have parted does not hold the others up
             self.warp.wait = None
         if status == _EXIT:
+            self.place = -1
             raise StopIteration
 
     def publish(self) -> None:
@@ -319,31 +328,41 @@ class NativeWarp:
             header.progress = 0
             if cluster.units is not None:
                 cluster.units.publish()
+        if header.trace_used:
+            self.tables.trace.report(self.warp)
         self.log.report()
 
     def block(self) -> int:
         """The instruction of the current site has to wait: the warp leaves the core or runs another path."""
         translation, header, warp = self.launch.translation, self.header, self.warp
         number = translation.sites[self.site].block
+        block = translation.flow.blocks[number]
         self.counts[number] -= 1
-        if not translation.flow.blocks[number].divergent:
+        header.steps -= block.end - block.start
+        if not block.divergent:
             return _WAIT
         header.pc, header.mask, header.meet, leaves = warp.park(number, header.mask, header.meet)
         return _WAIT if leaves else _AGAIN
 
     def failed_at(self, error: BaseException) -> Instruction | None:
         """The instruction that raised."""
-        if self.log.instruction >= 0:
-            return self.launch.translation.kernel.instructions[self.log.instruction]
-        return self.launch.translation.sites[self.site].instruction
+        executing = self.executing
+        return self.launch.translation.kernel.instructions[executing] if executing >= 0 else None
 
     @property
     def executing(self) -> int:
         """Index of the instruction that has called Python last, or whose entry in the log is looked at; -1: none."""
-        if self.log.instruction >= 0:
-            return self.log.instruction
-        instruction = self.launch.translation.sites[self.site].instruction
-        return -1 if instruction is None else instruction.index
+        return self.log.instruction if self.log.instruction >= 0 else self.place
+
+    @property
+    def steps(self) -> int:
+        """Instructions executed up to the end of its block: the one it is in, or that of the log's entry looked at."""
+        return self.log.steps if self.log.instruction >= 0 else self.header.steps
+
+    @property
+    def counted(self) -> bool:
+        """Whether it gave way behind the count of its block."""
+        return self.header.entered != 0 and self.log.instruction < 0
 
     @property
     def standing(self) -> int:

@@ -1,8 +1,8 @@
 """Barriers, MMAs and tensor copies: what a warp's bytecode calls instead of Python.
 
-Only without a timeline, which has to hear of every operation. Each function performs the frequent case
-whole or does nothing: whatever is illegal, rare or has to wait is left to the Python function of the instruction, which
-decides again and words the error. Both work on the same state: rows of `mbarrier.MBarriers`, shared memory, and the
+Each function performs the frequent case whole or does nothing: whatever is illegal, rare or has to wait is left to the
+Python function of the instruction, which decides again and words the error. A timeline is told of both
+(``core/trace.h``, `native_trace`). Both work on the same state: rows of `mbarrier.MBarriers`, shared memory, and the
 counts that `publish` hands to the units. With detectors, operations are told to the race detector first, by its own
 functions (``core/points.c``, ``core/copies.c``).
 
@@ -70,7 +70,8 @@ class Units:
         self._mmas = (MmaEntry * _MMAS)()
         self._kept: dict[int, object] = {}
         self._watched = cluster.tracker is not None
-        self._names = (CopyName * (_NAMES if self._watched else 0))()
+        named = self._watched or cluster.trace is not None
+        self._names = (CopyName * (_NAMES if named else 0))()
         self._commits = (CommitEntry * _COMMITS)()
         self._labels: dict[str, int] = {}
         options, header = cluster.options, self._header
@@ -80,8 +81,7 @@ class Units:
         header.barriers = cluster.barriers.rows.ctypes.data
         header.plans, header.mma_entries = ctypes.addressof(self._plans), ctypes.addressof(self._mmas)
         header.names, header.commit_entries = ctypes.addressof(self._names), ctypes.addressof(self._commits)
-        if self._watched:
-            header.first_name = cluster.tracker.epochs.name_by(self._copy_name)
+        header.first_name = cluster.tracker.epochs.name_by(self._copy_name) if self._watched else -1
         for rank, slots in enumerate(cluster.barriers.slots):
             tables.cta(rank).slots = slots.ctypes.data
             if self._watched:
@@ -99,10 +99,14 @@ class Units:
         self._header.clock = clock
 
     def _copy_name(self, number: int) -> str:
-        """What reports call the tensor copies of an entry of the core's table."""
+        """What tensor copies of an entry of the core's table are called."""
         nbytes, shared, signal, warp = self._names[number].key
         who = f"by {self._cluster.barriers.labels[warp]}"
         return store_text(nbytes, shared, who) if signal < 0 else load_text(nbytes, shared, signal, who)
+
+    def copy_text(self, text: int) -> str:
+        """What tensor copies are called to which the core gave this text number."""
+        return self._copy_name(self._header.first_name - text)
 
     def finish(self) -> None:
         """The cluster has exited: what it did is asked for by others alone."""
@@ -122,17 +126,23 @@ class Units:
             who: issues it.
         """
         arguments = self._arguments(addresses, coords, -1 if multicast is None else multicast, who)
-        return bool(library().tensor_load(self._tables.address, arguments, len(coords), pair))
+        return self._executed(library().tensor_load(self._tables.address, arguments, len(coords), pair))
 
     def store(self, tensor_map: int, shared: int, coords: Sequence[int], who: Issuer) -> bool:
         """Likewise to global memory; the lane has bulk groups."""
         arguments = self._arguments((tensor_map, shared, 0), coords, -1, who)
-        return bool(library().tensor_store(self._tables.address, arguments, len(coords)))
+        return self._executed(library().tensor_store(self._tables.address, arguments, len(coords)))
 
     @staticmethod
     def _arguments(addresses: tuple[int, int, int], coords: Sequence[int], multicast: int, who: Issuer) -> Any:
         places = (*coords, *[0] * (_RANKS - len(coords)))
         return ctypes.byref(CopyArguments(*addresses, places, multicast, *who))
+
+    def _executed(self, done: int) -> bool:
+        """Whether the core has done what it was asked for; a timeline hears of that before Python does more."""
+        if self._header.trace_used:
+            self._tables.trace.report(self._cluster.executing)
+        return bool(done)
 
     def learn_mma(
         self, key: Sequence[int], job: int | None, watch: int = 0, owner: Any = None
@@ -177,6 +187,10 @@ class Units:
             self._labels[label] = len(labels)
         entry = self._commits[slot(key, _COMMITS)]
         entry.key[:], entry.label, entry.stream = key, self._labels[label], stream
+
+    def mma(self, number: int) -> Any:
+        """The owner of an entry of `learn_mma`."""
+        return self._kept[number]
 
     def publish(self) -> None:
         """Hands what the core counted to the units of the cluster."""

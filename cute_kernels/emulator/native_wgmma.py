@@ -22,7 +22,7 @@ from cute_kernels.emulator.sanitizer import JointOperation
 from cute_kernels.emulator.sync_point import Columns, widened
 from cute_kernels.emulator.tensor_map import CHUNK
 from cute_kernels.emulator.tensor_races import Operation as Watched
-from cute_kernels.emulator.wgmma import WARPS, Form, Operation, Part, WarpGroups, described, operand_of
+from cute_kernels.emulator.wgmma import WARPS, Form, Operation, Part, WarpGroups, described, operand_of, operation_text
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.shadow import Shadow
@@ -136,24 +136,39 @@ class CoreWgmmas:
             if plane is not None and len(plane.reads) <= self._of_cta:
                 plane.add_layer()
 
+    def end_of_wait(self, rank: int, warp: int, newest: int) -> int:
+        """How many operations of its warpgroup have to be complete for a wait of a warp to end."""
+        mine = self._groups[rank * self._of_cta + warp // WARPS].warps[warp % WARPS]
+        older = mine.committed - mine.waited - newest
+        return mine.ends[(mine.waited + older - 1) % _GROUPS] if older > 0 else 0
+
     def _unfinished(self, rank: int, warp: int, newest: int) -> range:
         """Numbers of the operations that a warp would wait for."""
-        group = self._groups[rank * self._of_cta + warp // WARPS]
-        mine = group.warps[warp % WARPS]
-        older = mine.committed - mine.waited - newest
-        if older <= 0:
-            return range(0)
-        end = mine.ends[(mine.waited + older - 1) % _GROUPS]
-        complete = min(each.issued for each in group.warps)
-        return range(complete, end)
+        complete = min(each.issued for each in self._groups[rank * self._of_cta + warp // WARPS].warps)
+        return range(complete, self.end_of_wait(rank, warp, newest))
+
+    def names(self, number: int, rank: int) -> tuple[str, str]:
+        """The name for traces and the description of an operation of a form that all warps have issued."""
+        form = self._sites[number].form
+        return form.name, operation_text(form, rank, range(WARPS))
 
     def complete(self, rank: int, warp: int, newest: int) -> bool:
         """As `WgmmaUnit.complete`."""
         return not self._unfinished(rank, warp, newest)
 
-    def outstanding(self, rank: int, warp: int, newest: int) -> list[Operation]:
+    def outstanding(self, rank: int, warp: int, newest: int) -> tuple[int, str]:
         """As `WgmmaUnit.outstanding`."""
-        return [self._operation(rank, warp // WARPS, number) for number in self._unfinished(rank, warp, newest)]
+        unfinished, group = self._unfinished(rank, warp, newest), self._groups[rank * self._of_cta + warp // WARPS]
+        if not unfinished:
+            return 0, ""
+        first = unfinished[0]
+        form = self._sites[group.operations[first % _RING].form].form
+        return len(unfinished), operation_text(form, rank, self._issued(group, first))
+
+    @staticmethod
+    def _issued(group: Any, number: int) -> list[int]:
+        """The warps of a warpgroup that have issued an operation."""
+        return [member for member in range(WARPS) if group.warps[member].issued > number]
 
     def _operation(self, rank: int, warpgroup: int, number: int) -> Operation:
         """An operation of the core, for Python."""
@@ -163,7 +178,7 @@ class CoreWgmmas:
         site, b = self._sites[entry.form], entry.b % (1 << 64)
         form = site.form
         a = None if form.a_in_registers else entry.a % (1 << 64)
-        issued = {member for member in range(WARPS) if group.warps[member].issued > number}
+        issued = self._issued(group, number)
         operation = Operation(form, rank, a, b, bool(entry.accumulate))
         operation.done = len(issued) == WARPS
         operation.observed = any(each.observed > number for each in group.warps)
@@ -171,7 +186,7 @@ class CoreWgmmas:
             operand_of(form, which, descriptor, cluster.ctas[rank].shared)
             for which, descriptor in enumerate((b, a)) if descriptor is not None
         ]  # fmt: skip
-        for member in sorted(issued):
+        for member in issued:
             part = entry.parts[member]
             registers = cluster.ctas[rank].warps[WARPS * warpgroup + member].code.registers(site.places)
             given = np.array(part.a, np.uint32).reshape(-1, 32) if a is None else a

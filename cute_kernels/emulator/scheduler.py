@@ -62,8 +62,9 @@ class Scheduler:
         self.rounds = 0
         self.long_slice = False
         self.suspicious = _SUSPICIOUS
-        trace = timeline.attach(cluster, execution.python) if timeline is not None else None
-        self.probes = tuple(probe for probe in (cluster.meter, trace) if probe is not None)
+        if timeline is not None:
+            cluster.trace = timeline.attach(cluster, execution)
+        self.probes = tuple(probe for probe in (cluster.meter, cluster.trace) if probe is not None)
 
     def run(self) -> None:
         """Runs all warps to their end, or until it pauses.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.native_units import Units
     from cute_kernels.emulator.options import Options
     from cute_kernels.emulator.program import Instruction
+    from cute_kernels.emulator.trace import ClusterTrace
 
 NAMED_BARRIERS = 16  # per CTA (PTX ISA, bar)
 
@@ -259,6 +260,7 @@ class Cluster:
         running: warps that have not exited.
         executing: the warp that is running now, None in between.
         meter: counts the work of the units, or None (`Options.counters`).
+        trace: records what happens, or None (`Options.trace`).
         tracker: the race detector, or None.
         arithmetic: how tensor cores add.
         held_at: the griddepcontrol, ``"wait"`` or ``"launch_dependents"``, at which warps wait for another launch; "":
@@ -309,6 +311,7 @@ class Cluster:
             self.tracker.barriers, self.tracker.report = self.barriers, self.report
         self.engine = AsyncEngine(options.completion, asynchronous, self._place)
         self.meter = UnitCounters() if options.counters else None
+        self.trace: ClusterTrace | None = None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
         self.copies = CopyUnit(gmem, self.memory, self.barriers, self.engine)
         self.bulk = BulkUnit(self.tma)

@@ -13,30 +13,29 @@ and as many for TMA as copies are in flight at once:
 Arrows go from the instruction that starts an operation to the operation, and from what completes a barrier's phase or a
 group (an arrival, bytes, a commit) to the first work of each warp that waited for it.
 
-The units know nothing of this: `attach` wraps the methods of one cluster's units, and a launch without a trace runs
-none of it.
+The units in Python know nothing of this: `attach` wraps the methods of one cluster's units, and a launch without a
+trace runs none of it. What the core does instead of them it notes, and `native_trace` tells it here.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
-from operator import mul
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.async_engine import AsyncOp
+from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.roles import activity
 from cute_kernels.emulator.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.warp import Wait, Warp
 from cute_kernels.trace_events import TraceEvents, Track
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.back_end import Execution
     from cute_kernels.emulator.sm import Cluster
-    from cute_kernels.emulator.translate import Translation
 
 _UNIT_TRACKS = 1000  # thread ids of units begin here, after those of the warps
 _IN_ORDER = ("tcgen05", "wgmma")  # engines whose operations run one after the other
@@ -53,10 +52,10 @@ class Timeline:
         self.events = TraceEvents()
         self._open: ClusterTrace | None = None
 
-    def attach(self, cluster: Cluster, translation: Translation) -> ClusterTrace:
+    def attach(self, cluster: Cluster, execution: Execution) -> ClusterTrace:
         """Begins to record a cluster that has not run yet."""
         self.close()
-        self._open = ClusterTrace(self, cluster, translation)
+        self._open = ClusterTrace(self, cluster, execution)
         return self._open
 
     def close(self) -> None:
@@ -80,6 +79,31 @@ class _Waiting:
     wait: Wait
     text: str
     release: tuple[Track, int] | None = None
+
+
+@dataclass(slots=True)
+class Flight:
+    """An asynchronous operation that has been issued.
+
+    Attributes:
+        name, what: short, and in full.
+        unit, track: where it is drawn.
+        slot: place of its track among those of the unit in the CTA of this rank, -1: operations run in order there.
+        issuer: the instruction that issued it, and its step; None: none did.
+        issued, done: first step after its issue, and that in which it took effect.
+        outer: the operation that took effect when this one did, and its step.
+    """
+
+    name: str
+    what: str
+    unit: str
+    rank: int
+    track: Track
+    slot: int
+    issuer: tuple[Track, int] | None
+    issued: int
+    done: int = 0
+    outer: tuple[Track, int] | None = None
 
 
 @contextlib.contextmanager
@@ -107,19 +131,24 @@ class ClusterTrace:
     Args:
         timeline: where events go.
         cluster: whose units are wrapped.
-        translation: of the kernel that it runs.
+        execution: of the kernel that it runs.
     """
 
-    def __init__(self, timeline: Timeline, cluster: Cluster, translation: Translation) -> None:
-        self.timeline, self.cluster, self.translation = timeline, cluster, translation
-        blocks = translation.flow.blocks
+    def __init__(self, timeline: Timeline, cluster: Cluster, execution: Execution) -> None:
+        self._events, self.cluster, self._flow_graph = timeline.events, cluster, execution.flow
+        blocks, instructions = execution.flow.blocks, execution.kernel.instructions
         self._sizes = [block.end - block.start for block in blocks] + [0]
-        self._starts = [block.start for block in blocks]
-        self._ends = [block.end for block in blocks]
+        self._places = [_place(instructions, block.start) for block in blocks] + [("end", 0)]
+        #: Of every instruction, how many its block has from it on: the block is counted as a whole.
+        self._left = [block.end - index for block in blocks for index in range(block.start, block.end)]
         self._first_process = 1 + cluster.index * len(cluster.ctas)
+        self._tracks = {
+            warp: Track(self._first_process + cta.rank, warp.index + 1) for cta in cluster.ctas for warp in cta.warps
+        }
         self.steps = 0  # of everything that has ended
         self._operations = 0  # asynchronous operations that have taken effect
         self._warp: Warp | None = None
+        self._at: tuple[int, int] | None = None  # what the core did: steps of the warp and instruction
         self._begin = self._operations_before = 0
         self._done: dict[Warp, int] = {}  # instructions per warp in earlier turns
         self._where: tuple[str, int] = ("", 0)
@@ -129,9 +158,11 @@ class ClusterTrace:
         self._slots: dict[tuple[int, str], list[bool]] = {}  # tracks of a unit: in use?
         self._units: dict[tuple[Any, ...], Track] = {}
         self._pipe_ends: dict[Track, int] = {}
+        self._barrier_names: dict[int, str] = {}
         self._last_step: tuple[Track, int] | None = None
         for cta in cluster.ctas:
-            self._name("process", Track(self._first_process + cta.rank, 0), f"cluster {cluster.index}, CTA {cta.rank}")
+            process = Track(self._first_process + cta.rank, 0)
+            self._events.name("process", process, f"cluster {cluster.index}, CTA {cta.rank}")
         self._wrap_units()
 
     # --- probe of the scheduler -------------------------------------------------------------------------------------
@@ -139,12 +170,12 @@ class ClusterTrace:
     def resume(self, warp: Warp) -> None:
         """A warp is about to run."""
         self._warp, self._begin, self._operations_before = warp, self.steps, self._operations
-        self._where = self._standing_at(warp)
+        self._where = self._places[warp.code.standing or 0]
 
     def give_way(self, warp: Warp) -> None:
         """It has stopped: it waits, has used up its turn, or has exited."""
-        executed = self._executed(warp)
-        if warp.wait is None and warp in self.cluster.running and warp.code.generator.gi_frame is not None:
+        executed = warp.code.steps
+        if warp.wait is None and warp in self.cluster.running and warp.code.counted:
             executed -= self._sizes[warp.code.standing]  # the next block is counted before it runs
         instructions = executed - self._done.get(warp, 0)
         self._done[warp] = executed
@@ -152,11 +183,11 @@ class ClusterTrace:
         self._warp, self._last_step, self.steps = None, None, end
         earlier = self._waiting.get(warp)
         if end > begin:
-            track = self._track(warp)
+            track = self._tracks[warp]
             if earlier is not None:
                 self._end_wait(warp, earlier, begin)
             name, line = self._where
-            self._slice(track, name, "work", begin, end, instructions=instructions, ptx_line=line)
+            self._events.slice(track, name, "work", begin, end, instructions=instructions, ptx_line=line)
         if warp.wait is None:
             if end > begin:
                 self._waiting.pop(warp, None)
@@ -170,26 +201,26 @@ class ClusterTrace:
         for warp, waiting in self._waiting.items():
             if self.steps > waiting.since:
                 title = self._title(waiting.wait)
-                self._slice(self._track(warp), title, "wait", waiting.since, self.steps, reason=waiting.text)
+                self._events.slice(self._tracks[warp], title, "wait", waiting.since, self.steps, reason=waiting.text)
         self._waiting.clear()
         for warp in (warp for cta in self.cluster.ctas for warp in cta.warps):
             name = warp.role or activity(self._executed_opcodes(warp))
-            self._name("thread", self._track(warp), f"warp {warp.index}" + (f" {name}" if name else ""))
+            self._events.name("thread", self._tracks[warp], f"warp {warp.index}" + (f" {name}" if name else ""))
 
     def _executed_opcodes(self, warp: Warp) -> set[str]:
-        blocks = zip(self.translation.flow.opcodes, warp.counts)
+        blocks = zip(self._flow_graph.opcodes, warp.counts)
         return {opcode for opcodes, count in blocks if count for opcode, _ in opcodes}
 
     def _end_wait(self, warp: Warp, waiting: _Waiting, end: int) -> None:
-        track = self._track(warp)
+        track = self._tracks[warp]
         if end > waiting.since:
-            self._slice(track, self._title(waiting.wait), "wait", waiting.since, end, reason=waiting.text)
+            self._events.slice(track, self._title(waiting.wait), "wait", waiting.since, end, reason=waiting.text)
         release = waiting.release
         if release is None and waiting.wait.kind == "bulk_group":
             # Whether a group is complete must not be asked before the scheduler does: asking ends it for the detectors.
             release = self._releases.get(waiting.wait.key)
         if release is not None:
-            self._flow("release", release[0], release[1], track, end)
+            self._arrow("release", release, (track, end))
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -198,24 +229,17 @@ class ClusterTrace:
         warp = self._warp
         if warp is None:
             return self.steps
-        since = self._executed(warp) - self._done.get(warp, 0)
-        instruction = self.translation.instruction_at(warp.code.generator.gi_frame.f_lineno)
-        if instruction is not None:  # the block that is running has been counted as a whole
-            block = bisect.bisect_right(self._starts, instruction.index) - 1
-            since -= self._ends[block] - instruction.index
+        executed, index = self._at or (warp.code.steps, warp.code.executing)
+        # A warp that has exited stands behind its last instruction: what its end brings about happens there.
+        since = executed - self._done.get(warp, 0) - (self._left[index] if index >= 0 else 1)
         return self._begin + since + self._operations - self._operations_before
 
-    def _executed(self, warp: Warp) -> int:
-        return sum(map(mul, warp.counts, self._sizes))
+    def at(self, place: tuple[int, int] | None) -> None:
+        """What follows the running warp did in the core, at these of its `WarpCode.steps` and this instruction.
 
-    def _standing_at(self, warp: Warp) -> tuple[str, int]:
-        """Source line (or PTX line) and PTX line where a warp goes on."""
-        block = warp.code.generator.gi_frame.f_locals.get("pc", 0) if warp.code.generator.gi_frame is not None else 0
-        instructions = self.translation.kernel.instructions
-        if block >= len(self._starts) or self._starts[block] >= len(instructions):
-            return "end", 0
-        instruction = instructions[self._starts[block]]
-        return Path(instruction.source).name or f"PTX line {instruction.line}", instruction.line
+        None: what follows happens now.
+        """
+        self._at = place
 
     # --- what the units report ----------------------------------------------------------------------------------------
 
@@ -232,56 +256,70 @@ class ClusterTrace:
             _wrap(cta, "named_barrier", self._on_named_barrier)
 
     def _submit(self, original: Callable[[AsyncOp], None], op: AsyncOp) -> None:
+        flight, run = self.issue(_name_of(op), op.describe, op.queue_key), op.run
+
+        def traced() -> None:
+            self.take_effect(flight)
+            try:
+                run()
+                if op.signals is not None:
+                    self.release(op.signals)
+            finally:
+                self.finish(flight)
+
+        op.run = traced
+        original(op)
+
+    def issue(self, name: str, what: str, queue: Hashable) -> Flight:
+        """An operation is issued to a queue of the asynchronous engine."""
         issuer = None
         rank = 0
         if self._warp is not None:
             rank = self._warp.cta.rank
-            issuer = self._step(f"issue {_name_of(op)}", what=op.describe)
+            issuer = self.step(f"issue {name}", what=what)
         issued = self.now() + (self._warp is not None)
-        unit = op.queue_key[0] if isinstance(op.queue_key, tuple) else str(op.queue_key)
-        pipe = op.queue_key if unit in _IN_ORDER else None
+        unit = queue[0] if isinstance(queue, tuple) else str(queue)
+        pipe = queue if unit in _IN_ORDER else None
         slot = -1 if pipe else self._take_slot(rank, unit)
         track = self._unit_track(rank, unit, slot, pipe)
+        return Flight(name, what, unit, rank, track, slot, issuer, issued)
 
-        def run() -> None:
-            # The instruction that an eager operation interrupts takes its own step first.
-            done = self.now() + (self._warp is not None)
-            self._operations += 1
-            if self._warp is None:
-                self.steps += 1
-            outer, self._operation = self._operation, (track, done)
-            try:
-                op.run()
-                if op.signals is not None:
-                    self._release(op.signals)
-            finally:
-                self._operation = outer
-                begin = issued
-                if pipe:
-                    begin = max(begin, self._pipe_ends.get(track, 0))
-                    self._pipe_ends[track] = done + 1
-                else:
-                    self._slots[rank, unit][slot] = False
-                self._slice(track, _name_of(op), unit, begin, done + 1, what=op.describe)
-                if issuer is not None:
-                    self._flow("issue", *issuer, track, begin)
+    def take_effect(self, flight: Flight) -> None:
+        """What happens until its end it does."""
+        # The instruction that an eager operation interrupts takes its own step first.
+        flight.done = self.now() + (self._warp is not None)
+        self._operations += 1
+        if self._warp is None:
+            self.steps += 1
+        flight.outer, self._operation = self._operation, (flight.track, flight.done)
 
-        original(replace(op, run=run))
+    def finish(self, flight: Flight) -> None:
+        """The operation has taken effect."""
+        self._operation = flight.outer
+        begin, end, track = flight.issued, flight.done + 1, flight.track
+        if flight.slot < 0:
+            begin = max(begin, self._pipe_ends.get(track, 0))
+            self._pipe_ends[track] = end
+        else:
+            self._slots[flight.rank, flight.unit][flight.slot] = False
+        self._events.slice(track, flight.name, flight.unit, begin, end, what=flight.what)
+        if flight.issuer is not None:
+            self._arrow("issue", flight.issuer, (track, begin))
 
     def _on_mbarrier(self, name: str, original: Callable[..., Any], address: int, *args: Any, **more: Any) -> Any:
         barriers = self.cluster.barriers
         before = barriers.completions
         result = original(address, *args, **more)
         if self._operation is None and self._warp is not None:
-            self._step(f"{name} {self._barrier(address)}", barrier=barriers.describe(address))
+            self.step(f"{name} {self.barrier(address)}", barrier=barriers.describe(address))
         if barriers.completions != before:
-            self._release(("mbarrier", address))
+            self.release(("mbarrier", address))
         return result
 
     def _on_test(self, name: str, original: Callable[[int, int], bool], address: int, state: int) -> bool:
         result = original(address, state)
         if result and self._warp is not None and self._operation is None:
-            self._step(f"passed {self._barrier(address)}", **{name.removeprefix("test_"): state})
+            self.step(f"passed {self.barrier(address)}", **{name.removeprefix("test_"): state})
         return result
 
     def _on_named_barrier(self, original: Callable[[int], Any], number: int) -> Any:
@@ -295,52 +333,56 @@ class ClusterTrace:
         before = barrier.generation
         result = original(*args)
         if barrier.generation != before:
-            self._release(barrier)
+            self.release(barrier)
         return result
 
-    def _release(self, key: Hashable) -> None:
-        """What is happening now completed a barrier's phase or a group: whoever waits for that can go on."""
+    def release(self, key: Hashable, count: int | None = None) -> None:
+        """What is happening now completed a barrier's phase or a group: whoever waits for that can go on.
+
+        Args:
+            key: of the waits.
+            count: what was complete then, for `Wait.ready_at`; None: it is as the units have it.
+        """
         if self._operation is not None:
             origin = self._operation
         elif self._warp is not None:
-            origin = (self._track(self._warp), self.now())
+            origin = (self._tracks[self._warp], self.now())
         else:
             return
         self._releases[key] = origin
         for waiting in self._waiting.values():
             wait = waiting.wait
-            if wait.key == key and wait.kind != "bulk_group" and waiting.release is None and wait.ready():
+            if wait.key != key or wait.kind == "bulk_group" or waiting.release is not None:
+                continue
+            if wait.ready() if count is None else wait.ready_at(count):
                 waiting.release = origin
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _step(self, name: str, **details: Any) -> tuple[Track, int]:
+    def step(self, name: str, **details: Any) -> tuple[Track, int]:
         """One step of the running warp. An instruction that does several things is one slice, its first."""
-        place = (self._track(self._warp), self.now())
+        place = (self._tracks[self._warp], self.now())
         if place != self._last_step:
             self._last_step = place
-            self._slice(place[0], name, "instruction", place[1], place[1] + 1, **details)
+            self._events.slice(place[0], name, "instruction", place[1], place[1] + 1, **details)
         return place
 
-    def _slice(self, track: Track, name: str, category: str, begin: int, end: int, **details: Any) -> None:
-        self.timeline.events.slice(track, name, category, begin, end, **details)
+    def _arrow(self, name: str, source: tuple[Track, int], target: tuple[Track, int]) -> None:
+        """From inside a slice at one step to inside one at another."""
+        (begins, begin), (ends, end) = source, target
+        self._events.flow(name, (begins, begin + 0.5), (ends, end + 0.5))
 
-    def _flow(self, name: str, source: Track, begin: int, target: Track, end: int) -> None:
-        """An arrow from inside the slice at step ``begin`` to inside the one at step ``end``."""
-        self.timeline.events.flow(name, (source, begin + 0.5), (target, end + 0.5))
-
-    def _name(self, kind: str, track: Track, name: str) -> None:
-        self.timeline.events.name(kind, track, name)
-
-    def _track(self, warp: Warp) -> Track:
-        return Track(self._first_process + warp.cta.rank, warp.index + 1)
-
-    def _barrier(self, address: int) -> str:
-        where = self.cluster.barriers.name(address) or f"mbarrier {address & OFFSET_MASK:#x}"
-        return where + (f" of CTA {address >> RANK_SHIFT}" if address >> RANK_SHIFT else "")
+    def barrier(self, address: int) -> str:
+        """What an mbarrier is called."""
+        name = self._barrier_names.get(address)
+        if name is None:
+            name = self.cluster.barriers.name(address) or f"mbarrier {address & OFFSET_MASK:#x}"
+            name += f" of CTA {address >> RANK_SHIFT}" if address >> RANK_SHIFT else ""
+            self._barrier_names[address] = name
+        return name
 
     def _title(self, wait: Wait) -> str:
-        return f"wait {self._barrier(wait.key[1]) if wait.kind == 'mbarrier' else wait.kind}"
+        return f"wait {self.barrier(wait.key[1]) if wait.kind == 'mbarrier' else wait.kind}"
 
     def _take_slot(self, rank: int, unit: str) -> int:
         """The first track of a unit on which no operation is in flight."""
@@ -356,13 +398,21 @@ class ClusterTrace:
             name = {"tma": "TMA", "tcgen05": "tensor core", "wgmma": "tensor core"}.get(unit, unit)
             if unit == "wgmma":
                 name += f", warpgroup {pipe[2]}"
-            self._name("thread", track, f"{name} {slot}" if slot > 0 else name)
+            self._events.name("thread", track, f"{name} {slot}" if slot > 0 else name)
         return self._units[key]
 
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """``owner.name(...)`` becomes ``around(original, ...)``, for this object alone."""
     setattr(owner, name, functools.partial(around, getattr(owner, name)))
+
+
+def _place(instructions: Sequence[Instruction], start: int) -> tuple[str, int]:
+    """Source line (or PTX line) and PTX line of the block that begins there."""
+    if start >= len(instructions):
+        return "end", 0
+    instruction = instructions[start]
+    return Path(instruction.source).name or f"PTX line {instruction.line}", instruction.line
 
 
 def _name_of(op: AsyncOp) -> str:

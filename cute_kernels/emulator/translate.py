@@ -93,7 +93,7 @@ class PythonWarp:
     """The execution of one warp by its ``generator``: what the scheduler needs of a warp's code."""
 
     def __init__(self, translation: Translation, warp: Warp) -> None:
-        self._translation = translation
+        self._translation, self._warp = translation, warp
         self.generator = translation.code(warp)
         next(self.generator)
 
@@ -127,6 +127,17 @@ class PythonWarp:
         """The basic block that the warp is in."""
         frame = self.generator.gi_frame
         return None if frame is None else frame.f_locals.get("pc", 0)
+
+    @property
+    def steps(self) -> int:
+        """Instructions executed, up to the end of the block that it is in."""
+        blocks = self._translation.flow.blocks
+        return sum(count * (block.end - block.start) for count, block in zip(self._warp.counts, blocks))
+
+    @property
+    def counted(self) -> bool:
+        """Whether it gave way behind the count of its block: it does where it waits for nothing."""
+        return self.generator.gi_frame is not None and self._warp.wait is None
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that decides what the warp does next: its generator's variables without the budget."""

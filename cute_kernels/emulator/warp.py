@@ -23,10 +23,19 @@ if TYPE_CHECKING:
 
 
 class WarpCode(Protocol):
-    """The execution of a warp by one of the back ends (`translate.PythonWarp`, `native_translate.NativeWarp`)."""
+    """The execution of a warp by one of the back ends (`translate.PythonWarp`, `native_translate.NativeWarp`).
+
+    Attributes:
+        standing: the basic block that the warp is in; None: it has ended.
+        executing: index of the instruction whose Python is running, or where the warp waits; -1: none.
+        steps: instructions executed, up to the end of the block that it is in.
+        counted: the warp gave way behind the count of its block, none of which it has executed.
+    """
 
     standing: int | None
     executing: int
+    steps: int
+    counted: bool
 
     def send(self, budget: int) -> None: ...
     def failed_at(self, error: BaseException) -> Instruction | None: ...
@@ -49,6 +58,10 @@ class Wait:
     may_time_out = False
 
     def ready(self) -> bool:
+        raise NotImplementedError
+
+    def ready_at(self, count: int) -> bool:
+        """Whether it was when so much was complete: phases of its mbarrier, operations of its warpgroup."""
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -76,6 +89,9 @@ class PhaseWait(Wait):
                 f"{self.barriers.describe(self.address)}"
             ).know("phase-missed", barrier=self.barriers.state(self.address))
         return self.test(self.address, self.state)
+
+    def ready_at(self, count: int) -> bool:
+        return (count & 1) != self.state if self.parity else count > self.state
 
     def describe(self) -> str:
         what = f"parity {self.state}" if self.parity else f"the end of phase {self.state}"

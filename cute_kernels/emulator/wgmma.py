@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,11 @@ class Form:
         if which:
             return ROWS, self.a_type.nbytes, self.a_mn_major
         return self.n, self.b_type.nbytes, self.b_mn_major
+
+    @property
+    def name(self) -> str:
+        """Short, for traces."""
+        return f"wgmma {ROWS}x{self.n}"
 
     @property
     def operand_bytes(self) -> int:
@@ -181,6 +186,13 @@ class Part:
     result: np.ndarray | RegisterFile
 
 
+def operation_text(form: Form, rank: int, issued: Collection[int]) -> str:
+    """What reports call an operation that these warps of a warpgroup have issued."""
+    missing = [str(warp) for warp in range(WARPS) if warp not in issued]
+    state = f", not issued by warps {', '.join(missing)} of the warpgroup" if missing else ""
+    return f"{form.text} of CTA {rank}{state}"
+
+
 @dataclass(eq=False)
 class Operation:
     """One wgmma.mma_async of a warpgroup.
@@ -207,9 +219,7 @@ class Operation:
     watched: JointOperation | None = None
 
     def describe(self) -> str:
-        missing = [str(warp) for warp in range(WARPS) if warp not in self.parts]
-        state = f", not issued by warps {', '.join(missing)} of the warpgroup" if missing else ""
-        return f"{self.form.text} of CTA {self.rank}{state}"
+        return operation_text(self.form, self.rank, self.parts)
 
 
 @dataclass
@@ -311,10 +321,14 @@ class WgmmaUnit:
         groups.committed.append(groups.open)
         groups.open = []
 
-    def outstanding(self, rank: int, warp: int, newest: int) -> list[Operation]:
-        """Unfinished operations in all but the ``newest`` committed groups of a warp."""
+    def outstanding(self, rank: int, warp: int, newest: int) -> tuple[int, str]:
+        """How many operations in all but the ``newest`` committed groups of a warp are unfinished, and the first."""
         if self.core is not None:
             return self.core.outstanding(rank, warp, newest)
+        unfinished = self._unfinished(rank, warp, newest)
+        return len(unfinished), unfinished[0].describe() if unfinished else ""
+
+    def _unfinished(self, rank: int, warp: int, newest: int) -> list[Operation]:
         committed = self._warps.setdefault((rank, warp), WarpGroups()).committed
         return [op for group in committed[: max(len(committed) - newest, 0)] for op in group if not op.done]
 
@@ -322,7 +336,7 @@ class WgmmaUnit:
         """Whether none is `outstanding`."""
         if self.core is not None:
             return self.core.complete(rank, warp, newest)
-        return not self.outstanding(rank, warp, newest)
+        return not self._unfinished(rank, warp, newest)
 
     def observe(self, rank: int, warp: int, newest: int, agent: Agent | None = None) -> None:
         """The warp has waited for all but the ``newest`` groups; the race detector knows it as ``agent``."""
@@ -376,7 +390,7 @@ class WgmmaUnit:
         if self.tracker is not None:
             for operand in operation.operands:
                 self.tracker.async_read(operation.rank, operand.where.starts, CHUNK, operation.watched.operation)
-        run, name = functools.partial(self._run, operation), f"wgmma 64x{operation.form.n}"
+        run, name = functools.partial(self._run, operation), operation.form.name
         self.engine.submit(AsyncOp(queue, run, operation.describe(), yields=True, name=name, signals=queue))
 
     def _run(self, operation: Operation) -> None:

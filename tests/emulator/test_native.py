@@ -100,7 +100,7 @@ def test_which_back_end_runs_a_launch(tmp_path: Path) -> None:
     local = module(".local .align 4 .b8 depot[16];\nst.local.b32 [depot], 1; ret;")
     choices = [
         (module("ret;"), Options(), True), (module("ret;"), Options(native=True), True),
-        (module("ret;"), Options(native=False), False), (module("ret;"), Options(trace=tmp_path / "trace"), False),
+        (module("ret;"), Options(native=False), False), (module("ret;"), Options(trace=tmp_path / "trace"), True),
         (local, Options(), False), (local, Options(native=True), False),
     ]  # fmt: skip
     for text, options, native in choices:

@@ -67,7 +67,8 @@ class NativeMachine(Machine):
             cta.detect = False
         self.cluster = SimpleNamespace(
             ctas=[SimpleNamespace(shared=cta) for cta in self.ctas], gmem=self.gmem, params=b"", options=options,
-            barriers=self.barriers, tma=self.tma, progress=0, meter=None, tensor_core=SimpleNamespace(instructions=0),
+            barriers=self.barriers, tma=self.tma, progress=0, meter=None, trace=None,
+            tensor_core=SimpleNamespace(instructions=0),
             tracker=None, wgmma=SimpleNamespace(instructions=0),
         )  # fmt: skip
         self.tables = MemoryTables(self.cluster, 0)

@@ -19,7 +19,8 @@ EXPORT void barrier_settle(Tables *t, Barrier *barrier);
 EXPORT int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64_t order);
 // Whether it has not, so that a warp may wait for it. 0: it has, or Python decides.
 EXPORT int32_t mbarrier_waits(Tables *t, int64_t address, int32_t parity);
-// Expects bytes and arrives; `mask`: the lanes that do. Returns the phase; -1: nothing is done, Python decides.
+// Expects bytes (-1: none) and arrives; `mask`: the lanes that do. Returns the phase; -1: nothing is done, Python
+// decides.
 EXPORT int64_t mbarrier_arrive(
     Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
 

@@ -121,6 +121,7 @@ int64_t *log_entry(Tables *t, int32_t kind, uint32_t mask, int32_t argument, int
   entry->mask = mask;
   entry->argument = argument;
   entry->instruction = instruction;
+  entry->steps = t->steps ? *t->steps : 0;
   return entry->addresses;
 }
 

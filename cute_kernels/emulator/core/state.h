@@ -15,6 +15,7 @@ typedef struct Watched Watched;
 typedef struct Shadow Shadow;
 typedef struct Context Context;
 typedef struct LogEntry LogEntry;
+typedef struct TraceEvent TraceEvent;
 
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
@@ -71,7 +72,7 @@ typedef struct CopyArguments {
   int64_t map, shared, barrier;
   int64_t coordinates[RANKS];
   int64_t multicast;  // a load: the mask of CTAs that get the box, or -1
-  int64_t warp, lane, instruction;  // who issues it; with detectors only
+  int64_t warp, lane, instruction;  // who issues it
 } CopyArguments;
 
 // An MMA of a tensor core: D = round(A * B + D). A CTA, or each of a pair, has rows of A and
@@ -177,8 +178,9 @@ typedef struct CommitEntry {
   Stream *stream;  // with detectors, of the issuing thread
 } CommitEntry;
 
-// Names of tensor copies for the race detector: the n-th entry is text number `first_name` - n, which Python words when it
-// is asked. It is found from `key_slot` of its key on, and stays. The key: bytes, shared address, mbarrier or -1, warp.
+// Names of tensor copies for reports and timelines: the n-th entry is text number `first_name` - n, which Python words
+// when it is asked. It is found from `key_slot` of its key on, and stays. The key: bytes, shared address, mbarrier or -1,
+// warp.
 enum { NAMES = 2048, MOST_NAMES = 1536, NAME_KEY = 4 };
 typedef struct CopyName { int64_t key[NAME_KEY]; } CopyName;
 
@@ -198,7 +200,7 @@ typedef struct Tables {
   int64_t flags;
   int64_t progress;  // counts whatever another warp may wait for
   int64_t clock;     // what %clock and its kin read last
-  int64_t place;     // index of the instruction that arrives or waits at an mbarrier now
+  int64_t place;     // index of the instruction that waits for an mbarrier or arrives at one now
   int64_t regions;
   Region *region_table;
   uint8_t *params;
@@ -233,10 +235,35 @@ typedef struct Tables {
   int64_t warpgroups_of_cta;
   int64_t wgmmas;                // executed since Python looked
   int64_t wgmma_warps;           // that have issued an operation
+  const int64_t *steps;          // of the warp that runs, see `WarpHeader`
+  TraceEvent *trace;             // what a timeline has not shown yet, entries in use and in all; or null
+  int64_t trace_used, trace_size;
   Cta ctas[];
 } Tables;
 
 #include "state_races.h"
+
+// --- timelines -------------------------------------------------------------------------------------------------------
+
+// What the core did of what a timeline shows (trace.py), in the order of the program. An operation that completes
+// phases of mbarriers is followed by one TRACE_COMPLETED for each.
+enum {
+  TRACE_PASSED,     // a wait for the parity `number` of the mbarrier `address` succeeded
+  TRACE_ARRIVED,    // at the mbarrier `address`, which then is as the members say
+  TRACE_EXPECTED,   // likewise, and it is as they say between the expectation of bytes and the arrival
+  TRACE_LOADED,     // `number` bytes, by a tensor copy whose name is `text`
+  TRACE_STORED,     // likewise; `lane` issued it
+  TRACE_MMA,        // that of the entry `number`
+  TRACE_COMMITTED,  // tcgen05.commit, whose label is `number`
+  TRACE_WGMMA,      // of the form `number`; `phase` operations of its warpgroup are complete
+  TRACE_COMPLETED   // `phase` phases of the mbarrier `address` are complete
+};
+struct TraceEvent {
+  int64_t kind, instruction;
+  int64_t steps;  // of the warp, see `WarpHeader`
+  int64_t address, number, text, lane;
+  int64_t phase, pending, tx, arriver;  // as of `Barrier`
+};
 
 // --- kernels as bytecode ---------------------------------------------------------------------------------------------
 
@@ -255,6 +282,7 @@ typedef struct WarpHeader {
   int32_t timed_out;  // its next try_wait gives up
   int32_t waits, parity, site;  // 1: it waits for a phase of this parity, of the mbarrier, in the call of this site
   int64_t mbarrier;
+  int64_t steps;      // instructions executed, up to the end of the block that it is in
 } WarpHeader;
 
 // An instruction: a function of the core and its operands, mostly offsets in the warp's state. A value that is the same
@@ -274,6 +302,10 @@ typedef struct Program {
 // What the Python function of a site returns, and a run of a warp: go on, wait, error, run the block again, exit.
 enum { GO = 0, WAIT = 1, ERROR = 2, AGAIN = 3, EXIT = 4 };
 enum { CLOCK_STEP = 16 };  // from one reading of a clock to the next
-enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1 };  // sites of control flow
+// Sites of control flow. They are told the index of the block's last instruction plus 1, or 0.
+enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1 };
+// Operand d of branches: DIVERGENT, lanes may be waiting somewhere for these; NEAR, one way leads to where the lanes
+// meet; above them what the sites are told.
+enum { DIVERGENT = 1, NEAR = 2, PLACE_SHIFT = 2 };
 
 #endif

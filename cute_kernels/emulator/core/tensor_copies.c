@@ -5,6 +5,7 @@
 
 #include "core.h"
 #include "meter.h"
+#include "trace.h"
 
 enum {
   CHUNK = 16,              // bytes that a swizzle moves as one
@@ -27,6 +28,7 @@ typedef struct Target {
   Barrier *barrier;
   int64_t shared, signal;  // addresses of the box and of the mbarrier
   int64_t tx;              // bytes that the mbarrier waits for afterwards
+  int64_t text;            // what it is called, where anybody asks
 } Target;
 
 static const Plan *plan_of(const Tables *t, int64_t map) {
@@ -134,19 +136,33 @@ static int64_t name_of(Tables *t, const int64_t key[NAME_KEY]) {
   return t->first_name - slot;
 }
 
-// The copy as the race detector is told of it: one whose rows have one pitch. `signal`: of a load the address of its
-// mbarrier, else -1. 0: Python has to do the copy.
-static int described(
-    Tables *t, const CopyArguments *copy, const Box *box, int64_t shared, int64_t signal, WatchedCopy *watched) {
-  const Plan *plan = box->plan;
+// Finds the text of a copy, where anybody asks for it. The race detector is told of rows that have one pitch. `signal`:
+// of a load the address of its mbarrier, else -1. 0: Python has to do the copy.
+static int named(Tables *t, const CopyArguments *copy, const Plan *plan, int64_t shared, int64_t signal, int64_t *text) {
+  int64_t watched = t->unit_flags & WATCHED;
+  *text = 0;
+  if (!watched && !t->trace) return 1;
+  if (watched && !plan->rows) return 0;
   const int64_t key[NAME_KEY] = {plan->box_bytes, shared, signal, copy->warp};
-  int64_t text = plan->rows ? name_of(t, key) : 0;
-  *watched = (WatchedCopy){
+  return (*text = name_of(t, key)) != 0;
+}
+
+// The copy as the race detector is told of it.
+static WatchedCopy described(const Tables *t, const CopyArguments *copy, const Box *box, int64_t shared, int64_t text) {
+  const Plan *plan = box->plan;
+  return (WatchedCopy){
       .lane = copy->lane, .instruction = copy->instruction, .text = text, .shadow = t->ctas[shared >> RANK_SHIFT].shadow,
       .offset = box->offset, .nbytes = plan->box_bytes, .start = (int64_t)(intptr_t)box->start,
       .pitch = plan->pitch, .count = plan->rows, .row = plan->row_bytes,
   };
-  return text != 0;
+}
+
+static void trace_copy(Tables *t, int32_t kind, const CopyArguments *copy, const Plan *plan, int64_t text) {
+  if (!t->trace) return;
+  TraceEvent *event = trace_event(t, kind, copy->instruction);
+  event->number = plan->box_bytes;
+  event->text = text;
+  event->lane = copy->lane;
 }
 
 // What a load does in the next CTA, `number` of them before it. 0: Python has to do the copy.
@@ -183,12 +199,19 @@ static int64_t targets_of(Tables *t, const CopyArguments *copy, const Box *box, 
   return count;
 }
 
+static int name_targets(Tables *t, const CopyArguments *copy, const Plan *plan, Target *targets, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    if (!named(t, copy, plan, targets[i].shared, targets[i].signal, &targets[i].text)) return 0;
+  return 1;
+}
+
 static int watch_targets(Tables *t, const CopyArguments *copy, const Box *box, const Target *targets, int64_t count) {
   WatchedCopy watched[MOST_TARGETS];
   for (int64_t i = 0; i < count; i++) {
     const Target *target = &targets[i];
     const Barrier *barrier = target->barrier;
-    if (!barrier->point || !described(t, copy, box, target->shared, target->signal, &watched[i])) return 0;
+    if (!barrier->point) return 0;
+    watched[i] = described(t, copy, box, target->shared, target->text);
     watched[i].point = barrier->point;
     watched[i].pair = target->shared >> RANK_SHIFT ^ target->signal >> RANK_SHIFT;
     watched[i].phase = barrier->phase;
@@ -202,14 +225,16 @@ int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t 
   Target targets[MOST_TARGETS];
   if (!box_of(t, copy, rank, 0, &box)) return 0;
   int64_t count = targets_of(t, copy, &box, pair, targets), nbytes = box.plan->box_bytes;
-  if (!count || (t->unit_flags & WATCHED && !watch_targets(t, copy, &box, targets, count))) return 0;
+  if (!count || !trace_room(t, 2 * count) || !name_targets(t, copy, box.plan, targets, count)) return 0;
+  if (t->unit_flags & WATCHED && !watch_targets(t, copy, &box, targets, count)) return 0;
   if (t->meter) meter_copy(t, copy, &box, count);
   for (int64_t i = 0; i < count; i++) {
     const Target *target = &targets[i];
     if (t->flags & STATES) memset(target->cta->states + box.offset, DATA, (size_t)nbytes);
     move(&box, target->cta->data, 0);
+    trace_copy(t, TRACE_LOADED, copy, box.plan, target->text);
     target->barrier->tx = target->tx;
-    barrier_settle(t, target->barrier);
+    trace_settle(t, target->barrier, target->signal, copy->instruction);
   }
   t->progress++;
   t->loaded += nbytes * count;
@@ -221,13 +246,16 @@ int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank) {
   if (!box_of(t, copy, rank, 1, &box)) return 0;
   const Cta *cta = cta_of(t, &box, copy->shared >> RANK_SHIFT);
   if (!cta || (t->flags & STATES && !all_data(cta->states + box.offset, box.plan->box_bytes))) return 0;
+  int64_t text;
+  if (!trace_room(t, 1) || !named(t, copy, box.plan, copy->shared, -1, &text)) return 0;
   if (t->unit_flags & WATCHED) {
-    WatchedCopy watched;
     if (cta->shadow != t->context->shadow) return 0;  // from another CTA's shared memory: rare, and for Python
-    if (!described(t, copy, &box, copy->shared, -1, &watched) || !watch_store(t, &watched)) return 0;
+    WatchedCopy watched = described(t, copy, &box, copy->shared, text);
+    if (!watch_store(t, &watched)) return 0;
   }
   if (t->meter) meter_copy(t, copy, &box, 1);
   move(&box, cta->data, 1);
+  trace_copy(t, TRACE_STORED, copy, box.plan, text);
   t->progress++;
   t->stored += box.plan->box_bytes;
   return 1;

@@ -160,6 +160,7 @@ static const Instruction *wait_for(const Instruction *i, uint8_t *s, Machine *m,
   header->site = (int32_t)call->a;
   header->pc = (int32_t)call->b;
   AT(s64, WARP_HEADER + (int64_t)sizeof(int64_t) * call->b)--;  // the block begins again
+  header->steps -= m->program->code[m->program->starts[call->b]].b;
   return leave(m, WAIT);
 }
 
@@ -183,7 +184,7 @@ FORM(try_wait) {
 static int arrival(const Instruction *i, uint8_t *s, Machine *m, int64_t count) {
   const uint32_t *list = m->program->lists + i->c;
   Tables *t = m->tables;
-  int64_t nbytes = list[2] ? AT(s64, list[2]) : 0;
+  int64_t nbytes = list[2] ? AT(s64, list[2]) : -1;
   t->place = list[4];
   int64_t phase =
       t->mbarrier_arrive(t, AT(s64, list[0]), count, nbytes, AT(s64, list[3]), m->active, i->imm);

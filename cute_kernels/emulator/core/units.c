@@ -4,6 +4,7 @@
 
 #include "core.h"
 #include "meter.h"
+#include "trace.h"
 
 #define GOLDEN 0x9E3779B97F4A7C15u  // 2^64 / golden ratio: the upper bits of a product depend on all bits of the key
 
@@ -33,9 +34,16 @@ void barrier_settle(Tables *t, Barrier *barrier) {
 int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64_t order) {
   if (!(t->unit_flags & WAITS) || parity & ~1) return 0;
   Barrier *barrier = barrier_at(t, address);
-  if (!barrier || (barrier->phase & 1) == parity) return 0;
-  if (!(t->unit_flags & WATCHED)) return 1;
-  return barrier->point && watch_wait(t, barrier->point, order, barrier->phase - 1);
+  if (!barrier || (barrier->phase & 1) == parity || !trace_room(t, 1)) return 0;
+  if (t->unit_flags & WATCHED) {
+    if (!barrier->point || !watch_wait(t, barrier->point, order, barrier->phase - 1)) return 0;
+  }
+  if (t->trace) {
+    TraceEvent *event = trace_event(t, TRACE_PASSED, t->place);
+    event->address = address;
+    event->number = parity;
+  }
+  return 1;
 }
 
 int32_t mbarrier_waits(Tables *t, int64_t address, int32_t parity) {
@@ -75,9 +83,16 @@ int64_t mbarrier_arrive(
     Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order) {
   Next next;
   Arrival arrival;
-  if (!arrival_at(t, address, count, nbytes, mask, &next, &arrival)) return -1;
+  if (!arrival_at(t, address, count, nbytes < 0 ? 0 : nbytes, mask, &next, &arrival) || !trace_room(t, 2)) return -1;
   if (t->unit_flags & WATCHED && !watch_arrive(t, &arrival, 1, order)) return -1;
-  arrive(t, &next, arriver);
+  Barrier *barrier = next.barrier;
+  barrier->tx = next.tx;
+  TraceEvent *event = t->trace ? trace_event(t, nbytes < 0 ? TRACE_ARRIVED : TRACE_EXPECTED, t->place) : NULL;
+  if (event) trace_barrier(event, address, barrier);
+  barrier->pending = next.left;
+  barrier->arriver = arriver;
+  trace_settle(t, barrier, address, t->place);
+  if (event && nbytes < 0) trace_barrier(event, address, barrier);
   t->progress++;
   return arrival.phase;
 }
@@ -87,6 +102,7 @@ int64_t mbarrier_arrive_each(
   Next next[MOST_TARGETS];
   Arrival arrivals[MOST_TARGETS];
   int64_t groups = 0;
+  if (t->trace) return -1;  // a timeline shows each of them as Python does
   for (uint32_t left = mask, lanes; left; left ^= lanes, groups++) {
     int64_t address = addresses[__builtin_ctz(left)];
     lanes = 0;
@@ -105,7 +121,7 @@ int64_t mbarrier_arrive_each(
 int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction) {
   if (!(t->unit_flags & EAGER)) return 0;
   MmaEntry *entry = &t->mma_entries[slot_of(key, MMA_KEY, MMAS)];
-  if (memcmp(entry->key, key, sizeof entry->key) || !entry->job) return 0;
+  if (memcmp(entry->key, key, sizeof entry->key) || !entry->job || !trace_room(t, 1)) return 0;
   if (entry->watched && !watch_mma(t, entry->watched, instruction)) return 0;
   if (!t->execute(entry->job)) return 0;
   if (t->meter) {
@@ -115,6 +131,7 @@ int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction) {
     meter->tensor_read += entry->tensor_read;
     meter->tensor_written += entry->tensor_written;
   }
+  if (t->trace) trace_event(t, TRACE_MMA, instruction)->number = entry - t->mma_entries;
   t->progress++;
   t->mmas++;
   return 1;
@@ -124,27 +141,30 @@ int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast
   if (!(t->unit_flags & EAGER)) return 0;
   const int64_t key[COMMIT_KEY] = {who, address, multicast};
   CommitEntry *entry = &t->commit_entries[slot_of(key, COMMIT_KEY, COMMITS)];
-  if (memcmp(entry->key, key, sizeof key) || !entry->label) return 0;
+  if (memcmp(entry->key, key, sizeof key) || !entry->label || !trace_room(t, 1 + MOST_TARGETS)) return 0;
   int64_t offset = address & OFFSET_MASK;
   if (address < 0 || address >> RANK_SHIFT >= t->ranks) return 0;
   uint64_t mask = multicast < 0 ? (uint64_t)1 << (address >> RANK_SHIFT) : (uint64_t)multicast;
   Commit commit = {.stream = entry->stream, .lane = who >> 8 & 255};
   Barrier *barriers[MOST_TARGETS];
+  int64_t addresses[MOST_TARGETS];
   for (; mask; mask &= mask - 1) {
-    int64_t rank = __builtin_ctzll(mask);
-    Barrier *barrier = barrier_at(t, rank << RANK_SHIFT | offset);
+    int64_t target = (int64_t)__builtin_ctzll(mask) << RANK_SHIFT | offset;
+    Barrier *barrier = barrier_at(t, target);
     if (!barrier || commit.count == MOST_TARGETS || barrier->pending < 1) return 0;
     int last = barrier->pending == 1;
     if ((last && barrier->tx < 0) || (entry->stream && !barrier->point)) return 0;
     commit.targets[commit.count] =
         (CommitTarget){.point = barrier->point, .phase = barrier->phase, .completes = last && !barrier->tx};
+    addresses[commit.count] = target;
     barriers[commit.count++] = barrier;
   }
   if (entry->stream && !watch_commit(t, &commit)) return 0;
+  if (t->trace) trace_event(t, TRACE_COMMITTED, t->place)->number = entry->label;
   for (int64_t i = 0; i < commit.count; i++) {
     barriers[i]->pending--;
     barriers[i]->arriver = entry->label;
-    barrier_settle(t, barriers[i]);
+    trace_settle(t, barriers[i], addresses[i], t->place);
   }
   t->progress++;
   return 1;

@@ -7,6 +7,7 @@
 
 #include "meter.h"
 #include "races.h"
+#include "trace.h"
 
 enum { B = 0, A = 1, CHUNK = 16, CHUNKS = K_BYTES / CHUNK };
 
@@ -163,7 +164,7 @@ static int start(Tables *t, const Warpgroup *group, Wgmma *operation, const Wgmm
 
 int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruction) {
   Warpgroup *group = warpgroup_of(t, who);
-  if (!group) return 0;
+  if (!group || !trace_room(t, 1)) return 0;
   const WgmmaForm *form = &t->wgmma_forms[issued->form];
   int64_t member = (who >> 16) % WGMMA_WARPS, number = group->warps[member].issued, complete, observed, most = 0;
   least(group, &complete, &observed);
@@ -197,6 +198,11 @@ int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruc
     Agent *agent = t->context->agent;
     memcpy(operation->clocks, agent->scratch, ROWS * (size_t)group->width * sizeof *agent->scratch);
     agent_advance(agent);
+  }
+  if (t->trace && others == WGMMA_WARPS - 1) {
+    TraceEvent *event = trace_event(t, TRACE_WGMMA, instruction);
+    event->number = operation->form;
+    event->phase = number + 1;
   }
   if (!group->warps[member].issued++) group->warps[member].order = ++t->wgmma_warps;
   t->progress++;

@@ -103,7 +103,7 @@ def outcome_now(name: str, run: Run, native: bool | None = None) -> dict[str, An
     launch = read(name).launch
     options = dataclasses.replace(options_of(run.schedule, native), max_warp_instructions=launch.limit)
     repeat = 2 if run.mutant.startswith("drop griddepcontrol") else 1
-    return _told(run, launch.execute(_mutated(launch, run.mutant), options, repeat))
+    return _told(run, launch.execute(mutated(launch, run.mutant), options, repeat))
 
 
 def _told(run: Run, found: Outcome) -> dict[str, Any]:
@@ -117,7 +117,8 @@ def _told(run: Run, found: Outcome) -> dict[str, Any]:
     return dataclasses.replace(found, counts=counts).entry()
 
 
-def _mutated(launch: FrozenLaunch, key: str) -> str:
+def mutated(launch: FrozenLaunch, key: str) -> str:
+    """The PTX of a mutant of a launch; "": unchanged."""
     return _mutants(launch.name)[key] if key else launch.ptx
 
 

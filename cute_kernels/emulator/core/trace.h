@@ -1,0 +1,36 @@
+// What the core tells a timeline: inline where operations take effect.
+#ifndef TRACE_H
+#define TRACE_H
+
+#include "core.h"
+
+// Whether so many events can be noted, or none is asked for. Where there is no room an operation is left to Python,
+// which takes the events first.
+static inline int trace_room(const Tables *t, int64_t events) {
+  return !t->trace || t->trace_size - t->trace_used >= events;
+}
+
+// Notes an event that there is room for; only its kind, instruction and steps are filled in.
+static inline TraceEvent *trace_event(Tables *t, int32_t kind, int64_t instruction) {
+  TraceEvent *event = &t->trace[t->trace_used++];
+  *event = (TraceEvent){.kind = kind, .instruction = instruction, .steps = *t->steps};
+  return event;
+}
+
+static inline void trace_barrier(TraceEvent *event, int64_t address, const Barrier *barrier) {
+  event->address = address;
+  event->phase = barrier->phase;
+  event->pending = barrier->pending;
+  event->tx = barrier->tx;
+  event->arriver = barrier->arriver;
+}
+
+// Settles a barrier whose phase was `phase`, and notes whether that is complete.
+static inline void trace_settle(Tables *t, Barrier *barrier, int64_t address, int64_t instruction) {
+  int64_t phase = barrier->phase;
+  barrier_settle(t, barrier);
+  if (!t->trace || barrier->phase == phase) return;
+  trace_barrier(trace_event(t, TRACE_COMPLETED, instruction), address, barrier);
+}
+
+#endif
