@@ -125,7 +125,7 @@ class Program:
         self.registers = registers
         self.layout = Layout(size=header)
         self.sites: list[Site] = []
-        self.rows = 4  # of the exchange area, which a branch uses four of
+        self.rows = 3  # of the exchange area, which a branch uses three of
         self.code: list[list[int]] = []
         self.lists: list[int] = []
         self.wgmmas: list[WgmmaSite] = []  # `native_wgmma.Site`

@@ -55,7 +55,6 @@ _Header = STRUCTURES["WarpHeader"]
 _HEADER = CONSTANTS["WARP_HEADER"]  # bytes before the counts
 _GO, _WAIT, _ERROR, _AGAIN, _EXIT = (CONSTANTS[name] for name in ("GO", "WAIT", "ERROR", "AGAIN", "EXIT"))
 _ARRIVE, _DIVERGE = CONSTANTS["SITE_ARRIVE"], CONSTANTS["SITE_DIVERGE"]
-_NEAR, _PLACE_SHIFT = CONSTANTS["NEAR"], CONSTANTS["PLACE_SHIFT"]
 _DECIDES = _Header.budget.offset  # bytes of the header that decide what the warp does next
 
 
@@ -147,26 +146,25 @@ class _Translator:
     def _block(self, block: Block) -> int:
         """Index of the first instruction of a block."""
         program, start = self.program, len(self.program.code)
-        builder, condition, last = self.lowering.block(block)
+        builder, condition, _ = self.lowering.block(block)
         program.put("block", a=_HEADER + 8 * block.index, b=block.end - block.start, imm=block.index)
         emitter = BlockEmitter(program, builder, block.index)
         emitter.emit(block.live_out, condition)
-        self._branch(emitter, block, condition, last)
+        self._branch(emitter, block, condition)
         return start
 
-    def _branch(
-        self, emitter: BlockEmitter, block: Block, condition: Value | None, last: Instruction | None
-    ) -> None:
-        flags = int(block.divergent) | (0 if last is None else last.index + 1) << _PLACE_SHIFT
+    def _branch(self, emitter: BlockEmitter, block: Block, condition: Value | None) -> None:
+        divergent = int(block.divergent)
         if condition is None:
-            self.program.put("jump", b=block.successors[0], d=flags)
+            self.program.put("jump", b=block.successors[0], d=divergent)
             return
         taken, following = block.successors
         lanes = not condition.uniform
         meet = self.flow.reconvergence[block.index] if lanes else 0
         near = lanes and meet in (taken, following) and taken != following and meet != self.flow.exit
         where = emitter.operand(condition, lanes)
-        self.program.put("branch", lanes=lanes, a=where, b=taken, c=following, d=flags | _NEAR * near, imm=meet)
+        flags = divergent | 2 * int(near)
+        self.program.put("branch", lanes=lanes, a=where, b=taken, c=following, d=flags, imm=meet)
 
     def _sites(self) -> str:
         """Python source of ``sites(Q, X8, X16, X32, X64)``, which returns the functions of all sites."""
@@ -229,8 +227,8 @@ class NativeLaunch:
             current.error = error
             return _ERROR
 
-    def _arrive(self, warp: Warp, place: int) -> int:
-        header, self.current.place = self.current.header, place - 1
+    def _arrive(self, warp: Warp, mask: int) -> int:
+        header = self.current.header
         header.pc, header.mask, header.meet = warp.arrive(header.mask)
         return _GO
 
@@ -239,8 +237,7 @@ class NativeLaunch:
         if header.open:
             header.open = 0
             warp.stack.append(Frame(header.meet, header.arrived, []))
-        taken, following, meet, place = (self.words[row * ROW // 8] for row in range(4))
-        self.current.place = place - 1
+        taken, following, meet = (self.words[row * ROW // 8] for row in range(3))
         header.pc, header.mask, header.meet = warp.diverge(mask, header.mask, taken, following, meet)
         return _GO
 

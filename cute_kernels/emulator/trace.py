@@ -230,7 +230,8 @@ class ClusterTrace:
         if warp is None:
             return self.steps
         executed, index = self._at or (warp.code.steps, warp.code.executing)
-        # A warp that has exited stands behind its last instruction: what its end brings about happens there.
+        # Lanes that meet others, or exit, stand behind the last instruction of their block: what that brings about
+        # happens there.
         since = executed - self._done.get(warp, 0) - (self._left[index] if index >= 0 else 1)
         return self._begin + since + self._operations - self._operations_before
 

@@ -29,31 +29,32 @@ FORM(finish) {
 }
 
 // Where the lanes go on that have come to the block where they meet others.
-static const Instruction *arrive(uint32_t place, uint8_t *s, Machine *m) {
+static const Instruction *arrive(uint8_t *s, Machine *m) {
   WarpHeader *header = HEADER;
   if (header->open) {
     header->mask |= header->arrived;
     header->pc = header->meet;
     header->meet = NO_MEET;
     header->open = 0;
-  } else if (m->call(SITE_ARRIVE, place)) {
+  } else if (m->call(SITE_ARRIVE, 0)) {
     return leave(m, ERROR);
   }
   return start_of(m, header->pc);
 }
 
-static const Instruction *go(uint32_t target, const Instruction *i, uint8_t *s, Machine *m) {
-  int meet = i->d & DIVERGENT && HEADER->meet == (int32_t)target;
-  return meet ? arrive(i->d >> PLACE_SHIFT, s, m) : start_of(m, target);
+// `divergent`: lanes may be waiting somewhere for these.
+static const Instruction *go(uint32_t target, uint32_t divergent, uint8_t *s, Machine *m) {
+  return divergent && HEADER->meet == (int32_t)target ? arrive(s, m) : start_of(m, target);
 }
 
-FORM(jump) { return go(i->b, i, s, m); }  // b: block
-FORM(branch_uniform) { return go(AT(u64, i->a) ? i->b : i->c, i, s, m); }
+enum { DIVERGENT = 1, NEAR = 2 };  // NEAR: one way leads to where the lanes meet
+FORM(jump) { return go(i->b, i->d & DIVERGENT, s, m); }  // b: block
+FORM(branch_uniform) { return go(AT(u64, i->a) ? i->b : i->c, i->d & DIVERGENT, s, m); }
 FORM(branch) {  // b, c: blocks where the predicate a holds and where not; imm: where the lanes meet
   WarpHeader *header = HEADER;
   uint32_t lanes = AT(u32, i->a) & m->mask;
-  if (lanes == m->mask) return go(i->b, i, s, m);
-  if (!lanes) return go(i->c, i, s, m);
+  if (lanes == m->mask) return go(i->b, i->d & DIVERGENT, s, m);
+  if (!lanes) return go(i->c, i->d & DIVERGENT, s, m);
   if (i->d & NEAR && header->meet == NO_MEET) {  // no other branch to remember: Python need not know
     int here = i->b == (uint32_t)i->imm;
     header->arrived = here ? lanes : m->mask ^ lanes;
@@ -62,10 +63,10 @@ FORM(branch) {  // b, c: blocks where the predicate a holds and where not; imm: 
     header->open = 1;
     return start_of(m, here ? i->c : i->b);
   }
-  const int64_t where[] = {i->b, i->c, i->imm, i->d >> PLACE_SHIFT};
-  for (int k = 0; k < 4; k++) memcpy(m->rows + k * EXCHANGE_ROW, &where[k], sizeof where[k]);
+  const int64_t where[] = {i->b, i->c, i->imm};
+  for (int k = 0; k < 3; k++) memcpy(m->rows + k * EXCHANGE_ROW, &where[k], sizeof where[k]);
   if (m->call(SITE_DIVERGE, lanes)) return leave(m, ERROR);
-  return header->pc == header->meet ? arrive(i->d >> PLACE_SHIFT, s, m) : start_of(m, header->pc);
+  return header->pc == header->meet ? arrive(s, m) : start_of(m, header->pc);
 }
 
 // Instructions up to the end of the guard are skipped where no lane executes them.

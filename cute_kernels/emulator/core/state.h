@@ -302,10 +302,6 @@ typedef struct Program {
 // What the Python function of a site returns, and a run of a warp: go on, wait, error, run the block again, exit.
 enum { GO = 0, WAIT = 1, ERROR = 2, AGAIN = 3, EXIT = 4 };
 enum { CLOCK_STEP = 16 };  // from one reading of a clock to the next
-// Sites of control flow. They are told the index of the block's last instruction plus 1, or 0.
-enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1 };
-// Operand d of branches: DIVERGENT, lanes may be waiting somewhere for these; NEAR, one way leads to where the lanes
-// meet; above them what the sites are told.
-enum { DIVERGENT = 1, NEAR = 2, PLACE_SHIFT = 2 };
+enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1 };  // sites of control flow
 
 #endif
