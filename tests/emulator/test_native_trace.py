@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options, native_trace
+from cute_kernels.emulator import Options, native_trace, native_translate, tma
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.native_translate import NativeLaunch
 from cute_kernels.emulator.tensor_map import TensorMap
+from cute_kernels.emulator.warp import PhaseWait
 from tests.emulator.oracle import records
 from tests.emulator.ptx import aligned, launch, module
 from tests.emulator.test_native_units import COPY, MISSED, TIME_OUTS
@@ -209,6 +210,94 @@ def test_copies(schedule: str, tmp_path: Path) -> None:
             assert options.detectors
         events.append(read(options.trace))
     assert_same(*events)
+
+
+READY = "bar.warp.sync -1; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+# Both CTAs of a pair copy a box to both, and two lanes of each copy one through a map of their own and store them; warp 1
+# does nothing but wait for all that.
+PAIR_OF_CTAS = module(
+    f"""
+    ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1]; ld.param.u64 %d3, [p2]; mov.u32 %r1, dynamic; mov.u32 %r9, %tid.x;
+    mov.u32 %r8, %cluster_ctarank; mov.u16 %h1, 3; mov.u32 %r3, 0; mov.u32 %r5, 0;
+    add.s32 %r2, %r1, 1024; mad.lo.s32 %r4, %r8, 2048, %r2; mad.lo.s32 %r6, %r9, 2048, %r2; add.s32 %r6, %r6, 4096;
+    mad.lo.s32 %r7, %r8, 32, 0; mad.lo.s32 %r7, %r9, 16, %r7;
+    setp.ne.u32 %p1, %r9, 0; setp.gt.u32 %p2, %r9, 1;
+    @%p1 bra NEXT;
+    mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
+NEXT:
+    {READY}
+    @%p1 bra LANES;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 8192;
+    cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+        [%r4], [%d1, {{0, %r3}}], [%r1], %h1;
+LANES:
+    @%p2 bra POLL;
+    cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r6], [%d2, {{0, %r3}}], [%r1];
+POLL:
+    bar.warp.sync -1;
+WAITS:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p4, [%r1], %r5;
+    @!%p4 bra WAITS;
+    @%p2 bra AFTER;
+    cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d3, {{0, %r7}}], [%r6];
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+AFTER:
+    add.s32 %r3, %r3, 16; xor.b32 %r5, %r5, 1; setp.lt.u32 %p3, %r3, 64;
+    @%p3 bra NEXT;
+    {READY}
+    ret;
+    """,
+    parameters=3,
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_copies_to_several_ctas(schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first copy through a map is the core's as well; a second lane's comes after it, by Python."""
+    masks: list[int | None] = []
+    load = tma.TmaUnit.load
+
+    def recorded(*args: Any, multicast: int | None = None, **more: Any) -> None:
+        masks.append(multicast)
+        load(*args, multicast=multicast, **more)
+
+    monkeypatch.setattr(tma.TmaUnit, "load", recorded)
+    events = []
+    for native in (False, True):
+        masks.clear()
+        memories = [aligned(np.zeros((64, 128), np.uint8)) for _ in range(3)]
+        maps = [TensorMap(x.ctypes.data, "u8", (128, 64), (128,), (128, 16), (1, 1), "128B") for x in memories]
+        options = Options(native=native, trace=tmp_path / "trace", **SCHEDULES[schedule])
+        shape: dict[str, Any] = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "block": (64, 1, 1), "dynamic_smem": 10240}
+        launch(PAIR_OF_CTAS, *maps, reachable=memories, options=options, **shape)
+        events.append(read(options.trace))
+    # Four rounds: a box from each CTA to both, and two lanes' of each, the very first of which Python hands to the core.
+    assert len([each for each in slices(events[0], "tma") if each["name"] == "load 2048 B"]) == 4 * (2 * 2 + 2 * 2)
+    if options.completion != "eager":
+        assert masks.count(3) == 4 * 2
+    elif options.detectors:
+        assert masks.count(3) <= 1
+    else:
+        assert masks == [None] * (4 * 2 * 2 - 1)
+    assert_same(*events)
+
+
+@pytest.mark.parametrize("name", ["arrival", "several phases", "hang"])
+def test_a_warp_waits_for_an_mbarrier_without_python(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+
+    class Counted(PhaseWait):
+        def __init__(self, *args: Any) -> None:
+            waits.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(native_translate, "PhaseWait", Counted)
+    python, native = (of_program(name, tmp_path / "trace", native=native) for native in (False, True))
+    assert waits
+    assert slices(native, "wait")
+    assert_same(python, native)
 
 
 @pytest.mark.parametrize("native", [False, True])
