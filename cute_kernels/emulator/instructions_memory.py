@@ -411,6 +411,13 @@ def _load_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> boo
     return "local" in instruction.parts or varies(instruction.operands[1])
 
 
+def _is_private(block: BlockBuilder, space: str, operand: Memory) -> bool:
+    """Whether an address may be one of local memory, where one number is another place in each lane."""
+    if space != "generic" or not block.context.local_bytes:
+        return space == "local"
+    return isinstance(operand.base, Register) and operand.base.name in block.varying
+
+
 @family("ld", "ldu", varies=_load_varies)
 def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
@@ -422,7 +429,7 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
         raise instruction.refuse(f"{access.count} destinations are needed")
     if access.space == "param" and not base.uniform:
         raise instruction.refuse("ld.param from addresses that differ between lanes is not implemented")
-    if base.uniform and access.space != "local" or access.space == "param":
+    if access.space == "param" or base.uniform and not _is_private(block, access.space, instruction.operands[1]):
         address = address_value(block, instruction.operands[1], max(base.bits, 32))
         results = block.call(
             load_uniform,

@@ -17,7 +17,7 @@ from cute_kernels.emulator.values import FULL, Constant, Pack
 
 #: Generic addresses: shared memory, local memory and kernel parameters appear as windows above every host address.
 SHARED_WINDOW = CONSTANTS["SHARED_WINDOW"]
-LOCAL_WINDOW = 3 << 60
+LOCAL_WINDOW = CONSTANTS["LOCAL_WINDOW"]
 PARAM_WINDOW = 1 << 62
 
 

@@ -432,10 +432,8 @@ class BlockEmitter:
             call = f"{function}(W, mask, {anchor.space!r}, {addresses}, {anchor.size}, {count}, {dtype}"
             source = [f"X{bits}[0:{count}] = {call}, {anchor.strength})"]
         program.reserve(count + 1)
-        # With a strength the race detector has to know the order, which the log does not tell: for Python. So is local
-        # memory, which a kernel in bytecode has not declared.
-        for_python = anchor.strength is not None or anchor.space == "local"
-        space = CONSTANTS["SPACE_NONE" if for_python else f"SPACE_{anchor.space.upper()}"]
+        # With a strength the race detector has to know the order, which the log does not tell: for Python.
+        space = CONSTANTS["SPACE_NONE" if anchor.strength is not None else f"SPACE_{anchor.space.upper()}"]
         operands = program.list([node.instruction.index, space, anchor.size, *elements, 0])
         name = f"{'store' if write else 'load'}_at_u{anchor.base.bits}"
         fast = program.put(name, a=base, b=operands, imm=anchor.offset)

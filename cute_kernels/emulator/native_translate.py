@@ -24,6 +24,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.decode import Instruction, Kernel
 from cute_kernels.emulator.flow import Block, Flow
+from cute_kernels.emulator.instructions_memory import LocalMemory
 from cute_kernels.emulator.native_block import BlockEmitter, NotNative
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import (
@@ -67,6 +68,7 @@ class NativeTranslation:
         registers: the part of a warp's state with the registers.
         constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
         rows: of the exchange area.
+        local_bytes: of local memory, in each lane.
         wgmmas: its wgmma.mma_async.
     """
 
@@ -80,6 +82,7 @@ class NativeTranslation:
     registers: slice
     constants: tuple[tuple[CodeType, int, int, bool], ...]
     rows: int
+    local_bytes: int
     wgmmas: tuple[WgmmaSite, ...]
 
 
@@ -93,8 +96,6 @@ def translate_native(
         NotNative: the kernel is one for the Python back end.
     """
     lowering = lower(ptx, kernel, block_shape, check, registers)
-    if lowering.context.local_bytes:
-        raise NotNative("local memory")
     touched = touched_in_flight(lowering.flow)
     if touched is not None:
         raise NotNative(f"a register of a wgmma in flight is touched (PTX line {touched.line})")
@@ -140,6 +141,7 @@ class _Translator:
             registers=registers,
             constants=constants,
             rows=program.rows,
+            local_bytes=self.lowering.context.local_bytes,
             wgmmas=tuple(program.wgmmas),
         )
 
@@ -264,6 +266,8 @@ class NativeWarp:
         self.counts = self.state[_HEADER : _HEADER + 8 * blocks].view(np.int64)
         warp.counts = self.counts
         self.header.mask, self.header.meet = warp.live, CONSTANTS["NO_MEET"]
+        if translation.local_bytes:
+            warp.local = LocalMemory(translation.local_bytes)
         self.error: BaseException | None = None
         self.site, self.place = 0, -1
         self._files: dict[int, RegisterFile] = {}
@@ -296,6 +300,9 @@ class NativeWarp:
         self.log.enter()
         self.header.budget = budget
         self.header.timed_out = self.warp.timed_out
+        local = self.launch.translation.local_bytes
+        if local:
+            self.tables.header.local, self.tables.header.local_bytes = self.warp.local.cells.ctypes.data, local
         meter = self.warp.cluster.meter
         if meter is not None:
             self.tables.header.meter = meter.native.address(self.warp.track)

@@ -101,7 +101,7 @@ def test_which_back_end_runs_a_launch(tmp_path: Path) -> None:
     choices = [
         (module("ret;"), Options(), True), (module("ret;"), Options(native=True), True),
         (module("ret;"), Options(native=False), False), (module("ret;"), Options(trace=tmp_path / "trace"), True),
-        (local, Options(), False), (local, Options(native=True), False),
+        (local, Options(), True), (local, Options(native=True), True),
     ]  # fmt: skip
     for text, options, native in choices:
         assert back_end.Execution(text, None, (32, 1, 1), options).native == native

@@ -171,6 +171,24 @@ static int of_own_cta(const Tables *t, const int64_t addresses[LANES], uint32_t 
   return !other;
 }
 
+// Local memory is a thread's own: nobody looks for races, and no unit is asked that is counted. Addresses at and beyond
+// `window`.
+static int32_t local_access(
+    Tables *t, const int64_t *addresses, uint8_t *const *elements, uint32_t mask, uint64_t window, int32_t write,
+    int32_t size, int32_t count) {
+  Lanes lanes;
+  uint64_t nbytes = (uint64_t)size * (uint64_t)count, held = (uint64_t)t->local_bytes;
+  lanes.count = take_lanes(mask, addresses, lanes.addresses, lanes.lanes);
+  for (int i = 0; i < lanes.count; i++) {
+    uint64_t at = (uint64_t)lanes.addresses[i] - window;
+    if (at & (nbytes - 1) || held < nbytes || at > held - nbytes) return 0;
+    lanes.data[i] = t->local + (uint64_t)lanes.lanes[i] * held + at;
+  }
+  t->progress += write;
+  move_elements(&lanes, elements, write, size, count);
+  return 1;
+}
+
 static int in_a_row(const int64_t addresses[LANES], int64_t nbytes) {
   int64_t wrong = 0;
   for (int lane = 0; lane < LANES; lane++) wrong |= addresses[lane] ^ (addresses[0] + lane * nbytes);
@@ -185,8 +203,11 @@ int32_t warp_access(
   if (space == SPACE_NONE) return 0;
   if (!mask) return 1;
   int shared = space == SPACE_SHARED;
-  if (space == SPACE_GENERIC && (uint64_t)addresses[__builtin_ctz(mask)] >= SHARED_WINDOW) {
-    // A window above every host address; lanes that do not agree are found out of bounds.
+  uint64_t generic = space == SPACE_GENERIC ? (uint64_t)addresses[__builtin_ctz(mask)] : 0;
+  // Windows above every host address; lanes that do not agree are found out of bounds.
+  if (space == SPACE_LOCAL) return local_access(t, addresses, elements, mask, 0, write, size, count);
+  if (generic >= LOCAL_WINDOW) return local_access(t, addresses, elements, mask, LOCAL_WINDOW, write, size, count);
+  if (generic >= SHARED_WINDOW) {
     for (int lane = 0; lane < LANES; lane++) moved[lane] = addresses[lane] - (int64_t)SHARED_WINDOW;
     addresses = moved;
     shared = 1;

@@ -42,14 +42,15 @@ typedef struct Cta {
   Shadow *shadow;   // with detectors
 } Cta;
 
-// Loads and stores. Shared memory appears to generic addresses as a window above every host address. Lanes exchange
-// values with the core in rows of 32 items of up to 64 bits, on cache lines.
+// Loads and stores. Shared and local memory appear to generic addresses as windows above every host address. Lanes
+// exchange values with the core in rows of 32 items of up to 64 bits, on cache lines.
 enum {
   SPACE_SHARED = 0, SPACE_GLOBAL = 1, SPACE_GENERIC = 2,
   SPACE_NONE = 3,       // wherever it is, Python decides
+  SPACE_LOCAL = 4,
   EXCHANGE_ROW = 256  // bytes
 };
-enum { SHARED_WINDOW = 2305843009213693952 };  // 2^61
+enum { SHARED_WINDOW = 2305843009213693952, LOCAL_WINDOW = 3458764513820540928 };  // 2^61, 3 * 2^60
 
 // Registered global memory.
 typedef struct Region { int64_t start, end, writable; } Region;
@@ -235,6 +236,8 @@ typedef struct Tables {
   int64_t warpgroups_of_cta;
   int64_t wgmmas;                // executed since Python looked
   int64_t wgmma_warps;           // that have issued an operation
+  uint8_t *local;                // of the warp that runs: of lane after lane so many bytes
+  int64_t local_bytes;
   const int64_t *steps;          // of the warp that runs, see `WarpHeader`
   TraceEvent *trace;             // what a timeline has not shown yet, entries in use and in all; or null
   int64_t trace_used, trace_size;
