@@ -213,8 +213,8 @@ def test_copies(schedule: str, tmp_path: Path) -> None:
 
 
 READY = "bar.warp.sync -1; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
-# Both CTAs of a pair copy a box to both, and two lanes of each copy one through a map of their own and store them; warp 1
-# does nothing but wait for all that.
+# Both CTAs of a pair copy a box to both, and two lanes of each copy one through a map of their own and store them; warp
+# 1 does nothing but wait for all that.
 PAIR_OF_CTAS = module(
     f"""
     ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1]; ld.param.u64 %d3, [p2]; mov.u32 %r1, dynamic; mov.u32 %r9, %tid.x;
@@ -271,7 +271,7 @@ def test_copies_to_several_ctas(schedule: str, tmp_path: Path, monkeypatch: pyte
         shape: dict[str, Any] = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "block": (64, 1, 1), "dynamic_smem": 10240}
         launch(PAIR_OF_CTAS, *maps, reachable=memories, options=options, **shape)
         events.append(read(options.trace))
-    # Four rounds: a box from each CTA to both, and two lanes' of each, the very first of which Python hands to the core.
+    # Four rounds: a box from each CTA to both, and two lanes' of each; the very first goes through Python to the core.
     assert len([each for each in slices(events[0], "tma") if each["name"] == "load 2048 B"]) == 4 * (2 * 2 + 2 * 2)
     if options.completion != "eager":
         assert masks.count(3) == 4 * 2
