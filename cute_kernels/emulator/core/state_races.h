@@ -232,6 +232,7 @@ struct LogEntry {
   uint32_t mask;
   int32_t argument, instruction;
   int64_t addresses[LANES];
+  int64_t steps;  // of the warp, see `WarpHeader`
 };
 
 #endif
