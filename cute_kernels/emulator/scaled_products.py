@@ -14,12 +14,19 @@ import ml_dtypes
 import numpy as np
 
 from cute_kernels.emulator.matrix_arithmetic import Sums
-from cute_kernels.emulator.matrix_operands import E2M1_PAIRS, K_BYTES, ElementType
+from cute_kernels.emulator.matrix_operands import E2M1_PAIRS, E4M3, E5M2, K_BYTES, ElementType
+from cute_kernels.emulator.matrix_products import Kind, multiply_rows
 from cute_kernels.emulator.tensor_map import CHUNK
 
 GROUP = 16  # products of pairs of FP4 that are added before they are aligned
 _NO_EXPONENT = -(1 << 14)
 _ROWS = 16  # of A at once, which bounds the memory that products take
+_GROUP_OF_ROWS = 16  # in products of the core
+#: Of a product of two scales: exponents of products times it are above the lowest one, and in the range of FP32.
+_MOST_SHIFT = 90
+_DIGITS = 3  # behind the point, at most
+#: What the core multiplies.
+EIGHT_BITS = {element.name: element for element in (E4M3, E5M2)}
 #: Name -> NumPy type, and exponent of its subnormal numbers.
 _TYPES = {
     "e4m3": (ml_dtypes.float8_e4m3fn, -6),
@@ -47,16 +54,37 @@ def _tables(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Values float64 and encoded exponents int, of the same shape; zero, NaN and infinities have `_NO_EXPONENT`."""
+    """Numbers of one type.
+
+    Attributes:
+        values: float64.
+        exponents: int of the same shape, as they are encoded; of zero, NaN and infinities `_NO_EXPONENT`.
+        codes: uint8 of the same shape, the bits of which ``values`` are made.
+        name: the type.
+        negated: ``values`` have the other sign.
+    """
 
     values: np.ndarray
     exponents: np.ndarray
+    codes: np.ndarray
+    name: str
+    negated: bool = False
 
     @classmethod
     def of(cls, codes: np.ndarray, name: str, negated: bool = False) -> Numbers:
         """From uint8 codes of a type."""
         values, exponents = _tables(name)
-        return cls(-values[codes] if negated else values[codes], exponents[codes])
+        return cls(-values[codes] if negated else values[codes], exponents[codes], codes, name, negated)
+
+    @property
+    def eight_bits(self) -> bool:
+        """Whether the core multiplies them as they are."""
+        return self.name in EIGHT_BITS
+
+    def part(self, first: int, last: int) -> Numbers:
+        """Some of the columns."""
+        columns = (slice(None), slice(first, last))
+        return Numbers(self.values[columns], self.exponents[columns], self.codes[columns], self.name, self.negated)
 
     @property
     def finite(self) -> np.ndarray:
@@ -165,7 +193,7 @@ def _blocks(a: Side, b: Side) -> list[tuple[Numbers, Numbers, np.ndarray | float
     size = a.elements.values.shape[1] // count
     found = []
     for i in range(count):
-        parts = [Numbers(x.values[:, i * size : (i + 1) * size], x.exponents) for x in (a.elements, b.elements)]
+        parts = [x.part(i * size, (i + 1) * size) for x in (a.elements, b.elements)]
         found.append((*parts, np.multiply.outer(a.scales.values[:, i], b.scales.values[:, i])))
     return found
 
@@ -237,25 +265,76 @@ def _power(exponents: np.ndarray) -> np.ndarray:
 
 def _aligned(a: Side, b: Side, c: np.ndarray, d_type: str, sums: Sums) -> np.ndarray:
     """float64 [rows of A, rows of B]: sums of cut terms, not rounded yet. One scale at most, a power of two."""
-    result = np.empty_like(c)
-    tops = _exponents_of(c, d_type, sums)
-    x, y = a.elements.finite, b.elements.finite
-    scale = shift = None
+    shift = np.zeros(c.shape, np.int32)
     if a.scales is not None and b.scales is not None:
-        scale = np.multiply.outer(a.scales.finite[:, 0], b.scales.finite[:, 0])
-        shift = np.add.outer(a.scales.exponents[:, 0], b.scales.exponents[:, 0])
-    for first in range(0, len(x), _ROWS):
-        rows = slice(first, first + _ROWS)
-        exponents = (a.elements.exponents[rows, None] + b.elements.exponents[None]).max(axis=-1)
-        if shift is not None:
-            exponents = exponents + shift[rows]
-        top = np.maximum(tops[rows], exponents)
-        units = _power(sums.fraction - top)
-        factor = units if scale is None else units * scale[rows]
-        terms = x[rows, None] * y[None]
-        total = np.trunc(terms * factor[..., None]).sum(axis=-1) + np.trunc(c[rows] * units)
-        result[rows] = total * _power(top - sums.fraction)
+        shift = np.add.outer(a.scales.exponents[:, 0], b.scales.exponents[:, 0]).astype(np.int32)
+    if d_type == "f32" and a.elements.eight_bits and b.elements.eight_bits:
+        result, done = _scaled_afterwards(a.elements, b.elements, c, shift, sums)
+    else:
+        result, done = _uncut(a.elements, b.elements, c, shift, d_type, sums)
+    for first in range(0, len(c), _ROWS):
+        rows = np.arange(first, min(first + _ROWS, len(c)))
+        columns = np.flatnonzero(~done[rows].all(axis=0))
+        place = np.ix_(rows, columns)
+        top = _largest_exponents(a.elements.exponents[rows], b.elements.exponents[columns]) + shift[place]
+        top = np.maximum(_exponents_of(c[place], d_type, sums), top)
+        terms = a.elements.finite[rows, None] * b.elements.finite[columns]
+        total = np.trunc(terms * _power(shift[place] + sums.fraction - top)[..., None]).sum(axis=-1)
+        result[place] = (total + np.trunc(c[place] * _power(sums.fraction - top))) * _power(top - sums.fraction)
     return result
+
+
+def _scaled_afterwards(
+    a: Numbers, b: Numbers, c: np.ndarray, shift: np.ndarray, sums: Sums
+) -> tuple[np.ndarray, np.ndarray]:
+    """float64 sums, cut to FP32, and where they are right: products of unscaled elements, of which D is scaled.
+
+    A power of two that all terms have in common changes nothing but the exponent of the result, where neither the
+    lowest exponent nor the range of FP32 matters: with a scale and a result that are not too small, and no infinity.
+    """
+    inside = np.abs(shift) <= _MOST_SHIFT
+    shift = np.where(inside, shift, 0)
+    start = np.ldexp(c, -shift)
+    inside &= _is_normal(c) & _is_normal(start)
+    count = len(a.codes)
+    padded = [np.pad(x.codes, ((0, -len(x.codes) % _GROUP_OF_ROWS), (0, 0)))[None] for x in (a, b)]
+    cells = np.zeros((1, padded[1].shape[1], padded[0].shape[1]), np.float32)
+    cells[0, : len(b.codes), :count] = np.where(inside, start, 0).T
+    kinds = tuple(Kind(EIGHT_BITS[x.name], x.negated) for x in (a, b))
+    multiply_rows(*padded, cells.view(np.uint32), kinds, "f32", add=True, sums=sums)
+    result = np.ldexp(cells[0, : len(b.codes), :count].T.astype(np.float64), shift)
+    return result, inside & _is_normal(result)
+
+
+def _is_normal(x: np.ndarray) -> np.ndarray:
+    """Whether numbers are 0 or in the range of normal numbers of FP32."""
+    size = np.abs(x)
+    return (x == 0) | (size >= 2.0**-126) & (size < 2.0**128)
+
+
+def _uncut(
+    a: Numbers, b: Numbers, c: np.ndarray, shift: np.ndarray, d_type: str, sums: Sums
+) -> tuple[np.ndarray, np.ndarray]:
+    """float64 sums, and where they are right: no product has digits below the last one that is kept."""
+    top = np.maximum(_exponents_of(c, d_type, sums), _largest_exponents(a.exponents, b.exponents) + shift)
+    last = top - sums.fraction
+    result = np.ldexp(a.finite @ b.finite.T, shift) + np.ldexp(np.trunc(np.ldexp(c, -last)), last)
+    return result, _least_digits(a)[:, None] + _least_digits(b) + shift >= last
+
+
+def _largest_exponents(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """int32 [rows of A, rows of B]: of products of elements with such exponents."""
+    left, right = a.astype(np.int16), b.astype(np.int16)
+    largest = np.full((len(left), len(right)), 2 * _NO_EXPONENT, np.int16)
+    for k in range(left.shape[1]):
+        np.maximum(largest, np.add.outer(left[:, k], right[:, k]), out=largest)
+    return largest.astype(np.int32)
+
+
+def _least_digits(numbers: Numbers) -> np.ndarray:
+    """int [rows]: all elements of a row are multiples of two to the power of it, zeros too."""
+    lowest = np.where(numbers.exponents == _NO_EXPONENT, -_NO_EXPONENT, numbers.exponents).min(axis=1)
+    return lowest - _DIGITS
 
 
 def _aligned_groups(a: Side, b: Side, c: np.ndarray, d_type: str, sums: Sums) -> np.ndarray:

@@ -23,14 +23,17 @@ static inline int elements(int64_t type) { return type == TF32 ? 8 : type == F16
 // Whether `pairs` can hold its values: integers, and E4M3 in units of 2^-9 up to 60.
 static inline int is_small(int64_t type) { return type == E4M3 || type == S8 || type == U8; }
 
-// One operand as silicon.c adds its products. A's magnitudes lie in blocks of lanes, each [k][2][lanes]: those of
-// positive elements, then those of negative ones, with 0 in the place of the others. Those of B: [rows][k].
+// One operand as silicon.c adds its products. A's magnitudes lie in blocks of lanes, each [k][PLANES][lanes]: those of
+// positive elements, then those of negative ones, with 0 in the place of the others, then all with their signs. Those
+// of B: [rows][k].
+enum { PLANES = 3 };
 typedef struct Terms {
-  _Alignas(64) double wide_sizes[MOST_ROWS * MOST_K];         // magnitudes, where sums have more bits than FP32
-  _Alignas(64) float narrow_sizes[MOST_ROWS * MOST_K];        // else
+  _Alignas(64) double wide_sizes[MOST_ROWS * MOST_K * 2];        // magnitudes, where sums have more bits than FP32
+  _Alignas(64) float narrow_sizes[MOST_ROWS * MOST_K * 2];       // else
   _Alignas(64) int16_t exponents[MOST_ROWS * MOST_K];   // A: [k][TENSOR_LANES]; B: [rows][k]
   _Alignas(64) float values[MOST_ROWS * MOST_K];        // [rows][k]
   int32_t negative[MOST_ROWS * MOST_K];                 // B: [rows][k], 1 where an element is negative
+  int32_t least[MOST_ROWS];    // exponent of a row's elements but zeros
   int32_t special[MOST_ROWS];  // -1: a row with NaN or an infinity, for which the magnitudes have 0
 } Terms;
 enum { NO_EXPONENT = -16000 };  // of 0, NaN and infinities
@@ -46,6 +49,9 @@ static inline int lowest_exponent(int64_t type) {
   return type == E4M3 ? -6 : type == E5M2 || type == F16 ? -14 : -126;
 }
 
+// Digits behind the point.
+static inline int digits_of(int64_t type) { return type == E4M3 ? 3 : type == E5M2 ? 2 : type == BF16 ? 7 : 10; }
+
 // Executes an MMA of floats whose sums are those of `fraction` and its neighbours.
 void multiply_aligned(const Mma *mma);
 
@@ -55,6 +61,7 @@ int initialised(const MmaOperand *from, int64_t rows, int64_t unit);
 // Reads rows and puts them behind the first ones; `side_by_side`: as A.
 void load_small(
     Operand *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side);
+void load_codes(uint8_t (*to)[K_BYTES], const MmaOperand *from, int64_t rows, int64_t unit);
 void load_values(
     Operand *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side);
 // `narrow`: which of the magnitudes are needed.

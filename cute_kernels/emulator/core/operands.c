@@ -145,6 +145,10 @@ void load_small(
   else load_small_rows(to, from, rows, first, type, E4M3, 0);
 }
 
+void load_codes(uint8_t (*to)[K_BYTES], const MmaOperand *from, int64_t rows, int64_t unit) {
+  for (int64_t i = 0; i < rows; i++) read_row(to[i], from, i, unit);
+}
+
 static inline float as_float(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
@@ -261,7 +265,7 @@ static inline void load_row_terms(
   uint8_t bytes[K_BYTES];
   float *restrict values = to->values + k * row;
   uint32_t sign = (uint32_t)(type->negated != 0) << 31;
-  int lowest = lowest_exponent(type->element), special = 0;
+  int lowest = lowest_exponent(type->element), special = 0, least = INT16_MAX;
   read_row(bytes, from, index, type->unit);
   decode_row(bytes, type->element, values);
   for (int j = 0; j < k; j++) {
@@ -273,7 +277,10 @@ static inline void load_row_terms(
     values[j] = as_float(bits);
     finite[j] = as_float(is_special ? 0 : bits);
     exponents[j] = exponent_of(values[j], lowest);
+    int exponent = exponents[j] == NO_EXPONENT ? INT16_MAX : exponents[j];
+    least = exponent < least ? exponent : least;
   }
+  to->least[row] = least;
   to->special[row] = -special;
 }
 
@@ -291,11 +298,16 @@ static inline void spread(
     for (int l = 0; l < LANE_GROUP; l++) column[l] = rows[l][j];
     for (int l = 0; l < LANE_GROUP; l++) to->exponents[TENSOR_LANES * j + lane + l] = exponents[l][j];
     for (int start = 0; start < LANE_GROUP; start += together) {
-      int64_t first = lane + start, place = (first / block * k + j) * 2 * block + first % block;
+      int64_t first = lane + start, place = (first / block * k + j) * PLANES * block + first % block;
       for (int l = 0; l < together; l++) {
         float value = column[start + l];
-        if (narrow) to->narrow_sizes[place + l] = positive(value), to->narrow_sizes[place + block + l] = positive(-value);
-        else to->wide_sizes[place + l] = positive(value), to->wide_sizes[place + block + l] = positive(-value);
+        if (narrow) {
+          to->narrow_sizes[place + l] = positive(value), to->narrow_sizes[place + block + l] = positive(-value);
+          to->narrow_sizes[place + 2 * block + l] = value;
+        } else {
+          to->wide_sizes[place + l] = positive(value), to->wide_sizes[place + block + l] = positive(-value);
+          to->wide_sizes[place + 2 * block + l] = value;
+        }
       }
     }
   }

@@ -16,6 +16,13 @@ static inline int64_t lane_offset(const Mma *mma, int64_t lane) {
   return lane / LANE_GROUP * mma->group_stride + lane % LANE_GROUP;
 }
 
+static inline double power(int exponent) {
+  uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 // FP16 bits of doubles, rounded to nearest even whatever the rounding mode is; NaN is 0x7FFF.
 static inline Longs halves_of(Doubles values) {
   Longs bits = (Longs)values, sign = bits >> 48 & 0x8000, size = bits & INT64_MAX, one = (Longs){0} + 1;
@@ -31,6 +38,14 @@ static inline Longs halves_of(Doubles values) {
   Longs result = (tiny & is_tiny) | (normal & ~is_tiny);
   result = (is_large & 0x7C00) | (~is_large & result);
   return (is_nan & 0x7FFF) | (~is_nan & (result | sign));
+}
+
+// FP32 bits of doubles, rounded as the rounding mode says; numbers that are too large are infinities.
+static inline HalfBits wide_bits(Doubles sum) {
+  HalfBits sign = __builtin_convertvector((LongBits)sum >> 32, HalfBits) & 0x80000000;
+  Longs size = (Longs)sum & INT64_MAX;
+  HalfBits large = (HalfBits)__builtin_convertvector((Longs)((Doubles)size >= 0x1p128), HalfInts);
+  return ((HalfBits)floats_of(sum) & ~large) | ((sign | 0x7F800000) & large);
 }
 
 static inline uint32_t half_bits(double value) { return (uint32_t)halves_of((Doubles){0} + value)[0]; }
