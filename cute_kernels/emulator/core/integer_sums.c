@@ -196,7 +196,7 @@ static void find_tops(const Integers *s) {
 }
 
 // Zeros at the end of A's elements in some lanes, the fewest of them for each k.
-static RowBytes zeros_of_lanes(const Planes *from, int64_t lane, int64_t lanes) {
+static void zeros_of_lanes(const Planes *from, int64_t lane, int64_t lanes, RowBytes *to) {
   RowBytes zeros;
   for (int k = 0; k < MOST_K; k += 2) {
     uint64_t all = 0, two;
@@ -206,13 +206,13 @@ static RowBytes zeros_of_lanes(const Planes *from, int64_t lane, int64_t lanes) 
     zeros[k] = all & 0xFFFF ? (uint8_t)__builtin_ctzll(all) : NO_DIGIT;
     zeros[k + 1] = all >> 16 & 0xFFFF ? (uint8_t)__builtin_ctzll(all >> 16) : NO_DIGIT;
   }
-  return zeros;
+  *to = zeros;
 }
 
 // Whether factors of one k have less than g last zeros together, in some rows of B: else no product is cut.
-static inline int is_cut(uint8_t (*b_zeros)[MOST_K], int rows, RowBytes zeros, int g) {
+static inline int is_cut(uint8_t (*b_zeros)[MOST_K], int rows, const RowBytes *zeros, int g) {
   RowBytes cut = {0};
-  for (int r = 0; r < rows; r++) cut |= (RowBytes)(*(const RowBytes *)b_zeros[r] + zeros < (uint8_t)g);
+  for (int r = 0; r < rows; r++) cut |= (RowBytes)(*(const RowBytes *)b_zeros[r] + *zeros < (uint8_t)g);
   uint64_t words[4];
   memcpy(words, &cut, sizeof words);
   return (words[0] | words[1] | words[2] | words[3]) != 0;
@@ -355,7 +355,7 @@ static inline int add_in_integers(const Integers *s, Block *block, int words) {
 }
 
 // BLOCK_ROWS rows of B by vectors of lanes. `zeros`: of these lanes.
-static inline void cut_block(const Integers *s, int64_t row, int64_t lane, RowBytes zeros, int words) {
+static inline void cut_block(const Integers *s, int64_t row, int64_t lane, const RowBytes *zeros, int words) {
   const Mma *mma = s->mma;
   Block block;
   int used = (int)((mma->m - lane) / WORDS);
@@ -385,7 +385,7 @@ static void prepare_to_cut(const Integers *s, RowBytes *zeros) {
   if (s->first == 0) fill_planes_of_a(s, FEW_LANES * blocks);
   if (!has_planes_of_b) fill_planes_of_b(s->mma, s->b, s->planes);
   has_planes_of_b = 1;
-  for (int64_t i = 0; i < blocks; i++) zeros[i] = zeros_of_lanes(s->planes, FEW_LANES * i, FEW_LANES);
+  for (int64_t i = 0; i < blocks; i++) zeros_of_lanes(s->planes, FEW_LANES * i, FEW_LANES, &zeros[i]);
   find_tops(s);
 }
 
@@ -396,10 +396,10 @@ static void add_cut(const Integers *s, const RowBytes *zeros) {
     if (MANY > FEW && mma->m - lane > FEW_LANES) {
       RowBytes other = zeros[lane / FEW_LANES + 1], less = (RowBytes)(other < least);
       least = (other & less) | (least & ~less);
-      for (int64_t row = 0; row < mma->n; row += BLOCK_ROWS) cut_block(s, row, lane, least, MANY);
+      for (int64_t row = 0; row < mma->n; row += BLOCK_ROWS) cut_block(s, row, lane, &least, MANY);
       lane += MANY * WORDS;
     } else {
-      for (int64_t row = 0; row < mma->n; row += BLOCK_ROWS) cut_block(s, row, lane, least, FEW);
+      for (int64_t row = 0; row < mma->n; row += BLOCK_ROWS) cut_block(s, row, lane, &least, FEW);
       lane += FEW_LANES;
     }
   }
@@ -418,7 +418,7 @@ static void add_uncut(const Integers *s, const Uncut *uncut, RowBytes *zeros) {
       }
       if (!prepared) prepare_to_cut(s, zeros);
       prepared = 1;
-      cut_block(s, row, lane, zeros[lane / FEW_LANES], FEW);
+      cut_block(s, row, lane, &zeros[lane / FEW_LANES], FEW);
     }
 }
 
