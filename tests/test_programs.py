@@ -117,13 +117,13 @@ def test_programs_of_a_clone(fake: Path, capsys: pytest.CaptureFixture[str]):
     arguments = ["--fake-examples", str(fake / "clone"), "--jobs", "2"]
     assert command.main([*arguments, "2", "--record"]) == 0
     said = capsys.readouterr().out
-    assert "| `products/multiply.py` | `2 1` | sm_100a | exact |" in said
-    assert "| `products/multiply.py` | `2 64` | sm_90a | reported: `global-race" in said
+    assert "| `products/multiply` | `2 1` | sm_100a | exact |" in said
+    assert "| `products/multiply` | `2 64` | sm_90a | reported: `global-race" in said
     assert command.main([*arguments, "2 1"]) == 0
     assert "not as recorded" not in capsys.readouterr().out
     assert command.main([*arguments, "3 1"]) == 1
     said = capsys.readouterr().out
-    assert "| `products/multiply.py` | `3 1` | sm_90a | wrong |" in said and "not as recorded" in said
+    assert "| `products/multiply` | `3 1` | sm_90a | wrong |" in said and "not as recorded" in said
 
 
 def test_a_folder_that_is_no_clone(fake: Path, capsys: pytest.CaptureFixture[str]):

@@ -32,8 +32,8 @@ class Example(Case):
 
     @property
     def row(self) -> tuple[str, str]:
-        """The first cells of the table: the program, and its arguments."""
-        return f"`{self.program}`", f"`{self.argument}`" if self.argument else ""
+        """The first cells of the table: the program, without its suffix, and its arguments."""
+        return f"`{self.program.removesuffix('.py')}`", f"`{self.argument}`" if self.argument else ""
 
     def command(self, folder: Path) -> list[str]:
         """What runs, and its arguments."""
