@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.accesses import space_of
 from cute_kernels.emulator.async_engine import AsyncOp
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Vector
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.instructions_memory import SPACES, address_value, space_of
+from cute_kernels.emulator.instructions_memory import SPACES, address_value
 from cute_kernels.emulator.instructions_move import block_lanes
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from cute_kernels.emulator.accesses import view_bytes
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Instruction, Memory, Vector
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.instructions_memory import address_value, view_bytes
+from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
 from cute_kernels.emulator.native_units import Issuer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cute_kernels.emulator.accesses import view_bytes
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.instructions_bulk import (
@@ -14,7 +15,7 @@ from cute_kernels.emulator.instructions_bulk import (
     tensor_operand,
     whole_call,
 )
-from cute_kernels.emulator.instructions_memory import address_value, view_bytes
+from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
 from cute_kernels.emulator.memory_order import enter

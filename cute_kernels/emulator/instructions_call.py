@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.accesses import space_of
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction, Symbol, Vector
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
-from cute_kernels.emulator.instructions_memory import space_of
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.accesses import space_of
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.instructions_memory import address_value, space_of
+from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.tensor_map import NBYTES, REPLACEABLE, replace

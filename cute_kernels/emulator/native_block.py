@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.accesses import load_lanes, load_uniform, store_lanes
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.bytecode import Program, pure_operation, row_bytes
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.instructions_memory import Load, Store, load_lanes, load_uniform, store_lanes
+from cute_kernels.emulator.instructions_memory import Load, Store
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, parameter_offset
 from cute_kernels.emulator.instructions_wgmma import MmaAsync, learn_in_core, mma_async_in_place
 from cute_kernels.emulator.native_inline import INLINE, ISSUER, SILENT

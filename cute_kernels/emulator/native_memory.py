@@ -1,7 +1,7 @@
 """The tables that the core finds the memories and units of a cluster by, and the exchange area of a launch.
 
 Loads and stores of warps are the core's (``core/memory.c``). An access that any check stops is handed
-to the Python function of the instruction (`instructions_memory`), which decides again and words the error.
+to the Python function of the instruction (`accesses`), which decides again and words the error.
 
 A launch has one exchange area of 256-byte rows, through which calls of Python get operands and results; for an access
 row 0 holds 32 addresses, the rows after it the elements to store, one row each; loaded elements start at

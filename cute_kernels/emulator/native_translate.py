@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_kernels.emulator.accesses import LocalMemory
 from cute_kernels.emulator.bytecode import Bytecode, Program
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.decode import Instruction, Kernel
 from cute_kernels.emulator.flow import Block, Flow
-from cute_kernels.emulator.instructions_memory import LocalMemory
 from cute_kernels.emulator.native_block import BlockEmitter, NotNative
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import (
