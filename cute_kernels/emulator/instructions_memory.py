@@ -16,6 +16,7 @@ from cute_kernels.emulator.accesses import (
     store_merged,
 )
 from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.block_source import BlockSource
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.instructions_convert import extend
 from cute_kernels.emulator.instructions_integer import binary
@@ -95,7 +96,7 @@ def address_value(block: BlockBuilder, operand: Any, bits: int = 32) -> Value:
 # --- anchors --------------------------------------------------------------------------------------------------------
 
 
-def _emit_addresses(block: BlockBuilder, nodes: list[Node]) -> str:
+def _emit_addresses(block: BlockSource, nodes: list[Node]) -> str:
     """Source for int64 [n, 32] addresses of merged accesses."""
     bases = [node.anchor.base for node in nodes]
     type_ = CANONICAL[bases[0].bits]
@@ -109,7 +110,7 @@ def _emit_addresses(block: BlockBuilder, nodes: list[Node]) -> str:
 
 
 def _emit_function(
-    block: BlockBuilder, nodes: list[Node], one: Callable[..., Any], merged: Callable[..., Any]
+    block: BlockSource, nodes: list[Node], one: Callable[..., Any], merged: Callable[..., Any]
 ) -> tuple[str, str]:
     """Names of the function for ``nodes`` and of its last argument."""
     if len(nodes) == 1:
@@ -138,7 +139,7 @@ class Load(Anchor):
         # others by one instruction of those that are merged.
         self.key = ("ld", space, size, count, base.bits, coherent) if strength is None else None
 
-    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
         mask, condition = block.guard_mask(nodes[0])
         dtype = DTYPES[CANONICAL[self.size * 8]]
         function, last = _emit_function(block, nodes, load_lanes, load_merged)
@@ -168,7 +169,7 @@ class Store(Anchor):
         self.strength = strength
         self.key = ("st", space, size, len(values), base.bits) if strength is None else None
 
-    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
         mask, condition = block.guard_mask(nodes[0])
         values = [value for node in nodes for value in node.anchor.values]
         type_ = CANONICAL[self.size * 8]

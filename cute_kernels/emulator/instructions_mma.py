@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.block_source import BlockSource
 from cute_kernels.emulator.decode import Instruction, Vector
 from cute_kernels.emulator.instructions_registry import always_varies, family
 from cute_kernels.emulator.instructions_sync import require_whole_warp
@@ -65,7 +66,7 @@ class Mma(Anchor):
     def as_call(self) -> tuple[Callable[..., Any], Sequence[Any]]:
         return mma_sync, (self.form, 1, *self.operands)
 
-    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
         mask, condition = block.guard_mask(nodes[0])
         texts = []
         for which in range(3):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.block_source import BlockSource
 from cute_kernels.emulator.decode import Instruction, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.instructions_registry import always_varies, as_integer, family, qualifiers
@@ -194,7 +195,7 @@ class MmaAsync(Anchor):
     def __init__(self, form: Form, accumulators: list[Value], a: list[Value], b: Value, accumulate: Value) -> None:
         self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate
 
-    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
         (node,) = nodes
         function = block.space.bind(mma_async, "wgmma_mma_async")
         form = block.space.bind(self.form, "FORM")
@@ -208,7 +209,7 @@ class MmaAsync(Anchor):
         for row, result in enumerate(node.results):
             result.place = (target, row)
 
-    def _views(self, block: BlockBuilder) -> str:
+    def _views(self, block: BlockSource) -> str:
         values = self.accumulators
         places = [value.place for value in values if isinstance(value, Result) and value.type == "u32"]
         array, first = places[0] if places else ("", None)

@@ -41,6 +41,7 @@ from cute_kernels.emulator import (  # noqa: F401 - importing a file registers i
 )
 from cute_kernels.emulator.accesses import LocalMemory
 from cute_kernels.emulator.block import BlockBuilder
+from cute_kernels.emulator.block_source import BlockSource
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module, parse
 from cute_kernels.emulator.flow import Block, Flow, analyse
 from cute_kernels.emulator.instructions_move import block_lanes, mask_of, masks_of
@@ -331,15 +332,16 @@ class _Translator:
 
     def _block(self, block: Block) -> list[tuple[int, str, int]]:
         builder, condition, last = self.lowering.block(block)
-        test = builder.emit(block.live_out, condition)
-        self._branch(builder, block, test, condition, last)
-        return builder.lines
+        source = BlockSource(builder)
+        test = source.emit(block.live_out, condition)
+        self._branch(source, block, test, condition, last)
+        return source.lines
 
     def _branch(
-        self, builder: BlockBuilder, block: Block, test: str, condition: Value | None, last: Instruction | None
+        self, source: BlockSource, block: Block, test: str, condition: Value | None, last: Instruction | None
     ) -> None:
         origin = last.index if last is not None else -1
-        lines = builder.lines
+        lines = source.lines
         if condition is None:
             lines.append((0, f"pc = {block.successors[0]}", origin))
         else:

@@ -12,7 +12,7 @@ from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.errors import BarrierMisuse
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.block import BlockBuilder
+    from cute_kernels.emulator.block_source import BlockSource
 
 FULL = 0xFFFFFFFF
 DTYPES: dict[str, Any] = {
@@ -128,7 +128,7 @@ class Anchor:
     key: Any = None
     effects = True
 
-    def emit(self, block: BlockBuilder, nodes: list[Node]) -> None:
+    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
         raise NotImplementedError
 
     def as_call(self) -> tuple[Callable[..., Any], Sequence[Any]] | None:
