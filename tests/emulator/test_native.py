@@ -25,7 +25,8 @@ from tests.emulator.exact_sums import emulate
 from tests.emulator.instruction_cases import check
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
-from tests.emulator.test_instructions import CONVERSION, FLOAT, INTEGER
+from tests.emulator.test_conversions import CONVERSION
+from tests.emulator.test_instructions import FLOAT, INTEGER
 from tests.emulator.test_translate import REGISTERS, interpreted, program_text, statements
 from tests.nightly import nightly
 

@@ -26,7 +26,8 @@ from cute_kernels.emulator.instructions_move import map_address
 from cute_kernels.emulator.values import DTYPES, PureOp
 from tests.emulator.instruction_cases import EDGES
 from tests.emulator.ptx import module
-from tests.emulator.test_instructions import CONVERSION, FLOAT, INTEGER
+from tests.emulator.test_conversions import CONVERSION
+from tests.emulator.test_instructions import FLOAT, INTEGER
 
 FULL, LANES, ROUNDS = 0xFFFFFFFF, 32, 24
 #: Operations of the core that are no functions of values: control flow, memory, units, moves.

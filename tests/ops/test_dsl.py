@@ -63,7 +63,7 @@ import cute_kernels
 before = set(sys.modules)
 import cute_kernels.dsl
 own = {name for name in set(sys.modules) - before if name.startswith("cute_kernels")}
-assert own == {"cute_kernels.dsl"}, own
+assert own == {"cute_kernels.dsl", "cute_kernels.dsl_allocations"}, own
 assert not any(name.split(".")[0] in ("cutlass", "torch", "numpy") for name in sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -20,7 +20,8 @@ from tests.emulator.matrix_cases import matrix_cases, wgmma_cases
 from tests.emulator.oracle.launches import DATA, FrozenLaunch, address_of
 from tests.emulator.record_matrix_on_gpu import result_array
 from tests.emulator.sm90_all_cases import cases
-from tests.emulator.test_instructions import CONVERSION, FLOAT, INTEGER
+from tests.emulator.test_conversions import CONVERSION
+from tests.emulator.test_instructions import FLOAT, INTEGER
 from tests.emulator.test_tma import CASES, tensor_map_of
 from tests.emulator.test_units import text_of
 
