@@ -62,6 +62,17 @@ def test_sums_of_products_that_fill_31_bits(unit: tuple[str, str], x: float, y: 
     check(codes(a), codes(b), bits(c), E4M3, "f32", *rules_for(unit))
 
 
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("size", [1.0, 2.0, 4.0, 8.0, 16.0, 64.0])
+def test_a_d_above_all_products_that_is_cut_by_its_own_exponent(unit: tuple[str, str], size: float) -> None:
+    """Products are multiples of 2^-3 below 4; D is on the grid that those leave, with more digits than F."""
+    rng = np.random.default_rng(7)
+    a, b = (rng.choice([0.0, 1.0, 1.25], (1, rows, 32)) * signs(rng, (1, rows, 32)) for rows in (80, 8))
+    a *= rng.random(a.shape) < 0.1
+    c = (size + np.arange(640).reshape(1, 80, 8) % 64 * 2.0**-13) * signs(rng, (1, 80, 8))
+    check(codes(a), codes(b), bits(c), E4M3, "f32", *rules_for(unit))
+
+
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 @pytest.mark.parametrize("top", [1.0, 2.0, 16.0, 64.0])
 def test_last_digits_around_the_quantum(top: float, beyond: int) -> None:

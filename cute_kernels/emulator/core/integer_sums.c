@@ -75,6 +75,7 @@ typedef struct Uncut {
   int shift;            // integers are added in units of 2^(shift - 18)
   float units, quantum;  // of them in 1, and its inverse
   float limit;           // D's magnitude in them is below it
+  int32_t cut;           // bits of D beyond those that its own exponent leaves
 } Uncut;
 
 // Whether no product is cut; then `to` says how they are added.
@@ -90,7 +91,8 @@ static int is_uncut(const Mma *mma, Uncut *to) {
   shift = shift > 0 ? shift : 0;
   int bits = grid + fraction + 1 - shift;
   while (bits > 30 || (a * b * K_BYTES >> shift) + (1LL << bits) > INT32_MAX) bits--;
-  *to = (Uncut){shift, (float)power(18 - shift), (float)power(shift - 18), (float)power(bits)};
+  int32_t cut = fraction < 23 ? (1 << (23 - fraction)) - 1 : 0;  // a D above all products, which it alone is cut by
+  *to = (Uncut){shift, (float)power(18 - shift), (float)power(shift - 18), (float)power(bits), cut};
   return 1;
 }
 
@@ -114,10 +116,10 @@ static inline int uncut_block(const Integers *s, const Uncut *uncut, int64_t row
     UNROLLED for (int v = 0; v < VECTORS; v++) {
       sums[r][v] >>= uncut->shift;
       if (!accumulate) continue;
-      Floats old = *(const Floats *)(cells[v] + r * mma->column_stride) * uncut->units;
+      Floats given = *(const Floats *)(cells[v] + r * mma->column_stride), old = given * uncut->units;
       Ints fits = (Floats)((Ints)old & INT32_MAX) < uncut->limit;
       Ints whole = __builtin_convertvector((Floats)((Ints)old & fits), Ints);
-      wrong |= ~fits | (__builtin_convertvector(whole, Floats) != old);
+      wrong |= ~fits | (__builtin_convertvector(whole, Floats) != old) | (((Ints)given & uncut->cut) != 0);
       sums[r][v] += whole;
     }
   if (any(wrong)) return 0;
