@@ -23,7 +23,7 @@ from cute_kernels.emulator.counters import Counters, UnitCounters
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.forked import AVAILABLE, Ended, Forked
 from cute_kernels.emulator.independence import dependence, shared_memory
-from cute_kernels.emulator.launch_accesses import Span, accesses_of, meeting
+from cute_kernels.emulator.launch_accesses import MAP_BYTES, Span, accesses_of, meeting
 from cute_kernels.emulator.scheduler import Scheduler
 from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.trace import Timeline
@@ -127,6 +127,7 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
     count = min(launch.options.processes, len(indices))
     works: list[ClusterWork | None] = [None] * len(indices)
     accesses: list[list[Span]] = [[] for _ in range(count)]
+    maps: list[frozenset[int]] = [frozenset()] * count
     done = 0
     try:
         with Forked([functools.partial(_deal, launch, number, count) for number in range(count)]) as processes:
@@ -136,11 +137,15 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
                 if isinstance(message, list):
                     accesses[number] = message
                     continue
+                if isinstance(message, frozenset):
+                    maps[number] = message
+                    continue
                 position, works[position] = message
                 done += 1
                 if progress is not None:
                     progress(done, len(works))
             _check_apart(launch, accesses)
+            _check_maps(accesses, maps)
             _copy_results(processes, accesses)
     except Ended as ended:
         raise Dependent(str(ended)) from None
@@ -160,6 +165,7 @@ def _deal(launch: Launch, number: int, count: int, connection: Connection) -> No
         return
     accesses = accesses_of(launch.races)
     connection.send(accesses)
+    connection.send(frozenset(launch.races.maps))
     connection.send(None)
     if connection.recv_bytes():
         for span in accesses:
@@ -173,6 +179,13 @@ def _check_apart(launch: Launch, accesses: Sequence[Sequence[Span]]) -> None:
         region = next(r for r in launch.memory.regions() if r.start <= origin + byte < r.end)
         where = f"byte {origin + byte - region.start} of {region.name or 'a global array'}"
         raise Dependent(f"one cluster writes {where}, and another one reads or writes it")
+
+
+def _check_maps(accesses: Sequence[Sequence[Span]], maps: Sequence[frozenset[int]]) -> None:
+    for reader, addresses in enumerate(maps):
+        others = [span for writer, spans in enumerate(accesses) if writer != reader for span in spans]
+        if any(span.overwrites(address, MAP_BYTES) for address in addresses for span in others):
+            raise Dependent("one cluster writes a tensor map that another one uses")
 
 
 def _copy_results(processes: Forked, accesses: Sequence[Sequence[Span]]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cute_kernels.emulator.accesses import view_bytes
+from cute_kernels.emulator.accesses import space_of, view_bytes
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Instruction, Memory, Vector
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
+from cute_kernels.emulator.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.native_units import Issuer
 from cute_kernels.emulator.warp import BulkWait
 
@@ -31,7 +32,9 @@ def tensor_descriptor(warp: Any, address: int) -> bytes:
     """
     if address % _MAP_ALIGNMENT:
         raise IllegalAccess(f"tensor map at {address:#x}, which is not {_MAP_ALIGNMENT}-byte aligned")
-    return bytes(view_bytes(warp, "generic", address, 128))
+    if warp.cluster.tracker is not None and space_of(warp, "generic", address)[0] == "global":
+        warp.cluster.tracker.launch.maps.add(address)
+    return bytes(view_bytes(warp, "generic", address, MAP_BYTES))
 
 
 def tma_load(

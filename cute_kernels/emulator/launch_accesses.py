@@ -24,6 +24,8 @@ SPAN = 1 << 20
 READ, STRONG_READ, WRITTEN, STRONGLY_WRITTEN = 1, 2, 4, 8
 """Codes of a place, which are added."""
 WRITES = WRITTEN | STRONGLY_WRITTEN
+MAP_BYTES = 128
+"""Bytes of a tensor map."""
 _GRANULE = np.dtype(f"V{GRANULE}")  # items, which NumPy moves faster than rows of bytes
 
 
@@ -72,6 +74,13 @@ class Span:
         """A code for each byte, uint8 [bytes]."""
         codes = np.repeat(self.granules.expand(), GRANULE)
         return codes if self.single is None else codes | self.single.expand()
+
+    def overwrites(self, address: int, nbytes: int) -> bool:
+        """Whether bytes from an address on were written."""
+        first = address - self.region[0] - self.start
+        if not -nbytes < first < SPAN:
+            return False
+        return bool((self.by_byte()[max(first, 0) : first + nbytes] & WRITES).any())
 
     def written(self) -> bytes:
         """The bytes that were written, as memory has them now."""

@@ -35,6 +35,7 @@ class LaunchShadow:
         flow: of the kernel, to name the instructions of earlier accesses; None: they are not named. `follow` sets it.
         non_coherent: instructions of the kernel that are ld.global.nc, by index.
         elsewhere: accesses that clusters in other processes made.
+        maps: addresses of the tensor maps in global memory that this process used; they are in no shadow.
         block: a `LaunchRegions` of the core, as int64.
     """
 
@@ -47,6 +48,7 @@ class LaunchShadow:
     flow: Flow | None = None
     non_coherent: frozenset[int] = frozenset()
     elsewhere: list[Span] = field(default_factory=list)
+    maps: set[int] = field(default_factory=set)
     block: np.ndarray = field(default_factory=lambda: np.zeros(word_count("LaunchRegions"), np.int64))
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from cute_kernels.config import (
 )
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, Hang, IllegalAccess
+from cute_kernels.emulator.tensor_map import TensorMap, encode
 from cute_kernels.runtime import emulated
 from tests.emulator.cluster_launches import CTAS, PLACE, SCHEDULES, compare, outcome, plain, told
 from tests.emulator.gemm_inputs import make_gemm_case
@@ -337,3 +338,28 @@ def test_memory_that_processes_share():
     report = run(text, grid=CTAS, block=32, args=[out], options=Options(processes=2))
     assert "is in memory that processes share" in report.one_process
     assert out.tolist() == list(range(CTAS * 32))
+
+
+@pytest.mark.parametrize("writer", [0, 3])
+def test_a_cluster_that_overwrites_a_tensor_map_of_others(writer: int):
+    """By a plain store, and no fence says that it is a map."""
+    out = aligned(np.arange(CTAS * 32 + 96, dtype=np.uint32))
+    made = encode(TensorMap(out.ctypes.data + 128 * CTAS, "u32", (32, 2), (128,), (32, 1), (1, 1)))
+    out[-32:] = np.frombuffer(made, np.uint32)
+    body = f"""add.s64 %d3, %d0, {CTAS * 128 + 256}; mov.u32 %r4, dynamic; mov.u32 %r5, 0; @!%p1 bra END;
+        mbarrier.init.shared.b64 [%r4], 1; mbarrier.arrive.expect_tx.shared.b64 _, [%r4], 128;
+        cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+            [%r4+512], [%d3, {{%r5, %r5}}], [%r4];
+    WAIT:
+        mbarrier.try_wait.parity.shared.b64 %p4, [%r4], 0; @!%p4 bra WAIT;
+        ld.shared.b32 %r6, [%r4+512]; st.global.b32 [%d1], %r6;
+        setp.eq.u32 %p5, %r2, {writer}; @!%p5 bra END; add.s64 %d4, %d0, {CTAS * 128 + 128}; st.global.b64 [%d3], %d4;
+    END:
+        ret;"""
+    values, found = out.copy(), []
+    for processes in (1, 3):
+        content, report = outcome(body, Options(processes=processes), values, out=out)
+        found.append((content, plain(report)))
+    assert found[0] == found[1]
+    assert report.one_process == "one cluster writes a tensor map that another one uses"
+    assert len(set(np.frombuffer(content, np.uint32)[: 32 * CTAS : 32].tolist())) == 1 + (writer < CTAS - 1)
