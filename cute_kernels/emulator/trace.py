@@ -112,12 +112,15 @@ def recording(path: str | Path | None) -> Iterator[Timeline | None]:
 
     Raises:
         FileNotFoundError: no folder to write into.
+        IsADirectoryError: the path is one.
     """
     if path is None:
         yield None
         return
     if not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(f"trace = {str(path)!r}: there is no folder {Path(path).absolute().parent}")
+    if Path(path).is_dir():  # what a launch reports would be lost behind that
+        raise IsADirectoryError(f"trace = {str(path)!r} is a folder; the path of a file is needed")
     timeline = Timeline()
     try:
         yield timeline

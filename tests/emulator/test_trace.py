@@ -219,3 +219,11 @@ def test_clusters_are_processes(tmp_path: Path) -> None:
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert list(processes.values()) == [f"cluster {c}, CTA {r}" for c in range(2) for r in range(2)]
     assert {event["ts"] for event in slices(events, "work")} == {0, 1}
+
+
+def test_a_folder_for_a_trace_is_refused_before_the_launch(tmp_path: Path) -> None:
+    out = aligned(np.zeros(32, np.uint32))
+    body = "mov.u32 %r1, 7; ld.param.u64 %d1, [p0]; st.global.u32 [%d1], %r1; ret;"
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        launch(module(body, parameters=1), out, options=Options(trace=tmp_path))
+    assert not out.any()
