@@ -13,13 +13,8 @@ import numpy as np
 from cute_kernels.emulator.counters import counting
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
-from cute_kernels.emulator.instructions_move import (
-    LOCAL_WINDOW,
-    PARAM_WINDOW,
-    SHARED_WINDOW,
-    block_lanes,
-    parameter_offset,
-)
+from cute_kernels.emulator.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, parameter_offset
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.memory_order import Strength, distinct, watch, watch_uniform
 from cute_kernels.emulator.values import FULL
 

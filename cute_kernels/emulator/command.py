@@ -21,8 +21,7 @@ from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
 from cute_kernels.emulator.diagnostics.reporter import Reporter
 from cute_kernels.emulator.diagnostics.sources import short_name
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
-from cute_kernels.emulator.matrix_arithmetic import CHOICES
-from cute_kernels.emulator.options import DETECTORS, Options
+from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
 from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.files import check_output, check_program, write_text
 

@@ -12,9 +12,9 @@ from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Vector
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_memory import SPACES, address_value
-from cute_kernels.emulator.instructions_move import block_lanes
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.memory_order import Strength, access_strength, lane_vector, watch
 from cute_kernels.emulator.reductions import DTYPES, combine, element_of, operations
 from cute_kernels.emulator.sanitizer import Operation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -11,19 +10,11 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from cute_kernels.emulator.instructions_integer import binary, logic, shift_by
 from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
+from cute_kernels.emulator.lane_masks import block_lanes, mask_of
 from cute_kernels.emulator.values import FULL, Constant, Pack
-
-#: Generic addresses: shared memory, local memory and kernel parameters appear as windows above every host address.
-SHARED_WINDOW = CONSTANTS["SHARED_WINDOW"]
-LOCAL_WINDOW = CONSTANTS["LOCAL_WINDOW"]
-PARAM_WINDOW = 1 << 62
-
-
-def parameter_offset(address: int) -> int:
-    """Offset in the parameter block of an address of it: of one in the window, or in a register of 32 bits, without."""
-    return address - PARAM_WINDOW if address >= LOCAL_WINDOW else address
 
 
 def read_clock(warp: Any, mask: int) -> int:
@@ -257,27 +248,3 @@ def _redux(block: BlockBuilder, instruction: Instruction) -> None:
     value, members = block.value(instruction.operands[1], 32), block.agreed(block.value(instruction.operands[2], 32))
     (result,) = block.call(_reduce, name, type_ == "s32", value, members, results=[("u32", True)])
     block.define(instruction.operands[0], result)
-
-
-# --- masks ----------------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=4096)
-def block_lanes(mask: int) -> np.ndarray:
-    """A lane mask as bool [32]."""
-    return np.array([bool(mask >> i & 1) for i in range(32)])
-
-
-def mask_of(lanes: np.ndarray) -> int:
-    """bool [32] as a lane mask (a result that is the same for all lanes may come as [1])."""
-    if lanes.shape != (32,):
-        lanes = np.broadcast_to(lanes, 32)
-    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
-
-
-def masks_of(lanes: np.ndarray) -> list[int]:
-    """bool [n, 32] as lane masks."""
-    if lanes.shape[-1] != 32:
-        lanes = np.broadcast_to(lanes, (*lanes.shape[:-1], 32))
-    return np.packbits(lanes, axis=-1, bitorder="little").view(np.uint32)[:, 0].tolist()
-

@@ -14,8 +14,9 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Sink
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.instructions_memory import address_value
-from cute_kernels.emulator.instructions_move import block_lanes, check_members
+from cute_kernels.emulator.instructions_move import check_members
 from cute_kernels.emulator.instructions_registry import as_integer, family, never_varies, qualifiers
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.memory_order import masks_by_address, sync_order
 from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.values import FULL, Constant

@@ -9,9 +9,10 @@ import numpy as np
 from cute_kernels.emulator import instructions_numerics as numerics
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction, Pair
-from cute_kernels.emulator.instructions_move import block_lanes, check_members
+from cute_kernels.emulator.instructions_move import check_members
 from cute_kernels.emulator.instructions_registry import always_varies, family, never_varies, qualifiers
 from cute_kernels.emulator.instructions_sync import lanes_in, require_whole_warp
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.values import FULL
 from cute_kernels.emulator.warp import NamedWait

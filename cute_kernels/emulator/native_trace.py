@@ -15,7 +15,6 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.trace import Flight
-from cute_kernels.emulator.wgmma import WARPS
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.native_memory import MemoryTables
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 _Event = STRUCTURES["TraceEvent"]
 _ROOM = 256  # events: more than an operation makes
 _COMPLETED = CONSTANTS["TRACE_COMPLETED"]
+_WARPGROUP = CONSTANTS["WGMMA_WARPS"]
 
 
 class TraceLog:
@@ -117,7 +117,7 @@ class TraceLog:
         key = form, warp.cta.rank
         if key not in self._names:
             self._names[key] = self._cluster.wgmma.core.names(*key)
-        queue = ("wgmma", warp.cta.rank, warp.index // WARPS)
+        queue = ("wgmma", warp.cta.rank, warp.index // _WARPGROUP)
         flight = self._take_effect(*self._names[key], queue)
         self._trace.release(queue, complete)
         return flight

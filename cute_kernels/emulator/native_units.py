@@ -21,7 +21,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import address, library
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW, SHARED_WINDOW
+from cute_kernels.emulator.generic_addresses import PARAM_WINDOW, SHARED_WINDOW
 from cute_kernels.emulator.native_memory import MemoryTables
 from cute_kernels.emulator.packed_elements import PACKED
 from cute_kernels.emulator.shared_banks import WAVEFRONT_BYTES

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cute_kernels.emulator.async_engine import AsyncEngine
+from cute_kernels.emulator.async_engine import AsyncEngine, cluster_random
 from cute_kernels.emulator.bulk import BulkUnit
 from cute_kernels.emulator.copies import CopyUnit
 from cute_kernels.emulator.counters import UnitCounters
@@ -18,7 +18,6 @@ from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
-from cute_kernels.emulator.starvation import cluster_random
 from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tma import TmaUnit

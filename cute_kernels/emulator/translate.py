@@ -44,9 +44,9 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.block_source import BlockSource
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module, parse
 from cute_kernels.emulator.flow import Block, Flow, analyse
-from cute_kernels.emulator.instructions_move import block_lanes, mask_of, masks_of
 from cute_kernels.emulator.instructions_registry import CONTROL, find_family, written
 from cute_kernels.emulator.kernel_context import Context
+from cute_kernels.emulator.lane_masks import block_lanes, mask_of, masks_of
 from cute_kernels.emulator.operand_table import check_operands
 from cute_kernels.emulator.register_hazards import check_registers
 from cute_kernels.emulator.scalars import SCALAR_NAMES

@@ -20,7 +20,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, word_count
 from cute_kernels.emulator.core.layout import words as layout_words
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW
+from cute_kernels.emulator.generic_addresses import PARAM_WINDOW
 from cute_kernels.emulator.mbarrier import MAX_COUNT, MBarrier, MBarriers
 from cute_kernels.emulator.native_memory import MemoryTables
 from cute_kernels.emulator.native_units import Units, function
