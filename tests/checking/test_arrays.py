@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cute_kernels.dsl_allocations import Allocations
+from cute_kernels.dsl.allocations import Allocations
 from cute_kernels.emulator import Options, capture
 from cute_kernels.emulator.diagnostics.arrays import array_at, assigned_variable, plain_name
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
