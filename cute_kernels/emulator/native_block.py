@@ -47,6 +47,12 @@ class _Bound:
     name: str
 
 
+def in_core(anchor: Load | Store | Call) -> bool:
+    """Whether the core may perform an access: of one with a strength no log tells the detector the order."""
+    strength = anchor.args[-1] if isinstance(anchor, Call) else anchor.strength
+    return strength is None
+
+
 _PACK = re.compile(r"pack(\d+)x(\d+)")
 
 
@@ -192,10 +198,7 @@ class BlockEmitter:
         ]
 
     def _silent(self, node: Node) -> bool:
-        if self.program.detectors or node.anchor is None or isinstance(node.anchor, (Load, Store)):
-            return False
-        call = node.anchor.as_call()
-        return call is not None and call[0] in SILENT
+        return not self.program.detectors and isinstance(node.anchor, Call) and node.anchor.function in SILENT
 
     def _find_last_uses(
         self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]], condition: Value | None
@@ -281,10 +284,7 @@ class BlockEmitter:
             self._wgmma(node, index)
             return
         memory = isinstance(node.anchor, (Load, Store))
-        call = None if memory else node.anchor.as_call()
-        if call is None and not memory:
-            raise NotNative(f"{node.instruction.opcode} (PTX line {node.instruction.line})")
-        function = None if memory else call[0]
+        function = None if memory else node.anchor.function
         inline = INLINE.get(function)
         if inline is not None and node.guard is None and inline(self, node):
             return
@@ -374,8 +374,7 @@ class BlockEmitter:
             self.read_rows(node.results)
 
     def python(self, node: Node, read: bool = True) -> None:
-        called, given = node.anchor.as_call()
-        self._python_call(node, called, given, node.results)
+        self._python_call(node, node.anchor.function, node.anchor.args, node.results)
         if read:
             self.read_rows(node.results)
 
@@ -422,7 +421,7 @@ class BlockEmitter:
         count = len(elements)
         dtype = program.space.bind(DTYPES[CANONICAL[anchor.size * 8]], f"u{8 * anchor.size}")
         bits = 8 * anchor.size
-        addresses = "X64[0:1].view(s64).copy()"
+        addresses = "X64[0].view(s64).copy()"
         if write:
             function = program.space.bind(store_lanes, "store_lanes")
             data = f"X{bits}[1:{count + 1}].copy()"
@@ -433,8 +432,7 @@ class BlockEmitter:
             call = f"{function}(W, mask, {anchor.space!r}, {addresses}, {anchor.size}, {count}, {dtype}"
             source = [f"X{bits}[0:{count}] = {call}, {anchor.strength})"]
         program.reserve(count + 1)
-        # With a strength the race detector has to know the order, which the log does not tell: for Python.
-        space = CONSTANTS["SPACE_NONE" if anchor.strength is not None else f"SPACE_{anchor.space.upper()}"]
+        space = CONSTANTS[f"SPACE_{anchor.space.upper()}" if in_core(anchor) else "SPACE_NONE"]
         operands = program.list([node.instruction.index, space, anchor.size, *elements, 0])
         name = f"{'store' if write else 'load'}_at_u{anchor.base.bits}"
         fast = program.put(name, a=base, b=operands, imm=anchor.offset)
@@ -445,7 +443,7 @@ class BlockEmitter:
         fast[1] = len(program.code) - start
 
     def _uniform_load(self, node: Node) -> None:
-        space, address, size, count, strength = node.anchor.args
+        space, address, size, count, _ = node.anchor.args
         if isinstance(address, Constant) and (space == "param" or space == "generic" and address.value >= PARAM_WINDOW):
             place = parameter_offset(address.value)
             limit = self.builder.context.kernel.parameter_bytes
@@ -454,7 +452,7 @@ class BlockEmitter:
                 self.program.put("parameters", a=len(node.results), b=size, c=words, imm=place)
                 return
         known = f"SPACE_{space.upper()}"
-        if strength is not None or known not in CONSTANTS:
+        if known not in CONSTANTS or not in_core(node.anchor):
             self.python(node)
             return
         places = [self._places[result] for result in node.results]

@@ -1,10 +1,9 @@
 """A kernel to bytecode, and the warps that run it.
 
-The bytecode walks the basic blocks of the flow graph like the Python back end's generator (`translate`), with the same
-values (`block`), the same lane masks and the same counts, so that both do the same bit for bit; `Options.native`
-chooses. Between runs a warp is a block of bytes: header, executions per block, registers, constants of the warp.
-Whatever the core does not know (barriers that have to wait, rare operations, every error) is a call of the Python
-function that the other back end would have called, in the same order; the core only ever skips the way there.
+The bytecode walks the basic blocks of the flow graph; what a block computes is a graph of values (`block`). Between
+runs a warp is a block of bytes: header, executions per block, registers, constants of the warp. Whatever the core does
+not know (barriers that have to wait, rare operations, every error) is a call of a Python function, in program order;
+the core only ever skips the way there.
 
 Inside a call of `warp_run` a warp executes until it has to wait, has used up its budget of blocks, or exits.
 """
@@ -49,6 +48,7 @@ from cute_kernels.emulator.warp import Frame, PhaseWait
 from cute_kernels.emulator.wgmma import RegisterFile
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.options import Options
     from cute_kernels.emulator.sm import Cluster
     from cute_kernels.emulator.warp import Warp
 
@@ -61,9 +61,10 @@ _DECIDES = _Header.budget.offset  # bytes of the header that decide what the war
 
 @dataclass(frozen=True)
 class NativeTranslation:
-    """A kernel in bytecode; see `translate.Translation`.
+    """A kernel in bytecode.
 
     Attributes:
+        static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
         sites: places that call Python; ``code`` defines their functions and ``names`` is what it refers to.
         registers: the part of a warp's state with the registers.
         constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
@@ -90,10 +91,10 @@ class NativeTranslation:
 def translate_native(
     ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
 ) -> NativeTranslation:
-    """As `translate.translate`, to bytecode.
+    """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `translate.lower`.
 
     Raises:
-        NotNative: the kernel is one for the Python back end.
+        NotNative: the kernel touches a register of a wgmma in flight.
     """
     lowering = lower(ptx, kernel, block_shape, check, registers)
     touched = touched_in_flight(lowering.flow)
@@ -148,7 +149,7 @@ class _Translator:
     def _block(self, block: Block) -> int:
         """Index of the first instruction of a block."""
         program, start = self.program, len(self.program.code)
-        builder, condition, _ = self.lowering.block(block)
+        builder, condition = self.lowering.block(block)
         program.put("block", a=_HEADER + 8 * block.index, b=block.end - block.start, imm=block.index)
         emitter = BlockEmitter(program, builder, block.index)
         emitter.emit(block.live_out, condition)
@@ -181,11 +182,18 @@ class _Translator:
 # --- running --------------------------------------------------------------------------------------------------------
 
 
-class NativeLaunch:
-    """What the warps of one launch share: the exchange area and the sites that work on it."""
+class Execution:
+    """The code of one launch: what its warps share, with the exchange area and the sites that work on it.
 
-    def __init__(self, translation: NativeTranslation) -> None:
+    Args:
+        ptx, kernel, block: as for `translate_native`.
+        options: which detectors look.
+    """
+
+    def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
+        translation = translate_native(ptx, kernel, block, options.detectors, options.looks_for("registers"))
         self.translation = translation
+        self.flow, self.kernel, self.static_shared = translation.flow, translation.kernel, translation.static_shared
         self.area, self.exchange = exchange_area(translation.rows)
         words = memoryview(self.area).cast("B").cast("Q")
         lanes = [self.area.view(f"u{size}").reshape(-1, ROW // size)[:, :32] for size in (1, 2, 4, 8)]
@@ -252,9 +260,9 @@ def _flags(cluster: Cluster) -> int:
 
 
 class NativeWarp:
-    """The execution of one warp by the core; what a scheduler needs of it (compare `translate.PythonWarp`)."""
+    """The execution of one warp by the core: what a scheduler needs of it."""
 
-    def __init__(self, launch: NativeLaunch, warp: Warp, tables: MemoryTables) -> None:
+    def __init__(self, launch: Execution, warp: Warp, tables: MemoryTables) -> None:
         translation = launch.translation
         self.launch, self.warp, self.tables = launch, warp, tables
         self.log = WarpLog(warp, tables)
