@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.decode import Kernel
 from cute_kernels.emulator.flow import Flow
-from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import NativeLaunch, NativeTranslation, NativeWarp, translate_native
 from cute_kernels.emulator.translate import PythonWarp, Translation, translate
 
@@ -32,11 +31,8 @@ class Execution:
         self._native: NativeLaunch | None = None
         self._python: Translation | None = None
         if options.native is not False:
-            try:
-                self._native = NativeLaunch(translate_native(*key))
-            except NotNative:
-                pass
-        if self._native is None:
+            self._native = NativeLaunch(translate_native(*key))
+        else:
             self._python = translate(*key)
 
     @property

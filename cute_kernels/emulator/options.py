@@ -61,7 +61,7 @@ class Options:
         going_on: called with each report of a detector, which says where it happened; True: execution goes on as if
             nothing were wrong, False: the report is raised. None: all are raised.
         native: whether warps run as bytecode in the core or as Python, which changes nothing but the time; None:
-            bytecode. Kernels that move registers of a wgmma in flight are Python's.
+            bytecode.
     """
 
     seed: int = 0

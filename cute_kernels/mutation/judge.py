@@ -32,7 +32,6 @@ class Verdict:
         place: DSL source of the mutated instruction, see `place_of`.
         seconds: of emulation and translation.
         back_end: that was asked for, a name of `BACK_ENDS`.
-        python_only: why Python executed the mutant although bytecode was asked for, "" if it did not.
     """
 
     target: str
@@ -48,7 +47,6 @@ class Verdict:
     message: str = ""
     seconds: float = 0.0
     back_end: str = ""
-    python_only: str = ""
 
     @property
     def survived(self) -> bool:
@@ -95,7 +93,7 @@ def judge(
     place = place_of(target.ptx, mutant.line, roles)
     verdict = Verdict(
         name, mutant.key, mutant.mutation, mutant.opcode, mutant.line, mutant.following, mutant.original, place,
-        back_end=back_end, python_only=_python_only(target, mutant, back_end),
+        back_end=back_end,
     )  # fmt: skip
     for schedule, options in schedules.items():
         limited = dataclasses.replace(options, max_warp_instructions=limits[schedule], native=BACK_ENDS[back_end])
@@ -110,15 +108,6 @@ def judge(
             seconds = time.perf_counter() - start
             return dataclasses.replace(verdict, killer=killer, schedule=schedule, message=message, seconds=seconds)
     return dataclasses.replace(verdict, seconds=time.perf_counter() - start)
-
-
-def _python_only(target: Target, mutant: Mutant, back_end: str) -> str:
-    if not BACK_ENDS[back_end]:
-        return ""
-    try:
-        return target.python_only(mutant.ptx)
-    except EmulatorError:  # an instruction that the emulator does not know, which running the mutant reports
-        return ""
 
 
 def source_of(ptx: str, line: int) -> tuple[str, int] | None:

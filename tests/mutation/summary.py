@@ -105,9 +105,6 @@ def markdown(summary: Summary, verdicts: Sequence[Verdict]) -> str:
         row = [counts[name][target] for name in groups]
         score = row[0] / max(sum(row[:3]), 1)
         lines.append(f"| {' | '.join(target)} | {sum(row)} | {' | '.join(map(str, row))} | {score:.1%} |")
-    python_only = Counter(v.python_only.partition(" (PTX line")[0] for v in verdicts if v.python_only)
-    for reason, count in python_only.most_common():
-        lines += ["", f"{count} of the mutants for bytecode were executed in Python: {reason}."]
     lines += ["", "| killed by | mutants | of these under eager completion |", "|---|---|---|"]
     killers = Counter(v.killer for v in summary.killed)
     eager = Counter(v.killer for v in summary.killed if v.schedule == "eager")

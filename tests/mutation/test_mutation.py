@@ -9,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options, back_end, native_translate
-from cute_kernels.emulator.decode import Instruction
-from cute_kernels.emulator.flow import Flow
+from cute_kernels.emulator import Options, back_end
 from cute_kernels.emulator.native_translate import NativeLaunch
 from cute_kernels.mutation.judge import Verdict, instruction_limits, judge, place_of
 from cute_kernels.mutation.mutants import mutants
-from cute_kernels.mutation.target import BACK_ENDS, Outcome, why_python
+from cute_kernels.mutation.target import BACK_ENDS, Outcome
 from tests.emulator.ptx import launch, module
 from tests.mutation import __main__ as command
 from tests.mutation import workers
@@ -58,9 +56,6 @@ class Small:
         out = np.zeros(4, np.uint32)
         report = launch(ptx, out, 0, block=(64, 1, 1), options=options)
         return Outcome(report.warp_instructions, "" if out[0] == 1234 else f"{out[0]} instead of 1234")
-
-    def python_only(self, ptx: str) -> str:
-        return why_python(ptx, None, 64)
 
 
 @pytest.fixture(scope="module")
@@ -197,36 +192,6 @@ def test_a_worker_runs_original_and_mutant_on_the_back_end_asked_for(
     verdict = workers._judge(None, f"watched {name}", 0, name, strict=True)
     assert (verdict.back_end, verdict.killer) == (name, verdicts[0].killer)
     assert used == [(True, BACK_ENDS[name], True), (False, BACK_ENDS[name], True)]
-
-
-def test_what_python_executes_although_bytecode_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Local(Small):
-        ptx = module(".local .align 4 .b8 for_python[16];\nbar.sync 0; st.local.b32 [for_python], 1; ret;")
-
-        def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
-            return Outcome(launch(ptx, np.zeros(4, np.uint32), 0, options=options).warp_instructions, "")
-
-    def touched(flow: Flow) -> Instruction | None:
-        """As if the kernel copied a register of a wgmma in flight, which is all that bytecode does not do."""
-        stores = [each for each in flow.kernel.instructions if each.opcode.startswith("st.local")]
-        return stores[0] if stores else None
-
-    monkeypatch.setattr(native_translate, "touched_in_flight", touched)
-    what = "a register of a wgmma in flight is touched"
-    line = 1 + Local.ptx[: Local.ptx.index("st.local")].count("\n")
-    reason = f"{what} (PTX line {line})"
-    assert why_python(Local.ptx, None, 32) == reason
-    assert why_python(Small.ptx, None, 64) == ""
-
-    (mutant,) = mutants(Local.ptx)
-    limits = dict.fromkeys(SMALL_SCHEDULES, 1000)
-    reasons = {name: judge("local", Local(), mutant, SMALL_SCHEDULES, limits, name) for name in BACK_ENDS}
-    assert {name: verdict.python_only for name, verdict in reasons.items()} == {
-        "python": "",
-        "bytecode": reason,
-    }
-    text = markdown(summarise(list(reasons.values()), []), list(reasons.values()))
-    assert f"1 of the mutants for bytecode were executed in Python: {what}." in text
 
 
 def test_a_difference_between_back_ends_is_a_complaint(verdicts: list[Verdict]) -> None:
