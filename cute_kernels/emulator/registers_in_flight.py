@@ -11,7 +11,6 @@ an operation may take its old accumulator from any of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.wgmma import PENDING, RegisterFile
 
 _LANES = np.arange(32)
+_CELL = 16  # words; every register of 32 lanes begins at a multiple of them
+_NOTHING = -1
 
 
 class HeldResults(RegisterFile):
@@ -27,40 +28,33 @@ class HeldResults(RegisterFile):
 
     Args:
         registers: of the warp.
+        number: of the wgmma among those in flight.
         places: indices of the first lanes of the accumulators in the warp's state, in their order.
     """
 
-    def __init__(self, registers: RegistersInFlight, places: np.ndarray) -> None:
-        self._registers, self._count = registers, len(places)
-        self._holders = {int(place): row for row, place in enumerate(places)}
+    def __init__(self, registers: RegistersInFlight, number: int, places: np.ndarray) -> None:
+        self._registers, self._number, self._count = registers, number, len(places)
         super().__init__(registers.words, places)
 
-    def __contains__(self, place: int) -> bool:
-        return place in self._holders
-
-    def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Registers take over what others hold, all at once: (source, target) each."""
-        taken = [(target, self._holders.get(source)) for source, target in pairs]
-        self.drop(target for target, _ in taken)
-        self._holders.update((target, row) for target, row in taken if row is not None)
-
-    def drop(self, places: Iterable[int]) -> None:
-        """These registers are overwritten."""
-        for place in places:
-            self._holders.pop(place, None)
+    def _holders(self) -> tuple[np.ndarray, np.ndarray]:
+        """Registers that hold results, and the row of each."""
+        held = self._registers.held[self._number]
+        cells = np.flatnonzero(held != _NOTHING)
+        return _CELL * cells, held[cells]
 
     def locate(self) -> None:
+        holders, rows = self._holders()
         homes = np.full(self._count, self._registers.spare)
-        for place, row in self._holders.items():
-            homes[row] = place
+        homes[rows] = holders
         self.place(homes)
 
     def fill(self) -> None:
-        words, homes = self._registers.words, {row: place for place, row in self._holders.items()}
-        for place, row in self._holders.items():
-            if homes[row] != place:
-                words[place : place + 32] = words[homes[row] : homes[row] + 32]
-        self._registers.pending.remove(self)
+        holders, rows = self._holders()
+        words, first = self._registers.words, np.empty(self._count, np.int64)
+        first[rows] = holders  # as in `locate`: of several the last
+        if len(rows) > self._count or (first[rows] != holders).any():
+            words[holders[:, None] + _LANES] = words[first[rows][:, None] + _LANES]
+        self._registers.complete(self._number)
 
 
 class RegistersInFlight:
@@ -71,51 +65,50 @@ class RegistersInFlight:
         spare: index of 32 words that nobody reads, for results that no register holds any more.
 
     Attributes:
-        pending: of wgmmas that have not completed, oldest first.
+        held: of the wgmmas in flight, the row that each place holds of their results, or -1: [wgmmas, cells].
     """
 
     def __init__(self, words: np.ndarray, spare: int) -> None:
         self.words, self.spare = words, spare
-        self.pending: list[HeldResults] = []
+        self.held = np.full((0, len(words) // _CELL), _NOTHING, np.int16)
+        self._free: list[int] = []
 
     def issue(self, places: np.ndarray) -> HeldResults:
         """The accumulators of a wgmma that is issued now."""
-        results = HeldResults(self, places)
-        self.pending.append(results)
-        return results
+        if not self._free:
+            self._free.append(len(self.held))
+            self.held = np.pad(self.held, ((0, 1), (0, 0)), constant_values=_NOTHING)
+        number = self._free.pop()
+        self.held[number, places // _CELL] = range(len(places))
+        return HeldResults(self, number, places)
+
+    def complete(self, number: int) -> None:
+        """The results of a wgmma are where they belong."""
+        self.held[number] = _NOTHING
+        self._free.append(number)
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """What instructions find in registers, uint32 [registers, 32]."""
         found = self.words[places[:, None] + _LANES]
-        for row, place in enumerate(places.tolist()):
-            if any(place in results for results in self.pending):
-                found[row] = PENDING
+        found[(self.held[:, places // _CELL] != _NOTHING).any(axis=0)] = PENDING
         return found
 
     def overwrite(self, places: np.ndarray) -> None:
         """Registers will be written, perhaps not in all lanes: what they waited for is lost."""
-        for place, values in zip(places.tolist(), self.read(places)):
-            self.words[place : place + 32] = values
-        for results in self.pending:
-            results.drop(places.tolist())
+        self.words[places[:, None] + _LANES] = self.read(places)
+        self.held[:, places // _CELL] = _NOTHING
 
-    def move(self, sources: np.ndarray, targets: np.ndarray, lanes: int, whole: bool) -> None:
-        """Copies registers, all at once.
+    def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copies registers, all at once, with what they will be filled with."""
+        self.words[targets[:, None] + _LANES] = self.words[sources[:, None] + _LANES]
+        self.held[:, targets // _CELL] = self.held[:, sources // _CELL]
 
-        Args:
-            lanes: the mask of those that execute.
-            whole: no lane of the warp is missing. Else a copy holds what can be read, and is not filled.
-        """
-        if whole:
-            values = self.words[sources[:, None] + _LANES]
-            for results in self.pending:
-                results.copy(zip(sources.tolist(), targets.tolist()))
-        else:
-            values = self.read(sources)
-            self.overwrite(targets)
-        mask = (lanes >> _LANES & 1).astype(bool)
-        for place, row in zip(targets.tolist(), values):
-            np.copyto(self.words[place : place + 32], row, where=mask)
+    def move_lanes(self, sources: np.ndarray, targets: np.ndarray, mask: int) -> None:
+        """Copies what can be read to some lanes of registers, all at once."""
+        values = self.read(sources)
+        self.overwrite(targets)
+        lanes = np.flatnonzero(mask >> _LANES & 1)
+        self.words[targets[:, None] + lanes] = values[:, lanes]
 
 
 # --- what bytecode calls ----------------------------------------------------------------------------------------------
@@ -133,12 +126,15 @@ def move_in_flight(warp: Any, mask: int, sources: np.ndarray, targets: np.ndarra
             f"lanes {mask:#010x} of a warp with live lanes {warp.live:#010x} copy an accumulator of a wgmma that no "
             "wgmma.wait_group has waited for: only whole warps can"
         )
-    warp.code.in_flight.move(sources, targets, mask, whole)
+    if whole:
+        warp.code.in_flight.move(sources, targets)
+    else:
+        warp.code.in_flight.move_lanes(sources, targets, mask)
 
 
 def rearrange_in_flight(warp: Any, mask: int, sources: np.ndarray, targets: np.ndarray) -> None:
     """The same for a wgmma, which asks for the whole warp itself."""
-    warp.code.in_flight.move(sources, targets, mask, True)
+    warp.code.in_flight.move(sources, targets)
 
 
 def read_in_flight(warp: Any, mask: int, source: np.ndarray, target: int) -> None:
