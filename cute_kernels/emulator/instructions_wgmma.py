@@ -1,8 +1,7 @@
 """Warpgroup matrix multiplication: wgmma.fence, mma_async, commit_group, wait_group.
 
-The accumulators of a wgmma are arrays that are filled in when it completes; registers that hold them are views, which
-moves carry along. `cute_kernels.emulator.register_hazards` proves before the kernel runs that nothing looks at them in
-between.
+The accumulators of a wgmma are filled in when it completes. `cute_kernels.emulator.register_hazards` proves before the
+kernel runs that nothing looks at them in between.
 """
 
 from __future__ import annotations

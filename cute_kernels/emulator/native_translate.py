@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator.accesses import LocalMemory
-from cute_kernels.emulator.bytecode import Bytecode, Program
+from cute_kernels.emulator.bytecode import Bytecode, Program, row_bytes
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.decode import Instruction, Kernel
 from cute_kernels.emulator.flow import Block, Flow
-from cute_kernels.emulator.native_block import BlockEmitter, NotNative
+from cute_kernels.emulator.native_block import BlockEmitter
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import (
     CALLBACK,
@@ -41,7 +41,8 @@ from cute_kernels.emulator.native_trace import TraceLog
 from cute_kernels.emulator.native_units import Units
 from cute_kernels.emulator.native_wgmma import CoreWgmmas
 from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
-from cute_kernels.emulator.register_hazards import touched_in_flight
+from cute_kernels.emulator.register_hazards import accumulators_in_flight
+from cute_kernels.emulator.registers_in_flight import RegistersInFlight
 from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, lower
 from cute_kernels.emulator.values import Value
 from cute_kernels.emulator.warp import Frame, PhaseWait
@@ -71,6 +72,7 @@ class NativeTranslation:
         rows: of the exchange area.
         local_bytes: of local memory, in each lane.
         wgmmas: its wgmma.mma_async.
+        spare: where results go that no register holds any more; None if only wgmmas touch accumulators in flight.
     """
 
     kernel: Kernel
@@ -85,22 +87,15 @@ class NativeTranslation:
     rows: int
     local_bytes: int
     wgmmas: tuple[WgmmaSite, ...]
+    spare: int | None
 
 
 @functools.lru_cache(maxsize=64)
 def translate_native(
     ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
 ) -> NativeTranslation:
-    """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `translate.lower`.
-
-    Raises:
-        NotNative: the kernel touches a register of a wgmma in flight.
-    """
-    lowering = lower(ptx, kernel, block_shape, check, registers)
-    touched = touched_in_flight(lowering.flow)
-    if touched is not None:
-        raise NotNative(f"a register of a wgmma in flight is touched (PTX line {touched.line})")
-    return _Translator(lowering, check).run()
+    """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `translate.lower`."""
+    return _Translator(lower(ptx, kernel, block_shape, check, registers), check).run()
 
 
 class _Translator:
@@ -112,6 +107,7 @@ class _Translator:
         self.program = Program(lowering.space, set(lowering.variables.values()), self.start, detectors)
         for _ in (_ARRIVE, _DIVERGE):
             self.program.site(Site(None, []))
+        self.in_flight = accumulators_in_flight(self.flow)
 
     def run(self) -> NativeTranslation:
         flow, program = self.flow, self.program
@@ -126,6 +122,7 @@ class _Translator:
         starts = [self._block(block) for block in flow.blocks]
         starts.append(len(program.code))
         program.put("exit")
+        spare = None if self.in_flight is None else program.layout.new(row_bytes(32, False))
         slots = program.layout.slots
         constants = tuple(
             (compile(text, "<constant of a warp>", "eval"), slots[text], bits, uniform)
@@ -144,6 +141,7 @@ class _Translator:
             rows=program.rows,
             local_bytes=self.lowering.context.local_bytes,
             wgmmas=tuple(program.wgmmas),
+            spare=spare,
         )
 
     def _block(self, block: Block) -> int:
@@ -151,7 +149,10 @@ class _Translator:
         program, start = self.program, len(self.program.code)
         builder, condition = self.lowering.block(block)
         program.put("block", a=_HEADER + 8 * block.index, b=block.end - block.start, imm=block.index)
-        emitter = BlockEmitter(program, builder, block.index)
+        variables, ages = self.lowering.variables, None
+        if self.in_flight is not None:
+            ages = {variables[name]: age for name, age in self.in_flight[block.index].items()}
+        emitter = BlockEmitter(program, builder, block.index, ages)
         emitter.emit(block.live_out, condition)
         self._branch(emitter, block, condition)
         return start
@@ -217,7 +218,8 @@ class Execution:
             tables = MemoryTables(cluster, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             cluster.units = Units(cluster, tables)
-            if self.translation.wgmmas and cluster.options.completion == "eager":
+            at_once = cluster.options.completion == "eager" and self.translation.spare is None
+            if self.translation.wgmmas and at_once:
                 cluster.wgmma.core = CoreWgmmas(cluster, tables, self.translation.wgmmas)
             if cluster.meter is not None:
                 cluster.meter.native = NativeMeter(self.translation.kernel.instructions)
@@ -279,6 +281,8 @@ class NativeWarp:
         self.error: BaseException | None = None
         self.site, self.place = 0, -1
         self._files: dict[int, RegisterFile] = {}
+        if translation.spare is not None:
+            self.in_flight = RegistersInFlight(self.state.view(np.uint32), translation.spare // 4)
         launch.names["W"] = warp
         for expression, offset, bits, uniform in translation.constants:
             self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
@@ -292,6 +296,8 @@ class NativeWarp:
 
     def registers(self, places: np.ndarray) -> RegisterFile:
         """Registers by the indices of their 32-bit words in the state, an array of the translation."""
+        if self.launch.translation.spare is not None:
+            return self.in_flight.issue(places)
         found = self._files.get(id(places))
         if found is None:
             found = self._files[id(places)] = RegisterFile(self.state.view(np.uint32), places)

@@ -16,7 +16,6 @@ from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm90PatchEmbedConfig
 from cute_kernels.emulator import Options, instructions_wgmma
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
-from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.plan import make_plan
 from tests.emulator.exact_sums import emulate
@@ -94,27 +93,6 @@ def test_accumulators_that_a_move_has_packed(native: bool) -> None:
     )
     assert np.array_equal(packed, permuted)
     assert not np.array_equal(packed, run(case, options=Options()))
-
-
-@pytest.mark.parametrize("completion", POLICIES)
-@pytest.mark.parametrize("label", ["", "bra.uni NEXT;\nNEXT:\n"], ids=["same block", "next block"])
-@pytest.mark.parametrize("moved", ["copied", "overwritten"])
-def test_moved_accumulators_stay_with_python(moved: str, label: str, completion: str) -> None:
-    """Plain moves of registers in flight are legal, but no place in memory follows them."""
-    case = Wgmma(n=8)
-    move = "mov.b32 %e, %d1;" if moved == "copied" else "mov.b32 %d1, 0;"
-    back = "mov.b32 %d1, %e;" if moved == "copied" else ""
-    text = changed(case, (f"{COMMIT}\n{WAIT}", f"{COMMIT}\n{label}{move}\n{WAIT}\n{back}"))
-    text = text.replace(".reg .pred %p;", ".reg .pred %p; .reg .b32 %e;")
-    detectors = moved == "copied"
-    with pytest.raises(NotNative, match="in flight"):
-        translate_native(text, None, BLOCK, detectors, detectors)
-    outs = [
-        run(case, text, Options(native=native, completion=completion, detectors=detectors)) for native in (True, False)
-    ]
-    assert np.array_equal(*outs)
-    if moved == "copied":
-        assert np.array_equal(outs[0], case.fragments(case.expected()))
 
 
 @pytest.mark.parametrize(

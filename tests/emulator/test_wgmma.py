@@ -398,14 +398,6 @@ def test_a_part_of_a_warp_is_reported(edited: str, native: bool) -> None:
         run(case, text, Options())
 
 
-def test_copies_in_flight_where_lanes_may_have_diverged_are_refused() -> None:
-    case = Wgmma(n=8)
-    branch = "mul.lo.u32 %i, %thread, 3; setp.ge.u32 %p, %i, 384; @%p bra SKIP;"
-    text = changed(case, (FENCE, f"{branch} {FENCE}"), (WAIT, f"mov.b32 %v0, %d0; {WAIT}"), ("ret;", "SKIP: ret;"))
-    with pytest.raises(UnsupportedPTX, match="a copy of it is not implemented where the lanes of a warp may have div"):
-        run(case, text)
-
-
 def test_descriptor_fields() -> None:
     matrix = decode_descriptor(0x123 | 0x45 << 16 | 0x678 << 32 | 3 << 62)
     assert (matrix.address, matrix.leading, matrix.stride, matrix.swizzle) == (0x1230, 0x450, 0x6780, "32B")
