@@ -38,7 +38,9 @@ _REPORTS = "log_path={}:halt_on_error=1:abort_on_error=1:print_stacktrace=1"
 # Memory that Python keeps until it exits is no leak of ours; allocations of terabytes have to fail as without ASan; and
 # a test that has a process read a guarded page on purpose expects it to end by that signal.
 _ADDRESS = "detect_leaks=0:allocator_may_return_null=1:handle_segv=0"
+_PRELOADED = (("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan-aarch64.so"), ("libstdc++.so.6",))
 _RECORD = "CUTE_KERNELS_SANITIZER_RECORD"
+_now = time.monotonic
 _TEST_SECONDS = 3600  # limit of one test: watched code is several times slower
 
 
@@ -49,7 +51,7 @@ def runtime_libraries() -> list[str]:
         build.CoreNotBuilt: there is no compiler, or it has no AddressSanitizer.
     """
     command, found = build.compiler(), []
-    for names in (("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan-aarch64.so"), ("libstdc++.so.6",)):
+    for names in _PRELOADED:
         paths = [subprocess.check_output([*command, f"-print-file-name={name}"], text=True).strip() for name in names]
         present = [path for path in paths if os.path.isabs(path) and os.path.exists(path)]
         if not present:
@@ -200,7 +202,7 @@ def watched_tests(arguments: list[str], processes: int, seconds: float) -> int:
                 command, env={**environment(folder), _RECORD: str(record)}, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
-            in_time = _follow(process, tally, time.monotonic() + seconds)
+            in_time = _follow(process, tally, _now() + seconds)
         unfinished = tally.unfinished()
         for file in unfinished:
             print(tally.line(file))
@@ -221,7 +223,7 @@ def _follow(process: subprocess.Popen[bytes], tally: Tally, deadline: float) -> 
     while process.poll() is None:
         for file in tally.read():
             print(tally.line(file), flush=True)
-        if time.monotonic() > deadline:
+        if _now() > deadline:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             tally.read()
