@@ -42,7 +42,7 @@ def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray |
     given = address
     space, address = space_of(warp, space, address)
     if space == "local":
-        message = f"load of {nbytes} bytes at {given:#x}, an address of local memory, which is another place in each lane"
+        message = f"load of {nbytes} bytes at {given:#x}, an address of local memory, another place in each lane"
         raise IllegalAccess(f"{message}: one read for all lanes is not implemented").know("out-of-bounds")
     if space == "param":
         start = parameter_offset(address)

@@ -70,5 +70,5 @@ def test_atomics_are_for_global_and_shared_memory(atomic: str, address: str, pla
 
 def test_a_load_that_all_lanes_share_of_local_memory() -> None:
     """Which no program can mean: the address is a literal."""
-    with pytest.raises(IllegalAccess, match="an address of local memory, which is another place in each lane"):
+    with pytest.raises(IllegalAccess, match="an address of local memory, another place in each lane"):
         execute(".local .align 16 .b8 depot[32]; mov.u64 %d3, 0x3000000000000000; ld.u32 %r1, [%d3];")
