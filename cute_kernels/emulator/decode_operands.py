@@ -116,7 +116,7 @@ class OperandReader(Reader):
     def take_number_here(self) -> int:
         if self.at >= len(self.tokens) or self.tokens[self.at].kind != "number":
             raise self._error(f"a number is expected, {self.peek()!r} found")
-        return integer(self.take())
+        return integer(self.take(), self.tokens[0].line)
 
     def _scalar(self) -> Operand:
         negative = self.peek() == "-"
