@@ -76,6 +76,11 @@ CHANGES = {
         ("st.global.b32 [%d0+18446744073709551616], %r1;", "18446744073709551616 of an address has more than 64 bits"),
         ("ld.global.b32 %r1, [%d0+;];", "a number is expected"),
         ("ld.param.u64 ;", "0 operands, not 2"),
+        (
+            "cp.async.bulk.wait_group 18446744073709551615;",
+            "operand N of cp.async.bulk.wait_group is 18446744073709551615; an integer literal of 32 bits is needed",
+        ),
+        ("ld.global.b32 %r1, [%d0+08];", "`08` is no integer"),
         ("mov.b32 %r1, 08;", "`08` is no integer: behind a leading 0 are octal digits"),
         (".loc 1", ".loc needs 2 words or more on its line"),
         (".shared .align 549754815912 .b8 wide[4];", ".align 549754815912: a power of two up to 16777216 is needed"),
