@@ -81,9 +81,9 @@ def execute(program: Program) -> None:
 def judge(program: Program) -> Verdict:
     """Whether a program ends in success or in an error of the emulator's own that says what is wrong.
 
-    An error of the emulator names a line of the PTX or its .target, unless it is a hang, which lists who waits. ValueError and
-    TypeError are for shapes, parameters and options, and quote the value. They have to be raised by the package on
-    purpose: one that a library raises about the package's own arguments names nothing that a user has given.
+    An error of the emulator names a line of the PTX or its .target, unless it is a hang, which lists who waits.
+    ValueError and TypeError are for shapes, parameters and options, and quote the value. They have to be raised by the
+    package on purpose: one that a library raises about the package's own arguments names nothing that a user has given.
     """
     try:
         execute(program)
