@@ -78,7 +78,7 @@ CHANGES = {
         ("ld.param.u64 ;", "0 operands, not 2"),
         (
             "cp.async.bulk.wait_group 18446744073709551615;",
-            "operand N of cp.async.bulk.wait_group is the integer literal 18446744073709551615; an integer literal of 32 bits is needed",
+            "operand N of .* is the integer literal 18446744073709551615; an integer literal of 32 bits is needed",
         ),
         ("ld.global.b32 %r1, [%d0+08];", "`08` is no integer"),
         ("mov.b32 %r1, 08;", "`08` is no integer: behind a leading 0 are octal digits"),
