@@ -31,7 +31,11 @@ def space_of(warp: Any, space: str, address: int) -> tuple[str, int]:
 
 def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray | bytes:
     """Bytes for a read by one thread."""
+    given = address
     space, address = space_of(warp, space, address)
+    if space == "local":
+        message = f"load of {nbytes} bytes at {given:#x}, an address of local memory, another place in each lane"
+        raise IllegalAccess(f"{message}: one read for all lanes is not implemented").know("out-of-bounds")
     if space == "param":
         start = parameter_offset(address)
         if start < 0 or start + nbytes > len(warp.cluster.params):

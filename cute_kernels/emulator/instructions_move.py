@@ -8,7 +8,7 @@ import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Vector
+from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Symbol, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from cute_kernels.emulator.instructions_integer import binary, logic, shift_by
@@ -25,7 +25,7 @@ def read_clock(warp: Any, mask: int) -> int:
 
 @family("mov")
 def _mov(block: BlockBuilder, instruction: Instruction) -> None:
-    """mov: registers, literals, addresses, special registers, packing and unpacking."""
+    """mov: registers, literals, addresses, special registers, packing and unpacking; an address may have an offset."""
     if len(instruction.parts) != 2 or instruction.parts[1] not in TYPE_BITS:
         raise instruction.refuse(f"{instruction.opcode} is not implemented")
     destination, source = instruction.operands
@@ -35,7 +35,12 @@ def _mov(block: BlockBuilder, instruction: Instruction) -> None:
                   for item in source.items]  # fmt: skip
         block.define(destination, Pack([block.value(item, w) for item, w in zip(source.items, widths)]))
         return
-    block.define(destination, block.value(source, bits))
+    value = block.value(source, bits)
+    if isinstance(source, Symbol) and source.offset:
+        if bits not in (32, 64):
+            raise instruction.refuse(f"{instruction.opcode} of an address is not implemented, .u32 and .u64 are")
+        value = block.pure(binary("add", f"u{value.bits}"), value, Constant(source.offset, value.bits))
+    block.define(destination, value)
 
 
 def _cvta_varies(instruction: Instruction, varies: Any) -> bool:
