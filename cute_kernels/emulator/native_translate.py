@@ -45,7 +45,7 @@ from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
 from cute_kernels.emulator.register_hazards import touched_in_flight
 from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, lower
 from cute_kernels.emulator.values import Value
-from cute_kernels.emulator.warp import Frame, PhaseWait
+from cute_kernels.emulator.warp import Frame, NamedWait, PhaseWait
 from cute_kernels.emulator.wgmma import RegisterFile
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ class NativeLaunch:
     def _arrive(self, warp: Warp, mask: int) -> int:
         header = self.current.header
         header.pc, header.mask, header.meet = warp.arrive(header.mask)
+        header.live = warp.live
         return _GO
 
     def _diverge(self, warp: Warp, mask: int) -> int:
@@ -241,6 +242,7 @@ class NativeLaunch:
             warp.stack.append(Frame(header.meet, header.arrived, []))
         taken, following, meet = (self.words[row * ROW // 8] for row in range(3))
         header.pc, header.mask, header.meet = warp.diverge(mask, header.mask, taken, following, meet)
+        header.live = warp.live
         return _GO
 
 
@@ -265,7 +267,7 @@ class NativeWarp:
         blocks = len(translation.flow.blocks) + 1
         self.counts = self.state[_HEADER : _HEADER + 8 * blocks].view(np.int64)
         warp.counts = self.counts
-        self.header.mask, self.header.meet = warp.live, CONSTANTS["NO_MEET"]
+        self.header.mask, self.header.live, self.header.meet = warp.live, warp.live, CONSTANTS["NO_MEET"]
         if translation.local_bytes:
             warp.local = LocalMemory(translation.local_bytes)
         self.error: BaseException | None = None
@@ -314,15 +316,23 @@ class NativeWarp:
             raise error
         self.publish()
         if self.header.waits:
-            self.header.waits, self.site = 0, self.header.site
-            self.place = launch.places[self.site]
-            self.warp.wait = PhaseWait(self.warp.cluster.barriers, self.header.mbarrier, self.header.parity, True)
+            self._waits()
             return
         if self.header.entered:  # its turn is over: what lanes wait for that have parted does not hold the others up
             self.warp.wait = None
         if status == _EXIT:
             self.place = -1
             raise StopIteration
+
+    def _waits(self) -> None:
+        """The core has found out what the warp waits for."""
+        header, warp = self.header, self.warp
+        waits, header.waits, self.site = header.waits, 0, header.site
+        self.place = self.launch.places[self.site]
+        if waits == CONSTANTS["WAITS_PHASE"]:
+            warp.wait = PhaseWait(warp.cluster.barriers, header.mbarrier, header.awaited, True)
+        else:
+            warp.wait = NamedWait(warp.cta.named.barrier(header.awaited))
 
     def publish(self) -> None:
         """Tells the units what the core did since: effects, and accesses that somebody observes."""

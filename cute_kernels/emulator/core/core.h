@@ -28,6 +28,13 @@ EXPORT int64_t mbarrier_arrive(
 EXPORT int64_t mbarrier_arrive_each(
     Tables *t, const int64_t *addresses, uint32_t mask, int64_t count, int64_t arriver, int64_t order);
 
+// A warp arrives at a named barrier: in which generation, or why it may not (WRONG_NUMBER and so on).
+EXPORT int64_t named_arrive(NamedBarriers *all, const NamedArrival *arrival);
+// The generation that a warp arrived in and waited for, if it is complete: it waits no more. NO_GENERATION: it is not.
+EXPORT int64_t named_pass(NamedBarriers *all, int64_t number, int64_t warp, Agent *agent);
+// So many threads run now: a barrier over all of them may be complete.
+EXPORT void named_recount(NamedBarriers *all, int64_t running);
+
 // 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
 // Likewise, of a wgmma that all four warps have issued.
