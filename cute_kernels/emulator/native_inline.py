@@ -257,8 +257,9 @@ def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
 
 
 def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """wgmma.wait_group of groups that are complete."""
-    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), imm=node.anchor.args[0])
+    """wgmma.wait_group."""
+    alone = not emitter.builder.divergent
+    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), c=int(alone), imm=node.anchor.args[0])
     return True
 
 

@@ -25,6 +25,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.decode import Instruction, Kernel
 from cute_kernels.emulator.flow import Block, Flow
+from cute_kernels.emulator.instructions_wgmma import GroupWait
 from cute_kernels.emulator.native_block import BlockEmitter, NotNative
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import (
@@ -331,6 +332,8 @@ class NativeWarp:
         self.place = self.launch.places[self.site]
         if waits == CONSTANTS["WAITS_PHASE"]:
             warp.wait = PhaseWait(warp.cluster.barriers, header.mbarrier, header.awaited, True)
+        elif waits == CONSTANTS["WAITS_GROUPS"]:
+            warp.wait = GroupWait(warp, header.awaited)
         else:
             warp.wait = NamedWait(warp.cta.named.barrier(header.awaited))
 

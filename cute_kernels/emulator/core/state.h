@@ -182,10 +182,18 @@ typedef struct WgmmaPart {
 typedef struct Wgmma {
   int64_t form, a, b, accumulate;  // a, b: descriptors
   int64_t identity;                // with detectors
-  int32_t *clocks;                 // and int32 [ROWS][width], what the warps knew that have issued it
+  int64_t known;                   // and number of the `WgmmaKnown`
+  int64_t clocks[WGMMA_WARPS];     // of each warp its own when it issued it; 0: it has not
   WgmmaOperand operands[2];        // B, A
   WgmmaPart parts[WGMMA_WARPS];
 } Wgmma;
+
+// What warps knew that issued some operations in a row, but for the clocks of these warps themselves.
+typedef struct WgmmaKnown {
+  int32_t *clocks;                // int32 [ROWS][width]
+  int64_t changes[WGMMA_WARPS];   // of each warp, up to where they have what it knew: `Agent.changes`
+  int64_t operations;             // that have it, as long as they count
+} WgmmaKnown;
 
 // The wgmmas of a warpgroup while the core executes all of them: operation n is in entry n % WGMMAS, as long as a warp
 // has to issue it or to wait for it.
@@ -201,6 +209,9 @@ typedef struct Warpgroup {
   uint8_t *data;          // shared memory of the CTA
   const uint8_t *states;  // or null, where nobody asks
   int64_t column, width;  // with detectors, its stream and the columns of all clocks
+  int64_t bases[WGMMA_WARPS];  // columns of the warps
+  int64_t forgotten;           // operations that nobody will ask for any more what warps knew
+  WgmmaKnown known[WGMMAS];
   Wgmma operations[WGMMAS];
 } Warpgroup;
 
@@ -309,7 +320,8 @@ struct TraceEvent {
 // that lanes have diverged at is known to the core alone: the lanes `arrived` are at its meeting block already, the
 // others run. `entered`: the warp stands behind the count of block `pc`, not before it.
 enum { NO_MEET = -1, WARP_HEADER = 64 };
-enum { WAITS_PHASE = 1, WAITS_NAMED = 2 };  // for the phase of a parity of `mbarrier`; at the named barrier of a number
+// For the phase of a parity of `mbarrier`; at the named barrier of a number; for all but so many wgmma-groups.
+enum { WAITS_PHASE = 1, WAITS_NAMED = 2, WAITS_GROUPS = 3 };
 typedef struct WarpHeader {
   int32_t pc;
   uint32_t mask;

@@ -58,6 +58,7 @@ struct Agent {
   int64_t some_pending;
   int64_t fenced_inits;  // mbarriers initialised before the last fence of them
   int32_t *scratch;      // a matrix for intermediate results
+  int64_t changes;       // counts whatever changes the clocks, or those of single lanes
 };
 
 // What is kept of a warp by a synchronisation point. It may have waited for phase -1, the one before the first.

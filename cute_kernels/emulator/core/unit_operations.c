@@ -271,7 +271,12 @@ FORM(wgmma) {
   DONE(wgmma_issue(m->tables, who, &issued, i->imm));
 }
 FORM(wgmma_commit) { DONE(m->active == UINT32_MAX && wgmma_commit(m->tables, AT(s64, i->a))); }
-FORM(wgmma_wait) { DONE(m->active == UINT32_MAX && wgmma_wait(m->tables, AT(s64, i->a), i->imm)); }
+FORM(wgmma_wait) {  // c: as of try_wait, whether the warp never diverges here
+  int64_t who = AT(s64, i->a);
+  if (m->active != UINT32_MAX) return i + 1;
+  if (wgmma_wait(m->tables, who, i->imm)) return i + 1 + i->d;
+  return i->c && wgmma_waits(m->tables, who, i->imm) ? wait_for(i, s, m, WAITS_GROUPS, (int32_t)i->imm) : i + 1;
+}
 
 // Bulk groups. Where copies are done when they are issued there is nothing to wait for.
 FORM(bulk_unwatched) { (void)s; DONE(m->tables->unit_flags & EAGER); }
