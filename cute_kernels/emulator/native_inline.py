@@ -257,9 +257,29 @@ def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
 
 
 def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """wgmma.wait_group of groups that are complete."""
-    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), imm=node.anchor.args[0])
+    """wgmma.wait_group."""
+    alone = not emitter.builder.divergent
+    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), c=int(alone), imm=node.anchor.args[0])
     return True
+
+
+def _named(emitter: BlockEmitter, node: Node, name: str, waits: bool) -> bool:
+    number, threads, _ = node.anchor.args
+    words = [emitter.word(number), 0 if threads is None else emitter.word(threads)]
+    who = [_constant(emitter, "W.cta.named.address"), _constant(emitter, "W.index")]
+    listed = emitter.program.list([*who, *words, int(waits), node.instruction.index])
+    emitter.fast(node, name, b=listed, c=int(not emitter.builder.divergent))
+    return True
+
+
+def _inline_bar_arrive(emitter: BlockEmitter, node: Node) -> bool:
+    """bar.arrive, barrier.arrive."""
+    return _named(emitter, node, "named_arrive", False)
+
+
+def _inline_bar_sync(emitter: BlockEmitter, node: Node) -> bool:
+    """bar.sync, barrier.sync."""
+    return _named(emitter, node, "named_sync", True)
 
 
 def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
@@ -296,6 +316,8 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     store_matrix: _inline_store_matrix,
     map_address: _inline_map_address,
     read_clock: _inline_clock,
+    sync.bar_arrive: _inline_bar_arrive,
+    sync.bar_sync: _inline_bar_sync,
     sync.try_wait: _inline_try_wait,
     sync.mbarrier_arrive: _inline_arrive,
     sync.mbarrier_arrive_expect: _inline_arrive_expect,

@@ -46,7 +46,7 @@ class TraceLog:
             for name, function in (
                 ("PASSED", self._passed), ("ARRIVED", self._arrived), ("EXPECTED", self._expected),
                 ("LOADED", self._loaded), ("STORED", self._stored), ("MMA", self._mma),
-                ("COMMITTED", self._committed), ("WGMMA", self._wgmma),
+                ("COMMITTED", self._committed), ("WGMMA", self._wgmma), ("NAMED", self._named),
             )
         }  # fmt: skip
 
@@ -121,3 +121,7 @@ class TraceLog:
         flight = self._take_effect(*self._names[key], queue)
         self._trace.release(queue, complete)
         return flight
+
+    def _named(self, warp: Warp, values: Sequence[int]) -> None:
+        _, number, _, _, generation, *_ = values
+        self._trace.release(warp.cta.named.barrier(number).key, generation)

@@ -34,7 +34,7 @@ typedef struct BulkThread {
 } BulkThread;
 
 // A warp.
-typedef struct Agent {
+struct Agent {
   int32_t *clocks;
   int64_t width;   // columns
   int64_t base;    // the first of its own
@@ -58,7 +58,8 @@ typedef struct Agent {
   int64_t some_pending;
   int64_t fenced_inits;  // mbarriers initialised before the last fence of them
   int32_t *scratch;      // a matrix for intermediate results
-} Agent;
+  int64_t changes;       // counts whatever changes the clocks, or those of single lanes
+};
 
 // What is kept of a warp by a synchronisation point. It may have waited for phase -1, the one before the first.
 enum { NO_PHASE = -2 };
