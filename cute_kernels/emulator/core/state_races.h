@@ -108,6 +108,7 @@ typedef struct Plane {
   int32_t **layers;
   int64_t layer_count, places;
   int32_t *foreign;
+  int64_t room;  // layers that there may be
 } Plane;
 
 // Bytes: by granules, and those that are split by bytes. Tensor memory has the first plane alone.
