@@ -101,15 +101,16 @@ class Agent:
     """
 
     def __init__(
-        self, columns: Columns, rank: int, live: int, label: str, strict: bool = False, text: int = 0, number: int = -1
-    ) -> None:
+        self, columns: Columns, rank: int, live: int, label: str, strict: bool = False, text: int = 0, number: int = -1,
+        instructions: int = 64,
+    ) -> None:  # fmt: skip
         self.number = number
         self.rank, self.live, self.label, self.strict = rank, live, label, strict
         self.warp: Warp | None = None
         self.private = Private()
         self.base = columns.take(WARP_COLUMNS)
         self.clocks = columns.matrix(self)
-        self.loads = np.zeros(64, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
+        self.loads = np.zeros(instructions, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
         block = np.zeros(word_count("Agent"), np.int64)
         self.words, self.block_address = memoryview(block).cast("B").cast("q"), block.ctypes.data
         values = {

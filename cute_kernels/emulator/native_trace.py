@@ -104,9 +104,9 @@ class TraceLog:
             self._trace.finish(flight)
 
     def _mma(self, warp: Warp, values: Sequence[int]) -> Flight:
-        _, number, *_ = values
-        mma = self._cluster.units.mma(number)
-        return self._take_effect(mma.name, mma.text, ("tcgen05", warp.cta.rank))
+        entry, m, _, _, n, *_ = values
+        text = self._cluster.units.mma_text(entry)
+        return self._take_effect(f"mma {m}x{n}", text, ("tcgen05", warp.cta.rank))
 
     def _committed(self, warp: Warp, values: Sequence[int]) -> Flight:
         _, label, *_ = values

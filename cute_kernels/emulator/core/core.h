@@ -50,7 +50,13 @@ EXPORT int32_t wgmma_waits(Tables *t, int64_t who, int64_t newest);
 // With detectors: a matrix of clocks learns what the warps knew that have issued an operation.
 EXPORT void wgmma_tell(const Warpgroup *group, int64_t number, int32_t *clocks);
 // 1: the MMA was executed; 0: Python has to do it.
-EXPORT int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction);
+EXPORT int32_t tensor_mma(Tables *t, const MmaArguments *arguments, int32_t instruction);
+// Decode descriptors. 0, or what is wrong with them.
+EXPORT int32_t mma_fields(const MmaKind *kind, int64_t group, int64_t descriptor, MmaFields *fields);
+EXPORT int32_t matrix_fields(int64_t descriptor, Matrix *matrix);
+// Where an operand lies in shared memory, int64 [rows, pieces of K_BYTES]: indices of chunks of 16 bytes or, MN-major, of
+// elements.
+EXPORT void matrix_places(const Matrix *matrix, const MatrixRows *rows, int64_t *places);
 // Tensor copies of `rank` dimensions; 1: done, 0: Python has to do it. `pair`: the mbarrier of a load, on which its bytes
 // are counted, may be in the other CTA of the pair; of a multicast, it is that of the given one's parity in each pair.
 EXPORT int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
@@ -150,7 +156,8 @@ EXPORT int64_t accesses_together(void);
 // A copy that is complete when it is issued; a load to each of several CTAs, one after the other, reads its box once.
 EXPORT int32_t watch_load(Tables *t, const WatchedCopy *copies, int64_t count);
 EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
-EXPORT int32_t watch_mma(Tables *t, Watched *watched, int32_t instruction);
+EXPORT int32_t watch_mma(
+    Tables *t, MmaIssuer *issuer, const PipelinedAccess *accesses, int64_t count, int32_t instruction);
 // A wait for a phase of an mbarrier succeeded.
 EXPORT int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase);
 // A warp is about to wait for the phase with this number, which is not complete.

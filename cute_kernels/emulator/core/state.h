@@ -11,7 +11,6 @@
 typedef struct Tables Tables;
 typedef struct Point Point;
 typedef struct Stream Stream;
-typedef struct Watched Watched;
 typedef struct Shadow Shadow;
 typedef struct Context Context;
 typedef struct LogEntry LogEntry;
@@ -111,7 +110,8 @@ typedef struct CopyArguments {
 
 // An MMA of a tensor core: D = round(A * B + D). A CTA, or each of a pair, has rows of A and
 // of B and the cells of D that belong to its rows of A; B is that of all of them.
-enum { E4M3, E5M2, F16, BF16, TF32, S8, U8 };  // types of elements
+// Types of elements; those of less than eight bits, from E2M3 on, are multiplied by NumPy.
+enum { E4M3, E5M2, F16, BF16, TF32, S8, U8, E2M3, E3M2, E2M1 };
 enum { SUM_F32, SUM_F16, SUM_S32 };            // of D; FP16 is the lower half of a cell
 enum { TENSOR_LANES = 128, TENSOR_COLUMNS = 512, LANE_GROUP = 16 };  // of tensor memory
 enum { K_BYTES = 32, MOST_CTAS = 2 };
@@ -142,15 +142,7 @@ typedef struct Mma {
   MmaPart parts[MOST_CTAS];
 } Mma;
 
-// MMAs that are kept, each in the entry that `key_slot` says. The key: CTA group, who issues (CTA rank, lane, warp),
-// accumulator, descriptors of A and B, instruction descriptor, whether it accumulates, 0.
-enum { MMAS = 1024, MMA_KEY = 8 };
-typedef struct MmaEntry {
-  int64_t key[MMA_KEY];
-  void *job;         // what `execute` of the tables is given; null: for Python
-  Watched *watched;  // what tells the race detector of it, or null
-  int64_t operand_wavefronts, tensor_read, tensor_written;  // what it counts for
-} MmaEntry;
+#include "state_tensor.h"
 
 // wgmma.mma_async: what an instruction says. Of the parts of `mma` the first; an operation has its own operands.
 enum { WGMMA_WARPS = 4, WGMMA_ROWS = 64, A_WORDS = 128 };  // of a warp: A_REGISTERS * 32
@@ -215,7 +207,7 @@ typedef struct Warpgroup {
   Wgmma operations[WGMMAS];
 } Warpgroup;
 
-// tcgen05.commit that are kept, likewise. The key: who, mbarrier, multicast mask or -1.
+// tcgen05.commit that are kept, each in the entry that `key_slot` says. The key: who, mbarrier, multicast mask or -1.
 enum { COMMITS = 256, COMMIT_KEY = 3 };
 typedef struct CommitEntry {
   int64_t key[COMMIT_KEY];
@@ -255,15 +247,16 @@ typedef struct Tables {
   Barrier *barriers;
   int64_t completions, loaded, stored, mmas;  // phases, bytes of tensor copies, MMAs: since Python looked
   Plan *plans;
-  MmaEntry *mma_entries;
-  int32_t (*execute)(void *job);  // 1 if done
+  const MmaKind *mma_kinds;
+  MmaIssuer *mma_issuers;
+  TensorCells *tensor_cells;  // of each CTA
   // What bytecode calls; 0: nothing is done, Python has to do it.
   int32_t (*mbarrier_passed)(Tables *t, int64_t address, int32_t parity, int64_t order);
   int64_t (*mbarrier_arrive)(
       Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
   int32_t (*tensor_load)(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
   int32_t (*tensor_store)(Tables *t, const CopyArguments *copy, int32_t rank);
-  int32_t (*tensor_mma)(Tables *t, const int64_t *key, int32_t instruction);
+  int32_t (*tensor_mma)(Tables *t, const MmaArguments *arguments, int32_t instruction);
   int32_t (*tensor_commit)(Tables *t, int64_t who, int64_t address, int64_t multicast);
   int32_t (*bulk_commit)(Tables *t, uint32_t mask);
   int32_t (*bulk_wait)(Tables *t, uint32_t mask, int64_t newest, int32_t read);
@@ -300,7 +293,7 @@ enum {
   TRACE_EXPECTED,   // likewise, and it is as they say between the expectation of bytes and the arrival
   TRACE_LOADED,     // `number` bytes, by a tensor copy whose name is `text`
   TRACE_STORED,     // likewise; `lane` issued it
-  TRACE_MMA,        // that of the entry `number`
+  TRACE_MMA,        // of `number` rows and `phase` columns, by the issuer of the entry `address`
   TRACE_COMMITTED,  // tcgen05.commit, whose label is `number`
   TRACE_WGMMA,      // of the form `number`; `phase` operations of its warpgroup are complete
   TRACE_NAMED,      // `phase` generations of the named barrier `number` of the CTA are complete

@@ -221,13 +221,13 @@ FORM(copy_out) {
 static int64_t issuer(const Instruction *i, const uint8_t *s, const Machine *m) {
   return AT(const s64, i->a) | (int64_t)first_lane(m) << 8;
 }
-FORM(tensor_mma) {  // the list c: words of the key; the second one is the issuer
+FORM(tensor_mma) {  // the list c: words of `MmaArguments` but who issues; imm: instruction
   if (!one_lane(m)) return i + 1;
   Tables *t = m->tables;
-  int64_t *key = (int64_t *)(void *)m->rows;
+  MmaArguments *arguments = (MmaArguments *)(void *)m->rows;
   gather(i, s, m);
-  key[1] = issuer(i, s, m);
-  DONE(t->tensor_mma(t, key, (int32_t)i->imm));
+  arguments->issuer = issuer(i, s, m);
+  DONE(t->tensor_mma(t, arguments, (int32_t)i->imm));
 }
 FORM(tensor_commit) {  // at the address b, to the CTAs of the mask in the word c (0: none is given); imm: instruction
   if (!one_lane(m)) return i + 1;
