@@ -204,7 +204,9 @@ class BlockBuilder:
         if value.bits > 64:
             raise self.instruction.refuse(f"a {value.bits}-bit value cannot be computed with")
         parts = [self.whole(part) for part in value.parts]
-        return self.pure(pack_op(len(parts), parts[0].bits), *parts)
+        while len(parts) > 1:
+            parts = [self.pure(pack_op(low.bits), low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
 
     def pure(self, op: PureOp, *args: Value) -> Value:
         """The result of a pure operation; equal operations on equal values are computed once."""

@@ -34,6 +34,11 @@ _WITH_CONSTANT = (
     (re.compile(r"lop3_0x([0-9a-f]+)"), "lop3", lambda match: int(match[1], 16)),
     (re.compile(r"(slice\d+_\d+)_(\d+)"), r"\1", lambda match: int(match[2])),
     (re.compile(r"extend_([su])(\d+)_(\d+)_(\d+)"), r"extend_\1_\3_\4", lambda match: int(match[2])),
+    (
+        re.compile(r"saturate_([su])(\d+)_([su])(\d+)"), r"saturate_\1_\3",
+        lambda match: int(match[2]) | int(match[4]) << 8,
+    ),
+    (re.compile(r"(cvt_f16_e\dm\dx2(?:_relu)?)_(\d)"), r"\1", lambda match: int(match[2])),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +11,7 @@ from cute_kernels.emulator import instructions_numerics as numerics
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction, Register
 from cute_kernels.emulator.instructions_convert_narrow import convert_narrow
+from cute_kernels.emulator.instructions_float import float_to_float
 from cute_kernels.emulator.instructions_integer import signed
 from cute_kernels.emulator.instructions_registry import family
 from cute_kernels.emulator.values import CANONICAL, DTYPES, Pack, PureOp, Value
@@ -58,30 +58,37 @@ def _register_bits(block: BlockBuilder, instruction: Instruction) -> int:
 
 
 @functools.cache
-def extend(source: str, bits: int, source_bits: int, saturate_to: str) -> PureOp:
+def extend(source: str, bits: int, source_bits: int) -> PureOp:
     """Reads the low bits of a register as ``source`` and extends them to ``bits`` bits by their sign."""
     width = _INTEGER_BITS[source]
     low = f"({{0}} & {(1 << width) - 1:#x})"
     value = signed(low, width) if source[0] == "s" else low
-    clamp: tuple[int, int] | None = None
-    if saturate_to:
-        n = _INTEGER_BITS[saturate_to]
-        clamp = (-(1 << n - 1), (1 << n - 1) - 1) if saturate_to[0] == "s" else (0, (1 << n) - 1)
-        value = f"min(max({value}, {clamp[0]}), {clamp[1]})"
 
     def vector(x: np.ndarray) -> np.ndarray:
         narrow = x.astype(DTYPES[f"u{width}"]).view(DTYPES[source])
-        if clamp is not None:
-            if narrow.dtype == np.uint64:
-                narrow = np.minimum(narrow, np.uint64(clamp[1]))
-            elif clamp[1] > np.iinfo(np.int64).max:
-                narrow = np.maximum(narrow, 0)
-            else:
-                narrow = np.clip(narrow.astype(np.int64), *clamp)
         return narrow.astype(DTYPES[f"s{bits}"] if source[0] == "s" else DTYPES[f"u{bits}"]).view(DTYPES[f"u{bits}"])
 
-    name = f"extend_{source}_{bits}_{source_bits}{'_sat_' + saturate_to if saturate_to else ''}"
+    name = f"extend_{source}_{bits}_{source_bits}"
     return PureOp(name, (CANONICAL[source_bits],), f"u{bits}", vector, f"({value} & {(1 << bits) - 1:#x})")
+
+
+@functools.cache
+def saturate(source: str, target: str) -> PureOp:
+    """Reads the low bits of 64 as ``source`` and limits them to the range of ``target``; the result has 64 bits."""
+    width, bits = _INTEGER_BITS[source], _INTEGER_BITS[target]
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if target[0] == "s" else (0, (1 << bits) - 1)
+
+    def vector(x: np.ndarray) -> np.ndarray:
+        narrow = x.astype(DTYPES[f"u{width}"]).view(DTYPES[source])
+        if narrow.dtype == np.uint64:
+            return np.minimum(narrow, np.uint64(high))
+        limited = np.maximum(narrow, 0) if bits == 64 and low == 0 else np.clip(narrow.astype(np.int64), low, high)
+        return limited.astype(np.int64).view(np.uint64)
+
+    value = f"({{0}} & {(1 << width) - 1:#x})"
+    value = signed(value, width) if source[0] == "s" else value
+    scalar = f"(min(max({value}, {low}), {high}) & {(1 << 64) - 1:#x})"
+    return PureOp(f"saturate_{source}_{target}", ("u64",), "u64", vector, scalar)
 
 
 def _integer_to_integer(
@@ -95,14 +102,14 @@ def _integer_to_integer(
     register = _register_bits(block, instruction)
     width = _INTEGER_BITS[target]
     if "sat" in flags:
-        value = block.pure(extend(source, max(width, 16), value.bits, target), value)
+        value = block.pure(saturate(source, target), block.resize(value, 64))
     elif width > _INTEGER_BITS[source]:
-        value = block.pure(extend(source, width, value.bits, ""), value)
+        value = block.pure(extend(source, width, value.bits), value)
     if register == width == value.bits:
         return value
     if register < width:
         raise instruction.refuse("the destination register is narrower than the destination type")
-    return block.pure(extend(target, register, value.bits, ""), value)
+    return block.pure(extend(target, register, value.bits), value)
 
 
 def _value_bits(block: BlockBuilder, operand: object, default: int) -> int:
@@ -149,14 +156,14 @@ def _pair(block: BlockBuilder, instruction: Instruction, flags: list[str], targe
         _only(instruction, flags, "rn", "satfinite", "relu")
         if "satfinite" not in flags:
             raise instruction.refuse("a conversion to FP8 needs .satfinite")
-        op = _to_fp8(target, "relu" in flags)
+        op = to_fp8(target, "relu" in flags)
     else:
         op = _narrow_from_flags(instruction, flags, target[:-2])
     return Pack([block.pure(op, low), block.pure(op, high)])
 
 
 @functools.cache
-def _to_fp8(target: str, relu: bool) -> PureOp:
+def to_fp8(target: str, relu: bool) -> PureOp:
     dtype = _FP8[target]
     largest = np.float32(ml_dtypes.finfo(dtype).max)
 
@@ -171,50 +178,38 @@ def _to_fp8(target: str, relu: bool) -> PureOp:
     return PureOp(f"cvt_{target}_f32{'_relu' if relu else ''}", ("f32",), "u8", vector)
 
 
-def _fp8(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
-    """Two FP8 values to f16x2 (exact). The other direction of f16x2 is refused: it has no user yet."""
-    if target != "f16x2" or source not in _FP8:
-        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
-    _only(instruction, flags, "rn")
+@functools.cache
+def from_fp8(source: str) -> PureOp:
+    """To f16 bits, exactly; NaN becomes canonical."""
     dtype = _FP8[source]
 
     def vector(x: np.ndarray) -> np.ndarray:
         return numerics.f32_to_f16(x.view(dtype).astype(np.float32))
 
-    op = PureOp(f"cvt_f16_{source}", ("u8",), "u16", vector)
-    return Pack([block.pure(op, part) for part in block.split(block.value(instruction.operands[1], 16), 2)])
+    return PureOp(f"cvt_f16_{source}", ("u8",), "u16", vector)
+
+
+def _fp8(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
+    """Two FP8 values to f16x2 (exact). The other direction of f16x2 is refused: it has no user yet."""
+    if target != "f16x2" or source not in _FP8:
+        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
+    _only(instruction, flags, "rn")
+    codes = block.split(block.value(instruction.operands[1], 16), 2)
+    return Pack([block.pure(from_fp8(source), code) for code in codes])
 
 
 _FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 
 
-def _widen(type_: str) -> Callable[[np.ndarray], np.ndarray]:
-    if type_ == "bf16":
-        return numerics.bf16_to_f32
-    if type_ == "f16":
-        return _widen_f16
-    return lambda x: x
-
-
-def _widen_f16(x: np.ndarray) -> np.ndarray:
-    """f16 bits to f32. NaN becomes canonical here, while bf16 keeps its payload: both as on an H200."""
-    return numerics.canonical_f32(_quiet_cast(x.view(np.float16), np.float32))
-
-
-def _stored(type_: str) -> str:
-    return {"f32": "f32", "f64": "f64"}.get(type_, "u16")
-
-
 @functools.cache
 def float_to_integer(mode: str, ftz: bool, target: str, source: str) -> PureOp:
-    """Rounds to an integer and cuts it to the range of ``target``."""
+    """Rounds f32 or f64 to an integer and cuts it to the range of ``target``."""
     bits = _INTEGER_BITS[target]
 
     def vector(x: np.ndarray) -> np.ndarray:
-        wide = _widen(source)(x)
-        return numerics.float_to_integer(numerics.flush_f32(wide) if ftz else wide, mode, bits, target[0] == "s")
+        return numerics.float_to_integer(numerics.flush_f32(x) if ftz else x, mode, bits, target[0] == "s")
 
-    return PureOp(f"cvt_{mode}{'_ftz' if ftz else ''}_{target}_{source}", (_stored(source),), f"u{bits}", vector)
+    return PureOp(f"cvt_{mode}{'_ftz' if ftz else ''}_{target}_{source}", (source,), f"u{bits}", vector)
 
 
 def _float_to_integer(
@@ -224,16 +219,24 @@ def _float_to_integer(
     modes = [flag for flag in flags if flag in ("rni", "rzi", "rmi", "rpi")]
     if len(modes) != 1 or source not in _FLOAT_BITS:
         raise instruction.refuse("a float-to-integer conversion needs one integer rounding")
+    ftz = "ftz" in flags
+    if ftz and source != "f32":
+        raise instruction.refuse("a float-to-integer conversion has .ftz from f32 only")
     bits = _INTEGER_BITS[target]
-    op = float_to_integer(modes[0], "ftz" in flags, target, source)
-    value = block.pure(op, block.value(instruction.operands[1], _FLOAT_BITS[source]))
+    value = block.value(instruction.operands[1], _FLOAT_BITS[source])
+    if source in ("f16", "bf16"):
+        value, source = block.pure(float_to_float("f32", source), value), "f32"
+    value = block.pure(float_to_integer(modes[0], ftz, target, source), value)
     register = _register_bits(block, instruction)
-    return value if register == bits else block.pure(extend(target, register, bits, ""), value)
+    return value if register == bits else block.pure(extend(target, register, bits), value)
 
 
 @functools.cache
 def integer_to_float(target: str, source: str) -> PureOp:
-    """To f32 or f64, to nearest even."""
+    """To f32 or f64, and of 32 bits at most to bits of f16 or bf16; to nearest even."""
+    if target in ("f16", "bf16"):
+        narrow = numerics.f64_to_f16 if target == "f16" else numerics.f64_to_bf16
+        return PureOp(f"cvt_{target}_{source}", (source,), "u16", lambda x: narrow(x.astype(np.float64)))
     goal = DTYPES[target]
     return PureOp(f"cvt_{target}_{source}", (source,), target, lambda x: x.astype(goal))
 
@@ -247,16 +250,9 @@ def _integer_to_float(
     value = block.value(operand, _value_bits(block, operand, width))
     if value.bits != width:
         value = block.resize(value, width)
-    dtype = DTYPES[source]
-    if target in ("f32", "f64"):
-        op = integer_to_float(target, source)
-    elif target in ("f16", "bf16") and width <= 32:
-        narrow = numerics.f64_to_f16 if target == "f16" else numerics.f64_to_bf16
-        op = PureOp(f"cvt_{target}_{source}", (source,), "u16", lambda x: narrow(x.astype(np.float64)))
-    else:
+    if target not in ("f32", "f64") and (target not in ("f16", "bf16") or width > 32):
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
-    assert np.dtype(dtype).itemsize * 8 == width
-    return block.pure(op, value)
+    return block.pure(integer_to_float(target, source), value)
 
 
 def _round_tf32(x: np.ndarray) -> np.ndarray:
@@ -307,17 +303,3 @@ def saturated_float(ftz: bool) -> PureOp:
     flush = numerics.flush_f32 if ftz else lambda x: x
     name = "cvt_sat_ftz_f32" if ftz else "cvt_sat_f32"
     return PureOp(name, ("f32",), "f32", lambda x: numerics.clamp_f32(flush(x)))
-
-
-@functools.cache
-def float_to_float(target: str, source: str) -> PureOp:
-    """To f32 or f64: exactly, or to nearest even."""
-    widen, goal = _widen(source), DTYPES[target]
-    return PureOp(f"cvt_{target}_{source}", (_stored(source),), target, lambda x: _quiet_cast(widen(x), goal))
-
-
-def _quiet_cast(x: np.ndarray, dtype: type) -> np.ndarray:
-    """Rounds to nearest even; a NaN is quieted and keeps the upper bits of its payload, as on an H200."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype(dtype)
-

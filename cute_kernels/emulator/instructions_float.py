@@ -19,7 +19,7 @@ from cute_kernels.emulator import instructions_numerics as numerics
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction
 from cute_kernels.emulator.instructions_registry import family, qualifiers
-from cute_kernels.emulator.values import Pack, PureOp, Value
+from cute_kernels.emulator.values import DTYPES, Pack, PureOp, Value
 
 _HALF = {"f16": numerics.f64_to_f16, "bf16": numerics.f64_to_bf16}
 _ROUNDING = ("rn",)
@@ -163,7 +163,9 @@ def f32_op(name: str, ftz: bool = False, saturate: bool = False) -> PureOp:
     return PureOp(label, ("f32",) * count, "f32", _quiet(function if plain else vector))
 
 
-def _f64_op(name: str) -> PureOp:
+@functools.cache
+def f64_op(name: str) -> PureOp:
+    """An f64 operation."""
     table = {
         "add": (2, numerics.with_nan_f64(np.add)),
         "sub": (2, numerics.with_nan_f64(np.subtract)),
@@ -233,7 +235,7 @@ def _lower(block: BlockBuilder, instruction: Instruction, name: str, sources: li
             raise instruction.refuse(f".ftz and .sat of {name}.{type_} are not implemented")
         return block.pure(half_op(name, type_), *sources)
     if type_ == "f64" and not saturate:
-        return block.pure(_f64_op(name), *sources)
+        return block.pure(f64_op(name), *sources)
     raise instruction.refuse(f"{name}.{type_} is not implemented")
 
 
@@ -280,16 +282,29 @@ def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 @functools.cache
-def _widen(type_: str) -> PureOp:
-    """Bits of f16 or bf16 as f32, exactly."""
-    widen = numerics.bf16_to_f32 if type_ == "bf16" else lambda x: x.view(np.float16).astype(np.float32)
-    return PureOp(f"widen_{type_}", ("u16",), "f32", widen)
+def float_to_float(target: str, source: str) -> PureOp:
+    """To f32 or f64: exactly, or to nearest even."""
+    widen = {"bf16": numerics.bf16_to_f32, "f16": _widen_f16}.get(source, lambda x: x)
+    goal = DTYPES[target]
+    stored = source if source in DTYPES and source != "f16" else "u16"
+    return PureOp(f"cvt_{target}_{source}", (stored,), target, lambda x: _quiet_cast(widen(x), goal))
+
+
+def _widen_f16(x: np.ndarray) -> np.ndarray:
+    """f16 bits to f32. NaN becomes canonical here, while bf16 keeps its payload: both as on an H200."""
+    return numerics.canonical_f32(_quiet_cast(x.view(np.float16), np.float32))
+
+
+def _quiet_cast(x: np.ndarray, dtype: type) -> np.ndarray:
+    """Rounds to nearest even; a NaN is quieted and keeps the upper bits of its payload, as on an H200."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return x.astype(dtype)
 
 
 def _mixed(block: BlockBuilder, instruction: Instruction, type_: str) -> None:
     """All operands but the last are of the half type; the result and the last one are f32."""
     *narrow, last = instruction.operands[1:]
-    sources = [block.pure(_widen(type_), block.value(operand, 16)) for operand in narrow]
+    sources = [block.pure(float_to_float("f32", type_), block.value(operand, 16)) for operand in narrow]
     sources.append(block.value(last, 32))
     parts = (*(part for part in instruction.parts if part not in _FLOATS), "f32")
     plain = dataclasses.replace(instruction, parts=parts)

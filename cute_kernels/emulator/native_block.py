@@ -7,7 +7,6 @@ the node names, with operands and results in the rows of the exchange area (`nat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +44,6 @@ class _Bound:
     """An argument of a site that is a name already."""
 
     name: str
-
-
-_PACK = re.compile(r"pack(\d+)x(\d+)")
 
 
 def _key(value: Value) -> Any:
@@ -245,10 +241,6 @@ class BlockEmitter:
     def _pure(self, node: Node) -> None:
         op, result = node.op, node.results[0]
         lanes = not result.uniform
-        pack = _PACK.fullmatch(op.name)
-        if pack:
-            self._pack(node, int(pack[2]), lanes)
-            return
         known = pure_operation(op.name)
         if known is not None:
             name, constant = known
@@ -263,18 +255,6 @@ class BlockEmitter:
         source = pure_source(op, result, self.program.space)
         self._call(self.program.site(Site(node.instruction, source)))
         self.read_rows(node.results)
-
-    def _pack(self, node: Node, bits: int, lanes: bool) -> None:
-        """Two parts become one, until one is left."""
-        parts = [self.operand(arg, lanes) for arg in node.args]
-        while len(parts) > 1:
-            last = len(parts) == 2
-            pairs = []
-            for low, high in zip(parts[::2], parts[1::2]):
-                place = self.define(node.results[0]) if last else self._take(row_bytes(2 * bits, not lanes))
-                self.program.put(f"pack2x{bits}", lanes=lanes, d=place, a=low, b=high)
-                pairs.append(place)
-            parts, bits = pairs, 2 * bits
 
     def _anchor(self, node: Node, index: int) -> None:
         if isinstance(node.anchor, MmaAsync):

@@ -239,17 +239,15 @@ def slice_op(bits: int, width: int, shift: int) -> PureOp:
     return _OPS[key]
 
 
-def pack_op(count: int, width: int) -> PureOp:
-    key = ("pack", count, width)
+def pack_op(bits: int) -> PureOp:
+    """``(low, high)`` -> twice as many bits."""
+    key = ("pack", bits)
     if key not in _OPS:
-        total = DTYPES[CANONICAL[count * width]]
+        total = DTYPES[CANONICAL[2 * bits]]
 
-        def pack(*parts: np.ndarray) -> np.ndarray:
-            result = parts[0].astype(total)
-            for i, part in enumerate(parts[1:], 1):
-                result = result | (part.astype(total) << (i * width))
-            return result
+        def pack(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+            return low.astype(total) | high.astype(total) << bits
 
-        scalar = "(" + " | ".join(f"{{{i}}} << {i * width}" for i in range(count)) + ")"
-        _OPS[key] = PureOp(f"pack{count}x{width}", (CANONICAL[width],) * count, CANONICAL[count * width], pack, scalar)
+        kind = CANONICAL[bits]
+        _OPS[key] = PureOp(f"pack2x{bits}", (kind, kind), CANONICAL[2 * bits], pack, f"({{0}} | {{1}} << {bits})")
     return _OPS[key]

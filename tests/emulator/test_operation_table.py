@@ -14,8 +14,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from cute_kernels.emulator import instructions_bits as some_bits
+from cute_kernels.emulator import instructions_carry as carry
 from cute_kernels.emulator import instructions_compare as compare
 from cute_kernels.emulator import instructions_convert as convert
+from cute_kernels.emulator import instructions_convert_narrow as narrow
 from cute_kernels.emulator import instructions_float as floats
 from cute_kernels.emulator import instructions_integer as integers
 from cute_kernels.emulator import translate, values
@@ -58,68 +61,114 @@ def lowered() -> Iterator[PureOp]:
     yield from found.values()
 
 
+KINDS = [f"{kind}{bits}" for kind in "su" for bits in (8, 16, 32, 64)]
+AMOUNTS = (0, 1, 5, 15, 16, 31, 32, 33, 63, 64, 200)
+MODES = ("rni", "rzi", "rmi", "rpi")
+
+
 def made() -> Iterator[PureOp]:
     """What the functions of the instruction files make, for every type that they take."""
-    kinds = [f"{kind}{bits}" for kind in "su" for bits in (16, 32, 64)]
-    for kind in kinds:
+    yield from made_of_integers()
+    yield from made_of_bits()
+    yield from made_of_floats()
+    yield from made_of_conversions()
+
+
+def made_of_integers() -> Iterator[PureOp]:
+    for kind in KINDS[1:4] + KINDS[5:]:
         yield from (integers.binary(name, kind) for name in ("add", "sub", "min", "max", "mul.lo", "mul.hi"))
         yield from (integers.binary(name, kind) for name in ("div", "rem"))
         yield from (compare.integer_compare(relation, kind) for relation in compare._COMPARE)
-        for amount in (0, 1, 5, 15, 16, 31, 32, 33, 63, 64, 200):
-            yield from (integers.shift_by("shr", kind, amount),)
+        yield from (integers.shift_by("shr", kind, amount) for amount in AMOUNTS)
+        yield integers._difference(kind)
     for bits in (16, 32, 64):
         yield from (compare.integer_compare(relation, f"b{bits}") for relation in ("eq", "ne"))
+    for bits, subtract in itertools.product((32, 64), (False, True)):
+        yield from carry._sum(bits, subtract)
+    for name, kind in itertools.product(("min", "max"), ("s16", "s32")):
+        yield integers._packed(name, kind, True)
+    for a, b in itertools.product(("s32", "u32"), repeat=2):
+        yield integers._dot_op("dp4a", 8, 0, a, b)
+        yield from (integers._dot_op("dp2a", 16, first, a, b) for first in (0, 2))
+
+
+def made_of_bits() -> Iterator[PureOp]:
+    for bits in (16, 32, 64):
         yield from (integers.logic(name, f"b{bits}") for name in ("and", "or", "xor"))
-        for name, amount in itertools.product(("shl", "shr"), (0, 1, 5, 15, 16, 31, 32, 33, 63, 64, 200)):
+        for name, amount in itertools.product(("shl", "shr"), AMOUNTS):
             yield integers.shift_by(name, f"b{bits}", amount)
         yield from (integers._shift(name, f"b{bits}") for name in ("shl", "shr"))
     yield from (integers.logic(name, "pred") for name in ("and", "or", "xor"))
     yield values.NOT_PREDICATE
-    for a, b in itertools.product(("s32", "u32"), repeat=2):
-        yield integers._dot_op("dp4a", 8, 0, a, b)
-        yield from (integers._dot_op("dp2a", 16, first, a, b) for first in (0, 2))
     yield from (integers._lop3_op(table) for table in range(0, 256, 5))
     yield from (values.select_op(bits) for bits in (1, 8, 16, 32, 64))
     for bits, wanted in itertools.product((8, 16, 32, 64), repeat=2):
         yield values.resize_op(bits, wanted)
-        for kind, width in itertools.product("su", (8, 16, 32, 64)):
-            yield convert.extend(f"{kind}{width}", wanted, bits, "")
+        yield from (convert.extend(kind, wanted, bits) for kind in KINDS)
         if wanted < bits:
             yield from (values.slice_op(bits, wanted, shift) for shift in range(0, bits, wanted))
-    yield from (values.pack_op(2, bits) for bits in (8, 16, 32))
-    for name, ftz, saturate in itertools.product(floats._F32, (False, True), (False, True)):
-        yield floats.f32_op(name, ftz, saturate)
+    yield from (values.pack_op(bits) for bits in (8, 16, 32))
+    yield from (convert.saturate(source, target) for source, target in itertools.product(KINDS, repeat=2))
+    yield from (some_bits._FNS, *some_bits._BMSK.values(), narrow.NIBBLES)
+
+
+def made_of_floats() -> Iterator[PureOp]:
+    for name in floats._F32:
+        saturates = name.split(".")[0] in ("add", "sub", "mul", "fma")
+        for ftz, saturate in itertools.product((False, True), (False, True) if saturates else (False,)):
+            yield floats.f32_op(name, ftz, saturate)
+    orders = [f"{name}{nan}{xored}" for name in ("min", "max") for nan in ("", ".NaN") for xored in ("", ".xorsign")]
     for type_ in ("f16", "bf16"):
-        yield floats._widen(type_)
-        for name in ("add", "sub", "mul", "fma", "min", "max", "min.NaN", "max.NaN", "abs", "neg"):
+        for name in ("add", "sub", "mul", "fma", "fma.relu", *orders, "abs", "neg", "ex2", "tanh"):
             yield floats.half_op(name, type_)
+    yield from (floats.f64_op(name) for name in ("add", "sub", "mul", "div", "fma", "rcp", "sqrt"))
+    yield from (floats.f64_op(name) for name in ("min", "max", "abs", "neg"))
+    for name, mode in itertools.product(("add", "sub", "mul", "fma"), ("rz", "rm", "rp")):
+        yield floats.f64_op(f"{name}.{mode}")
     for relation, type_ in itertools.product(compare._RELATIONS, ("f16", "bf16", "f32", "f64")):
         yield compare.float_compare_op(relation, type_)
+
+
+def made_of_conversions() -> Iterator[PureOp]:
     for (target, mode), satfinite, relu in itertools.product(
         (("f16", "rn"), ("bf16", "rn"), ("bf16", "rz")), (False, True), (False, True)
     ):
         yield convert._narrow_f32(target, mode, satfinite, relu)
-    modes = ("rni", "rzi", "rmi", "rpi")
-    for mode, ftz, target in itertools.product(modes, (False, True), ("s8", "u8", "s16", "u16", "s32", "u32")):
-        yield convert.float_to_integer(mode, ftz, target, "f32")
-    yield from (convert.integral_float(mode) for mode in modes)
+    for mode, target in itertools.product(MODES, KINDS):
+        yield from (convert.float_to_integer(mode, ftz, target, "f32") for ftz in (False, True))
+        yield convert.float_to_integer(mode, False, target, "f64")
+    yield from (convert.integral_float(mode) for mode in MODES)
     yield convert._ROUND_TF32
     yield from (convert.saturated_float(ftz) for ftz in (False, True))
-    for target, kind, bits in itertools.product(("f32", "f64"), "su", (8, 16, 32, 64)):
-        yield convert.integer_to_float(target, f"{kind}{bits}")
+    yield from (convert.integer_to_float(target, kind) for target, kind in itertools.product(("f32", "f64"), KINDS))
+    for target, kind in itertools.product(("f16", "bf16"), KINDS):
+        if not kind.endswith("64"):
+            yield convert.integer_to_float(target, kind)
     for target, source in itertools.product(("f32", "f64"), ("f16", "bf16", "f32", "f64")):
-        yield convert.float_to_float(target, source)
+        if target != source:
+            yield floats.float_to_float(target, source)
+    for relu in (False, True):
+        yield from (convert.to_fp8(target, relu) for target in convert._FP8)
+        yield from (narrow.to_code(target, relu) for target in narrow.FORMATS)
+        yield from (narrow.from_code(source, relu, 0) for source in narrow.FORMATS)
+        yield narrow.from_code("e2m1x2", relu, 4)
+    yield from (convert.from_fp8(source) for source in convert._FP8)
+    yield from (narrow.to_scale(up, finite) for up, finite in itertools.product((False, True), repeat=2))
+    yield narrow.FROM_SCALE
 
 
 DEFINITIONS = {op.name: op for op in (*made(), *lowered())}
-KNOWN = sorted(name for name in DEFINITIONS if pure_operation(name) is not None)
 DTYPE = {**DTYPES, "pred": np.bool_}
 
 
 def test_every_operation_of_the_table_is_compared() -> None:
     table = {name for name, lanes in operations() if not lanes and not name.startswith(OTHER)}
-    assert table - {pure_operation(name)[0] for name in KNOWN} == {"map_address"}
+    assert table - {pure_operation(name)[0] for name in DEFINITIONS} == {"map_address"}
     assert all((name, True) in operations() for name in table)
+
+
+def test_every_operation_that_lowering_makes_is_in_the_table() -> None:
+    assert [name for name in DEFINITIONS if pure_operation(name) is None] == []
 
 
 def drawn(rng: np.random.Generator, type_: str) -> np.ndarray:
@@ -196,7 +245,7 @@ def expected(op: PureOp, arguments: list[np.ndarray]) -> np.ndarray:
     return np.array(result, bool) if op.output == "pred" else np.ascontiguousarray(result).view(f"u{result.itemsize}")
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", sorted(DEFINITIONS))
 def test_operation(name: str) -> None:
     op, core = DEFINITIONS[name], Core(name)
     rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -227,4 +276,6 @@ def test_operations_are_found_by_name_and_constant() -> None:
     assert pure_operation("lop3_0xca") == ("lop3", 0xCA)
     assert pure_operation("slice64_16_48") == ("slice64_16", 48)
     assert pure_operation("extend_s8_32_16") == ("extend_s_32_16", 8)
-    assert pure_operation("ex2_f32") is None, "Python's"
+    assert pure_operation("saturate_s32_u8") == ("saturate_s_u", 32 | 8 << 8)
+    assert pure_operation("cvt_f16_e2m1x2_relu_4") == ("cvt_f16_e2m1x2_relu", 4)
+    assert pure_operation("no_operation") is None
