@@ -23,7 +23,7 @@ from cute_kernels.emulator.decode import (
     Symbol,
     Vector,
 )
-from cute_kernels.emulator.scalars import SCALAR_NAMES
+from cute_kernels.emulator.pure_operations import evaluate
 from cute_kernels.emulator.values import (
     NOT_PREDICATE,
     STORED_BITS,
@@ -219,8 +219,9 @@ class BlockBuilder:
             if arg.bits != bits:
                 raise self.instruction.refuse(f"an operand has {arg.bits} bits where {op.name} needs {bits}")
         uniform = all(arg.uniform for arg in args)
-        if uniform and op.scalar is not None and all(isinstance(arg, Constant) for arg in args):
-            result: Value = self._fold(op, args)
+        if all(isinstance(arg, Constant) for arg in args):
+            literals = [arg.value for arg in args]
+            result: Value = Constant(evaluate(op.name, *literals), STORED_BITS[op.output])
         else:
             level = 1 + max((arg.level for arg in args), default=0)
             node = Node(self.instruction, args, level, op=op)
@@ -229,12 +230,6 @@ class BlockBuilder:
             self.nodes.append(node)
         self._known[key] = result
         return result
-
-    @staticmethod
-    def _fold(op: PureOp, args: tuple[Value, ...]) -> Constant:
-        literals = [repr(bool(a.value)) if a.bits == 1 else repr(a.value) for a in args]
-        names = {"np": np, **SCALAR_NAMES}
-        return Constant(int(eval(op.scalar.format(*literals), names)), STORED_BITS[op.output])  # noqa: S307 - our own template
 
     def select(self, predicate: Value, yes: Value, no: Value) -> Value:
         """``predicate ? yes : no`` lane by lane."""

@@ -15,14 +15,15 @@ import numpy as np
 
 from cute_kernels.emulator.accesses import load_lanes, load_uniform, store_lanes
 from cute_kernels.emulator.block import BlockBuilder, Call
-from cute_kernels.emulator.bytecode import Program, pure_operation, row_bytes
+from cute_kernels.emulator.bytecode import Program, row_bytes
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.instructions_memory import Load, Store
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, parameter_offset
 from cute_kernels.emulator.instructions_wgmma import MmaAsync, learn_in_core, mma_async_in_place
 from cute_kernels.emulator.native_inline import INLINE, ISSUER, SILENT
-from cute_kernels.emulator.native_sites import Site, fetch, pure_source, store_results
+from cute_kernels.emulator.native_sites import Site, fetch, store_results
 from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
+from cute_kernels.emulator.pure_operations import pure_operation
 from cute_kernels.emulator.values import (
     CANONICAL,
     DTYPES,
@@ -239,22 +240,13 @@ class BlockEmitter:
                 self._targets[value] = self.program.layout.slot(variable, builder.bits_of(register), uniform)
 
     def _pure(self, node: Node) -> None:
-        op, result = node.op, node.results[0]
+        result = node.results[0]
         lanes = not result.uniform
-        known = pure_operation(op.name)
-        if known is not None:
-            name, constant = known
-            operands = [self.operand(arg, lanes) for arg in node.args]
-            fields = dict(zip("abc", operands))
-            if len(operands) == 4:
-                constant = operands[3]
-            self.program.put(name, lanes=lanes, d=self.define(result), imm=constant, **fields)
-            return
-        for index, arg in enumerate(node.args):
-            self.write_row(index, arg, lanes)
-        source = pure_source(op, result, self.program.space)
-        self._call(self.program.site(Site(node.instruction, source)))
-        self.read_rows(node.results)
+        name, constant = pure_operation(node.op.name)
+        operands = [self.operand(arg, lanes) for arg in node.args]
+        if len(operands) == 4:
+            constant = operands[3]
+        self.program.put(name, lanes=lanes, d=self.define(result), imm=constant, **dict(zip("abc", operands)))
 
     def _anchor(self, node: Node, index: int) -> None:
         if isinstance(node.anchor, MmaAsync):
