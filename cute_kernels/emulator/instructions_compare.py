@@ -20,23 +20,31 @@ _COMPARE = {
     "le": (np.less_equal, "<="),
     "gt": (np.greater, ">"),
     "ge": (np.greater_equal, ">="),
-    "lo": (np.less, "<"),
-    "ls": (np.less_equal, "<="),
-    "hi": (np.greater, ">"),
-    "hs": (np.greater_equal, ">="),
 }
+_UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 
 
 @functools.cache
 def integer_compare(relation: str, type_: str) -> PureOp:
-    """setp on integers; lo, ls, hi, hs compare as unsigned."""
+    """setp on integers, by a relation of `_COMPARE`; of eq and ne the bits alone matter."""
     vector, sign = _COMPARE[relation]
     half = 1 << (TYPE_BITS[type_] - 1)
-    if type_[0] == "s" and relation not in ("eq", "ne"):
-        scalar = f"(({{0}} ^ {half:#x}) {sign} ({{1}} ^ {half:#x}))"
-    else:
-        scalar = f"({{0}} {sign} {{1}})"
+    if relation in ("eq", "ne"):
+        type_ = f"b{TYPE_BITS[type_]}"
+    scalar = f"(({{0}} ^ {half:#x}) {sign} ({{1}} ^ {half:#x}))" if type_[0] == "s" else f"({{0}} {sign} {{1}})"
     return PureOp(f"setp_{relation}_{type_}", (storage(type_),) * 2, "pred", vector, scalar)
+
+
+def _compare_integers(block: BlockBuilder, instruction: Instruction) -> Value:
+    """The predicate of setp on integers and bits."""
+    qualifiers(instruction, *_COMPARE, *_UNSIGNED, "and", "or", "xor", "b16", "b32", "b64", *INTEGERS)
+    relation, type_ = instruction.parts[1], instruction.parts[-1]
+    if relation in _UNSIGNED and type_[0] != "u" or relation not in ("eq", "ne") and type_[0] == "b":
+        legal = "eq, ne" if type_[0] == "b" else "eq, ne, lt, le, gt, ge"
+        raise instruction.refuse(f"setp.{relation}.{type_}: .{type_} is compared by {legal}")
+    a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
+    holds = block.pure(integer_compare(_UNSIGNED.get(relation, relation), type_), a, b)
+    return block.first_lane(holds) if block.context.is_uniform_of_tid(instruction) else holds
 
 
 @functools.cache
@@ -105,17 +113,13 @@ def _compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -
 def _setp(block: BlockBuilder, instruction: Instruction) -> None:
     """setp on integers and bits; and on floats."""
     relation, type_ = instruction.parts[1], instruction.parts[-1]
-    if relation not in _RELATIONS and relation not in _COMPARE:
-        known = ", ".join((*_RELATIONS, "lo", "ls", "hi", "hs"))
+    if relation not in _RELATIONS and relation not in _UNSIGNED:
+        known = ", ".join((*_RELATIONS, *_UNSIGNED))
         raise instruction.refuse(f"setp.{relation}: the comparison comes first, one of {known}")
     if type_ in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2"):
         holds = _compare_floats(block, instruction)
     else:
-        qualifiers(instruction, *_COMPARE, "and", "or", "xor", "b16", "b32", "b64", *INTEGERS)
-        a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
-        holds = block.pure(integer_compare(relation, type_), a, b)
-        if block.context.is_uniform_of_tid(instruction):
-            holds = block.first_lane(holds)
+        holds = _compare_integers(block, instruction)
     _compare_into(block, instruction, holds)
 
 

@@ -82,7 +82,7 @@ PURE u32 piece_u(u32 x, int low, int bits) { return x << (32 - low - bits) >> (3
 // The low `imm` bits of a register, extended by their sign or by zeros.
 PURE u64 extended_s(u64 x, int64_t width) { return (u64)((s64)(x << (64 - width)) >> (64 - width)); }
 PURE u64 extended_u(u64 x, int64_t width) { return x << (64 - width) >> (64 - width); }
-// cvt.sat: a number of `imm` & 255 bits, limited to what `imm` >> 8 bits can hold; of the sign in the names, source first.
+// cvt.sat: a number of `imm` & 255 bits, limited to what `imm` >> 8 bits can hold; signed or not as the names say.
 PURE u64 least_u(u64 x, u64 most) { return x < most ? x : most; }
 PURE u64 least_s(s64 x, u64 most) { return x < 0 ? 0 : least_u((u64)x, most); }
 PURE u64 within_s(s64 x, s64 most) { return (u64)(x > most ? most : x < -most - 1 ? -most - 1 : x); }

@@ -30,11 +30,8 @@ PURE u64 high_s64(s64 a, s64 b) { return (u64)((__int128)a * b >> 64); }
   O2(min_##k##n, u##n, k##n, k##n, a < b ? a : b)                                                  \
   O2(max_##k##n, u##n, k##n, k##n, a > b ? a : b)                                                  \
   O3(sad_##k##n, u##n, k##n, k##n, u##n, c + (a > b ? (u##n)a - (u##n)b : (u##n)b - (u##n)a))      \
-  P2(setp_eq_##k##n, k##n, k##n, a == b) P2(setp_ne_##k##n, k##n, k##n, a != b)                    \
   P2(setp_lt_##k##n, k##n, k##n, a < b) P2(setp_le_##k##n, k##n, k##n, a <= b)                     \
-  P2(setp_gt_##k##n, k##n, k##n, a > b) P2(setp_ge_##k##n, k##n, k##n, a >= b)                     \
-  P2(setp_lo_##k##n, k##n, k##n, a < b) P2(setp_ls_##k##n, k##n, k##n, a <= b)                     \
-  P2(setp_hi_##k##n, k##n, k##n, a > b) P2(setp_hs_##k##n, k##n, k##n, a >= b)
+  P2(setp_gt_##k##n, k##n, k##n, a > b) P2(setp_ge_##k##n, k##n, k##n, a >= b)
 #endif
 
 INTEGERS_OF(16) INTEGERS_OF(32) INTEGERS_OF(64)
