@@ -103,17 +103,13 @@ def tile_table(tile_counts: list[int], repeats: int, arithmetic: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right")
     last = tile_counts[-1]
-    on, python = (Options(native=native, arithmetic=arithmetic) for native in (True, False))
-    off, python_off = (dataclasses.replace(options, detectors=False) for options in (on, python))
+    on = Options(arithmetic=arithmetic)
+    off = dataclasses.replace(on, detectors=False)
     counted = dataclasses.replace(on, counters=True)
-    cases = [Case(tiles, "native", on) for tiles in tile_counts]
-    cases += [Case(tiles, "native, no detectors", off) for tiles in tile_counts]
-    cases += [Case(last, "Python", python), Case(last, "Python, no detectors", python_off)]
-    cases.append(Case(last, "native", on, Sm100PatchEmbedConfig(epilogue="bf16x2")))
-    hopper = (
-        ("native", on), ("native, no detectors", off), ("Python", python), ("Python, no detectors", python_off),
-        ("counters", counted),
-    )  # fmt: skip
+    cases = [Case(tiles, "", on) for tiles in tile_counts]
+    cases += [Case(tiles, "no detectors", off) for tiles in tile_counts]
+    cases.append(Case(last, "", on, Sm100PatchEmbedConfig(epilogue="bf16x2")))
+    hopper = ("", on), ("no detectors", off), ("counters", counted)
     cases += [Case(last, name, options, Sm90PatchEmbedConfig()) for name, options in hopper]
     with tempfile.TemporaryDirectory() as folder:
         cases.append(Case(last, "counters", counted))
@@ -148,7 +144,7 @@ def growth(tile_counts: list[int], milliseconds: list[float]) -> str:
     return f"{slope:.2f} ms per tile + {start:.1f} ms per launch; largest residual {100 * residual:.1f}% of the longest"
 
 
-def arithmetic_rate(native: bool, rounds: int, detectors: bool) -> float:
+def arithmetic_rate(rounds: int, detectors: bool) -> float:
     """Million warp instructions per second of a loop of integer and FP32 arithmetic with a load and a store."""
     out = np.zeros(32, np.uint32)
     memory = GlobalMemory()
@@ -159,7 +155,7 @@ def arithmetic_rate(native: bool, rounds: int, detectors: bool) -> float:
         start = time.process_time()
         report = run(
             ARITHMETIC, grid=(1, 1, 1), block=(32, 1, 1), params=params, memory=memory,
-            options=Options(native=native, detectors=detectors),
+            options=Options(detectors=detectors),
         )
         best = max(best, report.warp_instructions / (time.process_time() - start) / 1e6)
     return best
@@ -181,7 +177,7 @@ def gemm_seconds(size: int, repeats: int, arithmetic: str) -> dict[bool, float]:
     for _ in range(repeats + 1):
         for detectors, measured in times.items():
             start = time.process_time()
-            emulate(plan, tensors, Options(native=True, detectors=detectors, arithmetic=arithmetic))
+            emulate(plan, tensors, Options(detectors=detectors, arithmetic=arithmetic))
             measured.append(time.process_time() - start)
     exact = x[:64].double() @ weight.double().T
     error = (out[:64].double() - exact).abs().max() / exact.abs().max()
@@ -273,7 +269,7 @@ def headline(images: int, processes: int, detectors: bool, console: Console) -> 
 
     def work(first: int) -> None:
         mine = tuple(range(first, plan.clusters, processes))
-        options = Options(clusters=mine, detectors=detectors, native=True)
+        options = Options(clusters=mine, detectors=detectors)
         report = emulate(plan, tensors, options, progress=lambda count, _: done.put((count > 0, 0)))
         done.put((0, report.warp_instructions))
 
@@ -327,12 +323,10 @@ def main() -> None:
         console.print(processes_table(arguments.tiles, arguments.processes, arguments.repeats))
         return
     console.print(tile_table(arguments.tiles, arguments.repeats, arguments.arithmetic))
-    for name, native, rounds, detectors in (
-        ("native", True, 1_000_000, False), ("native, with detectors", True, 1_000_000, True),
-        ("Python", False, 5_000, False), ("Python, with detectors", False, 5_000, True),
-    ):  # fmt: skip
-        rate = arithmetic_rate(native, rounds, detectors)
-        console.print(f"arithmetic loop, {name}: {rate:.2f} M warp instructions/s")
+    for detectors in (False, True):
+        rate = arithmetic_rate(1_000_000, detectors)
+        what = "with" if detectors else "without"
+        console.print(f"arithmetic loop, {what} detectors: {rate:.2f} M warp instructions/s")
     seconds = gemm_seconds(arguments.gemm, arguments.repeats, arguments.arithmetic)
     console.print(
         f"{arguments.gemm}^3 FP8 GEMM: {seconds[False]:.2f} s, with detectors {seconds[True]:.2f} s "

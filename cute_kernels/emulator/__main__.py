@@ -7,12 +7,12 @@ import os
 import sys
 
 from cute_kernels.emulator.instructions_registry import FAMILIES, Family
-from cute_kernels.emulator.translate import translate
+from cute_kernels.emulator.translate import lower
 
 
 def coverage() -> str:
     """One row per family: opcode prefixes and what the family does. Everything else is refused with its PTX line."""
-    assert translate  # importing it registers every family
+    assert lower  # importing it registers every family
     rows: dict[int, tuple[Family, list[str]]] = {}
     for prefix, family in FAMILIES.items():
         rows.setdefault(id(family.lower), (family, []))[1].append(".".join(prefix))

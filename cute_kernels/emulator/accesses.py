@@ -1,18 +1,15 @@
 """Loads and stores as Python performs them for warps: which state space, the checks, the moves; local memory of a warp.
 
-Generated code calls these functions, and bytecode where the core leaves an access.
+Bytecode calls these functions where the core leaves an access.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.counters import counting
-from cute_kernels.emulator.decode import Instruction
-from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
+from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_move import (
     LOCAL_WINDOW,
     PARAM_WINDOW,
@@ -20,7 +17,7 @@ from cute_kernels.emulator.instructions_move import (
     block_lanes,
     parameter_offset,
 )
-from cute_kernels.emulator.memory_order import Strength, distinct, watch, watch_uniform
+from cute_kernels.emulator.memory_order import Strength, watch, watch_uniform
 from cute_kernels.emulator.values import FULL
 
 
@@ -70,127 +67,53 @@ def load_uniform(
 
 
 def load_lanes(
-    warp: Any,
-    mask: int,
-    space: str,
-    addresses: np.ndarray,
-    size: int,
-    count: int,
-    dtype: Any,
+    warp: Any, mask: int, space: str, addresses: np.ndarray, size: int, count: int, dtype: Any,
     strength: Strength | None = None,
-) -> np.ndarray:
-    """n loads of ``count`` elements by each lane: addresses int64 [n, 32] -> [n * count, 32]."""
-    n = len(addresses)
-    warp.cluster.polls += strength is not None
+) -> np.ndarray:  # fmt: skip
+    """``count`` elements loaded by each lane: addresses int64 [32] -> [count, 32]; lanes that are off get zeros."""
+    cluster, nbytes = warp.cluster, size * count
+    cluster.polls += strength is not None
     if space == "generic":
-        space, shift = _generic_lanes(warp, mask, addresses)
+        space, shift = _generic_lanes(mask, addresses)
         addresses = addresses - shift
-    if space == "local":
-        raw = local_memory(warp).load(addresses, mask, size * count).view(dtype)
-        return raw.transpose(0, 2, 1).reshape(n * count, 32)
-    if warp.cluster.meter is not None:
-        warp.cluster.meter.lanes("ld", space, addresses, size * count, mask)
-    memory = warp.cluster.memory if space == "shared" else warp.cluster.gmem
-    if mask == FULL:
-        raw = memory.load(addresses.reshape(-1), size * count).view(dtype).reshape(n, 32, count)
-        watch(warp, mask, space, addresses, size * count, False, strength)
-        return raw.transpose(0, 2, 1).reshape(n * count, 32)
     lanes = block_lanes(mask)
-    addresses = addresses[:, lanes]
-    raw = memory.load(addresses.reshape(-1), size * count).view(dtype).reshape(n, -1, count)
-    watch(warp, mask, space, addresses, size * count, False, strength)
-    result = np.zeros((n * count, 32), dtype)
-    result[:, lanes] = raw.transpose(0, 2, 1).reshape(n * count, -1)
+    result = np.zeros((count, 32), dtype)
+    if space == "local":
+        raw = local_memory(warp).load(addresses, lanes, nbytes)
+    else:
+        if cluster.meter is not None:
+            cluster.meter.lanes("ld", space, addresses[None], nbytes, mask)
+        memory = cluster.memory if space == "shared" else cluster.gmem
+        raw = memory.load(addresses[lanes], nbytes)
+        watch(warp, mask, space, addresses[lanes], nbytes, False, strength)
+    result[:, lanes] = raw.view(dtype).T
     return result
 
 
 def store_lanes(
-    warp: Any,
-    mask: int,
-    space: str,
-    addresses: np.ndarray,
-    data: np.ndarray,
-    size: int,
-    count: int,
-    strength: Strength | None = None,
-) -> None:
-    """n stores of ``count`` elements by each lane: addresses int64 [n, 32], data [n * count, 32] (broadcast)."""
-    n = len(addresses)
-    warp.cluster.progress += 1
-    if space == "generic":
-        space, shift = _generic_lanes(warp, mask, addresses)
-        addresses = addresses - shift
-    if space == "local":
-        lanes = np.broadcast_to(data, (n * count, 32)).reshape(n, count, 32).transpose(0, 2, 1)
-        raw = np.ascontiguousarray(lanes).view(np.uint8).reshape(n, 32, size * count)
-        local_memory(warp).store(addresses, mask, raw)
-        return
-    if warp.cluster.meter is not None:
-        warp.cluster.meter.lanes("st", space, addresses, size * count, mask)
-    data = np.broadcast_to(data, (n * count, 32)).reshape(n, count, 32).transpose(0, 2, 1)
-    if mask != FULL:
-        lanes = block_lanes(mask)
-        addresses, data = addresses[:, lanes], data[:, lanes]
-    raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1, size * count)
-    if space == "shared":
-        warp.cluster.memory.store(addresses.reshape(-1), raw)
-    else:
-        warp.cluster.gmem.store(addresses.reshape(-1), raw)
-    watch(warp, mask, space, addresses, size * count, True, strength)
-
-
-def load_merged(
-    warp: Any, mask: int, space: str, addresses: np.ndarray, size: int, count: int, dtype: Any,
-    instructions: tuple[Instruction, ...],
-) -> np.ndarray:  # fmt: skip
-    """`load_lanes` of neighbouring instructions, a row of ``addresses`` each: as if one followed the other.
-
-    Raises:
-        EmulatorError: an access is illegal or races; it names the instruction whose access that is.
-    """
-    try:
-        with counting(warp.cluster.meter, instructions):
-            return load_lanes(warp, mask, space, addresses, size, count, dtype)
-    except EmulatorError:  # of one of them; or of none, where each by itself addresses another state space
-        rows = [
-            _one_of_merged(instruction, load_lanes, warp, mask, space, addresses[i : i + 1], size, count, dtype)
-            for i, instruction in enumerate(instructions)
-        ]
-        return np.concatenate(rows)
-
-
-def store_merged(
     warp: Any, mask: int, space: str, addresses: np.ndarray, data: np.ndarray, size: int, count: int,
-    instructions: tuple[Instruction, ...],
+    strength: Strength | None = None,
 ) -> None:  # fmt: skip
-    """`store_lanes` of neighbouring instructions, a row of ``addresses`` each: as if one followed the other.
-
-    Raises:
-        EmulatorError: an access is illegal or races, also one with the other; it names the instruction.
-    """
-    if warp.cluster.tracker is None or distinct(addresses[:, block_lanes(mask)]):
-        try:
-            with counting(warp.cluster.meter, instructions):
-                return store_lanes(warp, mask, space, addresses, data, size, count)
-        except EmulatorError:  # as in `load_merged`
-            pass
-    data = np.broadcast_to(data, (len(addresses) * count, 32))
-    for i, instruction in enumerate(instructions):
-        values = data[i * count : (i + 1) * count]
-        _one_of_merged(instruction, store_lanes, warp, mask, space, addresses[i : i + 1], values, size, count)
-
-
-def _one_of_merged(instruction: Instruction, function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except EmulatorError as error:
-        text, source = instruction.text, instruction.source or None
-        # Not from the error of the merged access: generated code has one line for all of them.
-        raise error.locate(ptx_line=instruction.line, instruction=text, source=source) from None
+    """``count`` elements stored by each lane: addresses int64 [32], data [count, 32]."""
+    cluster, nbytes = warp.cluster, size * count
+    cluster.progress += 1
+    if space == "generic":
+        space, shift = _generic_lanes(mask, addresses)
+        addresses = addresses - shift
+    lanes = block_lanes(mask)
+    raw = np.ascontiguousarray(data[:, lanes].T).view(np.uint8)
+    if space == "local":
+        local_memory(warp).store(addresses, lanes, raw)
+        return
+    if cluster.meter is not None:
+        cluster.meter.lanes("st", space, addresses[None], nbytes, mask)
+    (cluster.memory if space == "shared" else cluster.gmem).store(addresses[lanes], raw)
+    watch(warp, mask, space, addresses[lanes], nbytes, True, strength)
 
 
-def _generic_lanes(warp: Any, mask: int, addresses: np.ndarray) -> tuple[str, int]:
-    active = addresses[..., block_lanes(mask)]
+def _generic_lanes(mask: int, addresses: np.ndarray) -> tuple[str, int]:
+    """The space that all executing lanes address, and where its window begins."""
+    active = addresses[block_lanes(mask)]
     low, high = int(active.min()), int(active.max())
     for space, start, end in (
         ("global", 0, SHARED_WINDOW),
@@ -215,32 +138,20 @@ class LocalMemory:
     def __init__(self, nbytes: int) -> None:
         self.cells = np.zeros((32, nbytes), np.uint8)
 
-    def _places(self, addresses: np.ndarray, mask: int, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Lanes [lanes, 1] and bytes [n, lanes, nbytes] of accesses [n, 32]."""
-        lanes = np.flatnonzero(block_lanes(mask))
-        first = addresses[:, lanes]
+    def _places(self, addresses: np.ndarray, lanes: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers [lanes, 1] and bytes [lanes, nbytes] of the accesses of some lanes, bool [32], at [32] addresses."""
+        first = addresses[lanes]
         if (first % nbytes).any() or (first < 0).any() or (first + nbytes > self.cells.shape[1]).any():
             raise IllegalAccess(
-                f"local access of {nbytes} bytes at {[hex(a) for a in sorted(set(first.ravel().tolist()))[:4]]} of "
+                f"local access of {nbytes} bytes at {[hex(a) for a in sorted(set(first.tolist()))[:4]]} of "
                 f"{self.cells.shape[1]} bytes"
             ).know("out-of-bounds")
-        return lanes[:, None], first[..., None] + np.arange(nbytes)
+        return np.flatnonzero(lanes)[:, None], first[:, None] + np.arange(nbytes)
 
-    def load(self, addresses: np.ndarray, mask: int, nbytes: int) -> np.ndarray:
-        """uint8 [n, 32, nbytes]; lanes that are off read zero."""
-        lanes, places = self._places(addresses, mask, nbytes)
-        out = np.zeros((len(addresses), 32, nbytes), np.uint8)
-        out[:, lanes[:, 0]] = self.cells[lanes, places]
-        return out
+    def load(self, addresses: np.ndarray, lanes: np.ndarray, nbytes: int) -> np.ndarray:
+        """uint8 [lanes, nbytes]."""
+        return self.cells[self._places(addresses, lanes, nbytes)]
 
-    def store(self, addresses: np.ndarray, mask: int, data: np.ndarray) -> None:
-        """uint8 [n, 32, nbytes]."""
-        lanes, places = self._places(addresses, mask, data.shape[-1])
-        for row in range(len(places)):  # in program order: later stores win
-            self.cells[lanes, places[row]] = data[row, lanes[:, 0]]
-
-
-def lane_addresses(base: np.ndarray, offsets: np.ndarray | int) -> np.ndarray:
-    """int64 [n, 32] from a base that broadcasts and offsets [n, 1]."""
-    shape = np.broadcast_shapes(base.shape, np.shape(offsets), (1, 32))
-    return np.broadcast_to(base.astype(np.int64, copy=False) + offsets, shape)
+    def store(self, addresses: np.ndarray, lanes: np.ndarray, data: np.ndarray) -> None:
+        """uint8 [lanes, nbytes]."""
+        self.cells[self._places(addresses, lanes, data.shape[-1])] = data

@@ -1,13 +1,13 @@
-"""Lowering of one basic block: instructions to a graph of values, of which both back ends make their code.
+"""Lowering of one basic block: instructions to a graph of values, of which bytecode is made.
 
-Inside a block every write makes a new value (SSA), so moves, 64-bit packing and unpacking cost nothing, and pure
-instructions may be reordered freely. Instructions with effects are *anchors*, which keep their order.
+Inside a block every write makes a new value (SSA), so moves, 64-bit packing and unpacking cost nothing. Instructions
+with effects are *anchors*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -45,9 +45,6 @@ from cute_kernels.emulator.values import (
     slice_op,
 )
 
-if TYPE_CHECKING:
-    from cute_kernels.emulator.block_source import BlockSource
-
 
 class Call(Anchor):
     """Calls ``function(warp, mask, *args)``; arguments are Values or any Python objects.
@@ -60,29 +57,6 @@ class Call(Anchor):
         self, function: Callable[..., Any], args: Sequence[Any], blocking: bool = False, effects: bool = True
     ) -> None:
         self.function, self.args, self.blocking, self.effects = function, list(args), blocking, effects
-
-    def as_call(self) -> tuple[Callable[..., Any], Sequence[Any]]:
-        return self.function, self.args
-
-    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
-        (node,) = nodes
-        name = block.space.bind(self.function, self.function.__name__)
-        args = [block.argument(arg) for arg in self.args]
-        mask, condition = block.guard_mask(node)
-        call = f"{name}(W, {', '.join([mask, *args])})"
-        if not node.results and not self.blocking:
-            block.put(f"if {condition}: {call}" if condition else call, node)
-            return
-        target = block.fresh("v")
-        if condition:
-            block.put(f"{target} = {call} if {condition} else {block.nothing(node, self.blocking)}", node)
-        else:
-            block.put(f"{target} = {call}", node)
-        if self.blocking:
-            block.put_block(target, node)
-        many = len(node.results) > 1
-        for row, result in enumerate(node.results):
-            result.place = (target, row if many else None)
 
 
 class BlockBuilder:
@@ -114,9 +88,6 @@ class BlockBuilder:
         self.instruction: Instruction | None = None
         self._live: dict[str, LiveIn] = {}
         self._known: dict[Any, Value] = {}
-        self._last_anchor = 0
-        #: Results of instructions that check that the warp is whole: there are no other lanes that keep what they have.
-        self.of_whole_warps: set[Value] = set()
 
     # --- building -------------------------------------------------------------------------------------------------
 
@@ -223,8 +194,7 @@ class BlockBuilder:
             literals = [arg.value for arg in args]
             result: Value = Constant(evaluate(op.name, *literals), STORED_BITS[op.output])
         else:
-            level = 1 + max((arg.level for arg in args), default=0)
-            node = Node(self.instruction, args, level, op=op)
+            node = Node(self.instruction, args, op=op)
             result = Result(node, op.output, uniform)
             node.results.append(result)
             self.nodes.append(node)
@@ -258,11 +228,7 @@ class BlockBuilder:
     ) -> list[Value]:
         """Adds an anchor. ``results``: (storage type, uniform) each; ``args``: the Values that it reads."""
         args = tuple(args)
-        level = max([self._last_anchor, *(arg.level + 1 for arg in args)])
-        if self.guard is not None:
-            level = max(level, self.guard.level + 1)
-        self._last_anchor = level
-        node = Node(self.instruction, args, level, anchor=anchor, guard=self.guard)
+        node = Node(self.instruction, args, anchor=anchor, guard=self.guard)
         node.results = [Result(node, type_, uniform) for type_, uniform in results]
         self.nodes.append(node)
         return list(node.results)

@@ -116,7 +116,7 @@ class CopyUnit:
         for target in targets.tolist():
             rank, offset = self.shared.resolve(target)
             self.shared.ctas[rank].check_bounds(offset, nbytes)
-        tracker.copies_by_lanes(warp, lane_vector(lanes, 1), targets, nbytes, serial)
+        tracker.copies_by_lanes(warp, lane_vector(lanes), targets, nbytes, serial)
         if len(sources):
             tracker.generic(warp, -1, "global", sources, nbytes, False)
 

@@ -7,9 +7,8 @@ issued it. There are no caches: what the load/store unit asks of L1 counts as re
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -239,15 +238,12 @@ class UnitCounters:
 
     Attributes:
         warp: which warp runs now; work is attributed to its role.
-        merged: instructions of which `lanes` gets a row of addresses each, see `counting`.
         native: what the core counts, if it runs any warps.
     """
 
     def __init__(self) -> None:
         self.warp: Warp | None = None
-        self.merged: tuple[Instruction, ...] = ()
         self.native: NativeMeter | None = None
-        self._index: int | None = None  # of the instruction that is counted, where it is not the one that executes
         self._rows: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
 
     def merge(self, other: UnitCounters) -> None:
@@ -285,9 +281,8 @@ class UnitCounters:
         return UnitCounts(ctas, classes, _plain(units), counters.activities(), tuple(by_instruction))
 
     def _add(self, kind: str, **metrics: int) -> None:
-        warp, index = self.warp, self._index
-        if index is None:
-            index = warp.code.executing if warp is not None else -1
+        warp = self.warp
+        index = warp.code.executing if warp is not None else -1
         row = self._rows[warp.track if warp is not None else "", kind, index]
         for name, count in metrics.items():
             row[name] += count
@@ -298,19 +293,10 @@ class UnitCounters:
         """ld or st of several requests: addresses [requests, 32] in one space, ``nbytes`` per lane, lane mask."""
         active = _LANES if mask == 0xFFFFFFFF else np.array([lane for lane in range(32) if mask >> lane & 1], np.int64)
         chosen = addresses if len(active) == 32 else addresses[:, active]
-        if len({instruction.source for instruction in self.merged}) < 2:
-            self._accesses(name, space, chosen, nbytes, active)
-            return
-        for instruction, row in zip(self.merged, chosen, strict=True):
-            self._index = instruction.index
-            self._accesses(name, space, row[None], nbytes, active)
-        self._index = None
-
-    def _accesses(self, name: str, space: str, addresses: np.ndarray, nbytes: int, active: np.ndarray) -> None:
         if space == "shared":
-            self._shared(name, addresses, nbytes, active)
+            self._shared(name, chosen, nbytes, active)
         elif space == "global":
-            self._global(name, addresses, nbytes)
+            self._global(name, chosen, nbytes)
 
     def uniform(self, name: str, space: str, address: int, nbytes: int, mask: int) -> None:
         """ld of one address by all lanes of a mask; parameters are constants, which the LSU never sees."""
@@ -429,17 +415,3 @@ class UnitCounters:
             # All stages of a ring count together: operands_full[2] is operands_full.
             self._add(f"wait.{wait.kind}" + (f".{barrier.split('[')[0]}" if barrier else ""), times=1)
         self.warp = None
-
-
-
-
-@contextlib.contextmanager
-def counting(meter: UnitCounters | None, instructions: tuple[Instruction, ...]) -> Iterator[None]:
-    """Inside, one access with a row of addresses for each of these instructions counts as all of them."""
-    if meter is not None:
-        meter.merged = instructions
-    try:
-        yield
-    finally:
-        if meter is not None:
-            meter.merged = ()

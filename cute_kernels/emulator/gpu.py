@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.arguments import extents, pack_arguments, parameter_block, require_type
-from cute_kernels.emulator.back_end import Execution
 from cute_kernels.emulator.clusters import ClusterWork, Dependent, at_once, in_turn, known_dependence
 from cute_kernels.emulator.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.decode import Kernel, parse
@@ -22,6 +21,7 @@ from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.matrix_arithmetic import Arithmetic
+from cute_kernels.emulator.native_translate import Execution
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.sm import Cluster, LaunchFacts
 from cute_kernels.emulator.smem import SYSTEM_BYTES, gaps

@@ -76,7 +76,7 @@ def atomic_wide(
     if warp.cluster.meter is not None:
         _count(warp, mask, space, addresses, 16)
     before_any = warp.cluster.progress
-    for lane in lane_vector(mask, 1).tolist():
+    for lane in lane_vector(mask).tolist():
         if addresses[lane] % 16:
             raise IllegalAccess(f"misaligned atomic of 16 bytes at {int(addresses[lane]):#x}")
         kind, where = space_of(warp, space, int(addresses[lane]))
@@ -119,11 +119,11 @@ def _update(
 
 
 def _watch(warp: Any, mask: int, space: str, addresses: np.ndarray, nbytes: int, strength: Strength) -> None:
-    lanes = lane_vector(mask, 1).tolist()
+    lanes = lane_vector(mask).tolist()
     places = [space_of(warp, space, int(addresses[lane])) for lane in lanes]
     for kind in ("shared", "global"):
         chosen = sum(1 << lane for lane, (found, _) in zip(lanes, places) if found == kind)
-        some = np.array([[place for found, place in places if found == kind]], np.int64)
+        some = np.array([place for found, place in places if found == kind], np.int64)
         watch(warp, chosen, kind, some, nbytes, True, strength)
 
 

@@ -76,7 +76,7 @@ def _load(warp: Any, mask: int, address: Any, rows: int) -> np.ndarray:
     if warp.cluster.meter is not None:
         warp.cluster.meter.matrices("ldmatrix", addresses)
     raw = warp.cluster.memory.load(addresses, _ROW_BYTES)
-    watch(warp, (1 << len(addresses)) - 1, "shared", addresses[None], _ROW_BYTES, False)
+    watch(warp, (1 << len(addresses)) - 1, "shared", addresses, _ROW_BYTES, False)
     return np.ascontiguousarray(raw)
 
 
@@ -102,7 +102,7 @@ def _store(warp: Any, mask: int, address: Any, rows: np.ndarray) -> None:
     if warp.cluster.meter is not None:
         warp.cluster.meter.matrices("stmatrix", addresses)
     warp.cluster.memory.store(addresses, rows)
-    watch(warp, (1 << len(addresses)) - 1, "shared", addresses[None], _ROW_BYTES, True)
+    watch(warp, (1 << len(addresses)) - 1, "shared", addresses, _ROW_BYTES, True)
 
 
 def _form(instruction: Instruction, registers: Any, shape: str) -> tuple[int, bool, bool, tuple[Any, ...]]:

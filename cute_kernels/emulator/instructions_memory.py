@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from cute_kernels.emulator.accesses import (
-    lane_addresses,
-    load_lanes,
-    load_merged,
-    load_uniform,
-    store_lanes,
-    store_merged,
-)
+from cute_kernels.emulator.accesses import load_uniform
 from cute_kernels.emulator.block import BlockBuilder
-from cute_kernels.emulator.block_source import BlockSource
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.instructions_convert import extend
 from cute_kernels.emulator.instructions_integer import binary
 from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
 from cute_kernels.emulator.memory_order import Strength, access_strength, sync_order
 from cute_kernels.emulator.sync_point import Row
-from cute_kernels.emulator.values import CANONICAL, DTYPES, Anchor, Constant, Node, Pack, Value
+from cute_kernels.emulator.values import CANONICAL, Anchor, Constant, Pack, Value
 
 SPACES = {
     "global": "global",
@@ -62,7 +52,6 @@ class _Access:
             elif part not in _NO_EFFECT:
                 raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
         self.strength = access_strength(parts, write=instruction.parts[0] == "st")
-        self.coherent = "nc" not in parts
         self.bits = TYPE_BITS[self.type]
         if self.bits > 64:
             raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
@@ -96,90 +85,24 @@ def address_value(block: BlockBuilder, operand: Any, bits: int = 32) -> Value:
 # --- anchors --------------------------------------------------------------------------------------------------------
 
 
-def _emit_addresses(block: BlockSource, nodes: list[Node]) -> str:
-    """Source for int64 [n, 32] addresses of merged accesses."""
-    bases = [node.anchor.base for node in nodes]
-    type_ = CANONICAL[bases[0].bits]
-    text = block.lanes(bases[0], type_) if len(nodes) == 1 else block.rows(bases, type_)
-    offsets = [node.anchor.offset for node in nodes]
-    if any(offsets) or len(nodes) > 1:
-        column = block.space.bind(_column(tuple(offsets)), "OFFSETS")
-    else:
-        column = "0"
-    return f"{block.space.bind(lane_addresses, 'lane_addresses')}({text}, {column})"
-
-
-def _emit_function(
-    block: BlockSource, nodes: list[Node], one: Callable[..., Any], merged: Callable[..., Any]
-) -> tuple[str, str]:
-    """Names of the function for ``nodes`` and of its last argument."""
-    if len(nodes) == 1:
-        return block.space.bind(one, one.__name__), str(nodes[0].anchor.strength)
-    instructions = tuple(node.instruction for node in nodes)
-    return block.space.bind(merged, merged.__name__), block.space.bind(instructions, "INSTRUCTIONS")
-
-
-_COLUMNS: dict[tuple[int, ...], np.ndarray] = {}
-
-
-def _column(offsets: tuple[int, ...]) -> np.ndarray:
-    return _COLUMNS.setdefault(offsets, np.array(offsets, np.int64)[:, None])
-
-
 class Load(Anchor):
-    """ld by lanes; neighbours of the same shape become one gather."""
+    """ld by lanes."""
 
     def __init__(
-        self, space: str, base: Value, offset: int, size: int, count: int, strength: Strength | None = None,
-        coherent: bool = True,
-    ) -> None:  # fmt: skip
+        self, space: str, base: Value, offset: int, size: int, count: int, strength: Strength | None = None
+    ) -> None:
         self.space, self.base, self.offset, self.size, self.count = space, base, offset, size, count
         self.strength = strength
-        # What a strong access acquires counts for the next access already. The race detector tells coherent loads from
-        # others by one instruction of those that are merged.
-        self.key = ("ld", space, size, count, base.bits, coherent) if strength is None else None
-
-    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
-        mask, condition = block.guard_mask(nodes[0])
-        dtype = DTYPES[CANONICAL[self.size * 8]]
-        function, last = _emit_function(block, nodes, load_lanes, load_merged)
-        call = (
-            f"{function}(W, {mask}, {self.space!r}, {_emit_addresses(block, nodes)}, "
-            f"{self.size}, {self.count}, {block.space.bind(dtype, dtype.__name__)}, {last})"
-        )
-        target = block.fresh("g")
-        if condition:
-            zero = block.space.bind(np.zeros((self.count * len(nodes), 32), dtype), "ZERO")
-            call = f"{call} if {condition} else {zero}"
-        block.put(f"{target} = {call}", nodes[0])
-        row = 0
-        for node in nodes:
-            for result in node.results:
-                result.place = (target, row)
-                row += 1
 
 
 class Store(Anchor):
-    """st by lanes; neighbours of the same shape become one scatter (of equal addresses the later store wins)."""
+    """st by lanes; of equal addresses the highest lane's value stays."""
 
     def __init__(
         self, space: str, base: Value, offset: int, size: int, values: list[Value], strength: Strength | None
     ) -> None:
         self.space, self.base, self.offset, self.size, self.values = space, base, offset, size, values
         self.strength = strength
-        self.key = ("st", space, size, len(values), base.bits) if strength is None else None
-
-    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
-        mask, condition = block.guard_mask(nodes[0])
-        values = [value for node in nodes for value in node.anchor.values]
-        type_ = CANONICAL[self.size * 8]
-        data = block.lanes(values[0], type_) if len(values) == 1 else block.rows(values, type_)
-        function, last = _emit_function(block, nodes, store_lanes, store_merged)
-        call = (
-            f"{function}(W, {mask}, {self.space!r}, "
-            f"{_emit_addresses(block, nodes)}, {data}, {self.size}, {len(self.values)}, {last})"
-        )
-        block.put(f"if {condition}: {call}" if condition else call, nodes[0])
 
 
 def _load_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
@@ -213,13 +136,11 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
         )
     elif access.bits == 64 and access.count > 1:
         # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
-        anchor = Load(access.space, base, offset, 4, 2 * access.count, access.strength, access.coherent)
+        anchor = Load(access.space, base, offset, 4, 2 * access.count, access.strength)
         halves = block.anchor(anchor, [("u32", False)] * (2 * access.count), [base])
         results = [Pack(halves[i : i + 2]) for i in range(0, len(halves), 2)]
     else:
-        anchor = Load(
-            access.space, base, offset, access.nbytes, access.count, access.strength, access.coherent
-        )
+        anchor = Load(access.space, base, offset, access.nbytes, access.count, access.strength)
         results = block.anchor(anchor, [(access.storage(), False)] * access.count, [base])
     for target, value in zip(targets, results):
         if isinstance(target, Register) and block.bits_of(target.name) > value.bits:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.block import BlockBuilder
-from cute_kernels.emulator.block_source import BlockSource
+from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import Instruction, Vector
 from cute_kernels.emulator.instructions_registry import always_varies, family
 from cute_kernels.emulator.instructions_sync import require_whole_warp
 from cute_kernels.emulator.mma_sync import SHAPES, TYPES, Form, multiply
-from cute_kernels.emulator.values import Anchor, Node, Value
 
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _FP8 = ("e4m3", "e5m2")
@@ -46,45 +43,12 @@ def parse_form(instruction: Instruction) -> Form:
     return Form(*shape, TYPES[a_type], TYPES[b_type], c_type, saturate)
 
 
-def mma_sync(warp: Any, mask: int, form: Form, count: int, a: Any, b: Any, c: Any) -> np.ndarray:
-    """``count`` mma.sync: uint32 [count * registers, 32]; operands are one array [count or 1, 32] per register."""
+def mma_sync(warp: Any, mask: int, form: Form, a: Any, b: Any, c: Any) -> np.ndarray:
+    """mma.sync: uint32 [registers, 32]; operands are one array [32] per register, or an int where it is uniform."""
     require_whole_warp(warp, mask, "mma.sync")
-    words = ([np.asarray(x, np.uint32) for x in operand] for operand in (a, b, c))  # bytecode gives uniform ones as int
-    stacked = (np.stack([np.broadcast_to(x, (count, 32)) for x in operand], axis=1) for operand in words)
+    words = ([np.asarray(x, np.uint32) for x in operand] for operand in (a, b, c))
+    stacked = (np.stack([np.broadcast_to(x, (1, 32)) for x in operand], axis=1) for operand in words)
     return multiply(form, *stacked, warp.cluster.arithmetic).reshape(-1, 32)
-
-
-class Mma(Anchor):
-    """The call of `mma_sync`; neighbours of one form that do not depend on each other become one call."""
-
-    effects = False
-
-    def __init__(self, form: Form, operands: tuple[list[Value], list[Value], list[Value]]) -> None:
-        self.form, self.operands = form, operands
-        self.key = ("mma.sync", form)
-
-    def as_call(self) -> tuple[Callable[..., Any], Sequence[Any]]:
-        return mma_sync, (self.form, 1, *self.operands)
-
-    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
-        mask, condition = block.guard_mask(nodes[0])
-        texts = []
-        for which in range(3):
-            rows = zip(*(node.anchor.operands[which] for node in nodes))
-            values = [block.lanes(row[0], "u32") if len(nodes) == 1 else block.rows(list(row), "u32") for row in rows]
-            texts.append(f"({', '.join(values)},)")
-        function, form = block.space.bind(mma_sync, "mma_sync"), block.space.bind(self.form, "FORM")
-        call = f"{function}(W, {mask}, {form}, {len(nodes)}, {', '.join(texts)})"
-        if condition:
-            zero = block.space.bind(np.zeros((self.form.c_registers * len(nodes), 32), np.uint32), "ZERO")
-            call = f"{call} if {condition} else {zero}"
-        target = block.fresh("g")
-        block.put(f"{target} = {call}", nodes[0])
-        row = 0
-        for node in nodes:
-            for result in node.results:
-                result.place = (target, row)
-                row += 1
 
 
 @family("mma.sync.aligned", varies=always_varies)
@@ -96,8 +60,9 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     if tuple(map(len, sources)) != wanted or len(d) != form.c_registers:
         raise instruction.refuse(f"{wanted} registers of A, B and C are needed")
     operands = tuple([block.whole(block.value(item, 32)) for item in items] for items in sources)
+    call = Call(mma_sync, (form, *operands), effects=False)
     results = block.anchor(
-        Mma(form, operands), [("u32", False)] * form.c_registers, [value for values in operands for value in values]
+        call, [("u32", False)] * form.c_registers, [value for values in operands for value in values]
     )
     for item, value in zip(d, results):
         block.define(item, value)

@@ -1,8 +1,7 @@
 """Warpgroup matrix multiplication: wgmma.fence, mma_async, commit_group, wait_group.
 
-The accumulators of a wgmma are arrays that are filled in when it completes; registers that hold them are views, which
-moves carry along. `cute_kernels.emulator.register_hazards` proves before the kernel runs that nothing looks at them in
-between.
+The accumulators of a wgmma are filled in when it completes. `cute_kernels.emulator.register_hazards` proves before the
+kernel runs that nothing looks at them in between.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
-from cute_kernels.emulator.block_source import BlockSource
 from cute_kernels.emulator.decode import Instruction, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.instructions_registry import always_varies, as_integer, family, qualifiers
@@ -30,7 +28,7 @@ from cute_kernels.emulator.matrix_operands import (
     U8,
     ElementType,
 )
-from cute_kernels.emulator.values import Anchor, Node, Result, Value
+from cute_kernels.emulator.values import Anchor, Value
 from cute_kernels.emulator.warp import Wait
 from cute_kernels.emulator.wgmma import WARPS, Form
 
@@ -195,28 +193,6 @@ class MmaAsync(Anchor):
     def __init__(self, form: Form, accumulators: list[Value], a: list[Value], b: Value, accumulate: Value) -> None:
         self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate
 
-    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
-        (node,) = nodes
-        function = block.space.bind(mma_async, "wgmma_mma_async")
-        form = block.space.bind(self.form, "FORM")
-        if self.form.a_in_registers:
-            a = f"({', '.join(block.lanes(value, 'u32') for value in self.a)})"
-        else:
-            a = block.argument(self.a[0])
-        operands = f"{self._views(block)}, {a}, {block.argument(self.b)}, {block.argument(self.accumulate)}"
-        target = block.fresh("v")
-        block.put(f"{target} = {function}(W, M, {form}, {operands})", node)
-        for row, result in enumerate(node.results):
-            result.place = (target, row)
-
-    def _views(self, block: BlockSource) -> str:
-        values = self.accumulators
-        places = [value.place for value in values if isinstance(value, Result) and value.type == "u32"]
-        array, first = places[0] if places else ("", None)
-        if first is not None and places == [(array, first + i) for i in range(len(values))]:
-            return f"{array}[{first}:{first + len(values)}]"
-        return f"({', '.join(block.lanes(value, 'u32') for value in values)},)"
-
 
 @family("wgmma.mma_async", varies=always_varies, reads_destinations=True)
 def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
@@ -235,7 +211,6 @@ def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
     second, accumulate = block.whole(block.value(b, 64)), block.value(scale_d, 1)
     anchor = MmaAsync(form, accumulators, first, second, accumulate)
     results = block.anchor(anchor, [("u32", False)] * form.registers, [*accumulators, *first, second, accumulate])
-    block.of_whole_warps.update(results)  # a copy would miss what the operation writes when it completes
     for item, value in zip(d.items, results):
         block.define(item, value)
 

@@ -38,15 +38,15 @@ def access_strength(parts: Iterable[str], *, atomic: bool = False, write: bool =
 
 
 @functools.lru_cache(maxsize=512)
-def lane_vector(mask: int, repeats: int) -> np.ndarray:
-    """Lanes of a mask, ``repeats`` times over."""
-    return np.tile(np.flatnonzero(block_lanes(mask)).astype(np.int32), repeats)
+def lane_vector(mask: int) -> np.ndarray:
+    """Lanes of a mask."""
+    return np.flatnonzero(block_lanes(mask)).astype(np.int32)
 
 
 def watch(
     warp: Any, mask: int, space: str, addresses: np.ndarray, nbytes: int, write: bool, strength: Strength | None = None
 ) -> None:
-    """Reports accesses of ``nbytes`` at int64 ``addresses [n, executing lanes]`` that a warp has just made.
+    """Reports accesses of ``nbytes`` at int64 ``addresses [executing lanes]`` that a warp has just made.
 
     Raises:
         Race: see `cute_kernels.emulator.sanitizer`.
@@ -54,19 +54,9 @@ def watch(
     tracker = warp.cluster.tracker
     if tracker is None or not addresses.size or space not in ("shared", "global"):
         return
-    flat = addresses.reshape(-1)
-    tracker.generic(warp, lane_vector(mask, len(addresses)), space, flat, nbytes, write, strength is not None)
+    tracker.generic(warp, lane_vector(mask), space, addresses, nbytes, write, strength is not None)
     if strength is not None:
-        tracker.strong(warp, mask, space, flat.tolist(), *strength)
-
-
-def distinct(addresses: np.ndarray) -> bool:
-    """Whether aligned accesses of one size go to places that no two of them share.
-
-    Only then are the stores of several instructions reported together: the detector takes stores that are reported
-    together to be those of one instruction, whose lanes write equal values where they meet.
-    """
-    return len(set(addresses.ravel().tolist())) == addresses.size
+        tracker.strong(warp, mask, space, addresses.tolist(), *strength)
 
 
 def watch_uniform(

@@ -8,10 +8,7 @@ the node names, with operands and results in the rows of the exchange area (`nat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from cute_kernels.emulator.accesses import load_lanes, load_uniform, store_lanes
 from cute_kernels.emulator.block import BlockBuilder, Call
@@ -19,10 +16,10 @@ from cute_kernels.emulator.bytecode import Program, row_bytes
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.instructions_memory import Load, Store
 from cute_kernels.emulator.instructions_move import PARAM_WINDOW, parameter_offset
-from cute_kernels.emulator.instructions_wgmma import MmaAsync, learn_in_core, mma_async_in_place
-from cute_kernels.emulator.native_inline import INLINE, ISSUER, SILENT
-from cute_kernels.emulator.native_sites import Site, fetch, store_results
-from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
+from cute_kernels.emulator.instructions_wgmma import MmaAsync
+from cute_kernels.emulator.native_accumulators import Accumulators
+from cute_kernels.emulator.native_inline import INLINE, SILENT
+from cute_kernels.emulator.native_sites import Bound, Site, fetch, key_of, store_results
 from cute_kernels.emulator.pure_operations import pure_operation
 from cute_kernels.emulator.values import (
     CANONICAL,
@@ -36,20 +33,10 @@ from cute_kernels.emulator.values import (
 )
 
 
-class NotNative(Exception):
-    """A kernel that the native back end cannot run, and why: registers that are filled behind the warp's back."""
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """An argument of a site that is a name already."""
-
-    name: str
-
-
-def _key(value: Value) -> Any:
-    """What a value is known by: live registers by their variable, of which there may be several `LiveIn`."""
-    return value.variable if isinstance(value, LiveIn) else value
+def in_core(anchor: Load | Store | Call) -> bool:
+    """Whether the core may perform an access: of one with a strength no log tells the detector the order."""
+    strength = anchor.args[-1] if isinstance(anchor, Call) else anchor.strength
+    return strength is None
 
 
 def _kind(bits: int) -> str:
@@ -65,15 +52,19 @@ class BlockEmitter:
     Args:
         builder: a block whose instructions have all been lowered.
         number: index of the block.
+        in_flight: as ``ages`` of `Accumulators`.
     """
 
-    def __init__(self, program: Program, builder: BlockBuilder, number: int) -> None:
+    def __init__(
+        self, program: Program, builder: BlockBuilder, number: int, in_flight: dict[str, int] | None = None
+    ) -> None:
         self.program, self.builder, self.number = program, builder, number
+        self.instruction = builder.instruction  # whose node is emitted
+        self.accumulators = Accumulators(self, in_flight)
         self._free = program.places()
         self._places: dict[Any, int] = {}  # of results, and of live registers that were put aside
         self._spread: dict[Any, int] = {}  # of uniform values in every lane
         self._targets: dict[Value, int] = {}  # results that are computed where a register is
-        self._in_place: dict[Value, str] = {}  # accumulators of wgmmas of this block: the variable that they are in
         self._last: dict[Any, int] = {}  # index of the node that uses a value last
         self._owned: dict[Any, list[tuple[int, int]]] = {}  # places to be freed when a value is not used any more
         self._scratch: list[tuple[int, int]] = []  # places for one node
@@ -109,15 +100,30 @@ class BlockEmitter:
         self._places[result] = place
         return place
 
+    def scratch(self, nbytes: int) -> int:
+        """A place for the present node."""
+        return self._take(nbytes)
+
+    def used_after(self, key: Any, index: int) -> bool:
+        """Whether a node behind this one, or what comes after the block, uses a value."""
+        return self._last.get(key, -1) > index
+
+    def where(self, value: LiveIn | Result) -> int:
+        """The place of a value, which may have to be filled in there."""
+        if isinstance(value, LiveIn):
+            return self.live(value)
+        variable = self.accumulators.in_place.get(value)
+        return self._places[value] if variable is None or value in self._places else self.program.layout.slots[variable]
+
     def operand(self, value: Value, lanes: bool) -> int:
         """Where a value is, one for each lane or (uniform values only) the same for all."""
         if isinstance(value, Constant):
             return self.program.layout.constant(value.value, value.bits, lanes)
-        if value in self._in_place:
-            raise NotNative(f"an accumulator in flight is used (PTX line {self.builder.instruction.line})")
-        place = self.live(value) if isinstance(value, LiveIn) else self._places[value]
+        place = self.where(value)
+        if key_of(value) in self.accumulators.values:
+            return self.accumulators.read(place)
         if value.uniform and lanes:
-            key = _key(value)
+            key = key_of(value)
             if key not in self._spread:
                 self._spread[key] = self._take(row_bytes(value.bits, False), key)
                 self.program.put(f"spread_{_kind(value.bits)}", d=self._spread[key], a=place)
@@ -163,13 +169,16 @@ class BlockEmitter:
         """Emits all nodes that matter and the stores of live registers."""
         finals = self.builder.finals(live_out)
         nodes = self._order([value for _, value in finals] + ([condition] if condition is not None else []))
+        finals += self.accumulators.restored(live_out, nodes)
         ending = self._find_last_uses(nodes, finals, condition)
         self._choose_targets(nodes, finals)
         for index, node in enumerate(nodes):
+            self.instruction = node.instruction
             if node.anchor is None:
                 self._pure(node)
             else:
                 self._anchor(node, index)
+            self.accumulators.pass_by(node)
             for nbytes, place in self._scratch:
                 self._free[nbytes].append(place)
             self._scratch.clear()
@@ -189,10 +198,7 @@ class BlockEmitter:
         ]
 
     def _silent(self, node: Node) -> bool:
-        if self.program.detectors or node.anchor is None or isinstance(node.anchor, (Load, Store)):
-            return False
-        call = node.anchor.as_call()
-        return call is not None and call[0] in SILENT
+        return not self.program.detectors and isinstance(node.anchor, Call) and node.anchor.function in SILENT
 
     def _find_last_uses(
         self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]], condition: Value | None
@@ -204,7 +210,7 @@ class BlockEmitter:
                 for part in value.parts:
                     use(part, index)
             elif not isinstance(value, Constant):
-                self._last[_key(value)] = index
+                self._last[key_of(value)] = index
 
         for index, node in enumerate(nodes):
             for value in node.args:
@@ -236,6 +242,8 @@ class BlockEmitter:
             if register in products or isinstance(value.node.anchor, MmaAsync) or builder.divergent and not uniform:
                 continue
             variable, index = builder.variables[register], numbers[value.node]
+            if variable in self.accumulators.slots:
+                continue
             if first <= index and self._last.get(variable, -1) <= index:
                 self._targets[value] = self.program.layout.slot(variable, builder.bits_of(register), uniform)
 
@@ -250,13 +258,10 @@ class BlockEmitter:
 
     def _anchor(self, node: Node, index: int) -> None:
         if isinstance(node.anchor, MmaAsync):
-            self._wgmma(node, index)
+            self.accumulators.emit(node, index)
             return
         memory = isinstance(node.anchor, (Load, Store))
-        call = None if memory else node.anchor.as_call()
-        if call is None and not memory:
-            raise NotNative(f"{node.instruction.opcode} (PTX line {node.instruction.line})")
-        function = None if memory else call[0]
+        function = None if memory else node.anchor.function
         inline = INLINE.get(function)
         if inline is not None and node.guard is None and inline(self, node):
             return
@@ -280,52 +285,7 @@ class BlockEmitter:
             guard[-1] = len(self.program.code) - start
             self.program.put("guard_end")
 
-    def _wgmma(self, node: Node, index: int) -> None:
-        """wgmma.mma_async on registers in place: their slots are read and written when the operation completes."""
-        anchor, builder, program = node.anchor, self.builder, self.program
-        offsets = []
-        for item, result in zip(node.instruction.operands[0].items, node.results):
-            variable = builder.variables[item.name]
-            if item.name not in builder.varying or builder.bits_of(item.name) != 32:
-                raise NotNative(f"accumulator {item.name} (PTX line {node.instruction.line})")
-            offsets.append(program.layout.slot(variable, 32, False))
-            if self._last.get(variable, -1) > index:
-                self._put_aside(LiveIn(variable, 32, False))
-            self._in_place[result] = variable
-        for offset, value, result in zip(offsets, anchor.accumulators, node.results):
-            variable = self._in_place[result]
-            if self._in_place.get(value) != variable and not (
-                isinstance(value, LiveIn) and value.variable == variable
-            ):
-                program.put("move_u32", d=offset, a=self.operand(value, True))
-        site = WgmmaSite(anchor.form, np.array(offsets) // 4)
-        program.wgmmas.append(site)
-        places, form = program.space.bind(site.places, "PLACES"), program.space.bind(site.form, "FORM")
-        in_registers = anchor.form.a_in_registers
-        a = tuple(anchor.a) if in_registers else anchor.a[0]
-        fields = self._wgmma_fields(node, offsets)
-        first = program.put("wgmma", **fields)
-        start = len(program.code)
-        number = len(program.wgmmas) - 1
-        self._python_call(node, learn_in_core, [number, anchor.b, *(() if in_registers else anchor.a)])
-        again = program.put("wgmma", **fields)
-        middle = len(program.code)
-        self._python_call(node, mma_async_in_place, [_Bound(form), _Bound(places), a, anchor.b, anchor.accumulate])
-        first[1], again[1] = len(program.code) - start, len(program.code) - middle
-
-    def _wgmma_fields(self, node: Node, offsets: Sequence[int]) -> dict[str, int]:
-        """Operands of the core's instruction, which works off what it can (`core/unit_operations.c`)."""
-        anchor, program = node.anchor, self.program
-        scalars = [anchor.accumulate, anchor.b, *(() if anchor.form.a_in_registers else anchor.a)]
-        words = [self.operand(value, not value.uniform) for value in scalars]
-        fragments = [self.operand(value, True) for value in anchor.a] if anchor.form.a_in_registers else []
-        words += [0] * (3 - len(words))
-        who = self.live(LiveIn(ISSUER, 64, True))
-        listed = program.list([len(program.wgmmas) - 1, who, *words, *fragments, *offsets, 0])
-        varying = sum(1 << bit for bit, value in enumerate(scalars) if not value.uniform)
-        return {"b": listed, "c": varying, "imm": node.instruction.index}
-
-    def _call(self, site: int, blocking: bool = False) -> None:
+    def call(self, site: int, blocking: bool = False) -> None:
         """Calls Python. A blocking site that has to wait leaves the interpreter, or the block runs again."""
         if blocking:
             self.program.put("call_blocking", a=site, b=self.number)
@@ -346,12 +306,11 @@ class BlockEmitter:
             self.read_rows(node.results)
 
     def python(self, node: Node, read: bool = True) -> None:
-        called, given = node.anchor.as_call()
-        self._python_call(node, called, given, node.results)
+        self.python_call(node, node.anchor.function, node.anchor.args, node.results)
         if read:
             self.read_rows(node.results)
 
-    def _python_call(
+    def python_call(
         self, node: Node, called: Callable[..., Any], given: Sequence[Any], results: Sequence[Result] = ()
     ) -> None:
         blocking = isinstance(node.anchor, Call) and node.anchor.blocking
@@ -365,10 +324,10 @@ class BlockEmitter:
             source.append("if r is None: return 1")
         source += store_results(results)
         self.program.reserve(len(results))
-        self._call(self.program.site(Site(node.instruction, source, self.number)), blocking)
+        self.call(self.program.site(Site(node.instruction, source, self.number)), blocking)
 
     def _argument(self, arg: Any, rows: list[tuple[Value, int]]) -> str:
-        if isinstance(arg, _Bound):
+        if isinstance(arg, Bound):
             return arg.name
         if isinstance(arg, Constant):
             return repr(bool(arg.value)) if arg.bits == 1 else repr(arg.value)
@@ -394,7 +353,7 @@ class BlockEmitter:
         count = len(elements)
         dtype = program.space.bind(DTYPES[CANONICAL[anchor.size * 8]], f"u{8 * anchor.size}")
         bits = 8 * anchor.size
-        addresses = "X64[0:1].view(s64).copy()"
+        addresses = "X64[0].view(s64).copy()"
         if write:
             function = program.space.bind(store_lanes, "store_lanes")
             data = f"X{bits}[1:{count + 1}].copy()"
@@ -405,19 +364,18 @@ class BlockEmitter:
             call = f"{function}(W, mask, {anchor.space!r}, {addresses}, {anchor.size}, {count}, {dtype}"
             source = [f"X{bits}[0:{count}] = {call}, {anchor.strength})"]
         program.reserve(count + 1)
-        # With a strength the race detector has to know the order, which the log does not tell: for Python.
-        space = CONSTANTS["SPACE_NONE" if anchor.strength is not None else f"SPACE_{anchor.space.upper()}"]
+        space = CONSTANTS[f"SPACE_{anchor.space.upper()}" if in_core(anchor) else "SPACE_NONE"]
         operands = program.list([node.instruction.index, space, anchor.size, *elements, 0])
         name = f"{'store' if write else 'load'}_at_u{anchor.base.bits}"
         fast = program.put(name, a=base, b=operands, imm=anchor.offset)
         start = len(program.code)
-        self._call(program.site(Site(node.instruction, source)))
+        self.call(program.site(Site(node.instruction, source)))
         if not write:
             self.read_rows(node.results)
         fast[1] = len(program.code) - start
 
     def _uniform_load(self, node: Node) -> None:
-        space, address, size, count, strength = node.anchor.args
+        space, address, size, count, _ = node.anchor.args
         if isinstance(address, Constant) and (space == "param" or space == "generic" and address.value >= PARAM_WINDOW):
             place = parameter_offset(address.value)
             limit = self.builder.context.kernel.parameter_bytes
@@ -426,7 +384,7 @@ class BlockEmitter:
                 self.program.put("parameters", a=len(node.results), b=size, c=words, imm=place)
                 return
         known = f"SPACE_{space.upper()}"
-        if strength is not None or known not in CONSTANTS:
+        if known not in CONSTANTS or not in_core(node.anchor):
             self.python(node)
             return
         places = [self._places[result] for result in node.results]
@@ -435,24 +393,28 @@ class BlockEmitter:
 
     # --- registers --------------------------------------------------------------------------------------------------
 
-    def _put_aside(self, value: LiveIn) -> None:
+    def put_aside(self, value: LiveIn | Result) -> None:
         """Copies what a register holds, which is about to be overwritten."""
-        if value.variable in self._places:
+        key = key_of(value)
+        if key in self._places:
             return
-        place = self._take(row_bytes(value.bits, value.uniform), value.variable)
+        if key in self.accumulators.values:
+            self._places[key] = self.accumulators.copy(self.where(value))
+            return
+        place = self._take(row_bytes(value.bits, value.uniform), key)
         name = f"move_{_kind(value.bits)}" if not value.uniform else "move_u64"
-        self.program.put(name, lanes=not value.uniform, d=place, a=self.live(value))
-        self._places[value.variable] = place
+        self.program.put(name, lanes=not value.uniform, d=place, a=self.where(value))
+        self._places[key] = place
 
     def _finals(self, finals: Sequence[tuple[str, Value]], condition: Value | None) -> None:
-        builder, program = self.builder, self.program
+        builder, program, in_flight = self.builder, self.program, self.accumulators.values
         changed = {builder.variables[register] for register, _ in finals}
         for value in [value for _, value in finals] + ([condition] if condition is not None else []):
-            if isinstance(value, LiveIn) and value.variable in changed:
-                self._put_aside(value)
-        for register, value in finals:
+            if isinstance(value, LiveIn) and value.variable in changed and value.variable not in in_flight:
+                self.put_aside(value)
+        for register, value in self.accumulators.finals(finals):
             variable, bits = builder.variables[register], builder.bits_of(register)
-            if self._in_place.get(value) == variable:
+            if self.accumulators.in_place.get(value) == variable:
                 continue
             uniform = register not in builder.varying
             place = program.layout.slot(variable, bits, uniform)
@@ -462,7 +424,7 @@ class BlockEmitter:
                 program.put("move_u64", lanes=False, d=place, a=self.operand(value, False))
             elif builder.divergent:
                 program.put(f"merge_{_kind(bits)}", d=place, a=self.operand(value, True))
-            elif value.uniform and not isinstance(value, Constant) and _key(value) not in self._spread:
+            elif value.uniform and not isinstance(value, Constant) and key_of(value) not in self._spread:
                 program.put(f"spread_{_kind(bits)}", d=place, a=self.operand(value, False))
             else:
                 program.put(f"move_{_kind(bits)}", d=place, a=self.operand(value, True))

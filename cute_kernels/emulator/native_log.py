@@ -37,7 +37,7 @@ class WarpLog:
     def __init__(self, warp: Warp, tables: MemoryTables) -> None:
         self.warp, self.tables = warp, tables
         self.instruction, self.steps = -1, 0
-        self._unit: ShadowUnit | None = None
+        self._unit: ShadowUnit | None = None  # from the first time that the warp executes
         self._context: ctypes.Structure | None = None
 
     def enter(self) -> None:
@@ -47,9 +47,8 @@ class WarpLog:
             return
         if self._unit is None:
             self._unit = tracker.unit()
-            if self._unit is not None:
-                self._context = self._unit.context(tracker, self.warp.agent)
-        self.tables.header.context = 0 if self._context is None else ctypes.addressof(self._context)
+            self._context = self._unit.context(tracker, self.warp.agent)
+        self.tables.header.context = ctypes.addressof(self._context)
 
     def report(self) -> None:
         """Tells the race detector what is in the log, which is empty afterwards.
@@ -62,10 +61,9 @@ class WarpLog:
         log = self.tables.take_log()
         start = 0
         while start < len(log):
-            if self._unit is not None:
-                start = self._unit.observe(self._context, log, start)
-                if start == len(log):
-                    break
+            start = self._unit.observe(self._context, log, start)
+            if start == len(log):
+                break
             self._report_entry(log[start])
             start += 1
         self.instruction = -1

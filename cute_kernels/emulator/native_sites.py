@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.native_memory import ROW
-from cute_kernels.emulator.values import Result, Value
+from cute_kernels.emulator.values import LiveIn, Result, Value
 
 
 @dataclass
@@ -23,6 +24,18 @@ class Site:
     instruction: Instruction | None
     source: list[str]
     block: int = -1
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An argument of a site that is a name already."""
+
+    name: str
+
+
+def key_of(value: Value) -> Any:
+    """What a value of a block is known by: live registers by their variable, of which there may be several `LiveIn`."""
+    return value.variable if isinstance(value, LiveIn) else value
 
 
 def fetch(value: Value, row: int) -> str:

@@ -1,10 +1,9 @@
 """A kernel to bytecode, and the warps that run it.
 
-The bytecode walks the basic blocks of the flow graph like the Python back end's generator (`translate`), with the same
-values (`block`), the same lane masks and the same counts, so that both do the same bit for bit; `Options.native`
-chooses. Between runs a warp is a block of bytes: header, executions per block, registers, constants of the warp.
-Whatever the core does not know (barriers that have to wait, rare operations, every error) is a call of the Python
-function that the other back end would have called, in the same order; the core only ever skips the way there.
+The bytecode walks the basic blocks of the flow graph; what a block computes is a graph of values (`block`). Between
+runs a warp is a block of bytes: header, executions per block, registers, constants of the warp. Whatever the core does
+not know (barriers that have to wait, rare operations, every error) is a call of a Python function, in program order;
+the core only ever skips the way there.
 
 Inside a call of `warp_run` a warp executes until it has to wait, has used up its budget of blocks, or exits.
 """
@@ -20,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator.accesses import LocalMemory
-from cute_kernels.emulator.bytecode import Bytecode, Program
+from cute_kernels.emulator.bytecode import Bytecode, Program, row_bytes
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.decode import Instruction, Kernel
 from cute_kernels.emulator.flow import Block, Flow
-from cute_kernels.emulator.native_block import BlockEmitter, NotNative
+from cute_kernels.emulator.native_block import BlockEmitter
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import (
     CALLBACK,
@@ -42,13 +41,15 @@ from cute_kernels.emulator.native_trace import TraceLog
 from cute_kernels.emulator.native_units import Units
 from cute_kernels.emulator.native_wgmma import CoreWgmmas
 from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
-from cute_kernels.emulator.register_hazards import touched_in_flight
+from cute_kernels.emulator.register_hazards import accumulators_in_flight
+from cute_kernels.emulator.registers_in_flight import RegistersInFlight
 from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, lower
 from cute_kernels.emulator.values import Value
 from cute_kernels.emulator.warp import Frame, PhaseWait
 from cute_kernels.emulator.wgmma import RegisterFile
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.options import Options
     from cute_kernels.emulator.sm import Cluster
     from cute_kernels.emulator.warp import Warp
 
@@ -61,15 +62,17 @@ _DECIDES = _Header.budget.offset  # bytes of the header that decide what the war
 
 @dataclass(frozen=True)
 class NativeTranslation:
-    """A kernel in bytecode; see `translate.Translation`.
+    """A kernel in bytecode.
 
     Attributes:
+        static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
         sites: places that call Python; ``code`` defines their functions and ``names`` is what it refers to.
         registers: the part of a warp's state with the registers.
         constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
         rows: of the exchange area.
         local_bytes: of local memory, in each lane.
         wgmmas: its wgmma.mma_async.
+        spare: where results go that no register holds any more; None if only wgmmas touch accumulators in flight.
     """
 
     kernel: Kernel
@@ -84,22 +87,15 @@ class NativeTranslation:
     rows: int
     local_bytes: int
     wgmmas: tuple[WgmmaSite, ...]
+    spare: int | None
 
 
 @functools.lru_cache(maxsize=64)
 def translate_native(
     ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
 ) -> NativeTranslation:
-    """As `translate.translate`, to bytecode.
-
-    Raises:
-        NotNative: the kernel is one for the Python back end.
-    """
-    lowering = lower(ptx, kernel, block_shape, check, registers)
-    touched = touched_in_flight(lowering.flow)
-    if touched is not None:
-        raise NotNative(f"a register of a wgmma in flight is touched (PTX line {touched.line})")
-    return _Translator(lowering, check).run()
+    """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `translate.lower`."""
+    return _Translator(lower(ptx, kernel, block_shape, check, registers), check).run()
 
 
 class _Translator:
@@ -111,6 +107,7 @@ class _Translator:
         self.program = Program(lowering.space, set(lowering.variables.values()), self.start, detectors)
         for _ in (_ARRIVE, _DIVERGE):
             self.program.site(Site(None, []))
+        self.in_flight = accumulators_in_flight(self.flow)
 
     def run(self) -> NativeTranslation:
         flow, program = self.flow, self.program
@@ -125,6 +122,7 @@ class _Translator:
         starts = [self._block(block) for block in flow.blocks]
         starts.append(len(program.code))
         program.put("exit")
+        spare = None if self.in_flight is None else program.layout.new(row_bytes(32, False))
         slots = program.layout.slots
         constants = tuple(
             (compile(text, "<constant of a warp>", "eval"), slots[text], bits, uniform)
@@ -143,14 +141,18 @@ class _Translator:
             rows=program.rows,
             local_bytes=self.lowering.context.local_bytes,
             wgmmas=tuple(program.wgmmas),
+            spare=spare,
         )
 
     def _block(self, block: Block) -> int:
         """Index of the first instruction of a block."""
         program, start = self.program, len(self.program.code)
-        builder, condition, _ = self.lowering.block(block)
+        builder, condition = self.lowering.block(block)
         program.put("block", a=_HEADER + 8 * block.index, b=block.end - block.start, imm=block.index)
-        emitter = BlockEmitter(program, builder, block.index)
+        variables, ages = self.lowering.variables, None
+        if self.in_flight is not None:
+            ages = {variables[name]: age for name, age in self.in_flight[block.index].items()}
+        emitter = BlockEmitter(program, builder, block.index, ages)
         emitter.emit(block.live_out, condition)
         self._branch(emitter, block, condition)
         return start
@@ -181,11 +183,18 @@ class _Translator:
 # --- running --------------------------------------------------------------------------------------------------------
 
 
-class NativeLaunch:
-    """What the warps of one launch share: the exchange area and the sites that work on it."""
+class Execution:
+    """The code of one launch: what its warps share, with the exchange area and the sites that work on it.
 
-    def __init__(self, translation: NativeTranslation) -> None:
+    Args:
+        ptx, kernel, block: as for `translate_native`.
+        options: which detectors look.
+    """
+
+    def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
+        translation = translate_native(ptx, kernel, block, options.detectors, options.looks_for("registers"))
         self.translation = translation
+        self.flow, self.kernel, self.static_shared = translation.flow, translation.kernel, translation.static_shared
         self.area, self.exchange = exchange_area(translation.rows)
         words = memoryview(self.area).cast("B").cast("Q")
         lanes = [self.area.view(f"u{size}").reshape(-1, ROW // size)[:, :32] for size in (1, 2, 4, 8)]
@@ -209,7 +218,8 @@ class NativeLaunch:
             tables = MemoryTables(cluster, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             cluster.units = Units(cluster, tables)
-            if self.translation.wgmmas and cluster.options.completion == "eager":
+            at_once = cluster.options.completion == "eager" and self.translation.spare is None
+            if self.translation.wgmmas and at_once:
                 cluster.wgmma.core = CoreWgmmas(cluster, tables, self.translation.wgmmas)
             if cluster.meter is not None:
                 cluster.meter.native = NativeMeter(self.translation.kernel.instructions)
@@ -252,9 +262,9 @@ def _flags(cluster: Cluster) -> int:
 
 
 class NativeWarp:
-    """The execution of one warp by the core; what a scheduler needs of it (compare `translate.PythonWarp`)."""
+    """The execution of one warp by the core: what a scheduler needs of it."""
 
-    def __init__(self, launch: NativeLaunch, warp: Warp, tables: MemoryTables) -> None:
+    def __init__(self, launch: Execution, warp: Warp, tables: MemoryTables) -> None:
         translation = launch.translation
         self.launch, self.warp, self.tables = launch, warp, tables
         self.log = WarpLog(warp, tables)
@@ -271,6 +281,8 @@ class NativeWarp:
         self.error: BaseException | None = None
         self.site, self.place = 0, -1
         self._files: dict[int, RegisterFile] = {}
+        if translation.spare is not None:
+            self.in_flight = RegistersInFlight(self.state.view(np.uint32), translation.spare // 4)
         launch.names["W"] = warp
         for expression, offset, bits, uniform in translation.constants:
             self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
@@ -284,6 +296,8 @@ class NativeWarp:
 
     def registers(self, places: np.ndarray) -> RegisterFile:
         """Registers by the indices of their 32-bit words in the state, an array of the translation."""
+        if self.launch.translation.spare is not None:
+            return self.in_flight.issue(places)
         found = self._files.get(id(places))
         if found is None:
             found = self._files[id(places)] = RegisterFile(self.state.view(np.uint32), places)

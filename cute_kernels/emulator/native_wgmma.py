@@ -116,8 +116,9 @@ class CoreWgmmas:
             self._make_room(cluster.tracker.shared[rank])
         for which, descriptor in enumerate(descriptors):
             where = operand_of(form, which, descriptor, cluster.ctas[rank].shared).where
-            unit = None if cluster.tracker is None else cluster.tracker.unit()
-            starts, nbytes = (where.starts, CHUNK) if unit is None else unit.merged(where.starts, CHUNK)
+            starts, nbytes = where.starts, CHUNK
+            if cluster.tracker is not None:
+                starts, nbytes = cluster.tracker.unit().merged(starts, nbytes)
             self._places.append((where, starts))
             key = descriptor - (descriptor >> 63 << 64), self._forms[number].kinds[which]
             slot = library().key_slot((ctypes.c_int64 * _KEY)(*key), _KEY, _OPERANDS)

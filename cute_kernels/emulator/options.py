@@ -60,8 +60,6 @@ class Options:
             `Report.one_process` says why a launch ran in one nevertheless.
         going_on: called with each report of a detector, which says where it happened; True: execution goes on as if
             nothing were wrong, False: the report is raised. None: all are raised.
-        native: whether warps run as bytecode in the core or as Python, which changes nothing but the time; None:
-            bytecode. Kernels that move registers of a wgmma in flight are Python's.
     """
 
     seed: int = 0
@@ -79,7 +77,6 @@ class Options:
     max_idle_blocks: int | None = 5_000_000
     counters: bool = False
     trace: str | Path | None = None
-    native: bool | None = None
     processes: int = 1
     going_on: Callable[[EmulatorError], bool] | None = None
 
@@ -98,8 +95,6 @@ class Options:
         for name in self.without:
             if name not in DETECTORS:
                 raise ValueError(f"without {name!r}; legal are {', '.join(map(repr, DETECTORS))}")
-        if self.native is not None and not isinstance(self.native, bool):
-            raise TypeError(f"native {self.native!r}: a bool or None is needed")
         for name in ("max_warp_instructions", "max_idle_blocks"):
             value = getattr(self, name)
             if value is None:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_kernels.emulator.arguments import extents
-from cute_kernels.emulator.back_end import Execution
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.decode import parse
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.gpu import Launch
+from cute_kernels.emulator.native_translate import Execution
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.scheduler import Scheduler
 

@@ -44,7 +44,6 @@ class RaceChecks:
         sizes: bytes of shared memory per CTA, in order of rank.
         launch: what is shared with the other clusters of the launch.
         warps: number of warps of the cluster (a hint of how many columns will be needed).
-        native: False: accesses in order are found by NumPy, too, as those that are not always are.
         strict: see `Options.strict`.
     """
 
@@ -53,18 +52,16 @@ class RaceChecks:
         sizes: list[int],
         launch: LaunchShadow,
         warps: int = 1,
-        native: bool | None = False,
         strict: bool = False,
     ) -> None:
-        self.native, self.strict = native, strict
+        self.strict = strict
         self.launch, self.epochs = launch, launch.epochs
         self.ranks = len(sizes)
         self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
         self.shared = [Shadow(size) for size in sizes]
         self.tensor = TensorRaces(self)
-        if native is not False:  # the core records reads where there is a layer for them
-            for plane in (*(shadow.coarse for shadow in self.shared), *self.tensor.planes):
-                plane.add_layer()
+        for plane in (*(shadow.coarse for shadow in self.shared), *self.tensor.planes):
+            plane.add_layer()  # the core records reads where there is a layer for them
         self.points: dict[int, SyncPoint] = {}
         self.locations: dict[tuple[str, int], SyncPoint] = {}
         self.foreign: dict[int, np.ndarray] = {}
@@ -79,9 +76,9 @@ class RaceChecks:
         self.report: Callable[[EmulatorError], None] = raising
         self.lane = 0
 
-    def unit(self) -> ShadowUnit | None:
-        """The core's part of the detector, which is asked first, or None."""
-        return None if self.native is False else shadow_unit()
+    def unit(self) -> ShadowUnit:
+        """The core's part of the detector, which is asked first."""
+        return shadow_unit()
 
     # --- warps --------------------------------------------------------------------------------------------------------
 

@@ -84,31 +84,41 @@ def check_registers(flow: Flow) -> None:
     }
     if not any(_is(instruction, "mma_async") for instruction in instructions):
         return
-    for state, instruction, block in _walk(flow):
-        _step(state, instruction, block, relevant)
+    for state, instruction, _ in _walk(flow):
+        _step(state, instruction, relevant)
 
 
-def touched_in_flight(flow: Flow) -> Instruction | None:
-    """An instruction that reads or overwrites an accumulator in flight, other than a wgmma that goes on with it.
+def accumulators_in_flight(flow: Flow) -> list[dict[str, int]] | None:
+    """Registers that may hold accumulators of a wgmma in flight, in kernels where other instructions touch them.
 
-    `check_registers` lets copies of registers pass: virtual registers of PTX are not yet allocated. Where each register
-    has a place in memory, which the wgmma fills in when it completes, there may be none.
+    `check_registers` lets copies pass, because virtual registers of PTX are not yet allocated; where nobody checks,
+    there may be anything.
+
+    Returns:
+        By block, what may be in flight at its start, with the number of wgmma.commit_group since; a block that starts
+        with a wgmma.wait_group has waited. None: only wgmmas touch the accumulators of others.
     """
+    before: list[dict[str, int]] = [{} for _ in flow.blocks]
+    touched = False
     if not any(_is(instruction, "mma_async") for instruction in flow.kernel.instructions):
         return None
-    for state, instruction, _ in _walk(flow):
+    for state, instruction, block in _walk(flow):
+        if _is(instruction, "wait_group"):
+            _group(state, instruction)
+        if instruction.index == block.start:
+            before[block.index] = {name: use.age for name, use in state.accumulators.items()}
+        if _is(instruction, "commit_group"):
+            _group(state, instruction)
         own: set[str] = set()
-        if instruction.parts[0] == "wgmma":
-            if _is(instruction, "mma_async"):
-                own = set(registers_of(instruction.operands[0]))
-                state.accumulators.update(dict.fromkeys(own, _Use(instruction, 0)))
-            else:
-                _group(state, instruction)
-        if state.accumulators and any(
-            name in state.accumulators and name not in own for name in (*read(instruction), *written(instruction))
-        ):
-            return instruction
-    return None
+        if _is(instruction, "mma_async"):
+            own = set(registers_of(instruction.operands[0]))
+            state.accumulators.update(dict.fromkeys(own, _Use(instruction, 0)))
+        if state.accumulators:
+            names = {*read(instruction), *written(instruction)}
+            touched |= any(name in state.accumulators for name in names - own)
+        if _moved(state, instruction):
+            state.accumulators[written(instruction)[0]] = state.accumulators[instruction.operands[1].name]
+    return before if touched else None
 
 
 def _walk(flow: Flow) -> Iterator[tuple[_State, Instruction, Block]]:
@@ -136,7 +146,7 @@ def _is(instruction: Instruction, name: str) -> bool:
     return instruction.parts[:2] == ("wgmma", name)
 
 
-def _step(state: _State, instruction: Instruction, block: Block, relevant: set[str]) -> None:
+def _step(state: _State, instruction: Instruction, relevant: set[str]) -> None:
     if _is(instruction, "fence"):
         state.touched.clear()
         state.unfenced = False
@@ -145,7 +155,7 @@ def _step(state: _State, instruction: Instruction, block: Block, relevant: set[s
     elif instruction.parts[0] == "wgmma":
         _group(state, instruction)
     elif instruction.parts[0] not in CONTROL:
-        _other(state, instruction, block, relevant)
+        _other(state, instruction, relevant)
 
 
 def _group(state: _State, instruction: Instruction) -> None:
@@ -188,12 +198,9 @@ def _mma(state: _State, instruction: Instruction) -> None:
     state.fragments.update(dict.fromkeys(fragments, _Use(instruction, 0)))
 
 
-def _other(state: _State, instruction: Instruction, block: Block, relevant: set[str]) -> None:
+def _other(state: _State, instruction: Instruction, relevant: set[str]) -> None:
     reads, writes = read(instruction), written(instruction)
     moved = _moved(state, instruction)
-    if moved and block.divergent:
-        use = _in_flight(reads[0], "accumulator", state.accumulators[reads[0]])
-        raise instruction.refuse(f"{use}: a copy of it is not implemented where the lanes of a warp may have diverged")
     for name in reads:
         if name in state.accumulators and not moved:
             raise _error(instruction, _in_flight(name, "accumulator", state.accumulators[name]))
@@ -223,8 +230,9 @@ def _moved(state: _State, instruction: Instruction) -> bool:
     """Whether this copies an accumulator in flight as a whole, in the lanes that execute it."""
     if instruction.parts[0] != "mov" or instruction.guard is not None:
         return False
-    source = instruction.operands[1]
-    return isinstance(source, Register) and source.name in state.accumulators
+    target, source = instruction.operands
+    registers = isinstance(target, Register) and isinstance(source, Register)  # not {%h0, %h1}, which reads halves
+    return registers and source.name in state.accumulators
 
 
 def _in_flight(name: str, role: str, use: _Use) -> str:

@@ -223,7 +223,7 @@ class RaceTracker(PointRaces):
     def _async_read(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
         floor, unit = self.floor if rank < 0 else 0, self.unit()
         fence = Row.PROXY_GLOBAL if rank < 0 else Row.PROXY
-        if unit is not None and unit.async_read(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
+        if unit.async_read(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
             return
         view = View(operation.clocks[Row.VISIBLE], operation.own, operation.lane, floor=floor)
         fenced = View(operation.clocks[fence], lanes=operation.lane, floor=floor)
@@ -238,7 +238,7 @@ class RaceTracker(PointRaces):
     def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
         floor, unit = self.floor if rank < 0 else 0, self.unit()
         fence = Row.PROXY if self.strict and rank >= 0 and not operation.generic else None
-        if unit is not None and unit.async_write(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
+        if unit.async_write(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
             return
         view = View(operation.clocks[Row.ACQUIRED], operation.own, operation.lane, -1, floor, operation.reduces)
         if operation.own >= 0:

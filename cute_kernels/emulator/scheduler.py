@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from cute_kernels.emulator.back_end import Execution
 from cute_kernels.emulator.counters import Counters
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.facts import WaitState
+from cute_kernels.emulator.native_translate import Execution
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.starvation import draw_starved

@@ -299,7 +299,7 @@ class Cluster:
         self.tracker = None
         if launch.races is not None:
             self.tracker = RaceTracker(
-                [smem] * ranks, launch.races, -(-threads // 32) * ranks, options.native, options.strict
+                [smem] * ranks, launch.races, -(-threads // 32) * ranks, options.strict
             )
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
         self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)

@@ -217,7 +217,7 @@ class TensorRaces:
         agent, lane, unit = tracker.agent, tracker.lane, tracker.unit()
         key = (work, agent.base, lane)
         if key not in self._watched:
-            listed = 0 if unit is None else work.listed(unit, tracker)
+            listed = work.listed(unit, tracker)
             if not listed:
                 return 0
             full = [memory.full_address + first for memory in memories]
@@ -247,7 +247,7 @@ class TensorRaces:
         """
         tracker, stream = self.tracker, self._begun(work.text)
         agent, unit, done, count = tracker.agent, tracker.unit(), 0, len(work.accesses)
-        listed = 0 if unit is None else work.listed(unit, tracker)
+        listed = work.listed(unit, tracker)
         if listed:
             done = unit.pipelined(listed, count, agent, stream.identity, tracker.lane, stream.column)
         for rank in work.shared_ranks - stream.noted:
@@ -321,7 +321,7 @@ class TensorRaces:
         self, rank: int, place: Place, operation: Operation, write: bool, exempt: int
     ) -> None:
         plane, unit = self.planes[rank], self.tracker.unit()
-        if unit is not None and unit.tensor(self.epochs, plane, place, operation, write, exempt):
+        if unit.tensor(self.epochs, plane, place, operation, write, exempt):
             return
         view = View(operation.clocks[Row.TENSOR], exempt=exempt)
         verb = "writes" if write else "reads"

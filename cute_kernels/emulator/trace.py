@@ -34,7 +34,7 @@ from cute_kernels.emulator.warp import Wait, Warp
 from cute_kernels.trace_events import TraceEvents, Track
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.back_end import Execution
+    from cute_kernels.emulator.native_translate import Execution
     from cute_kernels.emulator.sm import Cluster
 
 _UNIT_TRACKS = 1000  # thread ids of units begin here, after those of the warps

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.errors import BarrierMisuse
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.block_source import BlockSource
 
 FULL = 0xFFFFFFFF
 DTYPES: dict[str, Any] = {
@@ -61,7 +58,6 @@ class Value:
     bits: int
     type: str
     uniform: bool
-    level: int = 0
 
 
 class Constant(Value):
@@ -88,17 +84,14 @@ class Pack(Value):
         self.bits = sum(part.bits for part in parts)
         self.type = CANONICAL.get(self.bits, "wide")
         self.uniform = all(part.uniform for part in parts)
-        self.level = max(part.level for part in parts)
 
 
 class Result(Value):
-    """A result of a node. ``place`` is set when the node is emitted: (array name, row or None) or an expression."""
+    """A result of a node."""
 
     def __init__(self, node: Node, type_: str, uniform: bool) -> None:
         self.node, self.type, self.uniform = node, type_, uniform
         self.bits = STORED_BITS[type_]
-        self.level = node.level
-        self.place: tuple[str, int | None] = ("", None)
 
 
 @dataclass(eq=False)
@@ -107,7 +100,6 @@ class Node:
 
     instruction: Instruction
     args: tuple[Value, ...]
-    level: int
     op: PureOp | None = None
     anchor: Anchor | None = None
     results: list[Result] = field(default_factory=list)
@@ -119,24 +111,9 @@ class Node:
 
 
 class Anchor:
-    """An instruction with effects, or one that reads state.
+    """An instruction with effects, or one that reads state. Without ``effects`` it is left out when nothing uses it."""
 
-    ``emit(block, nodes)`` writes the source for ``nodes``, all with the same ``key`` (anchors with key None are
-    never merged), and sets the places of their results. Without ``effects`` it is left out when nothing uses it.
-    """
-
-    key: Any = None
     effects = True
-
-    def emit(self, block: BlockSource, nodes: list[Node]) -> None:
-        raise NotImplementedError
-
-    def as_call(self) -> tuple[Callable[..., Any], Sequence[Any]] | None:
-        """One node as a call ``function(warp, mask, *args)``, whose arguments may be or contain Values.
-
-        None: it is none, because its results are filled in after it has returned.
-        """
-        return None
 
 
 class Namespace:
@@ -158,23 +135,10 @@ class Namespace:
             self._names[key] = name
         return self._names[key]
 
-    def constant(self, patterns: Sequence[int], type_: str, column: bool) -> str:
-        """The name of an array of literals: shape [1], or [n, 1] for a column of a grouped operation."""
-        key = (tuple(patterns), type_, column)
-        if key not in self._names:
-            size = np.dtype(DTYPES[type_]).itemsize
-            raw = b"".join(int(p).to_bytes(size, "little") for p in patterns)
-            array = np.frombuffer(raw, DTYPES[type_])
-            name = f"K{len(self.values)}"
-            self.values[name] = array[:, None] if column else array
-            self._names[key] = name
-        return self._names[key]
-
 
 # --- selection, packing, width ---------------------------------------------------------------------------------------
 
 NOT_PREDICATE = PureOp("not_pred", ("pred",), "pred", None, "(not {0})", "({0} ^ 0xFFFFFFFF)")
-_INDEX_ARRAYS: dict[tuple[int, ...], np.ndarray] = {}
 _OPS: dict[Any, PureOp] = {}
 
 
@@ -196,10 +160,6 @@ def agreed_lanes(warp: Any, mask: int, lanes: np.ndarray) -> int:
 
 def first_bit(warp: Any, mask: int, lanes: int) -> bool:
     return bool(lanes & 1)
-
-
-def index_array(rows: tuple[int, ...]) -> np.ndarray:
-    return _INDEX_ARRAYS.setdefault(rows, np.array(rows))
 
 
 def select_op(bits: int) -> PureOp:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 WARPS = 4  # of a warpgroup
 ROWS = 64  # M of every wgmma; warp w holds rows 16 w to 16 w + 15 of A and D
-_PENDING = 0xFFF1DEAD  # what an accumulator register holds until its wgmma is complete: a NaN that no sum produces
+PENDING = 0xFFF1DEAD  # what is read in an accumulator register before its wgmma is complete: a NaN that no sum produces
 _Wgmma, _WgmmaForm = STRUCTURES["Wgmma"], STRUCTURES["WgmmaForm"]
 
 
@@ -156,7 +156,7 @@ def operand_of(form: Form, which: int, descriptor: int, cta: SharedMemory) -> _O
 class RegisterFile:
     """Accumulators where bytecode keeps them: the operation reads and writes the warp's registers themselves.
 
-    Nothing else touches them while it is in flight (`register_hazards.touched_in_flight`).
+    Nothing else touches them while it is in flight; else they are `registers_in_flight.HeldResults`.
 
     Args:
         words: uint32, the warp's state.
@@ -168,8 +168,19 @@ class RegisterFile:
     """
 
     def __init__(self, words: np.ndarray, places: np.ndarray) -> None:
-        self._words, self._offsets = words, (4 * places).astype(np.uint32)
-        self.address, self.offsets = words.ctypes.data, self._offsets.ctypes.data
+        self._words, self.address = words, words.ctypes.data
+        self.place(places)
+
+    def place(self, places: np.ndarray) -> None:
+        """Where they are from now on."""
+        self._offsets = (4 * places).astype(np.uint32)
+        self.offsets = self._offsets.ctypes.data
+
+    def locate(self) -> None:
+        """The operation takes effect now."""
+
+    def fill(self) -> None:
+        """It has written the registers."""
 
     @classmethod
     def of(cls, rows: np.ndarray) -> RegisterFile:
@@ -304,7 +315,7 @@ class WgmmaUnit:
             )
         result = accumulators
         if not isinstance(accumulators, RegisterFile):
-            result = np.full((form.registers, 32), _PENDING, np.uint32)
+            result = np.full((form.registers, 32), PENDING, np.uint32)
         operation.parts[member] = Part(accumulators, a, result)
         if operation.watched is not None:
             self.tracker.join_in(operation.watched)
@@ -408,6 +419,7 @@ class WgmmaUnit:
                 if operation.accumulate:
                     for row, register in zip(part.result, part.accumulators):
                         row[:] = register
+            files[-1].locate()
             entry.state, entry.registers = files[-1].address, files[-1].offsets
             if operation.a is None:
                 entry.a[:] = part.a.ravel().tolist()
@@ -417,6 +429,8 @@ class WgmmaUnit:
             for x in operation.operands:
                 cta.check_initialised(x.where.places, x.element.nbytes if x.mn_major else CHUNK)
             raise AssertionError(f"{form.text}: nothing is wrong with what the core does not execute")
+        for file in files:
+            file.fill()
         operation.done = True
         self.instructions += 1
 

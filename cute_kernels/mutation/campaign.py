@@ -15,8 +15,6 @@ from cute_kernels.mutation.judge import Verdict
 from cute_kernels.mutation.mutants import Mutant, mutants_of_kernel
 from cute_kernels.mutation.target import SCHEDULES, RecordedTarget
 
-_BACK_END = "bytecode"
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -63,7 +61,7 @@ class _Campaign:
     def judge(self, number: int) -> Verdict:
         """Of the mutant of this number."""
         mutant = self.kernel.mutants[number]
-        return judge.judge(self.kernel.name, self.target, mutant, self.schedules, self.limits, _BACK_END)
+        return judge.judge(self.kernel.name, self.target, mutant, self.schedules, self.limits)
 
 
 def judge_mutants(

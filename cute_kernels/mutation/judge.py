@@ -13,7 +13,7 @@ from pathlib import Path
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.mutation.mutants import Mutant
-from cute_kernels.mutation.target import BACK_ENDS, Target
+from cute_kernels.mutation.target import Target
 
 #: A mutant that executes this many times the instructions of the original, plus a constant, counts as a hang.
 LIMIT_FACTOR, LIMIT_CONSTANT = 6, 200_000
@@ -31,8 +31,6 @@ class Verdict:
         following: opcodes of the next two instructions that synchronise.
         place: DSL source of the mutated instruction, see `place_of`.
         seconds: of emulation and translation.
-        back_end: that was asked for, a name of `BACK_ENDS`.
-        python_only: why Python executed the mutant although bytecode was asked for, "" if it did not.
     """
 
     target: str
@@ -47,8 +45,6 @@ class Verdict:
     schedule: str = ""
     message: str = ""
     seconds: float = 0.0
-    back_end: str = ""
-    python_only: str = ""
 
     @property
     def survived(self) -> bool:
@@ -84,21 +80,19 @@ def judge(
     mutant: Mutant,
     schedules: dict[str, Options],
     limits: dict[str, int],
-    back_end: str = "bytecode",
     roles: tuple[str, ...] = (),
 ) -> Verdict:
     """Runs the mutant under each schedule in turn and stops at the first that notices it.
 
-    ``back_end``: a name of `BACK_ENDS`, whatever the schedules say about `Options.native`. ``roles`` as for `place_of`.
+    ``roles`` as for `place_of`.
     """
     start = time.perf_counter()
     place = place_of(target.ptx, mutant.line, roles)
     verdict = Verdict(
         name, mutant.key, mutant.mutation, mutant.opcode, mutant.line, mutant.following, mutant.original, place,
-        back_end=back_end, python_only=_python_only(target, mutant, back_end),
     )  # fmt: skip
     for schedule, options in schedules.items():
-        limited = dataclasses.replace(options, max_warp_instructions=limits[schedule], native=BACK_ENDS[back_end])
+        limited = dataclasses.replace(options, max_warp_instructions=limits[schedule])
         try:
             repeat = _LAUNCHES if mutant.opcode.startswith("griddepcontrol") else 1
             message = target.run(mutant.ptx, limited, repeat).difference
@@ -110,15 +104,6 @@ def judge(
             seconds = time.perf_counter() - start
             return dataclasses.replace(verdict, killer=killer, schedule=schedule, message=message, seconds=seconds)
     return dataclasses.replace(verdict, seconds=time.perf_counter() - start)
-
-
-def _python_only(target: Target, mutant: Mutant, back_end: str) -> str:
-    if not BACK_ENDS[back_end]:
-        return ""
-    try:
-        return target.python_only(mutant.ptx)
-    except EmulatorError:  # an instruction that the emulator does not know, which running the mutant reports
-        return ""
 
 
 def source_of(ptx: str, line: int) -> tuple[str, int] | None:

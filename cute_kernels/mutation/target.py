@@ -1,4 +1,4 @@
-"""What is mutated: a PTX text that can be run, and the schedules and back ends under which mutants are."""
+"""What is mutated: a PTX text that can be run, and the schedules under which mutants are."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.native_block import NotNative
-from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.emulator.recorded import Outcome as Replayed
 from cute_kernels.emulator.recorded import RecordedLaunch, Replay, differences
 
@@ -36,13 +34,6 @@ class Target(Protocol):
             EmulatorError: whatever the emulator reports.
         """
 
-    def python_only(self, ptx: str) -> str:
-        """Why `run` executes this text in Python whatever `Options.native` asks for, "" if it does not.
-
-        Raises:
-            EmulatorError: the text is not PTX that the emulator knows.
-        """
-
 
 class RecordedTarget:
     """A kernel of any program, with launches that the program made. Results are judged by those of the unchanged text.
@@ -52,9 +43,8 @@ class RecordedTarget:
     """
 
     def __init__(self, launches: Sequence[RecordedLaunch]) -> None:
-        self.ptx, self.kernel = launches[0].kernel
+        self.ptx, _ = launches[0].kernel
         self._replays = [Replay(each) for each in launches]
-        self._threads = launches[0].launch.block
         self._expected: dict[tuple[int, Options, bool], Replayed] = {}
 
     def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
@@ -70,10 +60,6 @@ class RecordedTarget:
                 break
         return Outcome(instructions, difference)
 
-    def python_only(self, ptx: str) -> str:
-        """As `Target.python_only`."""
-        return why_python(ptx, self.kernel, self._threads)
-
     def _unchanged(self, number: int, options: Options, overlap: bool) -> Replayed:
         """What the unchanged text leaves under a schedule."""
         free = dataclasses.replace(options, max_warp_instructions=None)
@@ -82,28 +68,6 @@ class RecordedTarget:
             self._expected[key] = self._replays[number].run(free, overlap=overlap)
         return self._expected[key]
 
-
-def why_python(ptx: str, kernel: str | None, threads: int | tuple[int, int, int]) -> str:
-    """Why a launch with detectors gets Python although bytecode is asked for, "" if it gets bytecode.
-
-    Args:
-        ptx: PTX text.
-        kernel: name of the entry, None if there is only one.
-        threads: per CTA, or (x, y, z) of them.
-
-    Raises:
-        EmulatorError: the text is not PTX that the emulator knows.
-    """
-    block = threads if isinstance(threads, tuple) else (threads, 1, 1)
-    try:
-        translate_native(ptx, kernel, block, True)  # a launch asks for the same, and finds it in the cache
-    except NotNative as error:
-        return str(error)
-    return ""
-
-
-BACK_ENDS: dict[str, bool] = {"python": False, "bytecode": True}
-"""`Options.native` by name."""
 
 SCHEDULES = {
     "eager": Options(),

@@ -16,6 +16,7 @@ from cute_kernels.emulator.native_memory import LOG, LOG_ENTRY, Tables
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.shadow import GRANULE, LANE_BITS, Plane, Shadow
 from cute_kernels.emulator.smem import ClusterMemory
+from tests.emulator.python_units import nothing_decided
 
 
 def _plane(tracker: RaceTracker, plane: Plane) -> list[tuple[str, list[str], str]]:
@@ -102,7 +103,8 @@ class Crew:
         sizes: bytes of shared memory per CTA.
         ranks: CTA of each warp.
         gmem: global memory of the launch.
-        native: whether the core is asked first; its entries are given to ``crew[i].logger``.
+        native: whether the core of the detector is asked first, or nothing but Python decides; what the core of a warp
+            would log is given to ``crew[i].logger``.
         strict: as `Options.strict`.
         launch: what the cluster shares with those before it; by default it is the first.
     """
@@ -112,7 +114,9 @@ class Crew:
         strict: bool = False, launch: LaunchShadow | None = None,
     ) -> None:  # fmt: skip
         launch = launch or LaunchShadow(gmem or GlobalMemory())
-        self.tracker = RaceTracker(sizes, launch, len(ranks), native, strict)
+        self.tracker = RaceTracker(sizes, launch, len(ranks), strict)
+        if not native:
+            self.tracker.unit = nothing_decided
         agents = [self.tracker.make_agent(rank, FULL, f"warp {i}") for i, rank in enumerate(ranks)]
         self.warps = [SimpleNamespace(agent=agent, logger=Logger(self.tracker, agent)) for agent in agents]
         self.tracker.enter(self.warps[0])

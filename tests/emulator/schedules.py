@@ -18,7 +18,6 @@ from cute_kernels.emulator import schedule
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.mutation.mutants import mutants
-from cute_kernels.mutation.target import BACK_ENDS
 from tests.mutation.targets import TARGETS
 
 
@@ -35,7 +34,6 @@ class Run:
     detectors: bool = True
     strict: bool = False
     mutant: str = ""
-    back_end: str = "bytecode"
 
     def command(self) -> str:
         """A shell command that repeats this run, without what is the default."""
@@ -72,7 +70,6 @@ class Run:
         options = self.schedule.options(
             detectors=self.detectors,
             strict=self.strict,
-            native=BACK_ENDS[self.back_end],
             max_warp_instructions=20_000_000,
         )
         try:
@@ -92,7 +89,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="as mutants are judged")
     parser.add_argument("--no-detectors", dest="detectors", action="store_false")
     parser.add_argument("--mutant", default="", metavar="KEY")
-    parser.add_argument("--back-end", choices=BACK_ENDS, default="bytecode")
     parsed = parser.parse_args(arguments)
     chosen = schedule.of_arguments(parsed)
     given = {name: value for name, value in vars(parsed).items() if not hasattr(chosen, name)}

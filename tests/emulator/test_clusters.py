@@ -27,6 +27,7 @@ from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.image_inputs import make_images_case
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, module
+from tests.emulator.python_units import units
 
 # --- our kernels ----------------------------------------------------------------------------------------------------
 
@@ -112,7 +113,8 @@ def test_counts_are_added_in_the_order_of_the_clusters():
         THREE: st.global.b8 [%d1], %r9; ret; FOUR: shl.b32 %r4, %r1, 2; mov.b32 %r5, dynamic; add.u32 %r5, %r5, %r4;
         st.shared.b32 [%r5], %r4; ret;"""
     for native in (True, False):
-        assert compare(body, Options(counters=True, native=native)).processes == 4
+        with units(native):
+            assert compare(body, Options(counters=True)).processes == 4
 
 
 def test_the_same_again_and_again():
@@ -161,8 +163,10 @@ def test_reports_are_those_of_one_process(fault: str):
     found = outcome(body, Options(), np.arange(CTAS * 32, dtype=np.uint32))[1]
     assert isinstance(found, tuple) and issubclass(found[0], kind)
     assert compare(body) is None
-    for options in (*SCHEDULES[1:], Options(native=False)):
+    for options in SCHEDULES[1:]:
         assert compare(body, options, processes=(3,)) is None
+    with units(False):
+        assert compare(body, Options(), processes=(3,)) is None
 
 
 def test_reports_after_which_execution_goes_on_come_in_the_order_of_the_clusters():

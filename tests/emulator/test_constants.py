@@ -18,4 +18,4 @@ def test_every_integer_instruction_on_constants(seed: int):
 def test_constants_in_machine_code():
     opcodes = ("div.u32", "rem.s64", "bfe.s32", "bfi.b64", "prmt.b32", "clz.b32", "brev.b64", "bfind.s32")
     for name in (*opcodes, "lop3 0x96"):
-        check_constants(INTEGER[name], 0, Options(native=True))
+        check_constants(INTEGER[name], 0, Options())

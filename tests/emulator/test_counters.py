@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from cute_kernels.emulator.shared_banks import pieces, reduction_sectors, shared
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import aligned, launch, module
+from tests.emulator.python_units import with_both_units
 
 COUNTED = Options(counters=True, detectors=False)
 REGISTERS = {4: "%r10", 8: "{%r10, %r11}", 16: "{%r10, %r11, %r12, %r13}"}
@@ -26,12 +26,12 @@ VECTOR = {4: "", 8: ".v2", 16: ".v4"}
 
 
 def both(emulate: Callable[[Options], Report], options: Options) -> Report:
-    """The report of a launch on either back end, which count the same."""
-    python, native = (emulate(dataclasses.replace(options, native=native)) for native in (False, True))
-    assert (native.units is None) == (python.units is None)
-    if native.units is not None:
-        assert native.units.units == python.units.units and native.units.instructions == python.units.instructions
-    return native
+    """The report of a launch, with the units of the core and with those of Python, which count the same."""
+    core, python = with_both_units(lambda: emulate(options))
+    assert (core.units is None) == (python.units is None)
+    if core.units is not None:
+        assert core.units.units == python.units.units and core.units.instructions == python.units.instructions
+    return core
 
 
 def run(body: str, *, options: Options = COUNTED, items: int = 65536) -> Report:

@@ -15,6 +15,7 @@ from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.python_units import units
 from tests.emulator.record_matrix_on_gpu import result_array
 
 ALLOCATE = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic+48], 32; bar.warp.sync -1;
@@ -55,17 +56,17 @@ def execute(body: str, options: Options) -> list[int]:
     return out.tolist()
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("name", FAULTS)
 def test_one_is_left_out(name: str, native: bool):
     body, error, message, expected = FAULTS[name]
     with pytest.raises(error, match=message):
-        execute(body, Options(native=native))
-    assert execute(body, Options(native=native, without=(name,))) == expected
+        execute(body, Options())
+    assert execute(body, Options(without=(name,))) == expected
     others = tuple(other for other in DETECTORS if other != name)
     with pytest.raises(error, match=message):
-        execute(body, Options(native=native, without=others))
-    assert execute(body, Options(native=native, detectors=False)) == expected
+        execute(body, Options(without=others))
+    assert execute(body, Options(detectors=False)) == expected
 
 
 def test_registers_of_a_wgmma_in_flight():
@@ -86,25 +87,25 @@ def test_registers_of_a_wgmma_in_flight():
     run(Options(without=("registers",)))
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_tensor_memory_that_nobody_wrote(native: bool):
     body = f"""{THREAD_OUTPUT} {ALLOCATE} tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r9}}, [%r20];
         tcgen05.wait::ld.sync.aligned; and.b32 %r9, %r9, 0; add.u32 %r9, %r9, %r1; {FREE}
         st.global.b32 [%d1], %r9; ret;"""
     with pytest.raises(IllegalAccess, match="uninitialised TMEM"):
-        execute(body, Options(native=native))
-    assert execute(body, Options(native=native, without=("uninitialised",))) == list(range(32))
+        execute(body, Options())
+    assert execute(body, Options(without=("uninitialised",))) == list(range(32))
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_the_memory_of_an_mbarrier_that_is_no_more(native: bool):
     """mbarrier.inval leaves bytes that hold nothing; an mbarrier that lives is none of this detector's affairs."""
     body = f"""{THREAD_OUTPUT} setp.ne.u32 %p1, %r1, 0; @%p1 bra END; mbarrier.init.shared.b64 [dynamic], 1; INVAL
         ld.shared.b32 %r9, [dynamic]; END: st.global.b32 [%d1], %r1; ret;"""
     gone = body.replace("INVAL", "mbarrier.inval.shared.b64 [dynamic];")
     with pytest.raises(IllegalAccess, match="uninitialised"):
-        execute(gone, Options(native=native))
-    options = Options(native=native, without=("uninitialised",))
+        execute(gone, Options())
+    options = Options(without=("uninitialised",))
     assert execute(gone, options) == list(range(32))
     with pytest.raises(IllegalAccess, match="touches the live mbarrier"):
         execute(body.replace("INVAL", ""), options)
@@ -116,39 +117,39 @@ LEFT = f"""{THREAD_OUTPUT} setp.ne.u32 %p1, %r1, 0; @%p1 bra END; mbarrier.init.
 ARRIVALS, BYTES = ".shared.b64 %d3, [dynamic];", ".expect_tx.shared.b64 %d3, [dynamic], 16;"
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_an_mbarrier_in_the_middle_of_a_phase(native: bool):
     some, message = LEFT.replace("EXPECT", ARRIVALS), "the kernel ends in the middle of a phase"
-    assert execute(some, Options(native=native)) == list(range(32))
+    assert execute(some, Options()) == list(range(32))
     with pytest.raises(BarrierMisuse, match=message):
-        execute(some, Options(native=native, strict=True))
+        execute(some, Options(strict=True))
     with pytest.raises(BarrierMisuse, match=f"{message}.* 16 transaction bytes pending"):
-        execute(LEFT.replace("EXPECT", BYTES), Options(native=native))
+        execute(LEFT.replace("EXPECT", BYTES), Options())
     # Bytes are announced, and not loaded.
     tail = LEFT.replace("EXPECT", BYTES).replace("[dynamic], 2;", "[dynamic], 1;")
-    assert execute(tail, Options(native=native)) == list(range(32))
+    assert execute(tail, Options()) == list(range(32))
     with pytest.raises(BarrierMisuse, match=f"{message}.* 0 of 1 arrivals pending, 16 transaction bytes pending"):
-        execute(tail, Options(native=native, strict=True))
-    left_out = Options(native=native, strict=True, without=("exits",))
+        execute(tail, Options(strict=True))
+    left_out = Options(strict=True, without=("exits",))
     assert execute(LEFT.replace("EXPECT", BYTES), left_out) == list(range(32))
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_lanes_that_initialise_one_mbarrier(native: bool):
     """PTX defines the first of them alone; what they leave is the same."""
     body = f"""{THREAD_OUTPUT} setp.ge.u32 %p1, %r1, LANES; @%p1 bra W; mbarrier.init.shared.b64 [dynamic], 1; W:
         bar.warp.sync -1; setp.ne.u32 %p1, %r1, 0; @!%p1 mbarrier.arrive.shared.b64 %d3, [dynamic];
         V: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra V; st.global.b32 [%d1], %r1; ret;"""
-    assert execute(body.replace("LANES", "1"), Options(native=native)) == list(range(32))
+    assert execute(body.replace("LANES", "1"), Options()) == list(range(32))
     two = body.replace("LANES", "2")
     with pytest.raises(BarrierMisuse, match="mbarrier.init by 2 lanes at once of one place: mbarrier at") as error:
-        execute(two, Options(native=native))
+        execute(two, Options())
     assert error.value.kind == "barrier-init-lanes" and error.value.warp == "CTA 0 warp 0"
-    assert execute(two, Options(native=native, detectors=False)) == list(range(32))
+    assert execute(two, Options(detectors=False)) == list(range(32))
     counts = two.replace("[dynamic], 1", "[dynamic], %r2")
     counts = counts.replace("setp.ge.u32", "add.u32 %r2, %r1, 1; setp.ge.u32", 1)
     with pytest.raises(BarrierMisuse, match="mbarrier.init over a live mbarrier"):
-        execute(counts, Options(native=native, detectors=False))
+        execute(counts, Options(detectors=False))
 
 
 def test_names_that_are_none():
@@ -170,12 +171,13 @@ def test_sound_kernels_are_clean_whatever_is_left_out(config: Sm100PatchEmbedCon
     case = make_case(batch=300, positions=2, n=256, k=256, config=config, sm_count=2)
     for left_out in (*((name,) for name in DETECTORS), DETECTORS):
         for native in (False, True) if left_out == ("races",) else (True,):
-            case.tensors.out.fill_(float("nan"))
-            emulate(case.plan, case.tensors, Options(native=native, without=left_out))
-            assert not case.mismatches().any(), (left_out, native)
+            with units(native):
+                case.tensors.out.fill_(float("nan"))
+                emulate(case.plan, case.tensors, Options(without=left_out))
+                assert not case.mismatches().any(), (left_out, native)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_a_store_of_uninitialised_bytes_is_found_without_races(native: bool) -> None:
     """By a tensor copy that has been executed before, which is the core's then."""
     out = aligned(np.zeros(32, np.uint32))
@@ -192,17 +194,17 @@ def test_a_store_of_uninitialised_bytes_is_found_without_races(native: bool) -> 
         parameters=1,
     )
     with pytest.raises(IllegalAccess, match="uninitialised"):
-        options = Options(native=native, without=("races",))
+        options = Options(without=("races",))
         launch(text, tensor, reachable=(out,), options=options)
     assert out.tolist() == list(range(7, 39))
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_who_expects_another_number_of_threads_is_reported_at_both_lines(native: bool):
     text = module("mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 bra FEWER;\nbar.sync 1, 64;\nret;\n"
                   "FEWER: bar.sync 1, 96;\nret;")  # fmt: skip
     with pytest.raises(BarrierMisuse, match="expects .* threads where") as raised:
-        launch(text, np.zeros(1), np.zeros(1), block=(64, 1, 1), options=Options(native=native))
+        launch(text, np.zeros(1), np.zeros(1), block=(64, 1, 1), options=Options())
     report = diagnose(raised.value)
     lines = [text.splitlines()[place.ptx_line - 1] for place in (report.place, report.related[0].places[0])]
     assert sorted(lines) == ["FEWER: bar.sync 1, 96;", "bar.sync 1, 64;"]

@@ -15,6 +15,7 @@ from cute_kernels.emulator.flow import analyse
 from cute_kernels.emulator.happens_before import Agent
 from cute_kernels.emulator.tensor_races import TensorRaces
 from tests.emulator.ptx import module
+from tests.emulator.python_units import units, with_both_units
 from tests.emulator.test_races import CASES, END, TWINS, TWO_WARPS, WORDS, Twin, run
 
 EARLIER = re.compile(r"\((one of \d+ instructions in PTX lines \d+ to \d+|PTX line [^)]*)\)")
@@ -72,14 +73,15 @@ EXACT = {
 
 
 @pytest.mark.parametrize(("name", "broken"), EXACT)
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_both_sides_are_named(name: str, broken: int, native: bool):
-    assert report(name, broken, Options(native=native)) == EXACT[name, broken]
+    assert report(name, broken, Options()) == EXACT[name, broken]
 
 
 @pytest.mark.parametrize(("name", "broken"), CASES)
-def test_both_back_ends_say_the_same(name: str, broken: int):
-    assert report(name, broken, Options(native=False)) == report(name, broken, Options(native=True))
+def test_core_and_python_say_the_same(name: str, broken: int):
+    core, python = with_both_units(lambda: report(name, broken, Options()))
+    assert core == python
 
 
 class _Forgetful(dict):
@@ -92,7 +94,8 @@ class _Forgetful(dict):
 @pytest.mark.parametrize(("name", "broken"), CASES)
 def test_the_instruction_is_among_those_named(name: str, broken: int, monkeypatch: pytest.MonkeyPatch):
     """Compared with a detector that gives every access an epoch of its own, which costs too much outside of a test."""
-    named = report(name, broken, Options(native=False))
+    with units(False):
+        named = report(name, broken, Options())
 
     def forgetful(agent: Agent, *args: object) -> None:
         original(agent, *args)
@@ -108,7 +111,8 @@ def test_the_instruction_is_among_those_named(name: str, broken: int, monkeypatc
     monkeypatch.setattr(
         earlier_accesses, "instructions_of", lambda flow, first, access: [flow.kernel.instructions[first]]
     )
-    exact = EARLIER.search(report(name, broken, Options(native=False)))
+    with units(False):
+        exact = EARLIER.search(report(name, broken, Options()))
     found = EARLIER.search(named)
     assert (exact is None) == (found is None)
     if exact is not None:
@@ -125,13 +129,13 @@ DIVERGED = f"""{WORDS} bar.sync 0; @%p1 bra READ; setp.lt.u32 %p2, %r1, 16; @%p2
     READ: nanosleep.u32 20; setp.lt.u32 %p3, %r1, FIRST; @%p3 bra END; ld.shared.b32 %r9, [%r5+-128]; {END}"""
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("first", [32, 48])
 def test_lanes_that_took_another_way_are_named_too(first: int, native: bool):
     """The epoch of a warp begins with the side that runs first; the race may be with a lane of the other one."""
     twin = Twin("", SharedMemoryRace, "", shape=TWO_WARPS)
     with pytest.raises(SharedMemoryRace, match="a load of CTA 0 warp 1 reads") as found:
-        run(twin, DIVERGED.replace("FIRST", str(first)), Options(native=native))
+        run(twin, DIVERGED.replace("FIRST", str(first)), Options())
     sides = "PTX line 24 `st.shared.b32 [%r5], %r2` or PTX line 27 `st.shared.b32 [%r5], %r1`"
     assert EARLIER.search(str(found.value))[1] == sides
 

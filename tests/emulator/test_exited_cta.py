@@ -32,14 +32,14 @@ ACCESSES = {
 }
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("access", ACCESSES)
 def test_an_access_after_the_exit_is_illegal(access: str, native: bool):
     body = BODY.replace("ACCESS", ACCESSES[access]).replace("MEET", "")
     with pytest.raises(IllegalAccess, match="the shared memory of CTA 1, which has exited"):
         launch(
             module(body), np.zeros(64, np.uint32), 0,
-            grid=(2, 1, 1), cluster=(2, 1, 1), options=Options(native=native),
+            grid=(2, 1, 1), cluster=(2, 1, 1), options=Options(),
         )  # fmt: skip
 
 

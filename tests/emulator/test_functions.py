@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from tests.emulator.ptx import THREAD_OUTPUT, launch, module
 
@@ -55,13 +54,13 @@ def collatz(number: int, limit: int) -> int:
     return steps
 
 
-def execute(body: str, functions: str, native: bool) -> list[int]:
+def execute(body: str, functions: str) -> list[int]:
     out = np.zeros(32, np.uint32)
-    launch(module(f"{THREAD_OUTPUT} {body}", parameters=1, head=functions), out, options=Options(native=native))
+    launch(module(f"{THREAD_OUTPUT} {body}", parameters=1, head=functions), out)
     return out.tolist()
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_calls(native: bool):
     """Registers and labels have the names of the caller's; lanes return at different times."""
     body = """{ .param .b64 a; .param .b32 b; .param .b64 c; cvt.u64.u32 %d5, %r1; st.param.b64 [a], %d5;
@@ -69,10 +68,10 @@ def test_calls(native: bool):
         cvt.u32.u64 %r2, %d6; AGAIN: add.u32 %r2, %r2, %r1; call.uni keep, (%d1, %r2); ret;"""
     expected = [1000 * collatz(n, 20) + collatz(n + 1, 20) + n for n in range(32)]
     for functions in (COLLATZ + TWICE, DECLARED + TWICE + COLLATZ):
-        assert execute(body, functions, native) == expected
+        assert execute(body, functions) == expected
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_calls_by_some_lanes(native: bool):
     """Under a guard, behind a branch, and with literals for arguments."""
     body = """setp.lt.u32 %p1, %r1, 9; mov.b32 %r2, 77; mov.b32 %r3, 0; @%p1 call (%r2), collatz, (%r1, 5);
@@ -81,7 +80,7 @@ def test_calls_by_some_lanes(native: bool):
     expected = [
         100 * (collatz(n, 5) if n < 9 else 77) + (collatz(27, n) if n > 20 else 0) for n in range(32)
     ]  # fmt: skip
-    assert execute(body, COLLATZ + TWICE, native) == expected
+    assert execute(body, COLLATZ + TWICE) == expected
 
 
 UNUSED = """
@@ -102,7 +101,7 @@ NARROW = """
 """
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_parameters_that_are_wider_than_what_is_passed(native: bool):
     """As nvcc passes char and short: only the value's own bits count, and its sign fills a wider register."""
     body = """mad.lo.u32 %r2, %r1, 0x01235F85, 0x7DC3A1B7; call (%r3), narrow, (%r2, %r2, %r2);
@@ -110,12 +109,12 @@ def test_parameters_that_are_wider_than_what_is_passed(native: bool):
     values = np.arange(32, dtype=np.uint32) * np.uint32(0x01235F85) + np.uint32(0x7DC3A1B7)
     low = values.view(np.int8).reshape(32, 4)[:, 0].astype(np.int32)
     total = low * 1000 + (values & 255).astype(np.int32) + values.view(np.int16).reshape(32, 2)[:, 0]
-    assert execute(body, NARROW + COLLATZ + TWICE, native) == (total ^ (total & 255)).view(np.uint32).tolist()
+    assert execute(body, NARROW + COLLATZ + TWICE) == (total ^ (total & 255)).view(np.uint32).tolist()
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_functions_that_are_not_called_are_skipped(native: bool):
-    assert execute("st.global.b32 [%d1], %r1; ret;", UNUSED, native) == list(range(32))
+    assert execute("st.global.b32 [%d1], %r1; ret;", UNUSED) == list(range(32))
 
 
 @pytest.mark.parametrize(
@@ -129,13 +128,13 @@ def test_functions_that_are_not_called_are_skipped(native: bool):
 )  # fmt: skip
 def test_calls_that_are_refused(call: str, message: str):
     with pytest.raises(UnsupportedPTX, match=message):
-        execute(f"{call} ret;", COLLATZ + TWICE + UNUSED, False)
+        execute(f"{call} ret;", COLLATZ + TWICE + UNUSED)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_a_report_names_the_line_in_the_function(native: bool):
     functions = ".func stop(.param .b32 a) {\n .reg .b32 %r;\n ld.param.b32 %r, [a];\n ld.shared.b32 %r, [%r];\n ret; }"
     with pytest.raises(EmulatorError, match=r"ld.shared.b32 %r, \[%r\]") as caught:
-        execute("mov.b32 %r2, dynamic; call stop, (%r2); ret;", functions, native)
+        execute("mov.b32 %r2, dynamic; call stop, (%r2); ret;", functions)
     text = module("", parameters=1, head=functions)
     assert text.splitlines()[caught.value.ptx_line - 1].strip().startswith("ld.shared")

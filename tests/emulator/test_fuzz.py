@@ -132,7 +132,7 @@ def test_a_program_that_ends_otherwise_is_a_finding(body, outcome: str, finding:
 def test_errors_inside_of_the_emulator_are_findings(monkeypatch):
     monkeypatch.setattr(Scheduler, "_look_for_livelock", _raiser(IndexError("inside")))
     monkeypatch.setattr(gpu.Cluster, "exit", _raiser(IndexError("inside")))
-    program = dataclasses.replace(programs()[1][0], options={"native": False})
+    program = dataclasses.replace(programs()[1][0], options={})
     assert "IndexError: inside" in judge(program).finding
 
 

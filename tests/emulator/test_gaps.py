@@ -33,11 +33,11 @@ def run(access: str, symbol: str, offset: int, options: Options) -> None:
     launch(module(body), data, data, block=(1, 1, 1), dynamic_smem=128, options=options)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("access", ACCESSES)
 def test_what_is_behind_the_arrays_is_reported(access: str, native: bool) -> None:
     """What nobody has written may be read here: that is another fault. So is a barrier that is left over."""
-    options = Options(native=native, without=("uninitialised", "exits"))
+    options = Options(without=("uninitialised", "exits"))
     nbytes = ACCESSES[access]
     end = -(-36 // nbytes) * nbytes
     for symbol, offset in (TILE, end), ("dynamic", -32), ("dynamic", 128):

@@ -10,7 +10,6 @@ from cute_kernels.emulator.errors import GlobalMemoryRace, ProxyFenceMissing
 from tests.emulator import ptx
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, module
 
-BACK_ENDS = [Options(native=False), Options(native=True)]
 #: Thread 3 of warp 0 and thread 35 store to item 3; a barrier may stand between.
 STORES = f"""{THREAD_OUTPUT} and.b32 %r2, %r1, 31; setp.ne.u32 %p1, %r2, 3; setp.lt.u32 %p2, %r1, 32; @%p1 bra MEET;
     @%p2 st.global.b32 [%d0+12], %r1; MEET: BARRIER @%p1 bra LAST; @!%p2 st.global.b32 [%d0+12], %r1; LAST: ret;"""
@@ -36,23 +35,23 @@ def launch(body: str, start: int, name: str, options: Options, warps: int = 1) -
     return array
 
 
-@pytest.mark.parametrize("options", BACK_ENDS)
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize(
     ("start", "name", "words"),
     [(4, "out", r"byte 12 of out \(128 bytes\)"), (20, "", r"byte 12 of a global array \(128 bytes\)"),
      (32, "argument p0", r"byte 12 of argument p0 \(128 bytes\)")],
 )  # fmt: skip
-def test_stores(start: int, name: str, words: str, options: Options):
+def test_stores(start: int, name: str, words: str, native: bool):
     with pytest.raises(GlobalMemoryRace, match=f"writes the 4 bytes at {words}, which the store of CTA 0 warp 0 wrote"):
-        launch(STORES.replace("BARRIER", ""), start, name, options, warps=2)
-    assert launch(STORES.replace("BARRIER", "bar.sync 0;"), start, name, options, warps=2)[12] == 35
+        launch(STORES.replace("BARRIER", ""), start, name, Options(), warps=2)
+    assert launch(STORES.replace("BARRIER", "bar.sync 0;"), start, name, Options(), warps=2)[12] == 35
 
 
-@pytest.mark.parametrize("options", BACK_ENDS)
-def test_a_copy_without_a_proxy_fence(options: Options):
+@pytest.mark.parametrize("native", [False, True], indirect=True)
+def test_a_copy_without_a_proxy_fence(native: bool):
     with pytest.raises(ProxyFenceMissing, match=r"reads the 4 bytes at byte 20 of out \(128 bytes\), which the store"):
-        launch(COPY.replace("FENCE", ""), 16, "out", options)
-    launch(COPY.replace("FENCE", "fence.proxy.async.global;"), 16, "out", options)
+        launch(COPY.replace("FENCE", ""), 16, "out", Options())
+    launch(COPY.replace("FENCE", "fence.proxy.async.global;"), 16, "out", Options())
 
 
 #: Lane 0, or lanes 1 and 0 one after the other, store to the array's first item.
@@ -60,12 +59,12 @@ ONE_LANE = "setp.eq.u32 %p1, %r1, 0; @%p1 st.global.b32 [%d0], %r1; ret;"
 TWO_LANES = f"setp.eq.u32 %p2, %r1, 1; @%p2 st.global.b32 [%d0], %r1; {ONE_LANE}"
 
 
-@pytest.mark.parametrize("options", BACK_ENDS)
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize(
     ("body", "ctas", "kind"), [(ONE_LANE, 2, "global-race"), (TWO_LANES, 1, "lanes-race"), (TWO_LANES, 2, "lanes-race")]
 )
-def test_warps_of_the_same_number_in_two_clusters_are_two_warps(body: str, ctas: int, kind: str, options: Options):
+def test_warps_of_the_same_number_in_two_clusters_are_two_warps(body: str, ctas: int, kind: str, native: bool):
     text = module(THREAD_OUTPUT + body, parameters=1)
     with pytest.raises(GlobalMemoryRace) as caught:
-        ptx.launch(text, np.zeros(64, np.uint32), grid=(ctas, 1, 1), options=options)
+        ptx.launch(text, np.zeros(64, np.uint32), grid=(ctas, 1, 1), options=Options())
     assert caught.value.kind == kind

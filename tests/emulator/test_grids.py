@@ -100,7 +100,6 @@ def test_more_threads_than_the_kernel_was_compiled_for():
         (ValueError, {"completion": "soon"}),
         (ValueError, {"interleave": "rr"}),
         (ValueError, {"clusters": (1, 1)}),
-        (TypeError, {"native": "yes"}),
         (TypeError, {"detectors": None}),
         (TypeError, {"seed": 1.5}),
         (ValueError, {"seed": -1}),

@@ -15,6 +15,7 @@ from cute_kernels.emulator.errors import GlobalMemoryRace, IllegalAccess, Unsupp
 from tests.emulator.ieee import BF16, F16, F32, Format
 from tests.emulator.instruction_cases import Case, check, signed
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.python_units import units
 from tests.emulator.test_instructions import directed, pairwise, propagating
 from tests.nightly import examples
 
@@ -129,9 +130,10 @@ def test_a_carry_is_that_of_a_thread():
         @%p1 add.cc.u32 %r4, %r2, 1; @!%p1 bra MEET; mul.lo.u32 %r5, %r1, 3; MEET: addc.u32 %r9, %r1, 100;
         st.global.b32 [%d1], %r9; ret;"""
     for native in (False, True):
-        out = np.zeros(32, np.uint32)
-        launch(module(body, parameters=1), out, options=Options(native=native))
-        assert out.tolist() == [n + 100 + (n < 7) for n in range(32)]
+        with units(native):
+            out = np.zeros(32, np.uint32)
+            launch(module(body, parameters=1), out, options=Options())
+            assert out.tolist() == [n + 100 + (n < 7) for n in range(32)]
 
 
 # --- floating point -------------------------------------------------------------------------------------------------
@@ -226,7 +228,7 @@ def test_forms_that_do_not_exist_or_are_not_executed(text: str):
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_a_cache_policy_changes_no_result(native: bool):
     body = f"""{THREAD_OUTPUT} createpolicy.fractional.L2::evict_last.b64 %d5, 1.0;
         createpolicy.fractional.L2::evict_first.L2::evict_unchanged.b64 %d6, 0.5;
@@ -235,7 +237,7 @@ def test_a_cache_policy_changes_no_result(native: bool):
         ld.global.L2::cache_hint.b32 %r2, [%d1], %d5; add.u32 %r2, %r2, %r1;
         st.global.L2::cache_hint.b32 [%d1], %r2, %d6; ret;"""
     out = np.arange(32, dtype=np.uint32) * 5
-    launch(module(body, parameters=1), out, options=Options(native=native))
+    launch(module(body, parameters=1), out, options=Options())
     assert out.tolist() == [6 * n for n in range(32)]
 
 
@@ -245,7 +247,7 @@ WIDE = f"""{THREAD_OUTPUT} .reg .b128 old, want, new; mul.wide.u32 %d3, %r1, 16;
     mov.b128 new, {{%d6, %d7}}; OPERATION mov.b128 {{%d8, %d9}}, old; st.global.v2.b64 [%d3+512], {{%d8, %d9}}; ret;"""
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize(
     ("operation", "exchanges"),
     [("atom.global.relaxed.gpu.cas.b128 old, [%d3], want, new;", lambda n: n % 3 == 0),
@@ -255,12 +257,12 @@ def test_atomics_of_16_bytes(operation: str, exchanges: Callable[[int], bool], n
     """Of three threads one finds what it expects, one another low half, one another high half."""
     before = np.array([[n + (n % 3 == 1), 7 + (n % 3 == 2)] for n in range(32)], np.uint64)
     data = aligned(np.concatenate([before, np.zeros((32, 2), np.uint64)]))
-    launch(module(WIDE.replace("OPERATION", operation), parameters=1), data, options=Options(native=native))
+    launch(module(WIDE.replace("OPERATION", operation), parameters=1), data, options=Options())
     after = [[n + 100, n + 200] if exchanges(n) else before[n].tolist() for n in range(32)]
     assert data[:32].tolist() == after and data[32:].tolist() == before.tolist()
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_registers_of_128_bits_live_across_blocks(native: bool):
     """They are written in one basic block and read in others, in a loop and under a guard, too."""
     body = f"""{THREAD_OUTPUT} .reg .b128 wide, other; mov.u32 %r2, 0; cvt.u64.u32 %d3, %r1; mov.b64 %d4, 5;
@@ -269,7 +271,7 @@ def test_registers_of_128_bits_live_across_blocks(native: bool):
         @!%p1 mov.b128 wide, other; SKIP: add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 3; @%p2 bra LOOP;
         mov.b128 {{%d7, %d8}}, wide; cvt.u32.u64 %r3, %d7; st.global.b32 [%d1], %r3; ret;"""
     out = np.zeros(32, np.uint32)
-    launch(module(body, parameters=1), out, options=Options(native=native))
+    launch(module(body, parameters=1), out, options=Options())
     assert out.tolist() == [n + 15 if n < 8 else n for n in range(32)]
 
 

@@ -61,20 +61,20 @@ def run(case: str, options: Options) -> int:
     return line
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("completion", ["eager", "lazy", "random"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_place_is_where_it_was_issued(case: str, completion: str, native: bool):
     with pytest.raises(CASES[case][1]):
-        run(case, Options(completion=completion, native=native, seed=3))
+        run(case, Options(completion=completion, seed=3))
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("completion", ["eager", "lazy", "random"])
 def test_and_where_execution_goes_on_after_the_report(completion: str, native: bool):
     found: list[EmulatorError] = []
     options = Options(
-        completion=completion, native=native, seed=3, going_on=lambda error: found.append(error) or True
+        completion=completion, seed=3, going_on=lambda error: found.append(error) or True
     )
     line = run("bulk store of what nobody has written", options)
     assert [(error.ptx_line, error.warp) for error in found] == [(line, "CTA 0 warp 0")]

@@ -10,6 +10,7 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, IllegalAccess, SharedMemoryRace
 from tests.emulator.ptx import aligned, launch, module
+from tests.emulator.python_units import with_both_units
 
 HEAD = """
 mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1];
@@ -30,10 +31,10 @@ PLACE = {"shared": "%r2", "global": "%d1"}
 ROWS = [7 + 3 * (32 + lane) for lane in range(32)]  # that warp 1 stores
 
 
-def outcome(body: str, native: bool, detectors: bool = True) -> tuple[type | None, str, list[int]]:
+def outcome(body: str, detectors: bool = True) -> tuple[type | None, str, list[int]]:
     """(kind of the error, its words without addresses, what each thread loaded) of two warps."""
     memory, out = aligned(np.zeros(64, np.uint32)), aligned(np.zeros(64, np.uint32))
-    options, text = Options(native=native, detectors=detectors), module(HEAD + body + END, parameters=2)
+    options, text = Options(detectors=detectors), module(HEAD + body + END, parameters=2)
     try:
         launch(text, memory, out, block=(64, 1, 1), dynamic_smem=1024, options=options)
     except EmulatorError as error:
@@ -42,9 +43,9 @@ def outcome(body: str, native: bool, detectors: bool = True) -> tuple[type | Non
 
 
 def both(body: str) -> tuple[type | None, str, list[int]]:
-    python, native = (outcome(body, native) for native in (False, True))
-    assert native == python
-    return native
+    core, python = with_both_units(lambda: outcome(body))
+    assert core == python
+    return core
 
 
 @pytest.mark.parametrize("space", ["shared", "global"])

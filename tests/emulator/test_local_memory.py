@@ -9,8 +9,9 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.native_translate import NativeLaunch
+from cute_kernels.emulator.native_translate import Execution
 from tests.emulator.ptx import aligned, launch, module
+from tests.emulator.python_units import units
 
 BYTES = 256
 DEPOT = f".local .align 16 .b8 before[8]; .local .align 16 .b8 depot[{BYTES}];"
@@ -58,10 +59,11 @@ def test_every_lane_has_its_own(width: int, generic: bool, counters: bool) -> No
     expected = sum((step + i) & mask for step in steps for i in range(count))
     expected[9] = 0
     for native in (False, True):
-        assert execute(body, Options(native=native, counters=counters)).tolist() == expected.tolist()
+        with units(native):
+            assert execute(body, Options(counters=counters)).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_an_address_that_is_one_number_is_another_place_in_each_lane(native: bool) -> None:
     """Known when the block is translated, and computed from what all lanes share."""
     body = """
@@ -69,19 +71,19 @@ def test_an_address_that_is_one_number_is_another_place_in_each_lane(native: boo
         st.local.u32 [%d2+4], %r1; st.local.u32 [%d2+64], %r6;
         ld.u32 %r3, [%d3+4]; ld.u32 %r4, [%d5]; mad.lo.u32 %r3, %r4, 1000, %r3; st.global.u32 [%d1], %r3;
     """
-    assert execute(body, Options(native=native)).tolist() == [1000 * (lane + 7) + lane for lane in range(64)]
+    assert execute(body, Options()).tolist() == [1000 * (lane + 7) + lane for lane in range(64)]
 
 
 def test_an_access_is_no_call_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     called: Counter[str] = Counter()
-    call = NativeLaunch._call
+    call = Execution._call
 
-    def counted(self: NativeLaunch, site: int, mask: int) -> int:
+    def counted(self: Execution, site: int, mask: int) -> int:
         instruction = self.translation.sites[site].instruction
         called[instruction.opcode if instruction is not None else ""] += 1
         return call(self, site, mask)
 
-    monkeypatch.setattr(NativeLaunch, "_call", counted)
+    monkeypatch.setattr(Execution, "_call", counted)
     body = """
         cvta.local.u64 %d3, %d2; st.local.u32 [%d2+4], %r1; ld.u32 %r3, [%d3+4]; st.u32 [%d3+8], %r3;
         ld.local.u32 %r4, [%d2+8]; st.global.u32 [%d1], %r4;
@@ -109,9 +111,10 @@ FAULTS = {
 def test_faults_are_reported_in_the_same_words(name: str) -> None:
     reports = []
     for native in (False, True):
-        with pytest.raises(EmulatorError) as caught:
-            execute(FAULTS[name], Options(native=native))
-        reports.append((type(caught.value), str(caught.value)))
+        with units(native):
+            with pytest.raises(EmulatorError) as caught:
+                execute(FAULTS[name], Options())
+            reports.append((type(caught.value), str(caught.value)))
     assert reports[0] == reports[1]
 
 
@@ -119,5 +122,6 @@ def test_a_kernel_without_local_memory() -> None:
     """What an earlier kernel has left behind is not there."""
     execute("st.local.u32 [%d2], %r1;", Options())
     for native in (False, True):
-        with pytest.raises(EmulatorError, match="local memory by a kernel that declares none"):
-            launch(module("mov.u32 %r1, 0; ld.local.u32 %r2, [%r1]; ret;"), 0, 0, options=Options(native=native))
+        with units(native):
+            with pytest.raises(EmulatorError, match="local memory by a kernel that declares none"):
+                launch(module("mov.u32 %r1, 0; ld.local.u32 %r2, [%r1]; ret;"), 0, 0, options=Options())

@@ -13,6 +13,7 @@ from cute_kernels.emulator import Options, instructions_matrix
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
 from tests.emulator.matrix_cases import MatrixMove, matrix_cases
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.python_units import units
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "matrix_h200.json").read_text())
@@ -90,16 +91,17 @@ def test_the_core_moves_what_is_legal(case: MatrixMove, options: Options, monkey
     """Python, which the core leaves the rest to, is not asked; what is counted is the same."""
     counts = []
     for native in (False, True):
-        if native:
-            monkeypatch.setattr(instructions_matrix, "_row_addresses", None)
-        out = result_array(case)
-        report = launch(
-            case.ptx(), aligned(case.image()), aligned(case.registers()), out, block=(128, 1, 1), dynamic_smem=4096,
-            options=dataclasses.replace(options, native=native),
-        )  # fmt: skip
-        assert np.array_equal(out, case.expected())
-        rows = report.units.rows() if options.counters else []
-        counts.append([row for row in rows if "matrix" in row[1]])
+        with units(native):
+            if native:
+                monkeypatch.setattr(instructions_matrix, "_row_addresses", None)
+            out = result_array(case)
+            report = launch(
+                case.ptx(), aligned(case.image()), aligned(case.registers()), out, block=(128, 1, 1), dynamic_smem=4096,
+                options=dataclasses.replace(options),
+            )  # fmt: skip
+            assert np.array_equal(out, case.expected())
+            rows = report.units.rows() if options.counters else []
+            counts.append([row for row in rows if "matrix" in row[1]])
     assert counts[0] == counts[1] and bool(counts[0]) == options.counters
 
 
@@ -118,7 +120,8 @@ def octets(move: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     out = aligned(np.zeros((32, 32), np.uint8))
     start = "mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0; mov.b32 %r13, 0; "
     for native in (False, True):
-        launch(module(OCTETS.replace("MOVE", start + move)), before, out, options=Options(native=native))
+        with units(native):
+            launch(module(OCTETS.replace("MOVE", start + move)), before, out, options=Options())
     return before, out[:, 16:], out[:, :16].reshape(32, 4, 4)
 
 

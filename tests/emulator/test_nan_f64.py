@@ -9,6 +9,7 @@ import pytest
 
 from cute_kernels.emulator import Options
 from tests.emulator.ptx import launch, module
+from tests.emulator.python_units import units, with_both_units
 
 INFINITY, QUIET = 0x7FF << 52, 1 << 51
 VALUES = [
@@ -63,10 +64,11 @@ def by_warps(operation: str, row: np.ndarray, options: Options) -> int:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_nan_results_are_the_same_everywhere(operation: str):
     rows = np.array(list(itertools.product(VALUES, repeat=OPERATIONS[operation])), np.uint64)
-    results = [by_lanes(operation, rows, Options(native=native)) for native in (False, True)]
+    results = with_both_units(lambda: by_lanes(operation, rows, Options()))
     for row, *some in zip(rows.tolist(), *(result.tolist() for result in results), strict=True):
         assert some == [expected(tuple(row), some[0])] * 2, [hex(x) for x in row]
     assert any(map(is_nan, results[0].tolist())) and not all(map(is_nan, results[0].tolist()))
     for index in range(0, len(rows), max(len(rows) // 12, 1)):
         for native in (False, True):
-            assert by_warps(operation, rows[index], Options(native=native)) == int(results[0][index])
+            with units(native):
+                assert by_warps(operation, rows[index], Options()) == int(results[0][index])

@@ -1,13 +1,12 @@
-"""The native back end: every instruction form against its definition, and everything else against the Python back end.
+"""Bytecode: every instruction form against its definition; units of the core against those of Python.
 
-Results, counts, and the words of every error have to be the same, wherever a launch changes from one to the other.
+Results, counts, and the words of every error have to be the same.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,28 +15,28 @@ from hypothesis import strategies as st
 
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import Sm100PatchEmbedConfig
-from cute_kernels.emulator import GlobalMemory, Options, Report, back_end, run
+from cute_kernels.emulator import GlobalMemory, Options, Report, run
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
 from cute_kernels.emulator.mbarrier import MBarriers
-from cute_kernels.emulator.native_translate import NativeLaunch
+from cute_kernels.emulator.native_translate import Execution
 from cute_kernels.emulator.pure_operations import pure_operation
 from tests.emulator.exact_sums import emulate
 from tests.emulator.instruction_cases import check
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.python_units import units
 from tests.emulator.test_conversions import CONVERSION
 from tests.emulator.test_instructions import FLOAT, INTEGER
 from tests.emulator.test_translate import REGISTERS, interpreted, program_text, statements
 from tests.nightly import nightly
 
 FORMS = {**INTEGER, **FLOAT, **CONVERSION}
-NATIVE, PYTHON = Options(native=True), Options(native=False)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_instruction_form(name: str) -> None:
-    """The same operands and the same definitions, on Python integers and fractions, as for the Python back end."""
-    check(FORMS[name], 1, NATIVE)
+    """One launch of a warp for each set of operands, which literals and uniform registers are too."""
+    check(FORMS[name], 1, Options())
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_frequent_operations_do_not_call_python(name: str) -> None:
 def test_random_programs(program: list[tuple], threads: int, seed: int) -> None:
     memory, common, registers, expected = interpreted(program, threads)
     text = program_text(program, list(range(REGISTERS)))
-    options = Options(seed=seed, interleave="random", native=True)
+    options = Options(seed=seed, interleave="random")
     launch(text, memory, registers, common, block=(threads, 1, 1), options=options)
     assert registers.tolist() == [r for r, _ in expected]
     assert memory.tolist() == [m for _, m in expected]
@@ -90,25 +89,14 @@ def test_kernel_gives_the_same_results_and_counts(config: Sm100PatchEmbedConfig,
     case = make_case(batch=3, positions=100, n=config.tile_n + 72, k=400, config=config, sm_count=2, seed=1)
     reports = []
     for native in (False, True):
-        case.tensors.out.fill_(float("nan"))
-        reports.append(emulate(case.plan, case.tensors, Options(native=native, **schedule)))
-        assert not case.mismatches().any()
+        with units(native):
+            case.tensors.out.fill_(float("nan"))
+            reports.append(emulate(case.plan, case.tensors, Options(**schedule)))
+            assert not case.mismatches().any()
     assert counts(reports[0]) == counts(reports[1])
 
 
-def test_which_back_end_runs_a_launch(tmp_path: Path) -> None:
-    """Bytecode, unless it cannot be had or Python is asked for."""
-    local = module(".local .align 4 .b8 depot[16];\nst.local.b32 [depot], 1; ret;")
-    choices = [
-        (module("ret;"), Options(), True), (module("ret;"), Options(native=True), True),
-        (module("ret;"), Options(native=False), False), (module("ret;"), Options(trace=tmp_path / "trace"), True),
-        (local, Options(), True), (local, Options(native=True), True),
-    ]  # fmt: skip
-    for text, options, native in choices:
-        assert back_end.Execution(text, None, (32, 1, 1), options).native == native
-
-
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_lanes_that_run_for_longer_than_a_turn_while_others_of_their_warp_wait(native: bool) -> None:
     """The lower lanes wait at the cluster barrier until the upper ones have exited, 30,000 blocks later."""
     text = module("""
@@ -123,7 +111,7 @@ def test_lanes_that_run_for_longer_than_a_turn_while_others_of_their_warp_wait(n
         ret;
     """, parameters=0)
     # 4 before they part, those of the loop, then barrier.cluster.arrive, barrier.cluster.wait, and ret twice.
-    assert launch(text, options=Options(native=native)).warp_instructions == 4 + 3 * 30_000 + 1 + 2 + 1
+    assert launch(text, options=Options()).warp_instructions == 4 + 3 * 30_000 + 1 + 2 + 1
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
@@ -154,14 +142,15 @@ def test_loads_and_stores_of_every_width(width: int, space: str, detectors: bool
     data = aligned(np.random.default_rng(width).integers(0, 256, (32, width)).astype(np.uint8))
     results = []
     for native in (False, True):
-        scratch, out = aligned(np.zeros_like(data)), aligned(np.zeros_like(data))
-        try:
-            launch(module(text, parameters=3), data, scratch, out, options=Options(native=native, detectors=detectors))
-        except EmulatorError as error:
-            results.append(str(error))
-        else:
-            results.append((out.tobytes(), scratch.tobytes()))
-            assert (np.delete(out, (9, 12), 0) == np.delete(data, (9, 12), 0)).all()
+        with units(native):
+            scratch, out = aligned(np.zeros_like(data)), aligned(np.zeros_like(data))
+            try:
+                launch(module(text, parameters=3), data, scratch, out, options=Options(detectors=detectors))
+            except EmulatorError as error:
+                results.append(str(error))
+            else:
+                results.append((out.tobytes(), scratch.tobytes()))
+                assert (np.delete(out, (9, 12), 0) == np.delete(data, (9, 12), 0)).all()
     assert results[0] == results[1]
 
 
@@ -199,9 +188,9 @@ def test_faults_are_reported_in_the_same_words(name: str) -> None:
     """Type, message, PTX line, instruction and warp."""
     text = module(f"{THREAD_OUTPUT}\n{FAULTS[name]}\nst.global.u32 [%d1], %r1;\nret;")
     reports = []
-    for options in (PYTHON, NATIVE):
-        with pytest.raises(EmulatorError) as caught:
-            _launch_with_constants(text, options)
+    for native in (False, True):
+        with units(native), pytest.raises(EmulatorError) as caught:
+            _launch_with_constants(text, Options())
         reports.append((type(caught.value), str(caught.value)))
     assert reports[0] == reports[1]
     assert "PTX line" in reports[0][1]
@@ -234,9 +223,10 @@ def test_faults_of_tensor_memory_are_reported_in_the_same_words(name: str, detec
     text = module(TENSOR + TENSOR_FAULTS[name] + TENSOR_END, parameters=1)
     reports = []
     for native in (False, True):
-        with pytest.raises(EmulatorError) as caught:
-            launch(text, _OUT, options=Options(native=native, detectors=detectors))
-        reports.append((type(caught.value), str(caught.value)))
+        with units(native):
+            with pytest.raises(EmulatorError) as caught:
+                launch(text, _OUT, options=Options(detectors=detectors))
+            reports.append((type(caught.value), str(caught.value)))
     assert reports[0] == reports[1]
     assert "PTX line" in reports[0][1]
 
@@ -244,14 +234,14 @@ def test_faults_of_tensor_memory_are_reported_in_the_same_words(name: str, detec
 def calls_of_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Gets a list to which the core adds what it calls Python for."""
     called: list[str] = []
-    call = NativeLaunch._call
+    call = Execution._call
 
-    def counted(self: NativeLaunch, site: int, mask: int) -> int:
+    def counted(self: Execution, site: int, mask: int) -> int:
         instruction = self.translation.sites[site].instruction
         called.append("branch" if instruction is None else instruction.opcode)
         return call(self, site, mask)
 
-    monkeypatch.setattr(NativeLaunch, "_call", counted)
+    monkeypatch.setattr(Execution, "_call", counted)
     return called
 
 
@@ -267,7 +257,7 @@ def test_what_only_detectors_hear_of_stays_in_machine_code(monkeypatch: pytest.M
     for detectors in (False, True):
         out = np.zeros(32, np.uint32)
         called.clear()
-        launch(module(TENSOR + body + TENSOR_END, parameters=1), out, options=Options(native=True, detectors=detectors))
+        launch(module(TENSOR + body + TENSOR_END, parameters=1), out, options=Options(detectors=detectors))
         lanes = np.arange(32)
         assert (out == 1000 * (lanes + 100) + lanes + np.where(lanes < 9, lanes + 100, 0)).all()
         names[detectors] = {name.split(".sync")[0] for name in called}
@@ -303,12 +293,10 @@ def test_branches_inside_branches(limit: int, calls: int, monkeypatch: pytest.Mo
     called = calls_of_python(monkeypatch)
     text = module(NESTED.replace("LIMIT", str(limit)), parameters=1)
     out = np.zeros(32, np.uint32)
-    report = launch(text, out, options=NATIVE)
+    launch(text, out)
     lanes = np.arange(32)
     assert (out == np.where(lanes % 2, 50 * (1001 + np.where(lanes < limit, 100, 10)), 0)).all()
     assert called.count("branch") == calls
-    reference = launch(text, out, options=PYTHON)
-    assert report.by_opcode == reference.by_opcode
 
 
 _OUT, _FIXED = aligned(np.zeros(32, np.uint32)), aligned(np.zeros(32, np.uint32))
@@ -327,14 +315,14 @@ def test_hang_reports_are_the_same() -> None:
     body = "mov.u32 %r1, %tid.x; setp.eq.u32 %p2, %r1, 0; @%p2 mbarrier.init.shared.b64 [dynamic], 64;\n"
     body += "W: mbarrier.try_wait.parity.shared.b64 %p1, [dynamic], 0; @!%p1 bra W; ret;"
     reports = []
-    for options in (PYTHON, NATIVE):
-        with pytest.raises(Hang) as caught:
-            launch(module(body), 0, 0, options=options)
+    for native in (False, True):
+        with units(native), pytest.raises(Hang) as caught:
+            launch(module(body), 0, 0)
         reports.append((str(caught.value), caught.value.report))
     assert reports[0] == reports[1]
 
 
-@pytest.mark.parametrize("options", [NATIVE, Options(native=True, interleave="random")], ids=str)
+@pytest.mark.parametrize("options", [Options(), Options(interleave="random")], ids=str)
 def test_endless_loops_without_effect_are_found(options: Options) -> None:
     text = module("mov.u32 %r1, 0; S: xor.b32 %r1, %r1, 1; bra S;")
     with pytest.raises(Hang, match="livelock"):
@@ -348,9 +336,10 @@ def test_stores_are_reported_to_the_detectors() -> None:
     text = "\n".join(line for line in artifact.ptx.splitlines() if "fence.proxy.async" not in line)
     reports = []
     for native in (False, True):
-        with pytest.raises(ProxyFenceMissing) as caught:
-            emulate(case.plan, case.tensors, Options(native=native), artifact=replace(artifact, ptx=text))
-        reports.append(str(caught.value))
+        with units(native):
+            with pytest.raises(ProxyFenceMissing) as caught:
+                emulate(case.plan, case.tensors, Options(), artifact=replace(artifact, ptx=text))
+            reports.append(str(caught.value))
     assert reports[0] == reports[1]
 
 
@@ -360,4 +349,4 @@ def test_any_exception_leaves_native_code_as_itself(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(MBarriers, "init", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        launch(module("mbarrier.init.shared.b64 [dynamic], 1; ret;"), 0, 0, options=NATIVE)
+        launch(module("mbarrier.init.shared.b64 [dynamic], 1; ret;"), 0, 0)

@@ -194,7 +194,7 @@ def test_a_loop_of_a_store_and_a_load_is_decided_at_once() -> None:
         f"setp.lt.s32 %p1, %r2, {rounds}; @%p1 bra NEXT; ret;"
     )
     before = shadow_unit().together
-    launch(text, out, 0, options=Options(native=True))
+    launch(text, out, 0, options=Options())
     assert (out == rounds - 1).all()
     assert 2 * rounds - 4 <= shadow_unit().together - before <= 2 * rounds
 

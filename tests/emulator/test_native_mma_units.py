@@ -21,6 +21,7 @@ from cute_kernels.emulator.sm import Cluster
 from cute_kernels.emulator.tensor_core import TensorCore
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
+from tests.emulator.python_units import units
 from tests.emulator.test_native_units import NativeMachine
 
 MMAS = CONSTANTS["MMAS"]
@@ -88,7 +89,7 @@ def test_what_a_job_has_addresses_of_lives_as_long_as_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(Units, "learn_mma", recorded)
     monkeypatch.setattr(Cluster, "finish", finished)
     case = make_case(batch=1, positions=256, n=256, k=256, sm_count=2, config=Sm100PatchEmbedConfig())
-    emulate(case.plan, case.tensors, Options(native=True, detectors=False))
+    emulate(case.plan, case.tensors, Options(detectors=False))
     assert alive and all(alive)
 
 
@@ -100,12 +101,13 @@ def test_kernel_of_mmas(fault: str, completion: str, detectors: bool, monkeypatc
     case = make_case(batch=4, positions=256, n=256, k=512, sm_count=2, seed=4, config=Sm100PatchEmbedConfig())
     if fault:
         case.tensors.x[600, 40] = float("nan") if fault == "nan" else 448.0
-    emulate(case.plan, case.tensors, Options(native=False, detectors=detectors))
+    with units(False):
+        emulate(case.plan, case.tensors, Options(detectors=detectors))
     expected = case.tensors.out.clone()
     calls = itertools.count()
     mma = TensorCore.mma
     monkeypatch.setattr(TensorCore, "mma", lambda *args, **keywords: (next(calls), mma(*args, **keywords))[1])
-    options = Options(native=True, detectors=detectors, completion=completion, seed=3)
+    options = Options(detectors=detectors, completion=completion, seed=3)
     report = emulate(case.plan, case.tensors, options)
     python = next(calls)
     assert report.mma_instructions == 4 * 16

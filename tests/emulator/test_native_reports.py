@@ -12,6 +12,7 @@ from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.scheduler import Scheduler
 from cute_kernels.emulator.tensor_map import TensorMap
 from tests.emulator.ptx import aligned, launch, module
+from tests.emulator.python_units import units, with_both_units
 
 READY = "bar.warp.sync -1; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 #: The first copy goes to both CTAs and is Python's; the second, with the same operands, to one: it races with a store.
@@ -80,22 +81,22 @@ def tensor(rows: int) -> tuple[np.ndarray, TensorMap]:
     return memory, TensorMap(memory.ctypes.data, "u8", (128, rows), (128,), (128, 16), (1, 1), "128B")
 
 
-def error(text: str, native: bool, rows: int, **shape: Any) -> str:
+def error(text: str, rows: int, **shape: Any) -> str:
     memory, tensor_map = tensor(rows)
     with pytest.raises(EmulatorError) as caught:
-        launch(text, tensor_map, 0, reachable=[memory], options=Options(native=native), **shape)
+        launch(text, tensor_map, 0, reachable=[memory], **shape)
     return str(caught.value)
 
 
 def test_copy_after_a_multicast_with_the_same_operands() -> None:
     shape = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "dynamic_smem": 8192}
-    fast, slow = (error(MULTICAST, native, 16, **shape) for native in (True, False))
+    fast, slow = with_both_units(lambda: error(MULTICAST, 16, **shape))
     assert fast == slow
     assert "TMA load of 2048 bytes to shared offset 2048 of CTA 0 for the mbarrier at offset 1024 of CTA 0" in slow
 
 
 def test_latest_store_that_nobody_waited_for() -> None:
-    fast, slow = (error(UNOBSERVED, native, 512, dynamic_smem=40960) for native in (True, False))
+    fast, slow = with_both_units(lambda: error(UNOBSERVED, 512, dynamic_smem=40960))
     assert fast == slow
     assert "from shared offset 10240 of CTA 0" in slow
 
@@ -114,8 +115,9 @@ def test_turns(detectors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(25):
         taken = []
         for native in (True, False):
-            turns.clear()
-            options = Options(native=native, seed=seed, interleave="random", detectors=detectors)
-            launch(LOOP, np.zeros(4, np.uint8), 0, block=(64, 1, 1), options=options)
-            taken.append(list(turns))
+            with units(native):
+                turns.clear()
+                options = Options(seed=seed, interleave="random", detectors=detectors)
+                launch(LOOP, np.zeros(4, np.uint8), 0, block=(64, 1, 1), options=options)
+                taken.append(list(turns))
         assert taken[0] == taken[1]

@@ -268,7 +268,7 @@ def test_what_a_warp_logs_in_order_needs_no_python(monkeypatch: pytest.MonkeyPat
     assert not reported
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("nbytes", [16, 4])
 def test_each_lane_looks_for_itself(native: bool, nbytes: int) -> None:
     """The same earlier store is in order for the lane that made it, and a race for its neighbour."""
@@ -280,7 +280,7 @@ def test_each_lane_looks_for_itself(native: bool, nbytes: int) -> None:
         history.shared(0, 0, [0, 1], [0, 1], nbytes, write=True)
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("nbytes", [16, 4])
 def test_accesses_of_earlier_clusters_are_not_known(native: bool, nbytes: int) -> None:
     """Columns and clocks of two clusters are the same numbers: what a warp knows says nothing of earlier clusters."""
@@ -305,7 +305,7 @@ def read_second_region(history: History, how: str, nbytes: int) -> None:
         history.copy(0, 1, 2, None, nbytes, False)
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("nbytes", [16, 8])
 @pytest.mark.parametrize("how", ["load", "copy"])
 @pytest.mark.parametrize("writer", ["store", "copy"])
@@ -323,7 +323,7 @@ def test_reads_of_later_clusters_hide_none_of_earlier_ones(native: bool, nbytes:
     assert re.match(f"GlobalMemoryRace: .* writes .* which the {reader} read before.*another cluster", found)
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("how", ["load", "copy"])
 def test_many_clusters_that_read_the_same_need_no_more_layers(native: bool, how: str) -> None:
     history = History(native)
@@ -338,7 +338,7 @@ def test_many_clusters_that_read_the_same_need_no_more_layers(native: bool, how:
     assert (latest >> LANE_BITS >= history.launch.floors[9]).all()
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("nbytes", [16, 4])
 def test_a_write_that_is_in_order_ends_the_reads_of_earlier_clusters(native: bool, nbytes: int) -> None:
     """They were released to this cluster; the next cluster races with the write, and no more with them."""
@@ -448,7 +448,7 @@ def test_readers_of_global_memory_do_not_replace_each_other() -> None:
     assert len({int(layer[0]) for layer in shadow.coarse.reads} - {0}) == 2
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("split", [0, 1, 2])
 def test_a_split_granule_between_whole_ones_is_looked_at_by_bytes(native: bool, split: int) -> None:
     """A copy over three granules of which one was written in pieces, by a warp that the copy is not ordered after."""

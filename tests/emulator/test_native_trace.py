@@ -1,8 +1,9 @@
-"""Timelines of what the core executes: event by event those of the Python back end, times, names and order included."""
+"""Timelines of what the core executes: event by event those of Python's units, times, names and order included."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import lzma
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 
 from cute_kernels.emulator import Options, native_trace, native_translate, tma
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.native_translate import NativeLaunch
+from cute_kernels.emulator.native_translate import Execution
 from cute_kernels.emulator.tensor_map import TensorMap
 from cute_kernels.emulator.warp import PhaseWait
 from tests.emulator.oracle import records
 from tests.emulator.ptx import aligned, launch, module
+from tests.emulator.python_units import units, with_both_units
 from tests.emulator.test_native_units import COPY, MISSED, TIME_OUTS
 from tests.emulator.test_trace import ARRIVE, HANDSHAKE, Event, check_well_formed, flows, read, slices, thread_names
 from tests.nightly import nightly
@@ -36,11 +38,11 @@ DAILY = (
 )  # fmt: skip
 
 
-def of_target(name: str, path: Path, native: bool | None = None, mutant: str = "", **options: Any) -> list[Event]:
+def of_target(name: str, path: Path, mutant: str = "", **options: Any) -> list[Event]:
     """What a launch of our kernels shows that is frozen, faults of mutants included."""
     frozen = records.read(name).launch
     ptx = records.mutated(frozen, mutant)
-    outcome = frozen.execute(ptx, Options(trace=path, native=native, max_warp_instructions=frozen.limit, **options))
+    outcome = frozen.execute(ptx, Options(trace=path, max_warp_instructions=frozen.limit, **options))
     assert mutant or not outcome.error
     return read(path)
 
@@ -54,7 +56,7 @@ def assert_same(python: list[Event], native: list[Event]) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DAILY else nightly) for n in records.names()])
 def test_our_kernels(name: str, schedule: str, tmp_path: Path) -> None:
-    python, native = (of_target(name, tmp_path / "trace", native, **SCHEDULES[schedule]) for native in (False, None))
+    native, python = with_both_units(lambda: of_target(name, tmp_path / "trace", **SCHEDULES[schedule]))
     assert_same(python, native)
 
 
@@ -70,7 +72,7 @@ def test_mutants(name: str, tmp_path: Path) -> None:
     """Launches that fail: up to the same step, with the same waits."""
     keys = [run.mutant for run, found in records.read(name).outcomes.items() if run.mutant and "error" in found]
     for key in dict.fromkeys(keys[::3]):
-        assert_same(*(of_target(name, tmp_path / "trace", native, key) for native in (False, None)))
+        assert_same(*with_both_units(functools.partial(of_target, name, tmp_path / "trace", key)))
 
 
 BULK = """
@@ -190,7 +192,7 @@ def of_program(name: str, path: Path, **options: Any) -> list[Event]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, schedule: str, tmp_path: Path) -> None:
     options = SCHEDULES[schedule]
-    python, native = (of_program(name, tmp_path / "trace", native=native, **options) for native in (False, True))
+    native, python = with_both_units(lambda: of_program(name, tmp_path / "trace", **options))
     assert slices(python, "work")
     check_well_formed(python)
     assert_same(python, native)
@@ -201,14 +203,16 @@ def test_copies(schedule: str, tmp_path: Path) -> None:
     """100 rows in boxes of 16, the last one partly out of bounds; without detectors only the trace asks for names."""
     events = []
     for native in (False, True):
-        source, out = (aligned(np.zeros((100, 128), np.uint8)) for _ in range(2))
-        maps = [TensorMap(x.ctypes.data, "u8", (128, 100), (128,), (128, 16), (1, 1), "128B") for x in (source, out)]
-        options = Options(native=native, trace=tmp_path / "trace", **SCHEDULES[schedule])
-        try:
-            launch(COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=options)
-        except EmulatorError:
-            assert options.detectors
-        events.append(read(options.trace))
+        with units(native):
+            source, out = (aligned(np.zeros((100, 128), np.uint8)) for _ in range(2))
+            places = source.ctypes.data, out.ctypes.data
+            maps = [TensorMap(place, "u8", (128, 100), (128,), (128, 16), (1, 1), "128B") for place in places]
+            options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
+            try:
+                launch(COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=options)
+            except EmulatorError:
+                assert options.detectors
+            events.append(read(options.trace))
     assert_same(*events)
 
 
@@ -264,13 +268,14 @@ def test_copies_to_several_ctas(schedule: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tma.TmaUnit, "load", recorded)
     events = []
     for native in (False, True):
-        masks.clear()
-        memories = [aligned(np.zeros((64, 128), np.uint8)) for _ in range(3)]
-        maps = [TensorMap(x.ctypes.data, "u8", (128, 64), (128,), (128, 16), (1, 1), "128B") for x in memories]
-        options = Options(native=native, trace=tmp_path / "trace", **SCHEDULES[schedule])
-        shape: dict[str, Any] = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "block": (64, 1, 1), "dynamic_smem": 10240}
-        launch(PAIR_OF_CTAS, *maps, reachable=memories, options=options, **shape)
-        events.append(read(options.trace))
+        with units(native):
+            masks.clear()
+            memories = [aligned(np.zeros((64, 128), np.uint8)) for _ in range(3)]
+            maps = [TensorMap(x.ctypes.data, "u8", (128, 64), (128,), (128, 16), (1, 1), "128B") for x in memories]
+            options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
+            shape: dict[str, Any] = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "block": (64, 1, 1)}
+            launch(PAIR_OF_CTAS, *maps, reachable=memories, dynamic_smem=10240, options=options, **shape)
+            events.append(read(options.trace))
     # Four rounds: a box from each CTA to both, and two lanes' of each; the very first goes through Python to the core.
     assert len([each for each in slices(events[0], "tma") if each["name"] == "load 2048 B"]) == 4 * (2 * 2 + 2 * 2)
     if options.completion != "eager":
@@ -294,17 +299,17 @@ def test_a_warp_waits_for_an_mbarrier_without_python(
             super().__init__(*args)
 
     monkeypatch.setattr(native_translate, "PhaseWait", Counted)
-    python, native = (of_program(name, tmp_path / "trace", native=native) for native in (False, True))
+    native, python = with_both_units(lambda: of_program(name, tmp_path / "trace"))
     assert waits
     assert slices(native, "wait")
     assert_same(python, native)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("name", ["exit of the last", "exit of lanes"])
 def test_an_exit_releases_whoever_waits(name: str, native: bool, tmp_path: Path) -> None:
     """The arrow begins at the last instruction of the lanes that exit."""
-    events = of_program(name, tmp_path / "trace", native=native)
+    events = of_program(name, tmp_path / "trace")
     names = thread_names(events)
     ((start, end),) = flows(events)
     assert names[start["pid"], start["tid"]].startswith("warp 1")
@@ -328,13 +333,13 @@ def test_no_event_is_lost_where_there_is_little_room(
 def test_the_core_executes_what_it_does_without_a_trace(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, call = [0], NativeLaunch._call
+    calls, call = [0], Execution._call
 
-    def counted(self: NativeLaunch, site: int, mask: int) -> int:
+    def counted(self: Execution, site: int, mask: int) -> int:
         calls[0] += 1
         return call(self, site, mask)
 
-    monkeypatch.setattr(NativeLaunch, "_call", counted)
+    monkeypatch.setattr(Execution, "_call", counted)
     frozen = records.read(name).launch
     counts = []
     for path in (None, tmp_path / "trace"):

@@ -27,6 +27,7 @@ from cute_kernels.emulator.native_units import Units, function
 from cute_kernels.emulator.smem import shared_address
 from cute_kernels.emulator.tensor_map import SWIZZLES, TensorMap, decode, encode
 from tests.emulator.ptx import aligned, launch, module
+from tests.emulator.python_units import units
 from tests.emulator.test_tma import (
     BARRIER,
     CASES,
@@ -449,23 +450,24 @@ def test_kernel_of_copies(completion: str, spurious: bool, monkeypatch: pytest.M
     monkeypatch.setattr("cute_kernels.emulator.tma.TmaUnit.load", lambda *a, **k: (next(calls), load(*a, **k))[1])
     results = []
     for native in (True, False):
-        source = noise(1, 12800).reshape(100, 128)
-        out = np.zeros((100, 128), np.uint8)
-        maps = [
-            TensorMap(x.ctypes.data, "u8", (128, 100), (128,), (128, 16), (1, 1), swizzle)
-            for x, swizzle in ((source, "128B"), (out, "128B"))
-        ]
-        options = Options(
-            native=native, detectors=False, completion=completion, spurious_try_wait_failures=spurious, seed=5
-        )
-        started = next(calls)
-        report = launch(
-            COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=options
-        )
-        python_loads = next(calls) - started - 1
-        assert python_loads == (1 if native and completion == "eager" else 7), "the last, partly out of bounds"
-        assert out.tobytes() == source.tobytes()
-        results.append((report.by_opcode, report.by_role, report.tma_bytes_loaded, report.tma_bytes_stored))
+        with units(native):
+            source = noise(1, 12800).reshape(100, 128)
+            out = np.zeros((100, 128), np.uint8)
+            maps = [
+                TensorMap(x.ctypes.data, "u8", (128, 100), (128,), (128, 16), (1, 1), swizzle)
+                for x, swizzle in ((source, "128B"), (out, "128B"))
+            ]
+            options = Options(
+                detectors=False, completion=completion, spurious_try_wait_failures=spurious, seed=5
+            )
+            started = next(calls)
+            report = launch(
+                COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=options
+            )
+            python_loads = next(calls) - started - 1
+            assert python_loads == (1 if native and completion == "eager" else 7), "the last, partly out of bounds"
+            assert out.tobytes() == source.tobytes()
+            results.append((report.by_opcode, report.by_role, report.tma_bytes_loaded, report.tma_bytes_stored))
     assert results[0] == results[1]
 
 
@@ -490,13 +492,14 @@ def test_errors_are_the_same():
     """Two lanes arrive twice at a barrier for four; with four arrivals each they are too many."""
     texts = []
     for native in (True, False):
-        out = np.zeros(4, np.uint8)
-        report = launch(MISSED, out, 0, dynamic_smem=4096, options=Options(native=native, detectors=False))
-        texts.append(report.by_opcode)
-        with pytest.raises(EmulatorError) as caught:
-            text = MISSED.replace("mbarrier.arrive.shared.b64 _, [%r1];", "mbarrier.arrive.shared.b64 _, [%r1], 4;")
-            launch(text, out, 0, dynamic_smem=4096, options=Options(native=native, detectors=False))
-        texts.append(str(caught.value))
+        with units(native):
+            out = np.zeros(4, np.uint8)
+            report = launch(MISSED, out, 0, dynamic_smem=4096, options=Options(detectors=False))
+            texts.append(report.by_opcode)
+            with pytest.raises(EmulatorError) as caught:
+                text = MISSED.replace("mbarrier.arrive.shared.b64 _, [%r1];", "mbarrier.arrive.shared.b64 _, [%r1], 4;")
+                launch(text, out, 0, dynamic_smem=4096, options=Options(detectors=False))
+            texts.append(str(caught.value))
     assert texts[:2] == texts[2:]
 
 
@@ -530,10 +533,11 @@ def test_time_limit_that_passes_while_the_phase_completes():
     """Both warps time out at once; the first one then arrives. The second one's next wait has a limit of its own."""
     results = []
     for native in (True, False):
-        out = np.zeros(1, np.uint32)
-        options = Options(native=native, detectors=False)
-        report = launch(TIME_OUTS, out, 0, block=(64, 1, 1), options=options)
-        results.append((int(out[0]), report.by_opcode))
+        with units(native):
+            out = np.zeros(1, np.uint32)
+            options = Options(detectors=False)
+            report = launch(TIME_OUTS, out, 0, block=(64, 1, 1), options=options)
+            results.append((int(out[0]), report.by_opcode))
     assert results[0] == results[1]
     assert results[0][0] == 1, "its second wait did not fail"
 

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.tensor_core import TensorCore
@@ -26,6 +25,7 @@ from cute_kernels.emulator.tensor_map import TensorMap
 from cute_kernels.emulator.tma import TmaUnit
 from tests.emulator.crew import state
 from tests.emulator.ptx import aligned, launch, module
+from tests.emulator.python_units import with_both_units
 from tests.nightly import NIGHTLY, examples
 
 ROUNDS, STAGES, ROWS = 8, 2, 16
@@ -180,8 +180,8 @@ AFTER:
         )
 
 
-def run(program: Program, native: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Any]]:
-    """(error in words, or ""; what has come of it) of one back end."""
+def run(program: Program, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Any]]:
+    """(error in words, or ""; what has come of it)."""
     trackers: list[RaceTracker] = []
     check = RaceTracker.check_exits
     source = aligned(np.arange(2 * (ROUNDS + 1) * BOX, dtype=np.uint32).astype(np.uint8).reshape(-1, 128), 1024)
@@ -196,7 +196,7 @@ def run(program: Program, native: bool, monkeypatch: pytest.MonkeyPatch) -> tupl
         try:
             report = launch(
                 program.text(), *maps, grid=(2, 1, 1), block=(64, 1, 1), cluster=(2, 1, 1), dynamic_smem=8192,
-                reachable=(source, out), options=Options(native=native),
+                reachable=(source, out),
                 hardware="faulty programs, and commits of tensor memory that is not allocated",
             )  # fmt: skip
             counts = [report.by_opcode, report.by_role, report.tma_bytes_loaded, report.tma_bytes_stored]
@@ -239,14 +239,14 @@ def single_faults(late: bool) -> list[Program]:
 @example(faulty(signal="none", signal_order="relaxed.cluster."))
 @example(faulty(group_wait=""))
 @example(faulty(drain="", group_wait="cp.async.bulk.wait_group.read 1;"))
-def test_both_back_ends_end_alike(program: Program) -> None:
+def test_core_and_python_end_alike(program: Program) -> None:
     compare(program)
 
 
 def compare(program: Program) -> str:
-    """Asserts that both back ends end alike; returns the error in words."""
+    """Asserts that units of the core and of Python end alike; returns the error in words."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        fast, slow = (run(program, native, monkeypatch) for native in (True, False))
+        fast, slow = with_both_units(lambda: run(program, monkeypatch))
     assert fast[0] == slow[0], program
     assert fast[1] == slow[1], program
     return fast[0]
@@ -254,7 +254,7 @@ def compare(program: Program) -> str:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_single_faults(late: bool) -> None:
-    """Machine code finds what Python finds, in operations that it repeats as well as in the first."""
+    """The core finds what Python finds, in operations that it repeats as well as in the first."""
     found = Counter(compare(program).split(":")[0] for program in single_faults(late))
     kinds = {"", "SharedMemoryRace", "GlobalMemoryRace", "ProxyFenceMissing", "BarrierMisuse", "IllegalAccess", "Hang"}
     assert kinds - {"IllegalAccess" if late else ""} <= found.keys(), found
@@ -271,7 +271,7 @@ def test_machine_code_repeats_what_python_did_once(monkeypatch: pytest.MonkeyPat
             return _original(*args, **more)
 
         monkeypatch.setattr(owner, name, counted)
-    error, (out, *_) = run(faulty(), True, monkeypatch)
+    error, (out, *_) = run(faulty(), monkeypatch)
     assert not error
     assert calls["commit"] == 2 * STAGES, calls
     assert calls["load"] == 1, "global memory has got a layer of readers"

@@ -16,12 +16,12 @@ from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm90PatchEmbedConfig
 from cute_kernels.emulator import Options, instructions_wgmma
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
-from cute_kernels.emulator.native_block import NotNative
 from cute_kernels.emulator.native_translate import translate_native
 from cute_kernels.plan import make_plan
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma, integer_wgmma_cases, wgmma_cases
+from tests.emulator.python_units import units, with_both_units
 from tests.emulator.test_wgmma import COMMIT, FENCE, WAIT, changed, run, run_with_report
 
 POLICIES = ("eager", "lazy", "random")
@@ -33,22 +33,23 @@ INTEGER_CASES = list(integer_wgmma_cases())
 @pytest.mark.parametrize("case", [*CASES[:: max(1, len(CASES) // 40)], *INTEGER_CASES[::9]], ids=repr)
 def test_every_kind_of_operand(case: Wgmma) -> None:
     translate_native(case.ptx(), None, BLOCK)  # nothing of it is left to Python
-    out = run(case, options=Options(native=True))
+    out = run(case, options=Options())
     assert np.array_equal(out, case.fragments(case.expected()))
 
 
 @pytest.mark.parametrize("weight", ["registers", "streamed"])
 @pytest.mark.parametrize("completion", POLICIES)
-def test_kernel_is_the_same_in_both_back_ends(weight: str, completion: str) -> None:
+def test_a_kernel_with_units_of_either(weight: str, completion: str) -> None:
     """Outputs and counts; the schedule as well, because each back end draws from the same seed."""
     config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1, weight=weight)
     reports, results = [], []
     for native in (True, False):
-        case = make_case(batch=3, positions=100, n=136, k=272, sm_count=2, seed=5, config=config)
-        options = Options(seed=11, completion=completion, interleave="random", native=native)
-        reports.append(emulate(case.plan, case.tensors, options))
-        assert not case.mismatches().any()
-        results.append(case.tensors.out)
+        with units(native):
+            case = make_case(batch=3, positions=100, n=136, k=272, sm_count=2, seed=5, config=config)
+            options = Options(seed=11, completion=completion, interleave="random")
+            reports.append(emulate(case.plan, case.tensors, options))
+            assert not case.mismatches().any()
+            results.append(case.tensors.out)
     assert torch.equal(*results)
     assert reports[0].by_opcode == reports[1].by_opcode and reports[0].by_role == reports[1].by_role
 
@@ -69,50 +70,29 @@ def test_accumulators_in_any_order(order: tuple[int, ...]) -> None:
     text = re.sub(r"%d([0-3])\b", lambda match: f"%d{order[int(match[1])]}", case.ptx())
     assert text != case.ptx()
     translate_native(text, None, BLOCK)
-    assert np.array_equal(run(case, text, Options(native=True)), case.fragments(case.expected()))
+    assert np.array_equal(run(case, text, Options()), case.fragments(case.expected()))
 
 
 def test_computed_accumulators_reach_the_operation() -> None:
     """The old D is not what memory holds when the block begins, but computed in it."""
     case = Wgmma(n=8)
     text = changed(case, (FENCE, f"add.f32 %d0, %d0, 0f3F800000; mov.b32 %d2, %d0; {FENCE}"))
-    outs = [run(case, text, Options(native=native)) for native in (True, False)]
+    outs = with_both_units(lambda: run(case, text, Options()))
     assert np.array_equal(*outs)
     assert not np.array_equal(outs[0], case.fragments(case.expected()))
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_accumulators_that_a_move_has_packed(native: bool) -> None:
     """Two halves that change places, by moves and by a permutation of bytes."""
     case = Wgmma(n=8)
     moves = ".reg .b16 %half<2>; mov.b32 {%half0, %half1}, %d0; mov.b32 %d1, {%half1, %half0};"
     packed, permuted = (
-        run(case, changed(case, (FENCE, f"{{ {swap} }} {FENCE}")), Options(native=native))
+        run(case, changed(case, (FENCE, f"{{ {swap} }} {FENCE}")), Options())
         for swap in (moves, "prmt.b32 %d1, %d0, 0, 0x1032;")
     )
     assert np.array_equal(packed, permuted)
-    assert not np.array_equal(packed, run(case, options=Options(native=native)))
-
-
-@pytest.mark.parametrize("completion", POLICIES)
-@pytest.mark.parametrize("label", ["", "bra.uni NEXT;\nNEXT:\n"], ids=["same block", "next block"])
-@pytest.mark.parametrize("moved", ["copied", "overwritten"])
-def test_moved_accumulators_stay_with_python(moved: str, label: str, completion: str) -> None:
-    """Plain moves of registers in flight are legal, but no place in memory follows them."""
-    case = Wgmma(n=8)
-    move = "mov.b32 %e, %d1;" if moved == "copied" else "mov.b32 %d1, 0;"
-    back = "mov.b32 %d1, %e;" if moved == "copied" else ""
-    text = changed(case, (f"{COMMIT}\n{WAIT}", f"{COMMIT}\n{label}{move}\n{WAIT}\n{back}"))
-    text = text.replace(".reg .pred %p;", ".reg .pred %p; .reg .b32 %e;")
-    detectors = moved == "copied"
-    with pytest.raises(NotNative, match="in flight"):
-        translate_native(text, None, BLOCK, detectors, detectors)
-    outs = [
-        run(case, text, Options(native=native, completion=completion, detectors=detectors)) for native in (True, False)
-    ]
-    assert np.array_equal(*outs)
-    if moved == "copied":
-        assert np.array_equal(outs[0], case.fragments(case.expected()))
+    assert not np.array_equal(packed, run(case, options=Options()))
 
 
 @pytest.mark.parametrize(
@@ -123,9 +103,10 @@ def test_hazards_are_found_as_in_python(edit: tuple[str, str]) -> None:
     case = Wgmma(n=8)
     words = []
     for native in (True, False):
-        with pytest.raises(IllegalAccess) as caught:
-            run(case, changed(case, edit), Options(native=native))
-        words.append(str(caught.value))
+        with units(native):
+            with pytest.raises(IllegalAccess) as caught:
+                run(case, changed(case, edit), Options())
+            words.append(str(caught.value))
     assert words[0] == words[1]
 
 
@@ -140,12 +121,13 @@ def test_the_core_executes_what_takes_effect_at_once(
     """Python, which takes over what the core leaves, is not asked; what is counted is the same."""
     counts = []
     for native in (False, True):
-        if native:
-            monkeypatch.setattr(instructions_wgmma, "mma_async", None)
-        out, report = run_with_report(case, None, dataclasses.replace(options, native=native))
-        assert np.array_equal(out, case.fragments(case.expected()))
-        rows = report.units.rows() if options.counters else []
-        counts.append([row for row in rows if row[1] == "mma"] + [report.mma_instructions])
+        with units(native):
+            if native:
+                monkeypatch.setattr(instructions_wgmma, "mma_async", None)
+            out, report = run_with_report(case, None, dataclasses.replace(options))
+            assert np.array_equal(out, case.fragments(case.expected()))
+            rows = report.units.rows() if options.counters else []
+            counts.append([row for row in rows if row[1] == "mma"] + [report.mma_instructions])
     assert counts[0] == counts[1] and counts[0][-1] == case.steps
     assert len(counts[0]) == (3 if options.counters else 1)
 
@@ -162,12 +144,13 @@ def test_python_takes_over(
     case = Wgmma(n=8, a_in_registers=in_registers)
     (mma,) = [line for line in case.ptx().splitlines() if line.startswith("wgmma.mma_async")]
     text = changed(case, (mma, "\n".join([mma, COMMIT if commit else ""] * count)))
-    expected = run(case, text, Options(native=False, detectors=detectors))
+    with units(False):
+        expected = run(case, text, Options(detectors=detectors))
     warps, python = [], instructions_wgmma.mma_async
     monkeypatch.setattr(
         instructions_wgmma, "mma_async", lambda warp, *rest: warps.append(warp.index) or python(warp, *rest)
     )
-    assert np.array_equal(run(case, text, Options(native=True, detectors=detectors)), expected)
+    assert np.array_equal(run(case, text, Options(detectors=detectors)), expected)
     assert not np.array_equal(expected, case.fragments(case.expected()))
     first, *others = sorted(warps.count(warp) for warp in range(4))
     assert 0 < first < count and others == [count] * 3
@@ -189,9 +172,10 @@ def test_what_is_wrong_is_said_as_in_python(old: str, new: str) -> None:
     if old == WAIT:  # an accumulator in flight must not be looked at
         text = "\n".join(line for line in text.splitlines() if not line.startswith("st.global"))
     for native in (True, False):
-        with pytest.raises(EmulatorError) as caught:
-            run(case, text, Options(native=native))
-        words.append((type(caught.value), str(caught.value)))
+        with units(native):
+            with pytest.raises(EmulatorError) as caught:
+                run(case, text, Options())
+            words.append((type(caught.value), str(caught.value)))
     assert words[0] == words[1]
 
 
@@ -199,5 +183,5 @@ def test_two_warpgroups_read_one_operand(monkeypatch: pytest.MonkeyPatch) -> Non
     """Neither is ordered before the other: the race detector keeps a reader of each."""
     monkeypatch.setattr(instructions_wgmma, "mma_async", None)
     case = make_case(positions=128, n=136, k=272, sm_count=2, config=Sm90PatchEmbedConfig(tile_rows=64))
-    report = emulate(case.plan, case.tensors, Options(native=True))
+    report = emulate(case.plan, case.tensors, Options())
     assert report.mma_instructions and not case.mismatches().any()

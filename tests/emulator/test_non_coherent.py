@@ -9,7 +9,6 @@ from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import GlobalMemoryRace
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, module
 
-BACK_ENDS = [Options(native=False), Options(native=True)]
 #: %d3 = address of this thread's item in the second half of p0.
 HEAD = f"{THREAD_OUTPUT} add.s64 %d3, %d0, 256; mul.wide.u32 %d4, %r1, 4; add.s64 %d3, %d3, %d4;"
 TAIL = "add.u32 %r9, %r9, 1; st.global.b32 [%d1], %r9; ret;"
@@ -56,34 +55,34 @@ def loading(body: str, opcode: str) -> str:
     return body.replace("LOADV4", f"ld.global{opcode}.v4.b32").replace("LOAD", f"ld.global{opcode}.b32")
 
 
-@pytest.mark.parametrize("options", BACK_ENDS)
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_the_kernel_wrote(name: str, options: Options):
+def test_what_the_kernel_wrote(name: str, native: bool):
     body, writer, warps, ctas = WRITTEN[name]
     message = f"a non-coherent load of CTA 0 warp .* reads .* of out .*, which the {writer}.* wrote .*PTX line"
     with pytest.raises(GlobalMemoryRace, match=message):
-        execute(loading(body, ".nc"), options, warps, ctas)
-    out = execute(loading(body, ""), options, warps, ctas)
+        execute(loading(body, ".nc"), Options(), warps, ctas)
+    out = execute(loading(body, ""), Options(), warps, ctas)
     assert out[: 32 * warps].tolist() == list(range(1, 32 * warps + 1))
 
 
-@pytest.mark.parametrize("options", BACK_ENDS)
-def test_what_nobody_wrote_and_what_the_launch_before_wrote(options: Options):
+@pytest.mark.parametrize("native", [False, True], indirect=True)
+def test_what_nobody_wrote_and_what_the_launch_before_wrote(native: bool):
     body = f"{HEAD} griddepcontrol.wait; ld.global.nc.b32 %r9, [%d3]; add.u32 %r9, %r9, %r1; {TAIL}"
-    assert execute(body, options, 1, 1)[:32].tolist() == list(range(1, 33))
+    assert execute(body, Options(), 1, 1)[:32].tolist() == list(range(1, 33))
     accumulates = body.replace("[%d3]", "[%d1+128]").replace("[%d1], %r9", "[%d1], %r9")
-    assert execute(accumulates, options, 1, 1, launches=2)[:32].tolist() == list(range(1, 33))
+    assert execute(accumulates, Options(), 1, 1, launches=2)[:32].tolist() == list(range(1, 33))
     # The second launch loads what the first one stored, in the same place, and stores elsewhere.
     turns = f"""{HEAD} griddepcontrol.wait; ld.global.b32 %r8, [%d0+600]; setp.eq.u32 %p1, %r8, 0; @!%p1 bra SECOND;
         st.global.b32 [%d3], %r1; setp.eq.u32 %p2, %r1, 0; bar.warp.sync -1; @%p2 st.global.b32 [%d0+600], 1; ret;
         SECOND: ld.global.nc.b32 %r9, [%d3]; {TAIL}"""
-    assert execute(turns, options, 1, 1, launches=2)[:32].tolist() == list(range(1, 33))
+    assert execute(turns, Options(), 1, 1, launches=2)[:32].tolist() == list(range(1, 33))
 
 
-@pytest.mark.parametrize("options", BACK_ENDS)
-def test_what_an_earlier_cluster_wrote(options: Options):
+@pytest.mark.parametrize("native", [False, True], indirect=True)
+def test_what_an_earlier_cluster_wrote(native: bool):
     """It is a race as well, and is reported as that."""
     body = f"""{HEAD} mov.u32 %r2, %ctaid.x; setp.ne.u32 %p1, %r2, 0; @%p1 bra READ; st.global.b32 [%d3], %r1; ret;
         READ: ld.global.nc.b32 %r9, [%d3]; {TAIL}"""
     with pytest.raises(GlobalMemoryRace, match="it belongs to another cluster"):
-        execute(body, options, 1, 2)
+        execute(body, Options(), 1, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import IllegalAccess
 from tests.emulator.ptx import launch, module
 
@@ -18,18 +17,18 @@ ACCESSES = {
 }
 
 
-def run(access: str, native: bool | None) -> None:
+def run(access: str) -> None:
     body = f""".local .align 8 .b8 depot[16];
         ld.param.b64 %d0, [p0]; mov.u32 %r0, %tid.x; mov.b64 %d1, depot; st.shared.b32 [dynamic+64], %r0;
         {access} ret;"""
-    launch(module(body, parameters=1), np.zeros(64, np.uint32), block=(1, 1, 1), options=Options(native=native))
+    launch(module(body, parameters=1), np.zeros(64, np.uint32), block=(1, 1, 1))
 
 
-@pytest.mark.parametrize("native", [False, None], ids=["python", "native"])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("space", ACCESSES)
-def test_the_kind(space: str, native: bool | None):
+def test_the_kind(space: str, native: bool):
     inside, beyond = ACCESSES[space]
-    run(inside, native)
+    run(inside)
     with pytest.raises(IllegalAccess) as caught:
-        run(beyond, native)
+        run(beyond)
     assert caught.value.kind == "out-of-bounds"

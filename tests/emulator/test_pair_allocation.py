@@ -10,9 +10,8 @@ from cute_kernels.emulator.errors import Hang, IllegalAccess
 from tests.emulator.ptx import aligned, launch, module
 
 SCHEDULES = [
-    Options(native=False),
-    Options(native=True),
-    *(Options(seed=seed, interleave="starve", native=native) for seed in (1, 2) for native in (False, True)),
+    Options(),
+    *(Options(seed=seed, interleave="starve") for seed in (1, 2)),
 ]
 MEET = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 ALLOC = "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [dynamic+8], COLUMNS;"
@@ -56,30 +55,30 @@ def test_a_cta_does_not_go_on_before_its_peer_has_allocated(options: Options):
     np.testing.assert_array_equal(run(kernel(), options), 1000 * rank + 4 * row + word)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_a_peer_that_does_not_take_part(native: bool):
     alone = f"""setp.ne.u32 %p6, %r2, 0; mov.b32 %r19, 0; @!%p6 bra TAKE; st.shared.b32 [dynamic+8], %r19; bra SKIP;
         TAKE: {ALLOC} SKIP:"""
     with pytest.raises(Hang, match=r"waits for a warp of CTA 1 to execute tcgen05.alloc.cta_group::2 as well"):
-        run(kernel(alloc=alone), Options(native=native))
+        run(kernel(alloc=alone), Options())
     alone = f"setp.eq.u32 %p6, %r2, 0; @%p6 bra SKIP; {DEALLOC} SKIP:"
     with pytest.raises(Hang, match=r"waits for a warp of CTA 0 to execute tcgen05.dealloc.cta_group::2 as well"):
-        run(kernel(free=alone), Options(native=native))
+        run(kernel(free=alone), Options())
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_operands_of_both(native: bool):
     for columns in ("16", "1024", "48"):
         with pytest.raises(IllegalAccess, match=f"tcgen05.alloc of {columns} columns"):
-            run(kernel(columns=columns), Options(native=native))
+            run(kernel(columns=columns), Options())
     differing = f"mad.lo.u32 %r19, %r2, 32, 32; {ALLOC}".replace("COLUMNS", "%r19")
     with pytest.raises(IllegalAccess, match=r"operands \((32|64),\) by CTA [01] warp 0 and \((32|64),\) by CTA [01] w"):
-        run(kernel(alloc=differing), Options(native=native))
+        run(kernel(alloc=differing), Options())
     with pytest.raises(IllegalAccess, match="by CTA 0 of a cluster without CTA 1, its peer"):
-        run(kernel(late=""), Options(native=native), ctas=1)
+        run(kernel(late=""), Options(), ctas=1)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_both_wait_for_columns_that_another_warp_frees(native: bool):
     """Warps 0 of both CTAs have all columns; warps 1 want some."""
     body = f"""mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; ld.param.u64 %d0, [p0]; shr.u32 %r3, %r1, 5;
@@ -91,8 +90,8 @@ def test_both_wait_for_columns_that_another_warp_frees(native: bool):
     out = np.zeros((2, 64), np.uint32)
     text = module(body.replace("COLUMNS", "512"), parameters=1)
     shape = {"grid": (2, 1, 1), "block": (64, 1, 1), "cluster": (2, 1, 1)}
-    launch(text, out, **shape, options=Options(native=native))
+    launch(text, out, **shape, options=Options())
     assert out[:, 32:].tolist() == [[7] * 32] * 2
     without = text.replace("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r20, 512;", "", 1)
     with pytest.raises(Hang, match="waits for free TMEM columns: tcgen05.alloc.cta_group::2 of 512 columns"):
-        launch(without, out, **shape, options=Options(native=native))
+        launch(without, out, **shape, options=Options())

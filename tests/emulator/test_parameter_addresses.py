@@ -17,17 +17,17 @@ ADDRESSES = {
 }
 
 
-@pytest.mark.parametrize("native", [False, None], ids=["python", "native"])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_loads(address: str, native: bool | None):
+def test_loads(address: str, native: bool):
     result = np.zeros(1, np.uint32)
     body = f"{ADDRESSES[address]} ld.param.b64 %d0, [p0]; st.global.b32 [%d0], %r1; ret;"
-    launch(module(body, parameters=2), result, 0x1234567, block=(1, 1, 1), options=Options(native=native))
+    launch(module(body, parameters=2), result, 0x1234567, block=(1, 1, 1), options=Options())
     assert result[0] == 0x1234567
 
 
-@pytest.mark.parametrize("native", [False, None], ids=["python", "native"])
-def test_the_tensor_map_of_a_copy(native: bool | None):
+@pytest.mark.parametrize("native", [False, True], indirect=True)
+def test_the_tensor_map_of_a_copy(native: bool):
     """A tensor map in a parameter, whose address has 32 bits on the way."""
     source, result = aligned(np.arange(64, dtype=np.uint32)), np.zeros(1, np.uint32)
     tensor_map = TensorMap(source.ctypes.data, "u32", (64,), (), (64,), (1,))
@@ -38,6 +38,6 @@ def test_the_tensor_map_of_a_copy(native: bool | None):
         WAIT: mbarrier.try_wait.parity.shared.b64 %p0, [dynamic+1024], 0; @!%p0 bra WAIT;
         ld.param.b64 %d0, [p0]; ld.shared.b32 %r1, [dynamic+252]; st.global.b32 [%d0], %r1; ret;"""
     text = module(body, parameters=2).replace(".param .u64 p1", ".param .align 64 .b8 p1[128]")
-    options = Options(native=native)
+    options = Options()
     launch(text, result, encode(tensor_map), block=(1, 1, 1), options=options, reachable=[source])
     assert result[0] == 63

@@ -12,7 +12,7 @@ from tests.emulator.ptx import launch, module
 
 LEFT = "// left"
 SOURCE = 100  # line of the source that the first line of a body comes from
-BACK_ENDS = pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
+UNITS = pytest.mark.parametrize("native", [False, True], indirect=True)
 GROUP = "tcgen05.{}.cta_group::{}.sync.aligned"
 #: Warp 1 allocates, and warp 2 after it; warp 0 frees what %r8 says: bit 0 the first allocation, bit 1 the other.
 TWO = f"""mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.u32 %r8, FREED;
@@ -49,20 +49,20 @@ def line_of(text: str, mark: str) -> int:
     return next(n for n, line in enumerate(text.splitlines(), 1) if mark in line)
 
 
-def reported(text: str, native: bool, warps: int = 4, ctas: int = 1) -> list[EmulatorError]:
+def reported(text: str, warps: int = 4, ctas: int = 1) -> list[EmulatorError]:
     """All that is reported where execution goes on; the first of it is what is raised otherwise."""
     found: list[EmulatorError] = []
     shape = {"grid": (ctas, 1, 1), "cluster": (ctas, 1, 1), "block": (32 * warps, 1, 1)}
-    launch(text, **shape, options=Options(native=native, going_on=lambda error: found.append(error) or True))
+    launch(text, **shape, options=Options(going_on=lambda error: found.append(error) or True))
     if found:
         with pytest.raises(type(found[0])) as raised:
-            launch(text, **shape, options=Options(native=native))
+            launch(text, **shape, options=Options())
         assert str(raised.value) == str(found[0])
         found[0] = raised.value
     return found
 
 
-@BACK_ENDS
+@UNITS
 @pytest.mark.parametrize("freed", range(4))
 def test_tensor_memory_is_reported_where_it_was_allocated(freed: int, native: bool):
     text = located(TWO.replace("FREED", str(freed)))
@@ -73,35 +73,35 @@ def test_tensor_memory_is_reported_where_it_was_allocated(freed: int, native: bo
         for bit, (warp, columns, mark) in enumerate(left)
         if not freed >> bit & 1
     ]  # fmt: skip
-    found = reported(text, native)
+    found = reported(text)
     assert [(e.message, e.ptx_line, e.source, e.warp, e.kind) for e in found] == expected
     assert all(isinstance(error, IllegalAccess) and "tcgen05.alloc" in error.instruction for error in found)
 
 
-@BACK_ENDS
+@UNITS
 def test_columns_that_are_allocated_twice_are_the_last_ones(native: bool):
     text = located(AGAIN)
-    (error,) = reported(text, native)
+    (error,) = reported(text)
     assert (error.ptx_line, error.warp) == (line_of(text, LEFT), "CTA 0 warp 3")
 
 
-@BACK_ENDS
+@UNITS
 def test_each_cta_of_a_pair_is_reported(native: bool):
     """Both allocate together; CTA 1 comes later, and its allocation is made by the time that CTA 0 comes back."""
     text = located(f"""mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank;
         setp.eq.u32 %p1, %r2, 0; @%p1 bra GO; nanosleep.u32 100;
         GO: {GROUP.format("alloc", 2)}.shared::cta.b32 [dynamic], 128; {LEFT}
         barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ret;""")
-    found = reported(text, native, warps=1, ctas=2)
+    found = reported(text, warps=1, ctas=2)
     assert [(error.ptx_line, error.warp) for error in found] == [
         (line_of(text, LEFT), "CTA 0 warp 0"), (line_of(text, LEFT), "CTA 1 warp 0")
     ]  # fmt: skip
 
 
-@BACK_ENDS
+@UNITS
 def test_the_report_shows_line_warp_and_columns(native: bool):
     text = located(TWO.replace("FREED", "1"))
-    (error,) = reported(text, native)
+    (error,) = reported(text)
     place = f"kernel.py:{SOURCE - 1 + line_of(TWO, '// second')}"
     shown = render(diagnose(error))
     assert shown.splitlines()[0] == (
@@ -136,11 +136,11 @@ ARRIVALS = f"""mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; mov.u32 %r2, %clust
     LAST: ret;"""
 
 
-@BACK_ENDS
+@UNITS
 @pytest.mark.parametrize(("body", "ctas", "warp"), [(COMMITS, 1, "CTA 0 warp 0"), (ARRIVALS, 2, "CTA 1 warp 0")])
 def test_what_may_come_after_the_exit_is_reported_where_it_was_issued(body: str, ctas: int, warp: str, native: bool):
     text = located(body)
-    options = Options(native=native, strict=True)
+    options = Options(strict=True)
     with pytest.raises(IllegalAccess, match="CTA 0 may exit before .* is over") as error:
         launch(text, grid=(ctas, 1, 1), cluster=(ctas, 1, 1), options=options)
     assert (error.value.ptx_line, error.value.warp) == (line_of(text, LEFT), warp)

@@ -11,7 +11,7 @@ from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import GlobalMemoryRace
 from tests.emulator.ptx import THREAD_OUTPUT, aligned, module
 
-SCHEDULES = [Options(), Options(seed=1, completion="random", interleave="random"), Options(native=True)]
+SCHEDULES = [Options(), Options(seed=1, completion="random", interleave="random"), Options()]
 
 STORE = f"{THREAD_OUTPUT} WAIT st.global.b32 [%d1], %r1; ret;"
 #: Every thread adds one to its item.

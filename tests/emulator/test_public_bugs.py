@@ -23,8 +23,7 @@ SANITIZER = json.loads((Path(__file__).parent / "data" / "compute_sanitizer_h200
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 PAGE = Path(__file__).parents[2] / "docs" / "emulator" / "public_bugs.md"
 SCHEDULES = [
-    Options(native=False),
-    Options(native=True),
+    Options(),
     Options(completion="lazy"),
     Options(seed=1, completion="random", interleave="random"),
     Options(seed=2, completion="random", interleave="starve"),

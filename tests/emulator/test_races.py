@@ -29,7 +29,7 @@ SCHEDULES = [
     Options(completion="lazy"),
     Options(seed=1, completion="random", interleave="random"),
     Options(seed=2, completion="random", interleave="starve"),
-    Options(native=True),
+    Options(),
 ]
 MARK = re.compile(r"<<(.*?)(?:\|(.*?))?>>", re.S)
 

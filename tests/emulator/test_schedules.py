@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from cute_kernels.config import PatchEmbedProblem
-from cute_kernels.emulator import back_end
-from cute_kernels.emulator.native_translate import NativeLaunch
 from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.plan import make_plan
 from cute_kernels.testing import strategies
 from tests.emulator.image_inputs import PATCH
+from tests.emulator.python_units import with_both_units
 from tests.emulator.schedules import Run, main
 from tests.mutation.targets import TARGETS, GatherTarget, ImagesTarget, KernelTarget
 from tests.nightly import drawn, examples
@@ -105,19 +104,12 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     assert len(set(reports)) > 1
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_a_run_is_replayed_on_the_back_end_it_names(
-    native: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """And both back ends report the whole of a hang alike, which names every warp's place."""
-    compiled = []
-    monkeypatch.setattr(back_end, "NativeLaunch", lambda it: compiled.append(it) or NativeLaunch(it))
+def test_a_run_is_replayed_by_its_command(capsys: pytest.CaptureFixture) -> None:
+    """And units of the core and of Python report the whole of a hang alike, which names every warp's place."""
     run = Run("sm100", 6, 128, 256, 128, Schedule(5), mutant="count+1 mbarrier.init.shared.b64 #0")
-    run = dataclasses.replace(run, back_end="bytecode" if native else "python")
     assert main(shlex.split(run.command())[3:]) == 1
-    assert bool(compiled) == native
-    other = dataclasses.replace(run, back_end="python" if native else "bytecode").execute()
-    assert capsys.readouterr().out.strip() == other.strip() and other.startswith("Hang")
+    core, python = with_both_units(run.execute)
+    assert capsys.readouterr().out.strip() == core.strip() == python.strip() and core.startswith("Hang")
 
 
 @pytest.mark.parametrize("arguments", [["--kernel", "sm100", "--mutant", "no such"], ["--kernel", "sm100", "--k", "3"]])

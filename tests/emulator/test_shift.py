@@ -59,7 +59,7 @@ def values(ctas: int = 1) -> np.ndarray:
     return 10000 * rank + 16 * lane + column
 
 
-@pytest.mark.parametrize("options", [Options(), Options(completion="lazy"), Options(native=True)])
+@pytest.mark.parametrize("options", [Options(), Options(completion="lazy"), Options()])
 @pytest.mark.parametrize(("lane", "column"), [(0, 0), (32, 8), (96, 4)])
 def test_31_lanes_of_a_warp_take_the_next_row(lane: int, column: int, options: Options):
     text = kernel(f"add.u32 %r22, %r20, {lane << 16 | column}; tcgen05.shift.cta_group::1.down [%r22];")

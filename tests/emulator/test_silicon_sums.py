@@ -20,7 +20,7 @@ class Emulated:
     """Stands for a GPU."""
 
     def __init__(self, arithmetic: str) -> None:
-        self.options = Options(arithmetic=arithmetic, native=False)
+        self.options = Options(arithmetic=arithmetic)
 
     def launch(self, text: str, arrays: Sequence[np.ndarray], blocks: int, threads: int, shared: int) -> None:
         launch(text, *arrays, grid=(blocks, 1, 1), block=(threads, 1, 1), dynamic_smem=shared, options=self.options)

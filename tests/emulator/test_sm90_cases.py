@@ -50,13 +50,7 @@ def test_against_independent_results(case: Case) -> None:
         assert digest(out) == RECORDED[case.name]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.name.startswith("mma")], ids=repr)
-def test_in_machine_code(case: Case) -> None:
-    """The native back end, or what it leaves to Python, gives the same."""
-    assert np.array_equal(run(case, native=True).view(np.uint8), case.expected.view(np.uint8))
-
-
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_mma_with_registers_that_are_the_same_in_all_lanes(native: bool) -> None:
     """Literals and registers of one value stand beside those that differ from lane to lane."""
     text = module(
@@ -66,7 +60,7 @@ def test_mma_with_registers_that_are_the_same_in_all_lanes(native: bool) -> None
         parameters=1,
     )
     out = aligned(np.zeros((32, 4), np.int32))
-    launch(text, out, options=Options(native=native))
+    launch(text, out, options=Options())
     a, b = np.ones((16, 32), np.int64), np.ones((8, 32), np.int64)
     c = np.full((32, 4), 0x01010101)
     c[:, 0] = np.arange(32)

@@ -446,12 +446,10 @@ def test_illegal_operands_and_accumulators():
         one_mma(Machine(2), cta_group=2, rank=1)
 
 
-@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("detectors", [False, True])
-def test_an_mma_that_is_repeated_is_checked_again(native: bool, detectors: bool) -> None:
+def test_an_mma_that_is_repeated_is_checked_again(detectors: bool) -> None:
     """What is known of an MMA from before says nothing of the columns that are allocated and written now."""
     machine = Machine(1, detectors=detectors)
-    machine.core.native = native
     one_mma(machine)
     one_mma(machine, accumulate=True)
     one_mma(machine, accumulate=True)

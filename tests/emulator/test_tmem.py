@@ -146,7 +146,7 @@ SHAPES_IN_TURN = f"""{THREAD_OUTPUT} tcgen05.alloc.cta_group::1.sync.aligned.sha
 WHOLE, SPLIT = "32x32b.x2.b32", "16x32bx2.x2.b32"
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_halves_in_a_kernel(native: bool):
     """Registers of the lower 16 threads are columns 0 and 1 of lanes 0 to 15, those of the others columns 2 and 3."""
     whole = (
@@ -166,13 +166,13 @@ def test_halves_in_a_kernel(native: bool):
     ):
         out = np.zeros((32, 2), np.uint32)
         text = SHAPES_IN_TURN.replace("STORE", store).replace("LOAD", load)
-        launch(module(text, parameters=1), out, options=Options(native=native))
+        launch(module(text, parameters=1), out, options=Options())
         assert out.tolist() == expected
     racing = SHAPES_IN_TURN.replace("STORE tcgen05.wait::st.sync.aligned;", split[0])
     second = whole[1].replace("[%r20]", "[%r20+2]")
     with pytest.raises(TensorMemoryRace, match=r"tcgen05.ld of .* TMEM column 2, .* which the tcgen05.st"):
         text = module(racing.replace("LOAD", second), parameters=1)
-        launch(text, np.zeros((32, 2), np.uint32), options=Options(native=native))
+        launch(text, np.zeros((32, 2), np.uint32), options=Options())
 
 
 def test_accesses_outside_the_allocation_or_the_memory():

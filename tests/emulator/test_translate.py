@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.translate import translate
+from cute_kernels.emulator.instructions_memory import Store
+from cute_kernels.emulator.native_translate import translate_native
+from cute_kernels.emulator.translate import lower
 from tests.emulator.ptx import launch, module
 
 REGISTERS = 6
@@ -262,35 +264,18 @@ def test_programs_equal_the_sequential_interpreter(
     assert memory.tolist() == [m for _, m in expected]
 
 
-def test_equal_operations_on_many_registers_become_one_call():
-    """The speed of the emulator rests on this: 32 conversions are one NumPy call, not 32."""
-    loads = "".join(f"ld.global.b32 %r{10 + i}, [%d1+{128 * i}];" for i in range(32))
-    converts = "".join(f"cvt.rn.bf16x2.f32 %r{50 + i}, %r{11 + 2 * i}, %r{10 + 2 * i};" for i in range(16))
-    stores = "".join(
-        f"st.global.v4.b32 [%d1+{16 * i}], {{{', '.join(f'%r{50 + 4 * i + j}' for j in range(4))}}};" for i in range(4)
-    )
-    text = module(
-        "mov.u32 %r1, %tid.x; ld.param.u64 %d0, [p0]; mul.wide.u32 %d1, %r1, 64; add.s64 %d1, %d0, %d1;"
-        f"{loads}{converts}{stores} ret;",
-        parameters=1,
-    )
-    source = translate(text, None, (32, 1, 1)).source
-    assert source.count("load_merged(W") == 1
-    assert source.count("cvt_bf16_f32_rn(") == 1
-    assert source.count("store_merged(W") == 1
-
-
 def test_moves_and_packing_cost_nothing():
     body = "mov.b64 %d5, {%r1, %r2}; mov.b64 {%r3, %r4}, %d5; mov.b32 %r5, %r4; st.shared.b32 [dynamic], %r5; ret;"
-    source = translate(module("mov.u32 %r1, %tid.x; mov.u32 %r2, %laneid;" + body), None, (32, 1, 1)).source
-    assert "pack" not in source and "slice" not in source
+    lowering = lower(module("mov.u32 %r1, %tid.x; mov.u32 %r2, %laneid;" + body), None, (32, 1, 1), check=True)
+    nodes = [node for block in lowering.flow.blocks for node in lowering.block(block)[0].nodes]
+    assert [type(node.anchor) for node in nodes] == [Store]
 
 
 def test_translation_is_cached_by_text():
     text = module("ret;")
-    first = translate(text, None, (32, 1, 1))
-    assert translate(text, None, (32, 1, 1)) is first
-    assert translate(text, None, (64, 1, 1)) is not first  # what is uniform depends on the shape of the block
+    first = translate_native(text, None, (32, 1, 1))
+    assert translate_native(text, None, (32, 1, 1)) is first
+    assert translate_native(text, None, (64, 1, 1)) is not first  # what is uniform depends on the shape of the block
 
 
 @pytest.mark.parametrize(

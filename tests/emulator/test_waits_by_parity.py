@@ -17,11 +17,9 @@ from cute_kernels.emulator.errors import BarrierMisuse
 from tests.emulator.ptx import THREAD_OUTPUT, launch, module
 
 SCHEDULES = [
-    Options(native=False),
-    Options(native=True),
-    *(Options(seed=seed, completion="random", interleave="starve", native=native)
-      for seed, native in enumerate((False, True, False, True))),
-]  # fmt: skip
+    Options(),
+    *(Options(seed=seed, completion="random", interleave="starve") for seed in range(4)),
+]
 #: mbarriers at dynamic (full) and dynamic + 8 (empty), one arrival each; warps 0 and 1; lane 0 of each is elected.
 SETUP = f"""{THREAD_OUTPUT} setp.ne.u32 %p9, %r1, 0; and.b32 %r2, %r1, 31; setp.ne.u32 %p8, %r2, 0;
     setp.ge.u32 %p1, %r1, 32; mov.b32 %r9, 0; @%p9 bra READY; mbarrier.init.shared.b64 [dynamic], 1;
@@ -79,7 +77,7 @@ def test_faults_and_their_sound_twins(name: str, options: Options):
         launch(module(resolve(body, True), parameters=1), np.zeros(64, np.uint32), **shape)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("seen", [True, False])
 def test_bytes_that_arrive_complete_a_phase_that_nobody_knows(native: bool, seen: bool):
     """The thread that expects a copy's bytes does not know by that alone that they have come."""
@@ -90,7 +88,7 @@ def test_bytes_that_arrive_complete_a_phase_that_nobody_knows(native: bool, seen
     body = body.replace("@%p9 bra END;", "@%p9 bra END; fence.proxy.async.global;", 1)
     text, out = module(body, parameters=1), np.zeros(64, np.uint32)
     start = -out.ctypes.data % 16 // 4
-    array, options = out[start : start + 32], Options(native=native)
+    array, options = out[start : start + 32], Options()
     if seen:
         launch(text, array, options=options)
         assert array.tolist() == list(range(32))
@@ -99,7 +97,7 @@ def test_bytes_that_arrive_complete_a_phase_that_nobody_knows(native: bool, seen
             launch(text, array, options=options)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_the_wait_that_a_phase_overtakes_is_reported_at_its_line(native: bool):
     """Of several waits of a warp for one barrier it is the one for the phase before; the core executes them too."""
     # The other warp goes on meanwhile.
@@ -111,7 +109,7 @@ def test_the_wait_that_a_phase_overtakes_is_reported_at_its_line(native: bool):
         {END}"""
     text = module(body, parameters=1)
     with pytest.raises(BarrierMisuse, match="phase 2 of the mbarrier .* completes, .* wait of CTA 0 warp 1") as raised:
-        launch(text, np.zeros(64, np.uint32), block=(64, 1, 1), options=Options(native=native))
+        launch(text, np.zeros(64, np.uint32), block=(64, 1, 1), options=Options())
     (related,) = diagnose(raised.value).related
     (place,) = related.places
     assert raised.value.kind == "phase-overrun" and related.relation == "waits at"

@@ -81,7 +81,7 @@ def test_integers_equal_integer_arithmetic(case: IntegerWgmma) -> None:
     sums = d + a @ b.T
     assert not case.accumulate or sums.max() >= 2**31
     assert not case.accumulate or sums.min() < -(2**31) or case.a_type == case.b_type == "u8"
-    out = run(case, options=Options(native=False))
+    out = run(case, options=Options())
     assert np.array_equal(out, case.fragments(case.expected()))
 
 
@@ -195,13 +195,13 @@ def test_a_warp_that_does_not_take_part_is_named() -> None:
     assert (misuse.value.ptx_line, misuse.value.warp) == (line_of_mma(text), "CTA 0 warp 0")
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_an_operation_that_nobody_waits_for_is_reported_where_it_was_issued(native: bool) -> None:
     case = Wgmma(n=8)
     text = changed(case, (WAIT, ""))
     text = text[: text.index(COMMIT) + len(COMMIT)] + "\nret;\n}\n"
     with pytest.raises(IllegalAccess, match="never waited for wgmma.mma_async") as error:
-        run(case, text, Options(native=native))
+        run(case, text, Options())
     warp = f"CTA 0 warp {error.value.message.split()[1]}"  # it is of no importance which of the four is named
     assert (error.value.ptx_line, error.value.warp) == (line_of_mma(text), warp)
 
@@ -377,7 +377,7 @@ AROUND = {
 THREAD = "mov.u32 %thread, %tid.x;"
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("name", AROUND)
 def test_branches_around_wgmma(name: str, native: bool) -> None:
     """In the second case lanes may diverge, as far as the text says; they do not."""
@@ -385,25 +385,17 @@ def test_branches_around_wgmma(name: str, native: bool) -> None:
     text = changed(case, (THREAD, f"{THREAD} {AROUND[name]} @%p bra SKIP;"), ("bar.sync 0;", "bar.sync 1, 128;"))
     text = text.replace("ret;", "SKIP: ret;")
     for completion in POLICIES:
-        out = run(case, text, Options(native=native, completion=completion), threads=256)
+        out = run(case, text, Options(completion=completion), threads=256)
         assert np.array_equal(out, case.fragments(case.expected()))
 
 
 @pytest.mark.parametrize("edited", [FENCE, COMMIT, WAIT])
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_a_part_of_a_warp_is_reported(edited: str, native: bool) -> None:
     case = Wgmma(n=8)
     text = changed(case, (edited, f"setp.lt.u32 %p, %thread, 16; @%p bra SKIP; {edited}"), ("ret;", "SKIP: ret;"))
     with pytest.raises(BarrierMisuse, match="wgmma.* is executed by lanes 0xffff0000 of a warp with live lanes"):
-        run(case, text, Options(native=native))
-
-
-def test_copies_in_flight_where_lanes_may_have_diverged_are_refused() -> None:
-    case = Wgmma(n=8)
-    branch = "mul.lo.u32 %i, %thread, 3; setp.ge.u32 %p, %i, 384; @%p bra SKIP;"
-    text = changed(case, (FENCE, f"{branch} {FENCE}"), (WAIT, f"mov.b32 %v0, %d0; {WAIT}"), ("ret;", "SKIP: ret;"))
-    with pytest.raises(UnsupportedPTX, match="a copy of it is not implemented where the lanes of a warp may have div"):
-        run(case, text)
+        run(case, text, Options())
 
 
 def test_descriptor_fields() -> None:

@@ -1,8 +1,7 @@
 """``python -m tests.mutation``: drops or weakens every synchronisation instruction of our kernels, one at a time.
 
-Each mutant runs on both back ends of the emulator. Prints what noticed each mutant and which survive, and writes it as
-Markdown and JSON. Exits with 1 if a survivor is not reviewed (tests/mutation/reviewed.py), a review is out of date, the
-back ends differ in what they report, or the score is below the target.
+Prints what noticed each mutant and which survive, and writes it as Markdown and JSON. Exits with 1 if a survivor is not
+reviewed (tests/mutation/reviewed.py), a review is out of date, or the score is below the target.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from pathlib import Path
 
 from cute_kernels.mutation.judge import Verdict
 from cute_kernels.mutation.mutants import mutants
-from cute_kernels.mutation.target import BACK_ENDS
 from tests.mutation.summary import as_json, markdown, summarise
 from tests.mutation.targets import TARGETS
 from tests.mutation.workers import judge_all
@@ -31,10 +29,6 @@ def main() -> int:
     )
     parser.add_argument("--target", nargs="+", choices=TARGETS, help="default: all")
     parser.add_argument("--quick", action="store_true", help="two targets, every third mutant")
-    parser.add_argument(
-        "--back-end", nargs="+", choices=BACK_ENDS, default=["python", "bytecode"], metavar="NAME",
-        help=f"which back ends execute each mutant: {', '.join(BACK_ENDS)} (default: the first two)",
-    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write FILE.md and FILE.json")
     parser.add_argument("--match", default="", help="only mutants whose key or place contains this")
@@ -65,9 +59,8 @@ def main() -> int:
     if again is not None:
         names = [name for name in names if name in {target for target, _ in again}]
     work = [
-        (name, number, back_end)
+        (name, number)
         for name in names
-        for back_end in options.back_end
         for number, mutant in enumerate(mutants(TARGETS[name].ptx))
         if options.match in f"{mutant.key} {mutant.line}"
         and not (options.quick and number % 3)

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from cute_kernels.emulator import Options
-from cute_kernels.mutation.target import Outcome, why_python
+from cute_kernels.mutation.target import Outcome
 from tests.emulator.ptx import aligned, launch, module
 from tests.emulator.test_scaled_mma import INSTRUCTION, Case, expected, operands, rows_of
 from tests.emulator.test_tensor_core import Layout
@@ -140,10 +140,6 @@ class ScaledTarget:
         )  # fmt: skip
         wrong = int((out != wanted).sum())
         return Outcome(report.warp_instructions, f"{wrong} of {out.size} elements differ" if wrong else "")
-
-    def python_only(self, ptx: str) -> str:
-        """As `cute_kernels.mutation.target.Target.python_only`."""
-        return why_python(ptx, None, THREADS)
 
 
 @functools.cache

@@ -19,8 +19,6 @@ class Summary:
         killed, gaps, equivalent, unreviewed, refused: verdicts by what became of them; ``gaps`` are reviewed
             survivors that are not equivalent.
         contradictions: killed although a review calls them equivalent: a false alarm or a wrong review.
-        differences: two verdicts of different back ends on one mutant, of which one survived or which name another
-            error, schedule or message.
     """
 
     killed: list[Verdict]
@@ -29,7 +27,6 @@ class Summary:
     unreviewed: list[Verdict]
     refused: list[Verdict]
     contradictions: list[Verdict]
-    differences: list[tuple[Verdict, Verdict]]
     reviews: Sequence[Review]
 
     @property
@@ -44,10 +41,6 @@ class Summary:
         found += [
             f"reviewed as equivalent, but killed ({v.killer}): {v.target}: {v.key} at {v.place}: {v.message}"
             for v in self.contradictions
-        ]
-        found += [
-            f"the back ends differ: {a.target}: {a.key} at {a.place}: {_in_words(a)}; {_in_words(b)}"
-            for a, b in self.differences
         ]
         survivors = [*self.gaps, *self.equivalent]
         if complete:
@@ -73,41 +66,26 @@ def summarise(verdicts: Sequence[Verdict], reviews: Sequence[Review] = REVIEWS) 
         unreviewed=[v for v, review in survivors if review is None],
         refused=[v for v in verdicts if v.refused],
         contradictions=[v for v, review in judged if review is not None and review.equivalent],
-        differences=_differences(verdicts),
         reviews=reviews,
     )
 
 
-def _differences(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, Verdict]]:
-    first: dict[tuple[str, str], Verdict] = {}
-    pairs = [(first.setdefault((v.target, v.key), v), v) for v in verdicts]
-    return [(a, b) for a, b in pairs if (a.killer, a.schedule, a.message) != (b.killer, b.schedule, b.message)]
-
-
-def _in_words(verdict: Verdict) -> str:
-    what = f"{verdict.killer} under {verdict.schedule}, {verdict.message}" if verdict.killer else "survives"
-    return f"{verdict.back_end}: {what}"
-
-
 def markdown(summary: Summary, verdicts: Sequence[Verdict]) -> str:
     """Table per target, table of killers, and the survivors with their reasons."""
-    targets = list(dict.fromkeys((v.target, v.back_end) for v in verdicts))
+    targets = list(dict.fromkeys(v.target for v in verdicts))
     groups = ("killed", "gaps", "unreviewed", "equivalent", "refused")
-    counts = {name: Counter((v.target, v.back_end) for v in getattr(summary, name)) for name in groups}
+    counts = {name: Counter(v.target for v in getattr(summary, name)) for name in groups}
     lines = [
         f"{len(verdicts)} verdicts on mutants, {len(summary.killed)} killed, score {summary.score:.1%} "
         "(killed / all that are not equivalent).",
         "",
-        "| target | back end | mutants | killed | known gaps | not reviewed | equivalent | refused | score |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| target | mutants | killed | known gaps | not reviewed | equivalent | refused | score |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for target in targets:
         row = [counts[name][target] for name in groups]
         score = row[0] / max(sum(row[:3]), 1)
-        lines.append(f"| {' | '.join(target)} | {sum(row)} | {' | '.join(map(str, row))} | {score:.1%} |")
-    python_only = Counter(v.python_only.partition(" (PTX line")[0] for v in verdicts if v.python_only)
-    for reason, count in python_only.most_common():
-        lines += ["", f"{count} of the mutants for bytecode were executed in Python: {reason}."]
+        lines.append(f"| {target} | {sum(row)} | {' | '.join(map(str, row))} | {score:.1%} |")
     lines += ["", "| killed by | mutants | of these under eager completion |", "|---|---|---|"]
     killers = Counter(v.killer for v in summary.killed)
     eager = Counter(v.killer for v in summary.killed if v.schedule == "eager")

@@ -24,7 +24,7 @@ from cute_kernels.config import (
 )
 from cute_kernels.emulator import Options
 from cute_kernels.mutation import target as mutated
-from cute_kernels.mutation.target import Outcome, why_python
+from cute_kernels.mutation.target import Outcome
 from tests.emulator.exact_sums import emulate
 from tests.emulator.gather_inputs import GatherCase, make_gather_case
 from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
@@ -72,9 +72,6 @@ class KernelTarget:
         wrong = case.mismatches()
         difference = f"{int(wrong.sum())} of {wrong.numel()} elements differ" if wrong.any() else ""
         return Outcome(report.warp_instructions, difference)
-
-    def python_only(self, ptx: str) -> str:
-        return why_python(ptx, self.artifact.kernel_name, self.case().plan.threads)
 
 
 @functools.lru_cache(maxsize=16)

@@ -9,13 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options, back_end, native_translate
-from cute_kernels.emulator.decode import Instruction
-from cute_kernels.emulator.flow import Flow
-from cute_kernels.emulator.native_translate import NativeLaunch
+from cute_kernels.emulator import Options
 from cute_kernels.mutation.judge import Verdict, instruction_limits, judge, place_of
 from cute_kernels.mutation.mutants import mutants
-from cute_kernels.mutation.target import BACK_ENDS, Outcome, why_python
+from cute_kernels.mutation.target import Outcome
 from tests.emulator.ptx import launch, module
 from tests.mutation import __main__ as command
 from tests.mutation import workers
@@ -59,15 +56,12 @@ class Small:
         report = launch(ptx, out, 0, block=(64, 1, 1), options=options)
         return Outcome(report.warp_instructions, "" if out[0] == 1234 else f"{out[0]} instead of 1234")
 
-    def python_only(self, ptx: str) -> str:
-        return why_python(ptx, None, 64)
-
 
 @pytest.fixture(scope="module")
 def verdicts() -> list[Verdict]:
     small = Small()
     limits = instruction_limits(small, SMALL_SCHEDULES)
-    return [judge("small", small, mutant, SMALL_SCHEDULES, limits, "python") for mutant in mutants(small.ptx)]
+    return [judge("small", small, mutant, SMALL_SCHEDULES, limits) for mutant in mutants(small.ptx)]
 
 
 def test_every_synchronisation_instruction_is_changed_and_nothing_else() -> None:
@@ -166,97 +160,18 @@ def test_what_is_noticed_and_by_what(verdicts: list[Verdict]) -> None:
     assert killers["drop fence.acq_rel.cta #0"] == ""
 
 
-def test_both_back_ends_report_the_same(verdicts: list[Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the core did execute what is said to have been executed by it."""
-    started = []
-    monkeypatch.setattr(back_end, "NativeLaunch", lambda it: started.append(it) or NativeLaunch(it))
-    small = Small()
-    limits = instruction_limits(small, SMALL_SCHEDULES)
-    started.clear()
-    for mutant, expected in zip(mutants(small.ptx), verdicts, strict=True):
-        found = judge("small", small, mutant, SMALL_SCHEDULES, limits, "bytecode")
-        assert found == dataclasses.replace(expected, back_end="bytecode", seconds=found.seconds)
-        tried = list(SMALL_SCHEDULES).index(found.schedule) + 1 if found.killed else len(SMALL_SCHEDULES)
-        assert len(started) == tried, mutant.key
-        started.clear()
-
-
-@pytest.mark.parametrize("name", BACK_ENDS)
-def test_a_worker_runs_original_and_mutant_on_the_back_end_asked_for(
-    name: str, verdicts: list[Verdict], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_runs_original_and_mutant(verdicts: list[Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
 
     class Watched(Small):
         def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
-            used.append((ptx == self.ptx, options.native, options.strict))
+            used.append((ptx == self.ptx, options.strict))
             return super().run(ptx, options, repeat)
 
-    monkeypatch.setattr(workers, "TARGETS", {f"watched {name}": Watched()})
+    monkeypatch.setattr(workers, "TARGETS", {"watched": Watched()})
     monkeypatch.setattr(workers, "SCHEDULES", {"eager": Options()})
-    verdict = workers._judge(None, f"watched {name}", 0, name, strict=True)
-    assert (verdict.back_end, verdict.killer) == (name, verdicts[0].killer)
-    assert used == [(True, BACK_ENDS[name], True), (False, BACK_ENDS[name], True)]
-
-
-def test_what_python_executes_although_bytecode_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Local(Small):
-        ptx = module(".local .align 4 .b8 for_python[16];\nbar.sync 0; st.local.b32 [for_python], 1; ret;")
-
-        def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
-            return Outcome(launch(ptx, np.zeros(4, np.uint32), 0, options=options).warp_instructions, "")
-
-    def touched(flow: Flow) -> Instruction | None:
-        """As if the kernel copied a register of a wgmma in flight, which is all that bytecode does not do."""
-        stores = [each for each in flow.kernel.instructions if each.opcode.startswith("st.local")]
-        return stores[0] if stores else None
-
-    monkeypatch.setattr(native_translate, "touched_in_flight", touched)
-    what = "a register of a wgmma in flight is touched"
-    line = 1 + Local.ptx[: Local.ptx.index("st.local")].count("\n")
-    reason = f"{what} (PTX line {line})"
-    assert why_python(Local.ptx, None, 32) == reason
-    assert why_python(Small.ptx, None, 64) == ""
-
-    (mutant,) = mutants(Local.ptx)
-    limits = dict.fromkeys(SMALL_SCHEDULES, 1000)
-    reasons = {name: judge("local", Local(), mutant, SMALL_SCHEDULES, limits, name) for name in BACK_ENDS}
-    assert {name: verdict.python_only for name, verdict in reasons.items()} == {
-        "python": "",
-        "bytecode": reason,
-    }
-    text = markdown(summarise(list(reasons.values()), []), list(reasons.values()))
-    assert f"1 of the mutants for bytecode were executed in Python: {what}." in text
-
-
-def test_a_difference_between_back_ends_is_a_complaint(verdicts: list[Verdict]) -> None:
-    reviews = [Review("*", v.opcode, "*", True, "not at stake here") for v in verdicts if v.survived]
-    native = [dataclasses.replace(verdict, back_end="bytecode", seconds=0.0) for verdict in verdicts]
-    killed = next(number for number, verdict in enumerate(verdicts) if verdict.killed)
-    assert summarise([*verdicts, *native], reviews).differences == []
-    for change in ({"killer": "Hang!"}, {"schedule": "lazy"}, {"message": "other words"}, {"killer": ""}):
-        native[killed] = dataclasses.replace(verdicts[killed], back_end="bytecode", **change)
-        summary = summarise([*verdicts, *native], reviews)
-        assert summary.differences == [(verdicts[killed], native[killed])]
-        (complaint,) = [text for text in summary.complaints(least=0, complete=False) if "the back ends differ" in text]
-        assert verdicts[killed].key in complaint and f"python: {verdicts[killed].killer}" in complaint
-    assert complaint.endswith("bytecode: survives")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "back_ends"),
-    [([], ["python", "bytecode"]), (["--back-end", "bytecode"], ["bytecode"])],
-)
-def test_each_mutant_is_judged_on_the_back_ends_asked_for(
-    arguments: list[str], back_ends: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    monkeypatch.setattr(command, "TARGETS", {"small": Small()})
-    monkeypatch.setattr(command, "judge_all", lambda work, jobs, strict: asked.extend(work) or [])
-    monkeypatch.setattr("sys.argv", ["mutation", "--target", "small", "--match", "bar.sync", *arguments])
-    assert command.main() == 0
-    (number,) = [number for number, mutant in enumerate(mutants(Small.ptx)) if mutant.key == "drop bar.sync #0"]
-    assert asked == [("small", number, name) for name in back_ends]
+    assert workers._judge(None, "watched", 0, strict=True).killer == verdicts[0].killer
+    assert used == [(True, True), (False, True)]
 
 
 def asked_of_small(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -264,9 +179,9 @@ def asked_of_small(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> lis
     asked = []
     monkeypatch.setattr(command, "TARGETS", {"small": Small()})
     monkeypatch.setattr(command, "judge_all", lambda work, jobs, strict: asked.extend(work) or [])
-    monkeypatch.setattr("sys.argv", ["mutation", "--target", "small", "--back-end", "python", *arguments])
+    monkeypatch.setattr("sys.argv", ["mutation", "--target", "small", *arguments])
     assert command.main() == 0
-    return [number for _, number, _ in asked]
+    return [number for _, number in asked]
 
 
 def test_every_kth_mutant(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -307,7 +222,7 @@ def test_the_score_leaves_out_equivalent_mutants_and_complains_of_the_rest(verdi
     )
 
     text = markdown(summary, verdicts)
-    assert "nothing follows it" in text and f"| small | python | {len(verdicts)} |" in text
+    assert "nothing follows it" in text and f"| small | {len(verdicts)} |" in text
     statuses = {entry["key"]: entry["status"] for entry in as_json(summary, verdicts)["mutants"]}
     assert statuses["drop fence.acq_rel.cta #0"] == "equivalent"
     assert statuses["drop mbarrier.arrive.shared.b64 #0"] == "killed"

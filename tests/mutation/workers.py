@@ -10,18 +10,14 @@ from cute_kernels.emulator import Options
 from cute_kernels.executors import Workers
 from cute_kernels.mutation.judge import Verdict, instruction_limits, judge
 from cute_kernels.mutation.mutants import Mutant, mutants
-from cute_kernels.mutation.target import BACK_ENDS
 from tests.mutation.targets import ROLE_FILES, SCHEDULES, TARGETS
 
 
 @functools.cache
-def _prepared(name: str, strict: bool, back_end: str) -> tuple[list[Mutant], dict[str, Options], dict[str, int]]:
-    """Once per worker process, target and back end."""
+def _prepared(name: str, strict: bool) -> tuple[list[Mutant], dict[str, Options], dict[str, int]]:
+    """Once per worker process and target."""
     target = TARGETS[name]
-    schedules = {
-        label: dataclasses.replace(options, strict=strict, native=BACK_ENDS[back_end])
-        for label, options in SCHEDULES.items()
-    }
+    schedules = {label: dataclasses.replace(options, strict=strict) for label, options in SCHEDULES.items()}
     return list(mutants(target.ptx)), schedules, instruction_limits(target, schedules)
 
 
@@ -29,13 +25,13 @@ def _nothing() -> None:
     """Workers keep what they know of a target in `_prepared`."""
 
 
-def _judge(_: None, name: str, number: int, back_end: str, strict: bool) -> Verdict:
-    found, schedules, limits = _prepared(name, strict, back_end)
-    return judge(name, TARGETS[name], found[number], schedules, limits, back_end, ROLE_FILES)
+def _judge(_: None, name: str, number: int, strict: bool) -> Verdict:
+    found, schedules, limits = _prepared(name, strict)
+    return judge(name, TARGETS[name], found[number], schedules, limits, ROLE_FILES)
 
 
-def judge_all(work: list[tuple[str, int, str]], jobs: int, strict: bool = True) -> list[Verdict]:
-    """Verdicts on (target, number of its mutant, name of `BACK_ENDS`), in this order; ``strict`` as in `Options`."""
+def judge_all(work: list[tuple[str, int]], jobs: int, strict: bool = True) -> list[Verdict]:
+    """Verdicts on (target, number of its mutant), in this order; ``strict`` as in `Options`."""
     counts = {"done": 0, "survive": 0}
     with ProgressLine() as line:
 
@@ -44,7 +40,7 @@ def judge_all(work: list[tuple[str, int, str]], jobs: int, strict: bool = True) 
             if verdict.survived:
                 counts["survive"] += 1
                 where = f"PTX line {verdict.line}, {verdict.place}"
-                line.print(f"survives: {verdict.target}, {verdict.back_end}: {verdict.key}, {where}")
+                line.print(f"survives: {verdict.target}: {verdict.key}, {where}")
             line.show(f"{counts['done']}/{len(work)}, {counts['survive']} survive", counts["done"] / len(work))
 
         verdicts = []

@@ -187,7 +187,6 @@ def _draw_options(draw: Draw) -> dict[str, object]:
     options["detectors"] = draw.random() < 0.7
     for name, share in (("strict", 0.2), ("counters", 0.1), ("spurious_try_wait_failures", 0.1)):
         options[name] = draw.random() < share
-    options["native"] = draw.choices((None, True, False), (6, 1, 6))[0]
     return options
 
 

@@ -14,7 +14,6 @@ import multiprocessing
 import sys
 import time
 
-from cute_kernels.mutation.target import BACK_ENDS
 from tests.emulator.oracle import records
 from tests.emulator.oracle.records import Record, differences, without_repeated_reports
 from tests.mutation.targets import TARGETS
@@ -30,7 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", nargs="+", choices=TARGETS, help="default: all, or all that are recorded")
     parser.add_argument("--mutants", type=int, metavar="N", help="record at most N mutants of each (default: all)")
     parser.add_argument("--kept-launches", action="store_true", help="record anew what launches do that are frozen")
-    parser.add_argument("--back-end", choices=BACK_ENDS, default="bytecode", help="default: %(default)s")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
     for name in ("mutants", "jobs"):
@@ -50,14 +48,13 @@ def processes(jobs: int) -> concurrent.futures.Executor:
 
 def record(pool: concurrent.futures.Executor, options: argparse.Namespace) -> int:
     """Writes the files of the targets."""
-    native = BACK_ENDS[options.back_end]
     targets = options.target or (records.names() if options.kept_launches else list(TARGETS))
     if not options.kept_launches:
         list(pool.map(records.freeze_target, targets))
     for name in targets:
         launch = records.read(name).launch
         runs = records.runs(launch, options.mutants)
-        found = pool.map(functools.partial(records.outcome_now, name, native=native), runs)
+        found = pool.map(functools.partial(records.outcome_now, name), runs)
         written = Record(launch, without_repeated_reports(zip(runs, found)))
         written.write()
         reported = sum("error" in entry for entry in written.outcomes.values())
@@ -67,10 +64,10 @@ def record(pool: concurrent.futures.Executor, options: argparse.Namespace) -> in
 
 def compare(pool: concurrent.futures.Executor, options: argparse.Namespace) -> int:
     """Prints what differs from the files; 1 if anything does."""
-    native, complaints = BACK_ENDS[options.back_end], 0
+    complaints = 0
     for name in options.target or records.names():
         expected = records.read(name).outcomes
-        found = pool.map(functools.partial(records.outcome_now, name, native=native), expected)
+        found = pool.map(functools.partial(records.outcome_now, name), expected)
         for (run, frozen), now in zip(expected.items(), found):
             if different := differences(frozen, now):
                 complaints += 1

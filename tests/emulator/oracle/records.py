@@ -61,9 +61,9 @@ def read(name: str) -> Record:
     return Record(FrozenLaunch.from_json(head["launch"]), outcomes)
 
 
-def options_of(schedule: str, native: bool | None = None) -> Options:
+def options_of(schedule: str) -> Options:
     """Of a schedule that mutants are judged under, or of a variant of the first: counters, no detectors, lenient."""
-    base = dataclasses.replace(SCHEDULES.get(schedule, SCHEDULES["eager"]), native=native)
+    base = SCHEDULES.get(schedule, SCHEDULES["eager"])
     if schedule == _COUNTERS:
         return dataclasses.replace(base, counters=True)
     if schedule == _FAST:
@@ -98,10 +98,10 @@ def runs(launch: FrozenLaunch, most: int | None = None) -> list[Run]:
     ]
 
 
-def outcome_now(name: str, run: Run, native: bool | None = None) -> dict[str, Any]:
-    """What a run of a target's launch does now, as JSON; ``native`` as in `Options`."""
+def outcome_now(name: str, run: Run) -> dict[str, Any]:
+    """What a run of a target's launch does now, as JSON."""
     launch = read(name).launch
-    options = dataclasses.replace(options_of(run.schedule, native), max_warp_instructions=launch.limit)
+    options = dataclasses.replace(options_of(run.schedule), max_warp_instructions=launch.limit)
     repeat = 2 if run.mutant.startswith("drop griddepcontrol") else 1
     return _told(run, launch.execute(mutated(launch, run.mutant), options, repeat))
 

@@ -10,7 +10,6 @@ import pytest
 
 from cute_kernels.emulator import EmulatorError, Hang
 from cute_kernels.emulator.relocation import Relocation
-from cute_kernels.mutation.target import BACK_ENDS
 from tests.emulator.oracle import __main__ as command
 from tests.emulator.oracle import launches, records
 from tests.emulator.oracle.launches import Buffer
@@ -23,9 +22,9 @@ RECORDED = records.names()
 DAILY = ("sm90-one-cta", "sm100-one-cta")
 
 
-def check(name: str, runs: list[Run], native: bool | None) -> None:
+def check(name: str, runs: list[Run]) -> None:
     expected = records.read(name).outcomes
-    different = {run: differences(expected[run], outcome_now(name, run, native)) for run in runs}
+    different = {run: differences(expected[run], outcome_now(name, run)) for run in runs}
     assert not {run: change for run, change in different.items() if change}
 
 
@@ -40,14 +39,13 @@ def daily_runs(name: str) -> list[Run]:
 
 @pytest.mark.parametrize("name", DAILY)
 def test_a_sample(name: str) -> None:
-    check(name, daily_runs(name), None)
+    check(name, daily_runs(name))
 
 
 @nightly
-@pytest.mark.parametrize("back_end", ["python", "bytecode"])
 @pytest.mark.parametrize("name", RECORDED)
-def test_everything(name: str, back_end: str) -> None:
-    check(name, list(records.read(name).outcomes), BACK_ENDS[back_end])
+def test_everything(name: str) -> None:
+    check(name, list(records.read(name).outcomes))
 
 
 def test_every_target_is_recorded_with_every_schedule_and_mutants_that_are_reported() -> None:

@@ -1,0 +1,69 @@
+"""Launches in which Python performs every instruction with effects that the core would.
+
+What the core leaves (rare cases, errors) a Python function performs on the same state. Tests run with both: whatever
+the core does, the Python functions have to do as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from cute_kernels.emulator import native_block, native_translate, race_checks
+from cute_kernels.emulator.native_shadow import ShadowUnit
+
+Result = TypeVar("Result")
+
+
+class NothingDecided(ShadowUnit):
+    """Leaves every access to the detector's Python."""
+
+    def async_read(self, *_: Any) -> bool:
+        return False
+
+    def async_write(self, *_: Any) -> bool:
+        return False
+
+    def tensor(self, *_: Any) -> bool:
+        return False
+
+    def pipelined(self, *_: Any) -> int:
+        return 0
+
+    @staticmethod
+    def observe(context: Any, log: Any, first: int) -> int:
+        return first
+
+
+@functools.cache
+def nothing_decided() -> NothingDecided:
+    """The unit of this process."""
+    return NothingDecided()
+
+
+@contextlib.contextmanager
+def units(native: bool) -> Iterator[None]:
+    """Inside, launches have the units of the core, or (``native`` False) those of Python."""
+    if native:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        translate = native_translate.translate_native.__wrapped__
+        patch.setattr(native_translate, "translate_native", functools.lru_cache(maxsize=4)(translate))
+        patch.setattr(native_translate, "CoreWgmmas", lambda *_: None)
+        patch.setattr(native_block, "INLINE", {})
+        patch.setattr(native_block, "in_core", lambda anchor: False)
+        patch.setattr(race_checks, "shadow_unit", nothing_decided)
+        yield
+
+
+def with_both_units(run: Callable[[], Result]) -> tuple[Result, Result]:
+    """What a function returns with the units of the core, and with those of Python."""
+    with units(True):
+        first = run()
+    with units(False):
+        return first, run()
