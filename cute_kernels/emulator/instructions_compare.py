@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-
-import numpy as np
-
-from cute_kernels.emulator import instructions_numerics as numerics
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Pair
-from cute_kernels.emulator.instructions_integer import INTEGERS, logic, storage
+from cute_kernels.emulator.instructions_integer import INTEGERS, binary, storage
 from cute_kernels.emulator.instructions_registry import family, qualifiers
 from cute_kernels.emulator.values import PureOp, Value
 
-_COMPARE = {
-    "eq": (np.equal, "=="),
-    "ne": (np.not_equal, "!="),
-    "lt": (np.less, "<"),
-    "le": (np.less_equal, "<="),
-    "gt": (np.greater, ">"),
-    "ge": (np.greater_equal, ">="),
-}
+_COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 
 
-@functools.cache
 def integer_compare(relation: str, type_: str) -> PureOp:
     """setp on integers, by a relation of `_COMPARE`; of eq and ne the bits alone matter."""
-    vector, sign = _COMPARE[relation]
-    half = 1 << (TYPE_BITS[type_] - 1)
     if relation in ("eq", "ne"):
         type_ = f"b{TYPE_BITS[type_]}"
-    scalar = f"(({{0}} ^ {half:#x}) {sign} ({{1}} ^ {half:#x}))" if type_[0] == "s" else f"({{0}} {sign} {{1}})"
-    return PureOp(f"setp_{relation}_{type_}", (storage(type_),) * 2, "pred", vector, scalar)
+    return PureOp(f"setp_{relation}_{type_}", (storage(type_),) * 2, "pred")
 
 
 def _compare_integers(block: BlockBuilder, instruction: Instruction) -> Value:
@@ -47,41 +31,6 @@ def _compare_integers(block: BlockBuilder, instruction: Instruction) -> Value:
     return block.first_lane(holds) if block.context.is_uniform_of_tid(instruction) else holds
 
 
-@functools.cache
-def float_compare_op(relation: str, type_: str) -> PureOp:
-    plain = {
-        "eq": np.equal,
-        "lt": np.less,
-        "le": np.less_equal,
-        "gt": np.greater,
-        "ge": np.greater_equal,
-    }
-    opposite = {"ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
-
-    def vector(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        if type_ == "bf16":
-            a, b = numerics.bf16_to_f32(a), numerics.bf16_to_f32(b)
-        elif type_ == "f16":
-            a, b = a.view(np.float16), b.view(np.float16)
-        unordered = (a != a) | (b != b)
-        if relation == "num":
-            return ~unordered
-        if relation == "nan":
-            return unordered
-        if relation.endswith("u") and relation != "equ" and relation != "neu":
-            return ~plain[opposite[relation[:-1]]](a, b)
-        if relation == "equ":
-            return np.equal(a, b) | unordered
-        if relation == "neu":
-            return np.not_equal(a, b)  # NumPy: true when unordered
-        if relation == "ne":
-            return np.not_equal(a, b) & ~unordered
-        return plain[relation](a, b)
-
-    stored = {"f32": "f32", "f64": "f64"}.get(type_, "u16")
-    return PureOp(f"setp_{relation}_{type_}", (stored, stored), "pred", vector)
-
-
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 
 
@@ -90,7 +39,8 @@ def _compare_floats(block: BlockBuilder, instruction: Instruction) -> Value:
     qualifiers(instruction, *_RELATIONS, "and", "or", "xor", "f16", "bf16", "f32", "f64")
     relation, type_ = instruction.parts[1], instruction.parts[-1]
     a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
-    return block.pure(float_compare_op(relation, type_), a, b)
+    stored = type_ if type_ in ("f32", "f64") else "u16"
+    return block.pure(PureOp(f"setp_{relation}_{type_}", (stored, stored), "pred"), a, b)
 
 
 def _compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -> None:
@@ -99,7 +49,7 @@ def _compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -
     other = block.logic_not(holds)
     if combine:
         condition = block.value(instruction.operands[3], 1)
-        op = logic(combine[0], "pred")
+        op = binary(combine[0], "pred")
         holds, other = block.pure(op, holds, condition), block.pure(op, other, condition)
     destination = instruction.operands[0]
     if isinstance(destination, Pair):

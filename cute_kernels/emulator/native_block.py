@@ -353,7 +353,7 @@ class BlockEmitter:
         count = len(elements)
         dtype = program.space.bind(DTYPES[CANONICAL[anchor.size * 8]], f"u{8 * anchor.size}")
         bits = 8 * anchor.size
-        addresses = "X64[0].view(s64).copy()"
+        addresses = "X64[0].view('i8').copy()"
         if write:
             function = program.space.bind(store_lanes, "store_lanes")
             data = f"X{bits}[1:{count + 1}].copy()"
