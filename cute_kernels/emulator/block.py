@@ -23,7 +23,7 @@ from cute_kernels.emulator.decode import (
     Symbol,
     Vector,
 )
-from cute_kernels.emulator.scalars import SCALAR_NAMES
+from cute_kernels.emulator.pure_operations import evaluate
 from cute_kernels.emulator.values import (
     NOT_PREDICATE,
     STORED_BITS,
@@ -175,7 +175,9 @@ class BlockBuilder:
         if value.bits > 64:
             raise self.instruction.refuse(f"a {value.bits}-bit value cannot be computed with")
         parts = [self.whole(part) for part in value.parts]
-        return self.pure(pack_op(len(parts), parts[0].bits), *parts)
+        while len(parts) > 1:
+            parts = [self.pure(pack_op(low.bits), low, high) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
 
     def pure(self, op: PureOp, *args: Value) -> Value:
         """The result of a pure operation; equal operations on equal values are computed once."""
@@ -188,8 +190,9 @@ class BlockBuilder:
             if arg.bits != bits:
                 raise self.instruction.refuse(f"an operand has {arg.bits} bits where {op.name} needs {bits}")
         uniform = all(arg.uniform for arg in args)
-        if uniform and op.scalar is not None and all(isinstance(arg, Constant) for arg in args):
-            result: Value = self._fold(op, args)
+        if all(isinstance(arg, Constant) for arg in args):
+            literals = [arg.value for arg in args]
+            result: Value = Constant(evaluate(op.name, *literals), STORED_BITS[op.output])
         else:
             node = Node(self.instruction, args, op=op)
             result = Result(node, op.output, uniform)
@@ -197,12 +200,6 @@ class BlockBuilder:
             self.nodes.append(node)
         self._known[key] = result
         return result
-
-    @staticmethod
-    def _fold(op: PureOp, args: tuple[Value, ...]) -> Constant:
-        literals = [repr(bool(a.value)) if a.bits == 1 else repr(a.value) for a in args]
-        names = {"np": np, **SCALAR_NAMES}
-        return Constant(int(eval(op.scalar.format(*literals), names)), STORED_BITS[op.output])  # noqa: S307 - our own template
 
     def select(self, predicate: Value, yes: Value, no: Value) -> Value:
         """``predicate ? yes : no`` lane by lane."""

@@ -2,14 +2,12 @@
 
 An instruction is the address of a function of the core and its operands: mostly offsets in the state of a warp, which
 holds a header, counts, registers, constants and intermediate values (`Instruction` and `WarpHeader` of
-``core/state.h``). Pure operations are found by the name that they have in Python (`PureOp.name`).
+``core/state.h``).
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.native_sites import Site
+from cute_kernels.emulator.pure_operations import operations
 from cute_kernels.emulator.values import FULL, Namespace
 
 if TYPE_CHECKING:
@@ -28,40 +26,6 @@ if TYPE_CHECKING:
 LANES = CONSTANTS["LANES"]
 _INSTRUCTION = struct.Struct("=QIIIIq")
 assert _INSTRUCTION.size == ctypes.sizeof(STRUCTURES["Instruction"])
-#: Operations whose names end with a constant, and how the table names them: pattern, name, constant.
-_WITH_CONSTANT = (
-    (re.compile(r"(sh[lr]_[bsu]\d+_by)(\d+)"), r"\1", lambda match: int(match[2])),
-    (re.compile(r"lop3_0x([0-9a-f]+)"), "lop3", lambda match: int(match[1], 16)),
-    (re.compile(r"(slice\d+_\d+)_(\d+)"), r"\1", lambda match: int(match[2])),
-    (re.compile(r"extend_([su])(\d+)_(\d+)_(\d+)"), r"extend_\1_\3_\4", lambda match: int(match[2])),
-)
-
-
-@functools.cache
-def operations() -> dict[tuple[str, bool], int]:
-    """Addresses of the core's functions by the operation's name and whether the form is that for lanes."""
-    core = library()
-    found: dict[tuple[str, bool], int] = {}
-    for number in range(core.operation_count()):
-        name = ctypes.string_at(core.operation_name(number)).decode()
-        for lanes in (False, True):
-            address = core.operation_run(number, lanes)
-            if address:
-                found[name, lanes] = address
-    return found
-
-
-@functools.cache
-def pure_operation(name: str) -> tuple[str, int] | None:
-    """Name in the core's table and constant of a pure operation (`PureOp.name`); None where Python has to be called."""
-    for pattern, base, constant in _WITH_CONSTANT:
-        match = pattern.fullmatch(name)
-        if match:
-            name, value = match.expand(base), constant(match)
-            break
-    else:
-        value = 0
-    return (name, value) if (name, True) in operations() else None
 
 
 @dataclass

@@ -7,10 +7,7 @@ analysis knows of it like of any other register.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-
-import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction
@@ -21,36 +18,11 @@ from cute_kernels.emulator.values import Constant, PureOp, Value
 _TYPES = ("u32", "s32", "u64", "s64")
 
 
-def _total(a: np.ndarray, b: np.ndarray, carry: np.ndarray) -> np.ndarray:
-    return a + b + carry.astype(a.dtype)
-
-
-def _carries(a: np.ndarray, b: np.ndarray, carry: np.ndarray) -> np.ndarray:
-    return (a + b < a) | (_total(a, b, carry) < a + b)
-
-
-def _rest(a: np.ndarray, b: np.ndarray, borrow: np.ndarray) -> np.ndarray:
-    return a - b - borrow.astype(a.dtype)
-
-
-def _borrows(a: np.ndarray, b: np.ndarray, borrow: np.ndarray) -> np.ndarray:
-    return (a < b) | ((a == b) & borrow)
-
-
-@functools.cache
 def _sum(bits: int, subtract: bool) -> tuple[PureOp, PureOp]:
     """The result, and the carry (borrow) out, of two numbers and a carry (borrow) in."""
-    type_, mask = f"u{bits}", (1 << bits) - 1
+    type_, (total, out) = f"u{bits}", ("subc", "borrow") if subtract else ("addc", "carry")
     inputs = (type_, type_, "pred")
-    if subtract:
-        return (
-            PureOp(f"subc_{type_}", inputs, type_, _rest, f"(({{0}} - {{1}} - {{2}}) & {mask:#x})"),
-            PureOp(f"borrow_{type_}", inputs, "pred", _borrows, "({0} < {1} + {2})"),
-        )
-    return (
-        PureOp(f"addc_{type_}", inputs, type_, _total, f"(({{0}} + {{1}} + {{2}}) & {mask:#x})"),
-        PureOp(f"carry_{type_}", inputs, "pred", _carries, f"({{0}} + {{1}} + {{2}} > {mask:#x})"),
-    )
+    return PureOp(f"{total}_{type_}", inputs, type_), PureOp(f"{out}_{type_}", inputs, "pred")
 
 
 def _define(block: BlockBuilder, instruction: Instruction, sources: Sequence[Value], bits: int) -> None:

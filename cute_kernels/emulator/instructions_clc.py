@@ -18,7 +18,7 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Immediate, Instruction, Vector
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_compare import integer_compare
-from cute_kernels.emulator.instructions_integer import logic
+from cute_kernels.emulator.instructions_integer import binary
 from cute_kernels.emulator.instructions_memory import address_value
 from cute_kernels.emulator.instructions_registry import family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers
@@ -78,7 +78,7 @@ def _query_cancel(block: BlockBuilder, instruction: Instruction) -> None:
     what = instruction.parts[2]
     words = block.split(block.value(instruction.operands[1], 128), 4)
     if what == "is_canceled":
-        flag = block.pure(logic("and", "b32"), words[0], block.value(Immediate(1), 32))
+        flag = block.pure(binary("and", "b32"), words[0], block.value(Immediate(1), 32))
         canceled = block.pure(integer_compare("ne", "b32"), flag, block.value(Immediate(0), 32))
         block.define(instruction.operands[0], canceled)
     elif what == "get_first_ctaid" and isinstance(instruction.operands[0], Vector):

@@ -2,76 +2,33 @@
 
 from __future__ import annotations
 
-import functools
-
-import numpy as np
-
-from cute_kernels.emulator import instructions_numerics as numerics
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Pair
-from cute_kernels.emulator.instructions_integer import INTEGERS, logic, storage
+from cute_kernels.emulator.instructions_integer import INTEGERS, binary, storage
 from cute_kernels.emulator.instructions_registry import family, qualifiers
 from cute_kernels.emulator.values import PureOp, Value
 
-_COMPARE = {
-    "eq": (np.equal, "=="),
-    "ne": (np.not_equal, "!="),
-    "lt": (np.less, "<"),
-    "le": (np.less_equal, "<="),
-    "gt": (np.greater, ">"),
-    "ge": (np.greater_equal, ">="),
-    "lo": (np.less, "<"),
-    "ls": (np.less_equal, "<="),
-    "hi": (np.greater, ">"),
-    "hs": (np.greater_equal, ">="),
-}
+_COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+_UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 
 
-@functools.cache
 def integer_compare(relation: str, type_: str) -> PureOp:
-    """setp on integers; lo, ls, hi, hs compare as unsigned."""
-    vector, sign = _COMPARE[relation]
-    half = 1 << (TYPE_BITS[type_] - 1)
-    if type_[0] == "s" and relation not in ("eq", "ne"):
-        scalar = f"(({{0}} ^ {half:#x}) {sign} ({{1}} ^ {half:#x}))"
-    else:
-        scalar = f"({{0}} {sign} {{1}})"
-    return PureOp(f"setp_{relation}_{type_}", (storage(type_),) * 2, "pred", vector, scalar)
+    """setp on integers, by a relation of `_COMPARE`; of eq and ne the bits alone matter."""
+    if relation in ("eq", "ne"):
+        type_ = f"b{TYPE_BITS[type_]}"
+    return PureOp(f"setp_{relation}_{type_}", (storage(type_),) * 2, "pred")
 
 
-@functools.cache
-def float_compare_op(relation: str, type_: str) -> PureOp:
-    plain = {
-        "eq": np.equal,
-        "lt": np.less,
-        "le": np.less_equal,
-        "gt": np.greater,
-        "ge": np.greater_equal,
-    }
-    opposite = {"ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
-
-    def vector(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        if type_ == "bf16":
-            a, b = numerics.bf16_to_f32(a), numerics.bf16_to_f32(b)
-        elif type_ == "f16":
-            a, b = a.view(np.float16), b.view(np.float16)
-        unordered = (a != a) | (b != b)
-        if relation == "num":
-            return ~unordered
-        if relation == "nan":
-            return unordered
-        if relation.endswith("u") and relation != "equ" and relation != "neu":
-            return ~plain[opposite[relation[:-1]]](a, b)
-        if relation == "equ":
-            return np.equal(a, b) | unordered
-        if relation == "neu":
-            return np.not_equal(a, b)  # NumPy: true when unordered
-        if relation == "ne":
-            return np.not_equal(a, b) & ~unordered
-        return plain[relation](a, b)
-
-    stored = {"f32": "f32", "f64": "f64"}.get(type_, "u16")
-    return PureOp(f"setp_{relation}_{type_}", (stored, stored), "pred", vector)
+def _compare_integers(block: BlockBuilder, instruction: Instruction) -> Value:
+    """The predicate of setp on integers and bits."""
+    qualifiers(instruction, *_COMPARE, *_UNSIGNED, "and", "or", "xor", "b16", "b32", "b64", *INTEGERS)
+    relation, type_ = instruction.parts[1], instruction.parts[-1]
+    if relation in _UNSIGNED and type_[0] != "u" or relation not in ("eq", "ne") and type_[0] == "b":
+        legal = "eq, ne" if type_[0] == "b" else "eq, ne, lt, le, gt, ge"
+        raise instruction.refuse(f"setp.{relation}.{type_}: .{type_} is compared by {legal}")
+    a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
+    holds = block.pure(integer_compare(_UNSIGNED.get(relation, relation), type_), a, b)
+    return block.first_lane(holds) if block.context.is_uniform_of_tid(instruction) else holds
 
 
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
@@ -82,7 +39,8 @@ def _compare_floats(block: BlockBuilder, instruction: Instruction) -> Value:
     qualifiers(instruction, *_RELATIONS, "and", "or", "xor", "f16", "bf16", "f32", "f64")
     relation, type_ = instruction.parts[1], instruction.parts[-1]
     a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
-    return block.pure(float_compare_op(relation, type_), a, b)
+    stored = type_ if type_ in ("f32", "f64") else "u16"
+    return block.pure(PureOp(f"setp_{relation}_{type_}", (stored, stored), "pred"), a, b)
 
 
 def _compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -> None:
@@ -91,7 +49,7 @@ def _compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -
     other = block.logic_not(holds)
     if combine:
         condition = block.value(instruction.operands[3], 1)
-        op = logic(combine[0], "pred")
+        op = binary(combine[0], "pred")
         holds, other = block.pure(op, holds, condition), block.pure(op, other, condition)
     destination = instruction.operands[0]
     if isinstance(destination, Pair):
@@ -105,17 +63,13 @@ def _compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -
 def _setp(block: BlockBuilder, instruction: Instruction) -> None:
     """setp on integers and bits; and on floats."""
     relation, type_ = instruction.parts[1], instruction.parts[-1]
-    if relation not in _RELATIONS and relation not in _COMPARE:
-        known = ", ".join((*_RELATIONS, "lo", "ls", "hi", "hs"))
+    if relation not in _RELATIONS and relation not in _UNSIGNED:
+        known = ", ".join((*_RELATIONS, *_UNSIGNED))
         raise instruction.refuse(f"setp.{relation}: the comparison comes first, one of {known}")
     if type_ in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2"):
         holds = _compare_floats(block, instruction)
     else:
-        qualifiers(instruction, *_COMPARE, "and", "or", "xor", "b16", "b32", "b64", *INTEGERS)
-        a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
-        holds = block.pure(integer_compare(relation, type_), a, b)
-        if block.context.is_uniform_of_tid(instruction):
-            holds = block.first_lane(holds)
+        holds = _compare_integers(block, instruction)
     _compare_into(block, instruction, holds)
 
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
-import ml_dtypes
-import numpy as np
-
-from cute_kernels.emulator import instructions_numerics as numerics
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction, Register
 from cute_kernels.emulator.instructions_convert_narrow import convert_narrow
-from cute_kernels.emulator.instructions_integer import signed
+from cute_kernels.emulator.instructions_float import float_to_float
 from cute_kernels.emulator.instructions_registry import family
-from cute_kernels.emulator.values import CANONICAL, DTYPES, Pack, PureOp, Value
+from cute_kernels.emulator.values import CANONICAL, Pack, PureOp, Value, of_one_type
 
 _INTEGER_BITS = {f"{k}{b}": b for k in "us" for b in (8, 16, 32, 64)}
-_FP8 = {"e4m3x2": ml_dtypes.float8_e4m3fn, "e5m2x2": ml_dtypes.float8_e5m2}
+_FP8 = ("e4m3x2", "e5m2x2")
 _MODES = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
 
 
@@ -57,31 +50,14 @@ def _register_bits(block: BlockBuilder, instruction: Instruction) -> int:
     return block.bits_of(destination.name) if isinstance(destination, Register) else 32
 
 
-@functools.cache
-def extend(source: str, bits: int, source_bits: int, saturate_to: str) -> PureOp:
+def extend(source: str, bits: int, source_bits: int) -> PureOp:
     """Reads the low bits of a register as ``source`` and extends them to ``bits`` bits by their sign."""
-    width = _INTEGER_BITS[source]
-    low = f"({{0}} & {(1 << width) - 1:#x})"
-    value = signed(low, width) if source[0] == "s" else low
-    clamp: tuple[int, int] | None = None
-    if saturate_to:
-        n = _INTEGER_BITS[saturate_to]
-        clamp = (-(1 << n - 1), (1 << n - 1) - 1) if saturate_to[0] == "s" else (0, (1 << n) - 1)
-        value = f"min(max({value}, {clamp[0]}), {clamp[1]})"
+    return PureOp(f"extend_{source}_{bits}_{source_bits}", (CANONICAL[source_bits],), f"u{bits}")
 
-    def vector(x: np.ndarray) -> np.ndarray:
-        narrow = x.astype(DTYPES[f"u{width}"]).view(DTYPES[source])
-        if clamp is not None:
-            if narrow.dtype == np.uint64:
-                narrow = np.minimum(narrow, np.uint64(clamp[1]))
-            elif clamp[1] > np.iinfo(np.int64).max:
-                narrow = np.maximum(narrow, 0)
-            else:
-                narrow = np.clip(narrow.astype(np.int64), *clamp)
-        return narrow.astype(DTYPES[f"s{bits}"] if source[0] == "s" else DTYPES[f"u{bits}"]).view(DTYPES[f"u{bits}"])
 
-    name = f"extend_{source}_{bits}_{source_bits}{'_sat_' + saturate_to if saturate_to else ''}"
-    return PureOp(name, (CANONICAL[source_bits],), f"u{bits}", vector, f"({value} & {(1 << bits) - 1:#x})")
+def saturate(source: str, target: str) -> PureOp:
+    """Reads the low bits of 64 as ``source`` and limits them to the range of ``target``; the result has 64 bits."""
+    return of_one_type(f"saturate_{source}_{target}", "u64", 1)
 
 
 def _integer_to_integer(
@@ -95,49 +71,28 @@ def _integer_to_integer(
     register = _register_bits(block, instruction)
     width = _INTEGER_BITS[target]
     if "sat" in flags:
-        value = block.pure(extend(source, max(width, 16), value.bits, target), value)
+        value = block.pure(saturate(source, target), block.resize(value, 64))
     elif width > _INTEGER_BITS[source]:
-        value = block.pure(extend(source, width, value.bits, ""), value)
+        value = block.pure(extend(source, width, value.bits), value)
     if register == width == value.bits:
         return value
     if register < width:
         raise instruction.refuse("the destination register is narrower than the destination type")
-    return block.pure(extend(target, register, value.bits, ""), value)
+    return block.pure(extend(target, register, value.bits), value)
 
 
 def _value_bits(block: BlockBuilder, operand: object, default: int) -> int:
     return block.bits_of(operand.name) if isinstance(operand, Register) else default
 
 
-@functools.cache
-def _narrow_f32(target: str, mode: str, satfinite: bool, relu: bool) -> PureOp:
-    """f32 to f16 or bf16 bits."""
-    functions = {
-        ("bf16", "rn"): numerics.f32_to_bf16,
-        ("bf16", "rz"): numerics.f32_to_bf16_truncated,
-        ("f16", "rn"): numerics.f32_to_f16,
-    }
-    base = functions[target, mode]
-    largest = {"f16": np.float32(65504), "bf16": np.uint32(0x7F7F0000).view(np.float32)}[target]
-
-    def vector(x: np.ndarray) -> np.ndarray:
-        if relu:
-            x = np.where(x != x, x, np.where(x > 0, x, np.float32(0)))
-        if satfinite:
-            x = np.clip(x, -largest, largest)
-        return base(x)
-
-    plain = not satfinite and not relu
-    name = f"cvt_{target}_f32_{mode}{'_satfinite' if satfinite else ''}{'_relu' if relu else ''}"
-    return PureOp(name, ("f32",), "u16", base if plain else vector)
-
-
 def _narrow_from_flags(instruction: Instruction, flags: list[str], target: str) -> PureOp:
+    """f32 to f16 or bf16 bits."""
     _only(instruction, flags, "rn", "rz", "satfinite", "relu")
     mode = "rz" if "rz" in flags else "rn"
     if (target, mode) == ("f16", "rz"):
         raise instruction.refuse("cvt.rz to f16 is not implemented")
-    return _narrow_f32(target, mode, "satfinite" in flags, "relu" in flags)
+    modifiers = "".join(f"_{flag}" for flag in ("satfinite", "relu") if flag in flags)
+    return PureOp(f"cvt_{target}_f32_{mode}{modifiers}", ("f32",), "u16")
 
 
 def _pair(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str) -> Value:
@@ -149,26 +104,10 @@ def _pair(block: BlockBuilder, instruction: Instruction, flags: list[str], targe
         _only(instruction, flags, "rn", "satfinite", "relu")
         if "satfinite" not in flags:
             raise instruction.refuse("a conversion to FP8 needs .satfinite")
-        op = _to_fp8(target, "relu" in flags)
+        op = PureOp(f"cvt_{target}_f32{'_relu' if 'relu' in flags else ''}", ("f32",), "u8")
     else:
         op = _narrow_from_flags(instruction, flags, target[:-2])
     return Pack([block.pure(op, low), block.pure(op, high)])
-
-
-@functools.cache
-def _to_fp8(target: str, relu: bool) -> PureOp:
-    dtype = _FP8[target]
-    largest = np.float32(ml_dtypes.finfo(dtype).max)
-
-    def vector(x: np.ndarray) -> np.ndarray:
-        nan = x != x
-        if relu:
-            x = np.where(x > 0, x, np.float32(0))
-        with np.errstate(invalid="ignore"):
-            bits = np.clip(x, -largest, largest).astype(dtype).view(np.uint8)
-        return np.where(nan, np.uint8(0x7F), bits)
-
-    return PureOp(f"cvt_{target}_f32{'_relu' if relu else ''}", ("f32",), "u8", vector)
 
 
 def _fp8(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
@@ -176,45 +115,11 @@ def _fp8(block: BlockBuilder, instruction: Instruction, flags: list[str], target
     if target != "f16x2" or source not in _FP8:
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
     _only(instruction, flags, "rn")
-    dtype = _FP8[source]
-
-    def vector(x: np.ndarray) -> np.ndarray:
-        return numerics.f32_to_f16(x.view(dtype).astype(np.float32))
-
-    op = PureOp(f"cvt_f16_{source}", ("u8",), "u16", vector)
-    return Pack([block.pure(op, part) for part in block.split(block.value(instruction.operands[1], 16), 2)])
+    codes = block.split(block.value(instruction.operands[1], 16), 2)
+    return Pack([block.pure(PureOp(f"cvt_f16_{source}", ("u8",), "u16"), code) for code in codes])
 
 
 _FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
-
-
-def _widen(type_: str) -> Callable[[np.ndarray], np.ndarray]:
-    if type_ == "bf16":
-        return numerics.bf16_to_f32
-    if type_ == "f16":
-        return _widen_f16
-    return lambda x: x
-
-
-def _widen_f16(x: np.ndarray) -> np.ndarray:
-    """f16 bits to f32. NaN becomes canonical here, while bf16 keeps its payload: both as on an H200."""
-    return numerics.canonical_f32(_quiet_cast(x.view(np.float16), np.float32))
-
-
-def _stored(type_: str) -> str:
-    return {"f32": "f32", "f64": "f64"}.get(type_, "u16")
-
-
-@functools.cache
-def float_to_integer(mode: str, ftz: bool, target: str, source: str) -> PureOp:
-    """Rounds to an integer and cuts it to the range of ``target``."""
-    bits = _INTEGER_BITS[target]
-
-    def vector(x: np.ndarray) -> np.ndarray:
-        wide = _widen(source)(x)
-        return numerics.float_to_integer(numerics.flush_f32(wide) if ftz else wide, mode, bits, target[0] == "s")
-
-    return PureOp(f"cvt_{mode}{'_ftz' if ftz else ''}_{target}_{source}", (_stored(source),), f"u{bits}", vector)
 
 
 def _float_to_integer(
@@ -224,18 +129,17 @@ def _float_to_integer(
     modes = [flag for flag in flags if flag in ("rni", "rzi", "rmi", "rpi")]
     if len(modes) != 1 or source not in _FLOAT_BITS:
         raise instruction.refuse("a float-to-integer conversion needs one integer rounding")
+    ftz = "ftz" in flags
+    if ftz and source != "f32":
+        raise instruction.refuse("a float-to-integer conversion has .ftz from f32 only")
     bits = _INTEGER_BITS[target]
-    op = float_to_integer(modes[0], "ftz" in flags, target, source)
-    value = block.pure(op, block.value(instruction.operands[1], _FLOAT_BITS[source]))
+    value = block.value(instruction.operands[1], _FLOAT_BITS[source])
+    if source in ("f16", "bf16"):
+        value, source = block.pure(float_to_float("f32", source), value), "f32"
+    op = PureOp(f"cvt_{modes[0]}{'_ftz' if ftz else ''}_{target}_{source}", (source,), f"u{bits}")
+    value = block.pure(op, value)
     register = _register_bits(block, instruction)
-    return value if register == bits else block.pure(extend(target, register, bits, ""), value)
-
-
-@functools.cache
-def integer_to_float(target: str, source: str) -> PureOp:
-    """To f32 or f64, to nearest even."""
-    goal = DTYPES[target]
-    return PureOp(f"cvt_{target}_{source}", (source,), target, lambda x: x.astype(goal))
+    return value if register == bits else block.pure(extend(target, register, bits), value)
 
 
 def _integer_to_float(
@@ -247,32 +151,16 @@ def _integer_to_float(
     value = block.value(operand, _value_bits(block, operand, width))
     if value.bits != width:
         value = block.resize(value, width)
-    dtype = DTYPES[source]
-    if target in ("f32", "f64"):
-        op = integer_to_float(target, source)
-    elif target in ("f16", "bf16") and width <= 32:
-        narrow = numerics.f64_to_f16 if target == "f16" else numerics.f64_to_bf16
-        op = PureOp(f"cvt_{target}_{source}", (source,), "u16", lambda x: narrow(x.astype(np.float64)))
-    else:
+    if target not in ("f32", "f64") and (target not in ("f16", "bf16") or width > 32):
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
-    assert np.dtype(dtype).itemsize * 8 == width
-    return block.pure(op, value)
-
-
-def _round_tf32(x: np.ndarray) -> np.ndarray:
-    """To 10 mantissa bits, ties away from zero (.rna)."""
-    bits = x.view(np.uint32)
-    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return np.where(np.isfinite(x), rounded, bits).astype(np.uint32).view(np.float32)
-
-
-_ROUND_TF32 = PureOp("cvt_rna_tf32", ("f32",), "f32", _round_tf32)
+    stored = target if target in ("f32", "f64") else "u16"
+    return block.pure(PureOp(f"cvt_{target}_{source}", (source,), stored), value)
 
 
 def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
     if (target, source) == ("tf32", "f32"):
         _only(instruction, flags, "rna")
-        return block.pure(_ROUND_TF32, block.value(instruction.operands[1], 32))
+        return block.pure(of_one_type("cvt_rna_tf32", "f32", 1), block.value(instruction.operands[1], 32))
     if target not in _FLOAT_BITS or source not in _FLOAT_BITS:
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
     value = block.value(instruction.operands[1], _FLOAT_BITS[source])
@@ -283,41 +171,11 @@ def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[s
         _only(instruction, flags, *integral, "ftz", "sat")
         if set(flags) - set(integral):
             raise instruction.refuse("cvt to an integral float with .ftz or .sat is not implemented")
-        return block.pure(integral_float(integral[0]), value)
+        return block.pure(of_one_type(f"cvt_{integral[0]}_f32", "f32", 1), value)
     if target == source == "f32" and set(flags) in ({"sat"}, {"sat", "ftz"}):
-        return block.pure(saturated_float("ftz" in flags), value)
+        # .ftz changes nothing that .sat has not made a zero or a normal number but subnormals, which it flushes.
+        return block.pure(of_one_type("cvt_sat_ftz_f32" if "ftz" in flags else "cvt_sat_f32", "f32", 1), value)
     _only(instruction, flags, "rn")
     if (target, source) != ("f32", "f64") and (target not in ("f32", "f64") or source == "f64"):
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
     return block.pure(float_to_float(target, source), value)
-
-
-@functools.cache
-def integral_float(mode: str) -> PureOp:
-    """Rounds f32 to an integral f32."""
-    return PureOp(
-        f"cvt_{mode}_f32", ("f32",), "f32", lambda x: numerics.canonical_f32(numerics.round_integral(x, mode))
-    )
-
-
-@functools.cache
-def saturated_float(ftz: bool) -> PureOp:
-    """.sat of f32. .ftz changes nothing that .sat has not made a zero or a normal number but subnormals, which it
-    flushes."""
-    flush = numerics.flush_f32 if ftz else lambda x: x
-    name = "cvt_sat_ftz_f32" if ftz else "cvt_sat_f32"
-    return PureOp(name, ("f32",), "f32", lambda x: numerics.clamp_f32(flush(x)))
-
-
-@functools.cache
-def float_to_float(target: str, source: str) -> PureOp:
-    """To f32 or f64: exactly, or to nearest even."""
-    widen, goal = _widen(source), DTYPES[target]
-    return PureOp(f"cvt_{target}_{source}", (_stored(source),), target, lambda x: _quiet_cast(widen(x), goal))
-
-
-def _quiet_cast(x: np.ndarray, dtype: type) -> np.ndarray:
-    """Rounds to nearest even; a NaN is quieted and keeps the upper bits of its payload, as on an H200."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype(dtype)
-

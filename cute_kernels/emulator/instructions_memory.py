@@ -145,7 +145,7 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     for target, value in zip(targets, results):
         if isinstance(target, Register) and block.bits_of(target.name) > value.bits:
             type_ = access.type if access.type[0] in "su" else f"u{access.bits}"
-            value = block.pure(extend(type_, block.bits_of(target.name), value.bits, ""), value)
+            value = block.pure(extend(type_, block.bits_of(target.name), value.bits), value)
         block.define(target, value)
 
 

@@ -11,10 +11,10 @@ from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Symbol, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
-from cute_kernels.emulator.instructions_integer import binary, logic, shift_by
+from cute_kernels.emulator.instructions_integer import binary, shift_by
 from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
 from cute_kernels.emulator.lane_masks import block_lanes, mask_of
-from cute_kernels.emulator.values import FULL, Constant, Pack
+from cute_kernels.emulator.values import FULL, Constant, Pack, of_one_type
 
 
 def read_clock(warp: Any, mask: int) -> int:
@@ -62,26 +62,16 @@ def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
         source = block.pure(op, source, Constant(window, 64))
     if parts[0] == "param":
         # Symbols already have window addresses; those that went through registers of 32 bits have lost the window.
-        source = block.pure(logic("or", "b64"), source, Constant(PARAM_WINDOW, 64))
+        source = block.pure(binary("or", "b64"), source, Constant(PARAM_WINDOW, 64))
     block.define(instruction.operands[0], source)
-
-
-def map_address(warp: Any, mask: int, address: Any, rank: Any) -> Any:
-    """mapa: an int of uniform operands, else uint32 [32 lanes]."""
-    # A rank outside the cluster is no error here: lanes that never use their result may compute it.
-    offset = address & 0xFFFFFF
-    if isinstance(address, int) and isinstance(rank, int):
-        return rank << 24 | offset
-    return (np.asarray(rank, np.uint32) << np.uint32(24)) | np.asarray(offset, np.uint32) | np.zeros(32, np.uint32)
 
 
 @family("mapa.shared::cluster.u32")
 def _lower_mapa(block: BlockBuilder, instruction: Instruction) -> None:
     """mapa: the same shared offset in another CTA of the cluster."""
     address, rank = (block.value(operand, 32) for operand in instruction.operands[1:])
-    uniform = address.uniform and rank.uniform
-    (result,) = block.call(map_address, address, rank, results=[("u32", uniform)], effects=False)
-    block.define(instruction.operands[0], result)
+    # A rank outside the cluster is no error here: lanes that never use their result may compute it.
+    block.define(instruction.operands[0], block.pure(of_one_type("map_address", "u32", 2), address, rank))
 
 
 @family("getctarank.shared::cluster.u32")

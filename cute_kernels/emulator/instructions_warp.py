@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator import instructions_numerics as numerics
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction, Pair
 from cute_kernels.emulator.instructions_move import check_members
 from cute_kernels.emulator.instructions_registry import always_varies, family, never_varies, qualifiers
 from cute_kernels.emulator.instructions_sync import lanes_in
 from cute_kernels.emulator.lane_masks import block_lanes
+from cute_kernels.emulator.pure_operations import evaluate
 from cute_kernels.emulator.values import FULL
 from cute_kernels.emulator.warp import NamedWait
 
@@ -84,19 +85,12 @@ def _match(block: BlockBuilder, instruction: Instruction) -> None:
 def reduce_f32(warp: Any, mask: int, name: str, magnitude: bool, nan: bool, value: Any, members: int) -> int:
     """redux.sync.min/max.f32."""
     check_members(warp, mask, members, "redux.sync")
-    lanes = np.broadcast_to(np.asarray(value, np.uint32), 32)[block_lanes(mask)].view(np.float32)
+    lanes = np.broadcast_to(np.asarray(value, np.uint32), 32)[block_lanes(mask)]
+    numbers = lanes.tolist()
     if magnitude:
-        lanes = np.abs(lanes)
-    function = {
-        ("min", False): numerics.lowest_f32,
-        ("max", False): numerics.highest_f32,
-        ("min", True): numerics.lowest_nan_f32,
-        ("max", True): numerics.highest_nan_f32,
-    }[name, nan]
-    result = lanes[:1]
-    for lane in range(1, len(lanes)):
-        result = function(result, lanes[lane : lane + 1])
-    return int(numerics.canonical_f32(result).view(np.uint32)[0])
+        numbers = [evaluate("abs_f32", number) for number in numbers]
+    choose = functools.partial(evaluate, f"{name}{'_NaN' if nan else ''}_f32")
+    return functools.reduce(choose, numbers, numbers[0])  # with itself first: one NaN becomes the one of results
 
 
 @family(*(f"redux.sync.{name}{a}{n}.f32" for name in ("min", "max") for a in ("", ".abs") for n in ("", ".NaN")),

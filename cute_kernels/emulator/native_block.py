@@ -7,20 +7,20 @@ the node names, with operands and results in the rows of the exchange area (`nat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cute_kernels.emulator.accesses import load_lanes, load_uniform, store_lanes
 from cute_kernels.emulator.block import BlockBuilder, Call
-from cute_kernels.emulator.bytecode import Program, pure_operation, row_bytes
+from cute_kernels.emulator.bytecode import Program, row_bytes
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.generic_addresses import PARAM_WINDOW, parameter_offset
 from cute_kernels.emulator.instructions_memory import Load, Store
 from cute_kernels.emulator.instructions_wgmma import MmaAsync
 from cute_kernels.emulator.native_accumulators import Accumulators
 from cute_kernels.emulator.native_inline import INLINE, SILENT
-from cute_kernels.emulator.native_sites import Bound, Site, fetch, key_of, pure_source, store_results
+from cute_kernels.emulator.native_sites import Bound, Site, fetch, key_of, store_results
+from cute_kernels.emulator.pure_operations import pure_operation
 from cute_kernels.emulator.values import (
     CANONICAL,
     DTYPES,
@@ -37,9 +37,6 @@ def in_core(anchor: Load | Store | Call) -> bool:
     """Whether the core may perform an access: of one with a strength no log tells the detector the order."""
     strength = anchor.args[-1] if isinstance(anchor, Call) else anchor.strength
     return strength is None
-
-
-_PACK = re.compile(r"pack(\d+)x(\d+)")
 
 
 def _kind(bits: int) -> str:
@@ -251,38 +248,13 @@ class BlockEmitter:
                 self._targets[value] = self.program.layout.slot(variable, builder.bits_of(register), uniform)
 
     def _pure(self, node: Node) -> None:
-        op, result = node.op, node.results[0]
+        result = node.results[0]
         lanes = not result.uniform
-        pack = _PACK.fullmatch(op.name)
-        if pack:
-            self._pack(node, int(pack[2]), lanes)
-            return
-        known = pure_operation(op.name)
-        if known is not None:
-            name, constant = known
-            operands = [self.operand(arg, lanes) for arg in node.args]
-            fields = dict(zip("abc", operands))
-            if len(operands) == 4:
-                constant = operands[3]
-            self.program.put(name, lanes=lanes, d=self.define(result), imm=constant, **fields)
-            return
-        for index, arg in enumerate(node.args):
-            self.write_row(index, arg, lanes)
-        source = pure_source(op, result, self.program.space)
-        self.call(self.program.site(Site(node.instruction, source)))
-        self.read_rows(node.results)
-
-    def _pack(self, node: Node, bits: int, lanes: bool) -> None:
-        """Two parts become one, until one is left."""
-        parts = [self.operand(arg, lanes) for arg in node.args]
-        while len(parts) > 1:
-            last = len(parts) == 2
-            pairs = []
-            for low, high in zip(parts[::2], parts[1::2]):
-                place = self.define(node.results[0]) if last else self._take(row_bytes(2 * bits, not lanes))
-                self.program.put(f"pack2x{bits}", lanes=lanes, d=place, a=low, b=high)
-                pairs.append(place)
-            parts, bits = pairs, 2 * bits
+        name, constant = pure_operation(node.op.name)
+        operands = [self.operand(arg, lanes) for arg in node.args]
+        if len(operands) == 4:
+            constant = operands[3]
+        self.program.put(name, lanes=lanes, d=self.define(result), imm=constant, **dict(zip("abc", operands)))
 
     def _anchor(self, node: Node, index: int) -> None:
         if isinstance(node.anchor, MmaAsync):
@@ -381,7 +353,7 @@ class BlockEmitter:
         count = len(elements)
         dtype = program.space.bind(DTYPES[CANONICAL[anchor.size * 8]], f"u{8 * anchor.size}")
         bits = 8 * anchor.size
-        addresses = "X64[0].view(s64).copy()"
+        addresses = "X64[0].view('i8').copy()"
         if write:
             function = program.space.bind(store_lanes, "store_lanes")
             data = f"X{bits}[1:{count + 1}].copy()"

@@ -16,7 +16,7 @@ from cute_kernels.emulator import instructions_wgmma as wgmma
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count
 from cute_kernels.emulator.instructions_matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions_memory import fence_proxy_async
-from cute_kernels.emulator.instructions_move import elect_leader, map_address, read_clock
+from cute_kernels.emulator.instructions_move import elect_leader, read_clock
 from cute_kernels.emulator.matrix_operands import KINDS
 from cute_kernels.emulator.native_memory import EVENT
 from cute_kernels.emulator.tmem import LANES as TENSOR_LANES
@@ -288,15 +288,6 @@ def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-def _inline_map_address(emitter: BlockEmitter, node: Node) -> bool:
-    """mapa."""
-    (result,) = node.results
-    lanes = not result.uniform
-    address, rank = (emitter.operand(value, lanes) for value in node.anchor.args)
-    emitter.program.put("map_address", lanes=lanes, d=emitter.define(result), a=address, b=rank)
-    return True
-
-
 #: What only tells the detectors something: without them it does nothing.
 SILENT = frozenset({sync.converged, fence_proxy_async, tcgen05.fence})
 
@@ -314,7 +305,6 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     tcgen05.load: _inline_tensor_load,
     load_matrix: _inline_load_matrix,
     store_matrix: _inline_store_matrix,
-    map_address: _inline_map_address,
     read_clock: _inline_clock,
     sync.bar_arrive: _inline_bar_arrive,
     sync.bar_sync: _inline_bar_sync,

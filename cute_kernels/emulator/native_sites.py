@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cute_kernels.emulator.decode import Instruction
 from cute_kernels.emulator.native_memory import ROW
-from cute_kernels.emulator.values import CANONICAL, DTYPES, LiveIn, Namespace, PureOp, Result, Value
+from cute_kernels.emulator.values import LiveIn, Result, Value
 
 
 @dataclass
@@ -60,29 +58,3 @@ def store_results(results: Sequence[Result]) -> list[str]:
     if len(results) == 1:
         return [f"X{first.bits}[0] = r"]
     return [f"X{first.bits}[0:{len(results)}] = r"]
-
-
-def pure_source(op: PureOp, result: Result, space: Namespace) -> list[str]:
-    """Python source of a pure operation that the core does not know, from the exchange area and to it."""
-
-    def bits(type_: str) -> int:
-        return 1 if type_ == "pred" else np.dtype(DTYPES[type_]).itemsize * 8
-
-    widths = [bits(t) for t in op.inputs]
-    if result.uniform and op.scalar is not None:
-        words = [f"Q[{i * ROW // 8}]" for i in range(len(widths))]
-        args = [f"({word} != 0)" if width == 1 else word for word, width in zip(words, widths)]
-        return [f"Q[0] = {op.scalar.format(*args)}"]
-    stop = ":1" if result.uniform else ""
-    args = []
-    for i, (type_, width) in enumerate(zip(op.inputs, widths)):
-        if width == 1:
-            args.append(f"LANES[Q[{i * ROW // 8}]]")
-        else:
-            view = "" if type_ == CANONICAL[width] else f".view({space.bind(DTYPES[type_], type_)})"
-            args.append(f"X{width}[{i}{', ' + stop if stop else ''}]{view}")
-    call = f"{space.bind(op.vector, op.name)}({', '.join(args)})"
-    if op.output == "pred":
-        return [f"Q[0] = bool({call}[0])" if result.uniform else f"Q[0] = mask_of({call})"]
-    target = f"X{result.bits}[0{', ' + stop if stop else ''}]"
-    return [f"{target} = {call}.view(u{result.bits})"]

@@ -44,7 +44,7 @@ from cute_kernels.emulator.native_wgmma import CoreWgmmas
 from cute_kernels.emulator.native_wgmma import Site as WgmmaSite
 from cute_kernels.emulator.register_hazards import accumulators_in_flight
 from cute_kernels.emulator.registers_in_flight import RegistersInFlight
-from cute_kernels.emulator.translate import RUNTIME_NAMES, Lowering, lower
+from cute_kernels.emulator.translate import Lowering, lower
 from cute_kernels.emulator.values import Value
 from cute_kernels.emulator.warp import Frame, NamedWait, PhaseWait
 from cute_kernels.emulator.wgmma import RegisterFile
@@ -136,7 +136,7 @@ class _Translator:
             bytecode=Bytecode(program, starts),
             sites=tuple(program.sites),
             code=compile(self._sites(), "<sites of PTX>", "exec"),
-            names={**RUNTIME_NAMES, **program.space.values},
+            names=program.space.values,
             registers=registers,
             constants=constants,
             rows=program.rows,

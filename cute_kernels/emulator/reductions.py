@@ -11,7 +11,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
-from cute_kernels.emulator import instructions_numerics as numerics
+from cute_kernels.emulator.pure_operations import apply
 
 #: Element type -> NumPy type. Types of one lane of a packed operand are looked up by `element_of`.
 DTYPES = {
@@ -37,27 +37,15 @@ def _flush(values: np.ndarray) -> np.ndarray:
 
 def _add(old: np.ndarray, new: np.ndarray, flush: bool) -> np.ndarray:
     with np.errstate(all="ignore"):
-        if old.dtype in (DTYPES["f16"], DTYPES["bf16"]):
-            # FP32 has more than twice the bits of either type and two more: rounding twice is rounding once.
-            return (old.astype(np.float32) + new.astype(np.float32)).astype(old.dtype)
         if flush and old.dtype == np.float32:
             return _flush(_flush(old) + _flush(new))
         return old + new
 
 
-def _order(of_floats: Callable, of_integers: Callable) -> Callable:
-    def apply(old: np.ndarray, new: np.ndarray, flush: bool) -> np.ndarray:
-        if old.dtype in (DTYPES["f16"], DTYPES["bf16"]):
-            return of_floats(old.astype(np.float32), new.astype(np.float32)).astype(old.dtype)
-        return of_integers(old, new)
-
-    return apply
-
-
 _FUNCTIONS: dict[str, Callable[[np.ndarray, np.ndarray, bool], np.ndarray]] = {
     "add": _add,
-    "min": _order(numerics.lowest_f32, np.minimum),
-    "max": _order(numerics.highest_f32, np.maximum),
+    "min": lambda old, new, flush: np.minimum(old, new),
+    "max": lambda old, new, flush: np.maximum(old, new),
     "and": lambda old, new, flush: old & new,
     "or": lambda old, new, flush: old | new,
     "xor": lambda old, new, flush: old ^ new,
@@ -93,8 +81,10 @@ def combine(name: str, type_: str, old: np.ndarray, new: np.ndarray, *, flush: b
     Returns:
         uint8, like ``old``.
     """
-    dtype = DTYPES[element_of(type_)]
-    a, b = (np.ascontiguousarray(x).view(np.uint8).view(dtype) for x in (old, new))
+    element = element_of(type_)
+    halves = element in ("f16", "bf16") and name != "exch"
+    dtype = np.dtype(np.uint16) if halves else DTYPES[element]
+    a, b = (np.ascontiguousarray(x).view(np.uint8).view(dtype).reshape(-1) for x in (old, new))
     with np.errstate(over="ignore"):
-        result = _FUNCTIONS[name](a, b, flush)
+        result = apply(f"{name}_{element}", a, b) if halves else _FUNCTIONS[name](a, b, flush)
     return np.ascontiguousarray(result.astype(dtype, copy=False)).view(np.uint8).reshape(old.shape)

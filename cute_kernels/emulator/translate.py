@@ -6,13 +6,8 @@ implemented, and registers of wgmma that are touched too early.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from cute_kernels.emulator import (  # noqa: F401 - importing a file registers its opcode families
     instructions_atomic,
-    instructions_bits,
     instructions_bulk,
     instructions_bulk_copy,
     instructions_call,
@@ -38,12 +33,10 @@ from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Kernel, Module,
 from cute_kernels.emulator.flow import Block, analyse
 from cute_kernels.emulator.instructions_registry import CONTROL, find_family
 from cute_kernels.emulator.kernel_context import Context
-from cute_kernels.emulator.lane_masks import block_lanes, mask_of
 from cute_kernels.emulator.operand_table import check_operands
 from cute_kernels.emulator.register_hazards import check_registers
-from cute_kernels.emulator.scalars import SCALAR_NAMES
 from cute_kernels.emulator.tensor_loads import first_uses
-from cute_kernels.emulator.values import DTYPES, Constant, Namespace, Value
+from cute_kernels.emulator.values import Constant, Namespace, Value
 from cute_kernels.emulator.wide_registers import in_halves
 
 # What taking an instruction apart raises that is of no form the function for its opcode knows: a missing operand, a
@@ -101,7 +94,7 @@ class Lowering:
     def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int]) -> None:
         self.kernel = kernel
         self.flow = analyse(kernel, block_shape)
-        self.space = Namespace(reserved=RUNTIME_NAMES)
+        self.space = Namespace()
         self.context = Context(kernel, self.flow, self.space)
         self.variables = _variable_names(kernel)
         self.uses: dict[int, tuple[int, ...]] = {}  # `tensor_loads.first_uses`
@@ -162,27 +155,3 @@ def _variable_names(kernel: Kernel) -> dict[str, str]:
         used.add(name)
         names[register] = name
     return names
-
-
-# --- names that sites use -------------------------------------------------------------------------------------------
-
-
-class _LaneTable(dict):
-    """Lane mask -> bool [32], remembered."""
-
-    def __missing__(self, mask: int) -> np.ndarray:
-        if len(self) > 4096:
-            self.clear()
-        self[mask] = lanes = block_lanes(mask)
-        return lanes
-
-
-_LANE_TABLE = _LaneTable()
-_TYPES = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "f16", "f32", "f64")
-RUNTIME_NAMES: dict[str, Any] = {
-    "np": np,
-    "LANES": _LANE_TABLE,
-    "mask_of": mask_of,
-    **{name: DTYPES[name] for name in _TYPES},
-    **SCALAR_NAMES,
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,24 +32,22 @@ CANONICAL = {8: "u8", 16: "u16", 32: "u32", 64: "u64", 1: "pred"}
 
 @dataclass(frozen=True)
 class PureOp:
-    """A function of its operands without effects.
+    """A function of its operands without effects, which the core defines (`pure_operations`).
 
     Attributes:
-        name: unique; also the name in generated code.
+        name: in the core's table; families of operations have a constant behind it.
         inputs: storage type per operand (a key of DTYPES, or "pred").
         output: storage type of the result.
-        vector: over arrays of ``inputs``' dtypes (predicates: bool arrays) that broadcast together.
-        scalar: expression over the operands' bit patterns as Python ints (predicates: bools) that gives the result's
-            bit pattern; None to call ``vector`` on one element.
-        masks: expression over lane masks, for operations on predicates only.
     """
 
     name: str
     inputs: tuple[str, ...]
     output: str
-    vector: Callable[..., np.ndarray] | None
-    scalar: str | None = None
-    masks: str | None = None
+
+
+def of_one_type(name: str, type_: str, count: int) -> PureOp:
+    """An operation of ``count`` operands whose result has their type."""
+    return PureOp(name, (type_,) * count, type_)
 
 
 class Value:
@@ -119,17 +117,16 @@ class Anchor:
 class Namespace:
     """Objects that generated code refers to by name."""
 
-    def __init__(self, reserved: Collection[str] = ()) -> None:
+    def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
-        self._reserved = reserved
 
     def bind(self, thing: Any, hint: str) -> str:
         """The name of an object; the same object always gets the same name."""
         key = id(thing)
         if key not in self._names:
             name = "".join(c if c.isalnum() else "_" for c in hint)
-            if name in self.values or name in self._reserved:
+            if name in self.values:
                 name = f"{name}_{len(self.values)}"
             self.values[name] = thing
             self._names[key] = name
@@ -138,8 +135,7 @@ class Namespace:
 
 # --- selection, packing, width ---------------------------------------------------------------------------------------
 
-NOT_PREDICATE = PureOp("not_pred", ("pred",), "pred", None, "(not {0})", "({0} ^ 0xFFFFFFFF)")
-_OPS: dict[Any, PureOp] = {}
+NOT_PREDICATE = of_one_type("not_pred", "pred", 1)
 
 
 def first_lane(warp: Any, mask: int, lanes: np.ndarray) -> int:
@@ -164,52 +160,21 @@ def first_bit(warp: Any, mask: int, lanes: int) -> bool:
 
 def select_op(bits: int) -> PureOp:
     """``(yes, no, predicate)`` -> yes where the predicate holds."""
-    if ("select", bits) not in _OPS:
-        scalar = "({0} if {2} else {1})"
-        type_ = CANONICAL[bits]
-        masks = "({0} & {2} | {1} & ~{2})" if bits == 1 else None
-        _OPS["select", bits] = PureOp(
-            f"select_{type_}", (type_, type_, "pred"), type_, lambda yes, no, p: np.where(p, yes, no), scalar, masks
-        )
-    return _OPS["select", bits]
+    type_ = CANONICAL[bits]
+    return PureOp(f"select_{type_}", (type_, type_, "pred"), type_)
 
 
 def resize_op(bits: int, wanted: int) -> PureOp:
-    key = ("resize", bits, wanted)
-    if key not in _OPS:
-        source, target = CANONICAL[bits], CANONICAL[wanted]
-        scalar = f"({{0}} & {(1 << wanted) - 1:#x})" if wanted < bits else "{0}"
-        _OPS[key] = PureOp(
-            f"resize_{source}_{target}", (source,), target, lambda x: x.astype(DTYPES[target]), scalar
-        )
-    return _OPS[key]
+    """Truncates or extends with zeros."""
+    source, target = CANONICAL[bits], CANONICAL[wanted]
+    return PureOp(f"resize_{source}_{target}", (source,), target)
 
 
 def slice_op(bits: int, width: int, shift: int) -> PureOp:
-    key = ("slice", bits, width, shift)
-    if key not in _OPS:
-        target = DTYPES[CANONICAL[width]]
-        _OPS[key] = PureOp(
-            f"slice{bits}_{width}_{shift}",
-            (CANONICAL[bits],),
-            CANONICAL[width],
-            (lambda x: (x >> shift).astype(target)) if shift else (lambda x: x.astype(target)),
-            f"({{0}} >> {shift} & {(1 << width) - 1:#x})",
-        )
-    return _OPS[key]
+    """``width`` bits from bit ``shift`` on."""
+    return PureOp(f"slice{bits}_{width}_{shift}", (CANONICAL[bits],), CANONICAL[width])
 
 
-def pack_op(count: int, width: int) -> PureOp:
-    key = ("pack", count, width)
-    if key not in _OPS:
-        total = DTYPES[CANONICAL[count * width]]
-
-        def pack(*parts: np.ndarray) -> np.ndarray:
-            result = parts[0].astype(total)
-            for i, part in enumerate(parts[1:], 1):
-                result = result | (part.astype(total) << (i * width))
-            return result
-
-        scalar = "(" + " | ".join(f"{{{i}}} << {i * width}" for i in range(count)) + ")"
-        _OPS[key] = PureOp(f"pack{count}x{width}", (CANONICAL[width],) * count, CANONICAL[count * width], pack, scalar)
-    return _OPS[key]
+def pack_op(bits: int) -> PureOp:
+    """``(low, high)`` -> twice as many bits."""
+    return PureOp(f"pack2x{bits}", (CANONICAL[bits],) * 2, CANONICAL[2 * bits])

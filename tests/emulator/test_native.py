@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, Report, run
-from cute_kernels.emulator.bytecode import pure_operation
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
 from cute_kernels.emulator.mbarrier import MBarriers
 from cute_kernels.emulator.native_translate import Execution
+from cute_kernels.emulator.pure_operations import pure_operation
 from tests.emulator.exact_sums import emulate
 from tests.emulator.instruction_cases import check
 from tests.emulator.kernel_inputs import make_case
@@ -41,7 +41,7 @@ def test_every_instruction_form(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["add_u32", "mul_hi_s64", "div_s32", "shr_s16", "shf_l_clamp", "bfe_s64", "prmt_b32", "setp_lo_u32", "pack2x32",
+    ["add_u32", "mul_hi_s64", "div_s32", "shr_s16", "shf_l_clamp", "bfe_s64", "prmt_b32", "setp_lt_u32", "pack2x32",
      "fma_f32", "fma_f32_ftz_sat", "min_f32", "fma_bf16", "mul_f16", "cvt_bf16_f32_rn", "cvt_rni_s32_f32",
      "extend_s16_32_32", "select_pred", "dp4a_8_0_s32_u32"],
 )  # fmt: skip

@@ -1,7 +1,6 @@
-"""Every pure operation of the core's table against its definition in NumPy, bit for bit, on lanes and on one value.
+"""Every pure operation of the core against its definition in NumPy, bit for bit, on lanes and on one value.
 
-The definitions (`PureOp`) are those that lowering makes of the instructions of test_instructions, and those that the
-functions of the instruction files make for the rest of the table.
+The definitions are in `tests.emulator.definitions`: arithmetic that is not the core's, by the names of the operations.
 """
 
 from __future__ import annotations
@@ -9,40 +8,106 @@ from __future__ import annotations
 import ctypes
 import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import instructions_compare as compare
-from cute_kernels.emulator import instructions_convert as convert
-from cute_kernels.emulator import instructions_float as floats
-from cute_kernels.emulator import instructions_integer as integers
 from cute_kernels.emulator import translate, values
 from cute_kernels.emulator.block import BlockBuilder
-from cute_kernels.emulator.bytecode import operations, pure_operation
 from cute_kernels.emulator.core.layout import STRUCTURES
-from cute_kernels.emulator.instructions_move import map_address
-from cute_kernels.emulator.values import DTYPES, PureOp
+from cute_kernels.emulator.pure_operations import apply, evaluate, operations, pure_operation
+from cute_kernels.emulator.values import PureOp
+from tests.emulator import test_instruction_forms as forms
+from tests.emulator.definitions.bits import bits
+from tests.emulator.definitions.conversions import INTEGERS as KINDS
+from tests.emulator.definitions.conversions import MODES, conversions
+from tests.emulator.definitions.definition import KINDS as DTYPES
+from tests.emulator.definitions.definition import Definition
+from tests.emulator.definitions.floats import RELATIONS, floats
+from tests.emulator.definitions.integers import integers
 from tests.emulator.instruction_cases import EDGES
 from tests.emulator.ptx import module
 from tests.emulator.test_conversions import CONVERSION
 from tests.emulator.test_instructions import FLOAT, INTEGER
 
 FULL, LANES, ROUNDS = 0xFFFFFFFF, 32, 24
+DEFINITIONS: dict[str, Definition] = {**integers(), **bits(), **floats(), **conversions()}
+#: Tables of lop3 that are compared.
+LOGIC = {f"lop3_{table:#04x}" for table in range(0, 256, 5)}
+NAMES = sorted(name for name in DEFINITIONS if not name.startswith("lop3") or name in LOGIC)
 #: Operations of the core that are no functions of values: control flow, memory, units, moves.
 OTHER = ("move_", "spread_", "merge_", "lane_", "put_", "get_", "branch", "guard")
 
 
-def lowered() -> Iterator[PureOp]:
-    """What the instructions of test_instructions become."""
-    names, lines, number = {1: "%p", 16: "%h", 32: "%r", 64: "%d"}, [], 5
-    for case in (*INTEGER.values(), *FLOAT.values(), *CONVERSION.values()):
+def cases() -> Iterator[str]:
+    """The instructions of test_instructions, test_conversions and test_instruction_forms."""
+    names, number = {1: "%p", 16: "%h", 32: "%r", 64: "%d"}, 5
+    every = (INTEGER, FLOAT, CONVERSION, forms.INTEGER, forms.FLOAT)
+    for case in itertools.chain.from_iterable(cases.values() for cases in every):
         registers = []
-        for bits in (*case.sources, case.out):
+        for width in (*case.sources, case.out):
             number += 1
-            registers.append(f"{names[bits]}{number % 40}")
-        lines.append(case.text.format(*registers, d=registers[-1]))
+            registers.append(f"{names[width]}{number % 40}")
+        yield case.text.format(*registers, d=registers[-1])
+
+
+def of_floats() -> Iterator[str]:
+    """Forms of floating-point arithmetic by their qualifiers, and comparisons by their relations."""
+    registers = {"f32": "%r1", "f64": "%d1", "f16": "%h1", "bf16": "%h1"}
+    for name, mode, ftz, sat in itertools.product(
+        ("add", "sub", "mul", "fma"), ("rn", "rz", "rm", "rp"), ("", ".ftz"), ("", ".sat")
+    ):
+        sources = ", ".join(["%r1"] * (4 if name == "fma" else 3))
+        yield f"{name}.{mode}{ftz}{sat}.f32 {sources};"
+        yield f"{name}.{mode}.f64 {sources.replace('r', 'd')};"
+    for name, nan, xored in itertools.product(("min", "max"), ("", ".NaN"), ("", ".xorsign.abs")):
+        yield from (f"{name}{ftz}{nan}{xored}.f32 %r1, %r1, %r1;" for ftz in ("", ".ftz"))
+        yield from (f"{name}{nan}{xored}.{kind} %h1, %h1, %h1;" for kind in ("f16", "bf16"))
+    approximate = ("ex2", "lg2", "sin", "cos", "tanh", "rsqrt", "rcp", "sqrt")
+    for name, ftz in itertools.product(approximate, ("", ".ftz")):
+        yield f"{name}.approx{ftz if name != 'tanh' else ''}.f32 %r1, %r1;"
+    yield from (f"{name}{ftz}.f32 %r1, %r1;" for name in ("abs", "neg") for ftz in ("", ".ftz"))
+    yield from (f"div.rn{ftz}.f32 %r1, %r1, %r1;" for ftz in ("", ".ftz"))
+    yield from (f"{name}.f64 %d1, %d1;" for name in ("abs", "neg", "sqrt.rn", "rcp.rn"))
+    yield from (f"{name}.f64 %d1, %d1, %d1;" for name in ("min", "max", "div.rn"))
+    yield from (f"{name}.approx.{kind} %h1, %h1;" for name, kind in itertools.product(("tanh",), ("f16", "bf16")))
+    yield from ("ex2.approx.f16 %h1, %h1;", "ex2.approx.ftz.bf16 %h1, %h1;", "add.f32.f16 %r1, %h1, %r1;")
+    yield from (f"copysign.{kind} {r}, {r}, {r};" for kind, r in (("f32", "%r1"), ("f64", "%d1")))
+    for relation, (kind, register) in itertools.product(RELATIONS, registers.items()):
+        yield f"setp.{relation}.{kind} %p1, {register}, {register};"
+
+
+def of_conversions() -> Iterator[str]:
+    registers = {8: "%q1", 16: "%h1", 32: "%r1", 64: "%d1"}
+    sources = {"f32": "%r1", "f64": "%d1", "f16": "%h1", "bf16": "%h1"}
+    for kind in KINDS:
+        register = registers[int(kind[1:])]
+        yield from (f"cvt.{mode}.{kind}.{source} {register}, {r};" for mode in MODES for source, r in sources.items())
+        yield from (f"cvt.{mode}.ftz.{kind}.f32 {register}, %r1;" for mode in MODES)
+        for target, r in sources.items():
+            if len(target) < 4 and not (kind.endswith("64") and target == "f16"):
+                yield f"cvt.rn.{target}.{kind} {r}, {register};"
+        if not kind.endswith("64"):
+            yield f"cvt.rn.bf16.{kind} %h1, {register};"
+    yield from (f"cvt.{mode}.f32.f32 %r1, %r1;" for mode in MODES)
+    yield from (f"cvt.{flags}.f32.f32 %r1, %r1;" for flags in ("sat", "ftz.sat"))
+    yield from ("cvt.rna.tf32.f32 %r1, %r1;", "cvt.f64.f16 %d1, %h1;", "cvt.f64.bf16 %d1, %h1;")
+    for kind, mode, relu, finite in itertools.product(("f16", "bf16"), ("rn", "rz"), ("", ".relu"), ("", ".satfinite")):
+        if (kind, mode) != ("f16", "rz"):
+            yield f"cvt.{mode}{relu}{finite}.{kind}.f32 %h1, %r1;"
+    for relu in ("", ".relu"):
+        for kind in ("e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2"):
+            yield f"cvt.rn.satfinite{relu}.{kind}.f32 %h1, %r1, %r1;"
+            yield f"cvt.rn{relu if kind[1] != '4' and kind[1] != '5' else ''}.f16x2.{kind} %r1, %h1;"
+        yield f"cvt.rn.satfinite{relu}.e2m1x2.f32 %q1, %r1, %r1; cvt.rn{relu}.f16x2.e2m1x2 %r1, %q1;"
+    for mode, finite in itertools.product(("rz", "rp"), ("", ".satfinite")):
+        yield f"cvt.{mode}{finite}.ue8m0x2.f32 %h1, %r1, %r1;"
+    yield "cvt.rn.bf16x2.ue8m0x2 %r1, %h1;"
+
+
+def lowered(lines: list[str]) -> dict[str, PureOp]:
+    """The operations that instructions become."""
     found: dict[str, PureOp] = {}
     pure = BlockBuilder.pure
 
@@ -52,74 +117,34 @@ def lowered() -> Iterator[PureOp]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BlockBuilder, "pure", recorded)
-        lowering = translate.lower(module("\n".join([*lines, "ret;"])), None, (32, 1, 1), check=False)
+        text = module("\n".join([".reg .b8 %q<2>;", *lines, "ret;"]))
+        lowering = translate.lower(text, None, (32, 1, 1), check=False)
         for block in lowering.flow.blocks:
             lowering.block(block)
-    yield from found.values()
+    return found
 
 
-def made() -> Iterator[PureOp]:
-    """What the functions of the instruction files make, for every type that they take."""
-    kinds = [f"{kind}{bits}" for kind in "su" for bits in (16, 32, 64)]
-    for kind in kinds:
-        yield from (integers.binary(name, kind) for name in ("add", "sub", "min", "max", "mul.lo", "mul.hi"))
-        yield from (integers.binary(name, kind) for name in ("div", "rem"))
-        yield from (compare.integer_compare(relation, kind) for relation in compare._COMPARE)
-        for amount in (0, 1, 5, 15, 16, 31, 32, 33, 63, 64, 200):
-            yield from (integers.shift_by("shr", kind, amount),)
-    for bits in (16, 32, 64):
-        yield from (compare.integer_compare(relation, f"b{bits}") for relation in ("eq", "ne"))
-        yield from (integers.logic(name, f"b{bits}") for name in ("and", "or", "xor"))
-        for name, amount in itertools.product(("shl", "shr"), (0, 1, 5, 15, 16, 31, 32, 33, 63, 64, 200)):
-            yield integers.shift_by(name, f"b{bits}", amount)
-        yield from (integers._shift(name, f"b{bits}") for name in ("shl", "shr"))
-    yield from (integers.logic(name, "pred") for name in ("and", "or", "xor"))
-    yield values.NOT_PREDICATE
-    for a, b in itertools.product(("s32", "u32"), repeat=2):
-        yield integers._dot_op("dp4a", 8, 0, a, b)
-        yield from (integers._dot_op("dp2a", 16, first, a, b) for first in (0, 2))
-    yield from (integers._lop3_op(table) for table in range(0, 256, 5))
-    yield from (values.select_op(bits) for bits in (1, 8, 16, 32, 64))
-    for bits, wanted in itertools.product((8, 16, 32, 64), repeat=2):
-        yield values.resize_op(bits, wanted)
-        for kind, width in itertools.product("su", (8, 16, 32, 64)):
-            yield convert.extend(f"{kind}{width}", wanted, bits, "")
-        if wanted < bits:
-            yield from (values.slice_op(bits, wanted, shift) for shift in range(0, bits, wanted))
-    yield from (values.pack_op(2, bits) for bits in (8, 16, 32))
-    for name, ftz, saturate in itertools.product(floats._F32, (False, True), (False, True)):
-        yield floats.f32_op(name, ftz, saturate)
-    for type_ in ("f16", "bf16"):
-        yield floats._widen(type_)
-        for name in ("add", "sub", "mul", "fma", "min", "max", "min.NaN", "max.NaN", "abs", "neg"):
-            yield floats.half_op(name, type_)
-    for relation, type_ in itertools.product(compare._RELATIONS, ("f16", "bf16", "f32", "f64")):
-        yield compare.float_compare_op(relation, type_)
-    for (target, mode), satfinite, relu in itertools.product(
-        (("f16", "rn"), ("bf16", "rn"), ("bf16", "rz")), (False, True), (False, True)
-    ):
-        yield convert._narrow_f32(target, mode, satfinite, relu)
-    modes = ("rni", "rzi", "rmi", "rpi")
-    for mode, ftz, target in itertools.product(modes, (False, True), ("s8", "u8", "s16", "u16", "s32", "u32")):
-        yield convert.float_to_integer(mode, ftz, target, "f32")
-    yield from (convert.integral_float(mode) for mode in modes)
-    yield convert._ROUND_TF32
-    yield from (convert.saturated_float(ftz) for ftz in (False, True))
-    for target, kind, bits in itertools.product(("f32", "f64"), "su", (8, 16, 32, 64)):
-        yield convert.integer_to_float(target, f"{kind}{bits}")
-    for target, source in itertools.product(("f32", "f64"), ("f16", "bf16", "f32", "f64")):
-        yield convert.float_to_float(target, source)
-
-
-DEFINITIONS = {op.name: op for op in (*made(), *lowered())}
-KNOWN = sorted(name for name in DEFINITIONS if pure_operation(name) is not None)
-DTYPE = {**DTYPES, "pred": np.bool_}
+@pytest.fixture(scope="module")
+def made() -> dict[str, PureOp]:
+    """What lowering makes of all of these."""
+    return lowered([*cases(), *of_floats(), *of_conversions()])
 
 
 def test_every_operation_of_the_table_is_compared() -> None:
     table = {name for name, lanes in operations() if not lanes and not name.startswith(OTHER)}
-    assert table - {pure_operation(name)[0] for name in KNOWN} == {"map_address"}
+    assert table == {pure_operation(name)[0] for name in NAMES}
     assert all((name, True) in operations() for name in table)
+
+
+def test_lowering_makes_operations_that_are_defined(made: dict[str, PureOp]) -> None:
+    defined = types_of(DEFINITIONS)
+    assert {name: defined[name] for name in types_of(made)} == types_of(made)
+    assert len(made) > 600
+
+
+def types_of(operations: Mapping[str, PureOp | Definition]) -> dict[str, tuple[tuple[str, ...], str]]:
+    """By the core's names, which are without constants."""
+    return {pure_operation(name)[0]: (op.inputs, op.output) for name, op in operations.items()}
 
 
 def drawn(rng: np.random.Generator, type_: str) -> np.ndarray:
@@ -188,38 +213,25 @@ def mask_of(lanes: np.ndarray) -> int:
     return sum(1 << lane for lane in range(len(lanes)) if lanes[lane])
 
 
-def expected(op: PureOp, arguments: list[np.ndarray]) -> np.ndarray:
-    if op.vector is None:
-        mask = eval(op.masks.format(*(mask_of(argument) for argument in arguments)))
-        return np.array([mask >> lane & 1 for lane in range(LANES)], bool)
-    result = np.broadcast_to(op.vector(*arguments), (LANES,))
+def expected(op: Definition, arguments: list[np.ndarray]) -> np.ndarray:
+    result = np.broadcast_to(op.function(*arguments), (LANES,))
     return np.array(result, bool) if op.output == "pred" else np.ascontiguousarray(result).view(f"u{result.itemsize}")
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_operation(name: str) -> None:
     op, core = DEFINITIONS[name], Core(name)
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     for _ in range(ROUNDS):
         arguments = [drawn(rng, type_) for type_ in op.inputs]
         want = expected(op, arguments)
-        got = core(arguments, True, np.dtype(DTYPE[op.output]))
+        got = core(arguments, True, np.dtype(DTYPES[op.output]))
         for lane in np.flatnonzero(got != want):
             given = [argument[lane : lane + 1].tobytes()[::-1].hex() for argument in arguments]
             raise AssertionError(f"{name} of {given} is {got[lane]:#x}, not {want[lane]:#x}")
         for lane in range(0, LANES, 3):
-            one = core([argument[lane : lane + 1] for argument in arguments], False, np.dtype(DTYPE[op.output]))
+            one = core([argument[lane : lane + 1] for argument in arguments], False, np.dtype(DTYPES[op.output]))
             assert one[0] == want[lane], f"lane {lane}"
-
-
-def test_map_address() -> None:
-    core, rng = Core("map_address"), np.random.default_rng(0)
-    for _ in range(ROUNDS):
-        arguments = [drawn(rng, "u32"), rng.integers(0, 16, LANES).astype(np.uint32)]
-        want = map_address(None, FULL, *arguments)
-        assert core(arguments, True, np.dtype(np.uint32)).tolist() == want.tolist()
-        one = core([argument[:1] for argument in arguments], False, np.dtype(np.uint32))
-        assert one.tolist() == want[:1].tolist()
 
 
 def test_operations_are_found_by_name_and_constant() -> None:
@@ -227,4 +239,24 @@ def test_operations_are_found_by_name_and_constant() -> None:
     assert pure_operation("lop3_0xca") == ("lop3", 0xCA)
     assert pure_operation("slice64_16_48") == ("slice64_16", 48)
     assert pure_operation("extend_s8_32_16") == ("extend_s_32_16", 8)
-    assert pure_operation("ex2_f32") is None, "Python's"
+    assert pure_operation("saturate_s32_u8") == ("saturate_s_u", 32 | 8 << 8)
+    assert pure_operation("cvt_f16_e2m1x2_relu_4") == ("cvt_f16_e2m1x2_relu", 4)
+    with pytest.raises(KeyError, match="the core has no operation mul_f128"):
+        pure_operation("mul_f128")
+
+
+def test_operations_are_evaluated() -> None:
+    """As constants are folded: patterns and predicates as integers, the fourth operand and constants in names too."""
+    assert evaluate("sub_u32", 3, 5) == FULL - 1
+    assert evaluate("bfi_b32", 5, 0xFF00, 4, 3) == 0xFF50
+    assert evaluate("slice64_16_48", 0x1234 << 48) == 0x1234
+    assert evaluate("carry_u64", (1 << 64) - 1, 0, 1) == 1
+    assert (evaluate("setp_lt_s32", FULL, 0), evaluate("not_pred", 1), evaluate("select_u8", 7, 9, 0)) == (1, 0, 9)
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 100])
+@pytest.mark.parametrize("kind", ["u16", "u32", "u64"])
+def test_operations_on_arrays(kind: str, count: int) -> None:
+    a, b = np.random.default_rng(count).integers(0, 1 << 16, (2, count)).astype(DTYPES[kind])
+    got = apply(f"sub_{kind}", a, b)
+    assert got.dtype == a.dtype and got.tolist() == (a - b).tolist()

@@ -55,7 +55,8 @@ typedef struct Operation {
 } Operation;
 
 // Ended by one without a name.
-extern const Operation integer_operations[], bit_operations[], float_operations[], conversion_operations[];
+extern const Operation integer_operations[], bit_operations[], float_operations[], double_operations[];
+extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
 
 #define AT(type, offset) (*(type *)(s + (offset)))

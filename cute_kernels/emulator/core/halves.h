@@ -35,4 +35,20 @@ PURE u16 narrow_f16(u32 x) {
   u32 number = magnitude >= 0x47800000 ? 0x7C00 : finite;
   return (u16)(magnitude > 0x7F800000 ? NAN_F16 : sign | number);
 }
+
+// Rounding to odd: a second rounding to a format with at least two bits less is then right.
+PURE double sum_to_odd(double a, double b) {
+  double s = a + b, bb = s - a, error = (a - (s - bb)) + (b - bb);  // a + b == s + error exactly
+  u64 bits = bits64(s), infinite = (u64)0x7FF << 52, magnitude = ~((u64)1 << 63);
+  int even = error != 0 && (bits & magnitude) < infinite && (bits64(error) & magnitude) < infinite && !(bits & 1);
+  int outwards = (error > 0) == (s > 0);
+  return float64(bits + (even ? outwards ? (u64)1 : ~(u64)0 : 0));
+}
+PURE u32 f32_to_odd(double x) {
+  float near = (float)x;
+  double wide = (double)near;
+  u32 bits = bits32(near);
+  int inexact = wide != x && x == x, away = __builtin_fabs(wide) > __builtin_fabs(x);
+  return inexact ? (bits - (u32)away) | 1 : bits;
+}
 #endif

@@ -4,6 +4,8 @@
 //   O1(name, R, A, expression)        of one operand a; O2, O3, O4: a, b, c, e. R, A, ..: types of bytecode.h, R
 //                                     unsigned or a float
 //   P2(name, A, B, expression)        a predicate of a and b
+//   OC(name, R, expression)           of two operands of type R and a carry c, a predicate: 0 or 1
+//   PC(name, A, expression)           a predicate of such
 // Expressions may use the constant `imm` of the instruction. Names are those of the registry (`PureOp.name` in Python),
 // those with a constant at their end without it. Values of lanes and values that all lanes share have a function each,
 // made of the same expression.
@@ -15,6 +17,8 @@
 #endif
 
 #define PURE static inline __attribute__((always_inline, unused))
+// Called for every lane: of rare operations, whose loops over lanes would take the compiler long to make vectors of.
+#define RARE static __attribute__((noinline, unused))
 
 // Words of 64 bits that hold a value.
 PURE u64 word_u8(u8 x) { return x; }
@@ -114,12 +118,44 @@ PURE u32 mask_of_marks(const int8_t marks[LANES]) {
     AT(u64, i->d) = (u64)op_##name(AT(A, i->a), AT(B, i->b));                                        \
     NEXT;                                                                                            \
   }
+#define OC(name, R, ...)                                                                             \
+  PURE R op_##name(R a, R b, u32 c) { return (R)(__VA_ARGS__); }                                     \
+  FORM(lanes, name) {                                                                                \
+    int64_t imm = 0;                                                                                 \
+    u32 carries = AT(u32, i->c);                                                                     \
+    R *d = ROW_OF(R, i->d); const R *a = ROW_OF(R, i->a); const R *b = ROW_OF(R, i->b);              \
+    EACH_LANE d[lane] = op_##name(a[lane], b[lane], carries >> lane & 1);                            \
+    NEXT;                                                                                            \
+  }                                                                                                  \
+  FORM(uniform, name) {                                                                              \
+    int64_t imm = 0;                                                                                 \
+    AT(u64, i->d) = word_##R(op_##name(AT(R, i->a), AT(R, i->b), AT(u32, i->c)));                    \
+    NEXT;                                                                                            \
+  }
+#define PC(name, A, ...)                                                                             \
+  PURE int op_##name(A a, A b, u32 c) { return (__VA_ARGS__); }                                      \
+  FORM(lanes, name) {                                                                                \
+    int64_t imm = 0;                                                                                 \
+    u32 carries = AT(u32, i->c);                                                                     \
+    int8_t marks[LANES] __attribute__((aligned(32)));                                                \
+    const A *a = ROW_OF(A, i->a); const A *b = ROW_OF(A, i->b);                                      \
+    EACH_LANE marks[lane] = (int8_t)-op_##name(a[lane], b[lane], carries >> lane & 1);               \
+    AT(u64, i->d) = mask_of_marks(marks);                                                            \
+    NEXT;                                                                                            \
+  }                                                                                                  \
+  FORM(uniform, name) {                                                                              \
+    int64_t imm = 0;                                                                                 \
+    AT(u64, i->d) = (u64)op_##name(AT(A, i->a), AT(A, i->b), AT(u32, i->c));                         \
+    NEXT;                                                                                            \
+  }
 #include TABLE
 #undef O1
 #undef O2
 #undef O3
 #undef O4
 #undef P2
+#undef OC
+#undef PC
 
 #define ENTRY(name) {#name, lanes_##name, uniform_##name},
 #define O1(name, ...) ENTRY(name)
@@ -127,6 +163,8 @@ PURE u32 mask_of_marks(const int8_t marks[LANES]) {
 #define O3(name, ...) ENTRY(name)
 #define O4(name, ...) ENTRY(name)
 #define P2(name, ...) ENTRY(name)
+#define OC(name, ...) ENTRY(name)
+#define PC(name, ...) ENTRY(name)
 const Operation OPERATIONS[] = {
 #include TABLE
     {0, 0, 0}};

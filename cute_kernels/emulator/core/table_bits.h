@@ -55,6 +55,19 @@ PURE u64 reversed(u64 x) {
 }
 PURE u32 leading(u64 x, u32 width) { return x ? (u32)__builtin_clzll(x) - (64 - width) : width; }
 
+// fns: the position of the |offset|-th set bit from `base` on, upwards or (negative offsets) downwards; of offset 0 the
+// base itself, if that bit is set. All ones where there is none.
+PURE u32 nth_set(u32 mask, u32 base, s32 offset) {
+  u32 upwards = base < 32 ? mask & ~low_u32(base) : 0, downwards = mask & low_u32(base < 31 ? base + 1 : 32);
+  u32 bits = offset > 0 ? upwards : offset < 0 ? downwards : base < 32 ? mask & 1u << base : 0;
+  u32 count = (u32)__builtin_popcount(bits), nth = offset > 0 ? (u32)offset : offset < 0 ? 0 - (u32)offset : 1;
+  if (nth > count) return ~0u;
+  for (u32 below = offset < 0 ? count - nth : nth - 1; below; below--) bits &= bits - 1;
+  return (u32)__builtin_ctz(bits);
+}
+// bmsk: `length` ones from a position on.
+PURE u32 ones_from(u32 position, u32 length) { return position < 32 ? low_u32(length) << (position & 31) : 0; }
+
 // `bits` bits of x from bit `low`, with their sign or without.
 PURE u32 piece_s(u32 x, int low, int bits) { return (u32)((s32)(x << (32 - low - bits)) >> (32 - bits)); }
 PURE u32 piece_u(u32 x, int low, int bits) { return x << (32 - low - bits) >> (32 - bits); }
@@ -69,6 +82,10 @@ PURE u32 piece_u(u32 x, int low, int bits) { return x << (32 - low - bits) >> (3
 // The low `imm` bits of a register, extended by their sign or by zeros.
 PURE u64 extended_s(u64 x, int64_t width) { return (u64)((s64)(x << (64 - width)) >> (64 - width)); }
 PURE u64 extended_u(u64 x, int64_t width) { return x << (64 - width) >> (64 - width); }
+// cvt.sat: a number of `imm` & 255 bits, limited to what `imm` >> 8 bits can hold; signed or not as the names say.
+PURE u64 least_u(u64 x, u64 most) { return x < most ? x : most; }
+PURE u64 least_s(s64 x, u64 most) { return x < 0 ? 0 : least_u((u64)x, most); }
+PURE u64 within_s(s64 x, s64 most) { return (u64)(x > most ? most : x < -most - 1 ? -most - 1 : x); }
 #define EXTENSIONS_OF(n, source)                                                                   \
   O1(extend_s_##n##_##source, u##n, u##source, extended_s(a, imm))                                 \
   O1(extend_u_##n##_##source, u##n, u##source, extended_u(a, imm))                                 \
@@ -100,6 +117,8 @@ O3(shf_l_clamp, u32, u32, u32, u32, ((u64)b << 32 | a) << (c < 32 ? c : 32) >> 3
 O3(prmt_b32, u32, u32, u32, u32, permute(a, b, c))
 O3(lop3, u32, u32, u32, u32, logic3(a, b, c, imm))
 DOTS_OF(s, s) DOTS_OF(s, u) DOTS_OF(u, s) DOTS_OF(u, u)
+O3(fns_b32, u32, u32, u32, s32, nth_set(a, b, c))
+O2(bmsk_clamp, u32, u32, u32, ones_from(a, b)) O2(bmsk_wrap, u32, u32, u32, ones_from(a & 31, b & 31))
 O1(popc_b32, u32, u32, __builtin_popcount(a)) O1(popc_b64, u32, u64, __builtin_popcountll(a))
 O1(clz_b32, u32, u32, leading(a, 32)) O1(clz_b64, u32, u64, leading(a, 64))
 O1(brev_b32, u32, u32, reversed(a) >> 32) O1(brev_b64, u64, u64, reversed(a))
@@ -112,6 +131,11 @@ EXTENSIONS_OF(16, 8) EXTENSIONS_OF(16, 16) EXTENSIONS_OF(16, 32) EXTENSIONS_OF(1
 EXTENSIONS_OF(32, 8) EXTENSIONS_OF(32, 16) EXTENSIONS_OF(32, 32) EXTENSIONS_OF(32, 64)
 EXTENSIONS_OF(64, 8) EXTENSIONS_OF(64, 16) EXTENSIONS_OF(64, 32) EXTENSIONS_OF(64, 64)
 SLICES_OF(16, 8) SLICES_OF(32, 8) SLICES_OF(64, 8) SLICES_OF(32, 16) SLICES_OF(64, 16) SLICES_OF(64, 32)
+O1(saturate_s_s, u64, u64, within_s((s64)extended_s(a, imm & 255), (s64)low_u64((u64)(imm >> 8) - 1)))
+O1(saturate_s_u, u64, u64, least_s((s64)extended_s(a, imm & 255), low_u64((u64)imm >> 8)))
+O1(saturate_u_s, u64, u64, least_u(extended_u(a, imm & 255), low_u64((u64)(imm >> 8) - 1)))
+O1(saturate_u_u, u64, u64, least_u(extended_u(a, imm & 255), low_u64((u64)imm >> 8)))
+O2(join_nibbles, u8, u8, u8, a | b << 4)
 O2(pack2x8, u16, u8, u8, a | b << 8)
 O2(pack2x16, u32, u16, u16, a | (u32)b << 16)
 O2(pack2x32, u64, u32, u32, a | (u64)b << 32)

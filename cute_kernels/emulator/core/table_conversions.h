@@ -4,20 +4,36 @@
 
 #include "halves.h"
 
-// Rounded by a mode and cut to [low, high]; NaN becomes zero. 32 bits and fewer are exact in FP64.
-PURE u32 rounded(double x, double low, double high) {
+// Rounded by a mode and cut to [low, high]. 32 bits and fewer are exact in FP64.
+PURE u32 rounded(double x, double low, double high, u32 of_nan) {
   double cut = x >= high ? high : x > low ? x : low;
-  return (u32)(s64)(x == x ? cut : 0.0);
+  return x == x ? (u32)(s64)cut : of_nan;
 }
+RARE u64 rounded_s64(double x) {
+  double inside = x > -0x1p63 && x < 0x1p63 ? x : 0;
+  return x >= 0x1p63 ? INT64_MAX : inside == x ? (u64)(s64)inside : (u64)1 << 63;  // that of NaN too
+}
+RARE u64 rounded_u64(double x) {
+  double inside = x > 0 && x < 0x1p64 ? x : 0;
+  return x >= 0x1p64 ? UINT64_MAX : x == x ? (u64)inside : (u64)1 << 63;
+}
+#define FLUSHED(x) float32(flushed(x))
+// NaN becomes 0, but the highest bit where source or result has 64 bits.
 #define TO_INTEGER(mode, round, k, n, low, high)                                                   \
-  O1(cvt_##mode##_##k##n##_f32, u##n, f32, rounded(round((double)a), low, high))                   \
-  O1(cvt_##mode##_ftz_##k##n##_f32, u##n, u32, rounded(round((double)float32(flushed(a))), low, high))
+  O1(cvt_##mode##_##k##n##_f32, u##n, f32, rounded(round((double)a), low, high, 0))                \
+  O1(cvt_##mode##_ftz_##k##n##_f32, u##n, u32, rounded(round((double)FLUSHED(a)), low, high, 0))   \
+  O1(cvt_##mode##_##k##n##_f64, u##n, f64, rounded(round(a), low, high, 1u << (n - 1)))
+#define TO_64_BITS(mode, round, k)                                                                 \
+  O1(cvt_##mode##_##k##64_f32, u64, f32, rounded_##k##64(round((double)a)))                        \
+  O1(cvt_##mode##_ftz_##k##64_f32, u64, u32, rounded_##k##64(round((double)FLUSHED(a))))           \
+  O1(cvt_##mode##_##k##64_f64, u64, f64, rounded_##k##64(round(a)))
 #define TO_INTEGERS(mode, round)                                                                   \
   TO_INTEGER(mode, round, s, 8, -0x1p7, 0x1p7 - 1) TO_INTEGER(mode, round, u, 8, 0, 0x1p8 - 1)     \
   TO_INTEGER(mode, round, s, 16, -0x1p15, 0x1p15 - 1)                                              \
   TO_INTEGER(mode, round, u, 16, 0, 0x1p16 - 1)                                                    \
   TO_INTEGER(mode, round, s, 32, -0x1p31, 0x1p31 - 1)                                              \
   TO_INTEGER(mode, round, u, 32, 0, 0x1p32 - 1)                                                    \
+  TO_64_BITS(mode, round, s) TO_64_BITS(mode, round, u)                                            \
   O1(cvt_##mode##_f32, u32, f32, canonical(bits32((float)round((double)a))))
 
 // .relu: negative numbers become zero, NaN stays. .satfinite: nothing beyond the largest number.
@@ -34,9 +50,52 @@ enum { LARGEST_F16 = 0x477FE000, LARGEST_BF16 = 0x7F7F0000 };
   O1(name##_satfinite_relu, u16, u32, narrow(within(positive(a), largest)))
 #define FROM_INTEGER(k, n)                                                                         \
   O1(cvt_f32_##k##n, f32, k##n, (float)a) O1(cvt_f64_##k##n, f64, k##n, (double)a)
+#define HALF_FROM_INTEGER(k, n)                                                                    \
+  O1(cvt_f16_##k##n, u16, k##n, narrow_f16(f32_to_odd((double)a)))                                 \
+  O1(cvt_bf16_##k##n, u16, k##n, narrow_bf16(f32_to_odd((double)a)))
 PURE u32 round_tf32(u32 x) {
   return (x & 0x7FFFFFFF) < 0x7F800000 ? (x + 0x1000) & 0xFFFFE000u : x;
 }
+
+// Codes of eight bits and fewer: `e` bits of exponent and `f` of fraction, with the bias of IEEE 754. To nearest even;
+// what is too large becomes the largest number.
+RARE u8 narrow_code(u32 x, u32 e, u32 f, u32 largest, u32 of_nan) {
+  u32 magnitude = x & 0x7FFFFFFF, bias = (1u << (e - 1)) - 1, dropped = 23 - f;
+  u32 normal = (magnitude + (1u << (dropped - 1)) - 1 + (magnitude >> dropped & 1)) >> dropped;
+  // The last bit of this number is where that of a subnormal code is: the sum rounds there.
+  u32 unit = (127 + 1 + 23 - bias - f) << 23;
+  u32 subnormal = bits32(float32(magnitude) + float32(unit)) - unit;
+  u32 code = magnitude < (128 - bias) << 23 ? subnormal : normal - ((127 - bias) << f);
+  u32 number = magnitude >= 0x7F800000 || code > largest ? largest : code;
+  return (u8)(is_nan32(x) ? of_nan : x >> 31 << (e + f) | number);
+}
+// .relu: numbers with a sign become zero.
+PURE u32 without_sign(u32 x) { return x >> 31 && !is_nan32(x) ? 0 : x; }
+#define TO_CODE(t, e, f, largest, of_nan)                                                          \
+  O1(cvt_##t##_f32, u8, u32, narrow_code(a, e, f, largest, of_nan))                                \
+  O1(cvt_##t##_f32_relu, u8, u32, narrow_code(without_sign(a), e, f, largest, of_nan))
+// Finite codes to FP16, exactly: 2^(127 - bias) is what the exponents of FP32 differ by.
+RARE u16 wide_code(u32 code, u32 e, u32 f) {
+  u32 magnitude = (code & ((1u << (e + f)) - 1)) << (23 - f), bias = (1u << (e - 1)) - 1;
+  u16 number = narrow_f16(bits32(float32(magnitude) * float32((254 - bias) << 23)));
+  return (u16)(number | (code >> (e + f) & 1) << 15);
+}
+PURE u16 wide_e4m3(u8 code) { return (code & 0x7F) == 0x7F ? NAN_F16 : wide_code(code, 4, 3); }
+PURE u16 wide_e5m2(u8 code) { return (code & 0x7F) > 0x7C ? NAN_F16 : (u16)(code << 8); }
+// `imm`: how far to the right the code is shifted first.
+#define FROM_CODE(t, e, f)                                                                         \
+  O1(cvt_f16_##t, u16, u8, wide_code((u32)a >> imm, e, f))                                         \
+  O1(cvt_f16_##t##_relu, u16, u8, (a >> imm) >> (e + f) & 1 ? 0 : wide_code((u32)a >> imm, e, f))
+
+// Scales: the exponent field of FP32, of subnormal numbers 0; upwards one more where it is less than the magnitude.
+PURE u32 scale_rz(u32 x) { return x >> 23 & 255; }
+PURE u32 scale_rp(u32 x) {
+  u32 scale = scale_rz(x), fraction = x & 0x7FFFFF;
+  // Code 0 is 2^-127, a subnormal number.
+  return scale < 255 && fraction > (scale ? 0 : 0x400000) ? scale + 1 : scale;
+}
+PURE u32 finite_scale(u32 x, u32 scale) { return is_nan32(x) ? 255 : scale < 254 ? scale : 254; }
+PURE u16 bf16_of_scale(u8 x) { return x == 255 ? NAN_F16 : x ? (u16)(x << 7) : 0x40; }
 #endif
 
 TO_INTEGERS(rni, __builtin_rint) TO_INTEGERS(rzi, __builtin_trunc)
@@ -45,8 +104,17 @@ TO_HALF(cvt_bf16_f32_rn, narrow_bf16, LARGEST_BF16) TO_HALF(cvt_bf16_f32_rz, cut
 TO_HALF(cvt_f16_f32_rn, narrow_f16, LARGEST_F16)
 FROM_INTEGER(s, 8) FROM_INTEGER(u, 8) FROM_INTEGER(s, 16) FROM_INTEGER(u, 16)
 FROM_INTEGER(s, 32) FROM_INTEGER(u, 32) FROM_INTEGER(s, 64) FROM_INTEGER(u, 64)
-O1(cvt_f32_bf16, u32, u16, wide_bf16(a)) O1(cvt_f32_f16, u32, u16, wide_f16(a)) O1(widen_bf16, u32, u16, wide_bf16(a))
+HALF_FROM_INTEGER(s, 8) HALF_FROM_INTEGER(u, 8) HALF_FROM_INTEGER(s, 16) HALF_FROM_INTEGER(u, 16)
+HALF_FROM_INTEGER(s, 32) HALF_FROM_INTEGER(u, 32)
+O1(cvt_f32_bf16, u32, u16, wide_bf16(a)) O1(cvt_f32_f16, u32, u16, wide_f16(a))
 O1(cvt_f32_f64, f32, f64, (float)a) O1(cvt_f64_f32, f64, f32, (double)a)
 O1(cvt_f64_bf16, f64, u16, (double)float32(wide_bf16(a))) O1(cvt_f64_f16, f64, u16, (double)float32(wide_f16(a)))
 O1(cvt_rna_tf32, u32, u32, round_tf32(a))
 O1(cvt_sat_f32, u32, u32, saturated(a)) O1(cvt_sat_ftz_f32, u32, u32, saturated(flushed(a)))
+TO_CODE(e4m3x2, 4, 3, 0x7E, 0x7F) TO_CODE(e5m2x2, 5, 2, 0x7B, 0x7F)
+TO_CODE(e2m1x2, 2, 1, 0x07, 0x07) TO_CODE(e2m3x2, 2, 3, 0x1F, 0x1F) TO_CODE(e3m2x2, 3, 2, 0x1F, 0x1F)
+O1(cvt_f16_e4m3x2, u16, u8, wide_e4m3(a)) O1(cvt_f16_e5m2x2, u16, u8, wide_e5m2(a))
+FROM_CODE(e2m1x2, 2, 1) FROM_CODE(e2m3x2, 2, 3) FROM_CODE(e3m2x2, 3, 2)
+O1(cvt_ue8m0_f32_rz, u8, u32, scale_rz(a)) O1(cvt_ue8m0_f32_rz_satfinite, u8, u32, finite_scale(a, scale_rz(a)))
+O1(cvt_ue8m0_f32_rp, u8, u32, scale_rp(a)) O1(cvt_ue8m0_f32_rp_satfinite, u8, u32, finite_scale(a, scale_rp(a)))
+O1(cvt_bf16_ue8m0, u16, u8, bf16_of_scale(a))

@@ -1,0 +1,185 @@
+"""Conversions between integers and floats of all sizes."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+
+from tests.emulator.definitions import rounding
+from tests.emulator.definitions.definition import KINDS, Definition, quiet
+
+FP8 = {"e4m3x2": ml_dtypes.float8_e4m3fn, "e5m2x2": ml_dtypes.float8_e5m2}
+#: Type -> bits of exponent and of fraction; none has infinities or NaN, and the bias is that of IEEE 754.
+FORMATS = {"e2m1x2": (2, 1), "e2m3x2": (2, 3), "e3m2x2": (3, 2)}
+MODES = ("rni", "rzi", "rmi", "rpi")
+INTEGERS = [f"{kind}{bits}" for kind in "su" for bits in (8, 16, 32, 64)]
+LARGEST = {"f16": np.float32(65504), "bf16": np.uint32(0x7F7F0000).view(np.float32)}
+
+
+def to_halves() -> dict[str, Definition]:
+    """f32 to bits of f16 and bf16."""
+    found: dict[str, Definition] = {}
+    functions = {
+        ("bf16", "rn"): rounding.f32_to_bf16,
+        ("bf16", "rz"): rounding.f32_to_bf16_truncated,
+        ("f16", "rn"): rounding.f32_to_f16,
+    }
+    for ((target, mode), base), satfinite, relu in itertools.product(functions.items(), (False, True), (False, True)):
+
+        def function(
+            x: np.ndarray, base=base, satfinite: bool = satfinite, relu: bool = relu, target: str = target
+        ) -> np.ndarray:
+            if relu:
+                x = np.where(x != x, x, np.where(x > 0, x, np.float32(0)))
+            if satfinite:
+                x = np.clip(x, -LARGEST[target], LARGEST[target])
+            return base(x)
+
+        name = f"cvt_{target}_f32_{mode}{'_satfinite' if satfinite else ''}{'_relu' if relu else ''}"
+        found[name] = Definition(quiet(function), ("f32",), "u16")
+    return found
+
+
+def to_integers() -> dict[str, Definition]:
+    """Rounded to an integer and cut to its range."""
+    found: dict[str, Definition] = {}
+    for mode, target, (source, ftz) in itertools.product(MODES, INTEGERS, (("f32", 0), ("f32", 1), ("f64", 0))):
+
+        def function(x: np.ndarray, mode: str = mode, target: str = target, ftz: int = ftz) -> np.ndarray:
+            x = rounding.flush_f32(x) if ftz else x
+            return rounding.float_to_integer(x, mode, int(target[1:]), target[0] == "s")
+
+        found[f"cvt_{mode}{'_ftz' * ftz}_{target}_{source}"] = Definition(function, (source,), f"u{target[1:]}")
+    return found
+
+
+def from_integers() -> dict[str, Definition]:
+    """To nearest even."""
+    found: dict[str, Definition] = {}
+    for kind in INTEGERS:
+        for target in ("f32", "f64"):
+            dtype = KINDS[target]
+            found[f"cvt_{target}_{kind}"] = Definition(lambda x, dtype=dtype: x.astype(dtype), (kind,), target)
+        for target, narrow in (("f16", rounding.f64_to_f16), ("bf16", rounding.f64_to_bf16)):
+            if not kind.endswith("64"):
+                function = Definition(lambda x, narrow=narrow: narrow(x.astype(np.float64)), (kind,), "u16")
+                found[f"cvt_{target}_{kind}"] = function
+    return found
+
+
+def widen_f16(x: np.ndarray) -> np.ndarray:
+    """NaN becomes canonical here, while bf16 keeps its payload: both as on an H200."""
+    return rounding.canonical_f32(x.view(np.float16).astype(np.float32))
+
+
+def round_tf32(x: np.ndarray) -> np.ndarray:
+    """To 10 mantissa bits, ties away from zero (.rna)."""
+    bits = x.view(np.uint32)
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(x), rounded, bits).astype(np.uint32).view(np.float32)
+
+
+def between_floats() -> dict[str, Definition]:
+    """To f32 or f64: a NaN is quieted and keeps the upper bits of its payload, as on an H200."""
+    found: dict[str, Definition] = {}
+    widen = {"bf16": rounding.bf16_to_f32, "f16": widen_f16}
+    for target, source in itertools.product(("f32", "f64"), ("f16", "bf16", "f32", "f64")):
+        if target != source:
+
+            def function(x: np.ndarray, target: str = target, source: str = source) -> np.ndarray:
+                return widen.get(source, lambda x: x)(x).astype(KINDS[target])
+
+            stored = "u16" if source in widen else source
+            found[f"cvt_{target}_{source}"] = Definition(quiet(function), (stored,), target)
+    for mode in MODES:
+        function = lambda x, mode=mode: rounding.canonical_f32(rounding.round_integral(x, mode))  # noqa: E731
+        found[f"cvt_{mode}_f32"] = Definition(function, ("f32",), "f32")
+    found["cvt_rna_tf32"] = Definition(quiet(round_tf32), ("f32",), "f32")
+    found["cvt_sat_f32"] = Definition(rounding.clamp_f32, ("f32",), "f32")
+    found["cvt_sat_ftz_f32"] = Definition(lambda x: rounding.clamp_f32(rounding.flush_f32(x)), ("f32",), "f32")
+    return found
+
+
+def to_fp8(x: np.ndarray, target: str, relu: bool) -> np.ndarray:
+    """ml_dtypes rounds to nearest even; .satfinite clamps what would overflow, and NaN is 0x7F."""
+    largest = np.float32(ml_dtypes.finfo(FP8[target]).max)
+    positive = np.where(x > 0, x, np.float32(0)) if relu else x
+    codes = np.clip(positive, -largest, largest).astype(FP8[target]).view(np.uint8)
+    return np.where(x != x, np.uint8(0x7F), codes)
+
+
+def magnitudes(exponent_bits: int, fraction_bits: int) -> np.ndarray:
+    """float32, the values of all codes without a sign, which ascend."""
+    codes = np.arange(1 << exponent_bits + fraction_bits)
+    field, fraction = codes >> fraction_bits, codes & ((1 << fraction_bits) - 1)
+    bias = (1 << exponent_bits - 1) - 1
+    digits = fraction + np.where(field > 0, 1 << fraction_bits, 0)
+    return np.ldexp(digits, np.maximum(field, 1) - bias - fraction_bits).astype(np.float32)
+
+
+def to_code(x: np.ndarray, target: str, relu: bool) -> np.ndarray:
+    """f32 to bytes: to nearest even, what is too large to the largest number, NaN to the positive one."""
+    values = magnitudes(*FORMATS[target])
+    middle = (values[1:] + values[:-1]) / 2
+    size = np.abs(x)
+    code = np.searchsorted(middle, size)  # NaN is behind all numbers
+    tie = size == middle[np.minimum(code, len(middle) - 1)]
+    code = code + (tie & (code & 1).astype(bool))
+    negative = np.signbit(x) & (x == x)
+    return np.where(negative, 0 if relu else code | len(values), code).astype(np.uint8)
+
+
+def from_code(x: np.ndarray, source: str, relu: bool, shift: int) -> np.ndarray:
+    """Bytes to f16 bits, exactly; ``shift``: how far to the right the code is shifted first."""
+    values = magnitudes(*FORMATS[source])
+    table = np.concatenate([values, np.zeros_like(values) if relu else -values]).astype(np.float16).view(np.uint16)
+    return table[x >> np.uint8(shift) & np.uint8(len(table) - 1)]
+
+
+def to_scale(x: np.ndarray, up: bool, finite: bool) -> np.ndarray:
+    """The exponent field, of subnormal numbers 0; upwards one more where it is less than the magnitude."""
+    size = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    scale = size >> np.uint32(23)
+    if up:
+        fraction = size & np.uint32(0x7FFFFF)
+        # 2^-127 is 0x400000, a subnormal number that code 0 has exactly.
+        less = (fraction > np.where(scale == 0, np.uint32(0x400000), np.uint32(0))) & (scale < 255)
+        scale = scale + less
+    if finite:
+        scale = np.where(size <= 0x7F800000, np.minimum(scale, 254), 255)
+    return scale.astype(np.uint8)
+
+
+def from_scale(x: np.ndarray) -> np.ndarray:
+    """To bits of bf16: powers of two from 2^-127 to 2^127, and NaN."""
+    bits = x.astype(np.uint16) << np.uint16(7)
+    return np.where(x == 255, np.uint16(0x7FFF), np.where(x == 0, np.uint16(0x40), bits))
+
+
+def narrow() -> dict[str, Definition]:
+    """To and from eight, six and four bits."""
+    found: dict[str, Definition] = {}
+    for relu in (False, True):
+        suffix = "_relu" * relu
+        for target, convert in (*((t, to_fp8) for t in FP8), *((t, to_code) for t in FORMATS)):
+            function = lambda x, f=convert, t=target, relu=relu: f(x, t, relu)  # noqa: E731
+            found[f"cvt_{target}_f32{suffix}"] = Definition(quiet(function), ("f32",), "u8")
+        for source, shift in (("e2m1x2", 0), ("e2m1x2", 4), ("e2m3x2", 0), ("e3m2x2", 0)):
+            function = lambda x, s=source, relu=relu, shift=shift: from_code(x, s, relu, shift)  # noqa: E731
+            found[f"cvt_f16_{source}{suffix}_{shift}"] = Definition(function, ("u8",), "u16")
+    for source, dtype in FP8.items():
+        function = lambda x, dtype=dtype: rounding.f32_to_f16(x.view(dtype).astype(np.float32))  # noqa: E731
+        found[f"cvt_f16_{source}"] = Definition(function, ("u8",), "u16")
+    for up, finite in itertools.product((False, True), repeat=2):
+        function = lambda x, up=up, finite=finite: to_scale(x, up, finite)  # noqa: E731
+        name = f"cvt_ue8m0_f32_{'rp' if up else 'rz'}{'_satfinite' if finite else ''}"
+        found[name] = Definition(function, ("f32",), "u8")
+    found["cvt_bf16_ue8m0"] = Definition(from_scale, ("u8",), "u16")
+    return found
+
+
+def conversions() -> dict[str, Definition]:
+    """All of them, by the name that the core has."""
+    return {**to_halves(), **to_integers(), **from_integers(), **between_floats(), **narrow()}
