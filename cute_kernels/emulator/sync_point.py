@@ -92,7 +92,7 @@ def widened(clocks: np.ndarray, width: int) -> np.ndarray:
 def divided(
     clocks: np.ndarray, words: Any, parts: Sequence[tuple[str, int]], at: dict[str, int]
 ) -> list[np.ndarray]:
-    """Parts of int32 [rows, columns], by name and number of rows; their addresses are written to words of these names."""
+    """Parts of int32 [rows, columns], by name and number of rows; their addresses become words of these names."""
     row, address, found = 0, clocks.ctypes.data, []
     for name, rows in parts:
         found.append(clocks[row : row + rows])
