@@ -121,11 +121,23 @@ static void release_relaxed(const Agent *agent, Point *point, uint32_t mask, int
   clocks_raise(point->gathered + ROW_VISIBLE * width, width, 1, agent->base + COLUMN_INIT, agent->fenced_inits);
 }
 
+static void release(const Agent *agent, Point *point, uint32_t mask, int64_t order) {
+  const int32_t *tensor = agent->strict ? agent->before : agent_row(agent, ROW_TENSOR);
+  for (int row = 0; row < ROWS; row++)
+    if (point->ranks == 1 || passes(row, order)) {
+      const int32_t *known = row == ROW_TENSOR ? tensor : agent_row(agent, row);
+      agent_tell_row(agent, row, known, point->gathered + row * point->width, mask);
+    }
+  if (point->ranks == 1) return;
+  point->used[agent->rank] = 1;
+  agent_tell_row(
+      agent, ROW_VISIBLE, agent_row(agent, ROW_VISIBLE), inside_row(point, point->inside, agent->rank, 0), mask);
+  agent_tell_row(agent, ROW_TENSOR, tensor, inside_row(point, point->inside, agent->rank, 1), mask);
+}
+
 void agent_release(Agent *agent, Point *point, uint32_t mask, int64_t order) {
   if (order & ORDER_SYNC) {
-    agent_snapshot(agent, mask);
-    if (agent->strict) memcpy(agent->scratch + ROW_TENSOR * agent->width, agent->before, bytes_of(agent->width));
-    point_gather(point, agent->scratch, agent->width, agent->rank, order);
+    release(agent, point, mask, order);
   } else {
     release_relaxed(agent, point, mask, order);
   }

@@ -214,25 +214,47 @@ static int is_short(const Access *access) {
   return !(any & (GRANULE - 1)) && low == 0 && high / GRANULE + 1 < plane->places;
 }
 
-// Such rows from `i` on whose granules have a history that was met before, up to the first one that has not.
-static int64_t short_reads(const Access *access, Action action, int64_t i, int32_t id, const Met *met) {
+// What such a read meets in the layers down to the one that it replaces: at most one reader that stays.
+typedef struct {
+  int64_t depth;
+  int32_t held[2];
+} Layers;
+
+static Layers layers_at(const Access *access, int64_t place) {
+  const Plane *plane = &access->shadow->coarse;
+  Layers found = {.depth = layer_of(access, plane, place)};
+  for (int64_t n = 0; n <= found.depth && n < 2; n++) found.held[n] = plane->layers[n][place];
+  return found;
+}
+
+static inline int64_t short_reads_of(
+    const Access *access, Action action, int64_t i, int32_t id, int32_t write, const Layers *met, int depth) {
   const Shadow *shadow = access->shadow;
   int64_t second = access->count / GRANULE - 1;
-  int32_t *top = shadow->coarse.layers[0];
-  const int32_t *writes = shadow->coarse.writes, write = met->write, layer = met->layer;
+  int32_t *top = shadow->coarse.layers[0], *own = shadow->coarse.layers[depth], held = met->held[0], old = met->held[depth];
+  const int32_t *writes = shadow->coarse.writes;
   for (; i < access->rows; i++) {
     int64_t first = access->offsets[i] / GRANULE, last = first + second;
-    int32_t differ = (top[first] ^ layer) | (top[last] ^ layer);
+    int32_t differ = (own[first] ^ old) | (own[last] ^ old);
+    if (depth) differ |= (top[first] ^ held) | (top[last] ^ held);
     if (shadow->split) differ |= shadow->split[first] | shadow->split[last];
     if (action == CHECK) differ |= (writes[first] ^ write) | (writes[last] ^ write);
     if (differ) break;
-    if (action == READ) top[first] = top[last] = id;
+    if (action == READ) own[first] = own[last] = id;
   }
   return i;
 }
 
+// Such rows from `i` on whose granules have a history that was met before, up to the first one that has not.
+static int64_t short_reads(
+    const Access *access, Action action, int64_t i, int32_t id, int32_t write, const Layers *met) {
+  if (met->depth == 0) return short_reads_of(access, action, i, id, write, met, 0);
+  return met->depth == 1 ? short_reads_of(access, action, i, id, write, met, 1) : i;
+}
+
 static int rows(const Access *access, Action action) {
   Met met = {0, 0, 0};
+  Layers layers;
   int shorts = is_short(access);
   for (int64_t i = 0; i < access->rows; i++) {
     int64_t start = access->offsets ? access->offsets[i] - access->origin : access->base + i * access->stride;
@@ -242,8 +264,9 @@ static int rows(const Access *access, Action action) {
       met.write = met.read = 0;  // what is in order for one lane need not be for the next one
     }
     int32_t id = (int32_t)(access->identity + (access->add_lanes && lane >= 0 ? lane : 0));
+    if (shorts) layers = layers_at(access, start / GRANULE);
     if (!row(access, action, start, lane, id, &met)) return 0;
-    if (shorts) i = short_reads(access, action, i + 1, id, &met) - 1;
+    if (shorts) i = short_reads(access, action, i + 1, id, met.write, &layers) - 1;
   }
   return 1;
 }

@@ -182,7 +182,6 @@ typedef struct Wgmma {
 
 // What warps knew that issued some operations in a row, but for the clocks of these warps themselves.
 typedef struct WgmmaKnown {
-  int32_t *clocks;                // int32 [ROWS][width]
   int64_t changes[WGMMA_WARPS];   // of each warp, up to where they have what it knew: `Agent.changes`
   int64_t operations;             // that have it, as long as they count
 } WgmmaKnown;
@@ -204,6 +203,7 @@ typedef struct Warpgroup {
   int64_t bases[WGMMA_WARPS];  // columns of the warps
   int64_t forgotten;           // operations that nobody will ask for any more what warps knew
   WgmmaKnown known[WGMMAS];
+  int32_t *clocks;             // int32 [WGMMAS][ROWS][width], of each of these
   Wgmma operations[WGMMAS];
 } Warpgroup;
 
