@@ -31,7 +31,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.sync_point import PROXIES, READ, Columns, Order, Row, SyncPoint, widened
+from cute_kernels.emulator.sync_point import PROXIES, READ, ROWS, Columns, Order, Row, SyncPoint, arrays, widened
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
@@ -93,6 +93,10 @@ class Agent:
         address: host address of ``clocks``.
         words: an `Agent` of the core, which it reads and writes too, as int64; it is at host address ``block_address``.
         private: what single lanes know, until the lanes synchronise.
+        loads: of every tcgen05.ld, by its index in the kernel, the clock of the latest.
+        before: the tensor row at the last tcgen05.fence::before_thread_sync.
+        incoming: likewise, what relaxed waits obtained since there was an after_thread_sync.
+        pending: obtained by relaxed waits, for a fence to acquire: int32 [`PENDING`, columns].
         label: for reports.
         warp: the warp, None where there are clocks alone.
         strict: tcgen05.fence is asked for beside release and acquire too, and tcgen05.wait::ld of loads whose values
@@ -108,23 +112,20 @@ class Agent:
         self.warp: Warp | None = None
         self.private = Private()
         self.base = columns.take(WARP_COLUMNS)
-        self.clocks = columns.matrix(self)
-        self.loads = np.zeros(instructions, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
-        block = np.zeros(word_count("Agent"), np.int64)
-        self.words, self.block_address = memoryview(block).cast("B").cast("q"), block.ctypes.data
+        width = columns.follow(self)
+        rows = [(ROWS, width), (ROWS, width), (ROWS, width), (len(PENDING), width), (width,), (width,)]
+        (words, self.loads, *clocks), addresses = arrays(
+            (np.int64, (word_count("Agent"),)), (np.int32, (instructions,)), *((np.int32, shape) for shape in rows)
+        )
+        self.clocks, self._fenced, self._scratch, self.pending, self.before, self.incoming = clocks
+        self.words, self.block_address = memoryview(words).cast("B").cast("q"), addresses[0]
         values = {
             "base": self.base, "live": live, "rank": rank, "clock": 1, "load_clock": 1, "store_clock": 1, "text": text,
             "single": self.private.address, "number": number, "strict": strict,
         }  # fmt: skip
         for name, value in values.items():
             self.words[_AT[name]] = value
-        self.before = np.zeros(columns.width, np.int32)  # the tensor row at the last tcgen05.fence::before_thread_sync
-        self.incoming = np.zeros(columns.width, np.int32)  # obtained by relaxed waits, no after_thread_sync yet
-        self._fenced = np.zeros_like(self.clocks)  # at the last fence
         self.words[_FENCED_ORDER] = -1
-        #: Obtained by relaxed waits, for a fence to acquire: int32 [`PENDING`, columns].
-        self.pending = np.zeros((len(PENDING), columns.width), np.int32)
-        self._scratch = np.zeros_like(self.clocks)
         self.inits = 0
         #: Of the accesses that have no word of their own: clock and identity.
         self.identities: dict[Hashable, tuple[int, int]] = {}

@@ -419,8 +419,7 @@ def commit(warp: Any, mask: int, cta_group: int, barrier: Any, multicast: Any) -
         if warp.cluster.units is not None:
             who = warp.cta.rank | lane << 8 | warp.number << 16
             stream = warp.cluster.tracker.tensor.stream() if warp.agent is not None else 0
-            key = who, where, -1 if mask_of_ctas is None else mask_of_ctas
-            warp.cluster.units.learn_commit(key, label, stream)
+            warp.cluster.units.learn_commit(who, label, stream)
 
 
 @family("tcgen05.commit", destinations=0)

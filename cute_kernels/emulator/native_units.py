@@ -170,11 +170,11 @@ class Units:
         if self._watched:
             self._cluster.tracker.tensor.follow(entry, text)
 
-    def learn_commit(self, key: tuple[int, int, int], label: str, stream: int) -> None:
-        """The core executes this tcgen05.commit from now on.
+    def learn_commit(self, who: int, label: str, stream: int) -> None:
+        """The core executes every tcgen05.commit of this thread from now on.
 
         Args:
-            key: who issues (CTA rank, lane and warp), address of the mbarrier, multicast mask or -1.
+            who: CTA rank, lane and warp.
             label: who arrives, for reports.
             stream: with detectors, address of a `Stream` (`tensor_races`).
         """
@@ -184,8 +184,8 @@ class Units:
             labels = self._cluster.barriers.labels
             labels.append(label)
             self._labels[label] = len(labels)
-        entry = self._commits[slot(key, _COMMITS)]
-        entry.key[:], entry.label, entry.stream = key, self._labels[label], stream
+        entry = self._commits[slot((who,), _COMMITS)]
+        entry.who, entry.label, entry.stream = who, self._labels[label], stream
 
     def mma_text(self, number: int) -> str:
         """What reports call the MMAs of an entry of `learn_mma`."""

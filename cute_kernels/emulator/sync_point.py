@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import functools
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,14 +43,17 @@ PROXIES = (Row.PROXY, Row.PROXY_GLOBAL)
 #: Column of a warp, behind those of its 32 lanes, that counts loads by whichever lane.
 READ = CONSTANTS["COLUMN_READ"]
 _AT, _FOLLOWED = words("Point"), words("Followed")
-_COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAMS = (
-    _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "streams")
+_COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAM_ROOM, _STREAMS = (
+    _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "stream_room", "streams")
 )
 _PHASE, _WAITED_PLACE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _COMMIT = (
     _FOLLOWED[name] for name in ("phase", "waited_place", "arrived", "arrived_phase", "arrived_place", "commit_column")
 )
 _FOLLOWED_WORDS = word_count("Followed")
 _MOST_STREAMS = 64
+_CLOCKS = ("gathered", "available", "inside", "inside_available", "earlier")
+_NOBODY = np.zeros((0, _FOLLOWED_WORDS), np.int64)
+_LINE = 64  # bytes
 
 
 class Columns:
@@ -76,10 +81,38 @@ class Columns:
             self._named[key] = self.take(1)
         return self._named[key]
 
-    def matrix(self, owner: Any) -> np.ndarray:
-        """Clocks of all columns, int32 [rows, columns], for an object whose ``widen`` is called when there are more."""
+    def follow(self, owner: Any) -> int:
+        """How many columns there are, for an object whose ``widen`` is called when there are more."""
         self._owners.append(owner)
-        return np.zeros((ROWS, self.width), np.int32)
+        return self.width
+
+    def matrix(self, owner: Any) -> np.ndarray:
+        """Clocks of all columns, int32 [rows, columns], for such an object."""
+        return np.zeros((ROWS, self.follow(owner)), np.int32)
+
+
+Kind = tuple[type[np.generic], tuple[int, ...]]
+"""Type and shape of an array."""
+
+
+def arrays(*kinds: Kind) -> tuple[list[np.ndarray], list[int]]:
+    """Arrays of zeros, in one block, and their host addresses. Each begins on a cache line."""
+    places, nbytes = _places(kinds)
+    block = np.zeros(nbytes + _LINE, np.uint8)
+    address = block.ctypes.data
+    skip = -address % _LINE
+    made = [np.ndarray(shape, dtype, block, skip + start) for dtype, shape, start in places]
+    return made, [address + skip + start for _, _, start in places]
+
+
+@functools.lru_cache(maxsize=64)
+def _places(kinds: tuple[Kind, ...]) -> tuple[list[tuple[type[np.generic], tuple[int, ...], int]], int]:
+    """Type, shape and first byte of each array, and the bytes of all."""
+    places, end = [], 0
+    for dtype, shape in kinds:
+        places.append((dtype, shape, end))
+        end += -(-math.prod(shape) * np.dtype(dtype).itemsize // _LINE) * _LINE
+    return places, end
 
 
 def widened(clocks: np.ndarray, width: int) -> np.ndarray:
@@ -109,39 +142,35 @@ class SyncPoint:
     """
 
     def __init__(self, columns: Columns, ranks: int) -> None:
-        block = np.zeros(word_count("Point"), np.int64)
-        self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
-        self.gathered = columns.matrix(self)
-        self.available = np.zeros_like(self.gathered)
+        width = columns.follow(self)
+        inside = (ranks if ranks > 1 else 0, len(SCOPED), width)
+        shapes = (ROWS, width), (ROWS, width), inside, inside, (width,)
+        (block, self._used, self._streams, *clocks), addresses = arrays(
+            (np.int64, (word_count("Point"),)), (np.int64, (ranks,)), (np.int64, (_MOST_STREAMS,)),
+            *((np.int32, shape) for shape in shapes),
+        )  # fmt: skip
+        self.gathered, self.available, self.inside, self.inside_available, self._earlier = clocks
+        self._words, self.address = memoryview(block).cast("B").cast("q"), addresses[0]
         self.ranks = ranks
-        shape = (ranks if ranks > 1 else 0, len(SCOPED), self.gathered.shape[1])
-        self.inside, self.inside_available = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        self._used = np.zeros(ranks, np.int64)
-        self._streams = np.zeros(_MOST_STREAMS, np.int64)
         self._agents: Sequence[Agent] = ()
-        self._rows = np.zeros((0, _FOLLOWED_WORDS), np.int64)
-        self._bases = np.zeros(0, np.int64)
+        self._rows = _NOBODY
         self._seen: dict[tuple[Agent, int], int] = {}  # of those that are not followed
-        self._words[_COLUMN] = -1
-        self._words[_AT["ranks"]], self._words[_AT["used"]] = ranks, self._used.ctypes.data
-        self._words[_STREAMS] = self._streams.ctypes.data
-        self._earlier = np.zeros_like(self.gathered[0])
-        self._locate()
+        words = self._words
+        words[_COLUMN], words[_AT["ranks"]] = -1, ranks
+        words[_AT["used"]], words[_STREAMS], words[_STREAM_ROOM] = addresses[1], addresses[2], _MOST_STREAMS
+        self._locate(addresses[3:])
 
-    def _locate(self) -> None:
+    def _locate(self, addresses: Sequence[int]) -> None:
         self._words[_AT["width"]] = self.gathered.shape[1]
-        arrays = {
-            "gathered": self.gathered, "available": self.available, "inside": self.inside,
-            "inside_available": self.inside_available, "earlier": self._earlier,
-        }  # fmt: skip
-        for name, array in arrays.items():
-            self._words[_AT[name]] = array.ctypes.data
+        for name, address in zip(_CLOCKS, addresses):
+            self._words[_AT[name]] = address
 
     def widen(self, width: int) -> None:
         self.gathered, self.available = widened(self.gathered, width), widened(self.available, width)
         self.inside, self.inside_available = widened(self.inside, width), widened(self.inside_available, width)
         self._earlier = widened(self._earlier, width)
-        self._locate()
+        clocks = self.gathered, self.available, self.inside, self.inside_available, self._earlier
+        self._locate([array.ctypes.data for array in clocks])
 
     @property
     def completed(self) -> int:
@@ -189,7 +218,7 @@ class SyncPoint:
             return
         if count == len(self._streams):
             self._streams = np.concatenate([self._streams, np.zeros_like(self._streams)])
-            self._words[_STREAMS] = self._streams.ctypes.data
+            self._words[_STREAMS], self._words[_STREAM_ROOM] = self._streams.ctypes.data, len(self._streams)
         self._streams[count] = column
         self._words[_STREAM_COUNT] = count + 1
 
