@@ -11,8 +11,11 @@ Inside a call of `warp_run` a warp executes until it has to wait, has used up it
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -95,11 +98,26 @@ def translate_native(
     Raises:
         NotNative: the kernel is one for the Python back end.
     """
-    lowering = lower(ptx, kernel, block_shape, check, registers)
-    touched = touched_in_flight(lowering.flow)
-    if touched is not None:
-        raise NotNative(f"a register of a wgmma in flight is touched (PTX line {touched.line})")
-    return _Translator(lowering, check).run()
+    with _collecting_later():
+        lowering = lower(ptx, kernel, block_shape, check, registers)
+        touched = touched_in_flight(lowering.flow)
+        if touched is not None:
+            raise NotNative(f"a register of a wgmma in flight is touched (PTX line {touched.line})")
+        return _Translator(lowering, check).run()
+
+
+@contextlib.contextmanager
+def _collecting_later() -> Iterator[None]:
+    """No collection of garbage: what is made here lives on, and with large libraries loaded a collection takes as long
+    as all of the translation.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Translator:
