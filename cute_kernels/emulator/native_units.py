@@ -32,8 +32,9 @@ from cute_kernels.emulator.tma import load_text, store_text
 if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
 
-Plan, MmaIssuer, TensorCells, CommitEntry, CopyName, CopyArguments = (
-    STRUCTURES[name] for name in ("Plan", "MmaIssuer", "TensorCells", "CommitEntry", "CopyName", "CopyArguments")
+Plan, MmaIssuer, MmaArguments, TensorCells, CommitEntry, CopyName, CopyArguments = (
+    STRUCTURES[name]
+    for name in ("Plan", "MmaIssuer", "MmaArguments", "TensorCells", "CommitEntry", "CopyName", "CopyArguments")
 )
 _PLANS, _ISSUERS, _COMMITS, _NAMES = (CONSTANTS[name] for name in ("PLANS", "MMA_ISSUERS", "COMMITS", "NAMES"))
 _KINDS = {kind: number for number, kind in enumerate(KINDS)}
@@ -186,6 +187,17 @@ class Units:
             self._labels[label] = len(labels)
         entry = self._commits[slot((who,), _COMMITS)]
         entry.who, entry.label, entry.stream = who, self._labels[label], stream
+
+    def mma(self, kind: str, cta_group: int, who: int, operands: Sequence[int], place: int) -> bool:
+        """The core executes an MMA that Python was called for. False: it cannot.
+
+        Args:
+            kind, cta_group, who: as for `learn_mma`.
+            operands: accumulator, descriptors of A and B, instruction descriptor, whether it accumulates.
+            place: index of the instruction.
+        """
+        arguments = ctypes.byref(MmaArguments(cta_group, who, _KINDS[kind], *operands, 0))
+        return self._executed(library().tensor_mma(self._tables.address, arguments, place))
 
     def mma_text(self, number: int) -> str:
         """What reports call the MMAs of an entry of `learn_mma`."""
