@@ -102,6 +102,10 @@ class Agent:
         address: host address of ``clocks``.
         words: an `Agent` of the core, which it reads and writes too, as int64; it is at host address ``block_address``.
         private: what single lanes know, until the lanes synchronise.
+        loads: of every tcgen05.ld, by its index in the kernel, the clock of the latest.
+        before: the tensor row at the last tcgen05.fence::before_thread_sync.
+        incoming: likewise, what relaxed waits obtained since there was an after_thread_sync.
+        pending: obtained by relaxed waits, for a fence to acquire: int32 [`PENDING`, columns].
         label: for reports.
         warp: the warp, None where there are clocks alone.
         strict: tcgen05.fence is asked for beside release and acquire too, and tcgen05.wait::ld of loads whose values

@@ -41,14 +41,15 @@ PROXIES = (Row.PROXY, Row.PROXY_GLOBAL)
 #: Column of a warp, behind those of its 32 lanes, that counts loads by whichever lane.
 READ = CONSTANTS["COLUMN_READ"]
 _AT, _FOLLOWED = words("Point"), words("Followed")
-_COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAMS = (
-    _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "streams")
+_COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAM_ROOM, _STREAMS = (
+    _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "stream_room", "streams")
 )
 _PHASE, _WAITED_PLACE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _COMMIT = (
     _FOLLOWED[name] for name in ("phase", "waited_place", "arrived", "arrived_phase", "arrived_place", "commit_column")
 )
 _FOLLOWED_WORDS = word_count("Followed")
 _MOST_STREAMS = 64
+_NOBODY = np.zeros((0, _FOLLOWED_WORDS), np.int64)
 
 
 class Columns:
@@ -129,12 +130,11 @@ class SyncPoint:
         self._used = np.zeros(ranks, np.int64)
         self._streams = np.zeros(_MOST_STREAMS, np.int64)
         self._agents: Sequence[Agent] = ()
-        self._rows = np.zeros((0, _FOLLOWED_WORDS), np.int64)
-        self._bases = np.zeros(0, np.int64)
+        self._rows = _NOBODY
         self._seen: dict[tuple[Agent, int], int] = {}  # of those that are not followed
         self._words[_COLUMN] = -1
         self._words[_AT["ranks"]], self._words[_AT["used"]] = ranks, self._used.ctypes.data
-        self._words[_STREAMS] = self._streams.ctypes.data
+        self._words[_STREAMS], self._words[_STREAM_ROOM] = self._streams.ctypes.data, _MOST_STREAMS
         self._locate()
 
     def _locate(self) -> None:
@@ -197,7 +197,7 @@ class SyncPoint:
             return
         if count == len(self._streams):
             self._streams = np.concatenate([self._streams, np.zeros_like(self._streams)])
-            self._words[_STREAMS] = self._streams.ctypes.data
+            self._words[_STREAMS], self._words[_STREAM_ROOM] = self._streams.ctypes.data, len(self._streams)
         self._streams[count] = column
         self._words[_STREAM_COUNT] = count + 1
 

@@ -228,7 +228,7 @@ static int has_stream(const Point *point, int64_t column) {
   return 0;
 }
 
-// `TensorRaces.commit` and `committed`: it arrives when it is issued. The first of a stream to an mbarrier is Python's.
+// `TensorRaces.commit` and `committed`: it arrives when it is issued.
 int32_t watch_commit(Tables *t, const Commit *commit) {
   if (!log_flush(t)) return 0;
   Agent *agent = t->context->agent;
@@ -239,7 +239,8 @@ int32_t watch_commit(Tables *t, const Commit *commit) {
   for (int64_t i = 0; i < commit->count; i++) {
     const CommitTarget *target = &commit->targets[i];
     const Point *point = target->point;
-    if (!is_initialised(agent, point) || !has_stream(point, stream->column)) return 0;
+    if (!is_initialised(agent, point)) return 0;
+    if (!has_stream(point, stream->column) && point->stream_count == point->stream_room) return 0;
     int64_t column = point->followed[agent->number].commit_column;
     if (column >= 0 && column != stream->column) return 0;
     if (target->completes && point_overtaken(point, target->phase, agent->scratch) >= 0) return 0;
@@ -250,6 +251,7 @@ int32_t watch_commit(Tables *t, const Commit *commit) {
   for (int64_t i = 0; i < commit->count; i++) {
     const CommitTarget *target = &commit->targets[i];
     Point *point = target->point;
+    if (!has_stream(point, stream->column)) point->streams[point->stream_count++] = stream->column;
     point_gather(point, agent->scratch, agent->width, agent->rank, ORDER_SYNC | ORDER_WIDE);
     Followed *warp = &point->followed[agent->number];
     warp->commit_column = stream->column;

@@ -207,10 +207,11 @@ typedef struct Warpgroup {
   Wgmma operations[WGMMAS];
 } Warpgroup;
 
-// tcgen05.commit that are kept, each in the entry that `key_slot` says. The key: who, mbarrier, multicast mask or -1.
-enum { COMMITS = 256, COMMIT_KEY = 3 };
+// Who issues tcgen05.commit, of which Python tells once: CTA rank, lane and number of the warp, in the entry that
+// `key_slot` says.
+enum { COMMITS = 256 };
 typedef struct CommitEntry {
-  int64_t key[COMMIT_KEY];
+  int64_t who;
   int64_t label;   // number of the label of who arrives, plus one; 0: for Python
   Stream *stream;  // with detectors, of the issuing thread
 } CommitEntry;
