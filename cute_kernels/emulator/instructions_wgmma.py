@@ -141,11 +141,6 @@ def parse_form(instruction: Instruction) -> Form:
     )
 
 
-def mma_async_in_place(warp: Any, mask: int, form: Form, places: Any, a: Any, b: Any, accumulate: Any) -> None:
-    """wgmma.mma_async by one warp in bytecode, whose accumulators are at these offsets of its state."""
-    mma_async(warp, mask, form, warp.code.registers(places), a, b, accumulate)
-
-
 def learn_in_core(warp: Any, mask: int, number: int, *descriptors: Any) -> None:
     """The core could not issue the wgmma of this number, perhaps for lack of its operands: B, and A with a descriptor.
 
@@ -158,8 +153,8 @@ def learn_in_core(warp: Any, mask: int, number: int, *descriptors: Any) -> None:
         core.learn(warp.cta.rank, warp.index, number, words)
 
 
-def mma_async(warp: Any, mask: int, form: Form, accumulators: Any, a: Any, b: Any, accumulate: Any) -> Any:
-    """wgmma.mma_async by one warp: uint32 [registers, 32], filled when the operation completes."""
+def mma_async(warp: Any, mask: int, form: Form, places: Any, a: Any, b: Any, accumulate: Any) -> None:
+    """wgmma.mma_async by one warp, whose accumulators are at these offsets of its state."""
     require_whole_warp(warp, mask, "wgmma.mma_async")
     warp.cluster.progress += 1
     if not isinstance(accumulate, bool):
@@ -176,7 +171,8 @@ def mma_async(warp: Any, mask: int, form: Form, accumulators: Any, a: Any, b: An
     b = _same_in_all_lanes(warp, form, b)
     if warp.agent is not None:
         warp.cluster.tracker.enter(warp)
-    return warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
+    accumulators = warp.code.registers(places)
+    warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
 
 
 def _same_in_all_lanes(warp: Any, form: Form, descriptor: Any) -> int:
@@ -188,7 +184,7 @@ def _same_in_all_lanes(warp: Any, form: Form, descriptor: Any) -> int:
 
 
 class MmaAsync(Anchor):
-    """The call of `mma_async`. Accumulators are handed over as views: they may not hold their values yet."""
+    """The call of `mma_async`, which native_accumulators emits."""
 
     def __init__(self, form: Form, accumulators: list[Value], a: list[Value], b: Value, accumulate: Value) -> None:
         self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate

@@ -20,7 +20,7 @@ from cute_kernels.emulator.instructions_wgmma import (
     MmaAsync,
     commit_group,
     learn_in_core,
-    mma_async_in_place,
+    mma_async,
     wait_group,
 )
 from cute_kernels.emulator.native_inline import ISSUER
@@ -107,7 +107,7 @@ class Accumulators:
         emitter.python_call(node, learn_in_core, [number, anchor.b, *(() if in_registers else anchor.a)])
         again = program.put("wgmma", **fields)
         middle = len(program.code)
-        emitter.python_call(node, mma_async_in_place, [Bound(form), Bound(places), a, anchor.b, anchor.accumulate])
+        emitter.python_call(node, mma_async, [Bound(form), Bound(places), a, anchor.b, anchor.accumulate])
         first[1], again[1] = len(program.code) - start, len(program.code) - middle
 
     def _make_way(self, node: Node, index: int, names: Sequence[str], old: Sequence[Any]) -> None:

@@ -189,7 +189,7 @@ class CoreWgmmas:
             part = entry.parts[member]
             registers = cluster.ctas[rank].warps[WARPS * warpgroup + member].code.registers(site.places)
             given = np.array(part.a, np.uint32).reshape(-1, 32) if a is None else a
-            operation.parts[member] = Part(registers, given, registers)
+            operation.parts[member] = Part(registers, given)
         if cluster.tracker is not None:
             clocks = np.zeros_like(self._clocks[index].array[0])
             library().wgmma_tell(ctypes.addressof(group), number, clocks.ctypes.data)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -127,11 +127,6 @@ def decode_descriptor(descriptor: int) -> Matrix:
 
 # --- operations ------------------------------------------------------------------------------------------------------
 
-#: Accumulators as an instruction receives them: [registers, 32], or one array of 32 lanes per register. They may be the
-#: unfinished results of an earlier operation, so they are looked at only when the operation runs.
-Accumulators = np.ndarray | Sequence[np.ndarray]
-
-
 @dataclass(frozen=True)
 class _Operand:
     """A matrix in shared memory: where it is, and how to read it."""
@@ -190,11 +185,10 @@ class RegisterFile:
 
 @dataclass
 class Part:
-    """One warp's share of an operation; ``result`` is filled when it completes."""
+    """One warp's share of an operation, which reads and writes the accumulators when it completes."""
 
-    accumulators: Accumulators | RegisterFile
+    accumulators: RegisterFile
     a: np.ndarray | int
-    result: np.ndarray | RegisterFile
 
 
 def operation_text(form: Form, rank: int, issued: Collection[int]) -> str:
@@ -273,24 +267,21 @@ class WgmmaUnit:
         rank: int,
         warp: int,
         form: Form,
-        accumulators: Accumulators | RegisterFile,
+        accumulators: RegisterFile,
         a: np.ndarray | int,
         b: int,
         accumulate: bool,
-    ) -> np.ndarray | RegisterFile:
+    ) -> None:
         """wgmma.mma_async by one warp.
 
         Args:
             rank: cluster rank of the CTA.
             warp: warp index in the CTA; a warpgroup is four warps from a multiple of four on.
             form: the instruction.
-            accumulators: the old D, read when the operation runs and only if ``accumulate``.
+            accumulators: D, read if ``accumulate``, and written, when the operation runs.
             a: descriptor, or uint32 [4, 32] registers.
             b: descriptor.
             accumulate: the scale-d predicate.
-
-        Returns:
-            uint32 [registers, 32], filled when the operation completes; ``accumulators``, if they are a `RegisterFile`.
 
         Raises:
             BarrierMisuse: the warps of the warpgroup issue different operations.
@@ -313,17 +304,13 @@ class WgmmaUnit:
                 f"warp {warp} of CTA {rank} issues {_text(form, descriptor, b, accumulate)} where the other warps "
                 f"of its warpgroup issued {_text(operation.form, operation.a, operation.b, operation.accumulate)}"
             )
-        result = accumulators
-        if not isinstance(accumulators, RegisterFile):
-            result = np.full((form.registers, 32), PENDING, np.uint32)
-        operation.parts[member] = Part(accumulators, a, result)
+        operation.parts[member] = Part(accumulators, a)
         if operation.watched is not None:
             self.tracker.join_in(operation.watched)
         self._warps.setdefault((rank, warp), WarpGroups()).open.append(operation)
         if len(operation.parts) == WARPS:
             partial.remove(operation)
             self._start(operation, ("wgmma", rank, warp // WARPS))
-        return result
 
     def commit(self, rank: int, warp: int) -> None:
         """wgmma.commit_group by one warp (an empty group is legal)."""
@@ -412,18 +399,11 @@ class WgmmaUnit:
         files = []
         for warp, entry in enumerate(job.parts):
             part = operation.parts[warp]
-            if isinstance(part.result, RegisterFile):
-                files.append(part.result)
-            else:
-                files.append(RegisterFile.of(part.result))
-                if operation.accumulate:
-                    for row, register in zip(part.result, part.accumulators):
-                        row[:] = register
+            files.append(part.accumulators)
             files[-1].locate()
             entry.state, entry.registers = files[-1].address, files[-1].offsets
             if operation.a is None:
                 entry.a[:] = part.a.ravel().tolist()
-            part.accumulators = ()  # a chain of operations must not keep all of its intermediate results alive
         entry = self._described(form)
         if not library().wgmma_execute(ctypes.addressof(entry), ctypes.addressof(job), *cta.addresses()):
             for x in operation.operands:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ import torch
 
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm90PatchEmbedConfig
-from cute_kernels.emulator import Options, instructions_wgmma
+from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.native_translate import translate_native
+from cute_kernels.emulator.wgmma import WgmmaUnit
 from cute_kernels.plan import make_plan
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
@@ -123,7 +125,7 @@ def test_the_core_executes_what_takes_effect_at_once(
     for native in (False, True):
         with units(native):
             if native:
-                monkeypatch.setattr(instructions_wgmma, "mma_async", None)
+                monkeypatch.setattr(WgmmaUnit, "issue", None)
             out, report = run_with_report(case, None, dataclasses.replace(options))
             assert np.array_equal(out, case.fragments(case.expected()))
             rows = report.units.rows() if options.counters else []
@@ -146,10 +148,13 @@ def test_python_takes_over(
     text = changed(case, (mma, "\n".join([mma, COMMIT if commit else ""] * count)))
     with units(False):
         expected = run(case, text, Options(detectors=detectors))
-    warps, python = [], instructions_wgmma.mma_async
-    monkeypatch.setattr(
-        instructions_wgmma, "mma_async", lambda warp, *rest: warps.append(warp.index) or python(warp, *rest)
-    )
+    warps, issue = [], WgmmaUnit.issue
+
+    def issued(unit: WgmmaUnit, rank: int, warp: int, *rest: Any) -> None:
+        warps.append(warp)
+        issue(unit, rank, warp, *rest)
+
+    monkeypatch.setattr(WgmmaUnit, "issue", issued)
     assert np.array_equal(run(case, text, Options(detectors=detectors)), expected)
     assert not np.array_equal(expected, case.fragments(case.expected()))
     first, *others = sorted(warps.count(warp) for warp in range(4))
@@ -181,7 +186,7 @@ def test_what_is_wrong_is_said_as_in_python(old: str, new: str) -> None:
 
 def test_two_warpgroups_read_one_operand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is ordered before the other: the race detector keeps a reader of each."""
-    monkeypatch.setattr(instructions_wgmma, "mma_async", None)
+    monkeypatch.setattr(WgmmaUnit, "issue", None)
     case = make_case(positions=128, n=136, k=272, sm_count=2, config=Sm90PatchEmbedConfig(tile_rows=64))
     report = emulate(case.plan, case.tensors, Options())
     assert report.mma_instructions and not case.mismatches().any()

@@ -25,7 +25,7 @@ from cute_kernels.emulator.errors import (
 from cute_kernels.emulator.gpu import Report
 from cute_kernels.emulator.matrix_operands import E4M3
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
-from cute_kernels.emulator.wgmma import Form, WgmmaUnit, decode_descriptor
+from cute_kernels.emulator.wgmma import Form, RegisterFile, WgmmaUnit, decode_descriptor
 from tests.emulator.matrix_cases import IntegerWgmma, Wgmma, integer_wgmma_cases, wgmma_cases
 from tests.emulator.ptx import aligned, launch
 from tests.emulator.record_matrix_on_gpu import digest, result_array
@@ -110,7 +110,8 @@ def test_one_rounding_per_instruction(scale: float) -> None:
     for warp, accumulators in enumerate(accumulators_of_rows(old.view(np.uint32))):
         rows = a[16 * warp : 16 * warp + 16].view(np.uint32).reshape(2, 8, 2, 4)
         registers = rows.transpose(2, 0, 1, 3).reshape(4, 32)
-        results.append(unit.issue(0, warp, form, accumulators, registers, descriptor, True))
+        results.append(np.ascontiguousarray(accumulators))
+        unit.issue(0, warp, form, RegisterFile.of(results[-1]), registers, descriptor, True)
     got = np.concatenate([rows_of_accumulators(each).view(np.float32) for each in results])
     for i, j in np.ndindex(64, 8):
         products = rational_dot(a[i].astype(float), b[j].astype(float))
