@@ -54,7 +54,7 @@ mutate-source: $(VENV)/.installed-test
 
 # The emulator's tests with a core that AddressSanitizer and UndefinedBehaviorSanitizer watch. docs/emulator/core.md
 sanitizers: $(VENV)/.installed-test
-	$(BIN)/python -m tests.sanitizers -n 2 tests/emulator $(ARGS)
+	$(BIN)/python -m tests.sanitizers --processes 2 $(ARGS)
 
 # Damaged programs, launch shapes, tensor maps: each ends in success or an error that names what is wrong. docs/testing.md
 fuzz: $(VENV)/.installed-test

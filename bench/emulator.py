@@ -30,7 +30,7 @@ from rich.table import Table
 from cute_kernels import reference
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
-from cute_kernels.emulator.matrix_arithmetic import CHOICES
+from cute_kernels.emulator.options import CHOICES
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.emulated import launch as emulate

@@ -140,9 +140,9 @@ def fingerprint() -> str:
 
 def _origin() -> dict[str, object]:
     package = Path(__file__).parent
-    # Plans are constants of the generated code; dsl.py chooses its options, and compile.py its arguments.
-    modules = [module for folder in ("kernels", "plan") for module in (package / folder).rglob("*.py")]
-    sources = sorted([*modules, package / "compile.py", package / "dsl.py"])
+    # Plans are constants of the generated code; dsl/ chooses its options, and compile.py its arguments.
+    modules = [module for folder in ("dsl", "kernels", "plan") for module in (package / folder).rglob("*.py")]
+    sources = sorted([*modules, package / "compile.py"])
     distributions: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")

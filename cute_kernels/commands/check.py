@@ -12,7 +12,7 @@ from cute_kernels import files
 from cute_kernels.checking.search import Budget, Finding, Search, Tally
 from cute_kernels.commands import workers
 from cute_kernels.commands.progress import ProgressLine
-from cute_kernels.emulator import command
+from cute_kernels.emulator import command, program_run
 from cute_kernels.emulator.capturing import capture
 from cute_kernels.emulator.diagnostics import kinds
 from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
@@ -26,7 +26,7 @@ from cute_kernels.emulator.schedule import Schedule
 EXIT_STATUSES = command.exit_statuses({
     0: "every schedule that was tried is in order",
     2: "arguments that cannot be used, a program without launches",
-    command.FAULT: "a kernel is at fault under some schedule, or its result depends on the schedule",
+    program_run.FAULT: "a kernel is at fault under some schedule, or its result depends on the schedule",
 })  # fmt: skip
 
 
@@ -135,9 +135,9 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
     }  # fmt: skip
     command.note_suppressed(outcome, going)
     if finding is None:
-        return command.FAULT if reporter.faults else 0
+        return program_run.FAULT if reporter.faults else 0
     report(finding, reporter)
-    return command.REFUSED if finding.refused else command.FAULT
+    return program_run.REFUSED if finding.refused else program_run.FAULT
 
 
 def launches_of(recorder: Recorder) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter)
     recorder = Recorder()
     with capture(options.arch, Options(**how), recorder=recorder, roles=dict(options.roles)) as session:
         failed = functools.partial(reporter.report, Schedule())
-        if status := command.run_program(options.script, options.arguments, session, failed, options.traceback):
+        if status := program_run.run_program(options.script, options.arguments, session, failed, options.traceback):
             return status
     if not recorder.launches:
         raise ValueError(f"{options.script} launched no kernel")

@@ -16,7 +16,7 @@ from cute_kernels import files
 from cute_kernels.commands import check, workers
 from cute_kernels.commands.kernel_options import count
 from cute_kernels.commands.progress import ProgressLine
-from cute_kernels.emulator import command
+from cute_kernels.emulator import command, program_run
 from cute_kernels.emulator.diagnostics import kinds
 from cute_kernels.emulator.diagnostics.diagnosis import place_of_line
 from cute_kernels.emulator.diagnostics.document import Outcome
@@ -35,7 +35,7 @@ BELOW = 5
 EXIT_STATUSES = command.exit_statuses({
     0: "all mutants were judged",
     2: "arguments that cannot be used, a program without such a kernel",
-    command.FAULT: "an unchanged kernel is at fault",
+    program_run.FAULT: "an unchanged kernel is at fault",
     BELOW: "the score is below --fail-under",
 })  # fmt: skip
 
@@ -121,7 +121,7 @@ def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -
                 # Under one of six schedules, which need not be one that options of `emulate` describe.
                 reporter.replay = lambda schedule: command.replay_words(options, schedule, "check")
                 reporter.report(Schedule(), error, "the kernel is unchanged")
-                return command.exit_status(error)
+                return program_run.exit_status(error)
             print_kernel(kernel, found, options.quiet)
             reporter.diagnostics += [survivor(kernel, each) for each in found if each.survived]
             verdicts += found

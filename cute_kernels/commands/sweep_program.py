@@ -72,7 +72,7 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
     import cute_kernels.commands.plan_facts as plan_facts
     import cute_kernels.emulator as emulator
     import cute_kernels.emulator.capturing as capturing
-    import cute_kernels.emulator.command as command
+    import cute_kernels.emulator.program_run as program_run
 
     script, arch, arguments = state
     options = [f"--{name}={value}" for name, value in chosen.items()]
@@ -80,7 +80,7 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
     with capturing.capture(arch=arch, options=emulator.Options(counters=True)) as session:
         reason = run_once(script, [*arguments, *options], output)
         session.threads.wait()
-    status = min(map(command.exit_status, session.failures), default=0)
+    status = min(map(program_run.exit_status, session.failures), default=0)
     if session.failures:  # the kernel's fault, also where the program caught it
         reason = _first_line(session.failures[0])
     if reason is None and not session.launches:
@@ -102,12 +102,12 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
 
 def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str | None:
     """Runs the program; why it refused its arguments, or None. What it prints goes nowhere."""
-    import cute_kernels.emulator.command as command
+    import cute_kernels.emulator.program_run as program_run
 
     known = set(sys.modules)
     printed = contextlib.redirect_stdout(output), contextlib.redirect_stderr(output)
     try:
-        with command.as_program(script, arguments), printed[0], printed[1]:
+        with program_run.as_program(script, arguments), printed[0], printed[1]:
             runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         if end.code in (None, 0):

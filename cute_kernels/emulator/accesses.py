@@ -10,13 +10,8 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.instructions_move import (
-    LOCAL_WINDOW,
-    PARAM_WINDOW,
-    SHARED_WINDOW,
-    block_lanes,
-    parameter_offset,
-)
+from cute_kernels.emulator.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, parameter_offset
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.memory_order import Strength, watch, watch_uniform
 from cute_kernels.emulator.values import FULL
 
@@ -36,7 +31,11 @@ def space_of(warp: Any, space: str, address: int) -> tuple[str, int]:
 
 def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray | bytes:
     """Bytes for a read by one thread."""
+    given = address
     space, address = space_of(warp, space, address)
+    if space == "local":
+        message = f"load of {nbytes} bytes at {given:#x}, an address of local memory, another place in each lane"
+        raise IllegalAccess(f"{message}: one read for all lanes is not implemented").know("out-of-bounds")
     if space == "param":
         start = parameter_offset(address)
         if start < 0 or start + nbytes > len(warp.cluster.params):

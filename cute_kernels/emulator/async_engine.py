@@ -27,6 +27,12 @@ Issued: TypeAlias = "tuple[Instruction, str]"
 """An instruction, and the label of the warp that executed it."""
 
 
+def cluster_random(seed: int, cluster: int) -> tuple[random.Random, random.Random]:
+    """The random numbers of one cluster's scheduler, and those of its asynchronous work."""
+    rng = random.Random(seed * 1_000_003 + cluster)
+    return rng, random.Random(rng.random())
+
+
 @dataclass(slots=True)
 class AsyncOp:
     """One asynchronous operation: ``run`` performs all of its effects, ``describe`` names it in reports.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cute_kernels.dsl_allocations import Allocations
+from cute_kernels.dsl.allocations import Allocations
 
 Dim3 = tuple[int, int, int]
 

@@ -6,11 +6,8 @@ import argparse
 import contextlib
 import functools
 import json
-import os
-import runpy
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +17,11 @@ from cute_kernels.emulator.diagnostics import going_on
 from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
 from cute_kernels.emulator.diagnostics.reporter import Reporter
 from cute_kernels.emulator.diagnostics.sources import short_name
-from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
-from cute_kernels.emulator.matrix_arithmetic import CHOICES
-from cute_kernels.emulator.options import DETECTORS, Options
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
+from cute_kernels.emulator.program_run import FAULT, REFUSED, exit_status, run_program
 from cute_kernels.emulator.schedule import Schedule
 from cute_kernels.files import check_output, check_program, write_text
-
-FAULT, REFUSED = 3, 4
-"""Exit statuses beside 0, a program's own ones, and argparse's 2."""
 
 _STATUSES = "Exit status: what the program passes to sys.exit, unchanged; else\n"
 
@@ -234,11 +228,6 @@ def report_fault(error: EmulatorError) -> int:
     return exit_status(error)
 
 
-def exit_status(error: EmulatorError) -> int:
-    """Exit status of a command that ends with an error of the emulator."""
-    return REFUSED if isinstance(error, UnsupportedPTX) else FAULT
-
-
 def emulate(options: argparse.Namespace) -> int:
     """Runs the program; returns the exit status, see `EXIT_STATUSES`.
 
@@ -407,66 +396,6 @@ def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "em
     # Without it the name of a script that begins with a dash would be taken for an option.
     words += ["--"] if parsed.script.startswith("-") else []
     return [*words, parsed.script, *parsed.arguments]
-
-
-def run_program(
-    script: str,
-    arguments: Sequence[str],
-    session: Session,
-    failed: Callable[..., Any],
-    show_traceback: bool = False,
-) -> int:
-    """Runs a program inside a session, as its own process would, and says what it or a kernel of it raised.
-
-    Args:
-        script, arguments: the program and what it gets as ``sys.argv[1:]``.
-        session: of `capture`, active.
-        failed: called with each error of the emulator, and notes.
-        show_traceback: where in the program a launch failed.
-
-    Returns:
-        The exit status, see `EXIT_STATUSES`.
-
-    Raises:
-        SystemExit: the program's own.
-    """
-    with as_program(script, arguments):
-        return _run(script, session, failed, show_traceback)
-
-
-@contextlib.contextmanager
-def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
-    """Inside, this process has the arguments and finds the modules of a program."""
-    argv, path = sys.argv, sys.path[:]
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = argv, path
-
-
-def _run(script: str, session: Session, failed: Callable[..., Any], show_traceback: bool) -> int:
-    try:
-        try:
-            runpy.run_path(script, run_name="__main__")
-        finally:
-            session.threads.wait()
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-    except Exception as error:
-        reported = error_behind(error)
-        if reported is None:
-            traceback.print_exc()
-            return 1
-        if show_traceback or reported is not error:
-            traceback.print_exc()
-        failed(reported)
-        return exit_status(reported)
-    for error in session.failures:
-        failed(error, "the program caught the error, and went on")
-    return min(map(exit_status, session.failures), default=0)  # a fault before a refusal
 
 
 def _print_end(options: argparse.Namespace, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""The body of a kernel: statements, scopes, registers, labels, operands.
+"""The body of a kernel: statements, scopes, registers, labels.
 
 The text is read in two passes. The first cuts it into statements and remembers the `{ ... }` scope of each, because a
 scope (inline assembly opens one per call) has its own registers and labels, and a label may be used before it is
@@ -8,46 +8,27 @@ later stages see one flat name space.
 
 from __future__ import annotations
 
-import re
-import struct
-
 from cute_kernels.emulator.decode_functions import Call, Function, expansion, read_call, returning
+from cute_kernels.emulator.decode_operands import PARTS, OperandReader
 from cute_kernels.emulator.decode_scopes import Scope, Statement, make_tokens
 from cute_kernels.emulator.errors import UnsupportedPTX
-from cute_kernels.emulator.lexer import Reader, Token, integer
+from cute_kernels.emulator.lexer import Reader, Token
 from cute_kernels.emulator.program import (
     CARRY,
     TYPE_BITS,
     Guard,
-    Immediate,
     Instruction,
     Kernel,
     Memory,
-    Not,
     Operand,
-    Pair,
     Parameter,
     Register,
-    Sink,
-    Special,
-    Symbol,
     Variable,
-    Vector,
 )
-
-#: Predefined registers (PTX ISA, "Special Registers").
-_SPECIAL = re.compile(
-    r"%(n?tid|n?ctaid|n?clusterid|cluster_n?ctaid)(\.[xyzw])?|%cluster_n?ctarank|%is_explicit_cluster|%laneid|%n?warpid|"
-    r"%n?smid|%gridid|%lanemask_(eq|le|lt|ge|gt)|%clock(_hi|64)?|%globaltimer(_lo|_hi)?|%pm[0-7](_64)?|%envreg\d+|"
-    r"%reserved_smem_offset_\w+|%(total|aggr|dynamic)_smem_size|%current_graph_exec"
-)
-
 
 _MOST_REGISTERS = 1 << 20  # by one name: far above what any compiler writes
 _MOST_STATEMENTS = 1 << 20  # with calls expanded: no kernel is as long
 _TAKE_CARRY = ("addc", "subc", "madc")
-_PARTS, _COLORS = "xyzw", "rgba"
-"""Suffixes of a vector register's elements (PTX ISA, "Vectors as Operands")."""
 
 
 # --- kernel bodies --------------------------------------------------------------------------------------------------
@@ -206,7 +187,7 @@ class Body:
                 reader.take(">")
             if elements:
                 scope.vectors.update(dict.fromkeys(names, elements))
-                names = [f"{each}.{part}" for each in names for part in _PARTS[:elements]]
+                names = [f"{each}.{part}" for each in names for part in PARTS[:elements]]
             for each in names:
                 scope.registers.add(each)
                 self.registers[each + scope.suffix] = kind
@@ -262,7 +243,7 @@ def _instruction(
     tokens = statement.tokens
     line = tokens[0].line
     text = _spell(tokens)
-    cursor = _OperandReader(tokens, statement.scope, text)
+    cursor = OperandReader(tokens, statement.scope, text)
     guard = None
     if tokens[0].text == "@":
         cursor.at = 1
@@ -273,9 +254,10 @@ def _instruction(
             raise UnsupportedPTX("a guard must be a predicate register", ptx_line=line, instruction=text)
         guard = Guard(operand.name, negated)
     opcode = cursor.take()
+    moves = opcode.startswith("mov.")
     operands = []
     while cursor.at < len(tokens):
-        operands.append(cursor.operand())
+        operands.append(cursor.moved() if moves else cursor.operand())
         if cursor.at < len(tokens):
             cursor.take(",")
     parts = tuple(opcode.split("."))
@@ -314,128 +296,6 @@ def _spell(tokens: list[Token]) -> str:
         glue = not out or out[-1] in "@!{[|-+" or token.text in ",;|]}+" or token.text == "-" and out[-1] == "+"
         out += token.text if glue else f" {token.text}"
     return out
-
-
-class _OperandReader(Reader):
-    """Reads operands and resolves names in the scope of the statement."""
-
-    def __init__(self, tokens: list[Token], scope: Scope, text: str) -> None:
-        super().__init__(tokens)
-        self.scope, self.text = scope, text
-
-    def take(self, expected: str | None = None) -> str:  # type: ignore[override]
-        if self.at >= len(self.tokens) or expected not in (None, self.peek()):
-            raise self._error(f"{expected or 'more'!r} expected, {self.peek()!r} found")
-        return super().take(expected).text
-
-    def _error(self, why: str) -> UnsupportedPTX:
-        line = self.tokens[0].line
-        return UnsupportedPTX(f"cannot read the instruction: {why}", ptx_line=line, instruction=self.text)
-
-    def operand(self) -> Operand:
-        first = self._primary()
-        if self.at < len(self.tokens) and self.tokens[self.at].text == "|":
-            self.take()
-            return Pair(first, self._primary())
-        return first
-
-    def _primary(self) -> Operand:
-        if self.at < len(self.tokens) and self.tokens[self.at].kind == "name":
-            self.at += 1
-            return self._name(self.tokens[self.at - 1].text)
-        text = self.peek()
-        if text == "{":
-            return Vector(self._list("{", "}"))
-        if text == "(":
-            return Vector(self._list("(", ")"))
-        if text == "[":
-            return self._memory()
-        if text == "!":
-            self.take()
-            register = self._primary()
-            if not isinstance(register, Register):
-                raise self._error("'!' must be followed by a predicate register")
-            return Not(register)
-        return self._scalar()
-
-    def _list(self, opening: str, closing: str) -> tuple[Operand, ...]:
-        self.take(opening)
-        items = [self.operand()]
-        while self.peek() == ",":
-            self.take()
-            items.append(self.operand())
-        self.take(closing)
-        return tuple(items)
-
-    def _memory(self) -> Memory:
-        self.take("[")
-        base = self._primary()
-        offset = 0
-        while self.peek() in ("+", "-"):
-            sign = -1 if self.take() == "-" else 1
-            if self.peek() == "-":
-                self.take()
-                sign = -sign
-            offset += sign * self.take_number_here()
-        extra = []
-        while self.peek() == ",":
-            self.take()
-            extra.append(self.operand())
-        self.take("]")
-        if not -(2**63) <= offset < 2**64:
-            raise self._error(f"the offset {offset} of an address has more than 64 bits")
-        return Memory(base, (offset + 2**63) % 2**64 - 2**63, tuple(extra))
-
-    def take_number_here(self) -> int:
-        if self.at >= len(self.tokens) or self.tokens[self.at].kind != "number":
-            raise self._error(f"a number is expected, {self.peek()!r} found")
-        return integer(self.take())
-
-    def _scalar(self) -> Operand:
-        negative = self.peek() == "-"
-        self.at += negative
-        if self.at >= len(self.tokens):
-            raise self._error("an operand is missing")
-        token = self.tokens[self.at]
-        self.at += 1
-        sign = -1 if negative else 1
-        if token.kind == "number":
-            return Immediate(sign * integer(token.text, token.line))
-        if token.kind == "float":
-            bits = int(token.text[2:], 16)
-            width = 32 if token.text[1] in "fF" else 64
-            return Immediate(bits ^ ((1 << (width - 1)) if negative else 0), width)
-        if token.kind == "decimal":
-            return Immediate(struct.unpack("<Q", struct.pack("<d", sign * float(token.text)))[0], 64)
-        if token.kind != "name" or negative:
-            raise self._error(f"{token.text!r} is not an operand")
-        return self._name(token.text)
-
-    def _name(self, name: str) -> Operand:
-        """A name is looked up once in a scope: all scopes are complete when operands are read."""
-        known = self.scope.operands
-        if name not in known:
-            known[name] = self._look_up(name)
-        return known[name]
-
-    def _look_up(self, name: str) -> Operand:
-        if name == "_":
-            return Sink()
-        register = self.scope.find(name, "registers")
-        if register is not None:
-            return Register(register)
-        elements = self.scope.elements(name)
-        if elements:
-            return Vector(tuple(self._name(f"{name}.{part}") for part in _PARTS[:elements]))
-        vector, _, color = name.rpartition(".")
-        if color and color in _COLORS and self.scope.elements(vector):
-            return self._name(f"{vector}.{_PARTS[_COLORS.index(color)]}")
-        if name.startswith("%"):
-            if not _SPECIAL.fullmatch(name):
-                line = self.tokens[0].line
-                raise UnsupportedPTX(f"register {name} is not declared", ptx_line=line, instruction=self.text)
-            return Special(name)
-        return Symbol(self.scope.find(name, "labels") or name)
 
 
 # --- variables ------------------------------------------------------------------------------------------------------

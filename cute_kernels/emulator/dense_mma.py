@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cute_kernels.emulator import matrix_products
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.matrix_operands import (
+    D_TYPES,
     K_BYTES,
+    KINDS,
     ElementType,
     Instruction,
+    MmaKind,
     Places,
     check_operand,
     decode_matrix,
     find_operand,
+    kind_codes,
 )
 from cute_kernels.emulator.matrix_products import LANES, Accumulator, Kind, Part, Rows
 from cute_kernels.emulator.tensor_map import CHUNK
@@ -26,6 +32,21 @@ from cute_kernels.emulator.tmem import LANE_GROUP, TensorMemory, split_address
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.tensor_core import TensorCore
+
+
+@functools.lru_cache(maxsize=16)
+def core_kinds(arithmetic: Arithmetic) -> Any:
+    """What the core is told of all `KINDS`, in their order, and of how they add: an array of `MmaKind`."""
+    kinds = (MmaKind * len(KINDS))(*map(kind_codes, KINDS))
+    for kind, types in zip(kinds, KINDS.values()):
+        for number, d_type in enumerate(D_TYPES):
+            try:
+                sums = arithmetic.sums("tcgen05", next(iter(types.values())).name, d_type)
+            except UnsupportedPTX:  # raised again by an instruction that adds so
+                kind.sums[number].fraction = CONSTANTS["UNKNOWN_SUMS"]
+            else:
+                kind.sums[number] = sums.fraction, sums.result, sums.step, sums.lowest
+    return kinds
 
 
 class Mma:
@@ -37,7 +58,6 @@ class Mma:
     ) -> None:  # fmt: skip
         self.core, self.fields, self.accumulate, self.text = core, fields, accumulate, text
         self.name = f"mma {fields.m}x{fields.n}"
-        self.job: int | None = None  # address of what is executed, once all of it has been checked
         self._described: Any = None
         self.cta_group = cta_group
         self._watched: Pipelined | None = None
@@ -76,12 +96,6 @@ class Mma:
             self._watched = Pipelined(self.text, self._accesses(operands))
         if core.tracker is not None:
             core.tracker.tensor.issue(self._watched)
-
-    def watch(self) -> int:
-        """`TensorRaces.watch` of the MMA by the lane that has issued it."""
-        memories = [self.core.tensor_memories[rank] for rank in self.ranks]
-        races, column = self.core.tracker.tensor, split_address(self.d)[1]
-        return races.watch(self._watched, self.fields.n, memories, column)
 
     def _accesses(self, operands: list[Places]) -> Iterator[PipelinedAccess]:
         """What the race detector has to know."""
@@ -124,7 +138,6 @@ class Mma:
         if not matrix_products.execute(self._described):
             self._check()
             raise AssertionError(f"{self.text}: nothing is wrong with what the core does not execute")
-        self.job = ctypes.addressof(self._described)
         self.core.instructions += 1
 
     def _check(self) -> None:

@@ -52,6 +52,7 @@ class Offset(enum.IntEnum):
 
 WARP_COLUMNS = CONSTANTS["WARP_COLUMNS"]
 _AT = words("Agent")
+_CHANGES = _AT["changes"]
 _CLOCK, _LOAD_CLOCK, _STORING, _BULK, _FENCED_INITS, _FENCED_ORDER = (
     _AT[name] for name in ("clock", "load_clock", "storing", "bulk", "fenced_inits", "fenced_order")
 )
@@ -100,20 +101,22 @@ class Agent:
     """
 
     def __init__(
-        self, columns: Columns, rank: int, live: int, label: str, strict: bool = False, text: int = 0, number: int = -1
-    ) -> None:
+        self, columns: Columns, rank: int, live: int, label: str, strict: bool = False, text: int = 0, number: int = -1,
+        instructions: int = 64,
+    ) -> None:  # fmt: skip
         self.number = number
         self.rank, self.live, self.label, self.strict = rank, live, label, strict
         self.warp: Warp | None = None
         self.private = Private()
         self.base = columns.take(WARP_COLUMNS)
         self.clocks = columns.matrix(self)
-        self.loads = np.zeros(64, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
+        self.loads = np.zeros(instructions, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
         block = np.zeros(word_count("Agent"), np.int64)
         self.words, self.block_address = memoryview(block).cast("B").cast("q"), block.ctypes.data
         values = {
             "base": self.base, "live": live, "rank": rank, "clock": 1, "load_clock": 1, "store_clock": 1, "text": text,
             "single": self.private.address, "number": number, "strict": strict,
+            "changes": 1,
         }  # fmt: skip
         for name, value in values.items():
             self.words[_AT[name]] = value
@@ -205,6 +208,7 @@ class Agent:
         self.inits += 1
         column = self.base + Offset.INIT
         self.clocks[: Row.PROXY, column] = self.inits
+        self.words[_CHANGES] += 1
         return column, self.inits
 
     def fence_init(self) -> None:
@@ -243,6 +247,7 @@ class Agent:
         """The warp waited for operations of a stream of its own: known in the rows before ``end``."""
         part = self.clocks[:end, column]
         np.maximum(part, clock, out=part)
+        self.words[_CHANGES] += 1
 
     def complete_in_lane(self, lane: int, column: int, clock: int) -> None:
         """One lane waited for operations of a stream of its own: the others know when they synchronise with it."""

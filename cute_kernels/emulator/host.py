@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cute_kernels import dsl
-from cute_kernels.dsl_allocations import Allocations
+from cute_kernels.dsl.allocations import Allocations
 from cute_kernels.emulator import elf_symbols, tensor_map
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX

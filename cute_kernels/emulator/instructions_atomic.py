@@ -12,9 +12,9 @@ from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction, Vector
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_memory import SPACES, address_value
-from cute_kernels.emulator.instructions_move import block_lanes
 from cute_kernels.emulator.instructions_registry import always_varies, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.memory_order import Strength, access_strength, lane_vector, watch
 from cute_kernels.emulator.reductions import DTYPES, combine, element_of, operations
 from cute_kernels.emulator.sanitizer import Operation
@@ -55,7 +55,7 @@ def atomic(
         if where % (size * count):
             raise IllegalAccess(f"misaligned atomic of {size * count} bytes at {where:#x}").know("misaligned")
         given = np.array([operand[lane] for operand in operands], dtype)
-        old[:, lane], different = _update(warp, *space_of(warp, space, where), name, type_, given)
+        old[:, lane], different = _update(warp, *_place(warp, space, where), name, type_, given)
         changed |= different
     if changed:
         warp.cluster.progress += 1
@@ -79,7 +79,7 @@ def atomic_wide(
     for lane in lane_vector(mask).tolist():
         if addresses[lane] % 16:
             raise IllegalAccess(f"misaligned atomic of 16 bytes at {int(addresses[lane]):#x}")
-        kind, where = space_of(warp, space, int(addresses[lane]))
+        kind, where = _place(warp, space, int(addresses[lane]))
         memory = warp.cluster.memory if kind == "shared" else warp.cluster.gmem
         if kind != "shared":
             memory.view(where, 16, write=True)
@@ -93,6 +93,17 @@ def atomic_wide(
     if warp.cluster.tracker is not None:
         _watch(warp, mask, space, addresses, 16, strength)
     return old
+
+
+def _place(warp: Any, space: str, address: int) -> tuple[str, int]:
+    """(global or shared; address in it), which are all that atomics may access (PTX ISA, "atom")."""
+    kind, where = space_of(warp, space, address)
+    if kind not in ("global", "shared"):
+        raise IllegalAccess(
+            f"atomic at {address:#x}, an address of {'local memory' if kind == 'local' else 'the kernel parameters'}: "
+            "atomics are for global and shared memory"
+        ).know("out-of-bounds")
+    return kind, where
 
 
 def _update(

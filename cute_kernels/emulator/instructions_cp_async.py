@@ -10,9 +10,9 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Immediate, Instruction, Not, Register
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.instructions_memory import address_value
-from cute_kernels.emulator.instructions_move import block_lanes
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
 from cute_kernels.emulator.instructions_sync import each_lane
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.values import FULL
 from cute_kernels.emulator.warp import Wait
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Vector
+from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Symbol, Vector
 from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from cute_kernels.emulator.instructions_integer import binary, shift_by
 from cute_kernels.emulator.instructions_registry import family, never_varies, qualifiers
+from cute_kernels.emulator.lane_masks import block_lanes, mask_of
 from cute_kernels.emulator.values import FULL, Constant, Pack, of_one_type
-
-#: Generic addresses: shared memory, local memory and kernel parameters appear as windows above every host address.
-SHARED_WINDOW = CONSTANTS["SHARED_WINDOW"]
-LOCAL_WINDOW = CONSTANTS["LOCAL_WINDOW"]
-PARAM_WINDOW = 1 << 62
-
-
-def parameter_offset(address: int) -> int:
-    """Offset in the parameter block of an address of it: of one in the window, or in a register of 32 bits, without."""
-    return address - PARAM_WINDOW if address >= LOCAL_WINDOW else address
 
 
 def read_clock(warp: Any, mask: int) -> int:
@@ -34,7 +25,7 @@ def read_clock(warp: Any, mask: int) -> int:
 
 @family("mov")
 def _mov(block: BlockBuilder, instruction: Instruction) -> None:
-    """mov: registers, literals, addresses, special registers, packing and unpacking."""
+    """mov: registers, literals, addresses, special registers, packing and unpacking; an address may have an offset."""
     if len(instruction.parts) != 2 or instruction.parts[1] not in TYPE_BITS:
         raise instruction.refuse(f"{instruction.opcode} is not implemented")
     destination, source = instruction.operands
@@ -44,7 +35,12 @@ def _mov(block: BlockBuilder, instruction: Instruction) -> None:
                   for item in source.items]  # fmt: skip
         block.define(destination, Pack([block.value(item, w) for item, w in zip(source.items, widths)]))
         return
-    block.define(destination, block.value(source, bits))
+    value = block.value(source, bits)
+    if isinstance(source, Symbol) and source.offset:
+        if bits not in (32, 64):
+            raise instruction.refuse(f"{instruction.opcode} of an address is not implemented, .u32 and .u64 are")
+        value = block.pure(binary("add", f"u{value.bits}"), value, Constant(source.offset, value.bits))
+    block.define(destination, value)
 
 
 def _cvta_varies(instruction: Instruction, varies: Any) -> bool:
@@ -247,19 +243,3 @@ def _redux(block: BlockBuilder, instruction: Instruction) -> None:
     value, members = block.value(instruction.operands[1], 32), block.agreed(block.value(instruction.operands[2], 32))
     (result,) = block.call(_reduce, name, type_ == "s32", value, members, results=[("u32", True)])
     block.define(instruction.operands[0], result)
-
-
-# --- masks ----------------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=4096)
-def block_lanes(mask: int) -> np.ndarray:
-    """A lane mask as bool [32]."""
-    return np.array([bool(mask >> i & 1) for i in range(32)])
-
-
-def mask_of(lanes: np.ndarray) -> int:
-    """bool [32] as a lane mask (a result that is the same for all lanes may come as [1])."""
-    if lanes.shape != (32,):
-        lanes = np.broadcast_to(lanes, 32)
-    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")

@@ -14,9 +14,11 @@ from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Immediate, Instruction, Memory, Sink
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.instructions_memory import address_value
-from cute_kernels.emulator.instructions_move import block_lanes, check_members
+from cute_kernels.emulator.instructions_move import check_members
 from cute_kernels.emulator.instructions_registry import as_integer, family, never_varies, qualifiers
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.memory_order import masks_by_address, sync_order
+from cute_kernels.emulator.named_barriers import lanes_apart
 from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.values import FULL, Constant
 from cute_kernels.emulator.warp import ClusterWait, GridWait, NamedWait, PhaseWait, ProgressWait
@@ -40,25 +42,10 @@ def lane_numbers(mask: int) -> Iterator[int]:
 def require_whole_warp(warp: Any, mask: int, name: str) -> None:
     """.aligned instructions must be executed by all threads of the warp together (else undefined: PTX ISA)."""
     if mask != warp.live:
-        message = f"{name} is executed by lanes {mask:#010x} of a warp with live lanes {warp.live:#010x}"
-        raise BarrierMisuse(message).know("divergence")
+        raise lanes_apart(warp, mask, name)
 
 
 # --- named barriers -------------------------------------------------------------------------------------------------
-
-
-def require_together(warp: Any, mask: int, name: str, aligned: bool) -> None:
-    """Named barriers count whole warps here; without .aligned PTX lets divergent parts of a warp arrive one by one.
-
-    Raises:
-        UnsupportedPTX: a part of a warp executes a form without .aligned, which is legal.
-        BarrierMisuse: a part of a warp executes an .aligned form.
-    """
-    if not aligned and mask != warp.live:
-        raise UnsupportedPTX(
-            f"{name} without .aligned by a part of a warp (lanes {mask:#010x} of {warp.live:#010x}) is not implemented"
-        )
-    require_whole_warp(warp, mask, name)
 
 
 def is_aligned(instruction: Instruction) -> bool:
@@ -68,23 +55,20 @@ def is_aligned(instruction: Instruction) -> bool:
 
 def bar_arrive(warp: Any, mask: int, number: int, threads: int, aligned: bool = True) -> bool:
     """bar.arrive: counts the warp and goes on."""
-    require_together(warp, mask, "bar.arrive" if aligned else "barrier.arrive", aligned)
-    warp.cta.named_barrier(number).arrive(warp, threads, mask)
+    name = "bar.arrive" if aligned else "barrier.arrive"
+    warp.cta.named.arrive(warp, mask, number, threads, name, aligned=aligned)
     return True
 
 
 def bar_sync(warp: Any, mask: int, number: int, threads: int | None, aligned: bool = True) -> bool | None:
     """bar.sync: counts the warp and waits for the others."""
-    barrier = warp.cta.named_barrier(number)
-    if warp.token is None:
-        require_together(warp, mask, "bar.sync" if aligned else "barrier.sync", aligned)
-        warp.token = barrier.arrive(warp, threads, mask)
-    if barrier.generation == warp.token:
-        warp.wait = NamedWait(barrier, warp.token)
+    named = warp.cta.named
+    if not named.waits(warp):
+        name = "bar.sync" if aligned else "barrier.sync"
+        named.arrive(warp, mask, number, threads, name, aligned=aligned, waits=True)
+    if named.passes(warp, number) is None:
+        warp.wait = NamedWait(named.barrier(number))
         return None
-    if warp.agent is not None:
-        warp.agent.acquire(barrier.point, Order.SYNC)
-    warp.token = None
     return True
 
 
@@ -145,7 +129,7 @@ def cluster_wait(warp: Any, mask: int, order: int) -> bool | None:
     barrier = warp.cluster.barrier
     generation = barrier.check_waits(warp, mask)
     if barrier.generation == generation:
-        warp.wait = ClusterWait(barrier, generation)
+        warp.wait = ClusterWait(barrier)
         return None
     barrier.leave(warp, mask, order)
     return True

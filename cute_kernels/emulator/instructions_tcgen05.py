@@ -294,7 +294,7 @@ def mma(
         enter(warp, lane)
         if any(off):
             raise UnsupportedPTX(f"tcgen05.mma with a disable-output-lane mask {[hex(x) for x in off]}")
-        job, watch, owner = warp.cluster.tensor_core.mma(
+        text = warp.cluster.tensor_core.mma(
             kind=kind,
             cta_group=cta_group,
             rank=warp.cta.rank,
@@ -308,7 +308,7 @@ def mma(
         )
         if warp.cluster.units is not None:
             who = warp.cta.rank | lane << 8 | warp.number << 16
-            warp.cluster.units.learn_mma((cta_group, who, d1, a1, b1, instruction1, accumulate), job, watch, owner)
+            warp.cluster.units.learn_mma(kind, cta_group, who, text)
 
 
 @family("tcgen05.mma", destinations=0)

@@ -9,11 +9,11 @@ import numpy as np
 
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction, Pair
-from cute_kernels.emulator.instructions_move import block_lanes, check_members
+from cute_kernels.emulator.instructions_move import check_members
 from cute_kernels.emulator.instructions_registry import always_varies, family, never_varies, qualifiers
-from cute_kernels.emulator.instructions_sync import lanes_in, require_whole_warp
+from cute_kernels.emulator.instructions_sync import lanes_in
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.pure_operations import evaluate
-from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.values import FULL
 from cute_kernels.emulator.warp import NamedWait
 
@@ -22,18 +22,15 @@ _BARRIERS = [f"{name}{cta}.red" for name in ("bar", "barrier") for cta in ("", "
 
 def bar_red(warp: Any, mask: int, number: int, threads: int | None, predicate: Any, mode: str) -> Any:
     """bar.red: bar.sync that tells every thread how the threads voted."""
-    barrier = warp.cta.named_barrier(number)
-    if warp.token is None:
-        require_whole_warp(warp, mask, "bar.red")
+    named = warp.cta.named
+    if not named.waits(warp):
         voted = (FULL if predicate is True else 0 if predicate is False else predicate) & mask
-        warp.token = barrier.arrive(warp, threads, mask, lanes_in(voted), lanes_in(mask))
-    if barrier.generation == warp.token:
-        warp.wait = NamedWait(barrier, warp.token)
+        named.arrive(warp, mask, number, threads, "bar.red", waits=True, vote=(lanes_in(voted), lanes_in(mask)))
+    vote = named.passes(warp, number)
+    if vote is None:
+        warp.wait = NamedWait(named.barrier(number))
         return None
-    if warp.agent is not None:
-        warp.agent.acquire(barrier.point, Order.SYNC)
-    votes, voters = barrier.results[warp.token]
-    warp.token = None
+    votes, voters = vote
     return {"popc": votes, "and": votes == voters, "or": votes > 0}[mode]
 
 

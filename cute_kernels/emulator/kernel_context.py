@@ -7,7 +7,8 @@ import numpy as np
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import Instruction, Kernel, Special, Symbol
 from cute_kernels.emulator.flow import Flow, uniform_function_of_tid
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW, read_clock
+from cute_kernels.emulator.generic_addresses import PARAM_WINDOW
+from cute_kernels.emulator.instructions_move import read_clock
 from cute_kernels.emulator.smem import SYSTEM_BYTES, shared_layout
 from cute_kernels.emulator.values import Constant, LiveIn, Namespace, Value
 

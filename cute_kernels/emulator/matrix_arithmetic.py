@@ -32,9 +32,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cute_kernels.emulator.errors import UnsupportedPTX
-
-Choice = Literal["silicon", "exact"]
-CHOICES: tuple[str, ...] = ("silicon", "exact")
+from cute_kernels.emulator.options import Choice
 
 
 @dataclass(frozen=True)

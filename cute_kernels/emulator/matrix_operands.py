@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.smem import SharedMemory
 from cute_kernels.emulator.tensor_map import CHUNK, SWIZZLES
 
+MmaKind, _MmaFields, _Matrix, _MatrixRows = (
+    STRUCTURES[name] for name in ("MmaKind", "MmaFields", "Matrix", "MatrixRows")
+)
 K_BYTES = 32  # PTX ISA: K of every dense kind is 32 bytes of operand elements
-_CORE_ROWS = 8  # rows of a core matrix
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,9 @@ E2M3 = ElementType("e2m3", 1, held=12)
 E3M2 = ElementType("e3m2", 1, held=12)
 E2M1 = ElementType("e2m1", 1, held=8)
 E2M1_PAIRS = ElementType("e2m1x2", 1)  # two in a byte, the first one lower: operands of the kinds of FP4
+_ELEMENTS = {
+    CONSTANTS[element.name.upper()]: element for element in (E4M3, E5M2, F16, BF16, TF32, S8, U8, E2M3, E3M2, E2M1)
+}
 #: kind -> type code of the instruction descriptor -> element type.
 EIGHT_BITS_AND_LESS = {0: E4M3, 1: E5M2, 3: E2M3, 4: E3M2, 5: E2M1}
 KINDS = {"f8f6f4": EIGHT_BITS_AND_LESS, "f16": {0: F16, 1: BF16}, "tf32": {2: TF32}, "i8": {0: U8, 1: S8}}
@@ -98,18 +107,34 @@ class Matrix:
     swizzle: str
 
 
-#: Integers and cta_group -> legal M, legal N, the latter in words: PTX ISA, "Matrix Shape", dense kinds without .ws.
-_SHAPES: dict[tuple[bool, int], tuple[tuple[int, int], Collection[int], str]] = {
-    (False, 1): ((64, 128), range(8, 257, 8), "N a multiple of 8 up to 256"),
-    (False, 2): ((128, 256), range(16, 257, 16), "N a multiple of 16 up to 256"),
-    (True, 1): ((64, 128), (8, 24, *range(16, 257, 16)), "N 8, 24 or a multiple of 16 up to 256"),
-    (True, 2): ((128, 256), range(32, 257, 32), "N a multiple of 32 up to 256"),
+#: Integers and cta_group -> legal N in words: PTX ISA, "Matrix Shape", dense kinds without .ws.
+_SHAPES: dict[tuple[bool, int], str] = {
+    (False, 1): "N a multiple of 8 up to 256",
+    (False, 2): "N a multiple of 16 up to 256",
+    (True, 1): "N 8, 24 or a multiple of 16 up to 256",
+    (True, 2): "N a multiple of 32 up to 256",
 }
+D_TYPES = ("f32", "f16", "s32")  # by their numbers in the core
+
+
+@functools.lru_cache(maxsize=8)
+def kind_codes(kind: str) -> Any:
+    """What the core is told of the type codes of one of `KINDS`: an `MmaKind`."""
+    described = MmaKind()
+    described.elements[:] = [
+        CONSTANTS[KINDS[kind][code].name.upper()] if code in KINDS[kind] else CONSTANTS["NO_TYPE"]
+        for code in range(CONSTANTS["TYPE_CODES"])
+    ]
+    described.d[:] = [
+        D_TYPES.index(_ACCUMULATORS[kind][code]) if code in _ACCUMULATORS[kind] else CONSTANTS["NO_TYPE"]
+        for code in range(CONSTANTS["D_CODES"])
+    ]
+    return described
 
 
 @functools.lru_cache(maxsize=256)
 def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instruction:
-    """Decodes an instruction descriptor.
+    """Decodes an instruction descriptor (``core/descriptors.c``).
 
     Raises:
         UnsupportedPTX: sparsity, element types not implemented or that do not go with the accumulator.
@@ -117,128 +142,97 @@ def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instructio
     """
     if kind not in KINDS:
         raise UnsupportedPTX(f"tcgen05.mma.kind::{kind}; implemented are {', '.join(KINDS)}")
-    where = f"instruction descriptor {descriptor:#010x} of kind::{kind}"
-    types = KINDS[kind]
-    # Bits 0-2: sparsity; 3: saturation, of integers; 6, 23, 29: reserved; 13-14: negation, not of integers; 30-31: .ws.
-    reserved = 3 << 13 if kind == "i8" else 1 << 3
-    if descriptor & (0x7 | reserved | 1 << 6 | 1 << 23 | 7 << 29):
-        raise UnsupportedPTX(f"{where}: sparsity, saturation of floats, negation of integers or a reserved bit")
-    accumulators = _ACCUMULATORS[kind]
-    if descriptor >> 4 & 3 not in accumulators:
-        known = ", ".join(f"{code} ({name})" for code, name in accumulators.items())
-        raise UnsupportedPTX(f"{where}: D type {descriptor >> 4 & 3}; implemented is {known}")
-    for operand, code in (("A", descriptor >> 7 & 7), ("B", descriptor >> 10 & 7)):
-        if code not in types:
-            known = ", ".join(f"{c} ({t.name})" for c, t in types.items())
-            raise UnsupportedPTX(f"{where}: {operand} type {code}; implemented are {known}")
-    if accumulators[descriptor >> 4 & 3] == "f16" and BF16 in (types[descriptor >> 7 & 7], types[descriptor >> 10 & 7]):
-        raise UnsupportedPTX(f"{where}: BF16 operands with an FP16 accumulator")
-    for operand, code, major in (("A", descriptor >> 7 & 7, 15), ("B", descriptor >> 10 & 7, 16)):
-        check_majorness(types[code], descriptor >> major & 1, f"{where}: {operand}")
-    m, n = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
-    legal_m, legal_n, description = _SHAPES[kind == "i8", cta_group]
-    if m not in legal_m or n not in legal_n:
-        raise IllegalAccess(
-            f"{where}: shape {m}x{n} with cta_group::{cta_group}; legal are {legal_m[0]}xN and {legal_m[1]}xN with "
-            f"{description}"
-        )
+    fields = _MmaFields()
+    wrong = library().mma_fields(ctypes.byref(kind_codes(kind)), cta_group, descriptor, ctypes.byref(fields))
+    if wrong:
+        raise _refused_instruction(wrong, kind, cta_group, descriptor)
     return Instruction(
-        a_type=types[descriptor >> 7 & 7],
-        b_type=types[descriptor >> 10 & 7],
-        negate_a=bool(descriptor >> 13 & 1),
-        negate_b=bool(descriptor >> 14 & 1),
-        a_mn_major=bool(descriptor >> 15 & 1),
-        b_mn_major=bool(descriptor >> 16 & 1),
-        m=m,
-        n=n,
-        d_type=accumulators[descriptor >> 4 & 3],
-        saturate=bool(descriptor >> 3 & 1),
-    )
+        a_type=_ELEMENTS[fields.a], b_type=_ELEMENTS[fields.b],
+        negate_a=bool(fields.negate_a), negate_b=bool(fields.negate_b),
+        a_mn_major=bool(fields.a_mn_major), b_mn_major=bool(fields.b_mn_major),
+        m=fields.m, n=fields.n, d_type=D_TYPES[fields.d], saturate=bool(fields.saturate),
+    )  # fmt: skip
+
+
+def _refused_instruction(wrong: int, kind: str, cta_group: int, descriptor: int) -> EmulatorError:
+    """The error for what `decode_instruction` has found wrong."""
+    where = f"instruction descriptor {descriptor:#010x} of kind::{kind}"
+    codes = {"A": descriptor >> 7 & 7, "B": descriptor >> 10 & 7}
+    operand = "A" if wrong in (CONSTANTS["MMA_A_TYPE"], CONSTANTS["MMA_A_MAJOR"]) else "B"
+    if wrong == CONSTANTS["MMA_BITS"]:
+        text = "sparsity, saturation of floats, negation of integers or a reserved bit"
+    elif wrong == CONSTANTS["MMA_D_TYPE"]:
+        text = f"D type {descriptor >> 4 & 3}; implemented is {_listed(_ACCUMULATORS[kind].items())}"
+    elif wrong in (CONSTANTS["MMA_A_TYPE"], CONSTANTS["MMA_B_TYPE"]):
+        known = _listed((code, element.name) for code, element in KINDS[kind].items())
+        text = f"{operand} type {codes[operand]}; implemented are {known}"
+    elif wrong == CONSTANTS["MMA_BF16"]:
+        text = "BF16 operands with an FP16 accumulator"
+    elif wrong == CONSTANTS["MMA_SHAPE"]:
+        m, n = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
+        return IllegalAccess(
+            f"{where}: shape {m}x{n} with cta_group::{cta_group}; legal are {64 * cta_group}xN and "
+            f"{128 * cta_group}xN with {_SHAPES[kind == 'i8', cta_group]}"
+        )
+    else:
+        return _refused_majorness(KINDS[kind][codes[operand]], f"{where}: {operand}")
+    return UnsupportedPTX(f"{where}: {text}")
+
+
+def _listed(names: Iterable[tuple[int, str]]) -> str:
+    return ", ".join(f"{code} ({name})" for code, name in names)
 
 
 def check_majorness(element: ElementType, mn_major: int, where: str) -> None:
     """Raises UnsupportedPTX where an operand cannot be MN-major."""
     if mn_major and element.narrow:
-        raise UnsupportedPTX(f"{where} of {element.name} MN-major; elements of less than eight bits are K-major")
+        raise _refused_majorness(element, where)
 
 
-_SWIZZLE_MODES = {0: "none", 1: "128B_atom32B", 2: "128B", 4: "64B", 6: "32B"}
+def _refused_majorness(element: ElementType, where: str) -> UnsupportedPTX:
+    return UnsupportedPTX(f"{where} of {element.name} MN-major; elements of less than eight bits are K-major")
+
+
+_SWIZZLES = tuple(SWIZZLES)  # by their numbers in the core
 
 
 @functools.lru_cache(maxsize=1024)
 def decode_matrix(descriptor: int) -> Matrix:
-    """Decodes a shared-memory matrix descriptor.
+    """Decodes a shared-memory matrix descriptor (``core/descriptors.c``).
 
     Raises:
-        UnsupportedPTX: a reserved bit pattern, a base offset of a swizzled matrix, or an absolute leading dimension.
-        UnsupportedPTX: the 32-byte-atom pattern entered in its middle.
+        UnsupportedPTX: a reserved bit pattern, a base offset of a swizzled matrix, an absolute leading dimension, or a
+            pattern of 32-byte atoms that is entered in its middle.
     """
-    where = f"matrix descriptor {descriptor:#018x}"
-    mode = descriptor >> 61 & 7
-    if mode not in _SWIZZLE_MODES:
-        raise UnsupportedPTX(f"{where}: swizzle mode {mode}")
-    if descriptor >> 46 & 7 != 1:
-        raise UnsupportedPTX(f"{where}: bits 46-48 are {descriptor >> 46 & 7}, not the constant 1")
-    base = 7 if mode else 0  # no swizzle repeats no pattern: its base offset means nothing (PTX ISA)
-    if descriptor >> 49 & (0xFF8 | base) or descriptor >> 14 & 3 or descriptor >> 30 & 3:
-        raise UnsupportedPTX(f"{where}: a base offset, an absolute leading dimension or a reserved bit")
-    matrix = Matrix(
-        address=(descriptor & 0x3FFF) << 4,
-        leading=(descriptor >> 16 & 0x3FFF) << 4,
-        stride=(descriptor >> 32 & 0x3FFF) << 4,
-        swizzle=_SWIZZLE_MODES[mode],
-    )
-    check_pattern_start(matrix, where)
-    return matrix
-
-
-def check_pattern_start(matrix: Matrix, where: str) -> None:
-    """Raises UnsupportedPTX where a start in the middle of a swizzle pattern has not been seen on hardware.
-
-    With base offset 0 the pattern is a function of absolute address bits, so a matrix may start in any row of it: with
-    wgmma on an H200, starts 128 to 896 bytes into a 128B pattern read what TMA's pattern writes there. Nobody looked at
-    the pattern of 32-byte atoms.
-    """
-    span, rows = SWIZZLES[matrix.swizzle].span, _atom_rows(matrix.swizzle)
-    if matrix.swizzle == "128B_atom32B" and matrix.address % (span * rows) >= span:
-        raise UnsupportedPTX(
-            f"{where}: the matrix starts at shared offset {matrix.address}, in the middle of the pattern of swizzle "
-            f"{matrix.swizzle} ({span * rows} bytes)"
-        )
-
-
-def _atom_rows(swizzle: str) -> int:
-    return 4 if swizzle == "128B_atom32B" else _CORE_ROWS
+    fields = _Matrix()
+    wrong = library().matrix_fields(descriptor, ctypes.byref(fields))
+    matrix = Matrix(fields.address, fields.leading, fields.stride, _SWIZZLES[fields.swizzle])
+    if not wrong:
+        return matrix
+    texts = {
+        "MATRIX_MODE": f"swizzle mode {descriptor >> 61 & 7}",
+        "MATRIX_CONSTANT": f"bits 46-48 are {descriptor >> 46 & 7}, not the constant 1",
+        "MATRIX_BITS": "a base offset, an absolute leading dimension or a reserved bit",
+        "MATRIX_START": f"the matrix starts at shared offset {matrix.address}, in the middle of the pattern of swizzle "
+        f"{matrix.swizzle} (512 bytes)",
+    }
+    text = next(text for name, text in texts.items() if CONSTANTS[name] == wrong)
+    raise UnsupportedPTX(f"matrix descriptor {descriptor:#018x}: {text}")
 
 
 @functools.lru_cache(maxsize=512)
 def operand_places(matrix: Matrix, rows: int, element_bytes: int, mn_major: bool) -> np.ndarray:
-    """Where an operand lies in shared memory, relative to offset 0 of its CTA.
+    """Where an operand lies in shared memory, relative to offset 0 of its CTA (``core/descriptors.c``).
 
     Returns:
         K-major: int64 [rows, 2], indices of the 16-byte chunks of each row. MN-major: int64 [rows, K], indices of the
         elements. Canonical layouts of the PTX ISA, "Shared memory matrix layout".
     """
-    pattern = SWIZZLES[matrix.swizzle]
-    if not mn_major:
-        row, chunk = np.arange(rows)[:, None], np.arange(K_BYTES // CHUNK)[None, :]
-        in_chunk_units = row // _CORE_ROWS * matrix.stride
-        if pattern.span:
-            offset = in_chunk_units + row % _CORE_ROWS * pattern.span + chunk * CHUNK
-        else:
-            offset = in_chunk_units + row % _CORE_ROWS * CHUNK + chunk * matrix.leading
-    else:
-        row, k = np.arange(rows)[:, None] * element_bytes, np.arange(K_BYTES // element_bytes)[None, :]
-        if pattern.span:
-            group = _atom_rows(matrix.swizzle)
-            offset = row // pattern.span * matrix.leading + row % pattern.span
-            offset = offset + k // group * matrix.stride + k % group * pattern.span
-        else:
-            offset = row // CHUNK * matrix.stride + row % CHUNK
-            offset = offset + k // _CORE_ROWS * matrix.leading + k % _CORE_ROWS * CHUNK
-    address = matrix.address + offset
-    address = address ^ (address >> pattern.shift & pattern.mask)
-    return address // (element_bytes if mn_major else CHUNK)
+    places = np.empty((rows, K_BYTES // (element_bytes if mn_major else CHUNK)), np.int64)
+    described = _Matrix(matrix.address, matrix.leading, matrix.stride, _SWIZZLES.index(matrix.swizzle))
+    layout = _MatrixRows(rows, element_bytes, mn_major)
+    library().matrix_places(ctypes.byref(described), ctypes.byref(layout), places.ctypes.data)
+    return places
 
 
 @dataclass(frozen=True)

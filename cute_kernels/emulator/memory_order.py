@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.instructions_move import block_lanes
+from cute_kernels.emulator.lane_masks import block_lanes
 from cute_kernels.emulator.sync_point import Order
 
 _WIDE_SCOPES = frozenset({"cluster", "gpu", "sys", "gl"})

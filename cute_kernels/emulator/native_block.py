@@ -14,8 +14,8 @@ from cute_kernels.emulator.accesses import load_lanes, load_uniform, store_lanes
 from cute_kernels.emulator.block import BlockBuilder, Call
 from cute_kernels.emulator.bytecode import Program, row_bytes
 from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.generic_addresses import PARAM_WINDOW, parameter_offset
 from cute_kernels.emulator.instructions_memory import Load, Store
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW, parameter_offset
 from cute_kernels.emulator.instructions_wgmma import MmaAsync
 from cute_kernels.emulator.native_accumulators import Accumulators
 from cute_kernels.emulator.native_inline import INLINE, SILENT

@@ -13,10 +13,11 @@ from cute_kernels.emulator import instructions_bulk as bulk
 from cute_kernels.emulator import instructions_sync as sync
 from cute_kernels.emulator import instructions_tcgen05 as tcgen05
 from cute_kernels.emulator import instructions_wgmma as wgmma
-from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.layout import CONSTANTS, word_count
 from cute_kernels.emulator.instructions_matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions_memory import fence_proxy_async
 from cute_kernels.emulator.instructions_move import elect_leader, read_clock
+from cute_kernels.emulator.matrix_operands import KINDS
 from cute_kernels.emulator.native_memory import EVENT
 from cute_kernels.emulator.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.values import LiveIn, Node, Value, agreed_lanes, first_bit, first_lane
@@ -24,7 +25,8 @@ from cute_kernels.emulator.values import LiveIn, Node, Value, agreed_lanes, firs
 if TYPE_CHECKING:
     from cute_kernels.emulator.native_block import BlockEmitter
 
-_RANKS, _KEY_WORDS = CONSTANTS["RANKS"], CONSTANTS["MMA_KEY"]
+_RANKS, _MMA_WORDS = CONSTANTS["RANKS"], word_count("MmaArguments")
+_KINDS = tuple(KINDS)
 _QUARTER = TENSOR_LANES // 4  # that a warp can access
 #: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
 ISSUER = "(W.cta.rank | W.index << 16)"
@@ -218,20 +220,18 @@ def _inline_commit(emitter: BlockEmitter, node: Node) -> bool:
 
 
 def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
-    """tcgen05.mma.kind::f8f6f4 with A in shared memory, by one lane, that has been executed before."""
+    """tcgen05.mma with A in shared memory, by one lane of which Python has told."""
     kind, group, d, a, b, instruction, accumulate, a_in_tmem, disabled = node.anchor.args
-    if kind != "f8f6f4" or a_in_tmem:
+    if a_in_tmem:
         return False
     off = _ZERO
     for value in disabled:  # lanes of the accumulator that are left out: refused by Python
         off = emitter.word(value) if off == _ZERO else emitter.either(off, emitter.word(value))
     operands = [emitter.word(value) for value in (d, a, b, instruction, accumulate)]
-    key = [emitter.literal(group), _ZERO, *operands, off]
-    assert len(key) == _KEY_WORDS
-    listed = emitter.program.list([*key, 0])
-    emitter.fast(
-        node, "tensor_mma", in_rows=True, a=_issuer(emitter), c=listed, imm=node.instruction.index
-    )
+    words = [emitter.literal(group), _ZERO, emitter.literal(_KINDS.index(kind)), *operands, off]
+    assert len(words) == _MMA_WORDS
+    listed = emitter.program.list([*words, 0])
+    emitter.fast(node, "tensor_mma", in_rows=True, a=_issuer(emitter), c=listed, imm=node.instruction.index)
     return True
 
 
@@ -257,9 +257,29 @@ def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
 
 
 def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """wgmma.wait_group of groups that are complete."""
-    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), imm=node.anchor.args[0])
+    """wgmma.wait_group."""
+    alone = not emitter.builder.divergent
+    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), c=int(alone), imm=node.anchor.args[0])
     return True
+
+
+def _named(emitter: BlockEmitter, node: Node, name: str, waits: bool) -> bool:
+    number, threads, _ = node.anchor.args
+    words = [emitter.word(number), 0 if threads is None else emitter.word(threads)]
+    who = [_constant(emitter, "W.cta.named.address"), _constant(emitter, "W.index")]
+    listed = emitter.program.list([*who, *words, int(waits), node.instruction.index])
+    emitter.fast(node, name, b=listed, c=int(not emitter.builder.divergent))
+    return True
+
+
+def _inline_bar_arrive(emitter: BlockEmitter, node: Node) -> bool:
+    """bar.arrive, barrier.arrive."""
+    return _named(emitter, node, "named_arrive", False)
+
+
+def _inline_bar_sync(emitter: BlockEmitter, node: Node) -> bool:
+    """bar.sync, barrier.sync."""
+    return _named(emitter, node, "named_sync", True)
 
 
 def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
@@ -286,6 +306,8 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     load_matrix: _inline_load_matrix,
     store_matrix: _inline_store_matrix,
     read_clock: _inline_clock,
+    sync.bar_arrive: _inline_bar_arrive,
+    sync.bar_sync: _inline_bar_sync,
     sync.try_wait: _inline_try_wait,
     sync.mbarrier_arrive: _inline_arrive,
     sync.mbarrier_arrive_expect: _inline_arrive_expect,

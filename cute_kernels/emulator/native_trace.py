@@ -15,7 +15,6 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.trace import Flight
-from cute_kernels.emulator.wgmma import WARPS
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.native_memory import MemoryTables
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 _Event = STRUCTURES["TraceEvent"]
 _ROOM = 256  # events: more than an operation makes
 _COMPLETED = CONSTANTS["TRACE_COMPLETED"]
+_WARPGROUP = CONSTANTS["WGMMA_WARPS"]
 
 
 class TraceLog:
@@ -46,7 +46,7 @@ class TraceLog:
             for name, function in (
                 ("PASSED", self._passed), ("ARRIVED", self._arrived), ("EXPECTED", self._expected),
                 ("LOADED", self._loaded), ("STORED", self._stored), ("MMA", self._mma),
-                ("COMMITTED", self._committed), ("WGMMA", self._wgmma),
+                ("COMMITTED", self._committed), ("WGMMA", self._wgmma), ("NAMED", self._named),
             )
         }  # fmt: skip
 
@@ -104,9 +104,9 @@ class TraceLog:
             self._trace.finish(flight)
 
     def _mma(self, warp: Warp, values: Sequence[int]) -> Flight:
-        _, number, *_ = values
-        mma = self._cluster.units.mma(number)
-        return self._take_effect(mma.name, mma.text, ("tcgen05", warp.cta.rank))
+        entry, m, _, _, n, *_ = values
+        text = self._cluster.units.mma_text(entry)
+        return self._take_effect(f"mma {m}x{n}", text, ("tcgen05", warp.cta.rank))
 
     def _committed(self, warp: Warp, values: Sequence[int]) -> Flight:
         _, label, *_ = values
@@ -117,7 +117,11 @@ class TraceLog:
         key = form, warp.cta.rank
         if key not in self._names:
             self._names[key] = self._cluster.wgmma.core.names(*key)
-        queue = ("wgmma", warp.cta.rank, warp.index // WARPS)
+        queue = ("wgmma", warp.cta.rank, warp.index // _WARPGROUP)
         flight = self._take_effect(*self._names[key], queue)
         self._trace.release(queue, complete)
         return flight
+
+    def _named(self, warp: Warp, values: Sequence[int]) -> None:
+        _, number, _, _, generation, *_ = values
+        self._trace.release(warp.cta.named.barrier(number).key, generation)

@@ -24,6 +24,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.decode import Instruction, Kernel
 from cute_kernels.emulator.flow import Block, Flow
+from cute_kernels.emulator.instructions_wgmma import GroupWait
 from cute_kernels.emulator.native_block import BlockEmitter
 from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import (
@@ -45,7 +46,7 @@ from cute_kernels.emulator.register_hazards import accumulators_in_flight
 from cute_kernels.emulator.registers_in_flight import RegistersInFlight
 from cute_kernels.emulator.translate import Lowering, lower
 from cute_kernels.emulator.values import Value
-from cute_kernels.emulator.warp import Frame, PhaseWait
+from cute_kernels.emulator.warp import Frame, NamedWait, PhaseWait
 from cute_kernels.emulator.wgmma import RegisterFile
 
 if TYPE_CHECKING:
@@ -242,6 +243,7 @@ class Execution:
     def _arrive(self, warp: Warp, mask: int) -> int:
         header = self.current.header
         header.pc, header.mask, header.meet = warp.arrive(header.mask)
+        header.live = warp.live
         return _GO
 
     def _diverge(self, warp: Warp, mask: int) -> int:
@@ -251,6 +253,7 @@ class Execution:
             warp.stack.append(Frame(header.meet, header.arrived, []))
         taken, following, meet = (self.words[row * ROW // 8] for row in range(3))
         header.pc, header.mask, header.meet = warp.diverge(mask, header.mask, taken, following, meet)
+        header.live = warp.live
         return _GO
 
 
@@ -275,7 +278,7 @@ class NativeWarp:
         blocks = len(translation.flow.blocks) + 1
         self.counts = self.state[_HEADER : _HEADER + 8 * blocks].view(np.int64)
         warp.counts = self.counts
-        self.header.mask, self.header.meet = warp.live, CONSTANTS["NO_MEET"]
+        self.header.mask, self.header.live, self.header.meet = warp.live, warp.live, CONSTANTS["NO_MEET"]
         if translation.local_bytes:
             warp.local = LocalMemory(translation.local_bytes)
         self.error: BaseException | None = None
@@ -328,15 +331,25 @@ class NativeWarp:
             raise error
         self.publish()
         if self.header.waits:
-            self.header.waits, self.site = 0, self.header.site
-            self.place = launch.places[self.site]
-            self.warp.wait = PhaseWait(self.warp.cluster.barriers, self.header.mbarrier, self.header.parity, True)
+            self._waits()
             return
         if self.header.entered:  # its turn is over: what lanes wait for that have parted does not hold the others up
             self.warp.wait = None
         if status == _EXIT:
             self.place = -1
             raise StopIteration
+
+    def _waits(self) -> None:
+        """The core has found out what the warp waits for."""
+        header, warp = self.header, self.warp
+        waits, header.waits, self.site = header.waits, 0, header.site
+        self.place = self.launch.places[self.site]
+        if waits == CONSTANTS["WAITS_PHASE"]:
+            warp.wait = PhaseWait(warp.cluster.barriers, header.mbarrier, header.awaited, True)
+        elif waits == CONSTANTS["WAITS_GROUPS"]:
+            warp.wait = GroupWait(warp, header.awaited)
+        else:
+            warp.wait = NamedWait(warp.cta.named.barrier(header.awaited))
 
     def publish(self) -> None:
         """Tells the units what the core did since: effects, and accesses that somebody observes."""

@@ -21,20 +21,22 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import address, library
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW, SHARED_WINDOW
+from cute_kernels.emulator.dense_mma import core_kinds
+from cute_kernels.emulator.generic_addresses import PARAM_WINDOW, SHARED_WINDOW
+from cute_kernels.emulator.matrix_operands import KINDS
 from cute_kernels.emulator.native_memory import MemoryTables
 from cute_kernels.emulator.packed_elements import PACKED
-from cute_kernels.emulator.shared_banks import WAVEFRONT_BYTES
 from cute_kernels.emulator.tensor_map import NBYTES, SWIZZLES, TensorMap, decode
 from cute_kernels.emulator.tma import load_text, store_text
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
 
-Plan, MmaEntry, CommitEntry, CopyName, CopyArguments = (
-    STRUCTURES[name] for name in ("Plan", "MmaEntry", "CommitEntry", "CopyName", "CopyArguments")
+Plan, MmaIssuer, TensorCells, CommitEntry, CopyName, CopyArguments = (
+    STRUCTURES[name] for name in ("Plan", "MmaIssuer", "TensorCells", "CommitEntry", "CopyName", "CopyArguments")
 )
-_PLANS, _MMAS, _COMMITS, _NAMES = (CONSTANTS[name] for name in ("PLANS", "MMAS", "COMMITS", "NAMES"))
+_PLANS, _ISSUERS, _COMMITS, _NAMES = (CONSTANTS[name] for name in ("PLANS", "MMA_ISSUERS", "COMMITS", "NAMES"))
+_KINDS = {kind: number for number, kind in enumerate(KINDS)}
 _RANKS, _NO_MAP = CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
 
 #: Functions of the core that bytecode calls.
@@ -67,8 +69,10 @@ class Units:
             plan.key = _NO_MAP
         self._next = 0
         self._seen: dict[int, bytes] = {}  # tensor maps that need not be looked at again
-        self._mmas = (MmaEntry * _MMAS)()
-        self._kept: dict[int, object] = {}
+        self._issuers = (MmaIssuer * _ISSUERS)()
+        self._issuer_texts: dict[int, str] = {}
+        self._kinds = core_kinds(cluster.arithmetic)
+        self._tensor_cells = (TensorCells * len(cluster.ctas))()
         self._watched = cluster.tracker is not None
         named = self._watched or cluster.trace is not None
         self._names = (CopyName * (_NAMES if named else 0))()
@@ -79,13 +83,16 @@ class Units:
         flags |= CONSTANTS["EAGER"] if options.completion == "eager" else 0
         header.unit_flags = flags | (CONSTANTS["WATCHED"] if self._watched else 0)
         header.barriers = cluster.barriers.rows.ctypes.data
-        header.plans, header.mma_entries = ctypes.addressof(self._plans), ctypes.addressof(self._mmas)
+        header.plans, header.mma_issuers = ctypes.addressof(self._plans), ctypes.addressof(self._issuers)
+        header.mma_kinds, header.tensor_cells = map(ctypes.addressof, (self._kinds, self._tensor_cells))
         header.names, header.commit_entries = ctypes.addressof(self._names), ctypes.addressof(self._commits)
         header.first_name = cluster.tracker.epochs.name_by(self._copy_name) if self._watched else -1
         for rank, slots in enumerate(cluster.barriers.slots):
             tables.cta(rank).slots = slots.ctypes.data
             if self._watched:
                 tables.cta(rank).shadow = cluster.tracker.shared[rank].address
+            planes = cluster.tracker.tensor.planes if self._watched else None
+            self._tensor_cells[rank] = cluster.ctas[rank].tmem.addresses(planes[rank].address if planes else 0)
         for name in _UNITS:
             setattr(header, name, address(name))
 
@@ -144,32 +151,24 @@ class Units:
             self._tables.trace.report(self._cluster.executing)
         return bool(done)
 
-    def learn_mma(
-        self, key: Sequence[int], job: int | None, watch: int = 0, owner: Any = None
-    ) -> None:
-        """The core executes this MMA from now on.
+    def learn_mma(self, kind: str, cta_group: int, who: int, text: str) -> None:
+        """The core executes MMAs of this kind and group, by this thread, from now on.
 
         Args:
-            key: .cta_group, who issues (CTA rank, lane and warp), accumulator, descriptors of A and B, instruction
-                descriptor, whether it accumulates.
-            job: address of what describes it (`matrix_products.describe`), or None: it is one for Python.
-            watch: with detectors, address of a `Watched` (`tensor_races`).
-            owner: keeps alive what is there, and what that has addresses of; says what the MMA asks for.
+            kind: of `KINDS`.
+            cta_group: 1 or 2.
+            who: CTA rank, lane and warp.
+            text: what reports call them.
         """
-        if job is None or (self._watched and not watch):
+        key = cta_group, who, _KINDS[kind]
+        number = slot(key, _ISSUERS)
+        entry = self._issuers[number]
+        if entry.known:  # or another one is, and this one stays Python's
             return
-        words = [*key, *[0] * (CONSTANTS["MMA_KEY"] - len(key))]
-        number = slot(words, _MMAS)
-        entry = self._mmas[number]
-        entry.key[:] = words
-        entry.job, entry.watched = job, watch
-        if self._cluster.meter is not None:
-            asked = owner.asks_for()
-            entry.operand_wavefronts = -(-asked["operand_bytes"] // WAVEFRONT_BYTES)
-            entry.tensor_read, entry.tensor_written = asked["tmem_read"], asked["tmem_written"]
-        self._kept[number] = owner
-        if not self._header.execute:
-            self._header.execute = address("mma_execute")
+        entry.key[:], entry.known = key, 1
+        self._issuer_texts[number] = text
+        if self._watched:
+            self._cluster.tracker.tensor.follow(entry, text)
 
     def learn_commit(self, key: tuple[int, int, int], label: str, stream: int) -> None:
         """The core executes this tcgen05.commit from now on.
@@ -188,9 +187,9 @@ class Units:
         entry = self._commits[slot(key, _COMMITS)]
         entry.key[:], entry.label, entry.stream = key, self._labels[label], stream
 
-    def mma(self, number: int) -> Any:
-        """The owner of an entry of `learn_mma`."""
-        return self._kept[number]
+    def mma_text(self, number: int) -> str:
+        """What reports call the MMAs of an entry of `learn_mma`."""
+        return self._issuer_texts[number]
 
     def publish(self) -> None:
         """Hands what the core counted to the units of the cluster."""

@@ -49,7 +49,7 @@ class Site:
 
 
 class _Clocks:
-    """What the warps knew that issued the operations of a warpgroup, int32 [operations, rows, columns]."""
+    """What the warps knew that issued operations of a warpgroup, int32 [operations, rows, columns] of `WgmmaKnown`."""
 
     def __init__(self, group: Any, columns: Columns) -> None:
         self._group = group
@@ -63,8 +63,8 @@ class _Clocks:
 
     def _locate(self) -> None:
         self._group.width = self.array.shape[-1]
-        for number, operation in enumerate(self._group.operations):
-            operation.clocks = self.array[number].ctypes.data
+        for known, clocks in zip(self._group.known, self.array):
+            known.clocks = clocks.ctypes.data
 
 
 class CoreWgmmas:
@@ -193,7 +193,8 @@ class CoreWgmmas:
             given = np.array(part.a, np.uint32).reshape(-1, 32) if a is None else a
             operation.parts[member] = Part(registers, given, registers)
         if cluster.tracker is not None:
-            clocks = self._clocks[index].array[number % _RING].copy()
+            clocks = np.zeros_like(self._clocks[index].array[0])
+            library().wgmma_tell(ctypes.addressof(group), number, clocks.ctypes.data)
             watched = Watched(entry.identity, group.column, clocks, -1, -1)
             operation.watched = JointOperation(watched, number + 1)
         return operation

@@ -12,7 +12,7 @@ forms by semicolons:
   number;
 * ``d~`` is a register or a list of registers that together have the type's width;
 * ``d|p`` has a predicate as a second destination, ``d|p?`` may have one;
-* ``n:imm`` is an integer literal, ``t:label`` a label, and ``a?`` may be left out.
+* ``n:imm`` is an integer literal of 32 bits, ``t:label`` a label, and ``a?`` may be left out.
 
 Which registers go with a type: PTX ISA, "Operand Type Information", and what ptxas 13.0 and 13.4 do
 (tests/emulator/test_operands.py).
@@ -124,7 +124,7 @@ class Slot:
         if self.kind == "list" and self.count != 1:
             return f"a list of {'' if self.count is None else f'{self.count} '}registers of type {registers}"
         if self.kind == "imm":
-            return "an integer literal"
+            return "an integer literal of 32 bits"
         if self.kind == "label":
             return "a label"
         extra = ", or a list of them" if self.pack else " and behind `|` a predicate" if self.second == "needed" else ""
@@ -135,7 +135,7 @@ class Slot:
         if self.kind == "memory":
             return _is_address(operand, self.coordinates, registers)
         if self.kind == "imm":
-            return isinstance(operand, Immediate) and not operand.float_bits
+            return isinstance(operand, Immediate) and not operand.float_bits and -(2**31) <= operand.value < 2**32
         if self.kind == "label":
             return isinstance(operand, Symbol)
         if self.kind == "list" or self.pack and isinstance(operand, Vector):

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.matrix_arithmetic import CHOICES, Choice
 
+Choice = Literal["silicon", "exact"]
+"""How tensor cores add."""
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 Detector = Literal["races", "uninitialised", "registers", "exits", "tensor_lanes"]
 DETECTORS: tuple[Detector, ...] = get_args(Detector)
 

@@ -50,12 +50,13 @@ class Immediate:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A variable, kernel parameter or label (labels carry the scope suffix)."""
+    """A variable, kernel parameter or label (labels carry the scope suffix); ``offset``: bytes behind its address."""
 
     name: str
+    offset: int = 0
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.name}{self.offset:+}" if self.offset else self.name
 
 
 @dataclass(frozen=True)

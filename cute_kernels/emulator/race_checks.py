@@ -58,10 +58,10 @@ class RaceChecks:
         self.launch, self.epochs = launch, launch.epochs
         self.ranks = len(sizes)
         self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
-        self.shared = [Shadow(size) for size in sizes]
+        self.shared = [Shadow(size, by_bytes=True) for size in sizes]
         self.tensor = TensorRaces(self)
         for plane in (*(shadow.coarse for shadow in self.shared), *self.tensor.planes):
-            plane.add_layer()  # the core records reads where there is a layer for them
+            plane.add_layer()  # of shared and tensor memory almost every place is read
         self.points: dict[int, SyncPoint] = {}
         self.locations: dict[tuple[str, int], SyncPoint] = {}
         self.foreign: dict[int, np.ndarray] = {}
@@ -86,7 +86,9 @@ class RaceChecks:
         """The agent of a warp."""
         kinds = ("load", "store", "tcgen05.ld", "tcgen05.st")
         text = self.epochs.text(*(f"{kind} of {label}" for kind in kinds))
-        self.agents.append(Agent(self.columns, rank, live, label, self.strict, text, len(self.agents)))
+        flow, number = self.launch.flow, len(self.agents)
+        instructions = 64 if flow is None else len(flow.kernel.instructions)
+        self.agents.append(Agent(self.columns, rank, live, label, self.strict, text, number, instructions))
         return self.agents[-1]
 
     def enter(self, warp: Warp, lane: int = 0) -> None:

@@ -21,6 +21,7 @@ from cute_kernels.emulator.wgmma import PENDING, RegisterFile
 _LANES = np.arange(32)
 _CELL = 16  # words; every register of 32 lanes begins at a multiple of them
 _NOTHING = -1
+_ROWS = np.arange(256)
 
 
 class HeldResults(RegisterFile):
@@ -29,31 +30,26 @@ class HeldResults(RegisterFile):
     Args:
         registers: of the warp.
         number: of the wgmma among those in flight.
-        places: indices of the first lanes of the accumulators in the warp's state, in their order.
+        count: how many accumulators there are.
     """
 
-    def __init__(self, registers: RegistersInFlight, number: int, places: np.ndarray) -> None:
-        self._registers, self._number, self._count = registers, number, len(places)
-        super().__init__(registers.words, places)
-
-    def _holders(self) -> tuple[np.ndarray, np.ndarray]:
-        """Registers that hold results, and the row of each."""
-        held = self._registers.held[self._number]
-        cells = np.flatnonzero(held != _NOTHING)
-        return _CELL * cells, held[cells]
+    def __init__(self, registers: RegistersInFlight, number: int, count: int) -> None:
+        self._registers, self._number, self._count = registers, number, count
+        self.address = registers.words.ctypes.data
 
     def locate(self) -> None:
-        holders, rows = self._holders()
-        homes = np.full(self._count, self._registers.spare)
-        homes[rows] = holders
-        self.place(homes)
+        held = self._registers.held[self._number]
+        cells = np.flatnonzero(held != _NOTHING)
+        self._rows, self._holders = held[cells], cells
+        self._homes = np.full(self._count, self._registers.spare // _CELL)
+        self._homes[self._rows] = cells
+        self.place(_CELL * self._homes)
 
     def fill(self) -> None:
-        holders, rows = self._holders()
-        words, first = self._registers.words, np.empty(self._count, np.int64)
-        first[rows] = holders  # as in `locate`: of several the last
-        if len(rows) > self._count or (first[rows] != holders).any():
-            words[holders[:, None] + _LANES] = words[first[rows][:, None] + _LANES]
+        homes = self._homes[self._rows]
+        copies = np.flatnonzero(homes != self._holders)
+        if len(copies):
+            self._registers.copy(homes[copies], self._holders[copies])
         self._registers.complete(self._number)
 
 
@@ -70,6 +66,7 @@ class RegistersInFlight:
 
     def __init__(self, words: np.ndarray, spare: int) -> None:
         self.words, self.spare = words, spare
+        self._cells = words.reshape(-1, _CELL)
         self.held = np.full((0, len(words) // _CELL), _NOTHING, np.int16)
         self._free: list[int] = []
 
@@ -79,13 +76,18 @@ class RegistersInFlight:
             self._free.append(len(self.held))
             self.held = np.pad(self.held, ((0, 1), (0, 0)), constant_values=_NOTHING)
         number = self._free.pop()
-        self.held[number, places // _CELL] = range(len(places))
-        return HeldResults(self, number, places)
+        self.held[number, places // _CELL] = _ROWS[: len(places)]
+        return HeldResults(self, number, len(places))
 
     def complete(self, number: int) -> None:
         """The results of a wgmma are where they belong."""
         self.held[number] = _NOTHING
         self._free.append(number)
+
+    def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """What cells hold now, all at once."""
+        lanes = np.concatenate([self._cells[sources], self._cells[sources + 1]], axis=1)
+        self._cells[targets], self._cells[targets + 1] = lanes[:, :_CELL], lanes[:, _CELL:]
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """What instructions find in registers, uint32 [registers, 32]."""
@@ -100,8 +102,9 @@ class RegistersInFlight:
 
     def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
         """Copies registers, all at once, with what they will be filled with."""
-        self.words[targets[:, None] + _LANES] = self.words[sources[:, None] + _LANES]
-        self.held[:, targets // _CELL] = self.held[:, sources // _CELL]
+        sources, targets = sources // _CELL, targets // _CELL
+        self.copy(sources, targets)
+        self.held[:, targets] = self.held[:, sources]
 
     def move_lanes(self, sources: np.ndarray, targets: np.ndarray, mask: int) -> None:
         """Copies what can be read to some lanes of registers, all at once."""

@@ -52,7 +52,9 @@ class Rows:
         return self.start + self.pitch * np.arange(self.count)
 
 
-_EPOCHS, _SHADOW = words("Epochs"), words("Shadow")
+_EPOCHS, _SHADOW, _PLANE = words("Epochs"), words("Shadow"), words("Plane")
+_LAYERS = 16  # that the core may add to planes of at most so many bytes each; of larger ones Python does
+_MOST_BYTES = 1 << 20
 _COUNT, _CAPACITY = _EPOCHS["count"], _EPOCHS["capacity"]
 
 
@@ -222,7 +224,7 @@ class Plane:
     it whatever its own cluster knows: the first, for any number of clusters would need as many layers.
 
     Attributes:
-        writes, reads: identities; a layer of readers each.
+        writes, reads: identities; a layer of readers each. The core adds layers too, as long as there is room.
         foreign: per place, the first read since the last write that a reader of a later cluster has replaced; None
             while there is none.
         block: a `Shadow` of the core, as int64; the plane is its first or (``fine``) its second one.
@@ -231,23 +233,45 @@ class Plane:
     def __init__(self, shape: int | tuple[int, ...], block: np.ndarray | None = None, *, fine: bool = False) -> None:
         self.shape = shape
         self.writes = zeros(shape)
-        self.reads: list[np.ndarray] = []
+        self._store = self._layers(_LAYERS if self.writes.nbytes <= _MOST_BYTES else 1)
+        self._views: list[np.ndarray] = []
         self.foreign: np.ndarray | None = None
         self.block = np.zeros(word_count("Shadow"), np.int64) if block is None else block
         self.address = self.block.ctypes.data
         self._first = _SHADOW["fine"] if fine else 0
         self._locate()
 
+    def _layers(self, count: int) -> np.ndarray:
+        """Room for layers, int32 [count, *shape]."""
+        return zeros((count, *(self.shape if isinstance(self.shape, tuple) else (self.shape,))))
+
     def _locate(self) -> None:
-        self._table = np.array([layer.ctypes.data for layer in self.reads] or [0], np.int64)
+        first, stride = self._store.ctypes.data, self._store.strides[0]
+        self._table = np.arange(first, first + stride * len(self._store), stride, np.int64)
         foreign = 0 if self.foreign is None else self.foreign.ctypes.data
-        words = self.writes.ctypes.data, self._table.ctypes.data, len(self.reads), self.writes.size, foreign
-        self.block[self._first : self._first + len(words)] = words
+        values = {
+            "writes": self.writes.ctypes.data, "layers": self._table.ctypes.data, "places": self.writes.size,
+            "foreign": foreign, "room": len(self._store),
+        }  # fmt: skip
+        for name, value in values.items():
+            self.block[self._first + _PLANE[name]] = value
+
+    @property
+    def reads(self) -> list[np.ndarray]:
+        """The layers of readers."""
+        for layer in range(len(self._views), int(self.block[self._first + _PLANE["layer_count"]])):
+            self._views.append(self._store[layer])
+        return self._views
 
     def add_layer(self) -> np.ndarray:
         """A new layer of readers."""
-        self.reads.append(zeros(self.shape))
-        self._locate()
+        count = len(self.reads)
+        if count == len(self._store):
+            store = self._layers(2 * count)
+            store[:count] = self._store
+            self._store, self._views = store, []
+            self._locate()
+        self.block[self._first + _PLANE["layer_count"]] = count + 1
         return self.reads[-1]
 
     def add_foreign(self) -> np.ndarray:
@@ -345,16 +369,19 @@ class Shadow:
 
     Attributes:
         coarse: by granules of 16 bytes.
-        fine: by bytes, for granules that are split; None while there is none.
+        fine: by bytes, for granules that are split; None while there is none. With ``by_bytes`` there is one at once,
+            so that the core may split granules.
         address: host address of the `Plane.block` that both planes share.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, by_bytes: bool = False) -> None:
         self.nbytes = nbytes
         self.coarse = Plane(-(-nbytes // GRANULE) + 2)
         self.fine: Plane | None = None
         self._split: np.ndarray | None = None
         self.address = self.coarse.address
+        if by_bytes:
+            self._may_split()
 
     def parts(self, offsets: Any, nbytes: int) -> list[Part]:
         """The places of one range (int offset), or of one item of ``nbytes`` at each offset (int array or `Rows`)."""
@@ -388,11 +415,14 @@ class Shadow:
             parts.append(Part(self.coarse, granules[~split], items[~split], GRANULE))
         return parts
 
+    def _may_split(self) -> None:
+        self.fine = Plane(self.coarse.shape * GRANULE, self.coarse.block, fine=True)
+        self._split = zeros(self.coarse.shape, np.bool_)
+        self.coarse.block[_SHADOW["split"]] = self._split.ctypes.data
+
     def _bytes(self, offsets: np.ndarray, nbytes: int, items: np.ndarray | None) -> Part:
         if self.fine is None:
-            self.fine = Plane(self.coarse.shape * GRANULE, self.coarse.block, fine=True)
-            self._split = zeros(self.coarse.shape, np.bool_)
-            self.coarse.block[_SHADOW["split"]] = self._split.ctypes.data
+            self._may_split()
         where = (offsets[:, None] + np.arange(nbytes)).reshape(-1)
         self._divide(np.unique(where >> 4))
         items = np.arange(len(offsets)) if items is None else items

@@ -6,20 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cute_kernels.emulator.async_engine import AsyncEngine
+from cute_kernels.emulator.async_engine import AsyncEngine, cluster_random
 from cute_kernels.emulator.bulk import BulkUnit
 from cute_kernels.emulator.copies import CopyUnit
 from cute_kernels.emulator.counters import UnitCounters
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
-from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.gmem import GlobalMemory
 from cute_kernels.emulator.launch_shadow import LaunchShadow
 from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.mbarrier import MBarriers
+from cute_kernels.emulator.named_barriers import NamedBarriers
 from cute_kernels.emulator.sanitizer import RaceTracker
 from cute_kernels.emulator.smem import ClusterMemory, SharedMemory
-from cute_kernels.emulator.starvation import cluster_random
-from cute_kernels.emulator.sync_point import Order
 from cute_kernels.emulator.tensor_core import TensorCore
 from cute_kernels.emulator.tma import TmaUnit
 from cute_kernels.emulator.tmem import TensorMemory
@@ -33,82 +31,6 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.program import Instruction
     from cute_kernels.emulator.trace import ClusterTrace
 
-NAMED_BARRIERS = 16  # per CTA (PTX ISA, bar)
-
-
-class NamedBarrier:
-    """bar.sync / bar.arrive number ``number`` of a CTA. Counts threads, by whole warps."""
-
-    def __init__(self, cta: Cta, number: int) -> None:
-        self.cta, self.number = cta, number
-        self.generation = 0
-        self.expected: int | None = None
-        self.all_threads = False
-        self.arrived = 0
-        self.who: list[str] = []
-        self.first: tuple[Instruction, ...] = ()  # where the first of them arrived, as far as it is known
-        self.votes = self.voters = 0
-        self.results: dict[int, tuple[int, int]] = {}  # per generation: threads that voted true, threads that voted
-        self.point = cta.cluster.tracker.point() if cta.cluster.tracker is not None else None
-
-    def arrive(self, warp: Warp, threads: int | None, mask: int, votes: int = 0, voters: int = 0) -> int:
-        """Counts a warp, of which lanes ``mask`` arrive; returns the generation that it waits to see pass.
-
-        ``votes`` of ``voters`` threads are true (bar.red).
-
-        Raises:
-            BarrierMisuse: a count that is no multiple of 32, or that differs between the warps of one generation.
-        """
-        if threads is not None and (threads <= 0 or threads % 32):
-            message = f"barrier {self.number} with {threads} threads; legal are positive multiples of 32"
-            raise BarrierMisuse(message).know("barrier-threads")
-        expected = self.cta.live_threads() if threads is None else threads
-        if self.arrived and (expected != self.expected or self.all_threads != (threads is None)):
-            raise BarrierMisuse(
-                f"barrier {self.number} of CTA {self.cta.rank}: {warp.label} expects {expected} threads where "
-                f"{', '.join(self.who)} expected {self.expected}"
-            ).know("barrier-threads", other=Side("expects", self.first, self.who[0]))
-        self.cta.cluster.progress += 1
-        if self.point is not None:
-            warp.agent.release(self.point, mask, Order.SYNC)
-        self.expected, self.all_threads = expected, threads is None
-        self.arrived += 32
-        if not self.who:
-            place = self.cta.cluster.place_of(warp)
-            self.first = (place,) if place is not None else ()
-        self.who.append(warp.label)
-        self.votes, self.voters = self.votes + votes, self.voters + voters
-        generation = self.generation
-        self._settle()
-        return generation
-
-    def thread_count_changed(self) -> None:
-        """A warp exited: a barrier over all threads may be complete now."""
-        if self.arrived and self.all_threads:
-            self.expected = self.cta.live_threads()
-            self._settle()
-
-    def _settle(self) -> None:
-        if self.arrived >= self.expected:
-            self.results[self.generation] = self.votes, self.voters
-            self.results.pop(self.generation - 64, None)  # no warp can be that far behind
-            if self.point is not None:
-                self.point.complete()
-            self.generation += 1
-            self.arrived, self.who, self.votes, self.voters = 0, [], 0, 0
-
-    def missing(self) -> list[str]:
-        """Labels of the running warps of the CTA that have not arrived."""
-        running = (warp for warp in self.cta.warps if warp in self.cta.cluster.running)
-        return [warp.label for warp in running if warp.label not in self.who]
-
-    def describe(self) -> str:
-        waiting = ", ".join(self.who) or "nobody"
-        return (
-            f"named barrier {self.number} of CTA {self.cta.rank}: {self.arrived} of {self.expected} threads arrived "
-            f"({waiting})"
-        )
-
 
 class ClusterBarrier:
     """barrier.cluster: every live thread of the cluster arrives once and then waits, phase by phase."""
@@ -116,6 +38,7 @@ class ClusterBarrier:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.generation = 0
+        self.key = ("barrier.cluster",)
         self._lanes: dict[Warp, int] = {}  # lanes that arrived in this generation
         self._waiting: dict[Warp, tuple[int, int]] = {}  # lanes that may wait, and the generation of their arrival
         self.point = cluster.tracker.point() if cluster.tracker is not None else None
@@ -171,6 +94,7 @@ class Cta:
         rank: rank in its cluster.
         coordinates: %ctaid.
         in_cluster: %cluster_ctaid.
+        named: its named barriers.
     """
 
     def __init__(
@@ -189,24 +113,16 @@ class Cta:
         self.tmem = TensorMemory(detect=uninitialised, own_lanes=options.looks_for("tensor_lanes"))
         self.shared_base = rank << 24
         self.warps: list[Warp] = []
-        self._named: dict[int, NamedBarrier] = {}
+        self.named = NamedBarriers(self)
 
     def live_threads(self) -> int:
         """Threads that have not exited, in whole warps."""
         return 32 * sum(1 for warp in self.warps if warp in self.cluster.running)
 
-    def named_barrier(self, number: int) -> NamedBarrier:
-        if not 0 <= number < NAMED_BARRIERS:
-            raise BarrierMisuse(f"named barrier {number}; legal are 0 to {NAMED_BARRIERS - 1}")
-        if number not in self._named:
-            self._named[number] = NamedBarrier(self, number)
-        return self._named[number]
-
     def thread_exited(self) -> None:
         """Threads exited: barriers that wait for all live threads may be complete now."""
         self.cluster.progress += 1
-        for barrier in self._named.values():
-            barrier.thread_count_changed()
+        self.named.recount()
         self.cluster.barrier.settle()
 
 
@@ -345,6 +261,8 @@ class Cluster:
                     warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
                     warp.agent.warp = warp
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
+        for cta in self.ctas:
+            cta.named.recount()
 
     @property
     def clock(self) -> int:
@@ -379,7 +297,11 @@ class Cluster:
 
     def place_of(self, warp: Warp) -> Instruction | None:
         """The instruction that a warp executes, None if that is not known."""
-        return self._instructions[warp.executing()] if warp.executing() >= 0 else None
+        return self.instruction(warp.executing())
+
+    def instruction(self, index: int) -> Instruction | None:
+        """An instruction of the kernel, None for -1."""
+        return self._instructions[index] if index >= 0 else None
 
     def report(self, error: EmulatorError) -> None:
         """A detector has found something: raises it, unless `Options.going_on` says to go on."""

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from cute_kernels.emulator.async_engine import cluster_random
+
 
 class Starvable(Protocol):
     """What is asked of a warp: its CTA, and its role or number, which warps of several CTAs share."""
@@ -29,12 +31,6 @@ def draw_starved(rng: random.Random, warps: Sequence[W]) -> frozenset[W]:
         [victim],
     )
     return frozenset(rng.choice(kinds))
-
-
-def cluster_random(seed: int, cluster: int) -> tuple[random.Random, random.Random]:
-    """The random numbers of one cluster's scheduler, and those of its asynchronous work."""
-    rng = random.Random(seed * 1_000_003 + cluster)
-    return rng, random.Random(rng.random())
 
 
 class _Warp(NamedTuple):

@@ -62,7 +62,7 @@ class TensorCore:
         a_in_tmem: bool = False,
         scales: Scales | None = None,
         describe: str = "",
-    ) -> tuple[int | None, int, object]:
+    ) -> str:
         """tcgen05.mma.cta_group.kind [d], a-desc, b-desc, idesc, enable-input-d, with block scaling or without.
 
         With cta_group::2 each CTA of the pair holds half of the rows of A, half of the rows of B and the accumulator
@@ -82,9 +82,7 @@ class TensorCore:
             describe: who issues, for reports.
 
         Returns:
-            The address with which the core may execute it again, None if it has not been executed yet; the
-            address of what tells the race detector of it (`TensorRaces.watch`), 0 without; and the owner of the arrays
-            that are described there.
+            What reports call it.
 
         Raises:
             UnsupportedPTX: a mode that is not implemented.
@@ -116,7 +114,7 @@ class TensorCore:
         if self.meter is not None:
             self.meter.mma(**work.asks_for())
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
-        return work.job, work.watch() if work.job is not None and self.tracker is not None else 0, work
+        return work.text
 
     def commit(
         self, *, cta_group: int, rank: int, barrier: int, multicast: int | None = None, describe: str = ""

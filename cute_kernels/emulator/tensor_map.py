@@ -120,6 +120,7 @@ class _Geometry:
         common = [
             (not least_rank <= self.rank <= 5, f"rank {self.rank}, legal are {least_rank} to 5"),
             (self.address % 16, f"global address {self.address:#x} is not 16-byte aligned"),
+            (not 0 <= self.address < 1 << 63, f"global address {self.address:#x}, where no device has memory"),
             (any(not 1 <= extent <= 1 << 32 for extent in self.extents), f"extents {self.extents}, at most 2^32"),
             (
                 any(stride % 16 or not 0 <= stride < 1 << 40 for stride in self.strides),
@@ -133,7 +134,7 @@ class _Geometry:
         ]
         if self.dtype in PACKED:
             common += self._packed_problems(PACKED[self.dtype].name)
-        for wrong, text in (*common[:4], *problems, *common[4:]):
+        for wrong, text in (*common[:5], *problems, *common[5:]):
             if wrong:
                 raise IllegalAccess(f"illegal tensor map: {text}")
 

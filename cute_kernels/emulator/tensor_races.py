@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from cute_kernels.emulator.facts import Memory, Side
 from cute_kernels.emulator.happens_before import Offset, Private
 from cute_kernels.emulator.shadow import LANE_BITS, Plane, View, unordered
 from cute_kernels.emulator.sync_point import Order, Row
-from cute_kernels.emulator.tmem import COLUMNS, LANE_GROUP, LANES, TensorMemory
+from cute_kernels.emulator.tmem import COLUMNS, LANE_GROUP, LANES
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.native_shadow import ShadowUnit
@@ -119,9 +119,6 @@ class Pipelined:
         return self._address
 
 
-_LATEST = words("Watched")["latest"]
-
-
 class _Stream:
     """tcgen05 operations of one thread since its last commit, in a `Stream` of the core.
 
@@ -156,21 +153,6 @@ class _Stream:
         self._words[2] = identity
 
 
-class Watched:
-    """A tcgen05 operation of one lane that the core issues again.
-
-    Attributes:
-        ranks: CTAs other than the issuing one whose shared memory it reads.
-        column: of its stream.
-        words, address: a `Watched` of the core, as int64, and where it is.
-    """
-
-    def __init__(self, ranks: frozenset[int], column: int, words: Sequence[int]) -> None:
-        self.ranks, self.column = ranks, column
-        self.words = np.array(words, np.int64)
-        self.address = self.words.ctypes.data
-
-
 class TensorRaces:
     """The part of the race detector that knows tensor memory: one plane per CTA of a cluster."""
 
@@ -178,7 +160,7 @@ class TensorRaces:
         self.tracker, self.epochs = tracker, tracker.epochs
         self.planes = [Plane((COLUMNS, LANES // LANE_GROUP)) for _ in range(tracker.ranks)]
         self._streams: dict[tuple[int, int], _Stream] = {}
-        self._watched: dict[tuple[Pipelined, int, int], Watched] = {}
+        self._issuers: list[Any] = []
 
     def _stream(self) -> _Stream:
         key = (self.tracker.agent.base, self.tracker.lane)
@@ -204,40 +186,26 @@ class TensorRaces:
             stream.noted.clear()
         return stream
 
-    def watch(self, work: Pipelined, columns: int, memories: Sequence[TensorMemory], first: int) -> int:
-        """Host address of a `Watched`, with which the core tells of the operation when the entered lane issues
-        it again; 0 where it cannot.
+    def follow(self, issuer: Any, text: str) -> None:
+        """The core tells of the MMAs of the entered lane from now on.
 
         Args:
-            work: the operation, which the lane has issued.
-            columns, first: of its accumulator, columns and the first of them.
-            memories: that the accumulator is in.
+            issuer: an `MmaIssuer`.
+            text: what reports call them.
         """
-        tracker, stream = self.tracker, self._stream()
-        agent, lane, unit = tracker.agent, tracker.lane, tracker.unit()
-        key = (work, agent.base, lane)
-        if key not in self._watched:
-            listed = work.listed(unit, tracker)
-            if not listed:
-                return 0
-            full = [memory.full_address + first for memory in memories]
-            words = [
-                listed, len(work.accesses), stream.address, lane, self.epochs.text(work.text), 0, columns, len(full),
-                full[0], full[-1],
-            ]  # fmt: skip
-            self._watched[key] = Watched(work.shared_ranks - {agent.rank}, stream.column, words)
-        return self._watched[key].address
+        issuer.stream, issuer.text = self._stream().address, self.epochs.text(text)
+        self._issuers.append(issuer)
 
     def note_exits(self) -> None:
-        """What the core has issued, for `exits`."""
-        for watched in self._watched.values():
-            identity = int(watched.words[_LATEST])
-            if identity:
-                clock = int(self.epochs.clocks[identity >> LANE_BITS])
-                for rank in watched.ranks:
-                    self.tracker.exits.operation(
-                        rank, watched.column, clock, self.epochs.label(identity), place=self.epochs.place(identity)
-                    )
+        """What the core has issued, for `exits`: a pair of CTAs reads the shared memory of both."""
+        for issuer in self._issuers:
+            group, who, _ = issuer.key
+            if issuer.latest and group == 2:
+                epoch = issuer.latest >> LANE_BITS
+                self.tracker.exits.operation(
+                    who & 0xFF ^ 1, int(self.epochs.columns[epoch]), int(self.epochs.clocks[epoch]),
+                    self.epochs.label(issuer.latest), place=self.epochs.place(issuer.latest),
+                )  # fmt: skip
 
     def issue(self, work: Pipelined) -> None:
         """A tcgen05.mma, cp or shift of the entered lane, with all its accesses.

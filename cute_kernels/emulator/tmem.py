@@ -75,6 +75,10 @@ class TensorMemory:
         """Host address of the cells of a column."""
         return self._address + self.cells.strides[0] * column
 
+    def addresses(self, shadow: int) -> tuple[int, int, int, int, int]:
+        """A `TensorCells` of the core, given the address of its shadow or 0."""
+        return self._address, self.allocated_address, self.full_address, self._written.ctypes.data, shadow
+
     def has_room(self, ncols: int) -> bool:
         """Whether `alloc` would not return None: it raises an error or finds free columns."""
         starts = range(0, COLUMNS - ncols + 1, 32)

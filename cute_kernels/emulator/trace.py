@@ -34,6 +34,7 @@ from cute_kernels.emulator.warp import Wait, Warp
 from cute_kernels.trace_events import TraceEvents, Track
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.named_barriers import NamedBarriers
     from cute_kernels.emulator.native_translate import Execution
     from cute_kernels.emulator.sm import Cluster
 
@@ -257,7 +258,8 @@ class ClusterTrace:
             _wrap(barriers, name, functools.partial(self._on_test, name))
         _wrap(cluster.barrier, "settle", functools.partial(self._on_settle, cluster.barrier))
         for cta in cluster.ctas:
-            _wrap(cta, "named_barrier", self._on_named_barrier)
+            for name in ("arrive", "recount"):
+                _wrap(cta.named, name, functools.partial(self._on_named, cta.named))
 
     def _submit(self, original: Callable[[AsyncOp], None], op: AsyncOp) -> None:
         flight, run = self.issue(_name_of(op), op.describe, op.queue_key), op.run
@@ -326,18 +328,18 @@ class ClusterTrace:
             self.step(f"passed {self.barrier(address)}", **{name.removeprefix("test_"): state})
         return result
 
-    def _on_named_barrier(self, original: Callable[[int], Any], number: int) -> Any:
-        barrier = original(number)
-        if "arrive" not in vars(barrier):
-            for name in ("arrive", "thread_count_changed"):
-                _wrap(barrier, name, functools.partial(self._on_settle, barrier))
-        return barrier
+    def _on_named(self, named: NamedBarriers, original: Callable[..., None], *args: Any, **more: Any) -> None:
+        before = named.generations()
+        original(*args, **more)
+        for number, (earlier, generation) in enumerate(zip(before, named.generations())):
+            if generation != earlier:
+                self.release(named.barrier(number).key)
 
     def _on_settle(self, barrier: Any, original: Callable[..., Any], *args: Any) -> Any:
         before = barrier.generation
         result = original(*args)
         if barrier.generation != before:
-            self.release(barrier)
+            self.release(barrier.key)
         return result
 
     def release(self, key: Hashable, count: int | None = None) -> None:

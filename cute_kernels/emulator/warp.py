@@ -61,7 +61,7 @@ class Wait:
         raise NotImplementedError
 
     def ready_at(self, count: int) -> bool:
-        """Whether it was when so much was complete: phases of its mbarrier, operations of its warpgroup."""
+        """Whether it was when so much was complete: phases of its barrier, operations of its warpgroup."""
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -120,12 +120,15 @@ class NamedWait(Wait):
 
     kind = "bar"
 
-    def __init__(self, barrier: Any, generation: int) -> None:
-        self.barrier, self.generation = barrier, generation
-        self.key = barrier
+    def __init__(self, barrier: Any) -> None:
+        self.barrier, self.generation = barrier, barrier.generation
+        self.key = barrier.key
 
     def ready(self) -> bool:
         return self.barrier.generation != self.generation
+
+    def ready_at(self, count: int) -> bool:
+        return count > self.generation
 
     def describe(self) -> str:
         return f"waits at {self.barrier.describe()}"

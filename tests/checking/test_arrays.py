@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cute_kernels.dsl_allocations import Allocations
+from cute_kernels.dsl.allocations import Allocations
 from cute_kernels.emulator import Options, capture
-from cute_kernels.emulator.command import run_program
 from cute_kernels.emulator.diagnostics.arrays import array_at, assigned_variable, plain_name
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.program_run import run_program
 from tests.emulator.ptx import launch, module
 
 PROGRAM = Path(__file__).with_name("array_program.py")

@@ -16,8 +16,8 @@ from cute_kernels.checking import search
 from cute_kernels.checking.search import Budget, Search
 from cute_kernels.commands import cli
 from cute_kernels.emulator import Options, capture
-from cute_kernels.emulator.command import run_program
 from cute_kernels.emulator.errors import Hang, UnsupportedPTX
+from cute_kernels.emulator.program_run import run_program
 from cute_kernels.emulator.recorded import Recorder
 from cute_kernels.emulator.schedule import Schedule
 from tests.checking import report_files, ticket_program

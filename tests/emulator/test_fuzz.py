@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,35 +14,57 @@ from cute_kernels.emulator import EmulatorError, UnsupportedPTX, gpu
 from cute_kernels.emulator.scheduler import Scheduler
 from tests.emulator.fuzz import __main__ as fuzz
 from tests.emulator.fuzz import judge as judging
-from tests.emulator.fuzz.damage import draw_program
+from tests.emulator.fuzz import workers
+from tests.emulator.fuzz.damage import DAMAGE, draw_program
 from tests.emulator.fuzz.judge import guarded, judge
-from tests.emulator.fuzz.programs import programs
+from tests.emulator.fuzz.programs import kind_of, program_of, programs
 from tests.emulator.ptx import launch, module
 
-#: Inputs that once ended otherwise, as (seed, number).
-FOUND = [
-    (0, 2), (0, 42), (0, 76), (0, 112), (0, 150), (0, 862), (0, 1066), (0, 1193), (11, 806), (11, 945), (11, 1627),
-    (11, 1950), (11, 2606), (12, 887), (12, 1613), (12, 284), (12, 6755), (12, 19042),
-    (31, 5476), (31, 17364), (31, 18736), (31, 24772),
-]  # fmt: skip
+#: Inputs that once ended otherwise; each is named by seed and number that drew it at that time.
+FOUND = sorted((Path(fuzz.__file__).parent / "found").glob("*.json"))
+#: Each kind of program has so many that take longer than the limit on instructions, or have a fault on purpose.
+ENDS_OTHERWISE = {"synchronisation": 0.5, "kernels": 1.0, "tensor copies": 0.4}
 
 
-def test_programs_work_before_they_are_damaged():
-    """But for frozen launches, which take longer than the limit on instructions, and some large boxes of copies."""
-    for kind in programs()[:-1]:
-        results = [judge(program) for program in kind[:: max(1, len(kind) // 6)]]
-        assert not any(result.finding for result in results)
-        assert sum(result.outcome == "success" for result in results) >= 0.6 * len(results), kind[0].name
+@pytest.mark.parametrize("kind", programs())
+def test_programs_work_before_they_are_damaged(kind: str):
+    members = programs()[kind]
+    results = [judge(program) for program in members[:: max(1, len(members) // 6)]]
+    assert not any(result.finding for result in results)
+    assert sum(result.outcome == "success" for result in results) >= (1 - ENDS_OTHERWISE.get(kind, 0.2)) * len(results)
 
 
 def test_damaged_programs():
-    found = [each for each in fuzz.verdicts(1, 0, 60, jobs=1) if each[1].finding]
-    assert not found
+    results = list(workers.verdicts(list(fuzz.inputs_of(range(1, 3), 0, 60))))
+    assert len(results) == 60
+    assert not [each for each in results if each[1].finding]
 
 
-@pytest.mark.parametrize(("seed", "number"), FOUND)
-def test_what_was_found_once(seed: int, number: int):
-    assert not judge(draw_program(seed, number)).finding
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_what_was_found_once(path: Path):
+    assert not judge(fuzz.read_finding(path)).finding
+
+
+def test_every_kind_of_damage_damages():
+    """And every kind of program is drawn."""
+    drawn = [draw_program(5, number) for number in range(400)]
+    assert {kind_of(program.name) for program in drawn} == set(programs())
+    for kind in DAMAGE:
+        alone = [program for program in drawn if program.damage == (kind,)]
+        assert alone
+        for program in alone:
+            before = program_of(program.name)
+            changed = {
+                name for name in ("text", "params", "buffers", "grid", "block", "cluster", "shared")
+                if getattr(program, name) != getattr(before, name)
+            }  # fmt: skip
+            assert changed <= CHANGES.get(kind, {"text"})
+
+
+CHANGES = {
+    "descriptors": {"text", "params"}, "shape": {"grid", "block", "cluster", "shared"}, "parameters": {"params"},
+    "tensor maps": {"params", "buffers"}, "contents": {"buffers"}, "options": set(),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -54,6 +76,11 @@ def test_what_was_found_once(seed: int, number: int):
         ("st.global.b32 [%d0+18446744073709551616], %r1;", "18446744073709551616 of an address has more than 64 bits"),
         ("ld.global.b32 %r1, [%d0+;];", "a number is expected"),
         ("ld.param.u64 ;", "0 operands, not 2"),
+        (
+            "cp.async.bulk.wait_group 18446744073709551615;",
+            "operand N of .* is the integer literal 18446744073709551615; an integer literal of 32 bits is needed",
+        ),
+        ("ld.global.b32 %r1, [%d0+08];", "`08` is no integer"),
         ("mov.b32 %r1, 08;", "`08` is no integer: behind a leading 0 are octal digits"),
         (".loc 1", ".loc needs 2 words or more on its line"),
         (".shared .align 549754815912 .b8 wide[4];", ".align 549754815912: a power of two up to 16777216 is needed"),
@@ -116,6 +143,7 @@ def _raiser(error: Exception):
         (_raiser(KeyError("x")), "KeyError", "KeyError: 'x'"),
         (_raiser(ValueError("of a library")), "ValueError", "ValueError: of a library"),
         (_raiser(EmulatorError("")), "EmulatorError", "an error without a message"),
+        (_raiser(EmulatorError("x")), "EmulatorError", "an error that names no line of the PTX: x"),
         (_crash, "crash", "the process ended with status -6"),
         (_beyond, "crash", "the process ended with status -11"),
         (_hang, "no end", "no end after 2 s"),
@@ -124,17 +152,60 @@ def _raiser(error: Exception):
 def test_a_program_that_ends_otherwise_is_a_finding(body, outcome: str, finding: str, monkeypatch):
     """And the inputs after it are judged all the same."""
     monkeypatch.setattr(judging, "run", body)
-    results = list(fuzz.verdicts(0, 5, 2, seconds=2))
-    assert [number for number, _ in results] == [5, 6]
+    results = list(workers.verdicts([(0, 5), (3, 6)], input_seconds=2))
+    assert [which for which, _ in results] == [(0, 5), (3, 6)]
     assert {(verdict.outcome, verdict.finding) for _, verdict in results} == {(outcome, finding)}
 
 
 def test_errors_inside_of_the_emulator_are_findings(monkeypatch):
     monkeypatch.setattr(Scheduler, "_look_for_livelock", _raiser(IndexError("inside")))
     monkeypatch.setattr(gpu.Cluster, "exit", _raiser(IndexError("inside")))
-    program = dataclasses.replace(programs()[1][0], options={})
-    assert "IndexError: inside" in judge(program).finding
+    assert "IndexError: inside" in judge(programs()["instructions"][0]).finding
 
 
 def test_an_input_is_the_same_whenever_it_is_drawn():
     assert draw_program(3, 14) == draw_program(3, 14) != draw_program(3, 15)
+
+
+def test_an_error_of_a_launch_has_to_name_a_value(monkeypatch):
+    monkeypatch.setattr(judging, "run", lambda *_, **__: None)
+    monkeypatch.setattr(judging, "_on_purpose", lambda error: True)
+    for message, finding in (("too many", "an error that names no value: too many"), ("7 are too many", "")):
+        monkeypatch.setattr(judging, "run", _raiser(ValueError(message)))
+        assert judge(programs()["instructions"][0]).finding == finding
+
+
+def test_findings_are_written_and_run_again(tmp_path: Path, monkeypatch, capfd):
+    """And counted by kind of program and of damage; the exit status says that there are some."""
+    with monkeypatch.context() as patched:
+        patched.setattr(judging, "run", _raiser(KeyError("x")))
+        assert fuzz.main(["--inputs", "6", "--seed", "3-4", "--findings", str(tmp_path)]) == 1
+    output = capfd.readouterr().out
+    names = sorted(path.stem for path in tmp_path.glob("*.json"))
+    assert names == ["3-0", "3-1", "3-2", "4-0", "4-1", "4-2"]
+    rows = {line[:16].strip(): [int(word) for word in line[16:].split()] for line in output.splitlines()
+            if re.fullmatch(r"[a-z0-9 ]{16}  (?: *\d+){4}", line)}  # fmt: skip
+    assert set(rows) == {*programs(), *DAMAGE}
+    assert sum(rows[kind][0] for kind in programs()) == sum(rows[kind][3] for kind in programs()) == 6
+    assert "6 times KeyError at" in output
+    for path in tmp_path.glob("*.json"):
+        seed, number = map(int, path.stem.split("-"))
+        drawn, read = draw_program(seed, number), fuzz.read_finding(path)
+        assert (read.text, read.params, read.buffers) == (drawn.text, drawn.params, drawn.buffers)
+        assert path.with_suffix(".ptx").read_text() == drawn.text
+    paths = [str(path) for path in tmp_path.glob("*.json")]
+    assert fuzz.main(["--repeat", *paths]) == 0
+    assert "6 inputs" in capfd.readouterr().out
+
+
+def test_no_more_inputs_than_there_is_time_for(capfd):
+    assert fuzz.main(["--inputs", "1000000", "--seconds", "1"]) == 0
+    tried = int(re.search(r"(\d+) inputs in", capfd.readouterr().out)[1])
+    assert tried < 1000
+
+
+@pytest.mark.parametrize("given", ["", "x", "5-4", "-1", "1-2-3"])
+def test_a_seed_that_is_none(given: str, capsys):
+    with pytest.raises(SystemExit):
+        fuzz.main([f"--seed={given}"])
+    assert f"{given!r}: a number such as 7, or a range such as 3-9, is needed" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, IllegalAccess, SharedMemoryRace
+from cute_kernels.emulator.guarded_memory import guarded
 from tests.emulator.ptx import aligned, launch, module
 from tests.emulator.python_units import with_both_units
 
@@ -33,7 +34,8 @@ ROWS = [7 + 3 * (32 + lane) for lane in range(32)]  # that warp 1 stores
 
 def outcome(body: str, detectors: bool = True) -> tuple[type | None, str, list[int]]:
     """(kind of the error, its words without addresses, what each thread loaded) of two warps."""
-    memory, out = aligned(np.zeros(64, np.uint32)), aligned(np.zeros(64, np.uint32))
+    memory, out = guarded(256, 128).view(np.uint32), aligned(np.zeros(64, np.uint32))  # nothing is 400 bytes behind it
+    memory[:] = 0
     options, text = Options(detectors=detectors), module(HEAD + body + END, parameters=2)
     try:
         launch(text, memory, out, block=(64, 1, 1), dynamic_smem=1024, options=options)

@@ -20,12 +20,14 @@ from cute_kernels.emulator.core.layout import CONSTANTS, word_count
 from cute_kernels.emulator.core.layout import words as layout_words
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.instructions_move import PARAM_WINDOW
+from cute_kernels.emulator.generic_addresses import PARAM_WINDOW
+from cute_kernels.emulator.matrix_arithmetic import Arithmetic
 from cute_kernels.emulator.mbarrier import MAX_COUNT, MBarrier, MBarriers
 from cute_kernels.emulator.native_memory import MemoryTables
 from cute_kernels.emulator.native_units import Units, function
 from cute_kernels.emulator.smem import shared_address
 from cute_kernels.emulator.tensor_map import SWIZZLES, TensorMap, decode, encode
+from cute_kernels.emulator.tmem import TensorMemory
 from tests.emulator.ptx import aligned, launch, module
 from tests.emulator.python_units import units
 from tests.emulator.test_tma import (
@@ -67,9 +69,9 @@ class NativeMachine(Machine):
         for cta in self.ctas:
             cta.detect = False
         self.cluster = SimpleNamespace(
-            ctas=[SimpleNamespace(shared=cta) for cta in self.ctas], gmem=self.gmem, params=b"", options=options,
-            barriers=self.barriers, tma=self.tma, progress=0, meter=None, trace=None,
-            tensor_core=SimpleNamespace(instructions=0),
+            ctas=[SimpleNamespace(shared=cta, tmem=TensorMemory()) for cta in self.ctas], gmem=self.gmem, params=b"",
+            options=options, barriers=self.barriers, tma=self.tma, progress=0, meter=None, trace=None,
+            tensor_core=SimpleNamespace(instructions=0), arithmetic=Arithmetic(),
             tracker=None, wgmma=SimpleNamespace(instructions=0),
         )  # fmt: skip
         self.tables = MemoryTables(self.cluster, 0)

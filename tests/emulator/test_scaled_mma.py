@@ -328,9 +328,10 @@ PROGRAM = f"""
 INSTRUCTION = "tcgen05.mma.cta_group::1.kind::{} [%r8], %d8, %d9, {}, [%r11], [%r12], %p4;"
 
 
-def run_program(text: str, case: Case, options: Options) -> tuple[np.ndarray, np.ndarray]:
-    """D of a launch with these MMAs, and what one has to make of it."""
-    elements, scales = operands(case)
+def program_inputs(
+    case: Case, elements: list[np.ndarray], scales: list[np.ndarray]
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """The image in global memory, and PROGRAM's descriptors of elements and of scales, for an address of 0."""
     image = np.zeros(BYTES, np.uint8)
     layout = Layout("32B", False, 1, 0)
     for start, x, name in zip((0, 4096), elements, case.types):
@@ -339,13 +340,23 @@ def run_program(text: str, case: Case, options: Options) -> tuple[np.ndarray, np
     for start, x in zip((4608, 5120), scales):
         for (row, i), code in np.ndenumerate(x):
             image[start + row % 32 * 16 + row // 32 * 4 + i] = code
-    out = aligned(np.zeros((128, 16), np.float32))
     scale_words = Layout("none", False, 1, 0).descriptor(1024 + 4608) & ~(0x3FFF << 32) | 128 >> 4 << 32
-    program = module(PROGRAM.replace("MMA\n", text + "\n", 1), parameters=4)
+    return image, (layout.descriptor(1024), scale_words)
+
+
+def program_with(text: str) -> str:
+    """PTX of PROGRAM with these MMAs."""
+    return module(PROGRAM.replace("MMA\n", text + "\n", 1), parameters=4)
+
+
+def run_program(text: str, case: Case, options: Options) -> tuple[np.ndarray, np.ndarray]:
+    """D of a launch with these MMAs, and what one has to make of it."""
+    elements, scales = operands(case)
+    image, descriptors = program_inputs(case, elements, scales)
+    out = aligned(np.zeros((128, 16), np.float32))
     launch(
-        program, aligned(image), out, layout.descriptor(1024), scale_words, block=(128, 1, 1), dynamic_smem=8192,
-        options=options,
-    )  # fmt: skip
+        program_with(text), aligned(image), out, *descriptors, block=(128, 1, 1), dynamic_smem=8192, options=options
+    )
     return out, expected(case, elements, scales)
 
 

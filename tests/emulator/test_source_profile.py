@@ -11,7 +11,7 @@ import pytest
 
 from cute_kernels.commands import cli
 from cute_kernels.emulator import Options, capture
-from cute_kernels.emulator.command import run_program
+from cute_kernels.emulator.program_run import run_program
 from cute_kernels.emulator.source_lines import SourcePlace, own_places
 from cute_kernels.emulator.source_profile import Profile, profiles
 from tests.emulator.ptx import aligned, launch, module

@@ -42,6 +42,16 @@ void agent_snapshot(const Agent *agent, uint32_t mask) {
   share(agent, agent->scratch, ROW_TENSOR, mask);
 }
 
+void agent_tell(const Agent *agent, int32_t *clocks) {
+  clocks_join(clocks, agent->clocks, ROWS * agent->width);
+  share(agent, clocks, ROW_TENSOR, UINT32_MAX);
+}
+
+void cover_warp(int32_t *row, int64_t base, int64_t clock) {
+  for (int lane = 0; lane <= COLUMN_READ; lane++)
+    if (row[base + lane] < clock) row[base + lane] = (int32_t)clock;
+}
+
 void agent_order(const Agent *agent, uint32_t mask) {
   memcpy(agent->scratch, agent->clocks, (size_t)agent->width * sizeof *agent->clocks);
   cover(agent, agent->scratch, mask, 1);
@@ -54,6 +64,7 @@ void agent_fence(Agent *agent, uint32_t mask, int64_t order) {
     clocks_join(agent_row(agent, ROW_ACQUIRED), agent->pending, PENDING_ROWS * width);
     memset(agent->pending, 0, PENDING_ROWS * (size_t)width * sizeof *agent->pending);
     agent->some_pending = 0;
+    agent->changes++;
   }
   agent_snapshot(agent, mask);
   memcpy(agent->fenced, agent->scratch, ROWS * (size_t)width * sizeof *agent->fenced);
@@ -69,6 +80,7 @@ void agent_converge(Agent *agent, uint32_t mask) {
   for (int64_t i = 0; i < single->count; i++)
     if (!(mask >> single->entries[i].lane & 1)) single->entries[kept++] = single->entries[i];
   single->count = kept;
+  agent->changes++;
   agent_advance(agent);
 }
 
@@ -79,6 +91,7 @@ void agent_fence_proxy(Agent *agent, uint32_t mask, int32_t spaces) {
     clocks_join(row, agent_row(agent, ROW_VISIBLE), agent->width);
     cover(agent, row, mask, 1);
   }
+  agent->changes++;
   agent_advance(agent);
 }
 
@@ -87,16 +100,19 @@ void agent_complete_tensor(Agent *agent, int64_t kind) {
   clocks_raise(agent->clocks, agent->width, ROW_TENSOR, column, *clock);
   agent_row(agent, ROW_TENSOR)[column] = (int32_t)*clock;
   ++*clock;
+  agent->changes++;
   agent->load_identity = agent->store_identity = 0;
 }
 
-void agent_fence_tensor(const Agent *agent, int32_t before) {
+void agent_fence_tensor(Agent *agent, int32_t before) {
   int32_t *row = agent_row(agent, ROW_TENSOR);
   if (before) memcpy(agent->before, row, (size_t)agent->width * sizeof *row);
   else clocks_join(row, agent->incoming, agent->width);
+  agent->changes++;
 }
 
-void agent_complete_in_lane(const Agent *agent, int64_t lane, int64_t column, int64_t clock) {
+void agent_complete_in_lane(Agent *agent, int64_t lane, int64_t column, int64_t clock) {
+  agent->changes++;
   if (agent->live == (int64_t)1 << lane) {
     clocks_raise(agent->clocks, agent->width, ROW_TENSOR, column, clock);
     return;

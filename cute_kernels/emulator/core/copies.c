@@ -141,26 +141,18 @@ int32_t bulk_wait(Tables *t, uint32_t mask, int64_t newest, int32_t read) {
   return 1;
 }
 
-static int all_written(const uint8_t *full, int64_t columns) {
-  int missing = 0;
-  for (int64_t i = 0; i < columns; i++) missing |= !full[i];
-  return !missing;
-}
-
 // `TensorRaces.issue`. Accesses that are recorded before one that is not in order are recorded again by Python, under
 // the same identity.
-int32_t watch_mma(Tables *t, Watched *watched, int32_t instruction) {
-  if (!all_written(watched->full, watched->columns) || !all_written(watched->full_pair, watched->columns)) return 0;
-  if (!log_flush(t)) return 0;
+int32_t watch_mma(
+    Tables *t, MmaIssuer *issuer, const PipelinedAccess *accesses, int64_t count, int32_t instruction) {
+  Stream *stream = issuer->stream;
+  if (!log_flush(t) || !stream) return 0;
   const Context *context = t->context;
-  Stream *stream = watched->stream;
   if (!stream->identity) {
     if (!has_room(context->epochs, 1)) return 0;
-    stream->identity =
-        new_epoch(context->epochs, stream->column, stream->commits + 1, watched->text, 0, instruction);
+    stream->identity = new_epoch(context->epochs, stream->column, stream->commits + 1, issuer->text, 0, instruction);
   }
-  watched->latest = stream->identity;
-  int64_t done = access_pipelined(
-      watched->accesses, watched->count, context->agent, stream->identity, watched->lane, stream->column);
-  return done == watched->count;
+  issuer->latest = stream->identity;
+  int64_t lane = issuer->key[1] >> 8 & 255;
+  return access_pipelined(accesses, count, context->agent, stream->identity, lane, stream->column) == count;
 }

@@ -28,6 +28,13 @@ EXPORT int64_t mbarrier_arrive(
 EXPORT int64_t mbarrier_arrive_each(
     Tables *t, const int64_t *addresses, uint32_t mask, int64_t count, int64_t arriver, int64_t order);
 
+// A warp arrives at a named barrier: in which generation, or why it may not (WRONG_NUMBER and so on).
+EXPORT int64_t named_arrive(NamedBarriers *all, const NamedArrival *arrival);
+// The generation that a warp arrived in and waited for, if it is complete: it waits no more. NO_GENERATION: it is not.
+EXPORT int64_t named_pass(NamedBarriers *all, int64_t number, int64_t warp, Agent *agent);
+// So many threads run now: a barrier over all of them may be complete.
+EXPORT void named_recount(NamedBarriers *all, int64_t running);
+
 // 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
 // Likewise, of a wgmma that all four warps have issued.
@@ -38,8 +45,18 @@ EXPORT int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t 
 // wgmma.commit_group, and wgmma.wait_group of groups that are complete. Likewise.
 EXPORT int32_t wgmma_commit(Tables *t, int64_t who);
 EXPORT int32_t wgmma_wait(Tables *t, int64_t who, int64_t newest);
+// Whether they are the core's and not complete, so that a warp may wait for them. 0: they are, or Python decides.
+EXPORT int32_t wgmma_waits(Tables *t, int64_t who, int64_t newest);
+// With detectors: a matrix of clocks learns what the warps knew that have issued an operation.
+EXPORT void wgmma_tell(const Warpgroup *group, int64_t number, int32_t *clocks);
 // 1: the MMA was executed; 0: Python has to do it.
-EXPORT int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction);
+EXPORT int32_t tensor_mma(Tables *t, const MmaArguments *arguments, int32_t instruction);
+// Decode descriptors. 0, or what is wrong with them.
+EXPORT int32_t mma_fields(const MmaKind *kind, int64_t group, int64_t descriptor, MmaFields *fields);
+EXPORT int32_t matrix_fields(int64_t descriptor, Matrix *matrix);
+// Where an operand lies in shared memory, int64 [rows, pieces of K_BYTES]: indices of chunks of 16 bytes or, MN-major, of
+// elements.
+EXPORT void matrix_places(const Matrix *matrix, const MatrixRows *rows, int64_t *places);
 // Tensor copies of `rank` dimensions; 1: done, 0: Python has to do it. `pair`: the mbarrier of a load, on which its bytes
 // are counted, may be in the other CTA of the pair; of a multicast, it is that of the given one's parity in each pair.
 EXPORT int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
@@ -92,9 +109,9 @@ EXPORT void agent_fence_proxy(Agent *agent, uint32_t mask, int32_t spaces);
 // tcgen05.wait::ld (COLUMN_TENSOR_LOAD) and ::st: what the warp did so far is complete.
 EXPORT void agent_complete_tensor(Agent *agent, int64_t kind);
 // tcgen05.fence::before_thread_sync and ::after_thread_sync.
-EXPORT void agent_fence_tensor(const Agent *agent, int32_t before);
+EXPORT void agent_fence_tensor(Agent *agent, int32_t before);
 // One lane waited for operations of a stream of its own: the others know when they synchronise with it.
-EXPORT void agent_complete_in_lane(const Agent *agent, int64_t lane, int64_t column, int64_t clock);
+EXPORT void agent_complete_in_lane(Agent *agent, int64_t lane, int64_t column, int64_t clock);
 
 // --- what barriers pass on: points.c ---
 
@@ -139,7 +156,8 @@ EXPORT int64_t accesses_together(void);
 // A copy that is complete when it is issued; a load to each of several CTAs, one after the other, reads its box once.
 EXPORT int32_t watch_load(Tables *t, const WatchedCopy *copies, int64_t count);
 EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
-EXPORT int32_t watch_mma(Tables *t, Watched *watched, int32_t instruction);
+EXPORT int32_t watch_mma(
+    Tables *t, MmaIssuer *issuer, const PipelinedAccess *accesses, int64_t count, int32_t instruction);
 // A wait for a phase of an mbarrier succeeded.
 EXPORT int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase);
 // A warp is about to wait for the phase with this number, which is not complete.

@@ -154,6 +154,7 @@ void agent_acquire(Agent *agent, Point *point, int64_t order) {
     if (warp->seen[order] == point->completed) return;
     warp->seen[order] = point->completed;
   }
+  agent->changes++;
   if (order & ORDER_SYNC && point->ranks == 1 && !agent->strict) {
     clocks_join(agent->clocks, available, ROWS * width);
     return;

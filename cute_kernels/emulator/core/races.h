@@ -11,6 +11,10 @@ static inline int32_t *agent_row(const Agent *agent, int64_t row) { return agent
 void clocks_join(int32_t *restrict target, const int32_t *restrict source, int64_t count);
 // One column of the first rows of a matrix is at least a clock.
 void clocks_raise(int32_t *clocks, int64_t width, int64_t rows, int64_t column, int64_t clock);
+// A matrix learns all that the lanes of a warp know, but for the warp's own clock.
+void agent_tell(const Agent *agent, int32_t *clocks);
+// A row learns that a warp, whose columns begin at `base`, has come as far as a clock.
+void cover_warp(int32_t *row, int64_t base, int64_t clock);
 
 // Whether the warp knows of the mbarrier.init; 0: Python decides.
 static inline int is_initialised(const Agent *agent, const Point *point) {

@@ -1,7 +1,7 @@
 // Shadow memory: whether every place of an access is in order, and its record. What shadow.py has for the general case.
 //
-// Any access that is not in order, or that needs a plane or a layer of readers that is not there, leaves everything as
-// it is but for granules that are split into bytes, which says the same.
+// Any access that is not in order, or that needs a plane or more layers of readers than there is room for, leaves
+// everything as it is but for granules that are split into bytes, which says the same.
 #include <stddef.h>
 #include <string.h>
 
@@ -47,7 +47,7 @@ int64_t layer_of(const Access *access, const Plane *plane, int64_t place) {
     if (!access->read_known || column < 0 || column >= access->width) continue;
     if (epochs->clocks[number] <= access->read_known[column]) return n;
   }
-  return -1;
+  return plane->layer_count < plane->room ? plane->layer_count : -1;
 }
 
 int of_earlier_cluster(const Access *access, int32_t id) { return id && id >> LANE_BITS < access->floor; }
@@ -93,7 +93,7 @@ static int written_before(
 
 static int check_run(const Access *access, const Plane *plane, int64_t start, int64_t count, int64_t lane, Met *met) {
   int64_t end = start + count;
-  if (start < 0 || end > plane->places || (!access->write && !plane->layer_count)) return 0;
+  if (start < 0 || end > plane->places) return 0;
   if (!written_before(access, plane, start, end, lane, met)) return 0;
   if (access->write) {
     for (int64_t n = 0; n < plane->layer_count; n++) {
@@ -107,6 +107,7 @@ static int check_run(const Access *access, const Plane *plane, int64_t start, in
     }
     return !plane->foreign || differs(plane->foreign, start, end, 0) == end;
   }
+  if (!plane->layer_count) return plane->room > 0;
   // What was met in another plane may need foreign reads, which this plane has to have.
   if (!plane->foreign && of_earlier_cluster(access, met->layer)) met->layer = 0;
   for (int64_t at = start; (at = differs(plane->layers[0], at, end, met->layer)) < end; at++) {
@@ -124,7 +125,8 @@ static void write_run(const Plane *plane, int64_t start, int64_t count, int32_t 
   for (int64_t n = 0; n < plane->layer_count; n++) fill(plane->layers[n], start, start + count, 0);
 }
 
-static void read_run(const Access *access, const Plane *plane, int64_t start, int64_t count, int32_t id, Met *met) {
+static void read_run(const Access *access, Plane *plane, int64_t start, int64_t count, int32_t id, Met *met) {
+  if (!plane->layer_count) plane->layer_count = 1;
   int32_t *top = plane->layers[0];
   int64_t from = start, end = start + count;
   for (;;) {
@@ -133,6 +135,7 @@ static void read_run(const Access *access, const Plane *plane, int64_t start, in
     fill(top, from, at, id);
     if (at == end) return;
     int64_t n = layer_of(access, plane, at);
+    if (n == plane->layer_count) plane->layer_count++;
     int32_t *read = &plane->layers[n][at];
     keep(access, plane, at, at + 1, *read);
     if (!n) met->layer = *read;
@@ -142,7 +145,7 @@ static void read_run(const Access *access, const Plane *plane, int64_t start, in
 }
 
 static inline int run(
-    const Access *access, Action action, const Plane *plane, int64_t start, int64_t count, int64_t lane, int32_t id,
+    const Access *access, Action action, Plane *plane, int64_t start, int64_t count, int64_t lane, int32_t id,
     Met *met) {
   if (action == CHECK) return check_run(access, plane, start, count, lane, met);
   if (action == WRITE) write_run(plane, start, count, id);
@@ -155,9 +158,11 @@ static void divide_plane(int32_t *bytes, const int32_t *granules, int64_t granul
 }
 
 // Splits a granule into bytes, which take over what is known of it. 0: there are no planes for that.
-static int divide(const Shadow *shadow, int64_t granule) {
-  const Plane *from = &shadow->coarse, *to = &shadow->fine;
-  if (to->layer_count < from->layer_count || (from->foreign && !to->foreign)) return 0;
+static int divide(Shadow *shadow, int64_t granule) {
+  const Plane *from = &shadow->coarse;
+  Plane *to = &shadow->fine;
+  if (to->room < from->layer_count || (from->foreign && !to->foreign)) return 0;
+  if (to->layer_count < from->layer_count) to->layer_count = from->layer_count;
   shadow->split[granule] = 1;
   divide_plane(to->writes, from->writes, granule);
   for (int64_t n = 0; n < from->layer_count; n++) divide_plane(to->layers[n], from->layers[n], granule);
@@ -167,7 +172,7 @@ static int divide(const Shadow *shadow, int64_t granule) {
 
 // One row of an access: which places of which plane it has, and what is done there.
 static int row(const Access *access, Action action, int64_t start, int64_t lane, int32_t id, Met *met) {
-  const Shadow *shadow = access->shadow;
+  Shadow *shadow = access->shadow;
   int64_t count = access->count;
   if (access->grain == 1) return run(access, action, &shadow->coarse, start, count, lane, id, met);
   int64_t first = start >> 4, last = (start + count - 1) >> 4;
@@ -185,7 +190,8 @@ static int row(const Access *access, Action action, int64_t start, int64_t lane,
     if (shadow->split[granule]) {
       done = run(access, action, &shadow->fine, granule * GRANULE, GRANULE, lane, id, met);
     } else {
-      while (next <= last && !shadow->split[next]) next++;
+      const uint8_t *split = memchr(shadow->split + next, 1, (size_t)(last + 1 - next));
+      next = split ? split - shadow->split : last + 1;
       done = run(access, action, &shadow->coarse, granule, next - granule, lane, id, met);
     }
     if (!done) return 0;

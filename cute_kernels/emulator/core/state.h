@@ -11,11 +11,11 @@
 typedef struct Tables Tables;
 typedef struct Point Point;
 typedef struct Stream Stream;
-typedef struct Watched Watched;
 typedef struct Shadow Shadow;
 typedef struct Context Context;
 typedef struct LogEntry LogEntry;
 typedef struct TraceEvent TraceEvent;
+typedef struct Agent Agent;
 
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
@@ -41,6 +41,38 @@ typedef struct Cta {
   int16_t *slots;   // of every 8 bytes: the number of the mbarrier there plus one, or 0
   Shadow *shadow;   // with detectors
 } Cta;
+
+// bar and barrier of a CTA (PTX ISA, "bar"), which count threads by whole warps.
+enum {
+  NAMED_BARRIERS = 16, MOST_WARPS = 32, VOTES = 64,  // generations whose votes are kept: no warp is that far behind
+  NO_GENERATION = -1,
+  // What an arrival is refused for: the number of the barrier, lanes that are not all of the warp's, a count of threads
+  // that is none or differs from that of earlier arrivals; or Python has to make room first.
+  WRONG_NUMBER = -2, WRONG_LANES = -3, WRONG_THREADS = -4, OTHER_THREADS = -5, NO_ROOM = -6
+};
+typedef struct Vote { int64_t votes, voters; } Vote;  // threads whose predicate holds, and all
+typedef struct NamedBarrier {
+  int64_t generation;              // that is incomplete
+  int64_t expected, all_threads;   // threads that it needs; 1: all of the CTA, as long as they run
+  int64_t arrived;                 // threads
+  int64_t arrivals, room;          // of warps, and for how many there is room
+  int64_t *who;                    // their indices in the CTA, in order
+  int64_t first;                   // index of the instruction of the first one, -1: not known
+  Point *point;                    // with detectors
+  Vote vote, results[VOTES];       // of this generation, and of generation n in entry n % VOTES
+} NamedBarrier;
+typedef struct NamedBarriers {
+  int64_t running;              // threads of the warps that have not exited
+  int64_t waiting[MOST_WARPS];  // generation that a warp has arrived in and waits for, or NO_GENERATION
+  NamedBarrier barriers[NAMED_BARRIERS];
+} NamedBarriers;
+typedef struct NamedArrival {
+  int64_t number, threads;           // -1: all
+  int64_t warp, lanes, live, waits;  // index in the CTA; lanes that execute, and have not exited; 1: bar.sync
+  int64_t place;                     // index of the instruction
+  Agent *agent;                      // with detectors
+  Vote vote;
+} NamedArrival;
 
 // Loads and stores. Shared and local memory appear to generic addresses as windows above every host address. Lanes
 // exchange values with the core in rows of 32 items of up to 64 bits, on cache lines.
@@ -78,7 +110,8 @@ typedef struct CopyArguments {
 
 // An MMA of a tensor core: D = round(A * B + D). A CTA, or each of a pair, has rows of A and
 // of B and the cells of D that belong to its rows of A; B is that of all of them.
-enum { E4M3, E5M2, F16, BF16, TF32, S8, U8 };  // types of elements
+// Types of elements; those of less than eight bits, from E2M3 on, are multiplied by NumPy.
+enum { E4M3, E5M2, F16, BF16, TF32, S8, U8, E2M3, E3M2, E2M1 };
 enum { SUM_F32, SUM_F16, SUM_S32 };            // of D; FP16 is the lower half of a cell
 enum { TENSOR_LANES = 128, TENSOR_COLUMNS = 512, LANE_GROUP = 16 };  // of tensor memory
 enum { K_BYTES = 32, MOST_CTAS = 2 };
@@ -109,15 +142,7 @@ typedef struct Mma {
   MmaPart parts[MOST_CTAS];
 } Mma;
 
-// MMAs that are kept, each in the entry that `key_slot` says. The key: CTA group, who issues (CTA rank, lane, warp),
-// accumulator, descriptors of A and B, instruction descriptor, whether it accumulates, 0.
-enum { MMAS = 1024, MMA_KEY = 8 };
-typedef struct MmaEntry {
-  int64_t key[MMA_KEY];
-  void *job;         // what `execute` of the tables is given; null: for Python
-  Watched *watched;  // what tells the race detector of it, or null
-  int64_t operand_wavefronts, tensor_read, tensor_written;  // what it counts for
-} MmaEntry;
+#include "state_tensor.h"
 
 // wgmma.mma_async: what an instruction says. Of the parts of `mma` the first; an operation has its own operands.
 enum { WGMMA_WARPS = 4, WGMMA_ROWS = 64, A_WORDS = 128 };  // of a warp: A_REGISTERS * 32
@@ -149,10 +174,18 @@ typedef struct WgmmaPart {
 typedef struct Wgmma {
   int64_t form, a, b, accumulate;  // a, b: descriptors
   int64_t identity;                // with detectors
-  int32_t *clocks;                 // and int32 [ROWS][width], what the warps knew that have issued it
+  int64_t known;                   // and number of the `WgmmaKnown`
+  int64_t clocks[WGMMA_WARPS];     // of each warp its own when it issued it; 0: it has not
   WgmmaOperand operands[2];        // B, A
   WgmmaPart parts[WGMMA_WARPS];
 } Wgmma;
+
+// What warps knew that issued some operations in a row, but for the clocks of these warps themselves.
+typedef struct WgmmaKnown {
+  int32_t *clocks;                // int32 [ROWS][width]
+  int64_t changes[WGMMA_WARPS];   // of each warp, up to where they have what it knew: `Agent.changes`
+  int64_t operations;             // that have it, as long as they count
+} WgmmaKnown;
 
 // The wgmmas of a warpgroup while the core executes all of them: operation n is in entry n % WGMMAS, as long as a warp
 // has to issue it or to wait for it.
@@ -168,10 +201,13 @@ typedef struct Warpgroup {
   uint8_t *data;          // shared memory of the CTA
   const uint8_t *states;  // or null, where nobody asks
   int64_t column, width;  // with detectors, its stream and the columns of all clocks
+  int64_t bases[WGMMA_WARPS];  // columns of the warps
+  int64_t forgotten;           // operations that nobody will ask for any more what warps knew
+  WgmmaKnown known[WGMMAS];
   Wgmma operations[WGMMAS];
 } Warpgroup;
 
-// tcgen05.commit that are kept, likewise. The key: who, mbarrier, multicast mask or -1.
+// tcgen05.commit that are kept, each in the entry that `key_slot` says. The key: who, mbarrier, multicast mask or -1.
 enum { COMMITS = 256, COMMIT_KEY = 3 };
 typedef struct CommitEntry {
   int64_t key[COMMIT_KEY];
@@ -211,15 +247,16 @@ typedef struct Tables {
   Barrier *barriers;
   int64_t completions, loaded, stored, mmas;  // phases, bytes of tensor copies, MMAs: since Python looked
   Plan *plans;
-  MmaEntry *mma_entries;
-  int32_t (*execute)(void *job);  // 1 if done
+  const MmaKind *mma_kinds;
+  MmaIssuer *mma_issuers;
+  TensorCells *tensor_cells;  // of each CTA
   // What bytecode calls; 0: nothing is done, Python has to do it.
   int32_t (*mbarrier_passed)(Tables *t, int64_t address, int32_t parity, int64_t order);
   int64_t (*mbarrier_arrive)(
       Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
   int32_t (*tensor_load)(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
   int32_t (*tensor_store)(Tables *t, const CopyArguments *copy, int32_t rank);
-  int32_t (*tensor_mma)(Tables *t, const int64_t *key, int32_t instruction);
+  int32_t (*tensor_mma)(Tables *t, const MmaArguments *arguments, int32_t instruction);
   int32_t (*tensor_commit)(Tables *t, int64_t who, int64_t address, int64_t multicast);
   int32_t (*bulk_commit)(Tables *t, uint32_t mask);
   int32_t (*bulk_wait)(Tables *t, uint32_t mask, int64_t newest, int32_t read);
@@ -256,9 +293,10 @@ enum {
   TRACE_EXPECTED,   // likewise, and it is as they say between the expectation of bytes and the arrival
   TRACE_LOADED,     // `number` bytes, by a tensor copy whose name is `text`
   TRACE_STORED,     // likewise; `lane` issued it
-  TRACE_MMA,        // that of the entry `number`
+  TRACE_MMA,        // of `number` rows and `phase` columns, by the issuer of the entry `address`
   TRACE_COMMITTED,  // tcgen05.commit, whose label is `number`
   TRACE_WGMMA,      // of the form `number`; `phase` operations of its warpgroup are complete
+  TRACE_NAMED,      // `phase` generations of the named barrier `number` of the CTA are complete
   TRACE_COMPLETED   // `phase` phases of the mbarrier `address` are complete
 };
 struct TraceEvent {
@@ -275,6 +313,8 @@ struct TraceEvent {
 // that lanes have diverged at is known to the core alone: the lanes `arrived` are at its meeting block already, the
 // others run. `entered`: the warp stands behind the count of block `pc`, not before it.
 enum { NO_MEET = -1, WARP_HEADER = 64 };
+// For the phase of a parity of `mbarrier`; at the named barrier of a number; for all but so many wgmma-groups.
+enum { WAITS_PHASE = 1, WAITS_NAMED = 2, WAITS_GROUPS = 3 };
 typedef struct WarpHeader {
   int32_t pc;
   uint32_t mask;
@@ -283,7 +323,8 @@ typedef struct WarpHeader {
   int32_t budget;  // blocks until the warp gives way
   int32_t entered;
   int32_t timed_out;  // its next try_wait gives up
-  int32_t waits, parity, site;  // 1: it waits for a phase of this parity, of the mbarrier, in the call of this site
+  int32_t waits, awaited, site;  // what it waits for, if not 0; which one, see there; in the call of this site
+  uint32_t live;                 // lanes that have not exited
   int64_t mbarrier;
   int64_t steps;      // instructions executed, up to the end of the block that it is in
 } WarpHeader;

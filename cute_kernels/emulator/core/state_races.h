@@ -34,7 +34,7 @@ typedef struct BulkThread {
 } BulkThread;
 
 // A warp.
-typedef struct Agent {
+struct Agent {
   int32_t *clocks;
   int64_t width;   // columns
   int64_t base;    // the first of its own
@@ -58,7 +58,8 @@ typedef struct Agent {
   int64_t some_pending;
   int64_t fenced_inits;  // mbarriers initialised before the last fence of them
   int32_t *scratch;      // a matrix for intermediate results
-} Agent;
+  int64_t changes;       // counts whatever changes the clocks, or those of single lanes
+};
 
 // What is kept of a warp by a synchronisation point. It may have waited for phase -1, the one before the first.
 enum { NO_PHASE = -2 };
@@ -108,6 +109,7 @@ typedef struct Plane {
   int32_t **layers;
   int64_t layer_count, places;
   int32_t *foreign;
+  int64_t room;  // layers that there may be
 } Plane;
 
 // Bytes: by granules, and those that are split by bytes. Tensor memory has the first plane alone.
@@ -167,18 +169,6 @@ struct Stream {
   int64_t column;
   int64_t commits;
   int64_t identity;  // 0: none yet
-};
-
-// A tcgen05 operation of one thread.
-struct Watched {
-  const PipelinedAccess *accesses;
-  int64_t count;
-  Stream *stream;
-  int64_t lane, text;
-  int64_t latest;   // identity of the latest execution in C
-  int64_t columns;  // of its accumulator
-  int64_t parts;    // CTAs that this is in
-  const uint8_t *full, *full_pair;  // of each CTA a byte per column, 1 where all its lanes are written
 };
 
 // Lanes that are about to arrive at an mbarrier of a CTA, in a phase that is complete then or not.

@@ -150,20 +150,6 @@ FORM(tensor_load) {
 
 // --- units -----------------------------------------------------------------------------------------------------------
 
-// The warp waits as if the blocking call of Python, which is the last instruction skipped, had said so.
-static const Instruction *wait_for(const Instruction *i, uint8_t *s, Machine *m, int64_t address, int32_t parity) {
-  WarpHeader *header = (WarpHeader *)s;
-  const Instruction *call = i + i->d;
-  header->waits = 1;
-  header->mbarrier = address;
-  header->parity = parity;
-  header->site = (int32_t)call->a;
-  header->pc = (int32_t)call->b;
-  AT(s64, WARP_HEADER + (int64_t)sizeof(int64_t) * call->b)--;  // the block begins again
-  header->steps -= m->program->code[m->program->starts[call->b]].b;
-  return leave(m, WAIT);
-}
-
 // mbarrier.try_wait of the parity b at the address a. Python has to see the first one after a time-out, whatever that
 // one says. c: the instruction, and in its lowest bit whether the warp never diverges here, so that none of its lanes
 // could run while others wait.
@@ -177,7 +163,8 @@ FORM(try_wait) {
   result(m, 1);
   if (late) return i + 1;
   if (t->mbarrier_passed(t, address, parity, i->imm)) return i + 1 + i->d;
-  return (i->c & 1) && mbarrier_waits(t, address, parity) ? wait_for(i, s, m, address, parity) : i + 1;
+  header->mbarrier = address;
+  return (i->c & 1) && mbarrier_waits(t, address, parity) ? wait_for(i, s, m, WAITS_PHASE, parity) : i + 1;
 }
 
 // The list c: words with the address, the count and the expected bytes (0: none), who arrives; instruction.
@@ -234,13 +221,13 @@ FORM(copy_out) {
 static int64_t issuer(const Instruction *i, const uint8_t *s, const Machine *m) {
   return AT(const s64, i->a) | (int64_t)first_lane(m) << 8;
 }
-FORM(tensor_mma) {  // the list c: words of the key; the second one is the issuer
+FORM(tensor_mma) {  // the list c: words of `MmaArguments` but who issues; imm: instruction
   if (!one_lane(m)) return i + 1;
   Tables *t = m->tables;
-  int64_t *key = (int64_t *)(void *)m->rows;
+  MmaArguments *arguments = (MmaArguments *)(void *)m->rows;
   gather(i, s, m);
-  key[1] = issuer(i, s, m);
-  DONE(t->tensor_mma(t, key, (int32_t)i->imm));
+  arguments->issuer = issuer(i, s, m);
+  DONE(t->tensor_mma(t, arguments, (int32_t)i->imm));
 }
 FORM(tensor_commit) {  // at the address b, to the CTAs of the mask in the word c (0: none is given); imm: instruction
   if (!one_lane(m)) return i + 1;
@@ -284,7 +271,12 @@ FORM(wgmma) {
   DONE(wgmma_issue(m->tables, who, &issued, i->imm));
 }
 FORM(wgmma_commit) { DONE(m->active == UINT32_MAX && wgmma_commit(m->tables, AT(s64, i->a))); }
-FORM(wgmma_wait) { DONE(m->active == UINT32_MAX && wgmma_wait(m->tables, AT(s64, i->a), i->imm)); }
+FORM(wgmma_wait) {  // c: as of try_wait, whether the warp never diverges here
+  int64_t who = AT(s64, i->a);
+  if (m->active != UINT32_MAX) return i + 1;
+  if (wgmma_wait(m->tables, who, i->imm)) return i + 1 + i->d;
+  return i->c && wgmma_waits(m->tables, who, i->imm) ? wait_for(i, s, m, WAITS_GROUPS, (int32_t)i->imm) : i + 1;
+}
 
 // Bulk groups. Where copies are done when they are issued there is nothing to wait for.
 FORM(bulk_unwatched) { (void)s; DONE(m->tables->unit_flags & EAGER); }

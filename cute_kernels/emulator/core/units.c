@@ -1,9 +1,8 @@
-// mbarriers, and tcgen05 operations that have been executed before.
+// mbarriers, and tcgen05.commit that has been executed before.
 #include <stddef.h>
 #include <string.h>
 
 #include "core.h"
-#include "meter.h"
 #include "trace.h"
 
 #define GOLDEN 0x9E3779B97F4A7C15u  // 2^64 / golden ratio: the upper bits of a product depend on all bits of the key
@@ -116,25 +115,6 @@ int64_t mbarrier_arrive_each(
   for (int64_t i = 0; i < groups; i++) arrive(t, &next[i], arriver);
   t->progress++;
   return arrivals[groups - 1].phase;
-}
-
-int32_t tensor_mma(Tables *t, const int64_t *key, int32_t instruction) {
-  if (!(t->unit_flags & EAGER)) return 0;
-  MmaEntry *entry = &t->mma_entries[slot_of(key, MMA_KEY, MMAS)];
-  if (memcmp(entry->key, key, sizeof entry->key) || !entry->job || !trace_room(t, 1)) return 0;
-  if (entry->watched && !watch_mma(t, entry->watched, instruction)) return 0;
-  if (!t->execute(entry->job)) return 0;
-  if (t->meter) {
-    Meter *meter = meter_of(t, instruction, METER_UNIT);
-    meter->requests++;
-    meter->wavefronts += entry->operand_wavefronts;
-    meter->tensor_read += entry->tensor_read;
-    meter->tensor_written += entry->tensor_written;
-  }
-  if (t->trace) trace_event(t, TRACE_MMA, instruction)->number = entry - t->mma_entries;
-  t->progress++;
-  t->mmas++;
-  return 1;
 }
 
 int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast) {

@@ -119,33 +119,87 @@ static int find_operand(
   return 1;
 }
 
-// A read of shared memory by an operation whose warps know the clocks.
-static Access read_of(const Context *context, const Warpgroup *group, const WgmmaOperand *operand, const int32_t *clocks) {
+// A read of shared memory by an operation whose warps know the clocks: two rows.
+static Access read_of(
+    const Context *context, const Warpgroup *group, const WgmmaOperand *operand, const int32_t *known,
+    const int32_t *fenced) {
   return (Access){
       .shadow = context->shadow, .grain = GRANULE, .offsets = operand->starts, .rows = operand->count,
-      .count = operand->nbytes, .known = clocks + ROW_VISIBLE * group->width, .width = group->width, .own = -1,
-      .lane = -1, .exempt = -1, .epochs = context->epochs, .fenced = clocks + ROW_PROXY * group->width,
-      .read_column = group->column,
+      .count = operand->nbytes, .known = known, .width = group->width, .own = -1, .lane = -1, .exempt = -1,
+      .epochs = context->epochs, .fenced = fenced, .read_column = group->column,
   };
 }
 
-// What the warps know that have issued the operation, with this one: the scratch matrix of its agent. 0: for Python.
-static int gather_clocks(Tables *t, const Warpgroup *group, const Wgmma *operation, int first) {
-  if (!log_flush(t) || !operation->clocks || !t->context) return 0;
-  const Agent *agent = t->context->agent;
-  if (agent->width != group->width || (first && !has_room(t->context->epochs, 1))) return 0;
-  agent_snapshot(agent, UINT32_MAX);
-  if (!first) clocks_join(agent->scratch, operation->clocks, ROWS * group->width);
-  return 1;
+// --- what the warps know that issue an operation ---
+//
+// Between two synchronisations a warp issues several operations, and knows the same each time but for its own clock. So
+// operations in a row have one matrix as long as no warp has learnt anything, and each has the clocks of the warps.
+
+static inline Wgmma *operation_of(Warpgroup *group, int64_t number) { return &group->operations[number % WGMMAS]; }
+
+// Operation `number` and those behind it that have the same matrix get one of their own, which begins as a copy.
+static void divide(Warpgroup *group, int64_t number, int64_t end) {
+  int64_t old = operation_of(group, number)->known, new = 0;
+  while (group->known[new].operations) new++;  // every one in use has an operation of the WGMMAS that may be in flight
+  WgmmaKnown *from = &group->known[old], *to = &group->known[new];
+  memcpy(to->clocks, from->clocks, ROWS * (size_t)group->width * sizeof *to->clocks);
+  memcpy(to->changes, from->changes, sizeof to->changes);
+  for (; number < end && operation_of(group, number)->known == old; number++) {
+    operation_of(group, number)->known = new;
+    from->operations--;
+    to->operations++;
+  }
+}
+
+// A warp issues an operation, of `issued` that any warp has issued: what it knows is added. To do it again changes
+// nothing.
+static void learn(Warpgroup *group, const Agent *agent, int64_t number, int64_t member, int64_t issued, int64_t observed) {
+  Wgmma *operation = operation_of(group, number);
+  if (number == issued) {
+    for (; group->forgotten < observed && group->forgotten < number - 1; group->forgotten++)
+      group->known[operation_of(group, group->forgotten)->known].operations--;
+    operation->known = number ? operation_of(group, number - 1)->known : 0;
+    group->known[operation->known].operations++;
+    memset(operation->clocks, 0, sizeof operation->clocks);
+  }
+  if (group->known[operation->known].changes[member] != agent->changes) {
+    int64_t end = number == issued ? number + 1 : issued;
+    if (number > observed && operation_of(group, number - 1)->known == operation->known) divide(group, number, end);
+    WgmmaKnown *known = &group->known[operation->known];
+    agent_tell(agent, known->clocks);
+    known->changes[member] = agent->changes;
+  }
+  operation->clocks[member] = agent->clock;
+  group->bases[member] = agent->base;
+}
+
+void wgmma_tell(const Warpgroup *group, int64_t number, int32_t *clocks) {
+  const Wgmma *operation = &group->operations[number % WGMMAS];
+  clocks_join(clocks, group->known[operation->known].clocks, ROWS * group->width);
+  for (int i = 0; i < WGMMA_WARPS; i++)
+    for (int row = 0; row < ROW_PROXY; row++)
+      if (operation->clocks[i]) cover_warp(clocks + row * group->width, group->bases[i], operation->clocks[i]);
+}
+
+// Whether the race detector can be told of an operation that a warp issues.
+static int may_learn(Tables *t, const Warpgroup *group, int first) {
+  if (!log_flush(t) || !group->known[0].clocks || !t->context) return 0;
+  return t->context->agent->width == group->width && (!first || has_room(t->context->epochs, 1));
 }
 
 // The last warp issues an operation. 0: nothing has changed.
 static int start(Tables *t, const Warpgroup *group, Wgmma *operation, const WgmmaForm *form, int64_t instruction) {
   int watched = (t->unit_flags & WATCHED) != 0, operands = form->a_in_registers ? 1 : 2;
   const Context *context = t->context;
+  int32_t *known = watched ? context->agent->scratch : NULL;
+  const int32_t *clocks = group->known[operation->known].clocks;
   Access reads[2];
+  if (watched) {
+    memcpy(known, clocks + ROW_VISIBLE * group->width, (size_t)group->width * sizeof *known);
+    for (int i = 0; i < WGMMA_WARPS; i++) cover_warp(known, group->bases[i], operation->clocks[i]);
+  }
   for (int i = 0; watched && i < operands; i++) {
-    reads[i] = read_of(context, group, &operation->operands[i], context->agent->scratch);
+    reads[i] = read_of(context, group, &operation->operands[i], known, clocks + ROW_PROXY * group->width);
     if (!access_check(&reads[i])) return 0;
   }
   if (!wgmma_execute(form, operation, group->data, group->states)) return 0;
@@ -182,7 +236,7 @@ int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruc
       (!form->a_in_registers && operation->a != issued->a)) {
     return 0;
   }
-  if (watched && !gather_clocks(t, group, operation, first)) return 0;
+  if (watched && !may_learn(t, group, first)) return 0;
   if (first) {
     operation->form = issued->form;
     operation->a = issued->a;
@@ -192,13 +246,10 @@ int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruc
     if (watched)
       operation->identity = new_epoch(t->context->epochs, group->column, number + 1, form->text, 0, (int32_t)instruction);
   }
+  if (watched) learn(group, t->context->agent, number, member, most, observed);
   operation->parts[member] = issued->parts[member];
   if (others == WGMMA_WARPS - 1 && !start(t, group, operation, form, instruction)) return 0;
-  if (watched) {
-    Agent *agent = t->context->agent;
-    memcpy(operation->clocks, agent->scratch, ROWS * (size_t)group->width * sizeof *agent->scratch);
-    agent_advance(agent);
-  }
+  if (watched) agent_advance(t->context->agent);
   if (t->trace && others == WGMMA_WARPS - 1) {
     TraceEvent *event = trace_event(t, TRACE_WGMMA, instruction);
     event->number = operation->form;
@@ -218,20 +269,36 @@ int32_t wgmma_commit(Tables *t, int64_t who) {
   return 1;
 }
 
+// How many operations of its warpgroup have to be complete for a wait of a warp to end.
+static int64_t end_of_wait(const Warpgroup *group, int64_t who, int64_t newest) {
+  const WgmmaWarp *warp = &group->warps[(who >> 16) % WGMMA_WARPS];
+  int64_t older = warp->committed - warp->waited - newest;
+  return older > 0 ? warp->ends[(warp->waited + older - 1) % WGMMA_GROUPS] : 0;
+}
+
+int32_t wgmma_waits(Tables *t, int64_t who, int64_t newest) {
+  int64_t complete, observed;
+  const Warpgroup *group = warpgroup_of(t, who);
+  if (!group) return 0;
+  least(group, &complete, &observed);
+  return end_of_wait(group, who, newest) > complete;
+}
+
 int32_t wgmma_wait(Tables *t, int64_t who, int64_t newest) {
   Warpgroup *group = warpgroup_of(t, who);
   if (!group) return 0;
   WgmmaWarp *warp = &group->warps[(who >> 16) % WGMMA_WARPS];
   int64_t older = warp->committed - warp->waited - newest, complete, observed;
   if (older <= 0) return 1;
-  int64_t end = warp->ends[(warp->waited + older - 1) % WGMMA_GROUPS];
+  int64_t end = end_of_wait(group, who, newest);
   least(group, &complete, &observed);
   if (end > complete) return 0;
   if (t->unit_flags & WATCHED && end > warp->observed) {
     // The warps know at least as much when they issue an operation as when they issued those before.
     if (!log_flush(t) || t->context->agent->width != group->width) return 0;
     Agent *agent = t->context->agent;
-    clocks_join(agent->clocks, group->operations[(end - 1) % WGMMAS].clocks, ROWS * group->width);
+    wgmma_tell(group, end - 1, agent->clocks);
+    agent->changes++;
     clocks_raise(agent->clocks, group->width, ROW_TENSOR, group->column, end);
   }
   warp->waited += older;

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cute_kernels.dsl_allocations import Allocation, Allocations
+from cute_kernels.dsl.allocations import Allocation, Allocations
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.decode import parse
 from cute_kernels.emulator.diagnostics.sources import last_name, syntax_tree

@@ -6,7 +6,10 @@ import ctypes
 import linecache
 import math
 import mmap
+import re
+import tempfile
 import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +17,16 @@ import numpy as np
 
 import cute_kernels
 from cute_kernels.emulator import EmulatorError, GlobalMemory, Options, run
+from cute_kernels.emulator.errors import Hang
 from cute_kernels.emulator.relocation import Relocation
-from tests.emulator.fuzz.programs import Program
+from tests.emulator.fuzz.program import Program
 from tests.emulator.oracle.launches import address_of
 
 PACKAGE = str(Path(cute_kernels.__file__).parent)
 INSTRUCTIONS, BLOCKS = 6_000, 20_000  # of a launch, so that an endless loop is soon reported
 _MOST_CTAS = 16  # of larger grids only the first and the last cluster run
 _ALIGNMENT = 128
+_VALUE = re.compile(r"\d|'|\(\)|None")
 _NO_ACCESS = 0  # PROT_NONE
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -53,6 +58,8 @@ def execute(program: Program) -> None:
     """Runs it on fresh memory."""
     arrays = [guarded(content) for content in program.buffers]
     moved = Relocation(tuple((address_of(i), array.ctypes.data, array.nbytes) for i, array in enumerate(arrays)))
+    for array in arrays:
+        array[:] = np.frombuffer(moved.words(array.tobytes()), np.uint8)
     memory = GlobalMemory()
     for i, array in enumerate(arrays):
         memory.register_tensor(array, f"buffer {i}")
@@ -60,17 +67,23 @@ def execute(program: Program) -> None:
     sizes = [*program.grid[:3], *program.cluster[:3]]
     if min(sizes) > 0 and math.prod(program.grid) > _MOST_CTAS:
         options["clusters"] = (0, max(0, math.prod(program.grid) // math.prod(program.cluster) - 1))
-    run(
-        program.text, grid=program.grid, block=program.block, cluster=program.cluster, dynamic_smem=program.shared,
-        params=[moved.words(value) for value in program.params], memory=memory, options=Options(**options),
-    )  # fmt: skip
+    if options.get("going_on"):
+        options["going_on"] = lambda error: True
+    with tempfile.TemporaryDirectory(prefix="cute-kernels-fuzz-") if options.get("trace") else nullcontext() as folder:
+        if folder is not None:
+            options["trace"] = Path(folder, "trace.json")
+        run(
+            program.text, grid=program.grid, block=program.block, cluster=program.cluster, dynamic_smem=program.shared,
+            params=[moved.words(value) for value in program.params], memory=memory, options=Options(**options),
+        )  # fmt: skip
 
 
 def judge(program: Program) -> Verdict:
     """Whether a program ends in success or in an error of the emulator's own that says what is wrong.
 
-    ValueError and TypeError are for shapes, parameters and options. They have to be raised by the package on purpose:
-    one that a library raises about the package's own arguments names nothing that a user has given.
+    An error of the emulator names a line of the PTX or its .target, unless it is a hang, which lists who waits.
+    ValueError and TypeError are for shapes, parameters and options, and quote the value. They have to be raised by the
+    package on purpose: one that a library raises about the package's own arguments names nothing that a user has given.
     """
     try:
         execute(program)
@@ -80,9 +93,14 @@ def judge(program: Program) -> Verdict:
             return Verdict(type(error).__name__, f"internal error: {type(cause).__name__}: {cause}", _place(cause))
         if not error.message.strip():
             return Verdict(type(error).__name__, "an error without a message", _place(error))
+        named = error.ptx_line is not None or ".target" in error.message
+        if not named and not isinstance(error, Hang):
+            return Verdict(type(error).__name__, f"an error that names no line of the PTX: {error}", _place(error))
         return Verdict(type(error).__name__)
     except (ValueError, TypeError) as error:
         if _on_purpose(error):
+            if not _VALUE.search(str(error)):
+                return Verdict(type(error).__name__, f"an error that names no value: {error}", _place(error))
             return Verdict(type(error).__name__)
         return Verdict(type(error).__name__, f"{type(error).__name__}: {error}", _place(error))
     except Exception as error:

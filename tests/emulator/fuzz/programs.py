@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from cute_kernels.emulator.tensor_map import encode
 from tests.emulator import record_tma_on_gpu as tma
+from tests.emulator.fuzz.asynchronous import clusters, synchronisation, tensor_cores
+from tests.emulator.fuzz.program import Program, addresses, on_arrays
 from tests.emulator.instruction_cases import kernel_text
 from tests.emulator.matrix_cases import matrix_cases, wgmma_cases
-from tests.emulator.oracle.launches import DATA, FrozenLaunch, address_of
+from tests.emulator.oracle.launches import DATA, FrozenLaunch
 from tests.emulator.record_matrix_on_gpu import result_array
 from tests.emulator.sm90_all_cases import cases
 from tests.emulator.test_conversions import CONVERSION
@@ -29,52 +28,16 @@ _FROZEN = ("gather-sm100", "gather-sm90", "gemm-sm90-split", "sm100-one-cta", "s
 _MAP_ADDRESS = 1 << 32  # that tensor maps are encoded with; the address of a buffer takes its place
 
 
-@dataclass(frozen=True)
-class Program:
-    """One launch.
-
-    Attributes:
-        name: where it comes from.
-        text: PTX.
-        params: of every kernel parameter its bytes. Addresses are those of `address_of`.
-        buffers: global memory before the launch.
-        grid, block, cluster, shared: of the launch; bytes of dynamic shared memory.
-        options: of `Options`, by name.
-    """
-
-    name: str
-    text: str
-    params: tuple[bytes, ...]
-    buffers: tuple[bytes, ...]
-    grid: tuple[int, int, int] = (1, 1, 1)
-    block: tuple[int, int, int] = (32, 1, 1)
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    shared: int = 4096
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def with_options(self, **options: Any) -> Program:
-        """With other options besides its own."""
-        return dataclasses.replace(self, options={**self.options, **options})
-
-
-def _addresses(count: int) -> tuple[bytes, ...]:
-    return tuple(struct.pack("<Q", address_of(i)) for i in range(count))
-
-
-def _on_arrays(name: str, text: str, *arrays: np.ndarray, **shape: Any) -> Program:
-    return Program(name, text, _addresses(len(arrays)), tuple(array.tobytes() for array in arrays), **shape)
-
-
 def _arithmetic() -> Iterator[Program]:
     for number, case in enumerate([*INTEGER.values(), *FLOAT.values(), *CONVERSION.values()]):
         data = np.arange(102 * (len(case.sources) + 1), dtype=np.uint64) * 0x0123456789ABCDEF
-        yield _on_arrays(f"arithmetic {number}", kernel_text(case), data)
+        yield on_arrays(f"arithmetic {number}", kernel_text(case), data)
 
 
 def _instructions() -> Iterator[Program]:
     for case in cases():
         out = np.zeros(case.expected.nbytes, np.uint8)
-        yield _on_arrays(
+        yield on_arrays(
             case.name, case.text, *case.inputs, out, block=(case.block, 1, 1), grid=(case.grid, 1, 1),
             cluster=(case.cluster, 1, 1), shared=case.shared,
         )  # fmt: skip
@@ -84,10 +47,10 @@ def _matrices() -> Iterator[Program]:
     for case in wgmma_cases():
         image, _ = case.image()
         operands = image, case.registers(), result_array(case)
-        yield _on_arrays(f"wgmma {case}", case.ptx(), *operands, block=(128, 1, 1), shared=len(image))
+        yield on_arrays(f"wgmma {case}", case.ptx(), *operands, block=(128, 1, 1), shared=len(image))
     for case in matrix_cases():
         operands = case.image(), case.registers(), result_array(case)
-        yield _on_arrays(repr(case), case.ptx(), *operands, block=(128, 1, 1))
+        yield on_arrays(repr(case), case.ptx(), *operands, block=(128, 1, 1))
 
 
 def _tensor_copies() -> Iterator[Program]:
@@ -97,7 +60,7 @@ def _tensor_copies() -> Iterator[Program]:
         tensor, image = tma.noise(0, tma.GLOBAL_BYTES), tma.noise(number, tma.SHARED_BYTES)
         coords = np.array([*case["coords"], *[0] * (32 - len(case["coords"]))], np.int32)
         buffers = tensor, coords, image, np.zeros(4, np.uint32)
-        where = _addresses(len(buffers))
+        where = addresses(len(buffers))
         steps = [1, *case["element_strides"][1:]]
         elements = math.prod(-(-b // s) for b, s in zip(case["box"], steps))
         words = case["offset"], elements * tma.element_bytes(case["dtype"])
@@ -123,7 +86,31 @@ def _frozen() -> Iterator[Program]:
 
 
 @functools.cache
-def programs() -> tuple[tuple[Program, ...], ...]:
+def programs() -> dict[str, tuple[Program, ...]]:
     """All of them, by kind."""
-    kinds = (_arithmetic, _instructions, _matrices, _tensor_copies, _frozen)
-    return tuple(tuple(kind()) for kind in kinds)
+    kinds = {
+        "arithmetic": _arithmetic, "instructions": _instructions, "wgmma": _matrices, "tensor copies": _tensor_copies,
+        "tcgen05": tensor_cores, "clusters": clusters, "synchronisation": synchronisation, "kernels": _frozen,
+    }  # fmt: skip
+    return {name: tuple(kind()) for name, kind in kinds.items()}
+
+
+@functools.cache
+def _by_name() -> dict[str, tuple[str, Program]]:
+    found = {}
+    for kind, members in programs().items():
+        for program in members:
+            if program.name in found:
+                raise ValueError(f"two programs are called {program.name!r}")
+            found[program.name] = kind, program
+    return found
+
+
+def kind_of(name: str) -> str:
+    """The kind of a program, by its name."""
+    return _by_name()[name][0]
+
+
+def program_of(name: str) -> Program:
+    """A program before it is damaged."""
+    return _by_name()[name][1]

@@ -1,0 +1,69 @@
+"""What this package relies on inside CuTe DSL (``nvidia-cutlass-dsl``), beyond what its documentation promises.
+
+Another version of CuTe DSL is a matter of this folder: compile options and what a compilation leaves behind, the
+machine code of host functions and how they take their arguments, host functions as object files, and the methods
+through which the emulator takes the place of the CUDA runtime. What differs between versions is decided here too.
+
+Nothing else of the package is imported here, so that the emulator can be used by itself, and CuTe DSL is imported by
+the functions that need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from cute_kernels.dsl.arguments import adapted, c_pointers, is_constexpr, is_fake_tensor, is_pointer, is_tensor
+from cute_kernels.dsl.compiling import compile_function, cubin, name_kernel, ptx
+from cute_kernels.dsl.host_code import argument_pointers, export_object, load_object, load_on_devices
+from cute_kernels.dsl.programs import adapting_calls, compiling_for, context_initialisers
+from cute_kernels.dsl.recording import Recorder, hook_runtime, recorder_of, register_symbol, set_recorder
+from cute_kernels.dsl.versions import DISTRIBUTION, EMULATOR_VERSIONS, KERNEL_VERSIONS, UnsupportedVersion, require
+
+__all__ = [
+    "DISTRIBUTION",
+    "EMULATOR_VERSIONS",
+    "KERNEL_VERSIONS",
+    "Recorder",
+    "UnsupportedVersion",
+    "adapted",
+    "adapting_calls",
+    "argument_pointers",
+    "c_pointers",
+    "compile_function",
+    "compiling_for",
+    "context_initialisers",
+    "cubin",
+    "export_object",
+    "hook_runtime",
+    "is_constexpr",
+    "is_fake_tensor",
+    "is_pointer",
+    "is_tensor",
+    "load_object",
+    "load_on_devices",
+    "name_kernel",
+    "ptx",
+    "recorder_of",
+    "register_symbol",
+    "require",
+    "set_recorder",
+]
+
+#: Name -> (module, attribute or None for the module itself): what kernels use that CuTe DSL does not document.
+_FOR_KERNELS = {
+    "dsl_user_op": ("cutlass.cutlass_dsl", "dsl_user_op"),
+    "nvvm": ("cutlass._mlir.dialects.nvvm", None),
+    "cute_ir": ("cutlass._mlir.dialects.cute", None),
+    "mlir_types": ("cutlass.cutlass_dsl", "T"),
+    "tensor_of": ("cutlass.cute.tensor", "_Tensor"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """``from cute_kernels.dsl import dsl_user_op``: the decorator of operations; MLIR dialects, types and values."""
+    if name not in _FOR_KERNELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _FOR_KERNELS[name]
+    found = importlib.import_module(module)
+    return found if attribute is None else getattr(found, attribute)

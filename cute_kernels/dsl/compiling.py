@@ -1,0 +1,72 @@
+"""Compiles kernels, and has what a compilation leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import tempfile
+import types
+from typing import Any
+from unittest import mock
+
+from cute_kernels.dsl.versions import require
+
+
+def name_kernel(kernel: Any, name: str) -> None:
+    """Gives a kernel the name that profilers and PTX show, without what CuTe DSL would add of its own.
+
+    Kernels are named where their modules are imported, with every version that the emulator supports. Before 4.8 there
+    is no leaving out; `compile_function` then refuses the kernel anyway.
+
+    Args:
+        kernel: a function or method decorated with ``cute.kernel``.
+        name: unique among all kernels of the package.
+    """
+    options = {"remove_cutlass_symbol": True, "keep_mangled_name": False}
+    known = inspect.signature(kernel.set_name_prefix).parameters
+    kernel.set_name_prefix(name, **{option: value for option, value in options.items() if option in known})
+
+
+def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
+    """`cute.compile` for an architecture, needing neither a GPU nor a driver; `ptx` and `cubin` are of the result.
+
+    Args:
+        function: a function or method decorated with ``cute.jit``.
+        arguments: examples of its arguments; their values do not reach the generated code.
+        arch: as PTX names it, e.g. ``"sm_90a"``.
+
+    Raises:
+        ModuleNotFoundError, UnsupportedVersion: as `require`.
+    """
+    require()
+    import cutlass.cute as cute
+
+    with tempfile.TemporaryDirectory() as directory, _fast_source_lines():
+        # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
+        options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
+        return cute.compile(function, *arguments, options=options)
+
+
+def _fast_source_lines() -> contextlib.AbstractContextManager:
+    """For every operation CuTe DSL walks a function's source positions from the first on: a sixth of a compilation."""
+    import cutlass._mlir_helpers.op as locations
+
+    if getattr(locations, "_CO_POSITIONS", None) is None:  # Python 3.10, other versions
+        return contextlib.nullcontext()
+    return mock.patch.object(locations, "_CO_POSITIONS", _source_positions)
+
+
+@functools.lru_cache(maxsize=1024)
+def _source_positions(code: types.CodeType) -> tuple:
+    return tuple(code.co_positions())
+
+
+def ptx(function: Any) -> str | None:
+    """PTX of a compiled function; None if it was compiled without keeping it."""
+    return function.__ptx__
+
+
+def cubin(function: Any) -> bytes:
+    """Cubin of a function from `compile_function`."""
+    return bytes(function.__cubin__)

@@ -1,0 +1,161 @@
+"""Programs of others, compiled for the emulator: for which architecture, and what their calls pass."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from cute_kernels.dsl.versions import EMULATOR_VERSIONS, require
+
+_COMPILING = threading.local()
+"""tvm_ffi: whether the innermost compilation under `compiling_for` asked for TVM-FFI."""
+
+
+@contextlib.contextmanager
+def compiling_for(arch: str, unsupported: type[Exception] = NotImplementedError) -> Iterator[None]:
+    """Every DSL of the cutlass package compiles for ``arch``, without TVM-FFI, and keeps its PTX with source lines.
+
+    Object files hold no PTX, and those that were made inside could not be called with TVM-FFI: writing one, and calling
+    a function of one, raises ``unsupported``. Caches of such files stay as they are.
+
+    Raises:
+        ModuleNotFoundError, UnsupportedVersion: as `require`, of the versions that the emulator supports.
+    """
+    require(EMULATOR_VERSIONS)
+    import cutlass.base_dsl.compiler
+    import cutlass.base_dsl.dsl
+    import cutlass.cute.runtime
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Cache is disabled as user wants to generate PTX")
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        settings = {"arch": arch, "keep_ptx": True, "dump_dir": folder, "lineinfo": True, "enable_tvm_ffi": False}
+        kinds = map(_instance, _subclasses(cutlass.base_dsl.dsl.BaseDSL))
+        everywhere = False
+        for dsl in {id(dsl): dsl for dsl in kinds if dsl is not None}.values():
+            everywhere = everywhere or bool(dsl.envar.enable_tvm_ffi)
+            for name, value in settings.items():
+                stack.enter_context(mock.patch.object(dsl.envar, name, value))
+        compiler = cutlass.base_dsl.compiler
+
+        def enable_tvm_ffi(self: Any) -> bool:
+            _COMPILING.tvm_ffi = everywhere or bool(self.options[compiler.EnableTVMFFI].value)
+            return False
+
+        stack.enter_context(mock.patch.object(compiler.CompileOptions, "enable_tvm_ffi", property(enable_tvm_ffi)))
+        tensor = cutlass.cute.runtime._Tensor
+        make = tensor.__init__
+
+        def without_tvm_ffi(self: Any, value: Any, *args: Any, enable_tvm_ffi: bool = False, **kwargs: Any) -> None:
+            make(self, value, *args, **kwargs)
+
+        def export_to_c(self: Any, *args: Any, **kwargs: Any) -> None:
+            raise unsupported("functions that are compiled for the emulator cannot be written to object files")
+
+        load = cutlass.cute.runtime.load_module
+
+        def load_module(path: Any, *args: Any, enable_tvm_ffi: bool = False, **kwargs: Any) -> Any:
+            if not enable_tvm_ffi:
+                return load(path, *args, enable_tvm_ffi=False, **kwargs)
+            return _ObjectFile(str(path), unsupported)
+
+        stack.enter_context(mock.patch.object(tensor, "__init__", without_tvm_ffi))
+        function = importlib.import_module("cutlass.base_dsl.jit_executor").JitCompiledFunction
+        stack.enter_context(mock.patch.object(function, "export_to_c", export_to_c))
+        stack.enter_context(mock.patch.object(cutlass.cute.runtime, "load_module", load_module))
+        yield
+
+
+class _ObjectFile:
+    """Compiled functions in a file, of which there is no PTX."""
+
+    def __init__(self, path: str, unsupported: type[Exception]) -> None:
+        self._path, self._unsupported = path, unsupported
+
+    def __getitem__(self, name: str) -> Callable[..., None]:
+        def function(*_: Any, **__: Any) -> None:
+            raise self._unsupported(
+                f"{name} was loaded from the object file {self._path}, which holds no PTX; switch the program's cache "
+                "of compiled functions off, or give it another folder"
+            )
+
+        return function
+
+    __getattr__ = __getitem__
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)
+
+
+def _instance(kind: Any) -> Any:
+    try:
+        return kind._get_dsl()
+    except (TypeError, NotImplementedError):
+        return None
+
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@contextlib.contextmanager
+def adapting_calls(
+    remember: Callable[[tuple[Any, ...], dict[str, Any], bool], Any],
+    adapt: Callable[[Any, list[str], tuple[Any, ...], dict[str, Any]], _Arguments],
+) -> Iterator[None]:
+    """Calls of functions that are compiled inside, made inside, pass other arguments than they were given.
+
+    Args:
+        remember: (args, kwargs of `cute.compile`, whether it was asked for TVM-FFI) -> what ``adapt`` needs to know,
+            false if calls stay as they are.
+        adapt: (what was remembered, names of the run-time parameters, args, kwargs of the call) -> the args and kwargs
+            that are passed, objects that CuTe DSL converts or that have ``__c_pointers__``.
+    """
+    import cutlass.base_dsl.compiler
+    import cutlass.base_dsl.jit_executor
+
+    kind, execution_args = cutlass.base_dsl.compiler.CompileCallable, cutlass.base_dsl.jit_executor.ExecutionArgs
+    marshals = "_generate_execution_args"
+    if not hasattr(execution_args, marshals):  # before CuTe DSL 4.8
+        marshals = "generate_execution_args"
+    compile_, marshal = kind.__call__, getattr(execution_args, marshals)
+
+    @functools.wraps(compile_)
+    def compile_and_remember(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _COMPILING.tvm_ffi = False
+        function = compile_(self, *args, **kwargs)
+        memory = remember(args, kwargs, _COMPILING.tvm_ffi)
+        if memory and hasattr(function, "execution_args"):
+            function.execution_args._cute_kernels_memory = memory
+        return function
+
+    @functools.wraps(marshal)
+    def marshal_adapted(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        memory = getattr(self, "_cute_kernels_memory", None)
+        if not memory:
+            return marshal(self, args, kwargs)
+        args, kwargs = adapt(memory, self._meta.all_names, args, kwargs)
+        pointers, adapted = marshal(self, args, kwargs)
+        return pointers, [*adapted, *args, *kwargs.values()]  # keeps what the pointers lead to until after the call
+
+    with (
+        mock.patch.object(kind, "__call__", compile_and_remember),
+        mock.patch.object(execution_args, marshals, marshal_adapted),
+    ):
+        yield
+
+
+def context_initialisers() -> Iterator[tuple[Any, str]]:
+    """Public functions of CuTe DSL that make a CUDA context, which needs a driver: (module, name)."""
+    if importlib.util.find_spec("cutlass.cuda") is not None:  # since 4.8
+        yield importlib.import_module("cutlass.cuda"), "initialize_cuda_context"

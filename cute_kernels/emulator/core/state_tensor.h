@@ -1,0 +1,59 @@
+// Structures of tcgen05.mma that C shares with Python. state.h includes them; see there what layout.py understands.
+#ifndef CUTE_KERNELS_STATE_TENSOR_H
+#define CUTE_KERNELS_STATE_TENSOR_H
+
+// What an instruction descriptor of a dense kind says (PTX ISA, "Instruction descriptor"). Elements by their numbers, m
+// and n of both CTAs together, d one of SUM_F32, SUM_F16 and SUM_S32.
+typedef struct MmaFields {
+  int64_t a, b, negate_a, negate_b, a_mn_major, b_mn_major, m, n, d, saturate;
+} MmaFields;
+// What is wrong with one, the first of these; 0: nothing.
+enum {
+  MMA_BITS = 1, MMA_D_TYPE = 2, MMA_A_TYPE = 3, MMA_B_TYPE = 4, MMA_BF16 = 5, MMA_A_MAJOR = 6, MMA_B_MAJOR = 7,
+  MMA_SHAPE = 8
+};
+
+// A dense kind of tcgen05.mma: the element type of each code of a descriptor and the type of D of each, or NO_TYPE; how
+// sums are made for each type of D (see Mma), `fraction` UNKNOWN_SUMS where that is not known.
+enum { TYPE_CODES = 8, D_CODES = 4, NO_TYPE = -1, UNKNOWN_SUMS = -1, D_TYPES = 3 };
+typedef struct MmaSums { int64_t fraction, result, step, lowest; } MmaSums;
+typedef struct MmaKind {
+  int64_t elements[TYPE_CODES];
+  int64_t d[D_CODES];
+  MmaSums sums[D_TYPES];
+} MmaKind;
+
+// A matrix in shared memory, offsets in bytes (PTX ISA, "Shared memory descriptor"). The swizzles are in this order.
+enum { SWIZZLE_NONE, SWIZZLE_32B, SWIZZLE_64B, SWIZZLE_128B, SWIZZLE_128B_ATOM32B };
+typedef struct Matrix { int64_t address, leading, stride, swizzle; } Matrix;
+// What is wrong with a descriptor, the first of these; 0: nothing.
+enum { MATRIX_MODE = 1, MATRIX_CONSTANT = 2, MATRIX_BITS = 3, MATRIX_START = 4 };
+// How the K_BYTES of each row of an operand lie in it.
+typedef struct MatrixRows { int64_t rows, element_bytes, mn_major; } MatrixRows;
+
+// A tcgen05.mma as bytecode stores its operands. issuer: CTA rank, lane and number of the warp; kind: of `mma_kinds`;
+// disabled: lanes of the accumulator that are left out.
+typedef struct MmaArguments {
+  int64_t group, issuer, kind, d, a, b, instruction, accumulate, disabled;
+} MmaArguments;
+
+// Who issues tcgen05.mma of a kind and a group, which Python tells of once: in the entry that `key_slot` says of the
+// first three words of the arguments. `latest`: with detectors, the identity of its latest operation.
+enum { MMA_ISSUERS = 64, ISSUER_KEY = 3 };
+typedef struct MmaIssuer {
+  int64_t key[ISSUER_KEY];
+  int64_t known;
+  Stream *stream;  // with detectors; and the number of its name
+  int64_t text, latest;
+} MmaIssuer;
+
+// Tensor memory of a CTA: cells [TENSOR_COLUMNS][TENSOR_LANES]; of each column a byte, 1 where it is allocated, and where
+// an access has written all lanes; of each cell a byte, 1 where it is written.
+typedef struct TensorCells {
+  uint32_t *cells;
+  const uint8_t *allocated;
+  uint8_t *full, *written;
+  Shadow *shadow;  // with detectors
+} TensorCells;
+
+#endif

@@ -1,0 +1,28 @@
+"""Masks of the lanes of a warp, bit i for lane i, and bool arrays of its 32 lanes: one from the other."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+
+@functools.lru_cache(maxsize=4096)
+def block_lanes(mask: int) -> np.ndarray:
+    """A lane mask as bool [32]."""
+    return np.array([bool(mask >> i & 1) for i in range(32)])
+
+
+def mask_of(lanes: np.ndarray) -> int:
+    """bool [32] as a lane mask (a result that is the same for all lanes may come as [1])."""
+    if lanes.shape != (32,):
+        lanes = np.broadcast_to(lanes, 32)
+    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
+
+
+def masks_of(lanes: np.ndarray) -> list[int]:
+    """bool [n, 32] as lane masks."""
+    if lanes.shape[-1] != 32:
+        lanes = np.broadcast_to(lanes, (*lanes.shape[:-1], 32))
+    return np.packbits(lanes, axis=-1, bitorder="little").view(np.uint32)[:, 0].tolist()
+
