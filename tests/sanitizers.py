@@ -202,7 +202,11 @@ def watched_tests(arguments: list[str], processes: int, seconds: float) -> int:
                 command, env={**environment(folder), _RECORD: str(record)}, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
-            in_time = _follow(process, tally, _now() + seconds)
+            try:
+                in_time = _follow(process, tally, _now() + seconds)
+            finally:  # an interrupt ends what it started
+                if process.poll() is None:
+                    _end(process)
         unfinished = tally.unfinished()
         for file in unfinished:
             print(tally.line(file))
@@ -224,14 +228,19 @@ def _follow(process: subprocess.Popen[bytes], tally: Tally, deadline: float) -> 
         for file in tally.read():
             print(tally.line(file), flush=True)
         if _now() > deadline:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end(process)
             tally.read()
             return False
         time.sleep(0.5)
     for file in tally.read():
         print(tally.line(file), flush=True)
     return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and what it has started, which is in a session of its own."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _compile() -> None:

@@ -49,24 +49,17 @@ def extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-MOST_BYTES = 32764
-"""Of all parameters of a kernel (CUDA driver API, since compute capability 7.0)."""
-
-
 def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:
     """The parameter block: parameters at their declared offsets.
 
     Raises:
         TypeError: neither bytes nor a sequence of them.
-        ValueError: number or sizes do not fit the declarations, or these are larger than a launch allows.
+        ValueError: number or sizes do not fit the declarations.
     """
     raw = (bytes, bytearray, memoryview)
     listed = isinstance(params, Sequence) and not isinstance(params, str) and all(isinstance(p, raw) for p in params)
     if not isinstance(params, raw) and not listed:
         raise TypeError(f"params {params!r}: the parameter block as bytes, or bytes for each parameter, are needed")
-    if kernel.parameter_bytes > MOST_BYTES:
-        size = kernel.parameter_bytes
-        raise ValueError(f"the kernel takes {size} bytes of parameters, a launch {MOST_BYTES} at most")
     if isinstance(params, raw):
         if len(params) < kernel.parameter_bytes:
             raise ValueError(f"the parameter block has {len(params)} bytes, the kernel takes {kernel.parameter_bytes}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from cute_kernels.emulator.decode_body import Body, read_variable
+from cute_kernels.emulator.decode_body import Body
 from cute_kernels.emulator.decode_functions import Function, read_function, take_body
+from cute_kernels.emulator.decode_variables import read_variable
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.lexer import Reader, Token, integer, tokenize
 from cute_kernels.emulator.program import (  # noqa: F401 - users of `parse` find what it returns here
@@ -28,6 +29,8 @@ from cute_kernels.emulator.program import (  # noqa: F401 - users of `parse` fin
     Vector,
 )
 from cute_kernels.emulator.source_lines import unquoted
+
+_MOST_PARAMETER_BYTES = 32764  # of a kernel (CUDA driver API, since compute capability 7.0)
 
 # --- module level ---------------------------------------------------------------------------------------------------
 
@@ -160,4 +163,8 @@ def _parameter(reader: Reader, before: list[Parameter]) -> Parameter:
         size *= reader.take_number()
         reader.take("]")
     end = before[-1].offset + before[-1].nbytes if before else 0
-    return Parameter(name, align, size, -(-end // align) * align, element)
+    start = -(-end // align) * align
+    if start + size > _MOST_PARAMETER_BYTES:
+        message = f"parameters of {start + size} bytes; a launch takes {_MOST_PARAMETER_BYTES} at most"
+        raise UnsupportedPTX(message, ptx_line=line)
+    return Parameter(name, align, size, start, element)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from cute_kernels.emulator.decode_functions import Call, Function, expansion, read_call, returning
 from cute_kernels.emulator.decode_operands import PARTS, OperandReader
 from cute_kernels.emulator.decode_scopes import Scope, Statement, make_tokens
+from cute_kernels.emulator.decode_variables import MOST_BYTES, read_variable
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.lexer import Reader, Token
 from cute_kernels.emulator.program import (
@@ -26,8 +27,10 @@ from cute_kernels.emulator.program import (
     Variable,
 )
 
-_MOST_REGISTERS = 1 << 20  # by one name: far above what any compiler writes
+_MOST_REGISTERS = 1 << 20  # of a kernel: far above what any compiler writes
 _MOST_STATEMENTS = 1 << 20  # with calls expanded: no kernel is as long
+_MOST_SCOPES = 1 << 15  # likewise
+_MOST_CALLERS = 100  # of a function that is expanded, one inside of the other
 _TAKE_CARRY = ("addc", "subc", "madc")
 
 
@@ -119,13 +122,18 @@ class Body:
         name = call.function.name
         if name in callers:
             raise UnsupportedPTX(f"{name} calls itself, which is not implemented", ptx_line=call.line)
+        if len(callers) >= _MOST_CALLERS:
+            raise UnsupportedPTX(f"more than {_MOST_CALLERS} functions that call one another", ptx_line=call.line)
         expanded = expansion(call, scope, self._new_suffix(), location)
         self.registers.update(expanded.declared)
         self.call_parameters.update(expanded.declared)
         self.statements += expanded.before
         self._read(Reader(list(call.function.body)), expanded.inside, functions, (*callers, name))
-        if len(self.statements) > _MOST_STATEMENTS:
-            raise UnsupportedPTX(f"calls expanded to more than {_MOST_STATEMENTS} instructions", ptx_line=call.line)
+        if len(self.statements) > _MOST_STATEMENTS or self._scopes > _MOST_SCOPES:
+            raise UnsupportedPTX(
+                f"calls expanded to more than {_MOST_STATEMENTS} instructions or {_MOST_SCOPES} scopes",
+                ptx_line=call.line,
+            )
         behind_body, behind_moves = expanded.labels
         self.labels[behind_body] = len(self.statements)
         self.statements += expanded.after
@@ -136,6 +144,10 @@ class Body:
         known = next((other for other in self.variables if other.name == variable.name), None)
         if known is None:
             self.variables.append(variable)
+            taken = sum(each.nbytes for each in self.variables if each.space == "local")
+            if taken > MOST_BYTES["local"]:
+                message = f"{taken} bytes of local memory for each thread; at most {MOST_BYTES['local']}"
+                raise UnsupportedPTX(message, ptx_line=line)
         elif known != variable:
             raise UnsupportedPTX(f"two variables {variable.name} that differ are not supported", ptx_line=line)
 
@@ -178,9 +190,10 @@ class Body:
             if reader.peek() == "<":
                 reader.take()
                 count = reader.take_number()
-                if count > _MOST_REGISTERS:
+                if count + len(self.registers) > _MOST_REGISTERS:
                     raise UnsupportedPTX(
-                        f"{count} registers {name}<n>; at most {_MOST_REGISTERS} are supported",
+                        f"{count} registers {name}<n> besides {len(self.registers)}; at most {_MOST_REGISTERS} are "
+                        "supported",
                         ptx_line=type_token.line,
                     )
                 names = [f"{name}{i}" for i in range(count)]
@@ -296,63 +309,3 @@ def _spell(tokens: list[Token]) -> str:
         glue = not out or out[-1] in "@!{[|-+" or token.text in ",;|]}+" or token.text == "-" and out[-1] == "+"
         out += token.text if glue else f" {token.text}"
     return out
-
-
-# --- variables ------------------------------------------------------------------------------------------------------
-
-
-_MOST_ALIGNED = 1 << 24
-"""Bytes: shared addresses of a CTA have 24 bits here."""
-
-
-def read_variable(reader: Reader) -> Variable:
-    """A variable declaration, from its state space on."""
-    line = reader.line()
-    space = reader.take().text[1:]
-    if space not in ("shared", "global", "const", "local"):
-        raise UnsupportedPTX(f".{space} declarations are not supported", ptx_line=line)
-    align = None
-    while reader.peek() in (".align", ".attribute"):
-        directive = reader.take().text
-        if directive == ".attribute":
-            raise UnsupportedPTX(".attribute is not supported", ptx_line=line)
-        align = reader.take_number()
-        if not 0 < align <= _MOST_ALIGNED or align & (align - 1):
-            message = f".align {align}: a power of two up to {_MOST_ALIGNED} is needed"
-            raise UnsupportedPTX(message, ptx_line=line)
-    element = reader.take().text[1:]
-    if element not in TYPE_BITS:
-        raise UnsupportedPTX(f"variables of type .{element} are not supported", ptx_line=line)
-    size = TYPE_BITS[element] // 8
-    name = reader.take().text
-    count = 1
-    while reader.peek() == "[":
-        reader.take()
-        count *= reader.take_number() if reader.peek() != "]" else 0
-        reader.take("]")
-    initial = b""
-    if reader.peek() == "=":
-        reader.take()
-        initial = _initialiser(reader, size)
-    reader.take(";")
-    return Variable(name, space, align or size, size * count or len(initial), initial)
-
-
-def _initialiser(reader: Reader, size: int) -> bytes:
-    values, braces = [], reader.peek() == "{"
-    line = reader.line()
-    if braces:
-        reader.take()
-    while True:
-        sign = -1 if reader.peek() == "-" else 1
-        if sign < 0:
-            reader.take()
-        values.append(sign * reader.take_number())
-        if reader.peek() != ",":
-            break
-        reader.take()
-    if braces:
-        if reader.peek() != "}":
-            raise UnsupportedPTX("initialisers other than numbers are not supported", ptx_line=line)
-        reader.take("}")
-    return b"".join((value % (1 << 8 * size)).to_bytes(size, "little") for value in values)

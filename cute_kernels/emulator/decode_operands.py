@@ -29,6 +29,8 @@ _SPECIAL = re.compile(
 )
 PARTS, _COLORS = "xyzw", "rgba"
 """Suffixes of a vector register's elements (PTX ISA, "Vectors as Operands")."""
+_MOST_NESTED = 8
+"""Lists, addresses and negations inside of each other: PTX has two levels."""
 
 
 class OperandReader(Reader):
@@ -36,7 +38,7 @@ class OperandReader(Reader):
 
     def __init__(self, tokens: list[Token], scope: Scope, text: str) -> None:
         super().__init__(tokens)
-        self.scope, self.text = scope, text
+        self.scope, self.text, self._nested = scope, text, 0
 
     def take(self, expected: str | None = None) -> str:  # type: ignore[override]
         if self.at >= len(self.tokens) or expected not in (None, self.peek()):
@@ -78,20 +80,28 @@ class OperandReader(Reader):
         if self.at < len(self.tokens) and self.tokens[self.at].kind == "name":
             self.at += 1
             return self._name(self.tokens[self.at - 1].text)
-        text = self.peek()
+        if self.peek() not in ("{", "(", "[", "!"):
+            return self._scalar()
+        self._nested += 1
+        if self._nested > _MOST_NESTED:
+            raise self._error(f"more than {_MOST_NESTED} lists, addresses and negations inside of each other")
+        operand = self._composed(self.peek())
+        self._nested -= 1
+        return operand
+
+    def _composed(self, text: str) -> Operand:
+        """An operand that has others inside, by its first token."""
         if text == "{":
             return Vector(self._list("{", "}"))
         if text == "(":
             return Vector(self._list("(", ")"))
         if text == "[":
             return self._memory()
-        if text == "!":
-            self.take()
-            register = self._primary()
-            if not isinstance(register, Register):
-                raise self._error("'!' must be followed by a predicate register")
-            return Not(register)
-        return self._scalar()
+        self.take("!")
+        register = self._primary()
+        if not isinstance(register, Register):
+            raise self._error("'!' must be followed by a predicate register")
+        return Not(register)
 
     def _list(self, opening: str, closing: str) -> tuple[Operand, ...]:
         self.take(opening)

@@ -224,6 +224,8 @@ class Launch:
         if isinstance(dynamic_smem, bool) or not hasattr(dynamic_smem, "__index__"):
             raise TypeError(f"dynamic_smem {dynamic_smem!r}: an int, a number of bytes, is needed")
         self.dynamic_smem = dynamic_smem = operator.index(dynamic_smem)
+        if static > MAX_SHARED_BYTES:
+            raise ValueError(f"{static} bytes of static shared memory; a CTA has {MAX_SHARED_BYTES} at most")
         if dynamic_smem < 0 or static + dynamic_smem > MAX_SHARED_BYTES:
             raise ValueError(
                 f"dynamic_smem {dynamic_smem}: 0 to {MAX_SHARED_BYTES - static} bytes are possible, since the kernel "
@@ -262,7 +264,13 @@ class Launch:
         for variable in parse(ptx).variables:
             if variable.space in ("global", "const"):
                 # Host memory stands for device memory; the view starts at the first suitably aligned byte.
-                store = np.zeros(variable.nbytes + variable.align, np.uint8)
+                try:
+                    store = np.zeros(variable.nbytes + variable.align, np.uint8)
+                except MemoryError:
+                    raise ValueError(
+                        f"the .{variable.space} variable {variable.name} has {variable.nbytes} bytes, for which there "
+                        "is no memory"
+                    ) from None
                 skip = -store.ctypes.data % variable.align
                 cells = store[skip : skip + variable.nbytes]
                 cells[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)

@@ -31,7 +31,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.sync_point import PROXIES, READ, Columns, Order, Row, SyncPoint, widened
+from cute_kernels.emulator.sync_point import PROXIES, READ, Columns, Order, Row, SyncPoint, divided, widened
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.warp import Warp
@@ -60,6 +60,11 @@ _TENSOR_IDENTITIES = slice(_AT["load_identity"], _AT["store_identity"] + 1)
 _NO_IDENTITIES = memoryview(bytes(16)).cast("q")
 #: Rows that a fence takes over from relaxed waits before it.
 PENDING = (Row.ACQUIRED, Row.VISIBLE, *PROXIES)
+#: Rows that an `Agent` of the core has, see there.
+_PARTS = (
+    ("clocks", len(Row)), ("scratch", len(Row)), ("fenced", len(Row)), ("pending", len(PENDING)), ("before", 1),
+    ("incoming", 1),
+)  # fmt: skip
 
 
 class Private:
@@ -91,9 +96,16 @@ class Agent:
         base: first of its columns.
         clock: of its accesses now; it advances whenever something is passed on, so that later accesses are told apart.
         clocks: int32 [rows, columns]. In the columns of its own lanes: what every lane knows of the others.
+        before: int32 [columns], the tensor row at the last tcgen05.fence::before_thread_sync.
+        incoming: likewise, obtained by relaxed waits with no tcgen05.fence::after_thread_sync yet.
+        pending: int32 [`PENDING`, columns], obtained by relaxed waits, for a fence to acquire.
         address: host address of ``clocks``.
         words: an `Agent` of the core, which it reads and writes too, as int64; it is at host address ``block_address``.
         private: what single lanes know, until the lanes synchronise.
+        loads: of every tcgen05.ld, by its index in the kernel, the clock of the latest.
+        before: the tensor row at the last tcgen05.fence::before_thread_sync.
+        incoming: likewise, what relaxed waits obtained since there was an after_thread_sync.
+        pending: obtained by relaxed waits, for a fence to acquire: int32 [`PENDING`, columns].
         label: for reports.
         warp: the warp, None where there are clocks alone.
         strict: tcgen05.fence is asked for beside release and acquire too, and tcgen05.wait::ld of loads whose values
@@ -109,7 +121,7 @@ class Agent:
         self.warp: Warp | None = None
         self.private = Private()
         self.base = columns.take(WARP_COLUMNS)
-        self.clocks = columns.matrix(self)
+        self._matrix = columns.matrix(self, sum(rows for _, rows in _PARTS))
         self.loads = np.zeros(instructions, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
         block = np.zeros(word_count("Agent"), np.int64)
         self.words, self.block_address = memoryview(block).cast("B").cast("q"), block.ctypes.data
@@ -120,33 +132,22 @@ class Agent:
         }  # fmt: skip
         for name, value in values.items():
             self.words[_AT[name]] = value
-        self.before = np.zeros(columns.width, np.int32)  # the tensor row at the last tcgen05.fence::before_thread_sync
-        self.incoming = np.zeros(columns.width, np.int32)  # obtained by relaxed waits, no after_thread_sync yet
-        self._fenced = np.zeros_like(self.clocks)  # at the last fence
         self.words[_FENCED_ORDER] = -1
-        #: Obtained by relaxed waits, for a fence to acquire: int32 [`PENDING`, columns].
-        self.pending = np.zeros((len(PENDING), columns.width), np.int32)
-        self._scratch = np.zeros_like(self.clocks)
         self.inits = 0
         #: Of the accesses that have no word of their own: clock and identity.
         self.identities: dict[Hashable, tuple[int, int]] = {}
         self._locate()
 
     def _locate(self) -> None:
-        self.address = self.clocks.ctypes.data
-        values = {
-            "clocks": self.address, "width": self.clocks.shape[1], "loads": self.loads.ctypes.data,
-            "load_count": len(self.loads), "before": self.before.ctypes.data, "incoming": self.incoming.ctypes.data,
-            "pending": self.pending.ctypes.data, "scratch": self._scratch.ctypes.data,
-            "fenced": self._fenced.ctypes.data,
-        }  # fmt: skip
-        for name, value in values.items():
-            self.words[_AT[name]] = value
+        words = self.words
+        self.clocks, self._scratch, _, self.pending, before, incoming = divided(self._matrix, words, _PARTS, _AT)
+        self.before, self.incoming = before[0], incoming[0]
+        self.address = words[_AT["clocks"]]
+        words[_AT["width"]] = self._matrix.shape[1]
+        words[_AT["loads"]], words[_AT["load_count"]] = self.loads.ctypes.data, len(self.loads)
 
     def widen(self, width: int) -> None:
-        self.clocks, self.before = widened(self.clocks, width), widened(self.before, width)
-        self.incoming, self.pending = widened(self.incoming, width), widened(self.pending, width)
-        self._scratch, self._fenced = np.zeros_like(self.clocks), widened(self._fenced, width)
+        self._matrix = widened(self._matrix, width)
         self._locate()
 
     @property

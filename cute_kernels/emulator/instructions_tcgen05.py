@@ -17,6 +17,7 @@ from cute_kernels.emulator.instructions_sync import each_lane, lane_numbers, req
 from cute_kernels.emulator.instructions_tcgen05_scaled import lower_scaled_mma
 from cute_kernels.emulator.memory_order import enter, watch_uniform
 from cute_kernels.emulator.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
+from cute_kernels.emulator.tensor_core import mma_text
 from cute_kernels.emulator.tmem import HALVES, TensorMemory, rectangle
 from cute_kernels.emulator.tmem_pairs import PairWait
 from cute_kernels.emulator.warp import AllocationWait
@@ -294,7 +295,13 @@ def mma(
         enter(warp, lane)
         if any(off):
             raise UnsupportedPTX(f"tcgen05.mma with a disable-output-lane mask {[hex(x) for x in off]}")
-        text = warp.cluster.tensor_core.mma(
+        who, units = f"by {warp.label}", warp.cluster.units
+        if units is not None and not a_in_tmem:
+            thread = kind, cta_group, warp.cta.rank | lane << 8 | warp.number << 16
+            units.learn_mma(*thread, mma_text(kind, cta_group, who))
+            if units.mma(*thread, (d1, a1, b1, instruction1, accumulate), warp.executing()):
+                continue
+        warp.cluster.tensor_core.mma(
             kind=kind,
             cta_group=cta_group,
             rank=warp.cta.rank,
@@ -304,11 +311,8 @@ def mma(
             instruction=instruction1,
             accumulate=accumulate,
             a_in_tmem=a_in_tmem,
-            describe=f"by {warp.label}",
+            describe=who,
         )
-        if warp.cluster.units is not None:
-            who = warp.cta.rank | lane << 8 | warp.number << 16
-            warp.cluster.units.learn_mma(kind, cta_group, who, text)
 
 
 @family("tcgen05.mma", destinations=0)
@@ -419,8 +423,7 @@ def commit(warp: Any, mask: int, cta_group: int, barrier: Any, multicast: Any) -
         if warp.cluster.units is not None:
             who = warp.cta.rank | lane << 8 | warp.number << 16
             stream = warp.cluster.tracker.tensor.stream() if warp.agent is not None else 0
-            key = who, where, -1 if mask_of_ctas is None else mask_of_ctas
-            warp.cluster.units.learn_commit(key, label, stream)
+            warp.cluster.units.learn_commit(who, label, stream)
 
 
 @family("tcgen05.commit", destinations=0)

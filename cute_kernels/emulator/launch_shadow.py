@@ -57,9 +57,9 @@ class LaunchShadow:
     def follow(self, flow: Flow) -> None:
         """The launch executes this kernel. The core is told of all memory: what it does not know is Python's."""
         self.flow = flow
-        instructions = flow.kernel.instructions
-        self.non_coherent = frozenset(i.index for i in instructions if i.parts[0] == "ld" and "nc" in i.parts)
-        self._flags = np.array([i in self.non_coherent for i in range(len(instructions))], np.uint8)
+        self.non_coherent = flow.kernel.non_coherent
+        self._flags = np.zeros(len(flow.kernel.instructions), np.uint8)
+        self._flags[list(self.non_coherent)] = 1
         self.block[_NON_COHERENT] = self._flags.ctypes.data if self.non_coherent else 0
         self.block[_FIRST] = self.first
         self._tabulate()

@@ -55,6 +55,9 @@ def tokenize(text: str) -> list[Token]:
     return result
 
 
+_MOST_DIGITS = 80  # of an integer: a binary one has 64, and a prefix
+
+
 class Reader:
     """A cursor over the tokens."""
 
@@ -112,12 +115,14 @@ class Reader:
 
 
 def integer(text: str, line: int | None = None) -> int:
-    text = text.rstrip("U")
-    if text[:2] in ("0x", "0X"):
-        return int(text, 16)
-    if text[:2] in ("0b", "0B"):
-        return int(text, 2)
+    """The value of an integer literal, which has 64 bits at most (PTX ISA, "Integer Constants")."""
+    digits = text.rstrip("U")
+    base = {"0x": 16, "0b": 2}.get(digits[:2].lower(), 8 if len(digits) > 1 and digits[0] == "0" else 10)
     try:
-        return int(text, 8) if len(text) > 1 and text[0] == "0" else int(text)
+        value = int(digits, base) if len(digits) <= _MOST_DIGITS else 1 << 64
     except ValueError:
         raise UnsupportedPTX(f"`{text}` is no integer: behind a leading 0 are octal digits", ptx_line=line) from None
+    if value >> 64:
+        shown = text if len(text) <= _MOST_DIGITS else f"{text[:20]}.."
+        raise UnsupportedPTX(f"the integer {shown} has more than 64 bits", ptx_line=line)
+    return value

@@ -130,7 +130,7 @@ class NamedBarriers:
         self._who[number] = who
         state.who, state.room = who.ctypes.data, len(who)
         if tracker is not None and number not in self._points:
-            self._points[number] = tracker.point()
+            self._points[number] = tracker.point(ranks=1)
             state.point = self._points[number].address
 
     def _refused(

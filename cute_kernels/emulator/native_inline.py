@@ -212,7 +212,7 @@ def _issuer(emitter: BlockEmitter) -> int:
 
 
 def _inline_commit(emitter: BlockEmitter, node: Node) -> bool:
-    """tcgen05.commit by one lane, that has been executed before."""
+    """tcgen05.commit by one lane of which Python has told."""
     _, barrier, multicast = node.anchor.args
     where, mask = emitter.word(barrier), 0 if multicast is None else emitter.word(multicast)
     emitter.fast(node, "tensor_commit", in_rows=True, a=_issuer(emitter), b=where, c=mask, imm=node.instruction.index)

@@ -10,8 +10,11 @@ Inside a call of `warp_run` a warp executes until it has to wait, has used up it
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -96,7 +99,22 @@ def translate_native(
     ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
 ) -> NativeTranslation:
     """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `translate.lower`."""
-    return _Translator(lower(ptx, kernel, block_shape, check, registers), check).run()
+    with _collecting_later():
+        return _Translator(lower(ptx, kernel, block_shape, check, registers), check).run()
+
+
+@contextlib.contextmanager
+def _collecting_later() -> Iterator[None]:
+    """No collection of garbage: what is made here lives on, and with large libraries loaded a collection takes as long
+    as all of the translation.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Translator:

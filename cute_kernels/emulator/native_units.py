@@ -32,8 +32,9 @@ from cute_kernels.emulator.tma import load_text, store_text
 if TYPE_CHECKING:
     from cute_kernels.emulator.sm import Cluster
 
-Plan, MmaIssuer, TensorCells, CommitEntry, CopyName, CopyArguments = (
-    STRUCTURES[name] for name in ("Plan", "MmaIssuer", "TensorCells", "CommitEntry", "CopyName", "CopyArguments")
+Plan, MmaIssuer, MmaArguments, TensorCells, CommitEntry, CopyName, CopyArguments = (
+    STRUCTURES[name]
+    for name in ("Plan", "MmaIssuer", "MmaArguments", "TensorCells", "CommitEntry", "CopyName", "CopyArguments")
 )
 _PLANS, _ISSUERS, _COMMITS, _NAMES = (CONSTANTS[name] for name in ("PLANS", "MMA_ISSUERS", "COMMITS", "NAMES"))
 _KINDS = {kind: number for number, kind in enumerate(KINDS)}
@@ -170,11 +171,11 @@ class Units:
         if self._watched:
             self._cluster.tracker.tensor.follow(entry, text)
 
-    def learn_commit(self, key: tuple[int, int, int], label: str, stream: int) -> None:
-        """The core executes this tcgen05.commit from now on.
+    def learn_commit(self, who: int, label: str, stream: int) -> None:
+        """The core executes every tcgen05.commit of this thread from now on.
 
         Args:
-            key: who issues (CTA rank, lane and warp), address of the mbarrier, multicast mask or -1.
+            who: CTA rank, lane and warp.
             label: who arrives, for reports.
             stream: with detectors, address of a `Stream` (`tensor_races`).
         """
@@ -184,8 +185,19 @@ class Units:
             labels = self._cluster.barriers.labels
             labels.append(label)
             self._labels[label] = len(labels)
-        entry = self._commits[slot(key, _COMMITS)]
-        entry.key[:], entry.label, entry.stream = key, self._labels[label], stream
+        entry = self._commits[slot((who,), _COMMITS)]
+        entry.who, entry.label, entry.stream = who, self._labels[label], stream
+
+    def mma(self, kind: str, cta_group: int, who: int, operands: Sequence[int], place: int) -> bool:
+        """The core executes an MMA that Python was called for. False: it cannot.
+
+        Args:
+            kind, cta_group, who: as for `learn_mma`.
+            operands: accumulator, descriptors of A and B, instruction descriptor, whether it accumulates.
+            place: index of the instruction.
+        """
+        arguments = ctypes.byref(MmaArguments(cta_group, who, _KINDS[kind], *operands, 0))
+        return self._executed(library().tensor_mma(self._tables.address, arguments, place))
 
     def mma_text(self, number: int) -> str:
         """What reports call the MMAs of an entry of `learn_mma`."""

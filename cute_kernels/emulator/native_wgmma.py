@@ -19,7 +19,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.native_memory import MemoryTables
 from cute_kernels.emulator.sanitizer import JointOperation
-from cute_kernels.emulator.sync_point import Columns, widened
+from cute_kernels.emulator.sync_point import ROWS, Columns, widened
 from cute_kernels.emulator.tensor_map import CHUNK
 from cute_kernels.emulator.tensor_races import Operation as Watched
 from cute_kernels.emulator.wgmma import WARPS, Form, Operation, Part, WarpGroups, described, operand_of, operation_text
@@ -53,8 +53,7 @@ class _Clocks:
 
     def __init__(self, group: Any, columns: Columns) -> None:
         self._group = group
-        rows = columns.matrix(self)
-        self.array = np.zeros((_RING, *rows.shape), np.int32)
+        self.array = columns.matrix(self, _RING * ROWS).reshape(_RING, ROWS, -1)
         self._locate()
 
     def widen(self, width: int) -> None:
@@ -63,8 +62,7 @@ class _Clocks:
 
     def _locate(self) -> None:
         self._group.width = self.array.shape[-1]
-        for known, clocks in zip(self._group.known, self.array):
-            known.clocks = clocks.ctypes.data
+        self._group.clocks = self.array.ctypes.data
 
 
 class CoreWgmmas:

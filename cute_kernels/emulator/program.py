@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,6 +188,11 @@ class Kernel:
     @property
     def parameter_bytes(self) -> int:
         return max((p.offset + p.nbytes for p in self.parameters), default=0)
+
+    @functools.cached_property
+    def non_coherent(self) -> frozenset[int]:
+        """Indices of the instructions that are ld.global.nc."""
+        return frozenset(i.index for i in self.instructions if i.parts[0] == "ld" and "nc" in i.parts)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ class PointRaces(RaceChecks):
 
     # --- synchronisation ----------------------------------------------------------------------------------------------
 
-    def point(self) -> SyncPoint:
-        """A new synchronisation point, for a barrier."""
-        return SyncPoint(self.columns, self.ranks)
+    def point(self, ranks: int | None = None) -> SyncPoint:
+        """A new synchronisation point, for a barrier of so many CTAs (None: of the cluster)."""
+        return SyncPoint(self.columns, self.ranks if ranks is None else ranks)
 
     def initialise(self, warp: Warp, address: int) -> int:
         """mbarrier.init. Returns `SyncPoint.address`, for the core."""

@@ -112,8 +112,11 @@ class Epochs:
     def settle_names(self, first: int) -> None:
         """Epochs that were named by the numbers from ``first`` down get labels; the names are not needed any more."""
         texts = self._texts[: len(self)]
-        for number in np.unique(texts[(texts <= first) & (texts > first - _NAMES)]).tolist():
-            texts[texts == number] = self.text(self._named(number))
+        named = (texts <= first) & (texts > first - _NAMES)
+        numbers, which = np.unique(texts[named], return_inverse=True)
+        if len(numbers):
+            label = self.text(*map(self._named, numbers.tolist()))
+            texts[named] = label + which
         del self._namers[(-1 - first) // _NAMES]
 
     def _named(self, number: int) -> str:

@@ -41,14 +41,15 @@ PROXIES = (Row.PROXY, Row.PROXY_GLOBAL)
 #: Column of a warp, behind those of its 32 lanes, that counts loads by whichever lane.
 READ = CONSTANTS["COLUMN_READ"]
 _AT, _FOLLOWED = words("Point"), words("Followed")
-_COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAMS = (
-    _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "streams")
+_COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAM_ROOM, _STREAMS = (
+    _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "stream_room", "streams")
 )
 _PHASE, _WAITED_PLACE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _COMMIT = (
     _FOLLOWED[name] for name in ("phase", "waited_place", "arrived", "arrived_phase", "arrived_place", "commit_column")
 )
 _FOLLOWED_WORDS = word_count("Followed")
 _MOST_STREAMS = 64
+_NOBODY = np.zeros((0, _FOLLOWED_WORDS), np.int64)
 
 
 class Columns:
@@ -76,10 +77,10 @@ class Columns:
             self._named[key] = self.take(1)
         return self._named[key]
 
-    def matrix(self, owner: Any) -> np.ndarray:
+    def matrix(self, owner: Any, rows: int = ROWS) -> np.ndarray:
         """Clocks of all columns, int32 [rows, columns], for an object whose ``widen`` is called when there are more."""
         self._owners.append(owner)
-        return np.zeros((ROWS, self.width), np.int32)
+        return np.zeros((rows, self.width), np.int32)
 
 
 def widened(clocks: np.ndarray, width: int) -> np.ndarray:
@@ -87,6 +88,18 @@ def widened(clocks: np.ndarray, width: int) -> np.ndarray:
     result = np.zeros((*clocks.shape[:-1], width), np.int32)
     result[..., : clocks.shape[-1]] = clocks
     return result
+
+
+def divided(
+    clocks: np.ndarray, words: Any, parts: Sequence[tuple[str, int]], at: dict[str, int]
+) -> list[np.ndarray]:
+    """Parts of int32 [rows, columns], by name and number of rows; their addresses become words of these names."""
+    row, address, found = 0, clocks.ctypes.data, []
+    for name, rows in parts:
+        found.append(clocks[row : row + rows])
+        words[at[name]] = address + row * clocks.strides[0]
+        row += rows
+    return found
 
 
 def join(target: np.ndarray, source: np.ndarray) -> None:
@@ -111,36 +124,31 @@ class SyncPoint:
     def __init__(self, columns: Columns, ranks: int) -> None:
         block = np.zeros(word_count("Point"), np.int64)
         self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
-        self.gathered = columns.matrix(self)
-        self.available = np.zeros_like(self.gathered)
         self.ranks = ranks
-        shape = (ranks if ranks > 1 else 0, len(SCOPED), self.gathered.shape[1])
-        self.inside, self.inside_available = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        self._scoped = (ranks if ranks > 1 else 0) * len(SCOPED)
+        self._clocks = columns.matrix(self, 2 * ROWS + 2 * self._scoped + 1)
         self._used = np.zeros(ranks, np.int64)
         self._streams = np.zeros(_MOST_STREAMS, np.int64)
         self._agents: Sequence[Agent] = ()
-        self._rows = np.zeros((0, _FOLLOWED_WORDS), np.int64)
-        self._bases = np.zeros(0, np.int64)
+        self._rows = _NOBODY
         self._seen: dict[tuple[Agent, int], int] = {}  # of those that are not followed
         self._words[_COLUMN] = -1
         self._words[_AT["ranks"]], self._words[_AT["used"]] = ranks, self._used.ctypes.data
-        self._words[_STREAMS] = self._streams.ctypes.data
-        self._earlier = np.zeros_like(self.gathered[0])
+        self._words[_STREAMS], self._words[_STREAM_ROOM] = self._streams.ctypes.data, _MOST_STREAMS
         self._locate()
 
     def _locate(self) -> None:
-        self._words[_AT["width"]] = self.gathered.shape[1]
-        arrays = {
-            "gathered": self.gathered, "available": self.available, "inside": self.inside,
-            "inside_available": self.inside_available, "earlier": self._earlier,
-        }  # fmt: skip
-        for name, array in arrays.items():
-            self._words[_AT[name]] = array.ctypes.data
+        words, width = self._words, self._clocks.shape[1]
+        scoped = self._scoped // len(SCOPED), len(SCOPED), width
+        self.gathered, self.available, inside, inside_available, _ = divided(
+            self._clocks, words, (("gathered", ROWS), ("available", ROWS), ("inside", self._scoped),
+                                  ("inside_available", self._scoped), ("earlier", 1)), _AT,
+        )  # fmt: skip
+        self.inside, self.inside_available = inside.reshape(scoped), inside_available.reshape(scoped)
+        words[_AT["width"]] = width
 
     def widen(self, width: int) -> None:
-        self.gathered, self.available = widened(self.gathered, width), widened(self.available, width)
-        self.inside, self.inside_available = widened(self.inside, width), widened(self.inside_available, width)
-        self._earlier = widened(self._earlier, width)
+        self._clocks = widened(self._clocks, width)
         self._locate()
 
     @property
@@ -189,7 +197,7 @@ class SyncPoint:
             return
         if count == len(self._streams):
             self._streams = np.concatenate([self._streams, np.zeros_like(self._streams)])
-            self._words[_STREAMS] = self._streams.ctypes.data
+            self._words[_STREAMS], self._words[_STREAM_ROOM] = self._streams.ctypes.data, len(self._streams)
         self._streams[count] = column
         self._words[_STREAM_COUNT] = count + 1
 
@@ -201,7 +209,7 @@ class SyncPoint:
             self._agents = agents
             self._rows = np.full((len(agents), _FOLLOWED_WORDS), -1, np.int64)
             self._rows[:, _ARRIVED] = 0
-            self._bases = np.array([agent.base for agent in agents], np.int64)
+            self._bases = np.fromiter((agent.base for agent in agents), np.int64, len(agents))
             for name, value in {
                 "warps": len(agents), "followed": self._rows.ctypes.data, "bases": self._bases.ctypes.data,
             }.items():  # fmt: skip

@@ -20,6 +20,11 @@ from cute_kernels.emulator.tmem import TensorMemory
 _MOST_KNOWN = 4096  # MMAs that are kept; a kernel repeats those of its pipeline's stages
 
 
+def mma_text(kind: str, cta_group: int, who: str) -> str:
+    """What reports call the MMAs of this kind, ``who`` as in "by warp 1"."""
+    return f"tcgen05.mma.cta_group::{cta_group}.kind::{kind} issued {who}"
+
+
 class TensorCore:
     """The tcgen05 pipe of one cluster.
 
@@ -62,7 +67,7 @@ class TensorCore:
         a_in_tmem: bool = False,
         scales: Scales | None = None,
         describe: str = "",
-    ) -> str:
+    ) -> None:
         """tcgen05.mma.cta_group.kind [d], a-desc, b-desc, idesc, enable-input-d, with block scaling or without.
 
         With cta_group::2 each CTA of the pair holds half of the rows of A, half of the rows of B and the accumulator
@@ -81,9 +86,6 @@ class TensorCore:
             scales: of a kind with block scaling.
             describe: who issues, for reports.
 
-        Returns:
-            What reports call it.
-
         Raises:
             UnsupportedPTX: a mode that is not implemented.
             IllegalAccess: operands or accumulator outside their memories.
@@ -96,7 +98,7 @@ class TensorCore:
                 raise UnsupportedPTX(f"tcgen05.mma.cta_group::{cta_group}")
             if cta_group == 2 and rank % 2:
                 raise UnsupportedPTX(f"tcgen05.mma.cta_group::2 issued by CTA {rank}, the odd one of its pair")
-            text = f"tcgen05.mma.cta_group::{cta_group}.kind::{kind} issued {describe or f'by CTA {rank}'}"
+            text = mma_text(kind, cta_group, describe or f"by CTA {rank}")
             operands = cta_group, rank, d, a, b, accumulate, a_in_tmem, text
             if scales is not None:
                 fields, scale_fields = decode_scaled(kind, scales.count, cta_group, instruction)
@@ -114,7 +116,6 @@ class TensorCore:
         if self.meter is not None:
             self.meter.mma(**work.asks_for())
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
-        return work.text
 
     def commit(
         self, *, cta_group: int, rank: int, barrier: int, multicast: int | None = None, describe: str = ""

@@ -54,7 +54,8 @@ def units(native: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         translate = native_translate.translate_native.__wrapped__
         patch.setattr(native_translate, "translate_native", functools.lru_cache(maxsize=4)(translate))
-        patch.setattr(native_translate, "CoreWgmmas", lambda *_: None)
+        for of_the_core in ("CoreWgmmas", "Units"):
+            patch.setattr(native_translate, of_the_core, lambda *_: None)
         patch.setattr(native_block, "INLINE", {})
         patch.setattr(native_block, "in_core", lambda anchor: False)
         patch.setattr(race_checks, "shadow_unit", nothing_decided)

@@ -227,3 +227,34 @@ def test_every_statement_of_a_generated_kernel_is_decoded():
     assert len(kernel.instructions) == body.count(";")
     opcodes = re.findall(r"^\s*(?:@!?%?\w+\s+)?([a-z]\w*(?:\.[\w:.]+)?)[^:\n]*;", body, flags=re.M)
     assert [i.opcode for i in kernel.instructions] == opcodes
+
+
+_CHAIN = "".join(f".func f{i}() {{ {f'call f{i + 1};' * (i < 800)} ret; }}\n" for i in reversed(range(801)))
+_DOUBLED = "".join(f".func f{i}() {{ {f'call f{i + 1};' * 2 * (i < 30)} ret; }}\n" for i in reversed(range(31)))
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "message"),
+    [
+        (f"mov.b32 %r1, {'{' * 5000}%r2{'}' * 5000};", "", "more than 8 lists, addresses and negations inside of each"),
+        (f"ld.global.b32 %r1, {'[' * 5000}%d1{']' * 5000};", "", "more than 8 lists, addresses and negations"),
+        (f"@{'!' * 5000}%p1 ret;", "", "more than 8 lists, addresses and negations"),
+        (f"mov.u64 %d1, {'9' * 100_000};", "", r"the integer 99999999999999999999\.\. has more than 64 bits"),
+        ("mov.u64 %d1, 0x10000000000000000;", "", "the integer 0x10000000000000000 has more than 64 bits"),
+        ("", ".shared .b8 x[4611686018427387904];", r"the \.shared variable x is larger than 232448 bytes"),
+        ("", ".const .b32 x[16385];", r"the \.const variable x is larger than 65536 bytes"),
+        ("", f".global .b32 x{'[1000000]' * 2000};", r"the \.global variable x is larger than 1099511627776 bytes"),
+        (".local .b8 x[524289];", "", r"the \.local variable x is larger than 524288 bytes"),
+        (".local .b8 x[400000]; .local .b8 y[200000];", "", "600000 bytes of local memory for each thread; at most"),
+        ("".join(f".reg .b32 %z{i}<99999>;" for i in range(12)), "", "99999 registers %z10<n> besides"),
+        ("", ".global .u32 x[2] = {1, 2, 3};", "x has 8 bytes and an initialiser of 12"),
+        ("call f0;", _CHAIN, "more than 100 functions that call one another"),
+        ("call f0;", _DOUBLED, "calls expanded to more than 1048576 instructions or 32768 scopes"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_sizes_that_no_program_has_are_refused(body: str, head: str, message: str) -> None:
+    """Before they become recursion, memory or time without end."""
+    with pytest.raises(UnsupportedPTX, match=message) as error:
+        parse(module(body + "ret;", head=head))
+    assert error.value.ptx_line is not None

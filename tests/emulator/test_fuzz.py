@@ -73,7 +73,11 @@ CHANGES = {
         ("st.global.b32 [%d0];", "st.global.b32 takes 2 operands .a, b.; 1 are given"),
         ("shfl.sync.bfly.b32 %r24%p4, %r1, 1, 31, -1;", "cannot read the instruction"),
         ("@%r3 mov.b32 %r1, 0;", "the guard %r3 is no predicate"),
-        ("st.global.b32 [%d0+18446744073709551616], %r1;", "18446744073709551616 of an address has more than 64 bits"),
+        ("st.global.b32 [%d0+18446744073709551616], %r1;", "the integer 18446744073709551616 has more than 64 bits"),
+        (
+            "st.global.b32 [%d0+18446744073709551615+1], %r1;",
+            "the offset 18446744073709551616 of an address has more than 64 bits",
+        ),
         ("ld.global.b32 %r1, [%d0+;];", "a number is expected"),
         ("ld.param.u64 ;", "0 operands, not 2"),
         (
@@ -87,7 +91,7 @@ CHANGES = {
         (".shared .align 12 .b8 odd[4];", ".align 12: a power of two"),
         ("mov.u32 %r1;", "mov.u32 takes 2 operands .d, a.; 1 are given"),
         (".loc 1 x 3", "`.loc 1 x` needs the numbers"),
-        (".reg .b32 %many<2147483647>;", "2147483647 registers %many<n>; at most 1048576"),
+        (".reg .b32 %many<2147483647>;", r"2147483647 registers %many<n> besides \d+; at most 1048576"),
         (
             "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r6,%r7}, {%r0,%r1,%r2,%r3}, {%d0,%r5}, {%r6,%r7};",
             "operand b of mma.* has %d0, a register of type .b64; a list of registers of type .b32",
@@ -112,8 +116,28 @@ def test_parameter_without_a_type():
 
 def test_more_parameters_than_a_launch_takes():
     text = module("ret;", parameters=1).replace(".u64 p0", ".align 8 .b8 p0[2147483648]")
-    with pytest.raises(ValueError, match="takes 2147483648 bytes of parameters, a launch 32764 at most"):
+    with pytest.raises(UnsupportedPTX, match="parameters of 2147483648 bytes; a launch takes 32764 at most") as error:
         launch(text, 0)
+    assert error.value.ptx_line is not None
+
+
+def test_more_static_shared_memory_than_a_cta_has():
+    head = ".shared .b8 a[200000]; .shared .b8 b[200000];"
+    with pytest.raises(ValueError, match="400000 bytes of static shared memory; a CTA has 232448 at most"):
+        launch(module("mov.u32 %r1, a; mov.u32 %r2, b; ret;", parameters=1, head=head), 0)
+
+
+def test_global_variables_that_no_memory_is_left_for(monkeypatch):
+    zeros = np.zeros
+
+    def few(shape, *rest):
+        if shape == 4001:
+            raise MemoryError
+        return zeros(shape, *rest)
+
+    monkeypatch.setattr(gpu.np, "zeros", few)
+    with pytest.raises(ValueError, match=r"the .global variable a has 4000 bytes, for which there is no memory"):
+        launch(module("ret;", parameters=1, head=".global .b8 a[4000];"), 0)
 
 
 def _hang(*_: object, **__: object) -> None:

@@ -5,6 +5,8 @@ Results, counts, and the words of every error have to be the same.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import struct
 from dataclasses import replace
 
@@ -16,9 +18,10 @@ from hypothesis import strategies as st
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, Report, run
+from cute_kernels.emulator.decode import parse
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
 from cute_kernels.emulator.mbarrier import MBarriers
-from cute_kernels.emulator.native_translate import Execution
+from cute_kernels.emulator.native_translate import Execution, translate_native
 from cute_kernels.emulator.pure_operations import pure_operation
 from tests.emulator.exact_sums import emulate
 from tests.emulator.instruction_cases import check
@@ -350,3 +353,24 @@ def test_any_exception_leaves_native_code_as_itself(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(MBarriers, "init", interrupt)
     with pytest.raises(KeyboardInterrupt):
         launch(module("mbarrier.init.shared.b64 [dynamic], 1; ret;"), 0, 0)
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+@pytest.mark.parametrize("error", [False, True])
+def test_translation_collects_no_garbage(collecting: bool, error: bool) -> None:
+    """Afterwards, whatever came of it, garbage is collected as before: of the youngest objects, once."""
+    text = module("add.u32 %r1, %r1, 1; " * 2000 + ("add.u32 %r1;" if error else ""))
+    collections: list[int] = []
+    translate_native.cache_clear()
+    parse.cache_clear()
+    enabled = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    gc.callbacks.append(lambda phase, facts: collections.append(facts["generation"]) if phase == "start" else None)
+    try:
+        with pytest.raises(EmulatorError) if error else contextlib.nullcontext():
+            translate_native(text, None, (32, 1, 1))
+        found, now = list(collections), gc.isenabled()
+    finally:
+        gc.callbacks.pop()
+        (gc.enable if enabled else gc.disable)()
+    assert now == collecting and len(found) <= 1

@@ -19,7 +19,7 @@ from cute_kernels.emulator.native_log import WarpLog
 from cute_kernels.emulator.native_memory import EVENT
 from cute_kernels.emulator.native_shadow import ShadowUnit
 from cute_kernels.emulator.sanitizer import RaceTracker
-from cute_kernels.emulator.shadow import LANE_BITS, Rows, Shadow, zeros
+from cute_kernels.emulator.shadow import LANE_BITS, Plane, Rows, Shadow, zeros
 from cute_kernels.emulator.sync_point import Order
 from tests.emulator.crew import Crew, state
 
@@ -499,3 +499,32 @@ def test_a_launch_that_follows_knows_no_machine_code() -> None:
     history.enter_cluster()
     assert isinstance(history.tracker, RaceTracker)
     assert outcome(history, ("globally", 0, [0], [0], 4, True)).startswith("GlobalMemoryRace")
+
+
+@pytest.mark.parametrize("nbytes", [4, 16])
+def test_readers_that_know_nothing_of_each_other_need_no_python(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core adds a layer for the second one, and splits a granule; a write by either races with the other's read."""
+    histories = [History(native) for native in (True, False)]
+    histories[1].shared(0, 0, [0], [5], nbytes, False)
+    histories[1].shared(1, 0, [0], [5], nbytes, False)
+    monkeypatch.setattr(WarpLog, "_report_entry", None)  # what Python would be asked
+    histories[0].shared(0, 0, [0], [5], nbytes, False)
+    histories[0].shared(1, 0, [0], [5], nbytes, False)
+    assert histories[0].state() == histories[1].state()
+    shadow = histories[0].tracker.shared[0]
+    plane, place = (shadow.fine, 5 * nbytes) if nbytes < 16 else (shadow.coarse, 5)
+    assert len(plane.reads) == 2 and len({int(layer[place]) for layer in plane.reads} - {0}) == 2
+    monkeypatch.undo()
+    for history in histories:
+        with pytest.raises(SharedMemoryRace, match="which the load of .* read"):
+            history.shared(0, 0, [0], [5], nbytes, True)
+
+
+def test_layers_beyond_those_that_there_is_room_for() -> None:
+    """Python makes more of them, and those that there are keep what they hold."""
+    plane = Plane(8)
+    for number in range(1, 40):
+        plane.add_layer()[number % 8] = number
+    assert len(plane.reads) == 39 and plane.block[2] == 39
+    assert [int(layer[number % 8]) for number, layer in enumerate(plane.reads, 1)] == list(range(1, 40))
+    assert sum(int(layer.sum()) for layer in plane.reads) == sum(range(1, 40))

@@ -261,7 +261,7 @@ def test_single_faults(late: bool) -> None:
 
 
 def test_machine_code_repeats_what_python_did_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit per CTA and stage, and copies that are the first to read a plane: nothing more is Python's."""
+    """The first commit of a thread in each CTA, and its first store: nothing more is Python's."""
     calls: Counter[str] = Counter()
     for owner, name in ((TmaUnit, "load"), (TmaUnit, "store"), (TensorCore, "commit"), (RaceTracker, "wait")):
         original = getattr(owner, name)
@@ -273,9 +273,8 @@ def test_machine_code_repeats_what_python_did_once(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(owner, name, counted)
     error, (out, *_) = run(faulty(), monkeypatch)
     assert not error
-    assert calls["commit"] == 2 * STAGES, calls
-    assert calls["load"] == 1, "global memory has got a layer of readers"
-    assert calls["store"] == 2, "the bytes of each CTA have got one"
+    assert calls["commit"] == 2, calls
+    assert calls["load"] == 0 and calls["store"] == 0, "there is room for layers of readers"
     waits = 2 * 3 * ROUNDS
     assert calls["wait"] < waits / 3, "most waits that need no waiting are the core's"
     expected = np.arange(2 * (ROUNDS + 1) * BOX, dtype=np.uint32).astype(np.uint8).reshape(-1, 128)

@@ -40,7 +40,7 @@ def test_mov_of_an_address_with_an_offset(body: str, expected: list[int]) -> Non
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("mov.u64 %d2, table+18446744073709551616;", "18446744073709551616 of an address has more than 64 bits"),
+        ("mov.u64 %d2, table+18446744073709551615+1;", "18446744073709551616 of an address has more than 64 bits"),
         ("mov.u64 %d2, table+;", "a number is expected"),
         ("mov.u64 %d2, nowhere+8;", r"'nowhere' is not a variable or parameter"),
         ("mov.u64 %d2, %d1+8;", "',' expected"),

@@ -47,6 +47,16 @@ void agent_tell(const Agent *agent, int32_t *clocks) {
   share(agent, clocks, ROW_TENSOR, UINT32_MAX);
 }
 
+void agent_tell_row(const Agent *agent, int row, const int32_t *known, int32_t *target, uint32_t mask) {
+  uint32_t live = (uint32_t)agent->live, covered = (mask & live) == live ? UINT32_MAX : mask;
+  clocks_join(target, known, agent->width);
+  for (int lane = 0; row < ROW_PROXY && lane <= COLUMN_READ; lane++) {
+    int32_t *own = target + agent->base + lane, is_covered = lane == COLUMN_READ || covered >> lane & 1;
+    if (is_covered && *own < agent->clock) *own = (int32_t)agent->clock;
+  }
+  if (row < ROW_TENSOR) share(agent, target, 1, mask);
+}
+
 void cover_warp(int32_t *row, int64_t base, int64_t clock) {
   for (int lane = 0; lane <= COLUMN_READ; lane++)
     if (row[base + lane] < clock) row[base + lane] = (int32_t)clock;

@@ -124,7 +124,7 @@ int32_t bulk_commit(Tables *t, uint32_t mask) {
 // `wait_group`, where Python keeps nothing of the groups that are waited for.
 int32_t bulk_wait(Tables *t, uint32_t mask, int64_t newest, int32_t read) {
   if (!log_flush(t)) return 0;
-  const Agent *agent = t->context->agent;
+  Agent *agent = t->context->agent;
   uint32_t storing = mask & (uint32_t)agent->storing;
   for (uint32_t lanes = storing; lanes; lanes &= lanes - 1) {
     const BulkThread *thread = bulk_thread(agent, __builtin_ctz(lanes));

@@ -35,8 +35,37 @@ INLINE void bounds(const Lanes *lanes, uint64_t *low, uint64_t *high, uint64_t *
   *bits = any;
 }
 
+enum { MOST_BYTES = 16 };  // of a lane, a power of two; where this is compiled, the number is known
+static const uint8_t all_data[MOST_BYTES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+INLINE int states_allow_of(const Lanes *lanes, int write, size_t nbytes) {
+  const uint64_t barriers = 0x0202020202020202;
+  uint64_t wrong = 0;
+  for (int i = 0; i < lanes->count; i++) {
+    uint64_t states[2] = {0}, data[2] = {0};
+    memcpy(states, lanes->states[i], nbytes);
+    memcpy(data, all_data, nbytes);
+    for (int k = 0; k < 2; k++) wrong |= write ? states[k] & barriers : states[k] ^ data[k];
+  }
+  return !wrong;
+}
+
+INLINE void mark_data_of(const Lanes *lanes, size_t nbytes) {
+  for (int i = 0; i < lanes->count; i++) memcpy(lanes->states[i], all_data, nbytes);
+}
+
+#define FOR_BYTES(nbytes, function, ...)                                                                            \
+  switch (nbytes) {                                                                                                 \
+    case 1: return function(__VA_ARGS__, 1);                                                                        \
+    case 2: return function(__VA_ARGS__, 2);                                                                        \
+    case 4: return function(__VA_ARGS__, 4);                                                                        \
+    case 8: return function(__VA_ARGS__, 8);                                                                        \
+    case MOST_BYTES: return function(__VA_ARGS__, MOST_BYTES);                                                      \
+  }
+
 // Whether every byte of the lanes' may be accessed: none of an mbarrier's is written, what is read holds data.
-INLINE int states_allow(const Lanes *lanes, int write, int64_t nbytes) {
+static int states_allow(const Lanes *lanes, int write, int64_t nbytes) {
+  FOR_BYTES(nbytes, states_allow_of, lanes, write)
   int wrong = 0;
   for (int i = 0; i < lanes->count; i++)
     for (int64_t byte = 0; byte < nbytes; byte++) {
@@ -44,6 +73,11 @@ INLINE int states_allow(const Lanes *lanes, int write, int64_t nbytes) {
       wrong |= write ? state == barrier_state : state != data_state;
     }
   return !wrong;
+}
+
+static void mark_data(const Lanes *lanes, int64_t nbytes) {
+  FOR_BYTES(nbytes, mark_data_of, lanes)
+  for (int i = 0; i < lanes->count; i++) memset(lanes->states[i], data_state, (size_t)nbytes);
 }
 
 INLINE int find_shared(const Tables *t, Lanes *lanes, int write, int64_t nbytes) {
@@ -113,8 +147,7 @@ INLINE int32_t access(
   }
   t->progress += write;
   move_elements(lanes, elements, write, size, count);
-  if (shared && write && t->flags & STATES)
-    for (int i = 0; i < lanes->count; i++) memset(lanes->states[i], data_state, (size_t)nbytes);
+  if (shared && write && t->flags & STATES) mark_data(lanes, nbytes);
   return 1;
 }
 
@@ -321,8 +354,7 @@ int32_t warp_matrices(
   t->progress += write;
   for (int i = 0; i < lanes.count; i++)
     move_row(lanes.data[i], registers[i / MATRIX_ROWS], i % MATRIX_ROWS, transposed, write);
-  if (write && t->flags & STATES)
-    for (int i = 0; i < lanes.count; i++) memset(lanes.states[i], data_state, MATRIX_ROW);
+  if (write && t->flags & STATES) mark_data(&lanes, MATRIX_ROW);
   if (t->meter) meter_matrices(t, addresses, count, instruction);
   return 1;
 }

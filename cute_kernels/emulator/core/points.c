@@ -121,11 +121,23 @@ static void release_relaxed(const Agent *agent, Point *point, uint32_t mask, int
   clocks_raise(point->gathered + ROW_VISIBLE * width, width, 1, agent->base + COLUMN_INIT, agent->fenced_inits);
 }
 
+static void release(const Agent *agent, Point *point, uint32_t mask, int64_t order) {
+  const int32_t *tensor = agent->strict ? agent->before : agent_row(agent, ROW_TENSOR);
+  for (int row = 0; row < ROWS; row++)
+    if (point->ranks == 1 || passes(row, order)) {
+      const int32_t *known = row == ROW_TENSOR ? tensor : agent_row(agent, row);
+      agent_tell_row(agent, row, known, point->gathered + row * point->width, mask);
+    }
+  if (point->ranks == 1) return;
+  point->used[agent->rank] = 1;
+  agent_tell_row(
+      agent, ROW_VISIBLE, agent_row(agent, ROW_VISIBLE), inside_row(point, point->inside, agent->rank, 0), mask);
+  agent_tell_row(agent, ROW_TENSOR, tensor, inside_row(point, point->inside, agent->rank, 1), mask);
+}
+
 void agent_release(Agent *agent, Point *point, uint32_t mask, int64_t order) {
   if (order & ORDER_SYNC) {
-    agent_snapshot(agent, mask);
-    if (agent->strict) memcpy(agent->scratch + ROW_TENSOR * agent->width, agent->before, bytes_of(agent->width));
-    point_gather(point, agent->scratch, agent->width, agent->rank, order);
+    release(agent, point, mask, order);
   } else {
     release_relaxed(agent, point, mask, order);
   }
@@ -216,7 +228,7 @@ static int has_stream(const Point *point, int64_t column) {
   return 0;
 }
 
-// `TensorRaces.commit` and `committed`: it arrives when it is issued. The first of a stream to an mbarrier is Python's.
+// `TensorRaces.commit` and `committed`: it arrives when it is issued.
 int32_t watch_commit(Tables *t, const Commit *commit) {
   if (!log_flush(t)) return 0;
   Agent *agent = t->context->agent;
@@ -227,7 +239,8 @@ int32_t watch_commit(Tables *t, const Commit *commit) {
   for (int64_t i = 0; i < commit->count; i++) {
     const CommitTarget *target = &commit->targets[i];
     const Point *point = target->point;
-    if (!is_initialised(agent, point) || !has_stream(point, stream->column)) return 0;
+    if (!is_initialised(agent, point)) return 0;
+    if (!has_stream(point, stream->column) && point->stream_count == point->stream_room) return 0;
     int64_t column = point->followed[agent->number].commit_column;
     if (column >= 0 && column != stream->column) return 0;
     if (target->completes && point_overtaken(point, target->phase, agent->scratch) >= 0) return 0;
@@ -238,6 +251,7 @@ int32_t watch_commit(Tables *t, const Commit *commit) {
   for (int64_t i = 0; i < commit->count; i++) {
     const CommitTarget *target = &commit->targets[i];
     Point *point = target->point;
+    if (!has_stream(point, stream->column)) point->streams[point->stream_count++] = stream->column;
     point_gather(point, agent->scratch, agent->width, agent->rank, ORDER_SYNC | ORDER_WIDE);
     Followed *warp = &point->followed[agent->number];
     warp->commit_column = stream->column;

@@ -13,6 +13,8 @@ void clocks_join(int32_t *restrict target, const int32_t *restrict source, int64
 void clocks_raise(int32_t *clocks, int64_t width, int64_t rows, int64_t column, int64_t clock);
 // A matrix learns all that the lanes of a warp know, but for the warp's own clock.
 void agent_tell(const Agent *agent, int32_t *clocks);
+// A row of a kind learns the row `known` of a warp, and how far the lanes of a mask have come, as in `agent_snapshot`.
+void agent_tell_row(const Agent *agent, int row, const int32_t *known, int32_t *target, uint32_t mask);
 // A row learns that a warp, whose columns begin at `base`, has come as far as a clock.
 void cover_warp(int32_t *row, int64_t base, int64_t clock);
 

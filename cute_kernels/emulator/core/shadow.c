@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "races.h"
+#include "vectors.h"
 
 // What a check found in order is not looked up again: a write, a read that a write meets, a reader of the first layer
 // that a read replaces.
@@ -54,12 +55,10 @@ int of_earlier_cluster(const Access *access, int32_t id) { return id && id >> LA
 
 // The first index from `start` on where the array is not `id`, or `end`.
 static int64_t differs(const int32_t *array, int64_t start, int64_t end, int32_t id) {
+  Ints ids = (Ints){0} + id;
   int64_t at = start;
-  for (; at + 8 <= end; at += 8) {
-    int32_t any = 0;
-    for (int i = 0; i < 8; i++) any |= array[at + i] ^ id;
-    if (any) break;
-  }
+  for (; at + 2 * WORDS <= end; at += 2 * WORDS)
+    if (any((*(const Ints *)(array + at) ^ ids) | (*(const Ints *)(array + at + WORDS) ^ ids))) break;
   while (at < end && array[at] == id) at++;
   return at;
 }
@@ -214,25 +213,47 @@ static int is_short(const Access *access) {
   return !(any & (GRANULE - 1)) && low == 0 && high / GRANULE + 1 < plane->places;
 }
 
-// Such rows from `i` on whose granules have a history that was met before, up to the first one that has not.
-static int64_t short_reads(const Access *access, Action action, int64_t i, int32_t id, const Met *met) {
+// What such a read meets in the layers down to the one that it replaces: at most one reader that stays.
+typedef struct {
+  int64_t depth;
+  int32_t held[2];
+} Layers;
+
+static Layers layers_at(const Access *access, int64_t place) {
+  const Plane *plane = &access->shadow->coarse;
+  Layers found = {.depth = layer_of(access, plane, place)};
+  for (int64_t n = 0; n <= found.depth && n < 2; n++) found.held[n] = plane->layers[n][place];
+  return found;
+}
+
+static inline int64_t short_reads_of(
+    const Access *access, Action action, int64_t i, int32_t id, int32_t write, const Layers *met, int depth) {
   const Shadow *shadow = access->shadow;
   int64_t second = access->count / GRANULE - 1;
-  int32_t *top = shadow->coarse.layers[0];
-  const int32_t *writes = shadow->coarse.writes, write = met->write, layer = met->layer;
+  int32_t *top = shadow->coarse.layers[0], *own = shadow->coarse.layers[depth], held = met->held[0], old = met->held[depth];
+  const int32_t *writes = shadow->coarse.writes;
   for (; i < access->rows; i++) {
     int64_t first = access->offsets[i] / GRANULE, last = first + second;
-    int32_t differ = (top[first] ^ layer) | (top[last] ^ layer);
+    int32_t differ = (own[first] ^ old) | (own[last] ^ old);
+    if (depth) differ |= (top[first] ^ held) | (top[last] ^ held);
     if (shadow->split) differ |= shadow->split[first] | shadow->split[last];
     if (action == CHECK) differ |= (writes[first] ^ write) | (writes[last] ^ write);
     if (differ) break;
-    if (action == READ) top[first] = top[last] = id;
+    if (action == READ) own[first] = own[last] = id;
   }
   return i;
 }
 
+// Such rows from `i` on whose granules have a history that was met before, up to the first one that has not.
+static int64_t short_reads(
+    const Access *access, Action action, int64_t i, int32_t id, int32_t write, const Layers *met) {
+  if (met->depth == 0) return short_reads_of(access, action, i, id, write, met, 0);
+  return met->depth == 1 ? short_reads_of(access, action, i, id, write, met, 1) : i;
+}
+
 static int rows(const Access *access, Action action) {
   Met met = {0, 0, 0};
+  Layers layers;
   int shorts = is_short(access);
   for (int64_t i = 0; i < access->rows; i++) {
     int64_t start = access->offsets ? access->offsets[i] - access->origin : access->base + i * access->stride;
@@ -242,8 +263,9 @@ static int rows(const Access *access, Action action) {
       met.write = met.read = 0;  // what is in order for one lane need not be for the next one
     }
     int32_t id = (int32_t)(access->identity + (access->add_lanes && lane >= 0 ? lane : 0));
+    if (shorts) layers = layers_at(access, start / GRANULE);
     if (!row(access, action, start, lane, id, &met)) return 0;
-    if (shorts) i = short_reads(access, action, i + 1, id, &met) - 1;
+    if (shorts) i = short_reads(access, action, i + 1, id, met.write, &layers) - 1;
   }
   return 1;
 }
@@ -251,6 +273,41 @@ static int rows(const Access *access, Action action) {
 int access_check(const Access *access) { return rows(access, CHECK); }
 
 void access_record(const Access *access) { rows(access, access->write ? WRITE : READ); }
+
+// Whether two neighbours of 32 bits, or (`pair` 0) the first of them, are `one`.
+static inline int both_are(const int32_t *at, int pair, int32_t one) {
+  return at[0] == one && (!pair || at[1] == one);
+}
+
+// Checks and records rows of one or two (`pair`) whole granules with a history that was met before, from `i` on; the
+// first one that has another.
+static inline int64_t read_alike(const Access *access, int64_t i, const Met *met, int pair) {
+  const Plane *plane = &access->shadow->coarse;
+  const uint8_t *split = access->shadow->split;
+  int32_t id = (int32_t)access->identity, *top = plane->layers[0];
+  for (; i < access->rows; i++) {
+    int64_t place = access->offsets[i] / GRANULE;
+    if (!both_are(top + place, pair, met->layer) || !both_are(plane->writes + place, pair, met->write)) break;
+    if (split && (split[place] || (pair && split[place + 1]))) break;
+    top[place] = id;
+    if (pair) top[place + 1] = id;
+  }
+  return i;
+}
+
+// Reads of a tensor core: each row is checked and recorded at once. Python records rows before one that is not in order
+// again, under the same identity.
+static int pipelined_reads(const Access *access) {
+  Met met = {0, 0, 0};
+  int32_t id = (int32_t)access->identity;
+  if (!is_short(access)) return access_shadow(access) != 0;
+  for (int64_t i = 0;; i++) {
+    i = access->count == GRANULE ? read_alike(access, i, &met, 0) : read_alike(access, i, &met, 1);
+    if (i >= access->rows) return 1;
+    if (!row(access, CHECK, access->offsets[i], access->lane, id, &met)) return 0;
+    row(access, READ, access->offsets[i], access->lane, id, &met);
+  }
+}
 
 int64_t access_shadow(const Access *access) {
   if (!access_check(access)) return 0;
@@ -280,7 +337,7 @@ int64_t access_pipelined(
     access.exempt = tensor ? column : -1;
     access.fenced = tensor ? NULL : agent_row(agent, ROW_PROXY);
     access.read_known = tensor ? access.known : NULL;
-    if (!access_shadow(&access)) return i;
+    if (tensor || one->write ? !access_shadow(&access) : !pipelined_reads(&access)) return i;
   }
   return count;
 }

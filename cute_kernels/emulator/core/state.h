@@ -182,7 +182,6 @@ typedef struct Wgmma {
 
 // What warps knew that issued some operations in a row, but for the clocks of these warps themselves.
 typedef struct WgmmaKnown {
-  int32_t *clocks;                // int32 [ROWS][width]
   int64_t changes[WGMMA_WARPS];   // of each warp, up to where they have what it knew: `Agent.changes`
   int64_t operations;             // that have it, as long as they count
 } WgmmaKnown;
@@ -204,13 +203,15 @@ typedef struct Warpgroup {
   int64_t bases[WGMMA_WARPS];  // columns of the warps
   int64_t forgotten;           // operations that nobody will ask for any more what warps knew
   WgmmaKnown known[WGMMAS];
+  int32_t *clocks;             // int32 [WGMMAS][ROWS][width], of each of these
   Wgmma operations[WGMMAS];
 } Warpgroup;
 
-// tcgen05.commit that are kept, each in the entry that `key_slot` says. The key: who, mbarrier, multicast mask or -1.
-enum { COMMITS = 256, COMMIT_KEY = 3 };
+// Who issues tcgen05.commit, of which Python tells once: CTA rank, lane and number of the warp, in the entry that
+// `key_slot` says.
+enum { COMMITS = 256 };
 typedef struct CommitEntry {
-  int64_t key[COMMIT_KEY];
+  int64_t who;
   int64_t label;   // number of the label of who arrives, plus one; 0: for Python
   Stream *stream;  // with detectors, of the issuing thread
 } CommitEntry;

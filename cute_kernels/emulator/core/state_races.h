@@ -88,7 +88,7 @@ struct Point {
   int64_t warps;
   Followed *followed;
   int64_t *bases;  // first columns of the warps
-  int64_t stream_count;
+  int64_t stream_count, stream_room;
   int64_t *streams;  // columns of asynchronous operations that arrived
   int32_t *earlier;  // int32 [width]: the order row of `available` before the latest phase
   int64_t copied;    // bits of the completed phases, the latest is the lowest: whether a copy signalled it

@@ -135,6 +135,10 @@ static Access read_of(
 // Between two synchronisations a warp issues several operations, and knows the same each time but for its own clock. So
 // operations in a row have one matrix as long as no warp has learnt anything, and each has the clocks of the warps.
 
+static inline int32_t *clocks_of(const Warpgroup *group, int64_t known) {
+  return group->clocks + known * ROWS * group->width;
+}
+
 static inline Wgmma *operation_of(Warpgroup *group, int64_t number) { return &group->operations[number % WGMMAS]; }
 
 // Operation `number` and those behind it that have the same matrix get one of their own, which begins as a copy.
@@ -142,7 +146,7 @@ static void divide(Warpgroup *group, int64_t number, int64_t end) {
   int64_t old = operation_of(group, number)->known, new = 0;
   while (group->known[new].operations) new++;  // every one in use has an operation of the WGMMAS that may be in flight
   WgmmaKnown *from = &group->known[old], *to = &group->known[new];
-  memcpy(to->clocks, from->clocks, ROWS * (size_t)group->width * sizeof *to->clocks);
+  memcpy(clocks_of(group, new), clocks_of(group, old), ROWS * (size_t)group->width * sizeof *group->clocks);
   memcpy(to->changes, from->changes, sizeof to->changes);
   for (; number < end && operation_of(group, number)->known == old; number++) {
     operation_of(group, number)->known = new;
@@ -165,9 +169,8 @@ static void learn(Warpgroup *group, const Agent *agent, int64_t number, int64_t 
   if (group->known[operation->known].changes[member] != agent->changes) {
     int64_t end = number == issued ? number + 1 : issued;
     if (number > observed && operation_of(group, number - 1)->known == operation->known) divide(group, number, end);
-    WgmmaKnown *known = &group->known[operation->known];
-    agent_tell(agent, known->clocks);
-    known->changes[member] = agent->changes;
+    agent_tell(agent, clocks_of(group, operation->known));
+    group->known[operation->known].changes[member] = agent->changes;
   }
   operation->clocks[member] = agent->clock;
   group->bases[member] = agent->base;
@@ -175,7 +178,7 @@ static void learn(Warpgroup *group, const Agent *agent, int64_t number, int64_t 
 
 void wgmma_tell(const Warpgroup *group, int64_t number, int32_t *clocks) {
   const Wgmma *operation = &group->operations[number % WGMMAS];
-  clocks_join(clocks, group->known[operation->known].clocks, ROWS * group->width);
+  clocks_join(clocks, clocks_of(group, operation->known), ROWS * group->width);
   for (int i = 0; i < WGMMA_WARPS; i++)
     for (int row = 0; row < ROW_PROXY; row++)
       if (operation->clocks[i]) cover_warp(clocks + row * group->width, group->bases[i], operation->clocks[i]);
@@ -183,7 +186,7 @@ void wgmma_tell(const Warpgroup *group, int64_t number, int32_t *clocks) {
 
 // Whether the race detector can be told of an operation that a warp issues.
 static int may_learn(Tables *t, const Warpgroup *group, int first) {
-  if (!log_flush(t) || !group->known[0].clocks || !t->context) return 0;
+  if (!log_flush(t) || !group->clocks || !t->context) return 0;
   return t->context->agent->width == group->width && (!first || has_room(t->context->epochs, 1));
 }
 
@@ -192,7 +195,7 @@ static int start(Tables *t, const Warpgroup *group, Wgmma *operation, const Wgmm
   int watched = (t->unit_flags & WATCHED) != 0, operands = form->a_in_registers ? 1 : 2;
   const Context *context = t->context;
   int32_t *known = watched ? context->agent->scratch : NULL;
-  const int32_t *clocks = group->known[operation->known].clocks;
+  const int32_t *clocks = watched ? clocks_of(group, operation->known) : NULL;
   Access reads[2];
   if (watched) {
     memcpy(known, clocks + ROW_VISIBLE * group->width, (size_t)group->width * sizeof *known);
