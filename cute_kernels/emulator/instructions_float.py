@@ -9,6 +9,7 @@ ex2, lg2 and rsqrt, and in more of tanh, sin and cos, whose error on silicon is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Instruction
@@ -21,6 +22,7 @@ _OPERANDS = {"add": 2, "sub": 2, "mul": 2, "fma": 3, "div": 2, "min": 2, "max": 
 _APPROXIMATE = ("ex2", "lg2", "sin", "cos", "tanh", "rsqrt")
 
 
+@functools.cache
 def _operation(name: str, type_: str, modifiers: str = "") -> PureOp:
     """``name`` with its qualifiers on f32, f64, or on bits of f16 or bf16; ``modifiers``: _ftz, _sat."""
     stored = type_ if type_ in ("f32", "f64") else "u16"

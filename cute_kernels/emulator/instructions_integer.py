@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from cute_kernels.emulator.block import BlockBuilder
 from cute_kernels.emulator.decode import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.instructions_registry import as_integer, family, qualifiers
@@ -32,6 +34,7 @@ def apply(block: BlockBuilder, instruction: Instruction, op: PureOp) -> None:
 # --- addition, multiplication, division -----------------------------------------------------------------------------
 
 
+@functools.cache
 def binary(name: str, type_: str) -> PureOp:
     """add, sub, min, max, mul.lo, mul.hi, div, rem of two integers; and, or, xor of bits or predicates."""
     return of_one_type(f"{name.replace('.', '_')}_{type_}", storage(type_), 2)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ STORED_BITS = {"pred": 1, **{name: np.dtype(type_).itemsize * 8 for name, type_ 
 CANONICAL = {8: "u8", 16: "u16", 32: "u32", 64: "u64", 1: "pred"}
 
 
-@dataclass(frozen=True)
-class PureOp:
+class PureOp(NamedTuple):
     """A function of its operands without effects, which the core defines (`pure_operations`).
 
     Attributes:
@@ -45,6 +45,7 @@ class PureOp:
     output: str
 
 
+@functools.cache
 def of_one_type(name: str, type_: str, count: int) -> PureOp:
     """An operation of ``count`` operands whose result has their type."""
     return PureOp(name, (type_,) * count, type_)
@@ -158,23 +159,27 @@ def first_bit(warp: Any, mask: int, lanes: int) -> bool:
     return bool(lanes & 1)
 
 
+@functools.cache
 def select_op(bits: int) -> PureOp:
     """``(yes, no, predicate)`` -> yes where the predicate holds."""
     type_ = CANONICAL[bits]
     return PureOp(f"select_{type_}", (type_, type_, "pred"), type_)
 
 
+@functools.cache
 def resize_op(bits: int, wanted: int) -> PureOp:
     """Truncates or extends with zeros."""
     source, target = CANONICAL[bits], CANONICAL[wanted]
     return PureOp(f"resize_{source}_{target}", (source,), target)
 
 
+@functools.cache
 def slice_op(bits: int, width: int, shift: int) -> PureOp:
     """``width`` bits from bit ``shift`` on."""
     return PureOp(f"slice{bits}_{width}_{shift}", (CANONICAL[bits],), CANONICAL[width])
 
 
+@functools.cache
 def pack_op(bits: int) -> PureOp:
     """``(low, high)`` -> twice as many bits."""
     return PureOp(f"pack2x{bits}", (CANONICAL[bits],) * 2, CANONICAL[2 * bits])

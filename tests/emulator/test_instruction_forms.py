@@ -218,7 +218,8 @@ def test_pairs_of_f32_in_a_direction(name: str, mode: str, seed: int):
 @pytest.mark.parametrize(
     "text",
     ["fma.rz.sat.f64 %d3, %d3, %d3, %d3;", "add.relu.f16 %h1, %h1, %h1;", "min.xorsign.f32 %r1, %r1, %r1;",
-     "neg.xorsign.abs.f32 %r1, %r1;", "min.xorsign.abs.f32 %r1, %r1, %r1, %r1;", "addc.u16 %h1, %h1, %h1;"],
+     "neg.xorsign.abs.f32 %r1, %r1;", "min.xorsign.abs.f32 %r1, %r1, %r1, %r1;", "addc.u16 %h1, %h1, %h1;",
+     "setp.lo.s32 %p1, %r1, %r1;", "setp.lt.b32 %p1, %r1, %r1;", "cvt.rzi.ftz.s32.f16 %r1, %h1;"],
 )  # fmt: skip
 def test_forms_that_do_not_exist_or_are_not_executed(text: str):
     with pytest.raises(UnsupportedPTX):

@@ -234,6 +234,47 @@ def test_operation(name: str) -> None:
             assert one[0] == want[lane], f"lane {lane}"
 
 
+def all_values(type_: str) -> np.ndarray:
+    """Of 8 and 16 bits; of f32 those that bf16 has, among them all half-way between two codes, and their neighbours."""
+    if type_ == "f32":
+        exact = np.arange(1 << 16, dtype=np.uint32) << 16
+        return np.concatenate([exact - 1, exact, exact + 1]).view(np.float32)
+    dtype = np.dtype(DTYPES[type_])
+    return np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype)
+
+
+def one_short_operand(op: Definition) -> bool:
+    return op.inputs[0] in ("u8", "s8", "u16", "s16") if len(op.inputs) == 1 else False
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in NAMES if one_short_operand(DEFINITIONS[name])]
+    + [name for name in NAMES if (DEFINITIONS[name].inputs, DEFINITIONS[name].output) == (("f32",), "u8")],
+)
+def test_operation_on_all_values(name: str) -> None:
+    """One operand of 8 or 16 bits, and what becomes a byte: ties between all codes."""
+    op, core = DEFINITIONS[name], Core(name)
+    values = all_values(op.inputs[0])
+    want = np.ascontiguousarray(op.function(values))
+    dtype = np.dtype(f"u{want.itemsize}")
+    got = np.concatenate([core([values[at : at + LANES]], True, dtype) for at in range(0, len(values), LANES)])
+    wrong = np.flatnonzero(got != want.view(dtype))
+    assert not len(wrong), f"{name} of {values[wrong[:3]]} is {got[wrong[:3]]}, not {want[wrong[:3]]}"
+
+
+def test_set_bits_from_every_position() -> None:
+    core = Core("fns_b32")
+    base, offset = (x.ravel() for x in np.meshgrid(np.arange(34), np.arange(-40, 40)))  # 85 rows of lanes
+    offset, base = offset.astype(np.int32), base.astype(np.uint32)
+    for mask in (0, FULL, 0x80000001, *np.random.default_rng(0).integers(0, 1 << 32, 4).tolist()):
+        masks = np.full(base.shape, mask, np.uint32)
+        want = DEFINITIONS["fns_b32"].function(masks, base, offset)
+        operands = [(masks[at:], base[at:], offset[at:]) for at in range(0, len(base), LANES)]
+        got = [core([x[:LANES] for x in row], True, np.dtype(np.uint32)) for row in operands]
+        assert np.concatenate(got).tolist() == want.tolist()
+
+
 def test_operations_are_found_by_name_and_constant() -> None:
     assert pure_operation("shl_b32_by5") == ("shl_b32_by", 5)
     assert pure_operation("lop3_0xca") == ("lop3", 0xCA)
