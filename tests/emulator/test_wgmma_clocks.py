@@ -31,7 +31,7 @@ def program(rng: random.Random) -> str:
     """A warpgroup, and a fifth warp that stores to its operand. Some of them are in order."""
     case = Wgmma(n=8, a_in_registers=True, steps=STEPS)
     lines = case.ptx().replace(".reg .pred %p;", REGISTERS).splitlines()
-    main, other, label = [], [], 0
+    main, other, label, step = [], [], 0, 0
     for line in lines:
         if line.startswith("ld.param"):
             main.append("setp.ge.u32 %q4, %thread, 128; mov.u32 %shared, dynamic; @%q4 bra OTHER;")
@@ -43,11 +43,23 @@ def program(rng: random.Random) -> str:
                 mine, others = piece(rng, label)
                 main.append(mine)
                 other.append(others)
+            if rng.randrange(2):  # in order while the operations before may be in flight
+                main.append(f"{BARRIER} {BARRIER}")
+                other.append(f"{BARRIER} {stores(step)} {FENCE} {BARRIER}")
+            step += 1
         main.append(line)
     assert main[-1] == "}"
     first = "mov.b32 %v0, 0; mov.b32 %v1, 0; mov.b32 %v2, 0; mov.b32 %v3, 0; bar.sync 0;"
     first += "and.b32 %i, %thread, 31; shl.b32 %i, %i, 4; add.u32 %i, %i, %shared;"
     return "\n".join([*main[:-1], "OTHER:", first, *other, "ret;", "}"])
+
+
+def stores(step: int) -> str:
+    """All that operation number ``step`` reads, and no other: two chunks of 16 bytes of each of 8 rows, swizzled."""
+    places = [128 * row + 16 * (chunk ^ row) for row in range(8) for chunk in (2 * step, 2 * step + 1)]
+    values = "{%v0, %v1, %v2, %v3}"
+    each = (f"@%q0 st.shared.v4.b32 [%shared+{place}], {values};" for place in places)
+    return f"setp.eq.u32 %q0, %thread, 128; {' '.join(each)}"
 
 
 def piece(rng: random.Random, label: int) -> tuple[str, str]:
