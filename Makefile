@@ -52,9 +52,11 @@ mutate-source: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[verify]'
 	$(BIN)/python -m tests.source_mutation $(ARGS)
 
-# The emulator's tests with a core that AddressSanitizer and UndefinedBehaviorSanitizer watch. docs/emulator/core.md
+# The emulator's tests, and damaged programs, with a core that AddressSanitizer and UndefinedBehaviorSanitizer watch.
+# docs/testing.md
 sanitizers: $(VENV)/.installed-test
 	$(BIN)/python -m tests.sanitizers --processes 2 $(ARGS)
+	$(BIN)/python -m tests.sanitizers --module tests.emulator.fuzz --inputs 10000 --jobs 2 --input-seconds 600
 
 # Damaged programs, launch shapes, tensor maps: each ends in success or an error that names what is wrong. docs/testing.md
 fuzz: $(VENV)/.installed-test
