@@ -117,6 +117,11 @@ class Options:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(n, kind) for n in value)):
                 raise TypeError(f"{name} {value!r}: {allowed} is needed")
+        named = isinstance(self.barriers, (list, tuple)) and all(
+            isinstance(pair, (list, tuple)) and [type(item) for item in pair] == [int, str] for pair in self.barriers
+        )
+        if not named:
+            raise TypeError(f"barriers {self.barriers!r}: a tuple of pairs of an int and a str is needed")
         if self.trace is not None and not isinstance(self.trace, (str, os.PathLike)):
             raise TypeError(f"trace {self.trace!r}: the path of a file or None is needed")
         if self.going_on is not None and not callable(self.going_on):

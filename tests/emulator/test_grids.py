@@ -101,6 +101,8 @@ def test_more_threads_than_the_kernel_was_compiled_for():
         (ValueError, {"interleave": "rr"}),
         (ValueError, {"clusters": (1, 1)}),
         (TypeError, {"detectors": None}),
+        (TypeError, {"barriers": (0, "full")}),
+        (TypeError, {"barriers": (("full", 0),)}),
         (TypeError, {"seed": 1.5}),
         (ValueError, {"seed": -1}),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, Hang, SharedMemoryRace, UnsupportedPTX
-from cute_kernels.emulator.native_translate import NativeLaunch
+from cute_kernels.emulator.native_translate import Execution
 from tests.emulator.oracle import records
 from tests.emulator.ptx import THREAD_OUTPUT, launch, module
 
@@ -128,14 +128,14 @@ def test_the_core_needs_python_for_the_first_arrival_alone(
 ) -> None:
     """Of a kernel whose warpgroups take turns: once for each barrier, and never for a wait for wgmmas."""
     calls: collections.Counter[str] = collections.Counter()
-    call = NativeLaunch._call
+    call = Execution._call
 
-    def counted(self: NativeLaunch, site: int, mask: int) -> int:
+    def counted(self: Execution, site: int, mask: int) -> int:
         instruction = self.translation.sites[site].instruction
         calls["" if instruction is None else instruction.opcode.split(".")[0] + "." + instruction.parts[1]] += 1
         return call(self, site, mask)
 
-    monkeypatch.setattr(NativeLaunch, "_call", counted)
+    monkeypatch.setattr(Execution, "_call", counted)
     frozen = records.read("gemm-sm90-pingpong").launch
     path = tmp_path / "trace" if traced else None
     frozen.execute(frozen.ptx, dataclasses.replace(Options(detectors=detectors), trace=path))

@@ -144,7 +144,7 @@ def test_the_command_compares_and_says_what_differs(
     monkeypatch.setattr(records, "read", lambda name: dataclasses.replace(record, outcomes={run: record.outcomes[run]}))
     monkeypatch.setattr(command, "processes", lambda jobs: Here())
     for found, status in ((record.outcomes[run], 0), (Outcome(error="Hang", words="hangs").entry(), 1)):
-        monkeypatch.setattr(records, "outcome_now", lambda name, run, native, found=found: found)
+        monkeypatch.setattr(records, "outcome_now", lambda name, run, found=found: found)
         assert command.main(["compare"]) == status
         printed = capsys.readouterr().out
         assert ("error: recorded None" in printed) == bool(status)
