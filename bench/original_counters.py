@@ -14,7 +14,7 @@ from typing import Any
 from bench import counter_cases as cases
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.shared_banks import SECTOR_BYTES
+from cute_kernels.emulator.observe.shared_banks import SECTOR_BYTES
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
 

@@ -18,13 +18,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cute_kernels.emulator import matrix_operands
 from cute_kernels.emulator.core.library import library as core
-from cute_kernels.emulator.matrix_arithmetic import EXACT, Arithmetic, Sums
-from cute_kernels.emulator.matrix_products import Accumulator, Kind, Rows, describe
+from cute_kernels.emulator.units.matrix import operands
+from cute_kernels.emulator.units.matrix.arithmetic import EXACT, Arithmetic, Sums
+from cute_kernels.emulator.units.matrix.products import Accumulator, Kind, Rows, describe
 
 K_BYTES, CALLS = 32, 4
-ELEMENTS = {element.name: element for kind in matrix_operands.KINDS.values() for element in kind.values()}
+ELEMENTS = {element.name: element for kind in operands.KINDS.values() for element in kind.values()}
 TYPES: dict[str, Any] = {
     "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
     "tf32": np.float32,

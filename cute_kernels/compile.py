@@ -117,7 +117,7 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
 
 def _host() -> ModuleType:
     """What binds host functions to the emulator; launches on a GPU need neither the emulator nor its dependencies."""
-    import cute_kernels.emulator.host as host
+    import cute_kernels.emulator.programs.host as host
 
     return host
 

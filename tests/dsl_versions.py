@@ -18,10 +18,10 @@ from pathlib import Path
 from cute_kernels import dsl
 
 EMULATOR_TESTS = (
-    "tests/emulator/test_host.py",
-    "tests/emulator/test_capturing.py",
-    "tests/emulator/test_call_arguments.py",
-    "tests/emulator/test_im2col.py",
+    "tests/emulator/programs/test_host.py",
+    "tests/emulator/programs/test_capturing.py",
+    "tests/emulator/programs/test_call_arguments.py",
+    "tests/emulator/units/copies/test_im2col.py",
 )
 KERNEL_TESTS = (
     *EMULATOR_TESTS,
@@ -32,10 +32,10 @@ KERNEL_TESTS = (
     "tests/ops/test_launch.py",
     "tests/ops/test_emulator_backend.py",
     "tests/ops/test_gemm_tf32.py",
-    "tests/emulator/test_patch_embed_kernel.py",
-    "tests/emulator/test_sm90_kernel.py",
-    "tests/emulator/test_gemm_sm100.py",
-    "tests/emulator/test_gemm_sm90.py",
+    "tests/emulator/kernels/test_patch_embed_kernel.py",
+    "tests/emulator/kernels/test_sm90_kernel.py",
+    "tests/emulator/kernels/test_gemm_sm100.py",
+    "tests/emulator/kernels/test_gemm_sm90.py",
 )
 
 

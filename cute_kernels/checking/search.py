@@ -10,10 +10,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from cute_kernels.emulator import schedule as schedules
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
-from cute_kernels.emulator.recorded import Outcome, RecordedLaunch, Replay, differences
-from cute_kernels.emulator.schedule import Schedule
+from cute_kernels.emulator.launch import schedule as schedules
+from cute_kernels.emulator.launch.schedule import Schedule
+from cute_kernels.emulator.programs.recorded import Outcome, RecordedLaunch, Replay, differences
 from cute_kernels.executors import Workers
 
 DIFFERENT_RESULT = "DifferentResult"

@@ -12,16 +12,16 @@ from cute_kernels import files
 from cute_kernels.checking.search import Budget, Finding, Search, Tally
 from cute_kernels.commands import workers
 from cute_kernels.commands.progress import ProgressLine
-from cute_kernels.emulator import command, program_run
-from cute_kernels.emulator.capturing import capture
 from cute_kernels.emulator.diagnostics import kinds
 from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
 from cute_kernels.emulator.diagnostics.model import Diagnostic
 from cute_kernels.emulator.diagnostics.reporter import Reporter
 from cute_kernels.emulator.diagnostics.sources import short_name
+from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.recorded import Recorder
-from cute_kernels.emulator.schedule import Schedule
+from cute_kernels.emulator.programs import command, program_run
+from cute_kernels.emulator.programs.capturing import capture
+from cute_kernels.emulator.programs.recorded import Recorder
 
 EXIT_STATUSES = command.exit_statuses({
     0: "every schedule that was tried is in order",

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0 on success, 1 if a result is wrong or nobody reads the output, 2 if the arguments cannot be used
         or a file cannot be read or written, 3 if the emulator reports a fault, 4 if it refuses what it does not
-        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.emulator.command.EXIT_STATUSES`.
+        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.emulator.programs.command.EXIT_STATUSES`.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -258,7 +258,7 @@ def _ptx(options: argparse.Namespace) -> int:
 # --- commands of the emulator ----------------------------------------------------------------------------------------
 
 _EMULATED = {
-    "emulate": ("cute_kernels.emulator.command", "run a CuTe DSL program without a GPU"),
+    "emulate": ("cute_kernels.emulator.programs.command", "run a CuTe DSL program without a GPU"),
     "check": ("cute_kernels.commands.check", "run a CuTe DSL program's launches under many schedules"),
     "mutate": ("cute_kernels.commands.mutate", "drop or weaken synchronisation of a CuTe DSL program's kernels"),
 }
@@ -269,7 +269,7 @@ def _command_parser() -> type[argparse.ArgumentParser]:
     """What the subcommands' parsers are: a kind that programs can be given to, unless dependencies are missing."""
     if extras.missing("emulator"):
         return argparse.ArgumentParser
-    import cute_kernels.emulator.command_parser as command_parser
+    import cute_kernels.emulator.programs.command_parser as command_parser
 
     return command_parser.CommandParser
 

@@ -16,7 +16,7 @@ from cute_kernels import emulator, extras
 from cute_kernels.commands import examples, sweep_program, sweep_table, trace_figure
 from cute_kernels.commands.sweep_table import Row
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.emulator import capturing
+from cute_kernels.emulator.programs import capturing
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
 

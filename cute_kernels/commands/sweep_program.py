@@ -49,7 +49,7 @@ def sweep_program(
         MissingExtra: the extra ``emulator`` is not installed.
     """
     extras.require("emulator", "a sweep of a program")
-    import cute_kernels.emulator.capturing as capturing
+    import cute_kernels.emulator.programs.capturing as capturing
 
     if arch not in capturing.ARCHITECTURES:
         raise ValueError(f"arch = {arch!r}, allowed: {', '.join(capturing.ARCHITECTURES)}")
@@ -71,8 +71,8 @@ def _prepare(script: str, arch: str, arguments: tuple[str, ...]) -> tuple[str, s
 def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]) -> Row:
     import cute_kernels.commands.plan_facts as plan_facts
     import cute_kernels.emulator as emulator
-    import cute_kernels.emulator.capturing as capturing
-    import cute_kernels.emulator.program_run as program_run
+    import cute_kernels.emulator.programs.capturing as capturing
+    import cute_kernels.emulator.programs.program_run as program_run
 
     script, arch, arguments = state
     options = [f"--{name}={value}" for name, value in chosen.items()]
@@ -102,7 +102,7 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
 
 def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str | None:
     """Runs the program; why it refused its arguments, or None. What it prints goes nowhere."""
-    import cute_kernels.emulator.program_run as program_run
+    import cute_kernels.emulator.programs.program_run as program_run
 
     known = set(sys.modules)
     printed = contextlib.redirect_stdout(output), contextlib.redirect_stderr(output)

@@ -10,8 +10,6 @@ from cute_kernels import extras
 
 extras.require("emulator", "the emulator")  # before the modules below import it
 
-from cute_kernels.emulator import host
-from cute_kernels.emulator.capturing import capture
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     EmulatorError,
@@ -24,11 +22,13 @@ from cute_kernels.emulator.errors import (
     TensorMemoryRace,
     UnsupportedPTX,
 )
-from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.gpu import Report, run
+from cute_kernels.emulator.launch.run import Report, run
 from cute_kernels.emulator.options import Options, current_options, default_options
-from cute_kernels.emulator.smem import SYSTEM_BYTES as DYNAMIC_SHARED_BASE
-from cute_kernels.emulator.tensor_map import Im2colMap, TensorMap
+from cute_kernels.emulator.programs import host
+from cute_kernels.emulator.programs.capturing import capture
+from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.emulator.state.smem import SYSTEM_BYTES as DYNAMIC_SHARED_BASE
+from cute_kernels.emulator.units.copies.tensor_map import Im2colMap, TensorMap
 
 __all__ = [
     "DYNAMIC_SHARED_BASE",

@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from cute_kernels.emulator.instructions_registry import FAMILIES, Family
-from cute_kernels.emulator.translate import lower
+from cute_kernels.emulator.bytecode.lowering import lower
+from cute_kernels.emulator.ptx.families import FAMILIES, Family
 
 
 def coverage() -> str:

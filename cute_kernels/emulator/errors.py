@@ -13,7 +13,7 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.facts import Facts
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.program import Instruction
+    from cute_kernels.emulator.ptx.program import Instruction
 
 _Error = TypeVar("_Error", bound="EmulatorError")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.program import Instruction
+    from cute_kernels.emulator.ptx.program import Instruction
 
 _NAME = re.compile(r"(?:cluster (\d+), )?CTA (\d+) warp (\d+)(?: \(([^()]*)\))?$")
 

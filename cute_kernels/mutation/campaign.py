@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from cute_kernels.emulator.recorded import RecordedLaunch
+from cute_kernels.emulator.programs.recorded import RecordedLaunch
 from cute_kernels.executors import Workers
 from cute_kernels.mutation import judge
 from cute_kernels.mutation.judge import Verdict

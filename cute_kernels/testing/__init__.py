@@ -10,7 +10,7 @@ from cute_kernels import extras
 
 extras.require("testing", "cute_kernels.testing")  # before the modules below import it
 
-from cute_kernels.emulator.schedule import Schedule
+from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.testing import strategies
 from cute_kernels.testing.compare import assert_matches
 from cute_kernels.testing.data import POISON, exact, poisoned, varied

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from cute_kernels.emulator.schedule import COMPLETIONS, INTERLEAVES, Schedule
+from cute_kernels.emulator.launch.schedule import COMPLETIONS, INTERLEAVES, Schedule
 
 
 def schedules(*, overlap: bool = False) -> SearchStrategy[Schedule]:

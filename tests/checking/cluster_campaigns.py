@@ -10,8 +10,8 @@ import pytest
 from cute_kernels import executors
 from cute_kernels.commands import cli
 from cute_kernels.emulator import Options, capture
-from cute_kernels.emulator.program_run import run_program
-from cute_kernels.emulator.recorded import Recorder
+from cute_kernels.emulator.programs.program_run import run_program
+from cute_kernels.emulator.programs.recorded import Recorder
 from cute_kernels.executors import Workers
 from cute_kernels.mutation import campaign
 from tests.checking.executor_tasks import State, dies_once, fails, square

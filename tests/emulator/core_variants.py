@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cute_kernels.emulator import matrix_products
 from cute_kernels.emulator.core import build, library
+from cute_kernels.emulator.units.matrix import products
 from tests.nightly import by_day
 
 DAILY = {"baseline", library.usable()[-1]}
@@ -25,5 +25,5 @@ def each_variant(request: pytest.FixtureRequest) -> Iterator[str]:
     """A fixture: matrix products are computed by the core of the variant that is its parameter."""
     with pytest.MonkeyPatch.context() as patch:
         core = _load(request.param)
-        patch.setattr(matrix_products, "core", lambda: core)
+        patch.setattr(products, "core", lambda: core)
         yield request.param

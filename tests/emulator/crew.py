@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.gmem import GlobalMemory
-from cute_kernels.emulator.happens_before import FULL, Agent, Offset
-from cute_kernels.emulator.launch_shadow import LaunchShadow
-from cute_kernels.emulator.native_log import WarpLog
-from cute_kernels.emulator.native_memory import LOG, LOG_ENTRY, Tables
-from cute_kernels.emulator.sanitizer import RaceTracker
-from cute_kernels.emulator.shadow import GRANULE, LANE_BITS, Plane, Shadow
-from cute_kernels.emulator.smem import ClusterMemory
+from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
+from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
+from cute_kernels.emulator.observe.races.tracker import RaceTracker
+from cute_kernels.emulator.observe.races.warp_log import WarpLog
+from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.emulator.state.memory_tables import LOG, LOG_ENTRY, Tables
+from cute_kernels.emulator.state.smem import ClusterMemory
 from tests.emulator.python_units import nothing_decided
 
 

@@ -1,9 +1,10 @@
 """EMULATOR_HW=1: every launch of a test that the emulator executes runs on an sm_90 GPU too, with equal results.
 
-`tests.emulator.ptx.launch` is the one place where tests execute hand-written PTX, so the switch is there. A launch goes
-to the GPU only after the emulator has executed it without an error: what hangs, races or faults in the emulator never
-reaches a real device. The GPU belongs to a worker process that loads the module with the driver's assembler, with
-ctypes alone; a kernel that does not end within `PATIENCE` seconds or faults costs that worker, not the tests.
+`tests.emulator.ptx_launch.launch` is the one place where tests execute hand-written PTX, so the switch is there. A
+launch goes to the GPU only after the emulator has executed it without an error: what hangs, races or faults in the
+emulator never reaches a real device. The GPU belongs to a worker process that loads the module with the driver's
+assembler, with ctypes alone; a kernel that does not end within `PATIENCE` seconds or faults costs that worker, not the
+tests.
 
 PTX that the assembler rejects for sm_90a (tensor memory, `.cta_group::2`, newer conversions) is counted and left out.
 EMULATOR_HW=assemble needs no GPU: it only asks a ptxas (path in PTXAS) what sm_90a has.

@@ -17,7 +17,7 @@ import numpy as np
 
 from cute_kernels.emulator import Options
 from tests.emulator.ieee import F16, F32, F64, Format
-from tests.emulator.ptx import launch, module
+from tests.emulator.ptx_launch import launch, module
 
 M32 = (1 << 32) - 1
 GROUPS, UNIFORM = 3, 6

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from cute_kernels.emulator import native_block, native_translate, race_checks
-from cute_kernels.emulator.native_shadow import ShadowUnit
+from cute_kernels.emulator.bytecode import emitter, execution
+from cute_kernels.emulator.observe.races import checks
+from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 
 Result = TypeVar("Result")
 
@@ -52,13 +53,13 @@ def units(native: bool) -> Iterator[None]:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        translate = native_translate.translate_native.__wrapped__
-        patch.setattr(native_translate, "translate_native", functools.lru_cache(maxsize=4)(translate))
+        translate = execution.translate_native.__wrapped__
+        patch.setattr(execution, "translate_native", functools.lru_cache(maxsize=4)(translate))
         for of_the_core in ("CoreWgmmas", "Units"):
-            patch.setattr(native_translate, of_the_core, lambda *_: None)
-        patch.setattr(native_block, "INLINE", {})
-        patch.setattr(native_block, "in_core", lambda anchor: False)
-        patch.setattr(race_checks, "shadow_unit", nothing_decided)
+            patch.setattr(execution, of_the_core, lambda *_: None)
+        patch.setattr(emitter, "INLINE", {})
+        patch.setattr(emitter, "in_core", lambda anchor: False)
+        patch.setattr(checks, "shadow_unit", nothing_decided)
         yield
 
 

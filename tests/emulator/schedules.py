@@ -14,9 +14,9 @@ import shlex
 import sys
 from dataclasses import dataclass
 
-from cute_kernels.emulator import schedule
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.schedule import Schedule
+from cute_kernels.emulator.launch import schedule
+from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.mutation.mutants import mutants
 from tests.mutation.targets import TARGETS
 

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import EmulatorError, UnsupportedPTX, gpu
-from cute_kernels.emulator.scheduler import Scheduler
+from cute_kernels.emulator import EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.launch import run
+from cute_kernels.emulator.launch.scheduler import Scheduler
 from tests.emulator.fuzz import __main__ as fuzz
 from tests.emulator.fuzz import judge as judging
 from tests.emulator.fuzz import workers
 from tests.emulator.fuzz.damage import DAMAGE, draw_program
 from tests.emulator.fuzz.judge import guarded, judge
 from tests.emulator.fuzz.programs import kind_of, program_of, programs
-from tests.emulator.ptx import launch, module
+from tests.emulator.ptx_launch import launch, module
 
 #: Inputs that once ended otherwise; each is named by seed and number that drew it at that time.
 FOUND = sorted((Path(fuzz.__file__).parent / "found").glob("*.json"))
@@ -135,7 +136,7 @@ def test_global_variables_that_no_memory_is_left_for(monkeypatch):
             raise MemoryError
         return zeros(shape, *rest)
 
-    monkeypatch.setattr(gpu.np, "zeros", few)
+    monkeypatch.setattr(run.np, "zeros", few)
     with pytest.raises(ValueError, match=r"the .global variable a has 4000 bytes, for which there is no memory"):
         launch(module("ret;", parameters=1, head=".global .b8 a[4000];"), 0)
 
@@ -183,7 +184,7 @@ def test_a_program_that_ends_otherwise_is_a_finding(body, outcome: str, finding:
 
 def test_errors_inside_of_the_emulator_are_findings(monkeypatch):
     monkeypatch.setattr(Scheduler, "_look_for_livelock", _raiser(IndexError("inside")))
-    monkeypatch.setattr(gpu.Cluster, "exit", _raiser(IndexError("inside")))
+    monkeypatch.setattr(run.Cluster, "exit", _raiser(IndexError("inside")))
     assert "IndexError: inside" in judge(programs()["instructions"][0]).finding
 
 

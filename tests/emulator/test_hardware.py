@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import Hang
-from cute_kernels.emulator.relocation import Relocation
-from cute_kernels.emulator.tensor_map import TensorMap
+from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.units.copies.tensor_map import TensorMap
 from tests.emulator import hardware
 from tests.emulator.hardware import HardwareFault, Tally, Worker, for_sm90
-from tests.emulator.ptx import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # does wrong depends on the first byte of the last buffer: 1 = flips a bit, 2 = dies, 3 = rejects the text.
 STAND_IN = """
 import os
-from cute_kernels.emulator.relocation import Relocation
+from cute_kernels.emulator.programs.relocation import Relocation
 from tests.emulator.hardware import Launch, Rejected, serve
 import numpy as np
 from cute_kernels.emulator import GlobalMemory, run
@@ -174,8 +174,8 @@ def _imports(path: Path) -> set[Path]:
 
 def test_make_hardware_runs_every_file_that_launches_ptx():
     folder = REPOSITORY / "tests" / "emulator"
-    tests = set(folder.glob("test_*.py"))
-    modules = {folder / "ptx.py"}
+    tests = set(folder.rglob("test_*.py"))
+    modules = {folder / "ptx_launch.py"}
     while more := {path for path in set(folder.glob("*.py")) - tests - modules if _imports(path) & modules}:
         modules |= more
     command = ["make", "--dry-run", "hardware"]

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator import matrix_operands
 from cute_kernels.emulator.core.library import library as core
-from cute_kernels.emulator.matrix_arithmetic import Arithmetic
-from cute_kernels.emulator.matrix_products import Kind, multiply_rows
-from cute_kernels.emulator.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows, multiply
+from cute_kernels.emulator.units.matrix import operands as matrix_operands
+from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows, multiply
+from cute_kernels.emulator.units.matrix.products import Kind, multiply_rows
 from tests.emulator.record_matrix_on_gpu import Gpu
 from tests.emulator.sum_inputs import STYLES, operands
 from tests.emulator.wgmma_registers import accumulators_of_rows, rows_of_accumulators

@@ -8,9 +8,9 @@ import numpy as np
 
 from cute_kernels.emulator import Options
 from cute_kernels.mutation.target import Outcome
-from tests.emulator.ptx import aligned, launch, module
-from tests.emulator.test_scaled_mma import INSTRUCTION, Case, expected, operands, rows_of
-from tests.emulator.test_tensor_core import Layout
+from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.units.matrix.test_scaled_mma import INSTRUCTION, Case, expected, operands, rows_of
+from tests.emulator.units.matrix.test_tensor_core import Layout
 
 CASE = Case("mxf8f6f4", ("e4m3", "e2m1"), n=16)
 BLOCKS, STAGES, STAGE_BYTES, THREADS = 5, 2, 6144, 192

@@ -12,8 +12,8 @@ import pytest
 
 from cute_kernels.commands import cli, mutate
 from cute_kernels.emulator import Options, capture
-from cute_kernels.emulator.program_run import run_program
-from cute_kernels.emulator.recorded import Recorder
+from cute_kernels.emulator.programs.program_run import run_program
+from cute_kernels.emulator.programs.recorded import Recorder
 from cute_kernels.mutation import campaign
 from cute_kernels.mutation.mutants import mutants, mutants_of_kernel
 from tests.checking.planted import EXAMPLE, planted

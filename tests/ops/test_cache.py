@@ -22,7 +22,7 @@ from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.emulator import host
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.tensor_map import decode
+from cute_kernels.emulator.units.copies.tensor_map import decode
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.frames import check_layout
 

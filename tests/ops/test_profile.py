@@ -35,7 +35,7 @@ from cute_kernels.profiling import (
     role_balance,
     timeline,
 )
-from tests.emulator.test_trace import check_well_formed, read, slices, thread_names
+from tests.emulator.observe.test_trace import check_well_formed, read, slices, thread_names
 
 WAIT = wait_phase(0, empty=True)
 TILE_OF = {"load": [Phase.TILE, WAIT, Phase.ISSUE, WAIT, Phase.ISSUE], "mma": [Phase.TILE, WAIT, Phase.MATH]}

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels import pytest_plugin
-from cute_kernels.emulator.schedule import Schedule
+from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.testing import (
     POISON,
     assert_matches,

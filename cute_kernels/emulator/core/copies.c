@@ -1,5 +1,5 @@
-// What the race detector makes of copies, bulk groups and MMAs that are complete when they are issued: sanitizer.py,
-// tensor_races.py and `BulkGroups` of async_engine.py have the general case.
+// What the race detector makes of copies, bulk groups and MMAs that are complete when they are issued:
+// races/tracker.py, races/tensor_memory.py and `BulkGroups` of async_engine.py have the general case.
 //
 // Each function first works off the log of the warp, so that the clocks are those of the program order. Then it checks
 // all accesses of the operation, and only when every one is in order it records them and changes clocks.
@@ -50,8 +50,8 @@ static void record(Access *access, int64_t identity, int64_t column) {
   access_record(access);
 }
 
-// `RaceTracker.copy`, the accesses of each copy, and `complete_copy`. What is known when the first one is issued is what
-// is checked: the others know more.
+// `RaceTracker.copy`, the accesses of each copy, and `complete_copy`. What is known when the first one is issued is
+// what is checked: the others know more.
 int32_t watch_load(Tables *t, const WatchedCopy *copies, int64_t count) {
   if (!log_flush(t)) return 0;
   const Context *context = t->context;

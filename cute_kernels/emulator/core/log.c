@@ -1,7 +1,7 @@
 // What bytecode of warps logs for the race detector, in program order, and what the detector makes of it.
 //
-// An entry that is not in order, or not simple, changes nothing: it is for Python (native_log.py), which does the same
-// for all entries.
+// An entry that is not in order, or not simple, changes nothing: it is for Python (races/warp_log.py), which does the
+// same for all entries.
 #include <stddef.h>
 
 #include "lanes.h"

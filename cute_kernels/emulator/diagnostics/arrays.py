@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from cute_kernels.dsl.allocations import Allocation, Allocations
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.decode import parse
 from cute_kernels.emulator.diagnostics.sources import last_name, syntax_tree
-from cute_kernels.emulator.program import Variable
-from cute_kernels.emulator.smem import OFFSET_MASK, shared_layout
+from cute_kernels.emulator.ptx.decode import parse
+from cute_kernels.emulator.ptx.program import Variable
+from cute_kernels.emulator.state.smem import OFFSET_MASK, shared_layout
 
 _STATIC = re.compile(r"__static_shmem__(\d+)")
 _DYNAMIC = re.compile(r"__dynamic_shmem__\d+")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from cute_kernels.emulator.diagnostics.model import Barrier, Place
 from cute_kernels.emulator.diagnostics.sources import last_name, syntax_tree
 from cute_kernels.emulator.facts import BarrierState, WarpName
-from cute_kernels.emulator.program import Instruction
+from cute_kernels.emulator.ptx.program import Instruction
 
 
 class Barriers:

@@ -14,7 +14,7 @@ from cute_kernels.emulator.diagnostics.model import Barrier, Diagnostic, Place, 
 from cute_kernels.emulator.diagnostics.operations import noun, with_article
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.facts import Memory, Side, WarpName
-from cute_kernels.emulator.program import Instruction
+from cute_kernels.emulator.ptx.program import Instruction
 
 _RELATIONS = {"wrote": "written at", "read": "read at", "waits": "waits at", "expects": "expected at"}
 

@@ -9,7 +9,7 @@ from cute_kernels.emulator.diagnostics.barriers import Barriers
 from cute_kernels.emulator.diagnostics.model import Place, Waiting
 from cute_kernels.emulator.diagnostics.words import short_names
 from cute_kernels.emulator.facts import WaitState, WarpName
-from cute_kernels.emulator.program import Instruction
+from cute_kernels.emulator.ptx.program import Instruction
 
 _MOST_NAMED = 4  # groups of warps in a sentence
 

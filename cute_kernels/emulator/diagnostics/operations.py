@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_kernels.emulator.program import Instruction
+from cute_kernels.emulator.ptx.program import Instruction
 
 _PLAIN = {
     "ld": "load", "ldu": "load", "ldmatrix": "ldmatrix", "st": "store", "stmatrix": "stmatrix", "atom": "atomic",

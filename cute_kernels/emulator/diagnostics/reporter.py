@@ -15,7 +15,7 @@ from cute_kernels.emulator.diagnostics.document import Outcome, document, dumps
 from cute_kernels.emulator.diagnostics.model import Diagnostic
 from cute_kernels.emulator.diagnostics.text import render
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.schedule import Schedule
+from cute_kernels.emulator.launch.schedule import Schedule
 
 
 @dataclass

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from cute_kernels.emulator.diagnostics.model import SourceLine
-from cute_kernels.emulator.source_lines import directives
+from cute_kernels.emulator.ptx.source_lines import directives
 
 
 @dataclass(frozen=True)

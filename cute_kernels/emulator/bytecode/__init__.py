@@ -1,0 +1,1 @@
+"""Kernels as bytecode, and the warps that run it."""

@@ -1,0 +1,207 @@
+"""wgmma.mma_async in bytecode: which values of a basic block are accumulators, where they are, and when they are known.
+
+A wgmma reads and writes the registers that it names where they lie, when it completes. A value that is needed after
+its register became an accumulator is put aside first. Where a kernel touches accumulators in flight, the Python
+functions of `registers_in_flight` copy, read and overwrite what may still have to be filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_kernels.emulator.bytecode.inline import ISSUER
+from cute_kernels.emulator.bytecode.program import row_bytes
+from cute_kernels.emulator.bytecode.registers_in_flight import (
+    move_in_flight,
+    overwrite_in_flight,
+    read_in_flight,
+    rearrange_in_flight,
+)
+from cute_kernels.emulator.bytecode.sites import Bound, Site, key_of
+from cute_kernels.emulator.graph.block import Call
+from cute_kernels.emulator.graph.values import LiveIn, Node, Result, Value
+from cute_kernels.emulator.instructions.wgmma import (
+    MmaAsync,
+    commit_group,
+    learn_in_core,
+    mma_async,
+    wait_group,
+)
+from cute_kernels.emulator.ptx.decode import Instruction
+from cute_kernels.emulator.ptx.families import written
+from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.bytecode.emitter import BlockEmitter
+
+_ROW = row_bytes(32, False)
+
+
+def _indices(pairs: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """Offsets of sources and of targets as indices of 32-bit words."""
+    return [np.array(places) // 4 for places in zip(*pairs)]
+
+
+class Accumulators:
+    """Those of one block, while its nodes are emitted.
+
+    Args:
+        emitter: of the block.
+        ages: registers' variables that may be in flight when the block begins, and how many groups were committed
+            since; None: nothing but wgmmas touches what is in flight in this kernel.
+
+    Attributes:
+        values: keys of values that may be in flight now, with their ages.
+        slots: variables whose places may be filled in by and by, likewise.
+        in_place: results of wgmmas of this block: the variable that they are in.
+    """
+
+    def __init__(self, emitter: BlockEmitter, ages: dict[str, int] | None) -> None:
+        self._emitter, self._followed = emitter, ages is not None
+        self.values: dict[Any, int] = dict(ages or {})
+        self.slots: dict[str, int] = dict(ages or {})
+        self.in_place: dict[Value, str] = {}
+        self._newest: dict[str, Result] = {}  # of variables that have been accumulators in this block: which
+
+    def pass_by(self, node: Node) -> None:
+        """A node has been emitted."""
+        if not self._followed or not isinstance(node.anchor, (MmaAsync, Call)):
+            return
+        if isinstance(node.anchor, MmaAsync):
+            self.values.update(dict.fromkeys(node.results, 0))
+            self.slots.update((self.in_place[result], 0) for result in node.results)
+            return
+        for ages in (self.values, self.slots):
+            if node.anchor.function is commit_group:
+                ages.update([(key, age + 1) for key, age in ages.items()])
+            elif node.anchor.function is wait_group:
+                for key in [key for key, age in ages.items() if age > node.anchor.args[0]]:
+                    del ages[key]
+
+    # --- wgmma.mma_async --------------------------------------------------------------------------------------------
+
+    def emit(self, node: Node, index: int) -> None:
+        """The wgmma of a node, the ``index``-th of its block."""
+        emitter, anchor = self._emitter, node.anchor
+        program, variables = emitter.program, emitter.builder.variables
+        names = [variables[item.name] for item in node.instruction.operands[0].items]
+        offsets = [program.layout.slot(name, 32, False) for name in names]
+        old = [self._newest.get(name, name) for name in names]  # keys of what is in these places
+        self._make_way(node, index, names, old)
+        self._write([pair for pair, key in zip(zip(names, anchor.accumulators), old) if key_of(pair[1]) != key])
+        for name, result in zip(names, node.results):
+            self.in_place[result] = name
+            self._newest[name] = result
+        site = WgmmaSite(anchor.form, np.array(offsets) // 4)
+        program.wgmmas.append(site)
+        places, form = program.space.bind(site.places, "PLACES"), program.space.bind(site.form, "FORM")
+        in_registers = anchor.form.a_in_registers
+        a = tuple(anchor.a) if in_registers else anchor.a[0]
+        fields = self._fields(node, offsets)
+        first = program.put("wgmma", **fields)
+        start = len(program.code)
+        number = len(program.wgmmas) - 1
+        emitter.python_call(node, learn_in_core, [number, anchor.b, *(() if in_registers else anchor.a)])
+        again = program.put("wgmma", **fields)
+        middle = len(program.code)
+        emitter.python_call(node, mma_async, [Bound(form), Bound(places), a, anchor.b, anchor.accumulate])
+        first[1], again[1] = len(program.code) - start, len(program.code) - middle
+
+    def _make_way(self, node: Node, index: int, names: Sequence[str], old: Sequence[Any]) -> None:
+        """Puts aside what is in the places of a wgmma's accumulators and is used later, or by it in another role."""
+        uses: dict[Any, list[int]] = {}
+        for position, value in enumerate(node.args):
+            uses.setdefault(key_of(value), []).append(position)
+        for j, (name, key) in enumerate(zip(names, old)):
+            if self._emitter.used_after(key, index) or any(position != j for position in uses.get(key, ())):
+                self._emitter.put_aside(key if isinstance(key, Result) else LiveIn(name, 32, False))
+
+    def _write(self, pairs: Sequence[tuple[str, Value]]) -> None:
+        """Gives variables their values, which lie in the place of none of them."""
+        emitter = self._emitter
+        slots = emitter.program.layout.slots
+        moves = [(emitter.where(value), slots[name]) for name, value in pairs if key_of(value) in self.values]
+        others = [(name, value) for name, value in pairs if key_of(value) not in self.values]
+        places = [emitter.operand(value, True) for _, value in others]
+        self._rearrange(moves)
+        self.overwrite([name for name, _ in others])
+        for (name, _), place in zip(others, places):
+            emitter.program.put("move_u32", d=slots[name], a=place)
+
+    def _fields(self, node: Node, offsets: Sequence[int]) -> dict[str, int]:
+        """Operands of the core's instruction, which works off what it can (`core/unit_operations.c`)."""
+        anchor, emitter, program = node.anchor, self._emitter, self._emitter.program
+        scalars = [anchor.accumulate, anchor.b, *(() if anchor.form.a_in_registers else anchor.a)]
+        words = [emitter.operand(value, not value.uniform) for value in scalars]
+        fragments = [emitter.operand(value, True) for value in anchor.a] if anchor.form.a_in_registers else []
+        words += [0] * (3 - len(words))
+        who = emitter.live(LiveIn(ISSUER, 64, True))
+        listed = program.list([len(program.wgmmas) - 1, who, *words, *fragments, *offsets, 0])
+        varying = sum(1 << bit for bit, value in enumerate(scalars) if not value.uniform)
+        return {"b": listed, "c": varying, "imm": node.instruction.index}
+
+    # --- what may be in flight --------------------------------------------------------------------------------------
+
+    def restored(self, live_out: frozenset[str], nodes: Sequence[Node]) -> list[tuple[str, Value]]:
+        """Registers that hold at the end of the block what they held before, and an accumulator in between."""
+        if not self._followed:
+            return []
+        builder = self._emitter.builder
+        wgmmas = [node.instruction for node in nodes if isinstance(node.anchor, MmaAsync)]
+        names = {item.name for instruction in wgmmas for item in instruction.operands[0].items}
+        found = [(name, builder.register(name)) for name in sorted(names & live_out)]
+        return [(name, value) for name, value in found if key_of(value) == builder.variables[name]]
+
+    def finals(self, finals: Sequence[tuple[str, Value]]) -> list[tuple[str, Value]]:
+        """Gives registers the values that are in flight. Returns the others, whose registers may be written then."""
+        emitter, moves, others = self._emitter, [], []
+        for register, value in finals:
+            if key_of(value) not in self.values:
+                others.append((register, value))
+                continue
+            place = emitter.program.layout.slot(emitter.builder.variables[register], 32, False)
+            if emitter.where(value) != place:
+                moves.append((emitter.where(value), place))
+            emitter.instruction = self._writer(register)
+        if moves:
+            self._call(move_in_flight, *_indices(moves))
+        self.overwrite([emitter.builder.variables[register] for register, _ in others])
+        return others
+
+    def _writer(self, register: str) -> Instruction:
+        """The last instruction of the block that writes a register."""
+        instructions, last = self._emitter.builder.context.kernel.instructions, self._emitter.builder.instruction.index
+        return next(each for each in reversed(instructions[: last + 1]) if register in written(each))
+
+    def copy(self, place: int) -> int:
+        """A place of its own for what is in flight, which may be filled in long after the block."""
+        target = self._emitter.program.layout.new(_ROW)
+        self._rearrange([(place, target)])
+        return target
+
+    def read(self, place: int) -> int:
+        """Where what an instruction finds in a place is, for this instruction."""
+        found = self._emitter.scratch(_ROW)
+        self._call(read_in_flight, np.array([place]) // 4, found // 4)
+        return found
+
+    def _rearrange(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies from place to place for a wgmma, all at once, with what will be filled in."""
+        if pairs:
+            self._call(rearrange_in_flight, *_indices(pairs))
+
+    def overwrite(self, variables: Sequence[str]) -> None:
+        """These are about to be written, whatever will be filled in."""
+        places = [self._emitter.program.layout.slots[name] for name in variables if name in self.slots]
+        if places:
+            self._call(overwrite_in_flight, np.array(places) // 4)
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        emitter = self._emitter
+        space = emitter.program.space
+        given = [repr(each) if isinstance(each, int) else space.bind(each, "REGISTERS") for each in arguments]
+        source = f"{space.bind(function, function.__name__)}(W, mask, {', '.join(given)})"
+        emitter.call(emitter.program.site(Site(emitter.instruction, [source])))

@@ -1,0 +1,430 @@
+"""One basic block's graph of values (`block.BlockBuilder`) to bytecode.
+
+The nodes are emitted in program order. What the core does not know becomes a *site*: a call of the Python function that
+the node names, with operands and results in the rows of the exchange area (`memory_tables`). Sites are numbered;
+`Site.source` is the Python function that performs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cute_kernels.emulator.bytecode.accumulators import Accumulators
+from cute_kernels.emulator.bytecode.inline import INLINE, SILENT
+from cute_kernels.emulator.bytecode.program import Program, row_bytes
+from cute_kernels.emulator.bytecode.sites import Bound, Site, fetch, key_of, store_results
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.pure_operations import pure_operation
+from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.values import (
+    CANONICAL,
+    DTYPES,
+    Constant,
+    LiveIn,
+    Node,
+    Pack,
+    Result,
+    Value,
+)
+from cute_kernels.emulator.instructions.accesses import load_lanes, load_uniform, store_lanes
+from cute_kernels.emulator.instructions.memory import Load, Store
+from cute_kernels.emulator.instructions.wgmma import MmaAsync
+from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW, parameter_offset
+
+
+def in_core(anchor: Load | Store | Call) -> bool:
+    """Whether the core may perform an access: of one with a strength no log tells the detector the order."""
+    strength = anchor.args[-1] if isinstance(anchor, Call) else anchor.strength
+    return strength is None
+
+
+def _kind(bits: int) -> str:
+    return "pred" if bits == 1 else f"u{bits}"
+
+
+class BlockEmitter:
+    """Emits the nodes of a builder.
+
+    Results are in places of their own until they were used for the last time; the value that a register has at the end
+    of the block is computed where the register is, if nothing asks for the old value any more.
+
+    Args:
+        builder: a block whose instructions have all been lowered.
+        number: index of the block.
+        in_flight: as ``ages`` of `Accumulators`.
+    """
+
+    def __init__(
+        self, program: Program, builder: BlockBuilder, number: int, in_flight: dict[str, int] | None = None
+    ) -> None:
+        self.program, self.builder, self.number = program, builder, number
+        self.instruction = builder.instruction  # whose node is emitted
+        self.accumulators = Accumulators(self, in_flight)
+        self._free = program.places()
+        self._places: dict[Any, int] = {}  # of results, and of live registers that were put aside
+        self._spread: dict[Any, int] = {}  # of uniform values in every lane
+        self._targets: dict[Value, int] = {}  # results that are computed where a register is
+        self._last: dict[Any, int] = {}  # index of the node that uses a value last
+        self._owned: dict[Any, list[tuple[int, int]]] = {}  # places to be freed when a value is not used any more
+        self._scratch: list[tuple[int, int]] = []  # places for one node
+
+    # --- places -----------------------------------------------------------------------------------------------------
+
+    def live(self, value: LiveIn) -> int:
+        """Where a register or a warp's constant is."""
+        name = value.variable
+        if name in self._places:
+            return self._places[name]
+        layout = self.program.layout
+        if name not in self.program.registers and name not in layout.slots:
+            layout.expressions.append((name, value.bits, value.uniform))
+        return layout.slot(name, value.bits, value.uniform)
+
+    def _take(self, nbytes: int, owner: Any = None) -> int:
+        """A place for an intermediate value, while its owner or, without one, the present node needs it."""
+        place = self.program.temporary(self._free, nbytes)
+        (self._scratch if owner is None else self._owned.setdefault(owner, [])).append((nbytes, place))
+        return place
+
+    def _release(self, key: Any) -> None:
+        for nbytes, place in self._owned.pop(key, ()):
+            self._free[nbytes].append(place)
+        self._spread.pop(key, None)
+
+    def define(self, result: Result) -> int:
+        """The place of a result."""
+        place = self._targets.get(result)
+        if place is None:
+            place = self._take(row_bytes(result.bits, result.uniform), result)
+        self._places[result] = place
+        return place
+
+    def scratch(self, nbytes: int) -> int:
+        """A place for the present node."""
+        return self._take(nbytes)
+
+    def used_after(self, key: Any, index: int) -> bool:
+        """Whether a node behind this one, or what comes after the block, uses a value."""
+        return self._last.get(key, -1) > index
+
+    def where(self, value: LiveIn | Result) -> int:
+        """The place of a value, which may have to be filled in there."""
+        if isinstance(value, LiveIn):
+            return self.live(value)
+        variable = self.accumulators.in_place.get(value)
+        return self._places[value] if variable is None or value in self._places else self.program.layout.slots[variable]
+
+    def operand(self, value: Value, lanes: bool) -> int:
+        """Where a value is, one for each lane or (uniform values only) the same for all."""
+        if isinstance(value, Constant):
+            return self.program.layout.constant(value.value, value.bits, lanes)
+        place = self.where(value)
+        if key_of(value) in self.accumulators.values:
+            return self.accumulators.read(place)
+        if value.uniform and lanes:
+            key = key_of(value)
+            if key not in self._spread:
+                self._spread[key] = self._take(row_bytes(value.bits, False), key)
+                self.program.put(f"spread_{_kind(value.bits)}", d=self._spread[key], a=place)
+            return self._spread[key]
+        if not value.uniform and not lanes:
+            raise AssertionError(f"a varying value is used where lanes must agree: {self.builder.instruction}")
+        return place
+
+    def word(self, value: Value) -> int:
+        """A value of the first lane that executes, or of all, as 64 bits."""
+        if value.uniform:
+            return self.operand(value, False)
+        place = self._take(8)
+        self.program.put(f"lane_{_kind(value.bits)}", d=place, a=self.operand(value, True), imm=1)
+        return place
+
+    def literal(self, value: int) -> int:
+        """A word."""
+        return self.program.layout.constant(value, 64, False)
+
+    def either(self, a: int, b: int) -> int:
+        """The bits of two words."""
+        place = self._take(8)
+        self.program.put("or_b64", lanes=False, d=place, a=a, b=b)
+        return place
+
+    # --- exchange area ----------------------------------------------------------------------------------------------
+
+    def write_row(self, index: int, value: Value, lanes: bool) -> None:
+        self.program.reserve(index + 1)
+        self.program.put(f"put_{_kind(value.bits)}", lanes=lanes, d=index, a=self.operand(value, lanes))
+
+    def read_rows(self, results: Sequence[Result]) -> None:
+        """Reads results of a site."""
+        self.program.reserve(len(results))
+        for index, result in enumerate(results):
+            place = self._places[result] if result in self._places else self.define(result)
+            self.program.put(f"get_{_kind(result.bits)}", lanes=not result.uniform, d=place, a=index)
+
+    # --- emission ---------------------------------------------------------------------------------------------------
+
+    def emit(self, live_out: frozenset[str], condition: Value | None) -> None:
+        """Emits all nodes that matter and the stores of live registers."""
+        finals = self.builder.finals(live_out)
+        nodes = self._order([value for _, value in finals] + ([condition] if condition is not None else []))
+        finals += self.accumulators.restored(live_out, nodes)
+        ending = self._find_last_uses(nodes, finals, condition)
+        self._choose_targets(nodes, finals)
+        for index, node in enumerate(nodes):
+            self.instruction = node.instruction
+            if node.anchor is None:
+                self._pure(node)
+            else:
+                self._anchor(node, index)
+            self.accumulators.pass_by(node)
+            for nbytes, place in self._scratch:
+                self._free[nbytes].append(place)
+            self._scratch.clear()
+            for key in ending.get(index, ()):
+                self._release(key)
+            for result in node.results:
+                if result not in self._last:
+                    self._release(result)
+        self._finals(finals, condition)
+
+    def _order(self, roots: list[Value]) -> list[Node]:
+        needed = self.builder.needed(roots)
+        return [
+            node
+            for node in self.builder.nodes
+            if (node in needed or node.anchor is not None and node.anchor.effects) and not self._silent(node)
+        ]
+
+    def _silent(self, node: Node) -> bool:
+        return not self.program.detectors and isinstance(node.anchor, Call) and node.anchor.function in SILENT
+
+    def _find_last_uses(
+        self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]], condition: Value | None
+    ) -> dict[int, list[Any]]:
+        """Fills in `_last`; what is used last by each node."""
+
+        def use(value: Value, index: int) -> None:
+            if isinstance(value, Pack):
+                for part in value.parts:
+                    use(part, index)
+            elif not isinstance(value, Constant):
+                self._last[key_of(value)] = index
+
+        for index, node in enumerate(nodes):
+            for value in node.args:
+                use(value, index)
+            if node.guard is not None:
+                use(node.guard, index)
+        for value in [value for _, value in finals] + ([condition] if condition is not None else []):
+            use(value, len(nodes))
+        ending: dict[int, list[Any]] = {}
+        for key, index in self._last.items():
+            ending.setdefault(index, []).append(key)
+        return ending
+
+    def _choose_targets(self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]]) -> None:
+        builder = self.builder
+        numbers = {node: index for index, node in enumerate(nodes)}
+        blocking = [i for i, node in enumerate(nodes) if isinstance(node.anchor, Call) and node.anchor.blocking]
+        first = blocking[-1] if blocking else 0  # before it, registers are read again when the block runs again
+        products = {
+            item.name
+            for node in nodes
+            if isinstance(node.anchor, MmaAsync)
+            for item in node.instruction.operands[0].items
+        }
+        for register, value in finals:
+            uniform = register not in builder.varying
+            if not isinstance(value, Result) or value in self._targets or value.uniform != uniform:
+                continue
+            if register in products or isinstance(value.node.anchor, MmaAsync) or builder.divergent and not uniform:
+                continue
+            variable, index = builder.variables[register], numbers[value.node]
+            if variable in self.accumulators.slots:
+                continue
+            if first <= index and self._last.get(variable, -1) <= index:
+                self._targets[value] = self.program.layout.slot(variable, builder.bits_of(register), uniform)
+
+    def _pure(self, node: Node) -> None:
+        result = node.results[0]
+        lanes = not result.uniform
+        name, constant = pure_operation(node.op.name)
+        operands = [self.operand(arg, lanes) for arg in node.args]
+        if len(operands) == 4:
+            constant = operands[3]
+        self.program.put(name, lanes=lanes, d=self.define(result), imm=constant, **dict(zip("abc", operands)))
+
+    def _anchor(self, node: Node, index: int) -> None:
+        if isinstance(node.anchor, MmaAsync):
+            self.accumulators.emit(node, index)
+            return
+        memory = isinstance(node.anchor, (Load, Store))
+        function = None if memory else node.anchor.function
+        inline = INLINE.get(function)
+        if inline is not None and node.guard is None and inline(self, node):
+            return
+        if memory:  # spread before the guard: later nodes share them
+            for value in (node.anchor.base, *(node.anchor.values if isinstance(node.anchor, Store) else ())):
+                self.operand(value, True)
+        for result in node.results:
+            self.define(result)
+        guard = None
+        if node.guard is not None:
+            uniform = node.guard.uniform
+            guard = self.program.put("guard", lanes=not uniform, a=self.operand(node.guard, not uniform))
+        start = len(self.program.code)
+        if memory:
+            self._access(node)
+        elif function is load_uniform:
+            self._uniform_load(node)
+        else:
+            self.python(node)
+        if guard is not None:
+            guard[-1] = len(self.program.code) - start
+            self.program.put("guard_end")
+
+    def call(self, site: int, blocking: bool = False) -> None:
+        """Calls Python. A blocking site that has to wait leaves the interpreter, or the block runs again."""
+        if blocking:
+            self.program.put("call_blocking", a=site, b=self.number)
+        else:
+            self.program.put("call", a=site)
+
+    def fast(self, node: Node, name: str, in_rows: bool = False, **fields: int) -> None:
+        """An instruction that does the frequent case, and the call of Python for all others.
+
+        Args:
+            in_rows: the instruction leaves its results in the exchange rows, as Python does; else where they belong.
+        """
+        instruction = self.program.put(name, **fields)
+        start = len(self.program.code)
+        self.python(node, read=not in_rows)
+        instruction[1] = len(self.program.code) - start
+        if in_rows:
+            self.read_rows(node.results)
+
+    def python(self, node: Node, read: bool = True) -> None:
+        self.python_call(node, node.anchor.function, node.anchor.args, node.results)
+        if read:
+            self.read_rows(node.results)
+
+    def python_call(
+        self, node: Node, called: Callable[..., Any], given: Sequence[Any], results: Sequence[Result] = ()
+    ) -> None:
+        blocking = isinstance(node.anchor, Call) and node.anchor.blocking
+        rows: list[tuple[Value, int]] = []
+        arguments = [self._argument(arg, rows) for arg in given]
+        for value, index in rows:
+            self.write_row(index, value, lanes=not value.uniform)
+        function = self.program.space.bind(called, called.__name__)
+        source = [f"r = {function}({', '.join(['W', 'mask', *arguments])})"]
+        if blocking:
+            source.append("if r is None: return 1")
+        source += store_results(results)
+        self.program.reserve(len(results))
+        self.call(self.program.site(Site(node.instruction, source, self.number)), blocking)
+
+    def _argument(self, arg: Any, rows: list[tuple[Value, int]]) -> str:
+        if isinstance(arg, Bound):
+            return arg.name
+        if isinstance(arg, Constant):
+            return repr(bool(arg.value)) if arg.bits == 1 else repr(arg.value)
+        if isinstance(arg, Value):
+            rows.append((arg, len(rows)))
+            return fetch(arg, len(rows) - 1)
+        if arg is None or isinstance(arg, (int, str, bool)):
+            return repr(arg)
+        if isinstance(arg, (tuple, list)):
+            return "(" + "".join(self._argument(item, rows) + ", " for item in arg) + ")"
+        return self.program.space.bind(arg, "obj")
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _access(self, node: Node) -> None:
+        anchor, program = node.anchor, self.program
+        write = isinstance(anchor, Store)
+        base = self.operand(anchor.base, True)
+        if write:
+            elements = [self.operand(value, True) for value in anchor.values]
+        else:
+            elements = [self._places[result] for result in node.results]
+        count = len(elements)
+        dtype = program.space.bind(DTYPES[CANONICAL[anchor.size * 8]], f"u{8 * anchor.size}")
+        bits = 8 * anchor.size
+        addresses = "X64[0].view('i8').copy()"
+        if write:
+            function = program.space.bind(store_lanes, "store_lanes")
+            data = f"X{bits}[1:{count + 1}].copy()"
+            call = f"{function}(W, mask, {anchor.space!r}, {addresses}, {data}, {anchor.size}, {count}"
+            source = [f"{call}, {anchor.strength})"]
+        else:
+            function = program.space.bind(load_lanes, "load_lanes")
+            call = f"{function}(W, mask, {anchor.space!r}, {addresses}, {anchor.size}, {count}, {dtype}"
+            source = [f"X{bits}[0:{count}] = {call}, {anchor.strength})"]
+        program.reserve(count + 1)
+        space = CONSTANTS[f"SPACE_{anchor.space.upper()}" if in_core(anchor) else "SPACE_NONE"]
+        operands = program.list([node.instruction.index, space, anchor.size, *elements, 0])
+        name = f"{'store' if write else 'load'}_at_u{anchor.base.bits}"
+        fast = program.put(name, a=base, b=operands, imm=anchor.offset)
+        start = len(program.code)
+        self.call(program.site(Site(node.instruction, source)))
+        if not write:
+            self.read_rows(node.results)
+        fast[1] = len(program.code) - start
+
+    def _uniform_load(self, node: Node) -> None:
+        space, address, size, count, _ = node.anchor.args
+        if isinstance(address, Constant) and (space == "param" or space == "generic" and address.value >= PARAM_WINDOW):
+            place = parameter_offset(address.value)
+            limit = self.builder.context.kernel.parameter_bytes
+            if place >= 0 and place % (size * count) == 0 and place + size * count <= limit:
+                words = self.program.list(self._places[result] for result in node.results)
+                self.program.put("parameters", a=len(node.results), b=size, c=words, imm=place)
+                return
+        known = f"SPACE_{space.upper()}"
+        if known not in CONSTANTS or not in_core(node.anchor):
+            self.python(node)
+            return
+        places = [self._places[result] for result in node.results]
+        operands = self.program.list([node.instruction.index, CONSTANTS[known], size, *places, 0])
+        self.fast(node, "load_together", a=self.word(address), b=operands)
+
+    # --- registers --------------------------------------------------------------------------------------------------
+
+    def put_aside(self, value: LiveIn | Result) -> None:
+        """Copies what a register holds, which is about to be overwritten."""
+        key = key_of(value)
+        if key in self._places:
+            return
+        if key in self.accumulators.values:
+            self._places[key] = self.accumulators.copy(self.where(value))
+            return
+        place = self._take(row_bytes(value.bits, value.uniform), key)
+        name = f"move_{_kind(value.bits)}" if not value.uniform else "move_u64"
+        self.program.put(name, lanes=not value.uniform, d=place, a=self.where(value))
+        self._places[key] = place
+
+    def _finals(self, finals: Sequence[tuple[str, Value]], condition: Value | None) -> None:
+        builder, program, in_flight = self.builder, self.program, self.accumulators.values
+        changed = {builder.variables[register] for register, _ in finals}
+        for value in [value for _, value in finals] + ([condition] if condition is not None else []):
+            if isinstance(value, LiveIn) and value.variable in changed and value.variable not in in_flight:
+                self.put_aside(value)
+        for register, value in self.accumulators.finals(finals):
+            variable, bits = builder.variables[register], builder.bits_of(register)
+            if self.accumulators.in_place.get(value) == variable:
+                continue
+            uniform = register not in builder.varying
+            place = program.layout.slot(variable, bits, uniform)
+            if self._targets.get(value) == place:
+                continue
+            if uniform:
+                program.put("move_u64", lanes=False, d=place, a=self.operand(value, False))
+            elif builder.divergent:
+                program.put(f"merge_{_kind(bits)}", d=place, a=self.operand(value, True))
+            elif value.uniform and not isinstance(value, Constant) and key_of(value) not in self._spread:
+                program.put(f"spread_{_kind(bits)}", d=place, a=self.operand(value, False))
+            else:
+                program.put(f"move_{_kind(bits)}", d=place, a=self.operand(value, True))

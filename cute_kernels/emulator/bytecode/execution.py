@@ -1,0 +1,428 @@
+"""A kernel to bytecode, and the warps that run it.
+
+The bytecode walks the basic blocks of the flow graph; what a block computes is a graph of values (`block`). Between
+runs a warp is a block of bytes: header, executions per block, registers, constants of the warp. Whatever the core does
+not know (barriers that have to wait, rare operations, every error) is a call of a Python function, in program order;
+the core only ever skips the way there.
+
+Inside a call of `warp_run` a warp executes until it has to wait, has used up its budget of blocks, or exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_kernels.emulator.bytecode.emitter import BlockEmitter
+from cute_kernels.emulator.bytecode.lowering import Lowering, lower
+from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
+from cute_kernels.emulator.bytecode.registers_in_flight import RegistersInFlight
+from cute_kernels.emulator.bytecode.sites import Site
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.graph.values import Value
+from cute_kernels.emulator.instructions.accesses import LocalMemory
+from cute_kernels.emulator.instructions.wgmma import GroupWait
+from cute_kernels.emulator.observe.meter import NativeMeter
+from cute_kernels.emulator.observe.races.warp_log import WarpLog
+from cute_kernels.emulator.observe.trace_log import TraceLog
+from cute_kernels.emulator.ptx.decode import Instruction, Kernel
+from cute_kernels.emulator.ptx.flow import Block, Flow
+from cute_kernels.emulator.ptx.register_hazards import accumulators_in_flight
+from cute_kernels.emulator.state.memory_tables import (
+    CALLBACK,
+    EVENTS,
+    LOG,
+    ROW,
+    STATES,
+    MemoryTables,
+    exchange_area,
+)
+from cute_kernels.emulator.state.warp import Frame, NamedWait, PhaseWait
+from cute_kernels.emulator.units.core_units import Units
+from cute_kernels.emulator.units.matrix.core_wgmma import CoreWgmmas
+from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
+from cute_kernels.emulator.units.matrix.wgmma import RegisterFile
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.options import Options
+    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Cluster
+
+_Header = STRUCTURES["WarpHeader"]
+_HEADER = CONSTANTS["WARP_HEADER"]  # bytes before the counts
+_GO, _WAIT, _ERROR, _AGAIN, _EXIT = (CONSTANTS[name] for name in ("GO", "WAIT", "ERROR", "AGAIN", "EXIT"))
+_ARRIVE, _DIVERGE = CONSTANTS["SITE_ARRIVE"], CONSTANTS["SITE_DIVERGE"]
+_DECIDES = _Header.budget.offset  # bytes of the header that decide what the warp does next
+
+
+@dataclass(frozen=True)
+class NativeTranslation:
+    """A kernel in bytecode.
+
+    Attributes:
+        static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
+        sites: places that call Python; ``code`` defines their functions and ``names`` is what it refers to.
+        registers: the part of a warp's state with the registers.
+        constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
+        rows: of the exchange area.
+        local_bytes: of local memory, in each lane.
+        wgmmas: its wgmma.mma_async.
+        spare: where results go that no register holds any more; None if only wgmmas touch accumulators in flight.
+    """
+
+    kernel: Kernel
+    flow: Flow
+    static_shared: int
+    bytecode: Bytecode
+    sites: tuple[Site, ...]
+    code: CodeType
+    names: dict[str, Any]
+    registers: slice
+    constants: tuple[tuple[CodeType, int, int, bool], ...]
+    rows: int
+    local_bytes: int
+    wgmmas: tuple[WgmmaSite, ...]
+    spare: int | None
+
+
+@functools.lru_cache(maxsize=64)
+def translate_native(
+    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
+) -> NativeTranslation:
+    """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `lowering.lower`."""
+    with _collecting_later():
+        return _Translator(lower(ptx, kernel, block_shape, check, registers), check).run()
+
+
+@contextlib.contextmanager
+def _collecting_later() -> Iterator[None]:
+    """No collection of garbage: what is made here lives on, and with large libraries loaded a collection takes as long
+    as all of the translation.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Translator:
+    def __init__(self, lowering: Lowering, detectors: bool) -> None:
+        self.lowering = lowering
+        self.flow: Flow = lowering.flow
+        header = _HEADER + 8 * (len(self.flow.blocks) + 1)
+        self.start = -(-header // 64) * 64
+        self.program = Program(lowering.space, set(lowering.variables.values()), self.start, detectors)
+        for _ in (_ARRIVE, _DIVERGE):
+            self.program.site(Site(None, []))
+        self.in_flight = accumulators_in_flight(self.flow)
+
+    def run(self) -> NativeTranslation:
+        flow, program = self.flow, self.program
+        placed: set[str] = set()
+        for block in flow.blocks:  # registers first, so that they lie together
+            live = (block.live_in | block.live_out) - placed
+            placed |= live
+            for name in sorted(live):
+                bits = self.lowering.bits(name)
+                program.layout.slot(self.lowering.variables[name], bits, name not in flow.varying)
+        registers = slice(self.start, program.layout.size)
+        starts = [self._block(block) for block in flow.blocks]
+        starts.append(len(program.code))
+        program.put("exit")
+        spare = None if self.in_flight is None else program.layout.new(row_bytes(32, False))
+        slots = program.layout.slots
+        constants = tuple(
+            (compile(text, "<constant of a warp>", "eval"), slots[text], bits, uniform)
+            for text, bits, uniform in program.layout.expressions
+        )
+        return NativeTranslation(
+            kernel=self.lowering.kernel,
+            flow=flow,
+            static_shared=self.lowering.context.static_shared,
+            bytecode=Bytecode(program, starts),
+            sites=tuple(program.sites),
+            code=compile(self._sites(), "<sites of PTX>", "exec"),
+            names=program.space.values,
+            registers=registers,
+            constants=constants,
+            rows=program.rows,
+            local_bytes=self.lowering.context.local_bytes,
+            wgmmas=tuple(program.wgmmas),
+            spare=spare,
+        )
+
+    def _block(self, block: Block) -> int:
+        """Index of the first instruction of a block."""
+        program, start = self.program, len(self.program.code)
+        builder, condition = self.lowering.block(block)
+        program.put("block", a=_HEADER + 8 * block.index, b=block.end - block.start, imm=block.index)
+        variables, ages = self.lowering.variables, None
+        if self.in_flight is not None:
+            ages = {variables[name]: age for name, age in self.in_flight[block.index].items()}
+        emitter = BlockEmitter(program, builder, block.index, ages)
+        emitter.emit(block.live_out, condition)
+        self._branch(emitter, block, condition)
+        return start
+
+    def _branch(self, emitter: BlockEmitter, block: Block, condition: Value | None) -> None:
+        divergent = int(block.divergent)
+        if condition is None:
+            self.program.put("jump", b=block.successors[0], d=divergent)
+            return
+        taken, following = block.successors
+        lanes = not condition.uniform
+        meet = self.flow.reconvergence[block.index] if lanes else 0
+        near = lanes and meet in (taken, following) and taken != following and meet != self.flow.exit
+        where = emitter.operand(condition, lanes)
+        flags = divergent | 2 * int(near)
+        self.program.put("branch", lanes=lanes, a=where, b=taken, c=following, d=flags, imm=meet)
+
+    def _sites(self) -> str:
+        """Python source of ``sites(Q, X8, X16, X32, X64)``, which returns the functions of all sites."""
+        lines = ["def sites(Q, X8, X16, X32, X64):"]
+        for number, site in enumerate(self.program.sites):
+            lines.append(f"    def site{number}(W, mask):")
+            lines += [f"        {line}" for line in (*site.source, f"return {_GO}")]
+        lines.append(f"    return [{', '.join(f'site{n}' for n in range(len(self.program.sites)))}]")
+        return "\n".join(lines)
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+class Execution:
+    """The code of one launch: what its warps share, with the exchange area and the sites that work on it.
+
+    Args:
+        ptx, kernel, block: as for `translate_native`.
+        options: which detectors look.
+    """
+
+    def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
+        translation = translate_native(ptx, kernel, block, options.detectors, options.looks_for("registers"))
+        self.translation = translation
+        self.flow, self.kernel, self.static_shared = translation.flow, translation.kernel, translation.static_shared
+        self.area, self.exchange = exchange_area(translation.rows)
+        words = memoryview(self.area).cast("B").cast("Q")
+        lanes = [self.area.view(f"u{size}").reshape(-1, ROW // size)[:, :32] for size in (1, 2, 4, 8)]
+        self.names = dict(translation.names)
+        exec(translation.code, self.names)  # noqa: S102 - our own generated source
+        self.sites = self.names["sites"](words, *lanes)
+        self.sites[_ARRIVE], self.sites[_DIVERGE] = self._arrive, self._diverge
+        self.places = [-1 if site.instruction is None else site.instruction.index for site in translation.sites]
+        self.words = words
+        self.current: NativeWarp | None = None
+        self.tables: dict[Cluster, MemoryTables] = {}
+        # The callback refers to this object: a cycle, but collected like any other.
+        self.callback = CALLBACK(self._call)
+        self.run = library().warp_run
+        self.callback_address = ctypes.cast(self.callback, ctypes.c_void_p).value
+
+    def start(self, warp: Warp) -> NativeWarp:
+        """The execution of one warp, before its first instruction."""
+        cluster = warp.cluster
+        if cluster not in self.tables:
+            tables = MemoryTables(cluster, _flags(cluster))
+            self.tables = {cluster: tables}  # one cluster runs at a time
+            cluster.units = Units(cluster, tables)
+            at_once = cluster.options.completion == "eager" and self.translation.spare is None
+            if self.translation.wgmmas and at_once:
+                cluster.wgmma.core = CoreWgmmas(cluster, tables, self.translation.wgmmas)
+            if cluster.meter is not None:
+                cluster.meter.native = NativeMeter(self.translation.kernel.instructions)
+            if cluster.trace is not None:
+                tables.trace = TraceLog(cluster, tables)
+        return NativeWarp(self, warp, self.tables[cluster])
+
+    def _call(self, site: int, mask: int) -> int:
+        """What the core calls."""
+        current = self.current
+        try:
+            current.publish()
+            current.site, current.place = site, self.places[site]
+            result = self.sites[site](current.warp, mask)
+            return current.block() if result == _WAIT else result
+        except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `NativeWarp.send` raises it
+            current.error = error
+            return _ERROR
+
+    def _arrive(self, warp: Warp, mask: int) -> int:
+        header = self.current.header
+        header.pc, header.mask, header.meet = warp.arrive(header.mask)
+        header.live = warp.live
+        return _GO
+
+    def _diverge(self, warp: Warp, mask: int) -> int:
+        header = self.current.header
+        if header.open:
+            header.open = 0
+            warp.stack.append(Frame(header.meet, header.arrived, []))
+        taken, following, meet = (self.words[row * ROW // 8] for row in range(3))
+        header.pc, header.mask, header.meet = warp.diverge(mask, header.mask, taken, following, meet)
+        header.live = warp.live
+        return _GO
+
+
+def _flags(cluster: Cluster) -> int:
+    flags = STATES if cluster.options.detectors else 0
+    if cluster.tracker is not None:
+        flags |= sum(LOG.values()) | EVENTS
+    return flags
+
+
+class NativeWarp:
+    """The execution of one warp by the core: what a scheduler needs of it."""
+
+    def __init__(self, launch: Execution, warp: Warp, tables: MemoryTables) -> None:
+        translation = launch.translation
+        self.launch, self.warp, self.tables = launch, warp, tables
+        self.log = WarpLog(warp, tables)
+        template = translation.bytecode.template
+        self.state, self.address = exchange_area(len(template) // ROW + 1)
+        self.state[: len(template)] = template
+        self.header = _Header.from_buffer(self.state)
+        blocks = len(translation.flow.blocks) + 1
+        self.counts = self.state[_HEADER : _HEADER + 8 * blocks].view(np.int64)
+        warp.counts = self.counts
+        self.header.mask, self.header.live, self.header.meet = warp.live, warp.live, CONSTANTS["NO_MEET"]
+        if translation.local_bytes:
+            warp.local = LocalMemory(translation.local_bytes)
+        self.error: BaseException | None = None
+        self.site, self.place = 0, -1
+        self._files: dict[int, RegisterFile] = {}
+        if translation.spare is not None:
+            self.in_flight = RegistersInFlight(self.state.view(np.uint32), translation.spare // 4)
+        launch.names["W"] = warp
+        for expression, offset, bits, uniform in translation.constants:
+            self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
+
+    def _set(self, offset: int, bits: int, uniform: bool, value: Any) -> None:
+        if uniform or bits == 1:
+            self.state[offset : offset + 8] = np.frombuffer(int(value).to_bytes(8, "little"), np.uint8)
+        else:
+            lanes = self.state[offset : offset + 4 * bits].view(f"u{bits // 8}")
+            lanes[:] = np.asarray(value).view(lanes.dtype)
+
+    def registers(self, places: np.ndarray) -> RegisterFile:
+        """Registers by the indices of their 32-bit words in the state, an array of the translation."""
+        if self.launch.translation.spare is not None:
+            return self.in_flight.issue(places)
+        found = self._files.get(id(places))
+        if found is None:
+            found = self._files[id(places)] = RegisterFile(self.state.view(np.uint32), places)
+        return found
+
+    def send(self, budget: int) -> None:
+        """Runs until the warp waits or has executed ``budget`` blocks.
+
+        Raises:
+            StopIteration: it has exited.
+        """
+        launch = self.launch
+        launch.current = self
+        self.log.enter()
+        self.header.budget = budget
+        self.header.timed_out = self.warp.timed_out
+        local = self.launch.translation.local_bytes
+        if local:
+            self.tables.header.local, self.tables.header.local_bytes = self.warp.local.cells.ctypes.data, local
+        meter = self.warp.cluster.meter
+        if meter is not None:
+            self.tables.header.meter = meter.native.address(self.warp.track)
+            self.tables.header.meter_rank = self.warp.cta.rank
+        program = launch.translation.bytecode.address
+        status = launch.run(program, self.address, launch.exchange, self.tables.address, launch.callback_address)
+        if status == _ERROR:
+            error, self.error = self.error, None
+            raise error
+        self.publish()
+        if self.header.waits:
+            self._waits()
+            return
+        if self.header.entered:  # its turn is over: what lanes wait for that have parted does not hold the others up
+            self.warp.wait = None
+        if status == _EXIT:
+            self.place = -1
+            raise StopIteration
+
+    def _waits(self) -> None:
+        """The core has found out what the warp waits for."""
+        header, warp = self.header, self.warp
+        waits, header.waits, self.site = header.waits, 0, header.site
+        self.place = self.launch.places[self.site]
+        if waits == CONSTANTS["WAITS_PHASE"]:
+            warp.wait = PhaseWait(warp.cluster.barriers, header.mbarrier, header.awaited, True)
+        elif waits == CONSTANTS["WAITS_GROUPS"]:
+            warp.wait = GroupWait(warp, header.awaited)
+        else:
+            warp.wait = NamedWait(warp.cta.named.barrier(header.awaited))
+
+    def publish(self) -> None:
+        """Tells the units what the core did since: effects, and accesses that somebody observes."""
+        header, cluster = self.tables.header, self.warp.cluster
+        if header.progress:
+            cluster.progress += header.progress
+            header.progress = 0
+            if cluster.units is not None:
+                cluster.units.publish()
+        if header.trace_used:
+            self.tables.trace.report(self.warp)
+        self.log.report()
+
+    def block(self) -> int:
+        """The instruction of the current site has to wait: the warp leaves the core or runs another path."""
+        translation, header, warp = self.launch.translation, self.header, self.warp
+        number = translation.sites[self.site].block
+        block = translation.flow.blocks[number]
+        self.counts[number] -= 1
+        header.steps -= block.end - block.start
+        if not block.divergent:
+            return _WAIT
+        header.pc, header.mask, header.meet, leaves = warp.park(number, header.mask, header.meet)
+        return _WAIT if leaves else _AGAIN
+
+    def failed_at(self, error: BaseException) -> Instruction | None:
+        """The instruction that raised."""
+        executing = self.executing
+        return self.launch.translation.kernel.instructions[executing] if executing >= 0 else None
+
+    @property
+    def executing(self) -> int:
+        """Index of the instruction that has called Python last, or whose entry in the log is looked at; -1: none."""
+        return self.log.instruction if self.log.instruction >= 0 else self.place
+
+    @property
+    def steps(self) -> int:
+        """Instructions executed up to the end of its block: the one it is in, or that of the log's entry looked at."""
+        return self.log.steps if self.log.instruction >= 0 else self.header.steps
+
+    @property
+    def counted(self) -> bool:
+        """Whether it gave way behind the count of its block."""
+        return self.header.entered != 0 and self.log.instruction < 0
+
+    @property
+    def standing(self) -> int:
+        """The basic block that the warp is in."""
+        return self.header.pc
+
+    def snapshot(self) -> tuple[bytes, ...]:
+        """Everything that decides what the warp does next."""
+        return self.state[:_DECIDES].tobytes(), self.state[self.launch.translation.registers].tobytes()
+
+    @staticmethod
+    def same(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> bool:
+        """Whether two snapshots are equal."""
+        return a == b

@@ -1,0 +1,319 @@
+"""Functions of the Python back end that the core does by itself: all of them, or their frequent case.
+
+Each emits an instruction of ``core/unit_operations.c`` that does the frequent case; what that leaves is for the Python
+function, which decides again and words the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cute_kernels.emulator.core.layout import CONSTANTS, word_count
+from cute_kernels.emulator.graph.values import LiveIn, Node, Value, agreed_lanes, first_bit, first_lane
+from cute_kernels.emulator.instructions import bulk, sync, tcgen05, wgmma
+from cute_kernels.emulator.instructions.matrix import load_matrix, store_matrix
+from cute_kernels.emulator.instructions.memory import fence_proxy_async
+from cute_kernels.emulator.instructions.move import elect_leader, read_clock
+from cute_kernels.emulator.state.memory_tables import EVENT
+from cute_kernels.emulator.state.tmem import LANES as TENSOR_LANES
+from cute_kernels.emulator.units.matrix.operands import KINDS
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.bytecode.emitter import BlockEmitter
+
+_RANKS, _MMA_WORDS = CONSTANTS["RANKS"], word_count("MmaArguments")
+_KINDS = tuple(KINDS)
+_QUARTER = TENSOR_LANES // 4  # that a warp can access
+#: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
+ISSUER = "(W.cta.rank | W.index << 16)"
+_ZERO = 1  # in a list of words: none, the number 0
+_NONE = (1 << 64) - 1  # no multicast: -1
+
+
+def _inline_first_lane(emitter: BlockEmitter, node: Node) -> bool:
+    (value,), (result,) = node.args, node.results
+    source = emitter.operand(value, True)
+    kind = "pred" if value.bits == 1 else f"u{value.bits}"
+    emitter.program.put(f"lane_{kind}", d=emitter.define(result), a=source)
+    return True
+
+
+def _inline_agreed(emitter: BlockEmitter, node: Node) -> bool:
+    """The first executing lane's value; Python is called to name the others when they differ."""
+    (value,), (result,) = node.args, node.results
+    if value.bits == 1:
+        return False
+    source = emitter.operand(value, True)
+    emitter.fast(node, f"agreed_u{value.bits}", a=source, b=emitter.define(result))
+    return True
+
+
+def _inline_elect(emitter: BlockEmitter, node: Node) -> bool:
+    """The lowest executing lane; Python checks a member mask that is not the executing lanes."""
+    members, (result,) = node.anchor.args[0], node.results
+    emitter.fast(node, "elect", a=emitter.operand(members, False), b=emitter.define(result))
+    return True
+
+
+def _event(emitter: BlockEmitter, node: Node, event: str, argument: int = 0) -> int:
+    """Operands of an instruction that tells the race detector something; without detectors nothing happens."""
+    kind = EVENT[event] if emitter.program.detectors else 0
+    return emitter.program.list([kind, argument, node.instruction.index])
+
+
+def _inline_converged(emitter: BlockEmitter, node: Node) -> bool:
+    emitter.fast(node, "event", c=_event(emitter, node, "converge"))
+    return True
+
+
+def _inline_warp_sync(emitter: BlockEmitter, node: Node) -> bool:
+    """Python checks a member mask that is not the executing lanes."""
+    members = emitter.operand(node.anchor.args[0], False)
+    emitter.fast(node, "event_of_members", a=members, c=_event(emitter, node, "converge"))
+    return True
+
+
+def _inline_fence_proxy(emitter: BlockEmitter, node: Node) -> bool:
+    of_shared, of_global = map(int, node.anchor.args)
+    emitter.fast(node, "event", c=_event(emitter, node, "fence_proxy", of_shared + 2 * of_global))
+    return True
+
+
+def _inline_tensor_fence(emitter: BlockEmitter, node: Node) -> bool:
+    emitter.fast(node, "event", c=_event(emitter, node, "tensor_fence", int(node.anchor.args[0])))
+    return True
+
+
+def _inline_tensor_wait(emitter: BlockEmitter, node: Node) -> bool:
+    """Python checks whether fewer than 32 lanes are all that the warp has."""
+    emitter.fast(node, "event_of_warp", c=_event(emitter, node, "tensor_wait", int(node.anchor.args[0])))
+    return True
+
+
+def _constant(emitter: BlockEmitter, expression: str, bits: int = 64) -> int:
+    """A word that never changes for a warp."""
+    return emitter.live(LiveIn(expression, bits, True))
+
+
+def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
+    """tcgen05.ld.32x32b: 32 lanes of allocated columns of its quarter.
+
+    With detectors the columns have to have been written whole, which Python looks at more closely.
+    """
+    address, shape, _, index, pack = node.anchor.args
+    if shape != "32x32b" or pack:
+        return False
+    cells = _constant(emitter, f"(W.cta.tmem.address_of_column(0) + {4 * _QUARTER} * (W.index % 4))")
+    allocated = _constant(emitter, "W.cta.tmem.allocated_address")
+    quarter = _constant(emitter, f"({_QUARTER} * (W.index % 4))", 32)
+    whole = _constant(emitter, "W.cta.tmem.full_address") if emitter.program.detectors else 0
+    where = emitter.operand(address, False)
+    results = [emitter.define(result) for result in node.results]
+    listed = [cells, allocated, whole, quarter, node.instruction.index, index, *results, 0]
+    emitter.fast(node, "tensor_load", a=where, b=emitter.program.list(listed))
+    return True
+
+
+def _inline_matrix(emitter: BlockEmitter, node: Node, name: str, registers: list[int]) -> bool:
+    address, _, transposed, *_ = node.anchor.args
+    where = emitter.operand(address, True)
+    operands = emitter.program.list([node.instruction.index, int(transposed), *registers, 0])
+    emitter.fast(node, name, a=where, b=operands)
+    return True
+
+
+def _inline_load_matrix(emitter: BlockEmitter, node: Node) -> bool:
+    """ldmatrix by the whole warp."""
+    return _inline_matrix(emitter, node, "load_matrix", [emitter.define(result) for result in node.results])
+
+
+def _inline_store_matrix(emitter: BlockEmitter, node: Node) -> bool:
+    """stmatrix by the whole warp."""
+    values = node.anchor.args[3]
+    return _inline_matrix(emitter, node, "store_matrix", [emitter.operand(value, True) for value in values])
+
+
+# --- units ----------------------------------------------------------------------------------------------------------
+
+
+def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
+    """mbarrier.try_wait.parity. Python has to see the first one after a time-out, whatever it says."""
+    address, state, parity, waits, order = node.anchor.args
+    if not (parity and waits and address.uniform and state.uniform):
+        return False
+    where, what = emitter.word(address), emitter.operand(state, False)
+    place = node.instruction.index << 1 | (not emitter.builder.divergent)
+    emitter.fast(node, "try_wait", in_rows=True, a=where, b=what, c=place, imm=int(order))
+    return True
+
+
+def _arrive(emitter: BlockEmitter, node: Node, name: str, words: Sequence[int], row: int = 0) -> bool:
+    """The words are address, count and expected bytes; ``row``: addresses of lanes."""
+    who = _constant(emitter, "(W.number + 1)")
+    listed = emitter.program.list([*words, who, node.instruction.index])
+    emitter.fast(node, name, in_rows=True, a=row, c=listed, imm=int(node.anchor.args[-1]))
+    return True
+
+
+def _inline_arrive(emitter: BlockEmitter, node: Node) -> bool:
+    """mbarrier.arrive by any number of lanes, at one address or at one for each."""
+    address, count, _ = node.anchor.args
+    if not count.uniform or (not address.uniform and address.bits != 32):
+        return False
+    if address.uniform:
+        return _arrive(emitter, node, "arrive", (emitter.word(address), emitter.word(count), 0))
+    return _arrive(emitter, node, "arrive_each", (_ZERO, emitter.word(count), 0), emitter.operand(address, True))
+
+
+def _inline_arrive_expect(emitter: BlockEmitter, node: Node) -> bool:
+    """mbarrier.arrive.expect_tx by one lane."""
+    address, nbytes = (emitter.word(value) for value in node.anchor.args[:2])
+    return _arrive(emitter, node, "arrive_expect", (address, _ZERO, nbytes))
+
+
+def _tensor_copy(
+    emitter: BlockEmitter, node: Node, name: str, words: list[Value | None], b: bool, multicast: Value | None = None
+) -> bool:
+    """The words are those of `CopyArguments`, the coordinates last."""
+    places = [_ZERO if value is None else emitter.word(value) for value in words]
+    rank = len(places) - 3
+    places += [_ZERO] * (_RANKS - rank)
+    places.append(emitter.literal(_NONE) if multicast is None else emitter.word(multicast))
+    listed = emitter.program.list([*places, _constant(emitter, "W.number"), 0])
+    emitter.fast(node, name, in_rows=True, a=rank, b=int(b), c=listed, imm=node.instruction.index)
+    return True
+
+
+def _inline_tensor_copy_in(emitter: BlockEmitter, node: Node) -> bool:
+    """cp.async.bulk.tensor to shared memory, of one CTA or of several, by one lane."""
+    destination, descriptor, coords, barrier, group, multicast, offsets = node.anchor.args
+    if offsets is not None:
+        return False
+    return _tensor_copy(emitter, node, "copy_in", [descriptor, destination, barrier, *coords], group == 2, multicast)
+
+
+def _inline_tensor_copy_out(emitter: BlockEmitter, node: Node) -> bool:
+    """cp.async.bulk.tensor to global memory by one lane, or by lanes with the same operands, which act as one."""
+    descriptor, coords, source, im2col = node.anchor.args
+    if im2col:
+        return False
+    words = [descriptor, source, None, *coords]
+    several = not all(value is None or value.uniform for value in words)
+    return _tensor_copy(emitter, node, "copy_out", words, several)
+
+
+def _issuer(emitter: BlockEmitter) -> int:
+    """CTA rank and number of the warp, as keys of `core_units` have them."""
+    return _constant(emitter, "(W.cta.rank | W.number << 16)")
+
+
+def _inline_commit(emitter: BlockEmitter, node: Node) -> bool:
+    """tcgen05.commit by one lane of which Python has told."""
+    _, barrier, multicast = node.anchor.args
+    where, mask = emitter.word(barrier), 0 if multicast is None else emitter.word(multicast)
+    emitter.fast(node, "tensor_commit", in_rows=True, a=_issuer(emitter), b=where, c=mask, imm=node.instruction.index)
+    return True
+
+
+def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
+    """tcgen05.mma with A in shared memory, by one lane of which Python has told."""
+    kind, group, d, a, b, instruction, accumulate, a_in_tmem, disabled = node.anchor.args
+    if a_in_tmem:
+        return False
+    off = _ZERO
+    for value in disabled:  # lanes of the accumulator that are left out: refused by Python
+        off = emitter.word(value) if off == _ZERO else emitter.either(off, emitter.word(value))
+    operands = [emitter.word(value) for value in (d, a, b, instruction, accumulate)]
+    words = [emitter.literal(group), _ZERO, emitter.literal(_KINDS.index(kind)), *operands, off]
+    assert len(words) == _MMA_WORDS
+    listed = emitter.program.list([*words, 0])
+    emitter.fast(node, "tensor_mma", in_rows=True, a=_issuer(emitter), c=listed, imm=node.instruction.index)
+    return True
+
+
+def _inline_bulk_group(emitter: BlockEmitter, node: Node) -> bool:
+    """Bulk groups: where copies are done when they are issued, there is nothing to wait for, and without detectors
+    nothing to keep.
+    """
+    if any(isinstance(arg, int) and arg < 0 for arg in node.anchor.args):
+        return False
+    if not emitter.program.detectors:
+        emitter.fast(node, "bulk_unwatched")
+    elif node.anchor.args:
+        count, read = node.anchor.args
+        emitter.fast(node, "bulk_wait_group", a=int(read), imm=count)
+    else:
+        emitter.fast(node, "bulk_group")
+    return True
+
+
+def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
+    emitter.fast(node, "wgmma_commit", a=_constant(emitter, ISSUER))
+    return True
+
+
+def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
+    """wgmma.wait_group."""
+    alone = not emitter.builder.divergent
+    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), c=int(alone), imm=node.anchor.args[0])
+    return True
+
+
+def _named(emitter: BlockEmitter, node: Node, name: str, waits: bool) -> bool:
+    number, threads, _ = node.anchor.args
+    words = [emitter.word(number), 0 if threads is None else emitter.word(threads)]
+    who = [_constant(emitter, "W.cta.named.address"), _constant(emitter, "W.index")]
+    listed = emitter.program.list([*who, *words, int(waits), node.instruction.index])
+    emitter.fast(node, name, b=listed, c=int(not emitter.builder.divergent))
+    return True
+
+
+def _inline_bar_arrive(emitter: BlockEmitter, node: Node) -> bool:
+    """bar.arrive, barrier.arrive."""
+    return _named(emitter, node, "named_arrive", False)
+
+
+def _inline_bar_sync(emitter: BlockEmitter, node: Node) -> bool:
+    """bar.sync, barrier.sync."""
+    return _named(emitter, node, "named_sync", True)
+
+
+def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
+    (result,) = node.results
+    emitter.program.put("read_clock", d=emitter.define(result), b=result.bits)
+    return True
+
+
+#: What only tells the detectors something: without them it does nothing.
+SILENT = frozenset({sync.converged, fence_proxy_async, tcgen05.fence})
+
+#: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
+INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
+    first_lane: _inline_first_lane,
+    first_bit: _inline_first_lane,
+    agreed_lanes: _inline_agreed,
+    elect_leader: _inline_elect,
+    sync.converged: _inline_converged,
+    sync.warp_sync: _inline_warp_sync,
+    fence_proxy_async: _inline_fence_proxy,
+    tcgen05.fence: _inline_tensor_fence,
+    tcgen05.wait: _inline_tensor_wait,
+    tcgen05.load: _inline_tensor_load,
+    load_matrix: _inline_load_matrix,
+    store_matrix: _inline_store_matrix,
+    read_clock: _inline_clock,
+    sync.bar_arrive: _inline_bar_arrive,
+    sync.bar_sync: _inline_bar_sync,
+    sync.try_wait: _inline_try_wait,
+    sync.mbarrier_arrive: _inline_arrive,
+    sync.mbarrier_arrive_expect: _inline_arrive_expect,
+    tcgen05.mma: _inline_mma,
+    tcgen05.commit: _inline_commit,
+    bulk.tma_load: _inline_tensor_copy_in,
+    bulk.tma_store: _inline_tensor_copy_out,
+    bulk.commit_group: _inline_bulk_group,
+    bulk.wait_group: _inline_bulk_group,
+    wgmma.commit_group: _inline_wgmma_commit,
+    wgmma.wait_group: _inline_wgmma_wait,
+}

@@ -1,0 +1,1 @@
+"""What a basic block computes, as a graph of values."""

@@ -1,0 +1,231 @@
+"""Loads, stores, prefetches and fences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.values import CANONICAL, Anchor, Constant, Pack, Value
+from cute_kernels.emulator.instructions.accesses import load_uniform
+from cute_kernels.emulator.instructions.convert import extend
+from cute_kernels.emulator.instructions.integers import binary
+from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, sync_order
+from cute_kernels.emulator.observe.races.sync_point import Row
+from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
+from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
+
+SPACES = {
+    "global": "global",
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "shared",
+    "param": "param",
+    "const": "global",
+    "local": "local",
+}
+# Memory is sequentially consistent here, and caches do not exist: these change no result. The race detector looks at
+# the orders and scopes.
+_NO_EFFECT = (
+    *("weak", "volatile", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "nc", "ca", "cg", "cs"),
+    *("lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last"),
+    *("L1::no_allocate", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "L2::evict_last", "L2::evict_first"),
+    *("L2::evict_normal",),
+)
+_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+
+
+class _Access:
+    """The decoded form of ld and st: space, vector length and element type."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        parts = list(instruction.parts[1:])
+        self.type = parts.pop()
+        if self.type not in TYPE_BITS or self.type == "pred":
+            raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
+        self.space, self.count = "generic", 1
+        for part in parts:
+            if part in SPACES:
+                self.space = SPACES[part]
+            elif part in _VECTORS:
+                self.count = _VECTORS[part]
+            elif part not in _NO_EFFECT:
+                raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+        self.strength = access_strength(parts, write=instruction.parts[0] == "st")
+        self.bits = TYPE_BITS[self.type]
+        if self.bits > 64:
+            raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
+        self.nbytes = self.bits // 8
+
+    def storage(self) -> str:
+        return CANONICAL[self.bits]
+
+
+def address_of(block: BlockBuilder, operand: Any) -> tuple[Value, int]:
+    """(base value of 32 or 64 bits, constant offset) of a memory operand."""
+    if not isinstance(operand, Memory):
+        raise block.instruction.refuse("a memory operand is expected")
+    base = operand.base
+    if isinstance(base, Register):
+        value = block.whole(block.register(base.name))
+        return block.resize(value, max(value.bits, 32)), operand.offset  # PTX: narrow addresses are zero-extended
+    bits = 64 if isinstance(base, Symbol) and block.context.is_wide_symbol(base) else 32
+    return block.value(base, bits), operand.offset
+
+
+def address_value(block: BlockBuilder, operand: Any, bits: int = 32) -> Value:
+    """A memory operand as one value."""
+    base, offset = address_of(block, operand)
+    base = block.resize(base, bits)
+    if offset == 0:
+        return base
+    return block.pure(binary("add", f"u{bits}"), base, Constant(offset, bits))
+
+
+# --- anchors --------------------------------------------------------------------------------------------------------
+
+
+class Load(Anchor):
+    """ld by lanes."""
+
+    def __init__(
+        self, space: str, base: Value, offset: int, size: int, count: int, strength: Strength | None = None
+    ) -> None:
+        self.space, self.base, self.offset, self.size, self.count = space, base, offset, size, count
+        self.strength = strength
+
+
+class Store(Anchor):
+    """st by lanes; of equal addresses the highest lane's value stays."""
+
+    def __init__(
+        self, space: str, base: Value, offset: int, size: int, values: list[Value], strength: Strength | None
+    ) -> None:
+        self.space, self.base, self.offset, self.size, self.values = space, base, offset, size, values
+        self.strength = strength
+
+
+def _load_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
+    return "local" in instruction.parts or varies(instruction.operands[1])
+
+
+def _is_private(block: BlockBuilder, space: str, operand: Memory) -> bool:
+    """Whether an address may be one of local memory, where one number is another place in each lane."""
+    if space != "generic" or not block.context.local_bytes:
+        return space == "local"
+    return isinstance(operand.base, Register) and operand.base.name in block.varying
+
+
+@family("ld", "ldu", varies=_load_varies)
+def _ld(block: BlockBuilder, instruction: Instruction) -> None:
+    """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
+    access = _Access(instruction)
+    base, offset = address_of(block, instruction.operands[1])
+    destination = instruction.operands[0]
+    targets = destination.items if isinstance(destination, Vector) else (destination,)
+    if len(targets) != access.count:
+        raise instruction.refuse(f"{access.count} destinations are needed")
+    if access.space == "param" and not base.uniform:
+        raise instruction.refuse("ld.param from addresses that differ between lanes is not implemented")
+    if access.space == "param" or base.uniform and not _is_private(block, access.space, instruction.operands[1]):
+        address = address_value(block, instruction.operands[1], max(base.bits, 32))
+        results = block.call(
+            load_uniform,
+            *(access.space, address, access.nbytes, access.count, access.strength),
+            results=[(access.storage(), True)] * access.count,
+        )
+    elif access.bits == 64 and access.count > 1:
+        # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
+        anchor = Load(access.space, base, offset, 4, 2 * access.count, access.strength)
+        halves = block.anchor(anchor, [("u32", False)] * (2 * access.count), [base])
+        results = [Pack(halves[i : i + 2]) for i in range(0, len(halves), 2)]
+    else:
+        anchor = Load(access.space, base, offset, access.nbytes, access.count, access.strength)
+        results = block.anchor(anchor, [(access.storage(), False)] * access.count, [base])
+    for target, value in zip(targets, results):
+        if isinstance(target, Register) and block.bits_of(target.name) > value.bits:
+            type_ = access.type if access.type[0] in "su" else f"u{access.bits}"
+            value = block.pure(extend(type_, block.bits_of(target.name), value.bits), value)
+        block.define(target, value)
+
+
+@family("st", destinations=0)
+def _st(block: BlockBuilder, instruction: Instruction) -> None:
+    """st: global, shared (own CTA and cluster), local, generic; vectors."""
+    access = _Access(instruction)
+    if access.space == "param":
+        raise instruction.refuse("st.param is not implemented")
+    if "const" in instruction.parts:
+        raise instruction.refuse("constant memory is read-only: st.const does not exist")
+    base, offset = address_of(block, instruction.operands[0])
+    source = instruction.operands[1]
+    items = source.items if isinstance(source, Vector) else (source,)
+    if len(items) != access.count:
+        raise instruction.refuse(f"{access.count} sources are needed")
+    values = []
+    for item in items:
+        value = block.value(item, access.bits)
+        value = block.whole(value) if value.bits <= 64 else value
+        values.append(block.resize(value, access.bits) if value.bits != access.bits else value)
+    block.anchor(Store(access.space, base, offset, access.nbytes, values, access.strength), [], [base, *values])
+
+
+# --- no effect on results, and fences -------------------------------------------------------------------------------
+
+
+@family("prefetch", "prefetchu", "discard", "applypriority", destinations=0)
+def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
+    """Cache hints: there are no caches here."""
+
+
+@family("createpolicy", varies=never_varies)
+def _createpolicy(block: BlockBuilder, instruction: Instruction) -> None:
+    """createpolicy: an eviction priority, which nothing here looks at; its bits, opaque by the PTX ISA, are 0."""
+    levels = (f"L2::evict_{level}" for level in ("last", "normal", "first", "unchanged"))
+    qualifiers(instruction, "fractional", "range", "cvt", "global", "L2", "b64", *levels)
+    block.define(instruction.operands[0], Constant(0, 64))
+
+
+def fence_proxy_async(warp: Any, mask: int, of_shared: bool, of_global: bool) -> None:
+    """fence.proxy.async of shared memory, global memory or both: for the race detector."""
+    if warp.agent is not None:
+        rows = ((Row.PROXY, of_shared), (Row.PROXY_GLOBAL, of_global))
+        warp.agent.fence_proxy(mask, [row for row, fenced in rows if fenced])
+
+
+@family("fence.proxy.async", "fence.proxy.async::generic", destinations=0)
+def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
+    """fence.proxy.async: orders generic and asynchronous accesses; memory is coherent here, the detector is told."""
+    parts = qualifiers(
+        instruction,
+        *("proxy", "async", "global", "shared::cta", "shared::cluster", "async::generic", "acquire", "release"),
+        *("sync_restrict::shared::cta", "sync_restrict::shared::cluster", "cluster"),
+    )
+    of_global, of_shared = "global" in parts, any("shared::" in part for part in parts)
+    block.call(fence_proxy_async, of_shared or not of_global, of_global or not of_shared)
+
+
+def fence_memory(warp: Any, mask: int, order: int) -> None:
+    """fence and membar: for the race detector."""
+    if warp.agent is not None:
+        warp.agent.fence(mask, order)
+
+
+def fence_initialised(warp: Any, mask: int) -> None:
+    """fence.mbarrier_init: for the race detector."""
+    if warp.agent is not None:
+        warp.agent.fence_init()
+
+
+@family("fence", "membar", destinations=0)
+def _fence(block: BlockBuilder, instruction: Instruction) -> None:
+    """fence, membar, fence.mbarrier_init: memory operations take effect in program order; the detector is told."""
+    parts = qualifiers(
+        instruction,
+        *("sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl"),
+        *("mbarrier_init", "proxy", "alias", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
+    )
+    if "mbarrier_init" in parts:
+        block.call(fence_initialised)
+    elif "proxy" not in parts:
+        block.call(fence_memory, sync_order(parts))

@@ -1,0 +1,441 @@
+"""Barriers: named barriers of a CTA, the cluster barrier, mbarriers; and waiting in general.
+
+A blocking function returns None after setting ``warp.wait``; the warp then executes the same basic block again when
+the scheduler resumes it. What it has already done (its arrival) is remembered in ``warp.token``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.values import FULL, Constant
+from cute_kernels.emulator.instructions.memory import address_value
+from cute_kernels.emulator.instructions.move import check_members
+from cute_kernels.emulator.observe.races.memory_order import masks_by_address, sync_order
+from cute_kernels.emulator.observe.races.sync_point import Order
+from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Sink
+from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
+from cute_kernels.emulator.state.lane_masks import block_lanes
+from cute_kernels.emulator.state.named_barriers import lanes_apart
+from cute_kernels.emulator.state.warp import ClusterWait, GridWait, NamedWait, PhaseWait, ProgressWait
+
+_SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
+
+
+def lanes_in(mask: int) -> int:
+    """Number of lanes of a mask."""
+    return mask.bit_count()
+
+
+def lane_numbers(mask: int) -> Iterator[int]:
+    """The lanes of a mask, lowest first."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def require_whole_warp(warp: Any, mask: int, name: str) -> None:
+    """.aligned instructions must be executed by all threads of the warp together (else undefined: PTX ISA)."""
+    if mask != warp.live:
+        raise lanes_apart(warp, mask, name)
+
+
+# --- named barriers -------------------------------------------------------------------------------------------------
+
+
+def is_aligned(instruction: Instruction) -> bool:
+    """bar is .aligned by definition, barrier when it says so (PTX ISA)."""
+    return instruction.parts[0] == "bar" or "aligned" in instruction.parts
+
+
+def bar_arrive(warp: Any, mask: int, number: int, threads: int, aligned: bool = True) -> bool:
+    """bar.arrive: counts the warp and goes on."""
+    name = "bar.arrive" if aligned else "barrier.arrive"
+    warp.cta.named.arrive(warp, mask, number, threads, name, aligned=aligned)
+    return True
+
+
+def bar_sync(warp: Any, mask: int, number: int, threads: int | None, aligned: bool = True) -> bool | None:
+    """bar.sync: counts the warp and waits for the others."""
+    named = warp.cta.named
+    if not named.waits(warp):
+        name = "bar.sync" if aligned else "barrier.sync"
+        named.arrive(warp, mask, number, threads, name, aligned=aligned, waits=True)
+    if named.passes(warp, number) is None:
+        warp.wait = NamedWait(named.barrier(number))
+        return None
+    return True
+
+
+@family("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True)
+def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.sync, barrier.sync."""
+    qualifiers(instruction, "cta", "sync", "aligned")
+    number, *threads = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
+    block.call(bar_sync, number, threads[0] if threads else None, is_aligned(instruction), blocking=True)
+
+
+@family("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0)
+def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.arrive, barrier.arrive."""
+    qualifiers(instruction, "cta", "arrive", "aligned")
+    number, threads = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
+    block.call(bar_arrive, number, threads, is_aligned(instruction))
+
+
+def warp_sync(warp: Any, mask: int, members: int) -> None:
+    """bar.warp.sync: the lanes of a converged path are in step already; others cannot join it."""
+    if members & warp.live & ~mask and not mask & ~members:
+        # Legal since sm_70 if the other lanes execute one as well; here paths meet only where their branch ends.
+        raise UnsupportedPTX(
+            f"bar.warp.sync with membermask {members:#010x} by a part of the lanes that it names ({mask:#010x} of "
+            f"{warp.live:#010x}): waiting for lanes on other paths is not implemented"
+        )
+    check_members(warp, mask, members, "bar.warp.sync")
+    converged(warp, mask)
+
+
+def converged(warp: Any, mask: int) -> None:
+    """bar.warp.sync of lanes that run together: for the race detector."""
+    if warp.agent is not None:
+        warp.agent.converge(mask)
+
+
+@family("bar.warp.sync", destinations=0)
+def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.warp.sync."""
+    members = block.agreed(block.value(instruction.operands[0], 32))
+    if isinstance(members, Constant) and members.value == FULL and not block.divergent:
+        block.call(converged)  # all 32 lanes execute this block together
+    else:
+        block.call(warp_sync, members)
+
+
+# --- cluster barrier ------------------------------------------------------------------------------------------------
+
+
+def cluster_arrive(warp: Any, mask: int, order: int) -> None:
+    """barrier.cluster.arrive: each thread arrives once per phase."""
+    warp.cluster.barrier.arrive(warp, mask, order)
+
+
+def cluster_wait(warp: Any, mask: int, order: int) -> bool | None:
+    """barrier.cluster.wait."""
+    barrier = warp.cluster.barrier
+    generation = barrier.check_waits(warp, mask)
+    if barrier.generation == generation:
+        warp.wait = ClusterWait(barrier)
+        return None
+    barrier.leave(warp, mask, order)
+    return True
+
+
+@family("barrier.cluster.arrive", destinations=0)
+def _cluster_arrive(block: BlockBuilder, instruction: Instruction) -> None:
+    """barrier.cluster.arrive."""
+    parts = qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
+    block.call(cluster_arrive, sync_order([*parts, "cluster"]))
+
+
+@family("barrier.cluster.wait", destinations=0, blocking=True)
+def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """barrier.cluster.wait."""
+    parts = qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
+    block.call(cluster_wait, sync_order([*parts, "cluster"]), blocking=True)
+
+
+# --- mbarrier -------------------------------------------------------------------------------------------------------
+
+
+def each_address(mask: int, address: Any) -> list[tuple[int, int]]:
+    """(address, number of lanes) of the executing lanes, in lane order of first use."""
+    if isinstance(address, int):
+        return [(address, lanes_in(mask))]
+    counts: dict[int, int] = {}
+    for value in address[block_lanes(mask)].tolist():
+        counts[value] = counts.get(value, 0) + 1
+    return list(counts.items())
+
+
+def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
+    """Tuples of per-lane Python values of the executing lanes."""
+    if mask and not mask & (mask - 1):  # one lane: nearly always
+        lane = mask.bit_length() - 1
+        return [tuple([v if isinstance(v, int) else int(v[lane]) for v in values])]
+    if all(isinstance(v, int) for v in values):
+        return [values] * lanes_in(mask)
+    return [tuple(v if isinstance(v, int) else int(v[lane]) for v in values) for lane in lane_numbers(mask)]
+
+
+def mbarrier_init(warp: Any, mask: int, address: Any, count: Any) -> None:
+    """mbarrier.init by each executing lane; lanes that name one place and one count leave the same as one of them.
+
+    Raises:
+        BarrierMisuse: several lanes do, and races are looked for. PTX defines an initialisation where no valid mbarrier
+            lies, which is so for the first lane alone.
+    """
+    cluster, lanes = warp.cluster, each_lane(mask, address, count)
+    cluster.progress += 1
+    for (where, expected), times in Counter(lanes).items():
+        cluster.barriers.init(where, expected, warp.label, warp.executing())
+        if warp.agent is not None:
+            cluster.barriers.watch(where, cluster.tracker.initialise(warp, where))
+            if times > 1:
+                message = f"mbarrier.init by {times} lanes at once of one place: {cluster.barriers.describe(where)}"
+                error = BarrierMisuse(message).know("barrier-init-lanes", barrier=cluster.barriers.state(where))
+                cluster.report(error)
+
+
+def mbarrier_inval(warp: Any, mask: int, address: Any) -> None:
+    """mbarrier.inval by each executing lane."""
+    warp.cluster.progress += 1
+    for (where,) in each_lane(mask, address):
+        warp.cluster.barriers.inval(where)
+
+
+def release(warp: Any, mask: int, address: Any, order: int) -> None:
+    """Tells the race detector that the executing lanes are about to arrive."""
+    if warp.agent is not None:
+        warp.cluster.tracker.arrive(warp, masks_by_address(mask, address), order)
+
+
+def mbarrier_arrive(warp: Any, mask: int, address: Any, count: Any, order: int) -> int:
+    """mbarrier.arrive by each executing lane; returns the state token of the last one."""
+    warp.cluster.progress += 1
+    release(warp, mask, address, order)
+    token = 0
+    if isinstance(count, int):
+        for where, lanes in each_address(mask, address):
+            token = warp.cluster.barriers.arrive(where, lanes * count, warp.label)
+        return token
+    for where, arrivals in each_lane(mask, address, count):
+        token = warp.cluster.barriers.arrive(where, arrivals, warp.label)
+    return token
+
+
+def mbarrier_arrive_drop(warp: Any, mask: int, address: Any, count: Any, order: int) -> int:
+    """mbarrier.arrive_drop by each executing lane."""
+    warp.cluster.progress += 1
+    release(warp, mask, address, order)
+    token = 0
+    for where, arrivals in each_lane(mask, address, count):
+        token = warp.cluster.barriers.arrive_drop(where, arrivals, warp.label)
+    return token
+
+
+def mbarrier_arrive_expect(warp: Any, mask: int, address: Any, nbytes: Any, order: int) -> int:
+    """mbarrier.arrive.expect_tx by each executing lane."""
+    warp.cluster.progress += 1
+    release(warp, mask, address, order)
+    token = 0
+    for where, expected in each_lane(mask, address, nbytes):
+        token = warp.cluster.barriers.arrive_expect_tx(where, expected, warp.label)
+    return token
+
+
+def mbarrier_expect(warp: Any, mask: int, address: Any, nbytes: Any) -> None:
+    """mbarrier.expect_tx by each executing lane."""
+    warp.cluster.progress += 1
+    for where, expected in each_lane(mask, address, nbytes):
+        warp.cluster.barriers.expect_tx(where, expected)
+
+
+def mbarrier_complete(warp: Any, mask: int, address: Any, nbytes: Any) -> None:
+    """mbarrier.complete_tx by each executing lane."""
+    warp.cluster.progress += 1
+    release(warp, mask, address, int(Order.RELAXED))
+    for where, done in each_lane(mask, address, nbytes):
+        warp.cluster.barriers.complete_tx(where, done)
+
+
+def _test(warp: Any, mask: int, address: Any, state: Any, parity: bool) -> int:
+    """Mask of executing lanes whose phase has completed."""
+    barriers = warp.cluster.barriers
+    test = barriers.test_parity if parity else barriers.test_phase
+    if isinstance(address, int) and isinstance(state, int):
+        return mask if test(address, state & 1 if parity else state) else 0
+    done = 0
+    for lane in lane_numbers(mask):
+        ((where, what),) = each_lane(1 << lane, address, state)
+        if test(where, what & 1 if parity else what):
+            done |= 1 << lane
+    return done
+
+
+def acquire(warp: Any, mask: int, address: Any, order: int) -> None:
+    """Tells the race detector that the executing lanes saw the phase before the current one complete."""
+    if warp.agent is not None and mask:
+        for where in masks_by_address(mask, address):
+            warp.cluster.tracker.wait(warp, where, order, warp.cluster.barriers.phase(where) - 1)
+
+
+def look(warp: Any, mask: int, address: Any, parity: Any) -> None:
+    """Tells the race detector that the executing lanes look at mbarriers."""
+    barriers = warp.cluster.barriers
+    for where, value in dict.fromkeys(each_lane(mask, address, parity)):
+        phase = barriers.phase(where)  # the one that is incomplete
+        back = (phase ^ value) & 1
+        warp.cluster.tracker.look(warp, where, phase - back, back)
+
+
+def try_wait(warp: Any, mask: int, address: Any, state: Any, parity: bool, waits: bool, order: int) -> Any:
+    """mbarrier.try_wait (``waits``) and test_wait.
+
+    try_wait suspends until the phase completes or a time limit passes; the limit passes when nothing else in the
+    cluster can run, or at random when the options ask for spurious failures. test_wait does not suspend, but a warp
+    that polls it has nothing to do until something changes: it gives way once before it reports failure.
+    Result: bool for uniform operands, else a lane mask.
+    """
+    uniform = isinstance(address, int) and isinstance(state, int)
+    done = _test(warp, mask, address, state, parity)
+    if parity and warp.agent is not None:
+        look(warp, mask, address, state)
+    if done == mask and not warp.fails_spuriously():
+        warp.timed_out = False
+        acquire(warp, done, address, order)
+        return True if uniform else done
+    if done == mask or warp.timed_out:
+        warp.timed_out = False
+        if done != mask:
+            acquire(warp, done, address, order)
+        return False if uniform else (0 if done == mask else done)
+    if not waits and warp.token == "polled":
+        warp.token = None
+        acquire(warp, done, address, order)
+        return False if uniform else done
+    left = mask & ~done
+    ((where, what),) = each_lane(left & -left, address, state)
+    if waits:
+        warp.wait = PhaseWait(warp.cluster.barriers, where, what & 1 if parity else what, parity)
+    else:
+        warp.token = "polled"
+        warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", warp.cluster.barriers.describe(where))
+    return None
+
+
+def _wait_varies(instruction: Instruction, varies: Any) -> bool:
+    return any(varies(operand) for operand in instruction.operands[1:3])
+
+
+@family("mbarrier.try_wait", "mbarrier.test_wait", varies=_wait_varies, blocking=True)
+def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.try_wait, mbarrier.test_wait, by parity or by state; the time limit operand is ignored."""
+    parts = qualifiers(
+        instruction, "parity", "shared", "shared::cta", "b64", *_SEMANTICS, "try_wait", "test_wait"
+    )
+    parity = "parity" in parts
+    address = address_value(block, instruction.operands[1])
+    state = block.value(instruction.operands[2], 32 if parity else 64)
+    uniform = address.uniform and state.uniform
+    waits = instruction.parts[1] == "try_wait"
+    order = sync_order(parts)
+    (done,) = block.call(try_wait, address, state, parity, waits, order, results=[("pred", uniform)], blocking=True)
+    block.define(instruction.operands[0], done)
+
+
+@family("mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0)
+def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.init, inval, expect_tx, complete_tx."""
+    name = instruction.parts[1]
+    qualifiers(instruction, name, "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS)
+    function = {
+        "init": mbarrier_init,
+        "inval": mbarrier_inval,
+        "expect_tx": mbarrier_expect,
+        "complete_tx": mbarrier_complete,
+    }[name]
+    values = [block.value(operand, 32) for operand in instruction.operands[1:]]
+    block.call(function, address_value(block, instruction.operands[0]), *values)
+
+
+@family("mbarrier.arrive", "mbarrier.arrive_drop", varies=never_varies)
+def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.arrive, arrive.expect_tx, arrive_drop, on the own CTA or a remote one."""
+    parts = qualifiers(
+        instruction,
+        *("arrive", "arrive_drop", "expect_tx", "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
+    )
+    operands = list(instruction.operands)
+    destination = Sink() if isinstance(operands[0], Memory) else operands.pop(0)
+    address = address_value(block, operands[0])
+    count = block.value(operands[1] if len(operands) > 1 else Immediate(1), 32)
+    if "expect_tx" in parts:
+        if instruction.parts[1] == "arrive_drop":
+            raise instruction.refuse("mbarrier.arrive_drop.expect_tx is not implemented")
+        function = mbarrier_arrive_expect
+    else:
+        function = mbarrier_arrive_drop if instruction.parts[1] == "arrive_drop" else mbarrier_arrive
+    (token,) = block.call(function, address, count, sync_order(parts), results=[("u64", True)])
+    block.define(destination, token)
+
+
+# --- others ---------------------------------------------------------------------------------------------------------
+
+
+def pause(warp: Any, mask: int) -> bool | None:
+    """nanosleep: gives way until something changes."""
+    if warp.token == "slept":
+        warp.token, warp.timed_out = None, False
+        return True
+    warp.token = "slept"
+    warp.wait = ProgressWait(warp.cluster, "nanosleep", "")
+    return None
+
+
+@family("nanosleep", destinations=0, blocking=True)
+def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
+    """nanosleep: other warps run meanwhile; the duration has no meaning here."""
+    qualifiers(instruction, "u32")
+    block.call(pause, blocking=True)
+
+
+def wait_for_grid(warp: Any, mask: int) -> bool | None:
+    """griddepcontrol.wait: until the launch before is over."""
+    if warp.held_at("wait"):
+        warp.wait = GridWait(warp, "wait")
+        return None
+    if warp.agent is not None:
+        warp.cluster.tracker.predecessor_done(warp.agent)
+    return True
+
+
+def launch_dependents(warp: Any, mask: int) -> bool | None:
+    """griddepcontrol.launch_dependents: the launch behind may begin once every CTA has executed it."""
+    warp.cluster.triggered.add(warp.cta.rank)
+    if warp.held_at("launch_dependents"):
+        warp.wait = GridWait(warp, "launch_dependents")
+        return None
+    return True
+
+
+@family("griddepcontrol", destinations=0, blocking=True)
+def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
+    """griddepcontrol.wait / launch_dependents: where a launch that may overlap another one waits or lets it begin."""
+    parts = qualifiers(instruction, "wait", "launch_dependents")
+    block.call(wait_for_grid if "wait" in parts else launch_dependents, blocking=True)
+
+
+@family("setmaxnreg", destinations=0)
+def _setmaxnreg(block: BlockBuilder, instruction: Instruction) -> None:
+    """setmaxnreg: the count is checked; register allocation has no effect on results."""
+    qualifiers(instruction, "inc", "dec", "sync", "aligned", "u32")
+    count = as_integer(instruction, instruction.operands[0])
+    if count not in range(24, 257, 8):
+        raise instruction.refuse(f"{count} registers; legal are multiples of 8 from 24 to 256")
+
+
+def trap(warp: Any, mask: int) -> None:
+    """trap: the program stops itself."""
+    if mask:
+        raise EmulatorError("the kernel executed trap").know("trap")
+
+
+@family("trap", destinations=0)
+def _trap(block: BlockBuilder, instruction: Instruction) -> None:
+    """trap."""
+    block.call(trap)

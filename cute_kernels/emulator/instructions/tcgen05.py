@@ -1,0 +1,437 @@
+"""Fifth-generation tensor core: allocation, loads and stores of tensor memory, MMA, commit, fences."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.instructions.memory import address_value
+from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
+from cute_kernels.emulator.instructions.tcgen05_scaled import lower_scaled_mma
+from cute_kernels.emulator.observe.races.happens_before import Offset
+from cute_kernels.emulator.observe.races.memory_order import enter, watch_uniform
+from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Register, Vector
+from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
+from cute_kernels.emulator.state.tmem import HALVES, TensorMemory, rectangle
+from cute_kernels.emulator.state.tmem_pairs import PairWait
+from cute_kernels.emulator.state.warp import AllocationWait
+from cute_kernels.emulator.units.matrix.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
+from cute_kernels.emulator.units.matrix.tensor_core import mma_text
+
+_GROUPS = ("cta_group::1", "cta_group::2")
+
+
+def _cta_group(instruction: Instruction) -> int:
+    groups = [part for part in instruction.parts if part in _GROUPS]
+    if len(groups) != 1:
+        raise instruction.refuse("one .cta_group is needed")
+    return int(groups[0][-1])
+
+
+# --- allocation -----------------------------------------------------------------------------------------------------
+
+
+def alloc(warp: Any, mask: int, destination: int, columns: int, cta_group: int) -> bool | None:
+    """tcgen05.alloc: blocks while the columns are not free; with cta_group::2 a warp of each CTA of the pair takes part
+    and each allocates in its own CTA (at equal addresses, since both CTAs allocate in the same order)."""
+    require_whole_warp(warp, mask, "tcgen05.alloc")
+    if cta_group == 2:
+        base = _together(warp, "alloc", (columns,))
+    else:
+        base = warp.cta.tmem.alloc(columns)
+        if base is None:
+            warp.wait = AllocationWait(warp.cta, columns)
+    if base is None:
+        return None
+    warp.cta.tmem.note_alloc(base, warp.executing(), warp.label)
+    warp.cluster.progress += 1
+    warp.cluster.memory.view(destination, 4, write=True)[:] = np.frombuffer(base.to_bytes(4, "little"), np.uint8)
+    watch_uniform(warp, 1, "shared", destination, 4, True)
+    return True
+
+
+def _together(warp: Any, name: str, operands: tuple[int, ...]) -> int | None:
+    """An operation with cta_group::2; None: the warp waits for its peer."""
+    operation = warp.cluster.pair_operations[warp.cta.rank // 2][name]
+    result = operation.join(warp, operands)
+    if result is None:
+        warp.wait = PairWait(operation, warp.cta.rank)
+    return result
+
+
+@family("tcgen05.alloc", destinations=0, blocking=True)
+def _alloc(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.alloc."""
+    qualifiers(instruction, "alloc", *_GROUPS, "sync", "aligned", "shared::cta", "b32")
+    columns = block.agreed(block.value(instruction.operands[1], 32))
+    destination = block.agreed(address_value(block, instruction.operands[0]))
+    block.call(alloc, destination, columns, _cta_group(instruction), blocking=True)
+
+
+def dealloc(warp: Any, mask: int, address: int, columns: int, cta_group: int) -> bool | None:
+    """tcgen05.dealloc; with cta_group::2, as `alloc`."""
+    require_whole_warp(warp, mask, "tcgen05.dealloc")
+    if cta_group == 2:
+        if _together(warp, "dealloc", (address, columns)) is None:
+            return None
+    else:
+        warp.cluster.progress += 1
+        warp.cta.tmem.dealloc(address, columns)
+    if warp.agent is not None:
+        warp.cluster.tracker.tensor.free(warp, address & 0xFFFF, columns)
+    return True
+
+
+@family("tcgen05.dealloc", destinations=0, blocking=True)
+def _dealloc(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.dealloc."""
+    qualifiers(instruction, "dealloc", *_GROUPS, "sync", "aligned", "b32")
+    operands = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
+    block.call(dealloc, *operands, _cta_group(instruction), blocking=True)
+
+
+def relinquish(warp: Any, mask: int) -> None:
+    """tcgen05.relinquish_alloc_permit."""
+    require_whole_warp(warp, mask, "tcgen05.relinquish_alloc_permit")
+    warp.cta.tmem.relinquish()
+
+
+@family("tcgen05.relinquish_alloc_permit", destinations=0)
+def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.relinquish_alloc_permit."""
+    qualifiers(instruction, "relinquish_alloc_permit", *_GROUPS, "sync", "aligned")
+    block.call(relinquish)
+
+
+# --- loads and stores -----------------------------------------------------------------------------------------------
+
+_REPEAT = re.compile(r"x(\d+)")
+
+
+def load_packed(memory: TensorMemory, warp: int, address: int, repeat: int) -> np.ndarray:
+    """.pack::16b: the low halves of columns 2 i and 2 i + 1 in register i."""
+    parts = [memory.load(warp, address + first, "32x32b", repeat).T for first in (0, repeat)]
+    columns = np.concatenate(parts) & np.uint32(0xFFFF)
+    rows = columns[::2] | columns[1::2] << np.uint32(16)
+    return rows if repeat > 1 else rows[0]
+
+
+def load(warp: Any, mask: int, address: int, shape: str, repeat: int, index: int, pack: bool) -> np.ndarray:
+    """tcgen05.ld, the instruction with this index: uint32 [registers, 32 lanes] (one register: [32]).
+
+    The copy is made at once: whatever reads the registers is ordered after the load, with or without tcgen05.wait::ld.
+    """
+    require_whole_warp(warp, mask, "tcgen05.ld")
+    address = warp.cta.tmem.accessed(warp.index, address)
+    if pack:
+        if warp.agent is not None:
+            warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, 2 * repeat), index)
+        return load_packed(warp.cta.tmem, warp.index, address, repeat)
+    rows = warp.cta.tmem.load(warp.index, address, shape, repeat).T
+    if warp.agent is not None:
+        warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, repeat), index)
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.tensor_memory("ld", len(rows))
+    return rows if len(rows) > 1 else rows[0]
+
+
+def _half_addresses(address: int, split: int) -> tuple[int, int]:
+    """Addresses of the halves of .16x32bx2."""
+    return address, address & 0xFFFF0000 | (address & 0xFFFF) + split
+
+
+def load_halves(warp: Any, mask: int, address: int, repeat: int, index: int, split: int) -> np.ndarray:
+    """tcgen05.ld.16x32bx2; as `load`."""
+    require_whole_warp(warp, mask, "tcgen05.ld")
+    address = warp.cta.tmem.accessed(warp.index, address)
+    rows = warp.cta.tmem.load_halves(warp.index, address, repeat, split).T
+    if warp.agent is not None:
+        for half in _half_addresses(address, split):
+            warp.cluster.tracker.tensor.load(warp, rectangle(half, HALVES, repeat), index)
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.tensor_memory("ld", repeat)
+    return rows if repeat > 1 else rows[0]
+
+
+def store_halves(warp: Any, mask: int, address: int, repeat: int, split: int, values: tuple[Any, ...]) -> None:
+    """tcgen05.st.16x32bx2."""
+    require_whole_warp(warp, mask, "tcgen05.st")
+    address = warp.cta.tmem.accessed(warp.index, address)
+    warp.cluster.progress += 1
+    rows = np.stack([np.broadcast_to(np.asarray(value, np.uint32), 32) for value in values])
+    warp.cta.tmem.store_halves(warp.index, address, repeat, split, rows.T)
+    if warp.agent is not None:
+        for half in _half_addresses(address, split):
+            warp.cluster.tracker.tensor.store(warp, rectangle(half, HALVES, repeat))
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.tensor_memory("st", repeat)
+
+
+def store(warp: Any, mask: int, address: int, shape: str, repeat: int, values: tuple[Any, ...]) -> None:
+    """tcgen05.st."""
+    require_whole_warp(warp, mask, "tcgen05.st")
+    address = warp.cta.tmem.accessed(warp.index, address)
+    warp.cluster.progress += 1
+    rows = np.stack([np.broadcast_to(np.asarray(value, np.uint32), 32) for value in values])
+    warp.cta.tmem.store(warp.index, address, shape, repeat, rows.T)
+    if warp.agent is not None:
+        warp.cluster.tracker.tensor.store(warp, rectangle(address, shape, repeat))
+    if warp.cluster.meter is not None:
+        warp.cluster.meter.tensor_memory("st", len(rows))
+
+
+def _shape(instruction: Instruction, *more: str) -> tuple[str, int]:
+    parts = qualifiers(
+        instruction,
+        *more,
+        *("ld", "st", "sync", "aligned", "32x32b", "16x64b", "16x128b", "16x256b", HALVES, "b32"),
+        *(f"x{1 << i}" for i in range(8)),
+    )
+    shapes = [part for part in parts if "x" in part and part[0] != "x"]
+    repeats = [int(m.group(1)) for part in parts if (m := _REPEAT.fullmatch(part))]
+    if len(shapes) != 1 or len(repeats) != 1:
+        raise instruction.refuse("one shape and one repetition are needed")
+    return shapes[0], repeats[0]
+
+
+@family("tcgen05.ld", varies=always_varies)
+def _ld(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.ld of all shapes; .pack::16b for 32x32b."""
+    pack = "pack::16b" in instruction.parts
+    shape, repeat = _shape(instruction, "pack::16b")
+    if pack and shape != "32x32b":
+        raise instruction.refuse(".pack::16b is implemented for 32x32b")
+    destination = instruction.operands[0]
+    count = len(destination.items) if isinstance(destination, Vector) else 1
+    address = address_value(block, instruction.operands[1])
+    address = block.agreed(address)
+    loaded = [("u32", False)] * count
+    if shape == HALVES:
+        split = as_integer(instruction, instruction.operands[2])
+        results = block.call(load_halves, address, repeat, instruction.index, split, results=loaded)
+    else:
+        results = block.call(load, address, shape, repeat, instruction.index, pack, results=loaded)
+    for item, value in zip(destination.items if count > 1 else _only(destination), results):
+        block.define(item, value)
+
+
+def used(warp: Any, mask: int, loads: tuple[int, ...]) -> None:
+    """What these tcgen05.ld have loaded is about to be used: for the race detector."""
+    if warp.agent is not None:
+        warp.agent.loads_used(loads)
+
+
+def _only(destination: Any) -> tuple[Any, ...]:
+    return destination.items if isinstance(destination, Vector) else (destination,)
+
+
+@family("tcgen05.st", destinations=0)
+def _st(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.st of all shapes."""
+    shape, repeat = _shape(instruction)
+    source = instruction.operands[-1]
+    values = [block.whole(block.value(item, 32)) for item in _only(source)]
+    address = address_value(block, instruction.operands[0])
+    address = block.agreed(address)
+    call = Call(store, [address, shape, repeat, tuple(values)])
+    if shape == HALVES:
+        split = as_integer(instruction, instruction.operands[1])
+        call = Call(store_halves, [address, repeat, split, tuple(values)])
+    block.anchor(call, [], [address, *values])
+
+
+def wait(warp: Any, mask: int, kind: int) -> None:
+    """tcgen05.wait: for the race detector."""
+    require_whole_warp(warp, mask, "tcgen05.wait")
+    if warp.agent is not None:
+        warp.agent.complete_tensor(kind)
+
+
+@family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0)
+def _wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.wait: loads and stores of tensor memory complete at once here; the detectors are told."""
+    parts = qualifiers(instruction, "wait::ld", "wait::st", "sync", "aligned")
+    block.call(wait, int(Offset.TENSOR_LOAD if "wait::ld" in parts else Offset.TENSOR_STORE))
+
+
+def fence(warp: Any, mask: int, before: bool) -> None:
+    """tcgen05.fence: for the race detector."""
+    if warp.agent is not None:
+        (warp.agent.fence_before if before else warp.agent.fence_after)()
+
+
+@family("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", destinations=0)
+def _fence(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.fence: orders what is ordered anyway here; the detector is told."""
+    block.call(fence, instruction.parts[1] == "fence::before_thread_sync")
+
+
+# --- matrix multiplication ------------------------------------------------------------------------------------------
+
+
+def mma(
+    warp: Any,
+    mask: int,
+    kind: str,
+    cta_group: int,
+    d: Any,
+    a: Any,
+    b: Any,
+    instruction: Any,
+    accumulate: Any,
+    a_in_tmem: bool,
+    disabled: tuple[Any, ...],
+) -> None:
+    """tcgen05.mma, once per executing lane."""
+    warp.cluster.progress += 1
+    if not isinstance(accumulate, bool):
+        accumulate = bool(accumulate & mask & -mask)
+    values = each_lane(mask, d, a, b, instruction, *disabled)
+    for lane, (d1, a1, b1, instruction1, *off) in zip(lane_numbers(mask), values):
+        enter(warp, lane)
+        if any(off):
+            raise UnsupportedPTX(f"tcgen05.mma with a disable-output-lane mask {[hex(x) for x in off]}")
+        who, units = f"by {warp.label}", warp.cluster.units
+        if units is not None and not a_in_tmem:
+            thread = kind, cta_group, warp.cta.rank | lane << 8 | warp.number << 16
+            units.learn_mma(*thread, mma_text(kind, cta_group, who))
+            if units.mma(*thread, (d1, a1, b1, instruction1, accumulate), warp.executing()):
+                continue
+        warp.cluster.tensor_core.mma(
+            kind=kind,
+            cta_group=cta_group,
+            rank=warp.cta.rank,
+            d=d1,
+            a=a1,
+            b=b1,
+            instruction=instruction1,
+            accumulate=accumulate,
+            a_in_tmem=a_in_tmem,
+            describe=who,
+        )
+
+
+@family("tcgen05.mma", destinations=0)
+def _mma(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.mma, dense kinds, with block scaling too; collector hints, which change no result, are ignored."""
+    if "block_scale" in instruction.parts:
+        lower_scaled_mma(block, instruction, _cta_group(instruction))
+        return
+    kinds = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
+    hints = [f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard")]
+    parts = qualifiers(instruction, "mma", *_GROUPS, *kinds, *hints)
+    kind = next(part for part in parts if part in kinds)[6:]
+    operands = list(instruction.operands)
+    d, a, b, descriptor = operands[:4]
+    rest = operands[4:]
+    a_in_tmem = isinstance(a, Memory)
+    disabled = []
+    if rest and isinstance(rest[0], Vector):
+        disabled = [block.whole(block.value(item, 32)) for item in rest.pop(0).items]
+    if len(rest) != 1 or not isinstance(rest[0], (Register, Immediate)):
+        raise instruction.refuse("scale-input-d is not implemented")
+    values = [
+        address_value(block, d),
+        address_value(block, a) if a_in_tmem else block.whole(block.value(a, 64)),
+        block.whole(block.value(b, 64)),
+        block.whole(block.value(descriptor, 32)),
+        block.value(rest[0], 1),
+    ]
+    call = Call(mma, [kind, _cta_group(instruction), *values, a_in_tmem, tuple(disabled)])
+    block.anchor(call, [], [*values, *disabled])
+
+
+def copy(
+    warp: Any, mask: int, shape: str, multicast: str, held: str, cta_group: int, address: Any, matrix: Any
+) -> None:
+    """tcgen05.cp, once per executing lane."""
+    warp.cluster.progress += 1
+    for lane, (where, descriptor) in zip(lane_numbers(mask), each_lane(mask, address, matrix)):
+        enter(warp, lane)
+        copy_to_tensor_memory(
+            warp.cluster.tensor_core,
+            shape=shape,
+            multicast=multicast,
+            cta_group=cta_group,
+            rank=warp.cta.rank,
+            address=where,
+            matrix=descriptor,
+            held=held,
+            describe=f"by {warp.label}",
+        )
+
+
+@family("tcgen05.cp", destinations=0)
+def _cp(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.cp of 128x256b, 128x128b, 64x128b.warpx2, 32x128b.warpx4; .b8x16 from .b4x16_p64 and .b6x16_p32."""
+    shapes = ("128x256b", "128x128b", "64x128b", "32x128b")
+    multicasts = ("warpx2::02_13", "warpx2::01_23", "warpx4")
+    parts = qualifiers(instruction, "cp", "b8x16", *COMPRESSED, *_GROUPS, *shapes, *multicasts)
+    shape = [part for part in parts if part in shapes]
+    multicast = [part for part in parts if part in multicasts]
+    held = [part for part in parts if part in COMPRESSED]
+    if len(shape) != 1 or len(multicast) > 1:
+        raise instruction.refuse("one shape and at most one multicast are needed")
+    if len(held) != ("b8x16" in parts):
+        raise instruction.refuse(f".b8x16 and one of .{', .'.join(COMPRESSED)} go together")
+    address, matrix = instruction.operands
+    descriptor = block.whole(block.value(matrix, 64))
+    form = shape[0], "".join(multicast), "".join(held), _cta_group(instruction)
+    block.call(copy, *form, address_value(block, address), descriptor)
+
+
+def shift(warp: Any, mask: int, cta_group: int, address: Any) -> None:
+    """tcgen05.shift, once per executing lane."""
+    warp.cluster.progress += 1
+    for lane, (where,) in zip(lane_numbers(mask), each_lane(mask, address)):
+        enter(warp, lane)
+        shift_rows(
+            warp.cluster.tensor_core,
+            cta_group=cta_group,
+            rank=warp.cta.rank,
+            address=where,
+            describe=f"by {warp.label}",
+        )
+
+
+@family("tcgen05.shift", destinations=0)
+def _shift(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.shift.down: in 32 lanes, every row of 32 bytes but the last becomes the next one."""
+    if "down" not in qualifiers(instruction, "shift", *_GROUPS, "down"):
+        raise instruction.refuse(".down is expected")
+    block.call(shift, _cta_group(instruction), address_value(block, instruction.operands[0]))
+
+
+def commit(warp: Any, mask: int, cta_group: int, barrier: Any, multicast: Any) -> None:
+    """tcgen05.commit, once per executing lane."""
+    warp.cluster.progress += 1
+    values = each_lane(mask, barrier, *([multicast] if multicast is not None else []))
+    for lane, (where, *targets) in zip(lane_numbers(mask), values):
+        enter(warp, lane)
+        mask_of_ctas = targets[0] & 0xFFFF if targets else None
+        label = warp.cluster.tensor_core.commit(
+            cta_group=cta_group,
+            rank=warp.cta.rank,
+            barrier=where,
+            multicast=mask_of_ctas,
+            describe=f"by {warp.label}",
+        )
+        if warp.cluster.units is not None:
+            who = warp.cta.rank | lane << 8 | warp.number << 16
+            stream = warp.cluster.tracker.tensor.stream() if warp.agent is not None else 0
+            warp.cluster.units.learn_commit(who, label, stream)
+
+
+@family("tcgen05.commit", destinations=0)
+def _commit(block: BlockBuilder, instruction: Instruction) -> None:
+    """tcgen05.commit, with multicast."""
+    parts = qualifiers(
+        instruction,
+        *("commit", *_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64"),
+    )
+    multicast = block.value(instruction.operands[1], 16) if "multicast::cluster" in parts else None
+    block.call(commit, _cta_group(instruction), address_value(block, instruction.operands[0]), multicast)

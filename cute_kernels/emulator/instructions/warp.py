@@ -1,0 +1,103 @@
+"""Rarer instructions between the lanes of a warp or the threads of a CTA: bar.red, match.sync, redux.sync on floats."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.core.pure_operations import evaluate
+from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.values import FULL
+from cute_kernels.emulator.instructions.move import check_members
+from cute_kernels.emulator.instructions.sync import lanes_in
+from cute_kernels.emulator.ptx.decode import Instruction, Pair
+from cute_kernels.emulator.ptx.families import always_varies, family, never_varies, qualifiers
+from cute_kernels.emulator.state.lane_masks import block_lanes
+from cute_kernels.emulator.state.warp import NamedWait
+
+_BARRIERS = [f"{name}{cta}.red" for name in ("bar", "barrier") for cta in ("", ".cta")]
+
+
+def bar_red(warp: Any, mask: int, number: int, threads: int | None, predicate: Any, mode: str) -> Any:
+    """bar.red: bar.sync that tells every thread how the threads voted."""
+    named = warp.cta.named
+    if not named.waits(warp):
+        voted = (FULL if predicate is True else 0 if predicate is False else predicate) & mask
+        named.arrive(warp, mask, number, threads, "bar.red", waits=True, vote=(lanes_in(voted), lanes_in(mask)))
+    vote = named.passes(warp, number)
+    if vote is None:
+        warp.wait = NamedWait(named.barrier(number))
+        return None
+    votes, voters = vote
+    return {"popc": votes, "and": votes == voters, "or": votes > 0}[mode]
+
+
+@family(*_BARRIERS, varies=never_varies, blocking=True)
+def _bar_red(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.red, barrier.red: .popc.u32, .and.pred, .or.pred."""
+    parts = qualifiers(instruction, "cta", "red", "aligned", "popc", "and", "or", "u32", "pred")
+    modes = [part for part in parts if part in ("popc", "and", "or")]
+    if len(modes) != 1 or parts[-1] != ("u32" if modes[0] == "popc" else "pred"):
+        raise instruction.refuse(f"{instruction.opcode} is not implemented")
+    destination, *operands = instruction.operands
+    predicate = block.value(operands.pop(), 1)
+    number, *threads = (block.agreed(block.value(operand, 32)) for operand in operands)
+    call = (bar_red, number, threads[0] if threads else None, predicate, modes[0])
+    block.define(destination, block.call(*call, results=[(parts[-1], True)], blocking=True)[0])
+
+
+def match(warp: Any, mask: int, value: Any, members: int, every: bool) -> np.ndarray:
+    """match.sync: mask of the lanes with the same value; with ``every`` all or none."""
+    check_members(warp, mask, members, "match.sync")
+    lanes = np.broadcast_to(np.asarray(value), 32)
+    active = block_lanes(mask)
+    bits = np.uint64(1) << np.arange(32, dtype=np.uint64)
+    masks = ((lanes[:, None] == lanes[None, :]) & active).astype(np.uint64) @ bits
+    if every:
+        masks = np.where(masks == mask, mask, 0)
+    return masks.astype(np.uint32)
+
+
+def match_all_holds(warp: Any, mask: int, value: Any, members: int) -> int:
+    """The predicate of match.all.sync."""
+    return mask if int(match(warp, mask, value, members, True)[block_lanes(mask)][0]) == mask else 0
+
+
+@family("match.any.sync", "match.all.sync", varies=always_varies)
+def _match(block: BlockBuilder, instruction: Instruction) -> None:
+    """match.any.sync, match.all.sync."""
+    _, mode, _, type_ = instruction.parts
+    if type_ not in ("b32", "b64"):
+        raise instruction.refuse(f"{instruction.opcode} is not implemented")
+    value = block.whole(block.value(instruction.operands[1], int(type_[1:])))
+    members = block.agreed(block.value(instruction.operands[2], 32))
+    destination = instruction.operands[0]
+    if isinstance(destination, Pair):
+        (holds,) = block.call(match_all_holds, value, members, results=[("pred", False)])
+        block.define(destination.predicate, holds)
+        destination = destination.value
+    (masks,) = block.call(match, value, members, mode == "all", results=[("u32", False)])
+    block.define(destination, masks)
+
+
+def reduce_f32(warp: Any, mask: int, name: str, magnitude: bool, nan: bool, value: Any, members: int) -> int:
+    """redux.sync.min/max.f32."""
+    check_members(warp, mask, members, "redux.sync")
+    lanes = np.broadcast_to(np.asarray(value, np.uint32), 32)[block_lanes(mask)]
+    numbers = lanes.tolist()
+    if magnitude:
+        numbers = [evaluate("abs_f32", number) for number in numbers]
+    choose = functools.partial(evaluate, f"{name}{'_NaN' if nan else ''}_f32")
+    return functools.reduce(choose, numbers, numbers[0])  # with itself first: one NaN becomes the one of results
+
+
+@family(*(f"redux.sync.{name}{a}{n}.f32" for name in ("min", "max") for a in ("", ".abs") for n in ("", ".NaN")),
+        varies=never_varies)  # fmt: skip
+def _redux_f32(block: BlockBuilder, instruction: Instruction) -> None:
+    """redux.sync.min, .max on f32, with .abs and .NaN."""
+    parts = instruction.parts
+    value, members = block.value(instruction.operands[1], 32), block.agreed(block.value(instruction.operands[2], 32))
+    call = (reduce_f32, parts[2], "abs" in parts, "NaN" in parts, value, members)
+    block.define(instruction.operands[0], block.call(*call, results=[("u32", True)])[0])

@@ -1,0 +1,269 @@
+"""Warpgroup matrix multiplication: wgmma.fence, mma_async, commit_group, wait_group.
+
+The accumulators of a wgmma are filled in when it completes. `cute_kernels.emulator.ptx.register_hazards` proves before
+the kernel runs that nothing looks at them in between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.values import Anchor, Value
+from cute_kernels.emulator.instructions.sync import require_whole_warp
+from cute_kernels.emulator.ptx.decode import Instruction, Vector
+from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
+from cute_kernels.emulator.state.warp import Wait
+from cute_kernels.emulator.units.matrix.operands import (
+    BF16,
+    E4M3,
+    E5M2,
+    F16,
+    S8,
+    TF32,
+    U8,
+    ElementType,
+)
+from cute_kernels.emulator.units.matrix.wgmma import WARPS, Form
+
+_SHAPE = re.compile(r"m64n(\d+)k(\d+)")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Operand types that go together (PTX ISA, wgmma.mma_async), and what all of their instructions have in common.
+
+    Attributes:
+        types: of A and of B.
+        d_types: of the accumulator.
+        columns: N that exist.
+        scales: imm-scale operands, of A and B.
+        saturates: ``.satfinite`` exists.
+    """
+
+    types: tuple[ElementType, ...]
+    d_types: tuple[str, ...] = ("f32",)
+    columns: Collection[int] = range(8, 257, 8)
+    scales: int = 2
+    saturates: bool = False
+
+
+_KINDS = (
+    _Kind((F16,), ("f32", "f16")),
+    _Kind((BF16,)),
+    _Kind((TF32,)),
+    _Kind((E4M3, E5M2), ("f32", "f16")),
+    _Kind((S8, U8), ("s32",), (8, 16, 24, *range(32, 257, 16)), scales=0, saturates=True),
+)
+_TYPES = {element.name: (kind, element) for kind in _KINDS for element in kind.types}
+_A_REGISTERS = 4  # of a thread, for every type: 64 rows of 32 bytes over 128 threads
+
+
+class GroupWait(Wait):
+    """wgmma.wait_group."""
+
+    kind = "wgmma_group"
+
+    def __init__(self, warp: Any, newest: int) -> None:
+        self.unit, self.rank, self.warp, self.newest = warp.cluster.wgmma, warp.cta.rank, warp.index, newest
+        self.key = ("wgmma", warp.cta.rank, warp.index // WARPS)
+
+    def ready(self) -> bool:
+        return self.unit.complete(self.rank, self.warp, self.newest)
+
+    def ready_at(self, count: int) -> bool:
+        return self.unit.core.end_of_wait(self.rank, self.warp, self.newest) <= count
+
+    def describe(self) -> str:
+        count, operation = self.unit.outstanding(self.rank, self.warp, self.newest)
+        first = f", first {operation}" if count else ""
+        return f"waits for all but the {self.newest} newest of its wgmma-groups: {count} operations{first}"
+
+
+# --- mma_async ------------------------------------------------------------------------------------------------------
+
+
+def parse_form(instruction: Instruction) -> Form:
+    """Reads the opcode and the immediate operands of a wgmma.mma_async.
+
+    Raises:
+        UnsupportedPTX: an accumulator that the operands do not have here, sparse forms, a shape that does not exist.
+    """
+    parts = instruction.parts
+    # The PTX ISA has .satfinite behind the shape, CUTLASS (mma_sm90_gmma.hpp) at the end: ptxas 13.0 takes both.
+    place = next((i for i in (5, 8) if parts[i : i + 1] == ("satfinite",)), None)
+    saturate = place is not None
+    parts = parts[:place] + parts[place + 1 :] if saturate else parts
+    if len(parts) != 8 or parts[2:4] != ("sync", "aligned"):
+        form = "<shape>{.satfinite}.<type of D>.<type of A>.<type of B>"
+        raise instruction.refuse(f"wgmma.mma_async.sync.aligned.{form} is implemented")
+    shape, d_type, a_name, b_name = parts[4:]
+    if a_name not in _TYPES or b_name not in _TYPES or d_type not in _TYPES[a_name][0].d_types:
+        raise instruction.refuse(
+            "accumulators in f32 of f16, bf16, tf32, e4m3 and e5m2 operands, in f16 of f16, e4m3 and e5m2, in s32 of "
+            "s8 and u8 are implemented"
+        )
+    (kind, a_type), (other, b_type) = _TYPES[a_name], _TYPES[b_name]
+    if kind is not other:
+        raise instruction.refuse(f"operands .{a_name} and .{b_name} do not go together")
+    if saturate and not kind.saturates:
+        raise instruction.refuse(".satfinite exists for integers")
+    match = _SHAPE.fullmatch(shape)
+    if match is None or int(match[2]) * a_type.nbytes != 32 or int(match[1]) not in kind.columns:
+        raise instruction.refuse(f"shape .{shape} does not exist for .{a_name}")
+    a_in_registers = isinstance(instruction.operands[1], Vector)
+    transposable = a_type.nbytes == 2  # PTX ISA: imm-trans exists for 16-bit types, and for A only with a descriptor
+    flags = [as_integer(instruction, operand) for operand in instruction.operands[4:]]
+    if len(flags) != kind.scales + (transposable and 2 - a_in_registers):
+        raise instruction.refuse(f"{len(flags)} immediate operands")
+    scales, transposes = flags[: kind.scales] or [1, 1], flags[kind.scales :]
+    if any(scale not in (1, -1) for scale in scales) or any(flag not in (0, 1) for flag in transposes):
+        raise instruction.refuse("imm-scale is 1 or -1, imm-trans 0 or 1")
+    return Form(
+        n=int(match[1]),
+        a_type=a_type,
+        b_type=b_type,
+        a_in_registers=a_in_registers,
+        a_mn_major=bool(transposes[0]) if len(transposes) == 2 else False,
+        b_mn_major=bool(transposes[-1]) if transposes else False,
+        negate_a=scales[0] == -1,
+        negate_b=scales[1] == -1,
+        text=f"{instruction.opcode} at PTX line {instruction.line}",
+        d_type=d_type,
+        saturate=saturate,
+        instruction=instruction,
+    )
+
+
+def learn_in_core(warp: Any, mask: int, number: int, *descriptors: Any) -> None:
+    """The core could not issue the wgmma of this number, perhaps for lack of its operands: B, and A with a descriptor.
+
+    It tries again then; what is wrong is said by `mma_async`.
+    """
+    core = warp.cluster.wgmma.core
+    agreed = [isinstance(each, int) or (each == each[0]).all() for each in descriptors]
+    if core is not None and mask == warp.live and all(agreed):
+        words = [each if isinstance(each, int) else int(each[0]) for each in descriptors]
+        core.learn(warp.cta.rank, warp.index, number, words)
+
+
+def mma_async(warp: Any, mask: int, form: Form, places: Any, a: Any, b: Any, accumulate: Any) -> None:
+    """wgmma.mma_async by one warp, whose accumulators are at these offsets of its state."""
+    require_whole_warp(warp, mask, "wgmma.mma_async")
+    warp.cluster.progress += 1
+    if not isinstance(accumulate, bool):
+        if accumulate & mask not in (0, mask):
+            raise BarrierMisuse(f"scale-d of {form.text} differs between the lanes of {warp.label}")
+        accumulate = accumulate & mask != 0
+    if form.a_in_registers:
+        fragments = np.empty((len(a), 32), np.uint32)
+        for row, register in zip(fragments, a):
+            row[:] = register
+        a = fragments
+    else:
+        a = _same_in_all_lanes(warp, form, a)
+    b = _same_in_all_lanes(warp, form, b)
+    if warp.agent is not None:
+        warp.cluster.tracker.enter(warp)
+    accumulators = warp.code.registers(places)
+    warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
+
+
+def _same_in_all_lanes(warp: Any, form: Form, descriptor: Any) -> int:
+    if isinstance(descriptor, int):
+        return descriptor
+    if (descriptor != descriptor[0]).any():
+        raise BarrierMisuse(f"a matrix descriptor of {form.text} differs between the lanes of {warp.label}")
+    return int(descriptor[0])
+
+
+class MmaAsync(Anchor):
+    """The call of `mma_async`, which native_accumulators emits."""
+
+    def __init__(self, form: Form, accumulators: list[Value], a: list[Value], b: Value, accumulate: Value) -> None:
+        self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate
+
+
+@family("wgmma.mma_async", varies=always_varies, reads_destinations=True)
+def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.mma_async, dense: f16, bf16, tf32, e4m3, e5m2 into f32, f16, e4m3, e5m2 into f16, s8 and u8 into s32; A in
+    registers or in shared memory."""
+    form = parse_form(instruction)
+    _refuse_partial(block, instruction)
+    d, a, b, scale_d = instruction.operands[:4]
+    if not isinstance(d, Vector) or len(d.items) != form.registers:
+        raise instruction.refuse(f"{form.registers} accumulator registers are needed")
+    if form.a_in_registers and len(a.items) != _A_REGISTERS:
+        raise instruction.refuse(f"{_A_REGISTERS} registers of A are needed")
+    accumulators = [block.whole(block.value(item, 32)) for item in d.items]
+    fragments = [block.whole(block.value(item, 32)) for item in a.items] if form.a_in_registers else []
+    first = fragments or [block.whole(block.value(a, 64))]
+    second, accumulate = block.whole(block.value(b, 64)), block.value(scale_d, 1)
+    anchor = MmaAsync(form, accumulators, first, second, accumulate)
+    results = block.anchor(anchor, [("u32", False)] * form.registers, [*accumulators, *first, second, accumulate])
+    for item, value in zip(d.items, results):
+        block.define(item, value)
+
+
+def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma is .aligned: all threads of the warpgroup execute it together (else undefined: PTX ISA).
+
+    Where lanes may have diverged, the mask says when it executes whether they have.
+    """
+    if instruction.guard is not None:
+        raise instruction.refuse("a guard on wgmma is not implemented")
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+@family("wgmma.fence", destinations=0)
+def _fence(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.fence: orders register accesses, which take effect in program order here; missing ones are found ahead."""
+    qualifiers(instruction, "fence", "sync", "aligned")
+    _refuse_partial(block, instruction)
+    if block.divergent:
+        block.call(require_whole_warp, "wgmma.fence")
+
+
+def commit_group(warp: Any, mask: int) -> None:
+    """wgmma.commit_group."""
+    require_whole_warp(warp, mask, "wgmma.commit_group")
+    warp.cluster.wgmma.commit(warp.cta.rank, warp.index)
+
+
+@family("wgmma.commit_group", destinations=0)
+def _commit_group(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.commit_group."""
+    qualifiers(instruction, "commit_group", "sync", "aligned")
+    _refuse_partial(block, instruction)
+    block.call(commit_group)
+
+
+def wait_group(warp: Any, mask: int, newest: int) -> bool | None:
+    """wgmma.wait_group: waits until all but the ``newest`` groups of this warp are complete."""
+    require_whole_warp(warp, mask, "wgmma.wait_group")
+    unit = warp.cluster.wgmma
+    if not unit.complete(warp.cta.rank, warp.index, newest):
+        warp.wait = GroupWait(warp, newest)
+        return None
+    unit.observe(warp.cta.rank, warp.index, newest, warp.agent)
+    return True
+
+
+@family("wgmma.wait_group", destinations=0, blocking=True)
+def _wait_group(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.wait_group."""
+    qualifiers(instruction, "wait_group", "sync", "aligned")
+    _refuse_partial(block, instruction)
+    newest = as_integer(instruction, instruction.operands[0])
+    if newest not in range(8):
+        raise instruction.refuse("wait_group takes 0 to 7")
+    block.call(wait_group, newest, blocking=True)
+

@@ -1,0 +1,198 @@
+"""Executes the clusters of a launch, one after the other, or some of them at the same time in processes.
+
+Clusters are independent when none reads or writes what another one has written. That is not known before: processes
+that are forked for the launch execute the clusters that are dealt to them on memory of their own. When all have ended
+without a report, and the race detector's records show that no process accessed what another one wrote, what they wrote
+is put into the memory of this process. Otherwise nothing has happened yet, and the clusters are executed one after the
+other: what they do to each other, and what is reported of them, is then what one process does and reports. Each
+cluster draws its schedule from the seed and its own number in either case, and counts are added up in the order of the
+clusters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.launch.forked import AVAILABLE, Ended, Forked
+from cute_kernels.emulator.launch.independence import dependence, shared_memory
+from cute_kernels.emulator.launch.scheduler import Scheduler
+from cute_kernels.emulator.observe.counters import Counters, UnitCounters
+from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES, Span, accesses_of, meeting
+from cute_kernels.emulator.observe.trace import Timeline
+from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.emulator.units.sm import Cluster
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.launch.run import Launch
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ClusterWork:
+    """What a cluster did.
+
+    Attributes:
+        executions: of each basic block, per warp role.
+        loaded, stored: bytes of tensor copies.
+        mmas: executed.
+        columns: most tensor-memory columns allocated in one CTA.
+        meter: the work of the units, or None.
+    """
+
+    executions: dict[str, list[int]]
+    loaded: int
+    stored: int
+    mmas: int
+    columns: int
+    meter: UnitCounters | None
+
+    @staticmethod
+    def of(cluster: Cluster, warps: Sequence[Warp], counters: Counters) -> ClusterWork:
+        """Of a cluster that has run: its warps, and empty ``counters``."""
+        counters.add(warps)
+        meter = None
+        if cluster.meter is not None:
+            meter = UnitCounters()
+            meter.merge(cluster.meter)
+        return ClusterWork(
+            executions=counters.executions,
+            loaded=cluster.tma.bytes_loaded,
+            stored=cluster.tma.bytes_stored,
+            mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
+            columns=max(cta.tmem.columns_used for cta in cluster.ctas),
+            meter=meter,
+        )
+
+
+class Dependent(Exception):
+    """Clusters are to be executed one after the other; the message says why."""
+
+
+def in_turn(launch: Launch, timeline: Timeline | None) -> Iterator[ClusterWork]:
+    """Executes the clusters that have not started, one after the other.
+
+    Raises:
+        EmulatorError: what a cluster or a detector reports.
+    """
+    while launch.waiting:
+        yield _execute(launch, launch.waiting.popleft(), timeline)
+
+
+def _execute(launch: Launch, index: int, timeline: Timeline | None) -> ClusterWork:
+    cluster = launch.make_cluster(index)
+    warps = cluster.warps
+    Scheduler(cluster, launch.execution, launch.options, timeline, len(launch.waiting)).run()
+    return ClusterWork.of(cluster, warps, Counters(launch.execution.flow))
+
+
+def known_dependence(launch: Launch) -> str:
+    """Why clusters cannot be executed at the same time, as far as that is known before; "": nothing is in the way."""
+    options = launch.options
+    if not AVAILABLE:
+        return "the system does not fork processes"
+    if len(launch.waiting) < 2:
+        return "it has one cluster"
+    if launch.races is None:
+        return "the race detector is off, which tells whether clusters are independent"
+    if options.trace is not None:
+        return "a timeline is written"
+    return dependence(launch.execution.kernel) or shared_memory(launch.memory)
+
+
+def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
+    """Executes the clusters that have not started in ``Options.processes`` processes.
+
+    Args:
+        launch: one of which no `known_dependence` is known. Its memory, and what its race detector knows, are unchanged
+            where this raises `Dependent`.
+        progress: called with (clusters done, clusters to run) for every one of them.
+
+    Returns:
+        What they did, in the order of the clusters.
+
+    Raises:
+        Dependent: they are to be executed one after the other.
+        RuntimeError: a process was ended by someone else while its results were copied; they may be there in part.
+    """
+    library()  # not compiled by each process
+    indices = list(launch.waiting)
+    count = min(launch.options.processes, len(indices))
+    works: list[ClusterWork | None] = [None] * len(indices)
+    accesses: list[list[Span]] = [[] for _ in range(count)]
+    maps: list[frozenset[int]] = [frozenset()] * count
+    done = 0
+    try:
+        with Forked([functools.partial(_deal, launch, number, count) for number in range(count)]) as processes:
+            for number, message in processes.messages():
+                if isinstance(message, str):
+                    raise Dependent(message)
+                if isinstance(message, list):
+                    accesses[number] = message
+                    continue
+                if isinstance(message, frozenset):
+                    maps[number] = message
+                    continue
+                position, works[position] = message
+                done += 1
+                if progress is not None:
+                    progress(done, len(works))
+            _check_apart(launch, accesses)
+            _check_maps(accesses, maps)
+            _copy_results(processes, accesses)
+    except Ended as ended:
+        raise Dependent(str(ended)) from None
+    launch.waiting.clear()
+    launch.races.elsewhere += [span for spans in accesses for span in spans]
+    return works
+
+
+def _deal(launch: Launch, number: int, count: int, connection: Connection) -> None:
+    """In a forked process: executes every ``count``-th cluster from ``number`` on, and says what they did."""
+    launch.options = dataclasses.replace(launch.options, going_on=None)  # which is asked in the order of clusters
+    try:
+        for position, index in list(enumerate(launch.waiting))[number::count]:
+            connection.send((position, _execute(launch, index, None)))
+    except EmulatorError:
+        connection.send("something is reported of a cluster")
+        return
+    accesses = accesses_of(launch.races)
+    connection.send(accesses)
+    connection.send(frozenset(launch.races.maps))
+    connection.send(None)
+    if connection.recv_bytes():
+        for span in accesses:
+            connection.send_bytes(span.written())
+
+
+def _check_apart(launch: Launch, accesses: Sequence[Sequence[Span]]) -> None:
+    found = meeting(accesses)
+    if found is not None:
+        (origin, _), byte = found
+        region = next(r for r in launch.memory.regions() if r.start <= origin + byte < r.end)
+        where = f"byte {origin + byte - region.start} of {region.name or 'a global array'}"
+        raise Dependent(f"one cluster writes {where}, and another one reads or writes it")
+
+
+def _check_maps(accesses: Sequence[Sequence[Span]], maps: Sequence[frozenset[int]]) -> None:
+    for reader, addresses in enumerate(maps):
+        others = [span for writer, spans in enumerate(accesses) if writer != reader for span in spans]
+        if any(span.overwrites(address, MAP_BYTES) for address in addresses for span in others):
+            raise Dependent("one cluster writes a tensor map that another one uses")
+
+
+def _copy_results(processes: Forked, accesses: Sequence[Sequence[Span]]) -> None:
+    for connection, spans in zip(processes.connections, accesses, strict=True):
+        try:
+            connection.send_bytes(b"copy")
+            for span in spans:
+                span.write(connection.recv_bytes())
+        except (EOFError, OSError):
+            raise RuntimeError("a process that executed clusters ended while its results were copied") from None

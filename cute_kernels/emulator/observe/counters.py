@@ -1,0 +1,417 @@
+"""What a launch did, counted: instructions per warp role and opcode always, the work of each unit on request.
+
+The unit counts (`Options.counters`) have Nsight Compute's meanings, so that a kernel of sm_90a can be compared with a
+profile (`bench/counters.py`); docs/emulator/counters.md has the list. Work is attributed to the role of the warp that
+issued it. There are no caches: what the load/store unit asks of L1 counts as read from L2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cute_kernels.emulator.observe import roles
+from cute_kernels.emulator.observe.meter import NativeMeter
+from cute_kernels.emulator.observe.shared_banks import (
+    LINE_BYTES,
+    SECTOR_BYTES,
+    WAVEFRONT_BYTES,
+    atomic_wavefronts,
+    pieces,
+    reduction_sectors,
+    shared_cost,
+)
+from cute_kernels.emulator.ptx.flow import Flow
+from cute_kernels.emulator.ptx.program import Instruction
+from cute_kernels.emulator.state.warp import Warp
+
+_LANES = np.arange(32)
+_RANK_SHIFT = 24  # of a shared address, as in `smem`
+_Units = dict[str, dict[str, Counter[str]]]
+
+
+class Counters:
+    """Sums executions of basic blocks; instructions follow because a block is executed as a whole.
+
+    An instruction whose guard is false counts: it is issued. A wait counts once, however often it is retried.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._sizes = [block.end - block.start for block in flow.blocks]
+        self._blocks: dict[str, list[int]] = {}
+
+    def add(self, warps: Iterable[Warp]) -> None:
+        """Adds what these warps executed."""
+        for warp in warps:
+            self.merge({warp.track: np.asarray(warp.counts[: len(self._sizes)]).tolist()})
+
+    @property
+    def executions(self) -> dict[str, list[int]]:
+        """Executions of each basic block per warp role."""
+        return self._blocks
+
+    def merge(self, executions: dict[str, list[int]]) -> None:
+        """Adds `executions` of other warps."""
+        for role, counts in executions.items():
+            earlier = self._blocks.get(role)
+            self._blocks[role] = counts if earlier is None else [a + b for a, b in zip(earlier, counts)]
+
+    @property
+    def by_role(self) -> dict[str, int]:
+        """Executions per warp role."""
+        return {role: sum(n * size for n, size in zip(counts, self._sizes)) for role, counts in self._blocks.items()}
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_role.values())
+
+    def by_opcode(self) -> dict[str, int]:
+        """Executions per opcode, most frequent first."""
+        result: Counter[str] = Counter()
+        for counts in self._blocks.values():
+            result.update(self._opcodes(counts))
+        return dict(result.most_common())
+
+    def by_role_and_class(self) -> dict[str, dict[str, int]]:
+        """Executions per role and `instruction_class`, most frequent first."""
+        result = {}
+        for role, counts in self._blocks.items():
+            classes: Counter[str] = Counter()
+            for opcode, count in self._opcodes(counts).items():
+                classes[instruction_class(opcode)] += count
+            result[role] = dict(classes.most_common())
+        return result
+
+    def activities(self) -> dict[str, str]:
+        """Per role what its warps were seen to do, `roles.activity`."""
+        return {role: roles.activity(self._opcodes(counts)) for role, counts in self._blocks.items()}
+
+    def by_instruction(self) -> dict[int, dict[str, int]]:
+        """Executions per role, of each instruction (by its index) that was executed."""
+        result: dict[int, dict[str, int]] = {}
+        for role, counts in self._blocks.items():
+            for block, count in zip(self._flow.blocks, counts):
+                if count:
+                    for index in range(block.start, block.end):
+                        result.setdefault(index, {})[role] = count
+        return result
+
+    def _opcodes(self, counts: list[int]) -> Counter[str]:
+        result: Counter[str] = Counter()
+        for opcodes, count in zip(self._flow.opcodes, counts):
+            if count:
+                for opcode, times in opcodes:
+                    result[opcode] += times * count
+        return result
+
+
+_CLASSES = {
+    "control": ("bra", "ret", "exit", "call", "trap"),
+    "barrier": ("bar", "barrier", "mbarrier", "fence", "membar", "nanosleep", "griddepcontrol"),
+    "warp": ("shfl", "vote", "match", "redux", "elect", "activemask"),
+    "move": ("mov", "selp", "prmt", "cvta", "mapa", "getctarank", "isspacep"),
+    "logic": (
+        *("and", "or", "xor", "not", "lop3", "shl", "shr", "shf"),
+        *("bfe", "bfi", "bmsk", "popc", "clz", "brev", "bfind"),
+    ),
+    "convert": ("cvt",),
+    "compare": ("setp", "set", "slct"),
+    "special": ("ex2", "lg2", "sin", "cos", "tanh", "rcp", "rsqrt", "sqrt", "div", "rem"),
+}
+_CLASS_OF = {name: kind for kind, names in _CLASSES.items() for name in names}
+_ARITHMETIC = ("add", "sub", "mul", "mad", "fma", "min", "max", "abs", "neg", "mul24", "mad24", "sad", "dp4a", "dp2a")
+_MEMORY = ("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix")
+_SPACES = ("global", "shared", "local", "param", "const")
+
+
+def instruction_class(opcode: str) -> str:
+    """What an instruction asks of the machine.
+
+    ``ld.shared``, ``st.global`` and so on for memory accesses (``ld.generic`` where the opcode names no space),
+    ``tma``, ``mma``, ``tmem``, ``barrier``, ``integer``, ``float``, ``convert``, ``compare``, ``logic``, ``move``,
+    ``special``, ``warp``, ``control``; ``other`` for the rest.
+    """
+    parts = opcode.split(".")
+    name = parts[0]
+    if name in _MEMORY:
+        if name.endswith("matrix"):
+            return f"{name}.shared"
+        spaces = [space for part in parts for space in _SPACES if part.split("::")[0] == space]
+        return f"{name}.{spaces[0] if spaces else 'generic'}"
+    if name == "tcgen05":
+        if parts[1] in ("mma", "ld", "st"):
+            return "mma" if parts[1] == "mma" else "tmem"
+        return "barrier" if parts[1].startswith(("wait", "fence", "commit")) else "other"
+    if name in ("wgmma", "mma"):
+        return "mma" if name == "mma" or parts[1] == "mma_async" else "barrier"
+    if name == "cp":
+        grouping = parts[-1] in ("commit_group", "wait_all") or {"wait_group", "mbarrier"} & set(parts)
+        return "barrier" if grouping else "tma" if "bulk" in parts else "cp.async"
+    if name in _ARITHMETIC:
+        return "float" if parts[-1][0] in "fb" and parts[-1] != "b32" else "integer"
+    return _CLASS_OF.get(name, "other")
+
+
+@dataclass(frozen=True)
+class InstructionCounts:
+    """What one PTX instruction did.
+
+    Attributes:
+        ptx_line: 1-based line of the PTX text; 0 for work that belongs to no instruction.
+        opcode: as written.
+        executions: warp instructions per role.
+        units: as of `UnitCounts`. Loads or stores of one source line that the emulator performs as one access count
+            for the first of them.
+    """
+
+    ptx_line: int
+    opcode: str
+    executions: dict[str, int]
+    units: dict[str, dict[str, dict[str, int]]]
+
+
+@dataclass(frozen=True)
+class UnitCounts:
+    """Work per warp role and unit.
+
+    Attributes:
+        ctas: CTAs that ran.
+        instructions: role -> `instruction_class` -> warp instructions.
+        units: role -> kind -> metric -> count. Kinds are ``ld.shared.16B`` (name, space, bytes per lane), ``tma.load``,
+            ``mma``, ``tmem.ld``, ``wait.mbarrier`` and so on; docs/emulator/counters.md lists the metrics of each.
+        activities: role -> what its warps do, `roles.activity`.
+        by_instruction: the same counts by PTX instruction, in the order of the text; their sums are the ones above.
+    """
+
+    ctas: int
+    instructions: dict[str, dict[str, int]]
+    units: dict[str, dict[str, dict[str, int]]]
+    activities: dict[str, str] = field(default_factory=dict)
+    by_instruction: tuple[InstructionCounts, ...] = field(default=(), repr=False)
+
+    def total(self, metric: str, kind: str = "", role: str | None = None) -> int:
+        """Sum of a metric over all kinds that begin with ``kind`` (whole dotted parts), of one role or of all."""
+        return sum(
+            metrics.get(metric, 0)
+            for name, kinds in self.units.items()
+            if role in (None, name)
+            for key, metrics in kinds.items()
+            if not kind or f"{key}.".startswith(f"{kind}.")
+        )
+
+    def describe(self) -> str:
+        """A line per role and kind, and per role its instructions by class; unnamed warps that do the same together."""
+        lines = []
+        titles = roles.grouped({role: self.activities.get(role, "") for role in sorted(self.instructions)})
+        for title, members in titles.items():
+            instructions: Counter[str] = Counter()
+            kinds: dict[str, Counter[str]] = defaultdict(Counter)
+            for role in members:
+                instructions.update(self.instructions[role])
+                for kind, metrics in self.units.get(role, {}).items():
+                    kinds[kind].update(metrics)
+            for kind, metrics in (("instructions", dict(instructions.most_common())), *sorted(kinds.items())):
+                counts = (f"{count:,} {metric.replace('_', ' ')}" for metric, count in metrics.items())
+                lines.append(f"  {title}: {kind}: {', '.join(counts)}")
+        return "\n".join(lines)
+
+    def rows(self) -> list[tuple[str, str, str, int]]:
+        """(role, kind, metric, count), in order of role and kind."""
+        return [
+            (role, kind, metric, count)
+            for role, kinds in sorted(self.units.items())
+            for kind, metrics in sorted(kinds.items())
+            for metric, count in metrics.items()
+        ]
+
+
+def _plain(units: _Units) -> dict[str, dict[str, dict[str, int]]]:
+    return {role: {kind: dict(metrics) for kind, metrics in kinds.items()} for role, kinds in units.items()}
+
+
+class UnitCounters:
+    """Counts the work of the units of one cluster.
+
+    Attributes:
+        warp: which warp runs now; work is attributed to its role.
+        native: what the core counts, if it runs any warps.
+    """
+
+    def __init__(self) -> None:
+        self.warp: Warp | None = None
+        self.native: NativeMeter | None = None
+        self._rows: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
+
+    def merge(self, other: UnitCounters) -> None:
+        """Adds what another cluster did."""
+        for key, metrics in other._rows.items():
+            self._rows[key].update(metrics)
+        if other.native is not None:
+            for role, index, kind, metrics in other.native.rows():
+                self._rows[role, kind, index].update(metrics)
+
+    def result(self, ctas: int, counters: Counters, instructions: Sequence[Instruction]) -> UnitCounts:
+        """The counts of a launch.
+
+        Args:
+            ctas: how many ran.
+            counters: of all their warps.
+            instructions: of the kernel.
+        """
+        units: _Units = defaultdict(lambda: defaultdict(Counter))
+        places: dict[int, _Units] = defaultdict(lambda: defaultdict(lambda: defaultdict(Counter)))
+        for (role, kind, index), metrics in self._rows.items():
+            units[role][kind].update(metrics)
+            places[index][role][kind].update(metrics)
+        executions = counters.by_instruction()
+        by_instruction = [
+            InstructionCounts(
+                instructions[index].line if index >= 0 else 0,
+                instructions[index].opcode if index >= 0 else "",
+                executions.get(index, {}),
+                _plain(places[index]) if index in places else {},
+            )
+            for index in sorted({*executions, *places})
+        ]
+        classes = counters.by_role_and_class()
+        return UnitCounts(ctas, classes, _plain(units), counters.activities(), tuple(by_instruction))
+
+    def _add(self, kind: str, **metrics: int) -> None:
+        warp = self.warp
+        index = warp.code.executing if warp is not None else -1
+        row = self._rows[warp.track if warp is not None else "", kind, index]
+        for name, count in metrics.items():
+            row[name] += count
+
+    # --- load/store unit ----------------------------------------------------------------------------------------------
+
+    def lanes(self, name: str, space: str, addresses: np.ndarray, nbytes: int, mask: int) -> None:
+        """ld or st of several requests: addresses [requests, 32] in one space, ``nbytes`` per lane, lane mask."""
+        active = _LANES if mask == 0xFFFFFFFF else np.array([lane for lane in range(32) if mask >> lane & 1], np.int64)
+        chosen = addresses if len(active) == 32 else addresses[:, active]
+        if space == "shared":
+            self._shared(name, chosen, nbytes, active)
+        elif space == "global":
+            self._global(name, chosen, nbytes)
+
+    def uniform(self, name: str, space: str, address: int, nbytes: int, mask: int) -> None:
+        """ld of one address by all lanes of a mask; parameters are constants, which the LSU never sees."""
+        if mask and space in ("shared", "global"):
+            self.lanes(name, space, np.full((1, 32), address, np.int64), nbytes, mask)
+
+    def _shared(self, name: str, addresses: np.ndarray, nbytes: int, active: np.ndarray) -> None:
+        rank = self.warp.cta.rank
+        own = (addresses >> _RANK_SHIFT == rank).all(axis=1)
+        if not own.all():  # through the network between SMs, whose cost is not documented
+            remote = int((~own).sum())
+            self._add(f"{name}.cluster.{nbytes}B", requests=remote, bytes=remote * addresses.shape[1] * nbytes)
+            addresses = addresses[own]
+        if not len(addresses):
+            return
+        cost = shared_cost(addresses, nbytes, active, load=name in ("ld", "ldmatrix"))
+        self._add(
+            f"{name}.shared.{nbytes}B",
+            requests=len(addresses),
+            bytes=addresses.size * nbytes,
+            wavefronts=cost.wavefronts,
+            ideal_wavefronts=cost.ideal,
+            bank_conflicts=cost.conflicts,
+        )
+
+    def _global(self, name: str, addresses: np.ndarray, nbytes: int) -> None:
+        sectors = pieces(addresses, SECTOR_BYTES)
+        self._add(
+            f"{name}.global.{nbytes}B",
+            requests=len(addresses),
+            bytes=addresses.size * nbytes,
+            sectors=reduction_sectors(addresses, SECTOR_BYTES) if name == "atom" else sectors,
+            lines=pieces(addresses, LINE_BYTES),
+            l2_bytes_read=0 if name == "st" else sectors * SECTOR_BYTES,
+            l2_bytes_written=0 if name in ("ld", "cp.async") else sectors * SECTOR_BYTES,
+        )
+
+    def copies(self, targets: np.ndarray, sources: np.ndarray, nbytes: int, lanes: np.ndarray) -> None:
+        """cp.async by the lanes with these numbers: shared addresses of all, global addresses of those that read."""
+        if len(lanes):
+            self._shared("cp.async", targets[None], nbytes, lanes)
+        if len(sources):
+            self._global("cp.async", sources[None], nbytes)
+
+    def matrices(self, name: str, addresses: np.ndarray) -> None:
+        """ldmatrix or stmatrix: addresses of 8 rows of 16 bytes per matrix. Eight rows are served together."""
+        rows = addresses.reshape(-1, 8)
+        own = (rows >> _RANK_SHIFT == self.warp.cta.rank).all(axis=1)
+        if not own.all():  # as in `_shared`
+            self._add(f"{name}.cluster.16B", requests=1, bytes=16 * 8 * int((~own).sum()))
+            rows = rows[own]
+        if not len(rows):
+            return
+        cost = shared_cost(rows, 16, np.arange(8), load=False)
+        self._add(
+            f"{name}.shared.16B",
+            requests=1,
+            bytes=16 * rows.size,
+            wavefronts=cost.wavefronts,
+            ideal_wavefronts=cost.ideal,
+            bank_conflicts=cost.conflicts,
+        )
+
+    def atomic(self, space: str, addresses: np.ndarray, nbytes: int) -> None:
+        """atom or red: addresses [active lanes] of one warp."""
+        if not len(addresses):
+            return
+        if space == "global":
+            self._global("atom", addresses[None], nbytes)
+            return
+        wavefronts = atomic_wavefronts(addresses)
+        self._add(
+            f"atom.shared.{nbytes}B",
+            requests=1,
+            bytes=addresses.size * nbytes,
+            wavefronts=wavefronts,
+            ideal_wavefronts=1,
+            bank_conflicts=wavefronts - 1,
+        )
+
+    # --- asynchronous units -------------------------------------------------------------------------------------------
+
+    def bulk(self, kind: str, nbytes: int, touched: int, destinations: int = 1) -> None:
+        """One bulk copy, with a tensor map or of a byte range.
+
+        Args:
+            kind: ``tma.load``, ``tma.store``, ``bulk.load``, ``bulk.store`` or ``bulk.send``.
+            nbytes: filled or read in the shared memory of one CTA.
+            touched: sectors of global memory.
+            destinations: CTAs that a multicast fills; what it loads is fetched from L2 once.
+        """
+        nbytes *= destinations
+        l2 = {}
+        if touched:
+            l2["l2_bytes_read" if kind.endswith("load") else "l2_bytes_written"] = touched * SECTOR_BYTES
+        self._add(kind, instructions=1, bytes=nbytes, wavefronts=-(-nbytes // WAVEFRONT_BYTES), **l2)
+
+    def mma(self, operand_bytes: int, *, tmem_read: int = 0, tmem_written: int = 0) -> None:
+        """One MMA of a CTA, a CTA pair or a warpgroup: bytes of operands in shared memory, and tensor-memory bytes."""
+        memory = {"tmem_bytes_read": tmem_read, "tmem_bytes_written": tmem_written} if tmem_written else {}
+        self._add("mma", instructions=1, operand_wavefronts=-(-operand_bytes // WAVEFRONT_BYTES), **memory)
+
+    def tensor_memory(self, name: str, registers: int) -> None:
+        """tcgen05.ld or st of ``registers`` 32-bit registers of each lane."""
+        self._add(f"tmem.{name}", instructions=1, bytes=registers * 128)
+
+    # --- called by the scheduler --------------------------------------------------------------------------------------
+
+    def resume(self, warp: Warp) -> None:
+        self.warp = warp
+
+    def give_way(self, warp: Warp) -> None:
+        wait = warp.wait
+        if wait is not None:
+            barrier = warp.cluster.barriers.name(wait.key[1]) if wait.kind == "mbarrier" else ""
+            # All stages of a ring count together: operands_full[2] is operands_full.
+            self._add(f"wait.{wait.kind}" + (f".{barrier.split('[')[0]}" if barrier else ""), times=1)
+        self.warp = None

@@ -1,0 +1,95 @@
+"""What two accesses that race are, for reports: the kind of fault, and which lanes of both sides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.facts import Side
+from cute_kernels.emulator.observe.races.happens_before import LANES, Agent
+from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Epochs, View
+from cute_kernels.emulator.observe.races.tensor_memory import Operation
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A later access, to be compared with the earlier ones that it races with.
+
+    Attributes:
+        epochs: what accesses are known by.
+        first: first epoch of this launch.
+        agents: warps of the cluster.
+        who: makes the later access.
+        view: how it looks at earlier ones; None: the lanes of the later access are not known.
+        verb: "reads" or "writes".
+        weak: the accesses are synchronised, but by relaxed operations or at too narrow a scope.
+    """
+
+    epochs: Epochs
+    first: int
+    agents: Sequence[Agent]
+    who: Agent | Operation
+    view: View | None
+    verb: str
+    weak: bool = False
+
+    def facts(self, before: np.ndarray, late: np.ndarray, number: int, other: Side) -> dict[str, Any]:
+        """Fields of `cute_kernels.emulator.errors.EmulatorError.know`.
+
+        Args:
+            before: identities of the earlier accesses, by place.
+            late: which of them are not ordered before.
+            number: of the epoch that is reported.
+            other: it.
+        """
+        chosen = late & (before >> LANE_BITS == number)
+        own = self._own_warp(number)
+        return {
+            "kind": self._kind(number, other, own),
+            "side": self.side(chosen),
+            "other": self.earlier(before, late, number, other),
+        }
+
+    def side(self, chosen: np.ndarray | None) -> Side:
+        """The later access, at the ``chosen`` places."""
+        if isinstance(self.who, Agent):
+            return Side(self.verb, (), self.who.label, self._lanes(chosen))
+        return Side(self.verb, what=self.epochs.label(self.who.identity))
+
+    def earlier(self, before: np.ndarray, late: np.ndarray, number: int, other: Side) -> Side:
+        """``other`` with its lanes, where it is a store by single lanes."""
+        column = int(self.epochs.columns[number])
+        if other.verb != "wrote" or number < self.first or not any(agent.base == column for agent in self.agents):
+            return other
+        chosen = late & (before >> LANE_BITS == number)
+        lanes = np.unique(before[chosen] & (LANES - 1)).tolist()
+        return dataclasses.replace(other, lanes=tuple(lanes))
+
+    def _lanes(self, chosen: np.ndarray | None) -> tuple[int, ...]:
+        if self.view is None or chosen is None:
+            return ()
+        lanes = np.unique(np.broadcast_to(self.view.lanes, chosen.shape)[chosen]).tolist()
+        return () if lanes[0] < 0 else tuple(lanes)
+
+    def _own_warp(self, number: int) -> bool:
+        """Whether the earlier access is one of a lane of the same warp."""
+        if not isinstance(self.who, Agent) or self.view is None or number < max(self.first, self.view.floor):
+            return False  # a warp of another cluster has the columns of this cluster's of the same number
+        return 0 <= int(self.epochs.columns[number]) - self.who.base < LANES
+
+    def _kind(self, number: int, other: Side, own: bool) -> str:
+        if number < self.first:
+            return "launch-overlap"
+        if self.weak:
+            return "weak-order"
+        if own:
+            return "lanes-race"
+        if isinstance(self.who, Operation):
+            return "stage-in-use" if self.verb == "writes" else ""
+        if self.epochs.generic[number] == 0:  # an asynchronous operation
+            return "unfinished-copy" if other.verb == "wrote" else "source-in-use"
+        return ""

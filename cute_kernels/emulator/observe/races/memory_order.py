@@ -1,0 +1,89 @@
+"""Memory-ordering qualifiers of PTX, and how loads and stores are reported to the race detector."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from cute_kernels.emulator.observe.races.sync_point import Order
+from cute_kernels.emulator.state.lane_masks import block_lanes
+
+_WIDE_SCOPES = frozenset({"cluster", "gpu", "sys", "gl"})
+#: What a strong access does: the orders with which it acquires and releases, None for neither.
+Strength = tuple[int | None, int | None]
+
+
+def sync_order(parts: Iterable[str]) -> int:
+    """`Order` of a barrier operation: release or acquire unless .relaxed, of the CTA unless a wider scope is named."""
+    parts = set(parts)
+    return (0 if "relaxed" in parts else int(Order.SYNC)) | (int(Order.WIDE) if parts & _WIDE_SCOPES else 0)
+
+
+def access_strength(parts: Iterable[str], *, atomic: bool = False, write: bool = False) -> Strength | None:
+    """Strength of a load, store or atomic; None for a weak one.
+
+    Atomics are relaxed at the scope of the GPU by default; volatile accesses count as relaxed (PTX ISA).
+    """
+    parts = set(parts)
+    if not atomic and not parts & {"volatile", "relaxed", "acquire", "release"}:
+        return None
+    wide = int(Order.WIDE) if parts & _WIDE_SCOPES or "cta" not in parts else 0
+    acquires, releases = bool(parts & {"acquire", "acq_rel"}), bool(parts & {"release", "acq_rel"})
+    acquire = (int(Order.SYNC) if acquires else 0) | wide if atomic or not write else None
+    release = (int(Order.SYNC) if releases else 0) | wide if atomic or write else None
+    return acquire, release
+
+
+@functools.lru_cache(maxsize=512)
+def lane_vector(mask: int) -> np.ndarray:
+    """Lanes of a mask."""
+    return np.flatnonzero(block_lanes(mask)).astype(np.int32)
+
+
+def watch(
+    warp: Any, mask: int, space: str, addresses: np.ndarray, nbytes: int, write: bool, strength: Strength | None = None
+) -> None:
+    """Reports accesses of ``nbytes`` at int64 ``addresses [executing lanes]`` that a warp has just made.
+
+    Raises:
+        Race: see `cute_kernels.emulator.observe.races.tracker`.
+    """
+    tracker = warp.cluster.tracker
+    if tracker is None or not addresses.size or space not in ("shared", "global"):
+        return
+    tracker.generic(warp, lane_vector(mask), space, addresses, nbytes, write, strength is not None)
+    if strength is not None:
+        tracker.strong(warp, mask, space, addresses.tolist(), *strength)
+
+
+def watch_uniform(
+    warp: Any, mask: int, space: str, address: int, nbytes: int, write: bool, strength: Strength | None = None
+) -> None:
+    """As `watch` for one access of all executing lanes to the same address."""
+    tracker = warp.cluster.tracker
+    if tracker is None or space not in ("shared", "global"):
+        return
+    lanes = mask.bit_length() - 1 if mask & (mask - 1) == 0 else -1
+    tracker.generic(warp, lanes, space, np.array([address], np.int64), nbytes, write, strength is not None)
+    if strength is not None:
+        tracker.strong(warp, mask, space, [address], *strength)
+
+
+def enter(warp: Any, lane: int) -> None:
+    """Tells the race detector, if there is one, which lane issues the asynchronous operation that follows."""
+    if warp.agent is not None:
+        warp.cluster.tracker.enter(warp, lane)
+
+
+def masks_by_address(mask: int, address: Any) -> dict[int, int]:
+    """Which of the executing lanes name which address."""
+    if isinstance(address, int):
+        return {address: mask}
+    groups: dict[int, int] = {}
+    for lane in np.flatnonzero(block_lanes(mask)).tolist():
+        where = int(address[lane])
+        groups[where] = groups.get(where, 0) | 1 << lane
+    return groups

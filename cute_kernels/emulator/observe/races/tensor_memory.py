@@ -1,0 +1,334 @@
+"""Races in tensor memory, and the streams of tcgen05 operations (PTX ISA, "tcgen05 memory consistency model").
+
+Tensor memory is accessed by asynchronous operations alone. Those of one thread that go through the tensor core (mma,
+cp, shift) are pipelined: they take effect in order. Everything else has to be waited for, tcgen05.ld and st by
+tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed on to other threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_kernels.emulator.core.layout import words
+from cute_kernels.emulator.errors import TensorMemoryRace
+from cute_kernels.emulator.facts import Memory, Side
+from cute_kernels.emulator.observe.races.earlier_accesses import place as place_of
+from cute_kernels.emulator.observe.races.happens_before import Offset, Private
+from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Plane, View, unordered
+from cute_kernels.emulator.observe.races.sync_point import Order, Row
+from cute_kernels.emulator.state.tmem import COLUMNS, LANE_GROUP, LANES
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
+    from cute_kernels.emulator.observe.races.tracker import RaceTracker
+    from cute_kernels.emulator.state.warp import Warp
+
+_TEXT, _LOAD_IDENTITY = words("Agent")["text"], words("Agent")["load_identity"]
+Place = tuple[slice, slice]  # columns, groups of LANE_GROUP lanes
+
+
+@dataclass
+class Operation:
+    """One asynchronous operation, as the detector sees it.
+
+    Attributes:
+        identity: of its accesses.
+        column: stream that it belongs to.
+        clocks: what its issuer knows, int32 [rows, columns].
+        own, lane: columns of the issuing warp and the issuing lane; -1 for an operation of several warps.
+        reduces: it combines what it writes with what is there.
+        generic: it accesses memory through the generic proxy.
+        order: of a copy: what is known to be over when it is complete, int32 [columns].
+        address: host address of ``clocks``.
+        private: what the issuing lane alone knows, as `Agent.private`.
+    """
+
+    identity: int
+    column: int
+    clocks: np.ndarray
+    own: int
+    lane: int
+    reduces: bool = False
+    generic: bool = False
+    order: np.ndarray | None = None
+    address: int = 0
+    private: Private | None = None
+
+    def __post_init__(self) -> None:
+        self.address = self.address or self.clocks.ctypes.data
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A tcgen05.commit on its way.
+
+    Attributes:
+        clocks: what its arrival passes on, int32 [rows, columns].
+        column, clock: the stream that it ends, and how many commits that has by then.
+        label: for reports.
+        place: index of its instruction, -1 if it is not known.
+    """
+
+    clocks: np.ndarray
+    column: int
+    clock: int
+    label: str
+    place: int
+
+
+@dataclass(frozen=True)
+class PipelinedAccess:
+    """What a tcgen05 operation accesses: ``nbytes`` at ``starts`` in shared memory, or ``place`` in tensor memory.
+
+    Attributes:
+        rank: the CTA.
+        starts: int64, contiguous and never changed.
+        write: to tensor memory; shared memory is read only.
+    """
+
+    rank: int
+    starts: np.ndarray | None = None
+    nbytes: int = 0
+    place: Place = (slice(0), slice(0))
+    write: bool = False
+
+
+class Pipelined:
+    """The accesses of a tcgen05 operation, which may be issued many times.
+
+    Attributes:
+        text: for reports.
+        shared_ranks: CTAs whose shared memory it reads.
+    """
+
+    def __init__(self, text: str, accesses: Sequence[PipelinedAccess]) -> None:
+        self.text, self.accesses = text, tuple(accesses)
+        self.shared_ranks = frozenset(access.rank for access in self.accesses if access.starts is not None)
+        self._list: tuple[np.ndarray, ...] | None = None
+        self._address = -1
+
+    def listed(self, unit: ShadowUnit, tracker: RaceTracker) -> int:
+        """Host address of `ShadowUnit.pipelined_list`, made once; 0 if there is none."""
+        if self._address < 0:
+            self._list = unit.pipelined_list(tracker, self.accesses)
+            self._address = 0 if self._list is None else self._list[0].ctypes.data
+        return self._address
+
+
+class _Stream:
+    """tcgen05 operations of one thread since its last commit, in a `Stream` of the core.
+
+    Attributes:
+        column: the stream's.
+        commits: so far.
+        identity: of the operations since, 0 for none yet.
+        noted: CTAs whose exit must come after the operations of the identity ``noted_for``.
+    """
+
+    def __init__(self, column: int) -> None:
+        block = np.array([column, 0, 0], np.int64)
+        self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
+        self.column = column
+        self.noted: set[int] = set()
+        self.noted_for = 0
+
+    @property
+    def commits(self) -> int:
+        return self._words[1]
+
+    @commits.setter
+    def commits(self, count: int) -> None:
+        self._words[1] = count
+
+    @property
+    def identity(self) -> int:
+        return self._words[2]
+
+    @identity.setter
+    def identity(self, identity: int) -> None:
+        self._words[2] = identity
+
+
+class TensorRaces:
+    """The part of the race detector that knows tensor memory: one plane per CTA of a cluster."""
+
+    def __init__(self, tracker: RaceTracker) -> None:
+        self.tracker, self.epochs = tracker, tracker.epochs
+        self.planes = [Plane((COLUMNS, LANES // LANE_GROUP)) for _ in range(tracker.ranks)]
+        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._issuers: list[Any] = []
+
+    def _stream(self) -> _Stream:
+        key = (self.tracker.agent.base, self.tracker.lane)
+        if key not in self._streams:
+            self._streams[key] = _Stream(self.tracker.columns.named(("tcgen05", *key)))
+        return self._streams[key]
+
+    def operation(self, text: str) -> Operation:
+        """A tcgen05.mma, cp or shift of the entered lane."""
+        stream = self._begun(text)
+        agent = self.tracker.agent
+        lane = self.tracker.lane
+        return Operation(stream.identity, stream.column, agent.clocks, agent.base, lane, address=agent.address)
+
+    def _begun(self, text: str) -> _Stream:
+        """The stream of the entered lane, in which an operation is issued."""
+        stream = self._stream()
+        if not stream.identity:
+            place = self.tracker.agent.executing()
+            stream.identity = self.epochs.new(stream.column, stream.commits + 1, text, 0, place)
+        if stream.noted_for != stream.identity:
+            stream.noted_for = stream.identity
+            stream.noted.clear()
+        return stream
+
+    def follow(self, issuer: Any, text: str) -> None:
+        """The core tells of the MMAs of the entered lane from now on.
+
+        Args:
+            issuer: an `MmaIssuer`.
+            text: what reports call them.
+        """
+        issuer.stream, issuer.text = self._stream().address, self.epochs.text(text)
+        self._issuers.append(issuer)
+
+    def note_exits(self) -> None:
+        """What the core has issued, for `exits`: a pair of CTAs reads the shared memory of both."""
+        for issuer in self._issuers:
+            group, who, _ = issuer.key
+            if issuer.latest and group == 2:
+                epoch = issuer.latest >> LANE_BITS
+                self.tracker.exits.operation(
+                    who & 0xFF ^ 1, int(self.epochs.columns[epoch]), int(self.epochs.clocks[epoch]),
+                    self.epochs.label(issuer.latest), place=self.epochs.place(issuer.latest),
+                )  # fmt: skip
+
+    def issue(self, work: Pipelined) -> None:
+        """A tcgen05.mma, cp or shift of the entered lane, with all its accesses.
+
+        Raises:
+            TensorMemoryRace, SharedMemoryRace, ProxyFenceMissing: an earlier access is not ordered before.
+        """
+        tracker, stream = self.tracker, self._begun(work.text)
+        agent, unit, done, count = tracker.agent, tracker.unit(), 0, len(work.accesses)
+        listed = work.listed(unit, tracker)
+        if listed:
+            done = unit.pipelined(listed, count, agent, stream.identity, tracker.lane, stream.column)
+        for rank in work.shared_ranks - stream.noted:
+            stream.noted.add(rank)
+            if rank != agent.rank:
+                label = self.epochs.label(stream.identity)
+                place = self.epochs.place(stream.identity)
+                tracker.exits.operation(rank, stream.column, stream.commits + 1, label, place=place)
+        if done == count:
+            return
+        operation = self.operation(work.text)
+        for access in work.accesses[done:]:
+            if access.starts is not None:
+                tracker.async_read(access.rank, access.starts, access.nbytes, operation)
+            else:
+                self.access(access.rank, access.place, operation, access.write)
+
+    def commit(self, targets: list[int]) -> Commit:
+        """tcgen05.commit of the entered lane: what its completion passes on, for `committed`."""
+        agent, stream = self.tracker.agent, self._stream()
+        for target in targets:
+            self.tracker.check_initialised(target, f"tcgen05.commit of {agent.label}")
+        stream.commits += 1
+        stream.identity = 0
+        clocks = agent.snapshot(1 << self.tracker.lane)
+        clocks[:, stream.column] = stream.commits
+        agent.advance()
+        for target in targets:
+            point = self.tracker.points.get(target)
+            if point is not None:
+                point.add_stream(stream.column)
+        label = f"tcgen05.commit by {agent.label}"
+        return Commit(clocks, stream.column, stream.commits, label, agent.executing())
+
+    def stream(self) -> int:
+        """Host address of the `Stream` of the entered lane."""
+        return self._stream().address
+
+    def committed(self, commit: Commit, target: int, rank: int) -> None:
+        """A commit arrives at an mbarrier."""
+        point = self.tracker.points.get(target)
+        if point is not None:
+            point.gather(commit.clocks, rank, Order.SYNC | Order.WIDE)
+            signal = (point.column, point.completed + 1)
+            self.tracker.exits.operation(target >> 24, commit.column, commit.clock, commit.label, signal, commit.place)
+
+    def load(self, warp: Warp, place: Place, index: int) -> None:
+        """tcgen05.ld, the instruction of this index. Raises TensorMemoryRace when what it reads may not be written."""
+        warp.agent.new_load(index)
+        self._by_warp(warp, Offset.TENSOR_LOAD, place, write=False)
+
+    def store(self, warp: Warp, place: Place) -> None:
+        """tcgen05.st. Raises TensorMemoryRace."""
+        self._by_warp(warp, Offset.TENSOR_STORE, place, write=True)
+
+    def _by_warp(self, warp: Warp, kind: Offset, place: Place, write: bool) -> None:
+        agent = warp.agent
+        word = _LOAD_IDENTITY + write
+        identity = agent.words[word]
+        if not identity:
+            text, column, clock = agent.words[_TEXT] + 2 + write, agent.base + kind, agent.tensor_clock(kind)
+            identity = agent.words[word] = self.epochs.new(column, clock, text, 0, agent.executing())
+        operation = Operation(identity, agent.base + kind, agent.clocks, agent.base, -1, address=agent.address)
+        self._access(agent.rank, place, operation, write, -1)
+
+    def access(self, rank: int, place: Place, operation: Operation, write: bool) -> None:
+        """An MMA reads or writes a place. Those of one thread are pipelined: they take effect in order."""
+        self._access(rank, place, operation, write, operation.column)
+
+    def _access(
+        self, rank: int, place: Place, operation: Operation, write: bool, exempt: int
+    ) -> None:
+        plane, unit = self.planes[rank], self.tracker.unit()
+        if unit.tensor(self.epochs, plane, place, operation, write, exempt):
+            return
+        view = View(operation.clocks[Row.TENSOR], exempt=exempt)
+        verb = "writes" if write else "reads"
+        self._check(rank, place, plane.writes[place], view, operation, verb, "wrote")
+        if write:
+            for layer in plane.reads:
+                self._check(rank, place, layer[place], view, operation, verb, "read")
+            plane.set_write(place, operation.identity)
+        else:
+            plane.add_read(place, operation.identity, self.epochs, operation.clocks[Row.TENSOR], operation.column)
+
+    def free(self, warp: Warp, column: int, ncols: int) -> None:
+        """tcgen05.dealloc. Raises TensorMemoryRace when an access to the columns may not be over."""
+        agent = warp.agent
+        place = (slice(column, column + ncols), slice(None))
+        plane = self.planes[agent.rank]
+        operation = Operation(0, -1, agent.clocks, agent.base, -1)
+        view = View(agent.clocks[Row.ORDER])
+        for before, verb in [(plane.writes[place], "wrote"), *((layer[place], "read") for layer in plane.reads)]:
+            self._check(agent.rank, place, before, view, operation, "frees", verb)
+        plane.set_write(place, 0)
+
+    def _check(
+        self, rank: int, place: Place, before: np.ndarray, view: View, operation: Operation,
+        verb: str, earlier: str,
+    ) -> None:  # fmt: skip
+        late = unordered(self.epochs, before, view)
+        if late is None:
+            return
+        column, group = (int(n) for n in np.argwhere(late)[0])
+        identity = int(before[column, group])
+        column += place[0].start
+        group = (place[1].start or 0) + group * (place[1].step or 1)
+        what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
+        other = self.tracker.side(identity, earlier, "tensor")
+        error = TensorMemoryRace(
+            f"{what} {verb} TMEM column {column}, lanes from {LANE_GROUP * group} on, of CTA {rank}, which the "
+            f"{other.what} {earlier}{place_of(other.instructions)}: it is not known to be complete. What is missing "
+            "may be tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed "
+            "one"
+        ).know(side=Side(verb, what=what), other=other, memory=Memory("tensor", column, 1, rank))
+        self.tracker.report(error)

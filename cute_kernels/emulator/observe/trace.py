@@ -1,0 +1,425 @@
+"""A timeline of a launch in Chrome's JSON trace format, which https://ui.perfetto.dev opens (`Options.trace`).
+
+The axis is not time. It counts steps: one per warp instruction, and one per asynchronous operation (a TMA copy, an MMA,
+a commit) that takes effect, in the order in which this schedule executed them. One step is drawn as one microsecond.
+Each cluster begins at step 0. Per CTA there is a track for every warp, one for the tensor core or for each warpgroup's,
+and as many for TMA as copies are in flight at once:
+
+* work of a warp between two waits, named after the source line where it begins; inside it single steps for the
+  instructions that synchronise or start asynchronous work;
+* waits, while a warp is descheduled;
+* asynchronous operations from issue to completion (operations of one tensor core one after the other).
+
+Arrows go from the instruction that starts an operation to the operation, and from what completes a barrier's phase or a
+group (an arrival, bytes, a commit) to the first work of each warp that waited for it.
+
+The units in Python know nothing of this: `attach` wraps the methods of one cluster's units, and a launch without a
+trace runs none of it. What the core does instead of them it notes, and `trace_log` tells it here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cute_kernels.emulator.observe.roles import activity
+from cute_kernels.emulator.ptx.decode import Instruction
+from cute_kernels.emulator.state.async_engine import AsyncOp
+from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT
+from cute_kernels.emulator.state.warp import Wait, Warp
+from cute_kernels.trace_events import TraceEvents, Track
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.bytecode.execution import Execution
+    from cute_kernels.emulator.state.named_barriers import NamedBarriers
+    from cute_kernels.emulator.units.sm import Cluster
+
+_UNIT_TRACKS = 1000  # thread ids of units begin here, after those of the warps
+_IN_ORDER = ("tcgen05", "wgmma")  # engines whose operations run one after the other
+
+
+class Timeline:
+    """Collects the events of a launch.
+
+    Attributes:
+        events: what was recorded.
+    """
+
+    def __init__(self) -> None:
+        self.events = TraceEvents()
+        self._open: ClusterTrace | None = None
+
+    def attach(self, cluster: Cluster, execution: Execution) -> ClusterTrace:
+        """Begins to record a cluster that has not run yet."""
+        self.close()
+        self._open = ClusterTrace(self, cluster, execution)
+        return self._open
+
+    def close(self) -> None:
+        """Ends what the last cluster left open: its warps may hang."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def write(self, path: str | Path) -> None:
+        """Writes everything recorded so far."""
+        self.close()
+        note = "steps, not time: one microsecond is one warp instruction or one asynchronous operation of this schedule"
+        self.events.write(path, note)
+
+
+@dataclass
+class _Waiting:
+    """A warp that is descheduled: since when, why, and what released it."""
+
+    since: int
+    wait: Wait
+    text: str
+    release: tuple[Track, int] | None = None
+
+
+@dataclass(slots=True)
+class Flight:
+    """An asynchronous operation that has been issued.
+
+    Attributes:
+        name, what: short, and in full.
+        unit, track: where it is drawn.
+        slot: place of its track among those of the unit in the CTA of this rank, -1: operations run in order there.
+        issuer: the instruction that issued it, and its step; None: none did.
+        issued, done: first step after its issue, and that in which it took effect.
+        outer: the operation that took effect when this one did, and its step.
+    """
+
+    name: str
+    what: str
+    unit: str
+    rank: int
+    track: Track
+    slot: int
+    issuer: tuple[Track, int] | None
+    issued: int
+    done: int = 0
+    outer: tuple[Track, int] | None = None
+
+
+@contextlib.contextmanager
+def recording(path: str | Path | None) -> Iterator[Timeline | None]:
+    """A timeline that is written to ``path`` in the end, also when the launch fails; None without a path.
+
+    Raises:
+        FileNotFoundError: no folder to write into.
+        IsADirectoryError: the path is one.
+    """
+    if path is None:
+        yield None
+        return
+    if not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(f"trace = {str(path)!r}: there is no folder {Path(path).absolute().parent}")
+    if Path(path).is_dir():  # what a launch reports would be lost behind that
+        raise IsADirectoryError(f"trace = {str(path)!r} is a folder; the path of a file is needed")
+    timeline = Timeline()
+    try:
+        yield timeline
+    finally:
+        timeline.write(path)
+
+
+class ClusterTrace:
+    """Records one cluster; a probe of the scheduler.
+
+    Args:
+        timeline: where events go.
+        cluster: whose units are wrapped.
+        execution: of the kernel that it runs.
+    """
+
+    def __init__(self, timeline: Timeline, cluster: Cluster, execution: Execution) -> None:
+        self._events, self.cluster, self._flow_graph = timeline.events, cluster, execution.flow
+        blocks, instructions = execution.flow.blocks, execution.kernel.instructions
+        self._sizes = [block.end - block.start for block in blocks] + [0]
+        self._places = [_place(instructions, block.start) for block in blocks] + [("end", 0)]
+        #: Of every instruction, how many its block has from it on: the block is counted as a whole.
+        self._left = [block.end - index for block in blocks for index in range(block.start, block.end)]
+        self._first_process = 1 + cluster.index * len(cluster.ctas)
+        self._tracks = {
+            warp: Track(self._first_process + cta.rank, warp.index + 1) for cta in cluster.ctas for warp in cta.warps
+        }
+        self.steps = 0  # of everything that has ended
+        self._operations = 0  # asynchronous operations that have taken effect
+        self._warp: Warp | None = None
+        self._at: tuple[int, int] | None = None  # what the core did: steps of the warp and instruction
+        self._begin = self._operations_before = 0
+        self._done: dict[Warp, int] = {}  # instructions per warp in earlier turns
+        self._where: tuple[str, int] = ("", 0)
+        self._waiting: dict[Warp, _Waiting] = {}
+        self._operation: tuple[Track, int] | None = None  # the operation that takes effect now, and its step
+        self._releases: dict[Hashable, tuple[Track, int]] = {}
+        self._slots: dict[tuple[int, str], list[bool]] = {}  # tracks of a unit: in use?
+        self._units: dict[tuple[Any, ...], Track] = {}
+        self._pipe_ends: dict[Track, int] = {}
+        self._barrier_names: dict[int, str] = {}
+        self._last_step: tuple[Track, int] | None = None
+        for cta in cluster.ctas:
+            process = Track(self._first_process + cta.rank, 0)
+            self._events.name("process", process, f"cluster {cluster.index}, CTA {cta.rank}")
+        self._wrap_units()
+
+    # --- probe of the scheduler -------------------------------------------------------------------------------------
+
+    def resume(self, warp: Warp) -> None:
+        """A warp is about to run."""
+        self._warp, self._begin, self._operations_before = warp, self.steps, self._operations
+        self._where = self._places[warp.code.standing or 0]
+
+    def give_way(self, warp: Warp) -> None:
+        """It has stopped: it waits, has used up its turn, or has exited."""
+        executed = warp.code.steps
+        if warp.wait is None and warp in self.cluster.running and warp.code.counted:
+            executed -= self._sizes[warp.code.standing]  # the next block is counted before it runs
+        instructions = executed - self._done.get(warp, 0)
+        self._done[warp] = executed
+        begin, end = self._begin, self._begin + instructions + self._operations - self._operations_before
+        self._warp, self._last_step, self.steps = None, None, end
+        earlier = self._waiting.get(warp)
+        if end > begin:
+            track = self._tracks[warp]
+            if earlier is not None:
+                self._end_wait(warp, earlier, begin)
+            name, line = self._where
+            self._events.slice(track, name, "work", begin, end, instructions=instructions, ptx_line=line)
+        if warp.wait is None:
+            if end > begin:
+                self._waiting.pop(warp, None)
+        elif end > begin or earlier is None:
+            self._waiting[warp] = _Waiting(end, warp.wait, warp.wait.describe())
+        else:
+            earlier.wait, earlier.release = warp.wait, None
+
+    def close(self) -> None:
+        """The waits of warps that never ran again; names of warps, which show what they did where they have no role."""
+        for warp, waiting in self._waiting.items():
+            if self.steps > waiting.since:
+                title = self._title(waiting.wait)
+                self._events.slice(self._tracks[warp], title, "wait", waiting.since, self.steps, reason=waiting.text)
+        self._waiting.clear()
+        for warp in (warp for cta in self.cluster.ctas for warp in cta.warps):
+            name = warp.role or activity(self._executed_opcodes(warp))
+            self._events.name("thread", self._tracks[warp], f"warp {warp.index}" + (f" {name}" if name else ""))
+
+    def _executed_opcodes(self, warp: Warp) -> set[str]:
+        blocks = zip(self._flow_graph.opcodes, warp.counts)
+        return {opcode for opcodes, count in blocks if count for opcode, _ in opcodes}
+
+    def _end_wait(self, warp: Warp, waiting: _Waiting, end: int) -> None:
+        track = self._tracks[warp]
+        if end > waiting.since:
+            self._events.slice(track, self._title(waiting.wait), "wait", waiting.since, end, reason=waiting.text)
+        release = waiting.release
+        if release is None and waiting.wait.kind == "bulk_group":
+            # Whether a group is complete must not be asked before the scheduler does: asking ends it for the detectors.
+            release = self._releases.get(waiting.wait.key)
+        if release is not None:
+            self._arrow("release", release, (track, end))
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        """The step of the instruction that is being executed, or the next one when none is."""
+        warp = self._warp
+        if warp is None:
+            return self.steps
+        executed, index = self._at or (warp.code.steps, warp.code.executing)
+        # Lanes that meet others, or exit, stand behind the last instruction of their block: what that brings about
+        # happens there.
+        since = executed - self._done.get(warp, 0) - (self._left[index] if index >= 0 else 1)
+        return self._begin + since + self._operations - self._operations_before
+
+    def at(self, place: tuple[int, int] | None) -> None:
+        """What follows the running warp did in the core, at these of its `WarpCode.steps` and this instruction.
+
+        None: what follows happens now.
+        """
+        self._at = place
+
+    # --- what the units report ----------------------------------------------------------------------------------------
+
+    def _wrap_units(self) -> None:
+        cluster = self.cluster
+        _wrap(cluster.engine, "submit", self._submit)
+        barriers = cluster.barriers
+        for name in ("arrive", "arrive_drop", "expect_tx", "complete_tx"):
+            _wrap(barriers, name, functools.partial(self._on_mbarrier, name))
+        for name in ("test_parity", "test_phase"):
+            _wrap(barriers, name, functools.partial(self._on_test, name))
+        _wrap(cluster.barrier, "settle", functools.partial(self._on_settle, cluster.barrier))
+        for cta in cluster.ctas:
+            for name in ("arrive", "recount"):
+                _wrap(cta.named, name, functools.partial(self._on_named, cta.named))
+
+    def _submit(self, original: Callable[[AsyncOp], None], op: AsyncOp) -> None:
+        flight, run = self.issue(_name_of(op), op.describe, op.queue_key), op.run
+
+        def traced() -> None:
+            self.take_effect(flight)
+            try:
+                run()
+                if op.signals is not None:
+                    self.release(op.signals)
+            finally:
+                self.finish(flight)
+
+        op.run = traced
+        original(op)
+
+    def issue(self, name: str, what: str, queue: Hashable) -> Flight:
+        """An operation is issued to a queue of the asynchronous engine."""
+        issuer = None
+        rank = 0
+        if self._warp is not None:
+            rank = self._warp.cta.rank
+            issuer = self.step(f"issue {name}", what=what)
+        issued = self.now() + (self._warp is not None)
+        unit = queue[0] if isinstance(queue, tuple) else str(queue)
+        pipe = queue if unit in _IN_ORDER else None
+        slot = -1 if pipe else self._take_slot(rank, unit)
+        track = self._unit_track(rank, unit, slot, pipe)
+        return Flight(name, what, unit, rank, track, slot, issuer, issued)
+
+    def take_effect(self, flight: Flight) -> None:
+        """What happens until its end it does."""
+        # The instruction that an eager operation interrupts takes its own step first.
+        flight.done = self.now() + (self._warp is not None)
+        self._operations += 1
+        if self._warp is None:
+            self.steps += 1
+        flight.outer, self._operation = self._operation, (flight.track, flight.done)
+
+    def finish(self, flight: Flight) -> None:
+        """The operation has taken effect."""
+        self._operation = flight.outer
+        begin, end, track = flight.issued, flight.done + 1, flight.track
+        if flight.slot < 0:
+            begin = max(begin, self._pipe_ends.get(track, 0))
+            self._pipe_ends[track] = end
+        else:
+            self._slots[flight.rank, flight.unit][flight.slot] = False
+        self._events.slice(track, flight.name, flight.unit, begin, end, what=flight.what)
+        if flight.issuer is not None:
+            self._arrow("issue", flight.issuer, (track, begin))
+
+    def _on_mbarrier(self, name: str, original: Callable[..., Any], address: int, *args: Any, **more: Any) -> Any:
+        barriers = self.cluster.barriers
+        before = barriers.completions
+        result = original(address, *args, **more)
+        if self._operation is None and self._warp is not None:
+            self.step(f"{name} {self.barrier(address)}", barrier=barriers.describe(address))
+        if barriers.completions != before:
+            self.release(("mbarrier", address))
+        return result
+
+    def _on_test(self, name: str, original: Callable[[int, int], bool], address: int, state: int) -> bool:
+        result = original(address, state)
+        if result and self._warp is not None and self._operation is None:
+            self.step(f"passed {self.barrier(address)}", **{name.removeprefix("test_"): state})
+        return result
+
+    def _on_named(self, named: NamedBarriers, original: Callable[..., None], *args: Any, **more: Any) -> None:
+        before = named.generations()
+        original(*args, **more)
+        for number, (earlier, generation) in enumerate(zip(before, named.generations())):
+            if generation != earlier:
+                self.release(named.barrier(number).key)
+
+    def _on_settle(self, barrier: Any, original: Callable[..., Any], *args: Any) -> Any:
+        before = barrier.generation
+        result = original(*args)
+        if barrier.generation != before:
+            self.release(barrier.key)
+        return result
+
+    def release(self, key: Hashable, count: int | None = None) -> None:
+        """What is happening now completed a barrier's phase or a group: whoever waits for that can go on.
+
+        Args:
+            key: of the waits.
+            count: what was complete then, for `Wait.ready_at`; None: it is as the units have it.
+        """
+        if self._operation is not None:
+            origin = self._operation
+        elif self._warp is not None:
+            origin = (self._tracks[self._warp], self.now())
+        else:
+            return
+        self._releases[key] = origin
+        for waiting in self._waiting.values():
+            wait = waiting.wait
+            if wait.key != key or wait.kind == "bulk_group" or waiting.release is not None:
+                continue
+            if wait.ready() if count is None else wait.ready_at(count):
+                waiting.release = origin
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def step(self, name: str, **details: Any) -> tuple[Track, int]:
+        """One step of the running warp. An instruction that does several things is one slice, its first."""
+        place = (self._tracks[self._warp], self.now())
+        if place != self._last_step:
+            self._last_step = place
+            self._events.slice(place[0], name, "instruction", place[1], place[1] + 1, **details)
+        return place
+
+    def _arrow(self, name: str, source: tuple[Track, int], target: tuple[Track, int]) -> None:
+        """From inside a slice at one step to inside one at another."""
+        (begins, begin), (ends, end) = source, target
+        self._events.flow(name, (begins, begin + 0.5), (ends, end + 0.5))
+
+    def barrier(self, address: int) -> str:
+        """What an mbarrier is called."""
+        name = self._barrier_names.get(address)
+        if name is None:
+            name = self.cluster.barriers.name(address) or f"mbarrier {address & OFFSET_MASK:#x}"
+            name += f" of CTA {address >> RANK_SHIFT}" if address >> RANK_SHIFT else ""
+            self._barrier_names[address] = name
+        return name
+
+    def _title(self, wait: Wait) -> str:
+        return f"wait {self.barrier(wait.key[1]) if wait.kind == 'mbarrier' else wait.kind}"
+
+    def _take_slot(self, rank: int, unit: str) -> int:
+        """The first track of a unit on which no operation is in flight."""
+        slots = self._slots.setdefault((rank, unit), [])
+        slot = slots.index(False) if False in slots else len(slots)
+        slots[slot : slot + 1] = [True]
+        return slot
+
+    def _unit_track(self, rank: int, unit: str, slot: int, pipe: tuple[Any, ...] | None) -> Track:
+        key = (rank, unit, slot, pipe)
+        if key not in self._units:
+            track = self._units[key] = Track(self._first_process + rank, _UNIT_TRACKS + len(self._units))
+            name = {"tma": "TMA", "tcgen05": "tensor core", "wgmma": "tensor core"}.get(unit, unit)
+            if unit == "wgmma":
+                name += f", warpgroup {pipe[2]}"
+            self._events.name("thread", track, f"{name} {slot}" if slot > 0 else name)
+        return self._units[key]
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """``owner.name(...)`` becomes ``around(original, ...)``, for this object alone."""
+    setattr(owner, name, functools.partial(around, getattr(owner, name)))
+
+
+def _place(instructions: Sequence[Instruction], start: int) -> tuple[str, int]:
+    """Source line (or PTX line) and PTX line of the block that begins there."""
+    if start >= len(instructions):
+        return "end", 0
+    instruction = instructions[start]
+    return Path(instruction.source).name or f"PTX line {instruction.line}", instruction.line
+
+
+def _name_of(op: AsyncOp) -> str:
+    return op.name or op.describe.split(" issued")[0]

@@ -1,0 +1,1 @@
+"""Whole programs of the host, whose launches and "cuda" tensors are the emulator's."""

@@ -1,0 +1,82 @@
+"""Runs a program in this process as its own process would run it, and says what became of it as an exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
+from cute_kernels.emulator.programs.capturing import Session
+
+FAULT, REFUSED = 3, 4
+"""Exit statuses beside 0, a program's own ones, and argparse's 2."""
+
+
+def exit_status(error: EmulatorError) -> int:
+    """Exit status of a command that ends with an error of the emulator."""
+    return REFUSED if isinstance(error, UnsupportedPTX) else FAULT
+
+
+def run_program(
+    script: str,
+    arguments: Sequence[str],
+    session: Session,
+    failed: Callable[..., Any],
+    show_traceback: bool = False,
+) -> int:
+    """Runs a program inside a session, as its own process would, and says what it or a kernel of it raised.
+
+    Args:
+        script, arguments: the program and what it gets as ``sys.argv[1:]``.
+        session: of `capture`, active.
+        failed: called with each error of the emulator, and notes.
+        show_traceback: where in the program a launch failed.
+
+    Returns:
+        The exit status, see `command.EXIT_STATUSES`.
+
+    Raises:
+        SystemExit: the program's own.
+    """
+    with as_program(script, arguments):
+        return _run(script, session, failed, show_traceback)
+
+
+@contextlib.contextmanager
+def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Inside, this process has the arguments and finds the modules of a program."""
+    argv, path = sys.argv, sys.path[:]
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def _run(script: str, session: Session, failed: Callable[..., Any], show_traceback: bool) -> int:
+    try:
+        try:
+            runpy.run_path(script, run_name="__main__")
+        finally:
+            session.threads.wait()
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    except Exception as error:
+        reported = error_behind(error)
+        if reported is None:
+            traceback.print_exc()
+            return 1
+        if show_traceback or reported is not error:
+            traceback.print_exc()
+        failed(reported)
+        return exit_status(reported)
+    for error in session.failures:
+        failed(error, "the program caught the error, and went on")
+    return min(map(exit_status, session.failures), default=0)  # a fault before a refusal

@@ -1,0 +1,184 @@
+"""The table of opcode families.
+
+An opcode family is one function that lowers an instruction into a `cute_kernels.emulator.graph.block.BlockBuilder`,
+plus the facts that the flow analysis needs before anything is lowered: which operands are destinations, whether the
+result can differ between the lanes of a warp, and whether the instruction can block. A new family (another file
+``instructions/<family>.py``) registers itself here when `instructions` imports it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Not, Operand, Pair, Register, Vector
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.graph.block import BlockBuilder
+
+#: (instruction, "may this operand differ between lanes?") -> may the result; one value per destination register if a
+#: list is returned.
+Varies = Callable[[Instruction, Callable[[Operand], bool]], "bool | list[bool]"]
+Lower = Callable[["BlockBuilder", Instruction], None]
+
+
+def varies_with_operands(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    """A function of its operands: equal operands give equal results."""
+    return any(varies(operand) for operand in instruction.operands[FAMILIES[find_prefix(instruction)].destinations :])
+
+
+def always_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    """Each lane has its own result by definition of the instruction."""
+    return True
+
+
+def never_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    """All lanes get the same result by definition of the instruction."""
+    return False
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known about an opcode prefix.
+
+    Attributes:
+        lower: translates one instruction.
+        destinations: number of leading operands that are written.
+        varies: whether the results can differ between lanes.
+        blocking: the warp may have to wait here; such an instruction starts a basic block and is executed again from
+            the start of the block until it succeeds.
+        reads_destinations: the destinations are operands as well (accumulators).
+        doc: what the family does, for the list of supported instructions.
+    """
+
+    lower: Lower
+    destinations: int
+    varies: Varies
+    blocking: bool
+    reads_destinations: bool
+    doc: str
+
+
+FAMILIES: dict[tuple[str, ...], Family] = {}
+
+
+def family(
+    *prefixes: str,
+    destinations: int = 1,
+    varies: Varies = varies_with_operands,
+    blocking: bool = False,
+    reads_destinations: bool = False,
+) -> Callable[[Lower], Lower]:
+    """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``."""
+
+    def register(lower: Lower) -> Lower:
+        for prefix in prefixes:
+            key = tuple(prefix.split("."))
+            if key in FAMILIES:
+                raise ValueError(f"{prefix} is registered twice")
+            FAMILIES[key] = Family(lower, destinations, varies, blocking, reads_destinations, lower.__doc__ or "")
+        return lower
+
+    return register
+
+
+_LONGEST = 6
+
+
+def find_prefix(instruction: Instruction) -> tuple[str, ...]:
+    """The longest registered prefix of the opcode.
+
+    Raises:
+        UnsupportedPTX: none is registered.
+    """
+    found = prefix_of(instruction.parts)
+    if found is None:
+        raise instruction.refuse(f"opcode {instruction.opcode!r} is not implemented")
+    return found
+
+
+@functools.cache  # asked many times for each instruction; families are registered before the first kernel is read
+def prefix_of(parts: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The longest registered prefix of an opcode's parts, or None."""
+    for length in range(min(_LONGEST, len(parts)), 0, -1):
+        if parts[:length] in FAMILIES:
+            return parts[:length]
+    return None
+
+
+def find_family(instruction: Instruction) -> Family:
+    """The family of an instruction; raises UnsupportedPTX if there is none."""
+    found = instruction.facts.get("family")
+    if found is None:
+        found = instruction.facts["family"] = FAMILIES[find_prefix(instruction)]
+    return found
+
+
+def registers_of(operand: Operand) -> Iterator[str]:
+    """Names of all registers in an operand."""
+    if isinstance(operand, Register):
+        yield operand.name
+    elif isinstance(operand, Vector):
+        for item in operand.items:
+            if isinstance(item, Register):
+                yield item.name
+            else:
+                yield from registers_of(item)
+    elif isinstance(operand, Memory):
+        yield from registers_of(operand.base)
+        for item in operand.extra:
+            yield from registers_of(item)
+    elif isinstance(operand, Pair):
+        yield from registers_of(operand.value)
+        yield from registers_of(operand.predicate)
+    elif isinstance(operand, Not):
+        yield operand.register.name
+
+
+def written(instruction: Instruction) -> tuple[str, ...]:
+    """Registers that the instruction writes."""
+    found = instruction.facts.get("written")
+    if found is None:
+        count = 0 if instruction.parts[0] in CONTROL else find_family(instruction).destinations
+        found = instruction.facts["written"] = _registers(instruction.operands[:count])
+    return found
+
+
+def read(instruction: Instruction) -> tuple[str, ...]:
+    """Registers that the instruction reads, its guard included."""
+    found = instruction.facts.get("read")
+    if found is None:
+        count = 0
+        if instruction.parts[0] not in CONTROL and not find_family(instruction).reads_destinations:
+            count = find_family(instruction).destinations
+        found = _registers(instruction.operands[count:])
+        if instruction.guard is not None:
+            found += (instruction.guard.register,)
+        instruction.facts["read"] = found
+    return found
+
+
+def _registers(operands: tuple[Operand, ...]) -> tuple[str, ...]:
+    return tuple(name for operand in operands for name in registers_of(operand))
+
+
+#: Control flow is not a family: `cute_kernels.emulator.ptx.flow` and `lowering` handle it.
+CONTROL = ("bra", "ret", "exit")
+
+
+def qualifiers(instruction: Instruction, *allowed: str, skip: int = 1) -> list[str]:
+    """The opcode parts after the first ``skip``; raises UnsupportedPTX for one that is not in ``allowed``."""
+    parts = list(instruction.parts[skip:])
+    for part in parts:
+        if part not in allowed:
+            raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+    return parts
+
+
+def as_integer(instruction: Instruction, operand: Operand) -> int:
+    """The value of an operand that must be an integer literal."""
+    if not isinstance(operand, Immediate) or operand.float_bits:
+        raise instruction.refuse(f"an integer literal is expected, {operand} found")
+    return operand.value

@@ -1,0 +1,205 @@
+"""A PTX module as data: kernels, instructions and their operands."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+from cute_kernels.emulator.errors import UnsupportedPTX
+
+#: Width in bits of the fundamental types; ``pred`` counts as 1.
+TYPE_BITS = {
+    **{f"{kind}{bits}": bits for kind in "bsu" for bits in (8, 16, 32, 64)},
+    **{"f16": 16, "f32": 32, "f64": 64, "bf16": 16, "f16x2": 32, "bf16x2": 32, "b128": 128, "pred": 1},
+}
+
+#: The register that stands for the carry flag CC.CF of a thread.
+CARRY = "%cc.cf"
+
+
+@dataclass(frozen=True)
+class Register:
+    """A declared register; ``name`` carries the scope suffix."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Special:
+    """A special register, e.g. ``%tid.x``."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"special register {self.name}"
+
+
+@dataclass(frozen=True)
+class Immediate:
+    """A literal. ``value`` is the integer, or the bit pattern when ``float_bits`` (32 or 64) is not 0."""
+
+    value: int
+    float_bits: int = 0
+
+    def __str__(self) -> str:
+        return f"0{'f' if self.float_bits == 32 else 'd'}{self.value:X}" if self.float_bits else str(self.value)
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A variable, kernel parameter or label (labels carry the scope suffix); ``offset``: bytes behind its address."""
+
+    name: str
+    offset: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.offset:+}" if self.offset else self.name
+
+
+@dataclass(frozen=True)
+class Vector:
+    """``{a, b, ...}``."""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """``[base + offset, extra...]``; ``extra`` holds the coordinate vectors of tensor copies."""
+
+    base: Operand
+    offset: int = 0
+    extra: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``value|predicate``, the two destinations of e.g. ``elect.sync``."""
+
+    value: Operand
+    predicate: Operand
+
+
+@dataclass(frozen=True)
+class Not:
+    """``!p``."""
+
+    register: Register
+
+
+@dataclass(frozen=True)
+class Sink:
+    """``_``: a destination that is thrown away."""
+
+
+Operand = Register | Special | Immediate | Symbol | Vector | Memory | Pair | Not | Sink
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``@p`` or ``@!p`` in front of an instruction."""
+
+    register: str
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of a kernel.
+
+    Attributes:
+        index: position in ``Kernel.instructions``.
+        parts: the opcode split at its dots, e.g. ``("ld", "shared", "v4", "b32")``; ``::`` stays inside a part.
+        operands: in PTX order.
+        guard: predicate of execution, or None.
+        line: 1-based line of the PTX text.
+        source: ``"file:line"`` of the ``.loc`` in force, or "".
+        text: the instruction as written, white space collapsed.
+        facts: what `families` has found out about it, which every pass over the kernel asks for.
+    """
+
+    index: int
+    parts: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    guard: Guard | None
+    line: int
+    source: str
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def opcode(self) -> str:
+        return ".".join(self.parts)
+
+    def refuse(self, why: str) -> UnsupportedPTX:
+        """An error to raise that says where this instruction stands."""
+        return UnsupportedPTX(why, ptx_line=self.line, instruction=self.text, source=self.source or None)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A kernel parameter: where it starts in the parameter block, and its declared type, e.g. "f32", that of an element
+    for an array."""
+
+    name: str
+    align: int
+    nbytes: int
+    offset: int
+    element: str
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable in some state space. ``nbytes`` is 0 for the unsized (dynamic) shared array."""
+
+    name: str
+    space: str
+    align: int
+    nbytes: int
+    initial: bytes = b""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One ``.entry``.
+
+    Attributes:
+        registers: type (e.g. ``"b32"``) per register name.
+        labels: index of the instruction that follows the label.
+        reqntid: block shape the kernel was compiled for, or None.
+        reqnctapercluster: cluster shape the kernel was compiled for, or None.
+        most_threads: per CTA (.maxntid: the product of its extents), or None.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    registers: dict[str, str]
+    instructions: tuple[Instruction, ...]
+    labels: dict[str, int]
+    variables: tuple[Variable, ...]
+    reqntid: tuple[int, int, int] | None = None
+    reqnctapercluster: tuple[int, int, int] | None = None
+    most_threads: int | None = None
+
+    @property
+    def parameter_bytes(self) -> int:
+        return max((p.offset + p.nbytes for p in self.parameters), default=0)
+
+    @functools.cached_property
+    def non_coherent(self) -> frozenset[int]:
+        """Indices of the instructions that are ld.global.nc."""
+        return frozenset(i.index for i in self.instructions if i.parts[0] == "ld" and "nc" in i.parts)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A PTX text."""
+
+    target: str
+    version: str
+    kernels: dict[str, Kernel]
+    variables: tuple[Variable, ...]

@@ -1,0 +1,1 @@
+"""What a launch has: memories, warps, work that is under way."""

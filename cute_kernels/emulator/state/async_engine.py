@@ -1,0 +1,286 @@
+"""Asynchronous work: when do TMA copies, tensor-core instructions and their completions take effect.
+
+PTX orders asynchronous operations only where it says so. Operations of one queue (e.g. the tcgen05 pipe of one CTA
+pair) run in order; operations of different queues (e.g. two TMA loads) may run in any order and arbitrarily late. The
+policy decides: ``eager`` runs an operation as soon as it is issued, ``lazy`` only when no warp can run any more,
+``random`` at times drawn from a seeded generator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from cute_kernels.emulator.core.layout import word_count, words
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.ptx.program import Instruction
+
+Policy = Literal["eager", "lazy", "random"]
+Issued: TypeAlias = "tuple[Instruction, str]"
+"""An instruction, and the label of the warp that executed it."""
+
+
+def cluster_random(seed: int, cluster: int) -> tuple[random.Random, random.Random]:
+    """The random numbers of one cluster's scheduler, and those of its asynchronous work."""
+    rng = random.Random(seed * 1_000_003 + cluster)
+    return rng, random.Random(rng.random())
+
+
+@dataclass(slots=True)
+class AsyncOp:
+    """One asynchronous operation: ``run`` performs all of its effects, ``describe`` names it in reports.
+
+    ``name`` is short, for traces; ``signals`` is the key of the `Wait` that its end may satisfy, if no mbarrier tells.
+    ``yields``: under ``lazy`` it runs only when all that is left also yields. For operations that read memory which
+    others overwrite: an overwriting that comes too early shows only if it happens first. ``issued`` says where it was
+    issued; the engine fills it in where it is not given and the operation has to wait.
+    """
+
+    queue_key: Hashable
+    run: Callable[[], None]
+    describe: str
+    yields: bool = False
+    name: str = ""
+    signals: Hashable = None
+    issued: Issued | None = None
+
+
+class AsyncEngine:
+    """Queues of `AsyncOp`.
+
+    Args:
+        policy: when an operation takes effect.
+        rng: draws the times of ``random``.
+        issuer: the instruction that is executed now and the label of its warp; None: nobody executes.
+
+    Scheduler protocol: call `tick` after each warp slice; when no warp can run, call `step` until a warp can run
+    again; when `step` returns False and still no warp can run, the kernel hangs.
+    """
+
+    def __init__(
+        self,
+        policy: Policy = "eager",
+        rng: random.Random | None = None,
+        issuer: Callable[[], Issued | None] = lambda: None,
+    ) -> None:
+        if policy not in ("eager", "lazy", "random"):
+            raise ValueError(f"completion policy {policy!r}; legal are 'eager', 'lazy' and 'random'")
+        self.policy = policy
+        self.executed = 0
+        self.running_issued: Issued | None = None  # of the operation that takes effect now
+        self._rng = rng or random.Random(0)
+        self.issuer = issuer
+        self._queues: dict[Hashable, deque[AsyncOp]] = {}
+        self._keys: list[Hashable] = []  # keys of the non-empty queues, in order of becoming non-empty
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def submit(self, op: AsyncOp) -> None:
+        """Issues an operation. ``eager`` runs it before returning unless its queue holds earlier operations."""
+        queue = self._queues.get(op.queue_key)
+        if queue is None:
+            if self.policy == "eager":
+                self.executed += 1
+                op.run()
+                return
+            queue = self._queues[op.queue_key] = deque()
+            self._keys.append(op.queue_key)
+        op.issued = op.issued or self.issuer()
+        queue.append(op)
+
+    def tick(self) -> None:
+        """To be called between warp slices: ``random`` runs zero to two operations, the others none."""
+        if self.policy == "random" and self._keys:
+            for _ in range(self._rng.choice((0, 0, 1, 2))):
+                self.step()
+
+    def step(self) -> bool:
+        """Runs one pending operation. False if there is none.
+
+        ``random`` takes one of a random queue, the others the first that does not yield of the oldest queues.
+        """
+        if not self._keys:
+            return False
+        if self.policy == "random":
+            index = self._rng.randrange(len(self._keys))
+        else:
+            index = next((i for i, key in enumerate(self._keys) if not self._queues[key][0].yields), 0)
+        key = self._keys[index]
+        queue = self._queues[key]
+        op = queue.popleft()
+        if not queue:
+            del self._queues[key]
+            del self._keys[index]
+        self.executed += 1
+        self._run(op)
+        return True
+
+    def _run(self, op: AsyncOp) -> None:
+        """Performs an operation that waited. What it meets is reported at the instruction that issued it."""
+        self.running_issued = op.issued
+        try:
+            op.run()
+        except EmulatorError as error:
+            if op.issued is not None:
+                error.at(*op.issued)
+            raise
+        finally:
+            self.running_issued = None
+
+    def drain(self) -> None:
+        """Runs everything that is pending (end of a kernel)."""
+        while self.step():
+            pass
+
+    def force(self, done: Callable[[], bool]) -> bool:
+        """Runs pending operations until ``done()`` holds. Returns whether it does."""
+        while not done():
+            if not self.step():
+                return False
+        return True
+
+    def pending(self) -> list[str]:
+        """Descriptions of what is pending, queue by queue in order of issue."""
+        return [op.describe for key in self._keys for op in self._queues[key]]
+
+
+@dataclass(slots=True)
+class BulkOp:
+    """One bulk asynchronous store: first its source is read, then its destination written.
+
+    Attributes:
+        describe: for reports.
+        read_done: the shared-memory source may be reused.
+        write_done: the writes are visible.
+        observed: the issuing thread has waited for the reads.
+        place: index of the instruction that issued it; -1: not known.
+    """
+
+    describe: str
+    read_done: bool = False
+    write_done: bool = False
+    observed: bool = False
+    place: int = -1
+
+
+#: Words of what is kept of a thread's bulk groups, a `BulkThread` of the core.
+_COMMITTED, _STORED, _IDENTITY, _WAITED, _OPEN, _OLDEST, _READS, _WRITES = (
+    words("BulkThread")[name]
+    for name in ("committed", "stored", "identity", "waited", "open", "oldest", "reads", "writes")
+)
+_NONE = (1 << 62) - 1
+
+
+class _Thread:
+    """Operations that are not complete, or not known to be, by the number of their group."""
+
+    def __init__(self) -> None:
+        block = np.zeros(word_count("BulkThread"), np.int64)
+        self.words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
+        self.words[_OLDEST] = _NONE
+        self.open: list[BulkOp] = []
+        self.groups: list[tuple[int, list[BulkOp]]] = []
+
+    def note(self) -> None:
+        """Says how much is kept here."""
+        self.words[_OPEN] = len(self.open)
+        self.words[_OLDEST] = self.groups[0][0] if self.groups else _NONE
+
+
+class BulkGroups:
+    """Bulk async-groups, one sequence per thread (PTX ISA: cp.async.bulk.commit_group / wait_group).
+
+    ``thread`` is any hashable identity, by convention ``(cta_rank, warp, lane)``.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[Hashable, _Thread] = {}
+
+    def _thread(self, thread: Hashable) -> _Thread:
+        if thread not in self._threads:
+            self._threads[thread] = _Thread()
+        return self._threads[thread]
+
+    def address(self, thread: Hashable, columns: tuple[int, int]) -> int:
+        """Host address of the `BulkThread` of a thread, whose columns in the race detector are these."""
+        state = self._thread(thread)
+        state.words[_READS], state.words[_WRITES] = columns
+        return state.address
+
+    def issue(self, thread: Hashable, op: BulkOp) -> None:
+        """Adds an operation to the thread's open group."""
+        state = self._thread(thread)
+        state.open.append(op)
+        if state.words[_STORED] == state.words[_COMMITTED] + 1:
+            state.words[_STORED] = 0  # in this group, but no longer the latest
+        state.note()
+
+    def commit(self, thread: Hashable) -> None:
+        """cp.async.bulk.commit_group: closes the open group (an empty group is legal)."""
+        state = self._thread(thread)
+        state.words[_COMMITTED] += 1
+        if state.open:
+            state.groups.append((state.words[_COMMITTED], state.open))
+            state.open = []
+        state.note()
+
+    def committed(self, thread: Hashable) -> int:
+        """Number of groups that the thread has committed so far."""
+        return self._threads[thread].words[_COMMITTED] if thread in self._threads else 0
+
+    def wait_satisfied(self, thread: Hashable, n: int, read: bool) -> bool:
+        """Whether at most the ``n`` newest committed groups are incomplete.
+
+        ``read`` (wait_group.read): only their source reads have to be done. When satisfied, the older groups count
+        as observed by the thread: their shared memory may be written again.
+
+        Raises:
+            BarrierMisuse: negative n.
+        """
+        if n < 0:
+            raise BarrierMisuse(f"cp.async.bulk.wait_group {n}: the operand must not be negative")
+        state = self._threads.get(thread)
+        if state is None:
+            return True
+        last = state.words[_COMMITTED] - n
+        older = [op for number, group in state.groups if number <= last for op in group]
+        if not all(op.read_done if read else op.write_done for op in older):
+            return False
+        for op in older:
+            op.observed = True
+        state.words[_WAITED] = max(state.words[_WAITED], last)
+        # Groups complete in order; what is complete and observed never matters again.
+        state.groups = [
+            (number, group)
+            for number, group in state.groups
+            if number > last or not all(op.write_done for op in group)
+        ]
+        state.note()
+        return True
+
+    def unobserved(self) -> list[tuple[Any, str | int, int]]:
+        """Of threads that never waited for a store's reads of shared memory: thread, latest such store, its place.
+
+        That is its description, or the identity of its reads if the core issued it. A CTA must not exit in this
+        state: its shared memory may be handed to another CTA while still being read.
+        """
+        found: list[tuple[Any, str | int, int]] = []
+        for thread, state in self._threads.items():
+            words = state.words
+            kept = [*state.groups, (words[_COMMITTED] + 1, state.open)]
+            ops = [
+                (number, op.describe, op.place) for number, group in kept for op in group if not op.observed
+            ]
+            if words[_STORED] > words[_WAITED] and (not ops or words[_STORED] >= ops[-1][0]):
+                found.append((thread, words[_IDENTITY], -1))
+            elif ops:
+                found.append((thread, *ops[-1][1:]))
+        return found

@@ -1,0 +1,233 @@
+"""Global memory: registered regions of host memory, addressed by their real host addresses.
+
+Nothing is copied: a region is a window onto the buffer of a torch or NumPy array, so tensors of many gigabytes cost
+nothing. An access is legal when one registered region contains it whole; regions may overlap (views of one storage).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_kernels.emulator.errors import IllegalAccess
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
+
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_WINDOW_ALIGNMENT = 32  # the widest vector access, so that every window can be seen as an array of any access size
+
+
+@dataclass
+class _Region:
+    """One registered range. ``words[n]`` is the memory as items of n bytes, starting at ``origin`` <= ``start``.
+
+    ``origin`` is ``start`` rounded down to 32 bytes so that an aligned address is always a whole index; the bytes
+    outside ``[start, end)`` are part of the array object only, no access ever reaches them.
+    """
+
+    start: int
+    end: int
+    name: str
+    writable: bool
+    owner: Any
+    origin: int = 0
+    words: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.origin = self.start // _WINDOW_ALIGNMENT * _WINDOW_ALIGNMENT
+        length = -(-(self.end - self.origin) // _WINDOW_ALIGNMENT) * _WINDOW_ALIGNMENT
+        window = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(self.origin))
+        self.words = {size: window.view(dtype) for size, dtype in _WORDS.items()}
+        for size in (16, 32):
+            self.words[size] = window.view(np.uint64).reshape(-1, size // 8)
+
+    def describe(self) -> str:
+        return f"{self.name or 'unnamed'} [{self.start:#x}, {self.end:#x}){'' if self.writable else ' read-only'}"
+
+
+class GlobalMemory:
+    """The regions that a launch may touch.
+
+    Attributes:
+        accesses: what the race detector knows of the launch that ran last with this memory, or None.
+        last_tile: (tensor map, coordinates, whether to write, what `tma` found there) of the last tensor copy, or None.
+    """
+
+    def __init__(self) -> None:
+        self._regions: list[_Region] = []
+        self.accesses: LaunchShadow | None = None
+        self.last_tile: tuple[Any, Any, bool, Any] | None = None
+
+    def clear(self) -> None:
+        """Makes everything inaccessible; what the race detector knows of the last launch stays."""
+        self._regions.clear()
+        self.last_tile = None
+
+    def register(self, address: int, nbytes: int, name: str = "", writable: bool = True, *, owner: Any = None) -> None:
+        """Makes host memory ``[address, address + nbytes)`` accessible.
+
+        Args:
+            address: host address of the first byte.
+            nbytes: length in bytes; 0 registers nothing.
+            name: used in error messages.
+            writable: False makes every store into the region an error.
+            owner: object kept alive as long as this memory (the tensor that owns the buffer).
+
+        Raises:
+            ValueError: address or nbytes is negative, or the address is 0.
+        """
+        if address <= 0 or nbytes < 0:
+            raise ValueError(f"cannot register {nbytes} bytes at {address:#x} as {name!r}")
+        self.last_tile = None
+        if nbytes:
+            self._regions.append(_Region(address, address + nbytes, name, writable, owner))
+
+    def register_tensor(self, tensor: Any, name: str = "", writable: bool = True) -> None:
+        """Registers the bytes that a CPU torch tensor or a NumPy array spans (from its lowest to its highest element).
+
+        Raises:
+            ValueError: a tensor that is not in host memory.
+            TypeError: neither a torch tensor nor a NumPy array.
+        """
+        if isinstance(tensor, np.ndarray):
+            spans = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)]
+            low = tensor.ctypes.data + sum(span for span in spans if span < 0)
+            high = tensor.ctypes.data + sum(span for span in spans if span > 0) + tensor.itemsize
+            high = high if tensor.size else low
+        elif hasattr(tensor, "data_ptr") and hasattr(tensor, "stride"):
+            if tensor.device.type != "cpu":
+                raise ValueError(f"tensor {name!r} is on {tensor.device}; the emulator executes on host memory only")
+            span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            low = tensor.data_ptr()
+            high = low + span * tensor.element_size() if tensor.numel() else low
+        else:
+            raise TypeError(f"cannot register {type(tensor).__name__} {name!r}; expected a torch tensor or NumPy array")
+        if high > low:
+            self.register(low, high - low, name, writable, owner=tensor)
+
+    def view(self, address: int, nbytes: int, *, write: bool = False) -> np.ndarray:
+        """The bytes ``[address, address + nbytes)`` as a uint8 array onto host memory (no copy).
+
+        Raises:
+            IllegalAccess: no registered (for ``write``: writable) region contains the range.
+        """
+        region = self._find(int(address), int(nbytes), write)
+        offset = int(address) - region.origin
+        return region.words[1][offset : offset + nbytes]
+
+    def load(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
+        """Gathers ``nbytes`` (1, 2, 4, 8, 16 or 32) per active lane: int64 ``[lanes]`` -> uint8 ``[lanes, nbytes]``.
+
+        Raises:
+            IllegalAccess: unregistered or misaligned (PTX: an access is aligned to its own size).
+        """
+        parts = self._split(addresses, nbytes, write=False)
+        if len(parts) == 1:
+            region, _, index = parts[0]
+            return region.words[nbytes][index].view(np.uint8).reshape(-1, nbytes)
+        result = np.empty((len(addresses), nbytes), np.uint8)
+        for region, lanes, index in parts:
+            result[lanes] = region.words[nbytes][index].view(np.uint8).reshape(-1, nbytes)
+        return result
+
+    def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
+        """Scatters uint8 ``[lanes, nbytes]`` to int64 ``[lanes]``; of lanes with one address the last lane wins.
+
+        Raises:
+            IllegalAccess: unregistered, read-only or misaligned.
+        """
+        nbytes = values.shape[1]
+        values = np.ascontiguousarray(values)
+        for region, lanes, index in self._split(addresses, nbytes, write=True):
+            words = region.words[nbytes]
+            chosen = values if lanes is None else values[lanes]
+            words[index] = chosen.view(words.dtype).reshape(-1, *words.shape[1:])
+
+    def regions(self) -> Sequence[_Region]:
+        """The registered ranges: ``start``, ``end`` and ``writable`` of each."""
+        return self._regions
+
+    def region_index(self, address: int, nbytes: int) -> int | None:
+        """Number of the first region that contains the range, or None."""
+        end = address + nbytes
+        for index, region in enumerate(self._regions):
+            if region.start <= address and end <= region.end:
+                return index
+        return None
+
+    def region_bounds(self, index: int) -> tuple[int, int, bool]:
+        """(first address of the window, its bytes, writable) of a region."""
+        region = self._regions[index]
+        return region.origin, region.end - region.origin, region.writable
+
+    def describe(self) -> str:
+        """The registered regions, one a line."""
+        return "\n".join(region.describe() for region in self._regions) or "no region is registered"
+
+    def _split(
+        self, addresses: np.ndarray, nbytes: int, write: bool
+    ) -> list[tuple[_Region, np.ndarray | None, np.ndarray]]:
+        """Checks a lane vector and returns (region, lanes or None for all, item index) parts that cover it."""
+        if nbytes not in _WORDS and nbytes not in (16, 32):
+            raise IllegalAccess(f"a global access of {nbytes} bytes does not exist; legal are 1, 2, 4, 8, 16 and 32")
+        if not len(addresses):
+            return []
+        addresses = np.asarray(addresses).astype(np.int64, copy=False)
+        if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
+            bad = int(addresses[(addresses & (nbytes - 1)) != 0][0])
+            message = f"misaligned global {'store' if write else 'load'} of {nbytes} bytes at {bad:#x}"
+            raise IllegalAccess(message).know("misaligned")
+        low, high = int(addresses.min()), int(addresses.max()) + nbytes
+        for region in self._regions:
+            if region.start <= low and high <= region.end and (region.writable or not write):
+                return [(region, None, (addresses - region.origin) // nbytes)]
+        # Lanes fall into several regions (or an illegal place): assign them one region at a time.
+        parts = []
+        open_lanes = np.ones(len(addresses), bool)
+        while open_lanes.any():
+            region = self._find(int(addresses[open_lanes][0]), nbytes, write)
+            inside = (addresses >= region.start) & (addresses <= region.end - nbytes) & open_lanes
+            parts.append((region, np.flatnonzero(inside), (addresses[inside] - region.origin) // nbytes))
+            open_lanes &= ~inside
+        return parts
+
+    def _find(self, address: int, nbytes: int, write: bool) -> _Region:
+        end = address + nbytes
+        read_only = None
+        for region in self._regions:
+            if region.start <= address and end <= region.end:
+                if region.writable or not write:
+                    return region
+                read_only = region
+        what = f"global {'store' if write else 'load'} of {nbytes} bytes at {address:#x}"
+        if read_only is not None:
+            raise IllegalAccess(f"{what} hits the read-only region {read_only.describe()}").know("read-only")
+        region, relation = self._nearest(address, nbytes)
+        nearest = f"{region.describe()} ({relation})" if region is not None else "none is registered"
+        error = IllegalAccess(f"{what} is outside every registered region; nearest: {nearest}")
+        short = f"a {'store' if write else 'load'} of {nbytes} bytes of global memory is outside of all arrays"
+        if region is not None:
+            short += f"; the nearest is {region.name or 'one without a name'}: {relation}"
+        error.know("out-of-bounds", sentence=short)
+        error.address = address
+        raise error
+
+    def _nearest(self, address: int, nbytes: int) -> tuple[_Region | None, str]:
+        """The nearest region, and how the address lies to it."""
+        if not self._regions:
+            return None, ""
+
+        def distance(region: _Region) -> int:
+            return max(region.start - address, address + nbytes - region.end, 0)
+
+        region = min(self._regions, key=distance)
+        if address < region.start:
+            relation = f"{region.start - address} bytes before its start"
+        else:
+            relation = f"{address - region.start} bytes after its start, its length is {region.end - region.start}"
+        return region, relation

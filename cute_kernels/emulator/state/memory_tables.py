@@ -1,0 +1,90 @@
+"""The tables that the core finds the memories and units of a cluster by, and the exchange area of a launch.
+
+Loads and stores of warps are the core's (``core/memory.c``). An access that any check stops is handed
+to the Python function of the instruction (`accesses`), which decides again and words the error.
+
+A launch has one exchange area of 256-byte rows, through which calls of Python get operands and results; for an access
+row 0 holds 32 addresses, the rows after it the elements to store, one row each; loaded elements start at
+row 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.observe.trace_log import TraceLog
+    from cute_kernels.emulator.units.sm import Cluster
+
+ROW = CONSTANTS["EXCHANGE_ROW"]  # bytes: 32 lanes of 64 bits
+#: Flags of the tables.
+STATES, EVENTS = CONSTANTS["STATES"], CONSTANTS["LOG_EVENTS"]
+#: Kinds of entries of the log for the race detector, and flags of the tables that ask for them: accesses,
+LOG = {
+    (space, write): CONSTANTS[f"LOG_{space.upper()}_{'WRITE' if write else 'READ'}"]
+    for space in ("shared", "global") for write in (False, True)
+}  # fmt: skip
+#: and events.
+EVENT = {
+    name: CONSTANTS[f"LOG_{name.upper()}"]
+    for name in ("converge", "fence_proxy", "tensor_load", "tensor_wait", "tensor_fence")
+}
+LOG_ENTRY = ctypes.sizeof(STRUCTURES["LogEntry"])
+_LOG_ENTRIES = 64  # a few: what is worked off soon is still in the cache
+Tables, Cta = STRUCTURES["Tables"], STRUCTURES["Cta"]
+CTA_TABLE, CTA_ENTRY = Tables.ctas.offset, ctypes.sizeof(Cta)
+
+
+class MemoryTables:
+    """What the core knows of the memories of a cluster.
+
+    Attributes:
+        address: of the tables.
+        header: the tables, a `Tables`.
+        trace: takes what the core notes for a timeline, or None.
+    """
+
+    def __init__(self, cluster: Cluster, flags: int) -> None:
+        self.trace: TraceLog | None = None
+        ctas = [cta.shared for cta in cluster.ctas]
+        self._bytes = np.zeros(CTA_TABLE + CTA_ENTRY * len(ctas), np.uint8)
+        self.header = Tables.from_buffer(self._bytes)
+        self.address = self._bytes.ctypes.data
+        regions = cluster.gmem.regions()
+        self._regions = np.array([(r.start, r.end, r.writable) for r in regions] or [(0, 0, 0)], np.int64)
+        self._params = np.frombuffer(cluster.params or b"\0", np.uint8)
+        self._log = np.zeros((_LOG_ENTRIES if flags & ~STATES else 0, LOG_ENTRY), np.uint8)
+        header = self.header
+        header.ranks, header.flags = len(ctas), flags
+        header.regions, header.region_table = len(regions), self._regions.ctypes.data
+        header.params = self._params.ctypes.data
+        header.log, header.log_size = self._log.ctypes.data, len(self._log)
+        for rank, cta in enumerate(ctas):
+            entry = self.cta(rank)
+            entry.data, entry.states, entry.size = cta.words[1].ctypes.data, cta.states[1].ctypes.data, cta.size
+
+    def cta(self, rank: int) -> ctypes.Structure:
+        """What they know of the shared memory of a CTA, a `Cta`."""
+        return Cta.from_buffer(self._bytes, CTA_TABLE + CTA_ENTRY * rank)
+
+    def take_log(self) -> np.ndarray:
+        """What is logged and not worked off, uint8 [n, LOG_ENTRY], in order; the log is empty afterwards."""
+        done, used = self.header.log_done, self.header.log_used
+        self.header.log_done = self.header.log_used = 0
+        return self._log[done:used]
+
+
+def exchange_area(rows: int) -> tuple[np.ndarray, int]:
+    """(uint8 [rows * ROW], its address), on a cache line."""
+    raw = np.zeros(rows * ROW + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    area = raw[skip : skip + rows * ROW]
+    return area, area.ctypes.data
+
+
+CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_uint32)

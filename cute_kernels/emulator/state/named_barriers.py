@@ -1,0 +1,185 @@
+"""Named barriers of one CTA: bar.sync, bar.arrive and bar.red, which the core counts (``core/barriers.c``).
+
+This words what is refused, and makes room for what the core keeps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.facts import Side
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.observe.races.sync_point import SyncPoint
+    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Cta
+
+_NamedBarriers, _NamedArrival, _Vote = (STRUCTURES[name] for name in ("NamedBarriers", "NamedArrival", "Vote"))
+_COUNT, _VOTES, _NO_GENERATION, _NO_ROOM = (
+    CONSTANTS[name] for name in ("NAMED_BARRIERS", "VOTES", "NO_GENERATION", "NO_ROOM")
+)
+_WRONG_NUMBER, _WRONG_LANES, _WRONG_THREADS = (
+    CONSTANTS[name] for name in ("WRONG_NUMBER", "WRONG_LANES", "WRONG_THREADS")
+)
+_BARRIERS = _NamedBarriers.barriers.offset // 8
+_WORDS = _NamedBarriers.barriers.size // 8 // _COUNT  # of each
+
+
+def lanes_apart(warp: Warp, mask: int, name: str) -> BarrierMisuse:
+    """What executing an .aligned instruction with ``mask`` alone of the lanes of a warp is (undefined: PTX ISA)."""
+    message = f"{name} is executed by lanes {mask:#010x} of a warp with live lanes {warp.live:#010x}"
+    return BarrierMisuse(message).know("divergence")
+
+
+class NamedBarriers:
+    """The named barriers of a CTA. They count whole warps.
+
+    Attributes:
+        address: of a `NamedBarriers` of the core.
+    """
+
+    def __init__(self, cta: Cta) -> None:
+        self.cta = cta
+        block = np.zeros(word_count("NamedBarriers"), np.int64)
+        self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
+        self._state = _NamedBarriers.from_buffer(block)
+        self._state.waiting[:] = [_NO_GENERATION] * len(self._state.waiting)
+        self._points: dict[int, SyncPoint] = {}
+        self._who: dict[int, np.ndarray] = {}
+
+    def arrive(
+        self, warp: Warp, mask: int, number: int, threads: int | None, name: str, *, aligned: bool = True,
+        waits: bool = False, vote: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
+        """Counts a warp.
+
+        Args:
+            warp, mask: who, and the lanes that execute the instruction.
+            number: of the barrier.
+            threads: that it is for, None: all of the CTA.
+            name: of the instruction.
+            aligned: it is .aligned. PTX lets divergent parts of a warp arrive one by one at others.
+            waits: the warp waits (`passes`).
+            vote: threads whose predicate holds, and all (bar.red).
+
+        Raises:
+            BarrierMisuse: a number or a count that does not exist, a count that differs between the warps of one
+                generation, or a part of a warp executes an .aligned form.
+            UnsupportedPTX: a part of a warp executes another one.
+        """
+        agent = 0 if warp.agent is None else warp.agent.block_address
+        arrival = _NamedArrival(
+            number=number, threads=-1 if threads is None else threads, warp=warp.index, lanes=mask, live=warp.live,
+            waits=waits, place=warp.executing(), agent=agent, vote=_Vote(*vote),
+        )  # fmt: skip
+        while (result := library().named_arrive(self.address, ctypes.byref(arrival))) == _NO_ROOM:
+            self._make_room(number)
+        if result < 0:
+            raise self._refused(result, warp, arrival, name, aligned)
+        warp.cluster.progress += 1
+
+    def waits(self, warp: Warp) -> bool:
+        """Whether a warp has arrived at a barrier and waits for the others."""
+        return self._state.waiting[warp.index] != _NO_GENERATION
+
+    def passes(self, warp: Warp, number: int) -> tuple[int, int] | None:
+        """A warp waits at a barrier: the vote of its generation once that is complete, None before."""
+        agent = None if warp.agent is None else warp.agent.block_address
+        generation = library().named_pass(self.address, number, warp.index, agent)
+        if generation == _NO_GENERATION:
+            return None
+        vote = self._state.barriers[number].results[generation % _VOTES]
+        return vote.votes, vote.voters
+
+    def recount(self) -> None:
+        """Warps are there, or have exited: a barrier over all threads may be complete now."""
+        library().named_recount(self.address, self.cta.live_threads())
+
+    def barrier(self, number: int) -> NamedBarrier:
+        return NamedBarrier(self, number)
+
+    def generation(self, number: int) -> int:
+        """How often a barrier has completed."""
+        return self._words[_BARRIERS + number * _WORDS]
+
+    def generations(self) -> list[int]:
+        """Likewise, all of them."""
+        return self._words[_BARRIERS :: _WORDS].tolist()
+
+    def arrivals(self, number: int) -> list[str]:
+        """Labels of the warps that have arrived, in order."""
+        count = self._state.barriers[number].arrivals
+        return [self.cta.warps[index].label for index in self._who[number][:count]] if count else []
+
+    def threads(self, number: int) -> tuple[int, int]:
+        """How many have arrived, and are expected."""
+        state = self._state.barriers[number]
+        return state.arrived, state.expected
+
+    def _make_room(self, number: int) -> None:
+        state, tracker = self._state.barriers[number], self.cta.cluster.tracker
+        who = np.zeros(max(64, 2 * state.room), np.int64)
+        if number in self._who:
+            who[: state.room] = self._who[number]
+        self._who[number] = who
+        state.who, state.room = who.ctypes.data, len(who)
+        if tracker is not None and number not in self._points:
+            self._points[number] = tracker.point(ranks=1)
+            state.point = self._points[number].address
+
+    def _refused(
+        self, why: int, warp: Warp, arrival: ctypes.Structure, name: str, aligned: bool
+    ) -> EmulatorError:
+        number, mask = arrival.number, arrival.lanes
+        if why == _WRONG_NUMBER:
+            return BarrierMisuse(f"named barrier {number}; legal are 0 to {_COUNT - 1}")
+        if why == _WRONG_LANES and not aligned:
+            return UnsupportedPTX(
+                f"{name} without .aligned by a part of a warp (lanes {mask:#010x} of {warp.live:#010x}) is not "
+                "implemented"
+            )
+        if why == _WRONG_LANES:
+            return lanes_apart(warp, mask, name)
+        if why == _WRONG_THREADS:
+            message = f"barrier {number} with {arrival.threads} threads; legal are positive multiples of 32"
+            return BarrierMisuse(message).know("barrier-threads")
+        who, (_, expected) = self.arrivals(number), self.threads(number)
+        first = self.cta.cluster.instruction(self._state.barriers[number].first)
+        wanted = self.cta.live_threads() if arrival.threads < 0 else arrival.threads
+        return BarrierMisuse(
+            f"barrier {number} of CTA {self.cta.rank}: {warp.label} expects {wanted} threads where "
+            f"{', '.join(who)} expected {expected}"
+        ).know("barrier-threads", other=Side("expects", () if first is None else (first,), who[0]))
+
+
+class NamedBarrier:
+    """One of them, for those who wait there."""
+
+    def __init__(self, barriers: NamedBarriers, number: int) -> None:
+        self._barriers, self._number = barriers, number
+        self.key = ("bar", barriers.cta.rank, number)
+
+    @property
+    def generation(self) -> int:
+        """How often it has completed."""
+        return self._barriers.generation(self._number)
+
+    def missing(self) -> list[str]:
+        """Labels of the running warps of the CTA that have not arrived."""
+        cta, who = self._barriers.cta, self._barriers.arrivals(self._number)
+        running = (warp for warp in cta.warps if warp in cta.cluster.running)
+        return [warp.label for warp in running if warp.label not in who]
+
+    def describe(self) -> str:
+        arrived, expected = self._barriers.threads(self._number)
+        waiting = ", ".join(self._barriers.arrivals(self._number)) or "nobody"
+        return (
+            f"named barrier {self._number} of CTA {self._barriers.cta.rank}: {arrived} of {expected} threads arrived "
+            f"({waiting})"
+        )

@@ -1,0 +1,359 @@
+"""Shared memory of the CTAs of one cluster, in one 32-bit address space.
+
+``address = (cta_rank << 24) | offset``, for shared::cta and shared::cluster alike (PTX ISA: the shared::cta window is
+contained in the shared::cluster window). Offsets 0..1023 of each CTA belong to the system, as on sm_90 and later; the
+dynamic shared memory of a kernel starts at 1024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, raising
+from cute_kernels.emulator.facts import Memory
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.ptx.program import Variable
+
+SYSTEM_BYTES = 1024
+RANK_SHIFT = 24
+OFFSET_MASK = (1 << RANK_SHIFT) - 1
+
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_GRAIN = 32
+# A byte's state: 0 = never written, 1 = data, 2 = part of a live mbarrier (opaque to loads and stores). The same value
+# repeated over a word lets one comparison test a whole aligned access.
+_DATA, _BARRIER = 1, 2
+_HINT = "; if a store was meant to come first, a barrier or a wait is missing"
+
+
+def shared_layout(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
+    """Offset of each shared variable of a kernel by its name, and the end of those that have a size.
+
+    All arrays without a size name the same dynamic shared memory.
+    """
+    shared = [variable for variable in variables if variable.space == "shared"]
+    offsets, end = {}, SYSTEM_BYTES
+    for variable in shared:
+        if variable.nbytes:
+            offsets[variable.name] = -(-end // variable.align) * variable.align
+            end = offsets[variable.name] + variable.nbytes
+    dynamic = (variable for variable in shared if not variable.nbytes)
+    return offsets | {each.name: -(-end // each.align) * each.align for each in dynamic}, end
+
+
+def gaps(variables: Iterable[Variable], dynamic_bytes: int, size: int) -> tuple[tuple[int, int], ...]:
+    """What belongs to no array of a kernel behind its static ones: (first offset, end), in order.
+
+    Args:
+        variables: of the kernel.
+        dynamic_bytes: of the launch. Without an array that stands for them it is not known where they begin, and
+            everything belongs to them.
+        size: of the shared memory of a CTA.
+    """
+    variables = [variable for variable in variables if variable.space == "shared"]
+    offsets, end = shared_layout(variables)
+    dynamic = [offsets[variable.name] for variable in variables if not variable.nbytes]
+    if not dynamic:
+        found = [] if dynamic_bytes else [(end, size)]
+    else:
+        found = [(end, min(dynamic)), (max(dynamic) + dynamic_bytes, size)]
+    return tuple((first, behind) for first, behind in found if first < behind)
+
+
+def shared_address(cta_rank: int, offset: int) -> int:
+    """The 32-bit address of ``offset`` in CTA ``cta_rank`` of the cluster."""
+    return (cta_rank << RANK_SHIFT) | offset
+
+
+class SharedMemory:
+    """Shared memory of one CTA.
+
+    Attributes:
+        size: bytes, the 1024 system bytes included.
+        cta_rank: rank of the CTA in its cluster.
+        data: uint8 [size].
+        words, states: the memory and the state of its bytes as items of 1, 2, 4, 8, 16 and 32 bytes.
+        detect: whether accesses to live mbarriers or to a CTA that has exited are reported.
+        uninitialised: whether, with ``detect``, reads of what nobody has written are reported too.
+        exited: all threads of the CTA have exited while others of the cluster run: nothing may access it any more.
+    """
+
+    def __init__(self, size: int, cta_rank: int = 0, *, detect: bool = True, uninitialised: bool = True) -> None:
+        if size < SYSTEM_BYTES or size > 1 << 18:
+            raise IllegalAccess(f"shared memory of {size} bytes; legal are {SYSTEM_BYTES} to {1 << 18}")
+        self.size = size
+        self.cta_rank = cta_rank
+        self.detect = detect
+        self.report: Callable[[EmulatorError], None] = raising
+        self._fresh = 0 if uninitialised else _DATA  # state of what nobody has written
+        self.exited = False
+        padded = -(-size // _GRAIN) * _GRAIN
+        store = np.zeros(padded, np.uint8)
+        state = np.full(padded, self._fresh, np.uint8)
+        self.data = store[:size]
+        self.words: dict[int, np.ndarray] = {n: store.view(dtype) for n, dtype in _WORDS.items()}
+        self.states: dict[int, np.ndarray] = {n: state.view(dtype) for n, dtype in _WORDS.items()}
+        for n in (16, 32):
+            self.words[n] = store.view(np.uint64).reshape(-1, n // 8)
+            self.states[n] = state.view(np.uint64).reshape(-1, n // 8)
+        self.chunks = store.view(np.complex128)  # 16-byte items that NumPy moves fastest
+        self._addresses = store.ctypes.data, state.ctypes.data if detect else None
+        # Lowest and highest byte of any live mbarrier: almost every access is told apart by two comparisons.
+        self._barriers: set[int] = set()
+        self.barrier_low, self.barrier_high = size, 0
+        self._gaps: tuple[tuple[int, int], ...] = ()
+
+    def exclude(self, ranges: tuple[tuple[int, int], ...]) -> None:
+        """With ``detect``, nothing may access these (first offset, end), which belong to no array."""
+        if self.detect:
+            self._gaps = ranges
+            for first, end in ranges:
+                self.states[1][first:end] = _BARRIER  # the core leaves accesses to such bytes to the checks here
+
+    def _check_gaps(self, first: int, end: int) -> None:
+        for begin, behind in self._gaps:
+            if first < behind and end > begin:
+                bad, nbytes = max(first, begin), min(end, behind) - max(first, begin)
+                message = (
+                    f"shared access of bytes {bad} to {bad + nbytes - 1} of CTA {self.cta_rank}, which no array of the "
+                    f"kernel has: there is none from offset {begin} to {behind - 1}"
+                )
+                memory = self._bytes(bad, nbytes)
+                raise IllegalAccess(message).know("out-of-bounds", memory=memory)
+
+    def protect(self, offset: int) -> None:
+        """Marks the 8 bytes at ``offset`` as a live mbarrier, which only mbarrier operations may touch."""
+        self._barriers.add(offset)
+        self.states[1][offset : offset + 8] = _BARRIER
+        self._bound_barriers()
+
+    def unprotect(self, offset: int) -> None:
+        """Ends `protect`; the bytes count as uninitialised (PTX ISA: mbarrier.inval makes the location reusable)."""
+        self._barriers.discard(offset)
+        self.states[1][offset : offset + 8] = self._fresh
+        self._bound_barriers()
+
+    def close(self) -> None:
+        """The CTA has exited. Without ``detect`` its memory stays what it is."""
+        if self.detect:
+            self.exited = True
+            self.states[1].fill(_BARRIER)  # the core leaves accesses to such bytes to the checks here
+
+    def check_open(self) -> None:
+        """Raises IllegalAccess when the CTA has exited."""
+        if self.exited:
+            message = f"access to the shared memory of CTA {self.cta_rank}, which has exited"
+            raise IllegalAccess(message).know("exited-cta")
+
+    def _bound_barriers(self) -> None:
+        self.barrier_low = min(self._barriers, default=self.size)
+        self.barrier_high = max(self._barriers, default=-8) + 8
+
+    def check_bounds(self, offset: int, nbytes: int) -> None:
+        """Raises IllegalAccess when a range is not inside the memory, or the CTA has exited."""
+        self.check_open()
+        if offset < 0 or offset + nbytes > self.size:
+            raise self._outside(offset, nbytes)
+
+    def check_range(self, offset: int, nbytes: int, *, write: bool) -> None:
+        """Checks one contiguous access and, for a write, marks the bytes as initialised.
+
+        Raises:
+            IllegalAccess: out of bounds, uninitialised (reads), touching a live mbarrier, or the CTA has exited.
+        """
+        end = offset + nbytes
+        self.check_bounds(offset, nbytes)
+        if not self.detect:
+            return
+        self._check_gaps(offset, end)
+        if offset < self.barrier_high and end > self.barrier_low:
+            for barrier in self._barriers:
+                if offset < barrier + 8 and end > barrier:
+                    error = IllegalAccess(self._on_barrier(offset, nbytes, barrier, write))
+                    raise error.know("barrier-memory", memory=self._bytes(offset, nbytes))
+        state = self.states[1][offset:end]
+        if write:
+            state.fill(_DATA)
+        elif not state.all():
+            first = offset + int(np.argmin(state))
+            error = IllegalAccess(
+                f"read of uninitialised shared memory at offset {first} (access: {nbytes} bytes at offset {offset} of "
+                f"CTA {self.cta_rank}){_HINT}"
+            ).know("uninitialised-read", memory=self._bytes(offset, nbytes))
+            self.report(error)
+
+    def check_lanes(self, offsets: np.ndarray, nbytes: int, *, write: bool) -> None:
+        """As `check_range` for one aligned access of ``nbytes`` per lane at int ``offsets [lanes]``."""
+        self.check_open()
+        low, high = int(offsets.min()), int(offsets.max()) + nbytes
+        if low < 0 or high > self.size:
+            raise self._outside(low if low < 0 else high - nbytes, nbytes)
+        if not self.detect:
+            return
+        for begin, behind in self._gaps:
+            if low < behind and high > begin and (bad := (offsets < behind) & (offsets + nbytes > begin)).any():
+                self._check_gaps(int(offsets[bad][0]), int(offsets[bad][0]) + nbytes)
+        if low < self.barrier_high and high > self.barrier_low:
+            for barrier in self._barriers:
+                hit = (offsets < barrier + 8) & (offsets + nbytes > barrier)
+                if hit.any():
+                    bad = int(offsets[hit][0])
+                    error = IllegalAccess(self._on_barrier(bad, nbytes, barrier, write))
+                    raise error.know("barrier-memory", memory=self._bytes(bad, nbytes))
+        states = self.states[nbytes]
+        index = offsets // nbytes
+        if write:
+            states[index] = _all_data(nbytes)
+        elif not (states[index] == _all_data(nbytes)).all():
+            bytewise = self.states[1][offsets[:, None] + np.arange(nbytes)]
+            bad = int(offsets[~bytewise.all(axis=1)][0])
+            error = IllegalAccess(
+                f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}{_HINT}"
+            ).know("uninitialised-read", memory=self._bytes(bad, nbytes))
+            self.report(error)
+
+    def addresses(self) -> tuple[int, int | None]:
+        """Host addresses of the bytes and of their states (1: holds data), None when those are not to be checked."""
+        return self._addresses
+
+    def check_initialised(self, index: np.ndarray, nbytes: int) -> None:
+        """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data.
+
+        Raises:
+            IllegalAccess: some were never written or are part of a live mbarrier, or the CTA has exited.
+        """
+        self.check_open()
+        if self.detect and not (self.states[nbytes][index] == _all_data(nbytes)).all():
+            items = index.reshape(-1)
+            bad = items[(self.states[1][items[:, None] * nbytes + np.arange(nbytes)] != _DATA).any(axis=1)]
+            first = int(bad[0]) * nbytes
+            self._check_gaps(first, first + nbytes)
+            error = IllegalAccess(
+                f"asynchronous read of uninitialised shared memory at offset {first} of CTA {self.cta_rank}{_HINT}"
+            ).know("uninitialised-read", memory=self._bytes(first, nbytes))
+            self.report(error)
+
+    def _outside(self, offset: int, nbytes: int) -> EmulatorError:
+        where = f"at offset {offset} of CTA {self.cta_rank}"
+        message = f"shared access of {nbytes} bytes {where} leaves its {self.size} bytes"
+        return IllegalAccess(message).know("out-of-bounds", memory=self._bytes(offset, nbytes))
+
+    def _bytes(self, offset: int, nbytes: int) -> Memory:
+        return Memory("shared", offset, nbytes, self.cta_rank)
+
+    def _on_barrier(self, offset: int, nbytes: int, barrier: int, write: bool) -> str:
+        return (
+            f"{'store to' if write else 'load from'} {nbytes} bytes at offset {offset} of CTA {self.cta_rank} touches "
+            f"the live mbarrier at offset {barrier}"
+        )
+
+
+def _all_data(nbytes: int) -> int:
+    return int.from_bytes(bytes([_DATA]) * min(nbytes, 8), "little")
+
+
+class ClusterMemory:
+    """Shared memory of all CTAs of a cluster under one address.
+
+    Args:
+        ctas: one SharedMemory per CTA, in order of rank.
+    """
+
+    def __init__(self, ctas: list[SharedMemory]) -> None:
+        for rank, cta in enumerate(ctas):
+            if cta.cta_rank != rank:
+                raise ValueError(f"CTA {cta.cta_rank} stands at position {rank} of its cluster")
+        self.ctas = ctas
+
+    def resolve(self, address: int) -> tuple[int, int]:
+        """Splits an address into (rank of the CTA in the cluster, offset).
+
+        Raises:
+            IllegalAccess: no such CTA in this cluster.
+        """
+        rank, offset = address >> RANK_SHIFT, address & OFFSET_MASK
+        if not 0 <= rank < len(self.ctas):
+            message = f"shared address {address:#x} names CTA {rank} of a cluster of {len(self.ctas)}"
+            raise IllegalAccess(message).know("out-of-bounds")
+        return rank, offset
+
+    def view(self, address: int, nbytes: int, *, write: bool = False) -> np.ndarray:
+        """The bytes as a uint8 array onto the memory: for the asynchronous units, which are not the generic proxy.
+
+        Args:
+            address: shared address of the first byte.
+            nbytes: length; the range must lie in one CTA.
+            write: True when the caller fills the whole range (marks it as initialised).
+
+        Raises:
+            IllegalAccess: out of bounds, uninitialised (unless ``write``) or touching a live mbarrier.
+        """
+        rank, offset = self.resolve(address)
+        cta = self.ctas[rank]
+        cta.check_range(offset, nbytes, write=write)
+        return cta.data[offset : offset + nbytes]
+
+    def load(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
+        """Gathers ``nbytes`` (1, 2, 4, 8, 16 or 32) per active lane: ``[lanes]`` -> uint8 ``[lanes, nbytes]``.
+
+        Raises:
+            IllegalAccess: out of bounds, misaligned, uninitialised or touching a live mbarrier.
+        """
+        parts = self._split(addresses, nbytes, write=False)
+        if len(parts) == 1:
+            cta, _, offsets = parts[0]
+            return cta.words[nbytes][offsets // nbytes].view(np.uint8).reshape(-1, nbytes)
+        result = np.empty((len(addresses), nbytes), np.uint8)
+        for cta, lanes, offsets in parts:
+            result[lanes] = cta.words[nbytes][offsets // nbytes].view(np.uint8).reshape(-1, nbytes)
+        return result
+
+    def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
+        """Scatters uint8 ``[lanes, nbytes]`` to ``[lanes]`` addresses; of lanes with one address the last lane wins.
+
+        Args:
+            addresses: shared addresses of the active lanes.
+            values: one row per lane.
+
+        Raises:
+            IllegalAccess: out of bounds, misaligned or touching a live mbarrier.
+        """
+        nbytes = values.shape[1]
+        values = np.ascontiguousarray(values)
+        for cta, lanes, offsets in self._split(addresses, nbytes, write=True):
+            words = cta.words[nbytes]
+            chosen = values if lanes is None else values[lanes]
+            words[offsets // nbytes] = chosen.view(words.dtype).reshape(-1, *words.shape[1:])
+
+    def _split(
+        self, addresses: np.ndarray, nbytes: int, write: bool
+    ) -> list[tuple[SharedMemory, np.ndarray | None, np.ndarray]]:
+        """Checks a lane vector and returns (CTA, lanes or None for all, offsets) parts that cover it."""
+        if nbytes not in _WORDS and nbytes not in (16, 32):
+            raise IllegalAccess(f"a shared access of {nbytes} bytes does not exist; legal are 1, 2, 4, 8, 16 and 32")
+        if not len(addresses):
+            return []
+        addresses = np.asarray(addresses).astype(np.int64, copy=False)
+        if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
+            bad = int(addresses[(addresses & (nbytes - 1)) != 0][0])
+            message = f"misaligned shared {'store' if write else 'load'} of {nbytes} bytes at {bad:#x}"
+            raise IllegalAccess(message).know("misaligned")
+        ranks = addresses >> RANK_SHIFT
+        first = int(ranks[0])
+        if (ranks == first).all():
+            rank, _ = self.resolve(int(addresses[0]))
+            offsets = addresses & OFFSET_MASK
+            self.ctas[rank].check_lanes(offsets, nbytes, write=write)
+            return [(self.ctas[rank], None, offsets)]
+        parts = []
+        for rank in np.unique(ranks):
+            lanes = np.flatnonzero(ranks == rank)
+            self.resolve(int(addresses[lanes[0]]))
+            offsets = addresses[lanes] & OFFSET_MASK
+            self.ctas[rank].check_lanes(offsets, nbytes, write=write)
+            parts.append((self.ctas[rank], lanes, offsets))
+        return parts

@@ -1,0 +1,291 @@
+"""Tensor memory of one CTA: 128 lanes x 512 columns of 32-bit cells, allocated by columns (PTX ISA, "Tensor Memory").
+
+An address is 32 bits: lane in bits 16..31, column in bits 0..15. The array is stored column-major (``cells[column,
+lane]``) because a register of a 32x32b load is one column of 32 lanes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX, raising
+from cute_kernels.emulator.facts import Memory, WarpName
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.ptx.program import Instruction
+
+LANES, COLUMNS = CONSTANTS["TENSOR_LANES"], CONSTANTS["TENSOR_COLUMNS"]
+LANE_GROUP = CONSTANTS["LANE_GROUP"]  # no access covers less of a column
+#: Shape of tcgen05.ld/st -> (columns per repetition, registers per repetition, largest repetition).
+SHAPES = {"32x32b": (1, 1, 128), "16x64b": (2, 1, 128), "16x128b": (4, 2, 64), "16x256b": (8, 4, 32)}
+#: The shape of two halves of 16 lanes; the instruction says how many columns lie between them.
+HALVES = "16x32bx2"
+
+
+def split_address(address: int) -> tuple[int, int]:
+    """(lane, column) of a tensor-memory address."""
+    return (address >> 16) & 0xFFFF, address & 0xFFFF
+
+
+def tensor_address(lane: int, column: int) -> int:
+    """The 32-bit address of a cell."""
+    return (lane << 16) | column
+
+
+class TensorMemory:
+    """Tensor memory of one CTA.
+
+    Args:
+        detect: whether reads of uninitialised cells are reported.
+        own_lanes: whether loads and stores that name lanes outside of their warp's quarter are reported. If not, they
+            access the lanes of the quarter with the same number modulo 32, which is a reading: by the PTX ISA they are
+            illegal.
+
+    Attributes:
+        cells: uint32 [512 columns, 128 lanes].
+        allocations: column base -> columns, of what is allocated now.
+        changes: number of allocations and deallocations so far.
+        allocated_address: host address of a byte per column, 1 where it is allocated.
+        full_address: of a byte per column, 1 where an access has written all lanes.
+    """
+
+    def __init__(self, *, detect: bool = True, own_lanes: bool = True) -> None:
+        self.cells = np.zeros((COLUMNS, LANES), np.uint32)
+        self.floats = self.cells.view(np.float32)
+        self._address = self.cells.ctypes.data
+        self.allocations: dict[int, int] = {}
+        self._allocated_by: dict[int, tuple[int, str]] = {}  # by column base: instruction, warp
+        self.changes = 0
+        self.report: Callable[[EmulatorError], None] = raising
+        self.detect, self._own_lanes = detect, own_lanes
+        self.relinquished = False
+        self.columns_used = 0
+        self._allocated = np.zeros(COLUMNS, bool)
+        self.allocated_address = self._allocated.ctypes.data
+        self._written = np.zeros((COLUMNS, LANES), bool)
+        self._full = np.zeros(COLUMNS, bool)  # columns that were written in all lanes by one access
+        self.full_address = self._full.ctypes.data
+
+    def address_of_column(self, column: int) -> int:
+        """Host address of the cells of a column."""
+        return self._address + self.cells.strides[0] * column
+
+    def addresses(self, shadow: int) -> tuple[int, int, int, int, int]:
+        """A `TensorCells` of the core, given the address of its shadow or 0."""
+        return self._address, self.allocated_address, self.full_address, self._written.ctypes.data, shadow
+
+    def has_room(self, ncols: int) -> bool:
+        """Whether `alloc` would not return None: it raises an error or finds free columns."""
+        starts = range(0, COLUMNS - ncols + 1, 32)
+        illegal = not 32 <= ncols <= COLUMNS or self.relinquished
+        return illegal or any(not self._allocated[start : start + ncols].any() for start in starts)
+
+    def alloc(self, ncols: int) -> int | None:
+        """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
+
+        Raises:
+            IllegalAccess: ncols is not a power of two in 32..512, or the permit was relinquished.
+        """
+        if ncols < 32 or ncols > COLUMNS or ncols & (ncols - 1):
+            raise IllegalAccess(f"tcgen05.alloc of {ncols} columns; legal are 32, 64, 128, 256 and 512")
+        if self.relinquished:
+            raise IllegalAccess("tcgen05.alloc after tcgen05.relinquish_alloc_permit of the same CTA")
+        for base in range(0, COLUMNS - ncols + 1, 32):
+            if not self._allocated[base : base + ncols].any():
+                self._allocated[base : base + ncols] = True
+                self._written[base : base + ncols] = self._full[base : base + ncols] = not self.detect
+                self.allocations[base] = ncols
+                self.changes += 1
+                self.columns_used = max(self.columns_used, int(self._allocated.sum()))
+                return base
+        return None
+
+    def note_alloc(self, base: int, place: int, warp: str) -> None:
+        """Keeps, for reports, who made the allocation from column ``base`` on.
+
+        Args:
+            base: what `alloc` returned.
+            place: index of the instruction, -1 if it is not known.
+            warp: label of the warp.
+        """
+        self._allocated_by[base] = place, warp
+
+    def dealloc(self, address: int, ncols: int) -> None:
+        """tcgen05.dealloc of an allocation as a whole.
+
+        Raises:
+            IllegalAccess: nothing of that size is allocated there.
+        """
+        lane, column = split_address(address)
+        if lane or self.allocations.get(column) != ncols:
+            have = ", ".join(f"{n} columns at {base}" for base, n in self.allocations.items()) or "nothing"
+            raise IllegalAccess(f"tcgen05.dealloc of {ncols} columns at address {address:#x}; allocated: {have}")
+        del self.allocations[column]
+        self._allocated_by.pop(column, None)
+        self.changes += 1
+        self._allocated[column : column + ncols] = False
+
+    def relinquish(self) -> None:
+        """tcgen05.relinquish_alloc_permit: no further alloc by this CTA."""
+        self.relinquished = True
+
+    def check_released(self, instructions: Sequence[Instruction] = ()) -> None:
+        """At the exit of the CTA: each allocation that is left is reported where it was made.
+
+        Args:
+            instructions: of the kernel.
+
+        Raises:
+            IllegalAccess: columns are still allocated (PTX ISA: all must be deallocated before the kernel exits).
+        """
+        for base, ncols in self.allocations.items():
+            place, label = self._allocated_by.get(base, (-1, ""))
+            name = WarpName.of(label)
+            error = IllegalAccess(
+                f"the CTA exits with {ncols} TMEM columns allocated" + (f" by warp {name.index}" if name else "")
+            ).know("tensor-memory-leak", memory=Memory("tensor", base, ncols, name.cta) if name else None)
+            instruction = instructions[place] if 0 <= place < len(instructions) else None
+            self.report(error.at(instruction, label or None))
+
+    def accessed(self, warp: int, address: int) -> int:
+        """The address that a load or store by a warp accesses: in its own quarter, unless other lanes are reported."""
+        return address if self._own_lanes else 32 * (warp % 4) << 16 | address & 0x1FFFFF
+
+    def load(self, warp: int, address: int, shape: str, repeat: int) -> np.ndarray:
+        """tcgen05.ld by one warp: uint32 ``[32 lanes, registers]``, a copy whose transpose is contiguous.
+
+        Args:
+            warp: index of the warp in its CTA; it may touch the lanes of quarter ``warp % 4`` only.
+            address: taddr operand.
+            shape: a name of `SHAPES`.
+            repeat: the number behind ``.x``.
+
+        Raises:
+            IllegalAccess: foreign lanes, unallocated columns, cells never written.
+            UnsupportedPTX: another shape or repetition.
+        """
+        lane, column, ncols = self._place(warp, address, shape, repeat, "tcgen05.ld")
+        if shape == "32x32b":
+            self.check(lane, 32, column, ncols, write=False)
+            return self.cells[column : column + ncols, lane : lane + 32].copy().T
+        self.check(lane, 16, column, ncols, write=False)
+        columns, lanes = fragment(shape, repeat)
+        return self.cells[columns + column, lanes + lane].T
+
+    def store(self, warp: int, address: int, shape: str, repeat: int, values: np.ndarray) -> None:
+        """tcgen05.st by one warp of uint32 ``[32 lanes, registers]``; arguments and errors as `load`."""
+        lane, column, ncols = self._place(warp, address, shape, repeat, "tcgen05.st")
+        rows = np.asarray(values, np.uint32).T
+        if rows.shape != (SHAPES[shape][1] * repeat, 32):
+            raise IllegalAccess(f"tcgen05.st.{shape}.x{repeat} of {len(rows)} registers")
+        if shape == "32x32b":
+            self.check(lane, 32, column, ncols, write=True)
+            self.cells[column : column + ncols, lane : lane + 32] = rows
+        else:
+            self.check(lane, 16, column, ncols, write=True)
+            columns, lanes = fragment(shape, repeat)
+            self.cells[columns + column, lanes + lane] = rows
+
+    def load_halves(self, warp: int, address: int, repeat: int, split: int) -> np.ndarray:
+        """tcgen05.ld.16x32bx2 by one warp: uint32 ``[32 lanes, registers]``.
+
+        Threads 0 to 15 hold 16 lanes from ``address`` on, and a column per register; threads 16 to 31 the same lanes,
+        ``split`` columns further on. Other arguments and errors as `load`.
+        """
+        halves = []
+        for lane, column in self._halves(warp, address, repeat, split, "tcgen05.ld"):
+            self.check(lane, 16, column, repeat, write=False)
+            halves.append(self.cells[column : column + repeat, lane : lane + 16])
+        return np.concatenate(halves, axis=1).T
+
+    def store_halves(self, warp: int, address: int, repeat: int, split: int, values: np.ndarray) -> None:
+        """tcgen05.st.16x32bx2 of uint32 ``[32 lanes, registers]``; arguments and errors as `load_halves`."""
+        places = self._halves(warp, address, repeat, split, "tcgen05.st")
+        for (lane, column), half in zip(places, (values[:16], values[16:])):
+            self.check(lane, 16, column, repeat, write=True)
+            self.cells[column : column + repeat, lane : lane + 16] = half.T
+
+    def _halves(self, warp: int, address: int, repeat: int, split: int, name: str) -> list[tuple[int, int]]:
+        # Lanes and repetitions are those of the other shapes of 16 lanes.
+        lane, column, _ = self._place(warp, address, HALVES, repeat, name)
+        return [(lane, column), (lane, column + split)]
+
+    def check(self, lane: int, nlanes: int, column: int, ncols: int, *, write: bool) -> None:
+        """Checks a rectangle and, for a write, marks it as written.
+
+        Raises:
+            IllegalAccess: outside the memory, columns not allocated, or (reads) cells never written.
+        """
+        if lane < 0 or lane + nlanes > LANES or column < 0 or column + ncols > COLUMNS:
+            raise IllegalAccess(
+                f"TMEM access to lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1} leaves the "
+                f"{LANES} x {COLUMNS} cells"
+            ).know("tensor-memory-place")
+        if not self._allocated[column : column + ncols].all():
+            free = column + int(np.argmin(self._allocated[column : column + ncols]))
+            raise IllegalAccess(
+                f"TMEM access to columns {column}..{column + ncols - 1}, of which column {free} is not allocated"
+            ).know("tensor-memory-place")
+        if not self.detect or self._full[column : column + ncols].all():
+            return
+        written = self._written[column : column + ncols, lane : lane + nlanes]
+        if write:
+            written[...] = True
+            if nlanes == LANES:
+                self._full[column : column + ncols] = True
+        elif not written.all():
+            bad_column, bad_lane = np.argwhere(~written)[0]
+            error = IllegalAccess(
+                f"read of uninitialised TMEM: lane {lane + bad_lane}, column {column + bad_column} of an access to "
+                f"lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1}"
+            ).know("uninitialised-read")
+            self.report(error)
+
+    def _place(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int, int]:
+        """Checks the operands of a load or store; returns (first lane, first column, columns)."""
+        if shape not in (*SHAPES, HALVES):
+            raise UnsupportedPTX(f"{name}.{shape}; implemented are {', '.join(SHAPES)}, {HALVES}")
+        width, _, largest = SHAPES.get(shape, (1, 1, 128))
+        if not 1 <= repeat <= largest or repeat & (repeat - 1):
+            raise UnsupportedPTX(f"{name}.{shape}.x{repeat}; legal are powers of two up to x{largest}")
+        lane, column = split_address(address)
+        first = 32 * (warp % 4)
+        if lane not in ((first,) if shape == "32x32b" else (first, first + 16)):
+            raise IllegalAccess(
+                f"{name}.{shape} by warp {warp} starts at lane {lane}; the warp may touch the lanes of its quarter "
+                f"{warp % 4}, {first} to {first + 31}, only"
+            ).know("tensor-memory-place")
+        return lane, column, width * repeat
+
+
+def rectangle(address: int, shape: str, repeat: int) -> tuple[slice, slice]:
+    """Columns, and groups of 16 lanes, that a load or store touches (of `HALVES` the first half)."""
+    lane, column = split_address(address)
+    first = lane // LANE_GROUP
+    width = SHAPES.get(shape, (1, 1, 1))[0]
+    return slice(column, column + width * repeat), slice(first, first + (2 if shape == "32x32b" else 1))
+
+
+@functools.lru_cache(maxsize=64)
+def fragment(shape: str, repeat: int) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and lanes, each int [registers, 32], that the registers of the 32 threads hold, relative to the address.
+
+    PTX ISA, "Matrix fragments" of tcgen05 data movement shapes.
+    """
+    thread = np.arange(32)
+    if shape == "32x32b":
+        columns, lanes = [0 * thread], [thread]
+    elif shape == "16x64b":
+        columns, lanes = [thread // 2 % 2], [thread // 4 + 8 * (thread % 2)]
+    elif shape == "16x128b":
+        columns, lanes = [thread % 4] * 2, [thread // 4, thread // 4 + 8]
+    else:
+        columns = [2 * (thread % 4) + i % 2 for i in range(4)]
+        lanes = [thread // 4 + 8 * (i // 2) for i in range(4)]
+    width = SHAPES[shape][0]
+    return np.concatenate([np.array(columns) + width * i for i in range(repeat)]), np.tile(np.array(lanes), (repeat, 1))

@@ -1,0 +1,351 @@
+"""One warp: its identity, its divergence stack, and what it waits for.
+
+Divergent lanes run one path at a time until they reach the immediate post-dominator of the branch. When a path blocks
+while another path of the same warp could run, the other one runs (independent thread scheduling), so lanes may wait
+for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.facts import WarpName
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.observe.races.happens_before import Agent
+    from cute_kernels.emulator.ptx.decode import Instruction
+    from cute_kernels.emulator.units.sm import Cluster, Cta
+
+
+class WarpCode(Protocol):
+    """The execution of a warp by one of the back ends (`lowering.PythonWarp`, `execution.NativeWarp`).
+
+    Attributes:
+        standing: the basic block that the warp is in; None: it has ended.
+        executing: index of the instruction whose Python is running, or where the warp waits; -1: none.
+        steps: instructions executed, up to the end of the block that it is in.
+        counted: the warp gave way behind the count of its block, none of which it has executed.
+    """
+
+    standing: int | None
+    executing: int
+    steps: int
+    counted: bool
+
+    def send(self, budget: int) -> None: ...
+    def failed_at(self, error: BaseException) -> Instruction | None: ...
+    def snapshot(self) -> Any: ...
+    def same(self, a: Any, b: Any) -> bool: ...
+
+
+# --- what a warp can wait for ---------------------------------------------------------------------------------------
+
+
+class Wait:
+    """A condition on which a warp is descheduled.
+
+    ``kind`` names it in counts and traces, ``key`` what releases it (None: nothing in particular); ``may_time_out``:
+    the instruction may also give up.
+    """
+
+    kind = ""
+    key: Hashable = None
+    may_time_out = False
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def ready_at(self, count: int) -> bool:
+        """Whether it was when so much was complete: phases of its barrier, operations of its warpgroup."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+
+class PhaseWait(Wait):
+    """mbarrier.try_wait."""
+
+    kind = "mbarrier"
+    may_time_out = True
+
+    def __init__(self, barriers: Any, address: int, state: int, parity: bool) -> None:
+        self.barriers, self.address, self.state = barriers, address, state
+        self.test = barriers.test_parity if parity else barriers.test_phase
+        self.parity = parity
+        self.phase = barriers.phase(address)
+        self.key = ("mbarrier", address)
+
+    def ready(self) -> bool:
+        """Raises BarrierMisuse when the wait missed its phase: the next one, of the other parity, is complete too."""
+        if self.parity and self.barriers.phase(self.address) > self.phase + 1:
+            raise BarrierMisuse(
+                f"a wait for phase {self.phase} has missed it: two phases have completed since it began, "
+                f"{self.barriers.describe(self.address)}"
+            ).know("phase-missed", barrier=self.barriers.state(self.address))
+        return self.test(self.address, self.state)
+
+    def ready_at(self, count: int) -> bool:
+        return (count & 1) != self.state if self.parity else count > self.state
+
+    def describe(self) -> str:
+        what = f"parity {self.state}" if self.parity else f"the end of phase {self.state}"
+        return f"waits for {what} of {self.barriers.describe(self.address)}"
+
+
+class ProgressWait(Wait):
+    """Polling: nothing to do until anything in the cluster changes."""
+
+    kind = "polling"
+    may_time_out = True
+
+    def __init__(self, cluster: Cluster, what: str, detail: str) -> None:
+        self.cluster, self.what, self.detail = cluster, what, detail
+        self.seen = cluster.changes()
+
+    def ready(self) -> bool:
+        return self.cluster.changes() != self.seen
+
+    def describe(self) -> str:
+        return f"polls ({self.what}) {self.detail}".rstrip()
+
+
+class NamedWait(Wait):
+    """bar.sync."""
+
+    kind = "bar"
+
+    def __init__(self, barrier: Any) -> None:
+        self.barrier, self.generation = barrier, barrier.generation
+        self.key = barrier.key
+
+    def ready(self) -> bool:
+        return self.barrier.generation != self.generation
+
+    def ready_at(self, count: int) -> bool:
+        return count > self.generation
+
+    def describe(self) -> str:
+        return f"waits at {self.barrier.describe()}"
+
+
+class ClusterWait(NamedWait):
+    """barrier.cluster.wait."""
+
+    kind = "barrier.cluster"
+
+
+class BulkWait(Wait):
+    """cp.async.bulk.wait_group."""
+
+    kind = "bulk_group"
+
+    def __init__(self, cluster: Cluster, thread: tuple[int, int, int], count: int, read: bool) -> None:
+        self.cluster, self.thread, self.count, self.read = cluster, thread, count, read
+        self.key = ("bulk_group", thread)
+
+    def ready(self) -> bool:
+        return self.cluster.tma.groups.wait_satisfied(self.thread, self.count, self.read)
+
+    def describe(self) -> str:
+        what = "reads" if self.read else "writes"
+        return f"waits for the {what} of all but {self.count} bulk groups of lane {self.thread[2]}"
+
+
+class AllocationWait(Wait):
+    """tcgen05.alloc."""
+
+    kind = "tcgen05.alloc"
+
+    def __init__(self, cta: Cta, columns: int) -> None:
+        self.cta, self.columns = cta, columns
+        self.allocations = dict(cta.tmem.allocations)
+
+    def ready(self) -> bool:
+        return self.cta.tmem.allocations != self.allocations
+
+    def describe(self) -> str:
+        return f"waits for {self.columns} free TMEM columns; allocated: {self.cta.tmem.allocations}"
+
+
+class GridWait(Wait):
+    """griddepcontrol, where another launch has to go on first."""
+
+    kind = "griddepcontrol"
+
+    def __init__(self, warp: Warp, what: str) -> None:
+        self.warp, self.what = warp, what
+
+    def ready(self) -> bool:
+        return not self.warp.held_at(self.what)
+
+    def describe(self) -> str:
+        return f"waits for another launch at griddepcontrol.{self.what}"
+
+
+class AnyWait(Wait):
+    """All paths of a diverged warp are blocked."""
+
+    kind = "diverged"
+    may_time_out = True
+
+    def __init__(self, waits: list[Wait]) -> None:
+        self.waits = waits
+
+    def ready(self) -> bool:
+        return any(wait.ready() for wait in self.waits)
+
+    def describe(self) -> str:
+        return "is diverged: " + "; ".join(wait.describe() for wait in self.waits)
+
+
+# --- divergence -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Path:
+    """Lanes that are not running now: where they continue, and the divergence inside them."""
+
+    pc: int
+    mask: int
+    token: Any = None
+    inner: list[Frame] = field(default_factory=list)
+
+
+@dataclass
+class Frame:
+    """One divergent branch: the block where its lanes meet, who is there already, and who has still to run."""
+
+    meet: int
+    arrived: int
+    pending: list[Path]
+
+
+class Warp:
+    """One warp of a CTA.
+
+    Attributes:
+        index: warp index in its CTA (what selects its tensor-memory lanes).
+        number: warp index in its cluster.
+        label: for reports, e.g. ``"cluster 5, CTA 1 warp 3 (epilogue)"``.
+        track: its role, or ``"warp 3"`` without one: what counts are kept by.
+        live: lanes that exist (the last warp of a block may be partial) and have not exited.
+        wait: the condition on which it is descheduled, None while it can run.
+        token: what a blocking instruction remembers between attempts.
+        timed_out: the next try_wait gives up.
+        storing_lanes: lanes that issued bulk stores, the only ones with bulk groups.
+        agent: what the warp knows of the others, for the race detector; None without detectors.
+        counts: executions per basic block.
+    """
+
+    def __init__(self, cta: Cta, index: int, live: int, role: str, blocks: int) -> None:
+        self.exit = blocks
+        self.cta: Cta = cta
+        self.cluster: Cluster = cta.cluster
+        self.index, self.live, self.role = index, live, role
+        self.number = 0
+        several = cta.cluster.grid != cta.cluster.shape  # a CTA's number counts in its cluster
+        self.label = str(WarpName(cta.cluster.index, cta.rank, index, role, several))
+        self.track = role or f"warp {index}"
+        self.counts: Any = [0] * (blocks + 1)
+        self.wait: Wait | None = None
+        self.token: Any = None
+        self.timed_out = False
+        self.storing_lanes = 0
+        self.stack: list[Frame] = []
+        self.blocked: list[Wait] = []
+        self.code: WarpCode | None = None
+        self.agent: Agent | None = None
+        x, y, _ = cta.cluster.block
+        threads = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)
+        self.tid_x, self.tid_y, self.tid_z = threads % x, threads // x % y, threads // (x * y)
+
+    def executing(self) -> int:
+        """Index of the instruction that it is executing; -1: not known."""
+        return -1 if self.code is None else self.code.executing
+
+    def held_at(self, what: str) -> bool:
+        """Whether it has to wait for another launch at this griddepcontrol."""
+        return self.cluster.held_at == what and self not in self.cluster.excused
+
+    def waits_for_launch(self) -> bool:
+        """Whether it, or a part of its lanes, waits for another launch."""
+        return any(isinstance(wait, GridWait) for wait in (self.wait, *getattr(self.wait, "waits", ())))
+
+    def fails_spuriously(self) -> bool:
+        """Whether a try_wait that could succeed reports a timeout instead."""
+        cluster = self.cluster
+        return cluster.options.spurious_try_wait_failures and cluster.rng.random() < 0.25
+
+    def stores_in_bulk(self, lane: int) -> None:
+        """A lane issues a bulk store: from now on it has bulk groups."""
+        self.storing_lanes |= 1 << lane
+        if self.agent is not None:
+            columns = self.cluster.tracker.bulk_columns(self.agent, lane)
+            groups = self.cluster.tma.groups.address((self.cta.rank, self.index, lane), columns)
+            self.agent.stores(lane, groups)
+
+    # --- called by generated code at divergent branches -------------------------------------------------------------
+
+    def diverge(self, taken: int, mask: int, target: int, following: int, meet: int) -> tuple[int, int, int]:
+        """Splits the lanes at a branch; returns (pc, mask, meeting block) of the path to run first."""
+        frame = Frame(meet, 0, [])
+        self.stack.append(frame)
+        first, second = Path(target, taken), Path(following, mask & ~taken)
+        if first.pc == meet:
+            first, second = second, first
+        if second.pc == meet:
+            frame.arrived |= second.mask
+            self._exit(meet, second.mask)
+        else:
+            frame.pending.append(second)
+        return first.pc, first.mask, meet
+
+    def arrive(self, mask: int) -> tuple[int, int, int]:
+        """The running lanes reached the meeting block: the next path, or all lanes together."""
+        while True:
+            frame = self.stack[-1]
+            frame.arrived |= mask
+            self._exit(frame.meet, mask)
+            if frame.pending:
+                return self._resume(frame, frame.pending.pop())
+            self.stack.pop()
+            pc, mask = frame.meet, frame.arrived
+            self.blocked.clear()
+            if not self.stack or self.stack[-1].meet != pc:
+                return pc, mask, self.stack[-1].meet if self.stack else -1
+
+    def _exit(self, meet: int, mask: int) -> None:
+        """Lanes whose meeting block is the end of the kernel have exited: barriers no longer count on them."""
+        if meet == self.exit:
+            self.live &= ~mask
+            self.cta.thread_exited()
+
+    def park(self, pc: int, mask: int, meet: int) -> tuple[int, int, int, bool]:
+        """The running path blocked: switches to another path, or gives the warp up when all are blocked."""
+        self.blocked.append(self.wait)
+        frames = [frame for frame in self.stack if frame.pending]
+        paths = 1 + sum(len(frame.pending) for frame in frames)
+        if not frames:
+            self.blocked.clear()
+            return pc, mask, meet, True
+        all_blocked = len(self.blocked) >= paths
+        if all_blocked:
+            self.wait = AnyWait(self.blocked[-paths:])
+            self.blocked = []
+        # Outer branches get their turn too: which frame is switched rotates with the number of blocked attempts.
+        frame = frames[-1 - (len(self.blocked) % len(frames))]
+        depth = self.stack.index(frame)
+        frame.pending.append(Path(pc, mask, self.token, self.stack[depth + 1 :]))
+        del self.stack[depth + 1 :]
+        return (*self._resume(frame, frame.pending.pop(0)), all_blocked)
+
+    def _resume(self, frame: Frame, path: Path) -> tuple[int, int, int]:
+        self.token = path.token
+        self.stack.extend(path.inner)
+        return path.pc, path.mask, self.stack[-1].meet

@@ -1,0 +1,1 @@
+"""What executes: the units of a multiprocessor, CTAs and clusters."""

@@ -1,0 +1,1 @@
+"""The units that copy between memories."""

@@ -1,0 +1,214 @@
+"""Asynchronous copies of single threads from global to shared memory: cp.async, its groups and its mbarrier arrivals.
+
+A copy happens at any time between its issue and the wait for it, as the completion policy says; the copies of the lanes
+of one instruction happen together, different instructions in any order. It writes through the generic proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.observe.races.memory_order import lane_vector
+from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp, Issued
+from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.emulator.state.mbarrier import MBarriers
+from cute_kernels.emulator.state.smem import ClusterMemory
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
+
+
+@dataclass(eq=False)
+class Copy:
+    """The copies of one instruction.
+
+    Attributes:
+        lanes: mask of the lanes that copy.
+        describe: for reports.
+        done: the bytes are in shared memory.
+        then: to call when they are.
+    """
+
+    lanes: int
+    describe: str
+    done: bool = False
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+
+@dataclass
+class _Group:
+    """A commit: the lanes that executed it and what they had issued before."""
+
+    lanes: int
+    copies: list[Copy]
+
+    def pending(self, lanes: int) -> Copy | None:
+        """The first incomplete copy of any of these lanes."""
+        return next((copy for copy in self.copies if not copy.done and copy.lanes & self.lanes & lanes), None)
+
+
+@dataclass
+class _Thread:
+    """Copies of a warp: not committed ones with the lanes that have not committed them, and committed groups.
+
+    For the race detector: the number of copies issued so far, now and at each commit.
+    """
+
+    open: list[tuple[int, Copy]] = field(default_factory=list)
+    groups: list[_Group] = field(default_factory=list)
+    issued: int = 0
+    marks: list[int] = field(default_factory=list)
+
+
+class CopyUnit:
+    """The copies of one cluster.
+
+    Args:
+        gmem, shared: the memories.
+        barriers: for cp.async.mbarrier.arrive.
+        engine: decides when a copy happens.
+    """
+
+    def __init__(
+        self, gmem: GlobalMemory, shared: ClusterMemory, barriers: MBarriers, engine: AsyncEngine
+    ) -> None:
+        self.gmem, self.shared, self.barriers, self.engine = gmem, shared, barriers, engine
+        self._warps: dict[Warp, _Thread] = {}
+        self._serial = 0
+
+    def copy(
+        self, warp: Warp, lanes: int, targets: np.ndarray, sources: np.ndarray, nbytes: int, counts: np.ndarray
+    ) -> None:
+        """cp.async by the lanes of a warp.
+
+        Args:
+            warp: who issues.
+            lanes: mask of the executing lanes; the arrays have one item for each of them.
+            targets: shared addresses.
+            sources: global addresses.
+            nbytes: 4, 8 or 16, written to shared memory.
+            counts: bytes read from global memory, the rest is zero.
+        """
+        text = f"cp.async of {nbytes} bytes by {bin(lanes).count('1')} lanes of {warp.label}"
+        copy = Copy(lanes, text)
+        state = self._warps.setdefault(warp, _Thread())
+        state.open.append((lanes, copy))
+        state.issued += 1
+        if warp.agent is not None:
+            self._watch(warp, lanes, targets, sources[counts > 0], nbytes, state.issued)
+
+        def run() -> None:
+            self.shared.store(targets, self._read(sources, nbytes, counts))
+            copy.done = True
+            for action in copy.then:
+                action()
+
+        self._submit(run, text, f"copy {nbytes} B per lane", ("cp.async", warp))
+
+    def _watch(
+        self, warp: Warp, lanes: int, targets: np.ndarray, sources: np.ndarray, nbytes: int, serial: int
+    ) -> None:
+        tracker = warp.cluster.tracker
+        for target in targets.tolist():
+            rank, offset = self.shared.resolve(target)
+            self.shared.ctas[rank].check_bounds(offset, nbytes)
+        tracker.copies_by_lanes(warp, lane_vector(lanes), targets, nbytes, serial)
+        if len(sources):
+            tracker.generic(warp, -1, "global", sources, nbytes, False)
+
+    def waited(self, warp: Warp, newest: int, every: bool) -> None:
+        """The warp waited for all but the ``newest`` groups, or for all copies (``every``)."""
+        state = self._warps.get(warp)
+        if warp.agent is None or state is None:
+            return
+        done = state.issued if every else state.marks[-1 - newest] if len(state.marks) > newest else 0
+        warp.cluster.tracker.copies_waited(warp.agent, done)
+
+    def _submit(
+        self, run: Callable[[], None], text: str, name: str, signals: Hashable = None, issued: Issued | None = None
+    ) -> None:
+        self._serial += 1
+        self.engine.submit(AsyncOp(("cp.async", self._serial), run, text, name=name, signals=signals, issued=issued))
+
+    def _read(self, sources: np.ndarray, nbytes: int, counts: np.ndarray) -> np.ndarray:
+        whole = counts == nbytes
+        if whole.all():
+            return self.gmem.load(sources, nbytes)
+        data = np.zeros((len(sources), nbytes), np.uint8)
+        if whole.any():
+            data[whole] = self.gmem.load(sources[whole], nbytes)
+        for i in np.flatnonzero(~whole & (counts > 0)):
+            data[i, : counts[i]] = self.gmem.view(int(sources[i]), int(counts[i]))
+        return data
+
+    def commit(self, warp: Warp, lanes: int) -> None:
+        """cp.async.commit_group (an empty group is legal)."""
+        state = self._warps.setdefault(warp, _Thread())
+        state.groups.append(_Group(lanes, [copy for mine, copy in state.open if mine & lanes]))
+        state.open = [(mine & ~lanes, copy) for mine, copy in state.open if mine & ~lanes]
+        state.marks.append(state.issued)
+
+    def outstanding(self, warp: Warp, lanes: int, newest: int) -> Copy | None:
+        """An incomplete copy in all but the ``newest`` groups of each lane, or None."""
+        state = self._warps.get(warp)
+        if state is None:
+            return None
+        counted = [0] * 32
+        for group in reversed(state.groups):
+            mine = group.lanes & lanes
+            older = sum(1 << lane for lane in range(32) if mine >> lane & 1 and counted[lane] >= newest)
+            copy = group.pending(older) if older else None
+            if copy is not None:
+                return copy
+            for lane in range(32):
+                counted[lane] += mine >> lane & 1
+        if not newest and all(not group.pending(group.lanes) for group in state.groups):
+            state.groups.clear()
+        return None
+
+    def uncommitted(self, warp: Warp, lanes: int) -> Copy | None:
+        """An incomplete copy that is in no group yet, or None (wait_all covers these too)."""
+        state = self._warps.get(warp)
+        copies = state.open if state is not None else []
+        return next((copy for mine, copy in copies if mine & lanes and not copy.done), None)
+
+    def arrive(self, warp: Warp, lane: int, barrier: int, counted: bool) -> None:
+        """cp.async.mbarrier.arrive: one arrival once all earlier copies of the lane are complete.
+
+        Args:
+            warp, lane: the thread.
+            barrier: shared address.
+            counted: the barrier's count expects the arrival (.noinc); otherwise the phase first expects one more.
+        """
+        if not counted:
+            self.barriers.expect_arrivals(barrier, 1)
+        state = self._warps.setdefault(warp, _Thread())
+        bit = 1 << lane
+        earlier = {copy for mine, copy in state.open if mine & bit and not copy.done}
+        for group in state.groups:
+            earlier.update(copy for copy in group.copies if group.lanes & copy.lanes & bit and not copy.done)
+        text = f"cp.async.mbarrier.arrive by {warp.label} lane {lane}"
+        left, issued = len(earlier), self.engine.issuer()
+        released = None
+        if warp.agent is not None:
+            released = warp.cluster.tracker.copies_arrive(warp, lane, barrier, state.issued)
+
+        def arrive() -> None:
+            if released is not None:
+                released()
+            self.barriers.arrive(barrier, 1, text)
+
+        def one_done() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._submit(arrive, text, "arrive", issued=issued)
+
+        if not left:
+            self._submit(arrive, text, "arrive")
+        for copy in earlier:
+            copy.then.append(one_done)

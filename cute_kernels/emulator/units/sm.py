@@ -1,0 +1,360 @@
+"""One CTA and one cluster: warps, barriers, memories and units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
+from cute_kernels.emulator.observe.counters import UnitCounters
+from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.observe.races.tracker import RaceTracker
+from cute_kernels.emulator.state.async_engine import AsyncEngine, cluster_random
+from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.emulator.state.mbarrier import MBarriers
+from cute_kernels.emulator.state.named_barriers import NamedBarriers
+from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
+from cute_kernels.emulator.state.tmem import TensorMemory
+from cute_kernels.emulator.state.tmem_pairs import PairOperation
+from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.emulator.units.copies.bulk import BulkUnit
+from cute_kernels.emulator.units.copies.cp_async import CopyUnit
+from cute_kernels.emulator.units.copies.tma import TmaUnit
+from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.units.matrix.tensor_core import TensorCore
+from cute_kernels.emulator.units.matrix.wgmma import WgmmaUnit
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.observe.trace import ClusterTrace
+    from cute_kernels.emulator.options import Options
+    from cute_kernels.emulator.ptx.program import Instruction
+    from cute_kernels.emulator.units.core_units import Units
+
+
+class ClusterBarrier:
+    """barrier.cluster: every live thread of the cluster arrives once and then waits, phase by phase."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.generation = 0
+        self.key = ("barrier.cluster",)
+        self._lanes: dict[Warp, int] = {}  # lanes that arrived in this generation
+        self._waiting: dict[Warp, tuple[int, int]] = {}  # lanes that may wait, and the generation of their arrival
+        self.point = cluster.tracker.point() if cluster.tracker is not None else None
+
+    def arrive(self, warp: Warp, mask: int, order: int) -> None:
+        """Raises BarrierMisuse when a thread arrives twice without waiting in between."""
+        lanes, generation = self._waiting.get(warp, (0, self.generation))
+        if lanes & mask:
+            message = f"{warp.label} arrives at the cluster barrier again without barrier.cluster.wait"
+            raise BarrierMisuse(message).know("cluster-barrier")
+        self._waiting[warp] = (lanes | mask, self.generation)
+        self._lanes[warp] = self._lanes.get(warp, 0) | mask
+        self.cluster.progress += 1
+        if self.point is not None:
+            warp.agent.release(self.point, mask, order)
+        self.settle()
+
+    def check_waits(self, warp: Warp, mask: int) -> int:
+        """The generation of the arrival of these lanes; raises BarrierMisuse if they did not arrive."""
+        lanes, generation = self._waiting.get(warp, (0, 0))
+        if mask & ~lanes:
+            message = f"{warp.label} executes barrier.cluster.wait without barrier.cluster.arrive"
+            raise BarrierMisuse(message).know("cluster-barrier")
+        return generation
+
+    def leave(self, warp: Warp, mask: int, order: int) -> None:
+        """These lanes saw the barrier complete."""
+        if self.point is not None:
+            warp.agent.acquire(self.point, order)
+        lanes, generation = self._waiting[warp]
+        self._waiting[warp] = (lanes & ~mask, generation)
+
+    def settle(self) -> None:
+        """Completes the phase when all lanes of all live warps arrived (exited threads count as arrived)."""
+        if self._lanes and all(self._lanes.get(warp, 0) == warp.live for warp in self.cluster.warps):
+            if self.point is not None:
+                self.point.complete()
+            self.generation += 1
+            self._lanes.clear()
+
+    def missing(self) -> list[str]:
+        """Labels of the warps that have not arrived."""
+        return [w.label for w in self.cluster.warps if self._lanes.get(w, 0) != w.live]
+
+    def describe(self) -> str:
+        return f"the cluster barrier; not arrived: {', '.join(self.missing()) or 'nobody'}"
+
+
+class Cta:
+    """One CTA.
+
+    Attributes:
+        rank: rank in its cluster.
+        coordinates: %ctaid.
+        in_cluster: %cluster_ctaid.
+        named: its named barriers.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rank: int,
+        coordinates: tuple[int, int, int],
+        in_cluster: tuple[int, int, int],
+        smem: int,
+    ) -> None:
+        self.cluster, self.rank = cluster, rank
+        self.coordinates, self.in_cluster = coordinates, in_cluster
+        options = cluster.options
+        uninitialised = options.looks_for("uninitialised")
+        self.shared = SharedMemory(smem, rank, detect=options.detectors, uninitialised=uninitialised)
+        self.tmem = TensorMemory(detect=uninitialised, own_lanes=options.looks_for("tensor_lanes"))
+        self.shared_base = rank << 24
+        self.warps: list[Warp] = []
+        self.named = NamedBarriers(self)
+
+    def live_threads(self) -> int:
+        """Threads that have not exited, in whole warps."""
+        return 32 * sum(1 for warp in self.warps if warp in self.cluster.running)
+
+    def thread_exited(self) -> None:
+        """Threads exited: barriers that wait for all live threads may be complete now."""
+        self.cluster.progress += 1
+        self.named.recount()
+        self.cluster.barrier.settle()
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """What all clusters of a launch share.
+
+    Attributes:
+        grid, block, shape: CTAs of the grid, threads of a CTA, CTAs of a cluster.
+        smem, static_smem: bytes of shared memory per CTA, all of it and what is not dynamic.
+        gaps: what of it belongs to no array.
+        params, symbols, gmem: parameter block, addresses of variables, memory.
+        options: schedule and detectors.
+        arithmetic: how tensor cores add.
+        races: what the race detector knows of global memory, or None.
+        blocks: basic blocks of the kernel.
+        instructions: of the kernel.
+        take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
+            None when none is left.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shape: tuple[int, int, int]
+    smem: int
+    static_smem: int
+    gaps: tuple[tuple[int, int], ...]
+    params: bytes
+    symbols: dict[str, int]
+    gmem: GlobalMemory
+    options: Options
+    arithmetic: Arithmetic
+    races: LaunchShadow | None
+    blocks: int
+    instructions: Sequence[Instruction]
+    take_cluster: Callable[[], tuple[int, int, int] | None]
+
+
+def _deallocate(memory: TensorMemory, operands: tuple[int, ...]) -> int:
+    memory.dealloc(*operands)
+    return 0
+
+
+class Cluster:
+    """The CTAs that run together, their memories and units.
+
+    Attributes:
+        index: linear cluster index; ``coordinates``: %clusterid.
+        progress: counts effects, so that polling warps know whether looking again is worth it.
+        polls: counts strong loads, and atomics that change nothing.
+        running: warps that have not exited.
+        executing: the warp that is running now, None in between.
+        meter: counts the work of the units, or None (`Options.counters`).
+        trace: records what happens, or None (`Options.trace`).
+        tracker: the race detector, or None.
+        arithmetic: how tensor cores add.
+        held_at: the griddepcontrol, ``"wait"`` or ``"launch_dependents"``, at which warps wait for another launch; "":
+            at none.
+        excused: warps that do not wait there.
+        triggered: ranks of the CTAs that have executed griddepcontrol.launch_dependents.
+        take_cluster: see `LaunchFacts`.
+        units: what the core does of the units' work, or None.
+        pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
+    """
+
+    def __init__(self, index: int, coordinates: tuple[int, int, int], launch: LaunchFacts) -> None:
+        options, shape, block, smem, gmem = launch.options, launch.shape, launch.block, launch.smem, launch.gmem
+        self.take_cluster = launch.take_cluster
+        self.index, self.coordinates = index, coordinates
+        self.grid, self.block, self.shape = launch.grid, block, shape
+        self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
+        self.arithmetic = launch.arithmetic
+        self.rng, asynchronous = cluster_random(options.seed, index)
+        self.executing: Warp | None = None
+        self.held_at = ""
+        self.excused: set[Warp] = set()
+        self.triggered: set[int] = set()
+        self._instructions = launch.instructions
+        self.progress = self.polls = self._clock = 0
+        self.async_stores = 0
+        self.dynamic_smem = smem - launch.static_smem
+        self.running: dict[Warp, None] = {}
+        self.ctas: list[Cta] = []
+        ranks = shape[0] * shape[1] * shape[2]
+        for rank in range(ranks):
+            inside = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
+            place = tuple(c * s + i for c, s, i in zip(coordinates, shape, inside))
+            self.ctas.append(Cta(self, rank, place, inside, smem))
+        threads = block[0] * block[1] * block[2]
+        self.tracker = None
+        if launch.races is not None:
+            self.tracker = RaceTracker(
+                [smem] * ranks, launch.races, -(-threads // 32) * ranks, options.strict
+            )
+        self.memory = ClusterMemory([cta.shared for cta in self.ctas])
+        self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)
+        self.barriers.instructions = launch.instructions
+        for cta in self.ctas:
+            cta.shared.report = cta.tmem.report = self.report
+            cta.shared.exclude(launch.gaps)
+        if self.tracker is not None:
+            self.tracker.barriers, self.tracker.report = self.barriers, self.report
+        self.engine = AsyncEngine(options.completion, asynchronous, self._place)
+        self.meter = UnitCounters() if options.counters else None
+        self.trace: ClusterTrace | None = None
+        self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
+        self.copies = CopyUnit(gmem, self.memory, self.barriers, self.engine)
+        self.bulk = BulkUnit(self.tma)
+        self.tensor_core = TensorCore(
+            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter,
+            self.arithmetic,
+        )
+        self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter, self.arithmetic)
+        self.units: Units | None = None
+        memories = [cta.tmem for cta in self.ctas]
+        self.pair_operations = [
+            {
+                "alloc": PairOperation(
+                    "tcgen05.alloc", memories, lambda memory, operands: memory.alloc(*operands),
+                    lambda memory, operands: memory.has_room(*operands),
+                ),
+                "dealloc": PairOperation("tcgen05.dealloc", memories, _deallocate),
+            }
+            for _ in range(-(-ranks // 2))
+        ]  # fmt: skip
+        self.barrier = ClusterBarrier(self)
+        for cta in self.ctas:
+            for first in range(0, threads, 32):
+                count = min(32, threads - first)
+                role = options.roles[first // 32] if first // 32 < len(options.roles) else ""
+                warp = Warp(cta, first // 32, (1 << count) - 1, role, launch.blocks)
+                warp.number = len(self.barriers.labels)
+                self.barriers.labels.append(warp.label)
+                cta.warps.append(warp)
+                if self.tracker is not None:
+                    warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
+                    warp.agent.warp = warp
+        self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
+        for cta in self.ctas:
+            cta.named.recount()
+
+    @property
+    def clock(self) -> int:
+        """What %clock and its kin read last."""
+        return self._clock if self.units is None else self.units.clock
+
+    @clock.setter
+    def clock(self, clock: int) -> None:
+        if self.units is None:
+            self._clock = clock
+        else:
+            self.units.clock = clock
+
+    @property
+    def warps(self) -> list[Warp]:
+        """Warps that have not exited."""
+        return list(self.running)
+
+    def allows_dependents(self) -> bool:
+        """Whether each CTA has executed griddepcontrol.launch_dependents or exited."""
+        return all(cta.rank in self.triggered or not cta.live_threads() for cta in self.ctas)
+
+    def changes(self) -> tuple[int, int, int]:
+        """Differs whenever something happened that a waiting warp could observe."""
+        return self.progress, self.barriers.completions, self.engine.executed
+
+    def _place(self) -> tuple[Instruction, str] | None:
+        """The instruction that is executed now, and the label of its warp; None: it is not known."""
+        warp = self.executing
+        instruction = self.place_of(warp) if warp is not None else None
+        return (instruction, warp.label) if instruction is not None else None
+
+    def place_of(self, warp: Warp) -> Instruction | None:
+        """The instruction that a warp executes, None if that is not known."""
+        return self.instruction(warp.executing())
+
+    def instruction(self, index: int) -> Instruction | None:
+        """An instruction of the kernel, None for -1."""
+        return self._instructions[index] if index >= 0 else None
+
+    def report(self, error: EmulatorError) -> None:
+        """A detector has found something: raises it, unless `Options.going_on` says to go on."""
+        going_on = self.options.going_on
+        if going_on is None:
+            raise error
+        place = self._place() or self.engine.running_issued
+        if place is not None:
+            error.at(*place)
+        if error.facts.barrier is not None:
+            error.know(barriers=self.barriers.states())
+        if not going_on(error):
+            raise error
+
+    def exit(self, warp: Warp) -> None:
+        """A warp finished."""
+        del self.running[warp]
+        if self.tracker is not None:
+            self.tracker.exits.exit(warp.agent)
+        warp.cta.thread_exited()
+        if self.running and not warp.cta.live_threads():
+            warp.cta.shared.close()
+            self.barriers.slots[warp.cta.rank].fill(0)  # the core leaves its barriers to the checks
+
+    def finish(self) -> None:
+        """All warps have exited: asynchronous work completes, and what was left undone is reported.
+
+        Raises:
+            IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was in use.
+            BarrierMisuse: a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase,
+                with bytes and arrivals outstanding or (`Options.strict`) either alone.
+        """
+        unobserved = self.tma.groups.unobserved()
+        self.engine.drain()
+        self.wgmma.check_finished(lambda rank, warp: self.ctas[rank].warps[warp].label)
+        if self.options.looks_for("exits"):
+            for cta in self.ctas:
+                cta.tmem.check_released(self._instructions)
+            for thread, store, place in unobserved:
+                text = store if isinstance(store, str) else self.tracker.epochs.label(store)
+                place = place if isinstance(store, str) else self.tracker.epochs.place(store)
+                error = IllegalAccess(
+                    f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
+                    f"{thread[2]} never waited for it)"
+                )
+                what = text.split(" of ")[0]
+                error.know("exit-in-use", sentence=f"a CTA exits while a {what} may still read its shared memory")
+                warp = self.ctas[thread[0]].warps[thread[1]].label
+                self.report(error.at(self._instructions[place] if place >= 0 else None, warp))
+        if self.tracker is not None:
+            self.tracker.check_exits()
+        if self.units is not None:
+            self.units.finish()
+        if self.options.looks_for("exits"):
+            self.barriers.check_finished(self.options.strict, self.report)
+

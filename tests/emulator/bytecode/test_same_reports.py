@@ -1,0 +1,123 @@
+"""Both back ends name the same operation and take the same turns where the core and Python alternate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.launch.scheduler import Scheduler
+from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.python_units import units, with_both_units
+
+READY = "bar.warp.sync -1; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+#: The first copy goes to both CTAs and is Python's; the second, with the same operands, to one: it races with a store.
+MULTICAST = module(
+    f"""
+    ld.param.u64 %d1, [p0]; mov.u32 %r1, dynamic; mov.u32 %r2, %tid.x; mov.u32 %r3, %cluster_ctarank; mov.u16 %h1, 3;
+    setp.ne.u32 %p1, %r2, 0; setp.ne.u32 %p2, %r3, 0; or.pred %p3, %p1, %p2; add.s32 %r4, %r1, 1024; mov.u32 %r5, 0;
+    @%p1 bra INITIALISED;
+    mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 2048;
+INITIALISED:
+    {READY}
+    @%p3 bra LOADED;
+    cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+        [%r4], [%d1, {{0, 0}}], [%r1], %h1;
+LOADED:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p9, [%r1], 0;
+    @!%p9 bra LOADED;
+    {READY}
+    @%p3 bra DONE;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 2048;
+    cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r4], [%d1, {{0, 0}}], [%r1];
+    st.shared.u32 [%r4], 7;
+DONE:
+    {READY}
+    ret;
+    """
+)
+#: In every group a store that the core repeats and then one of another place, which is new; nobody waits.
+UNOBSERVED = module(
+    """
+    ld.param.u64 %d1, [p0]; mov.u32 %r1, dynamic; mov.u32 %r2, %tid.x; setp.ne.u32 %p1, %r2, 0; mov.u32 %r7, 0;
+    add.s32 %r4, %r1, 1024; mov.u32 %r5, 0;
+FILL:
+    shl.b32 %r6, %r2, 4; add.s32 %r6, %r6, %r4; mad.lo.s32 %r6, %r5, 512, %r6;
+    st.shared.v4.u32 [%r6], {%r5, %r5, %r2, %r2};
+    add.s32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 60;
+    @%p2 bra FILL;
+    fence.proxy.async.shared::cta; bar.warp.sync -1; add.s32 %r10, %r4, 2048;
+    @%p1 bra END;
+NEXT:
+    mul.lo.s32 %r11, %r7, 64; cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {0, %r11}], [%r4];
+    add.s32 %r11, %r11, 16; cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d1, {0, %r11}], [%r10];
+    cp.async.bulk.commit_group;
+    add.s32 %r10, %r10, 2048; add.s32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, 4;
+    @%p3 bra NEXT;
+END:
+    bar.warp.sync -1;
+    ret;
+    """
+)
+#: Two warps that end at different times.
+LOOP = module(
+    """
+    ld.param.u64 %d1, [p0]; mov.u32 %r2, %tid.x; shr.u32 %r4, %r2, 5; mov.u32 %r7, 0; add.s32 %r5, %r4, 4;
+NEXT:
+    add.s32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, %r5;
+    @%p3 bra NEXT;
+    ret;
+    """
+)
+
+
+def tensor(rows: int) -> tuple[np.ndarray, TensorMap]:
+    memory = aligned(np.arange(rows * 128, dtype=np.uint32).astype(np.uint8).reshape(rows, 128), 1024)
+    return memory, TensorMap(memory.ctypes.data, "u8", (128, rows), (128,), (128, 16), (1, 1), "128B")
+
+
+def error(text: str, rows: int, **shape: Any) -> str:
+    memory, tensor_map = tensor(rows)
+    with pytest.raises(EmulatorError) as caught:
+        launch(text, tensor_map, 0, reachable=[memory], **shape)
+    return str(caught.value)
+
+
+def test_copy_after_a_multicast_with_the_same_operands() -> None:
+    shape = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "dynamic_smem": 8192}
+    fast, slow = with_both_units(lambda: error(MULTICAST, 16, **shape))
+    assert fast == slow
+    assert "TMA load of 2048 bytes to shared offset 2048 of CTA 0 for the mbarrier at offset 1024 of CTA 0" in slow
+
+
+def test_latest_store_that_nobody_waited_for() -> None:
+    fast, slow = with_both_units(lambda: error(UNOBSERVED, 512, dynamic_smem=40960))
+    assert fast == slow
+    assert "from shared offset 10240 of CTA 0" in slow
+
+
+@pytest.mark.parametrize("detectors", [False, True])
+def test_turns(detectors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warp whose turn ends where it exits takes no other one."""
+    turns: list[tuple[str, int]] = []
+    resume = Scheduler._resume
+
+    def recorded(scheduler: object, warp: Any, budget: int) -> Any:
+        turns.append((warp.label, budget))
+        return resume(scheduler, warp, budget)
+
+    monkeypatch.setattr(Scheduler, "_resume", recorded)
+    for seed in range(25):
+        taken = []
+        for native in (True, False):
+            with units(native):
+                turns.clear()
+                options = Options(seed=seed, interleave="random", detectors=detectors)
+                launch(LOOP, np.zeros(4, np.uint8), 0, block=(64, 1, 1), options=options)
+                taken.append(list(turns))
+        assert taken[0] == taken[1]

@@ -1,0 +1,174 @@
+"""Clocks after random histories, compared with what they were when Python and NumPy computed them (data/clocks.json).
+
+Beside it `test_happens_before` compares races with a definition by sets of events; here every clock of every kind of
+order counts, of strict agents, clusters, single lanes, tensor memory and mbarriers, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cute_kernels.emulator import GlobalMemory
+from cute_kernels.emulator.core.layout import STRUCTURES
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
+from cute_kernels.emulator.observe.races.shadow_unit import shadow_unit
+from cute_kernels.emulator.observe.races.sync_point import Order, Row
+from tests.emulator.crew import Crew, state
+
+DATA = Path(__file__).parents[2] / "data" / "clocks.json"
+CLUSTERS = {"one CTA": [0, 0, 0], "two CTAs": [0, 1, 0, 1]}
+CASES = list(itertools.product(CLUSTERS, ["strict", "default"], range(12)))
+BARRIERS = (64, 1 << 24 | 64)
+STEPS = 60
+
+
+def digest(cluster: str, strict: str, seed: int) -> str:
+    """Of everything that the race detector knows after a history, and of what it reported on the way."""
+    draw, ranks = random.Random(f"{cluster} {strict} {seed}"), CLUSTERS[cluster]
+    crew = Crew([256] * (1 + max(ranks)), ranks, strict=strict == "strict")
+    tracker, points = crew.tracker, [crew.tracker.point() for _ in range(2)]
+    phases = dict.fromkeys(BARRIERS[: 1 + max(ranks)], 0)
+    for address in phases:
+        tracker.initialise(crew[0], address)
+    crew[0].agent.fence_init()
+    reports: list[str] = []
+
+    def mask() -> int:
+        return draw.choice([FULL, FULL, 1, 0xFFFF, 1 << draw.randrange(32)])
+
+    def order() -> Order:
+        return Order(draw.randrange(4))
+
+    def complete(address: int) -> None:
+        tracker.completed(address, phases[address])
+        phases[address] += 1
+
+    def arrive(address: int) -> None:
+        tracker.arrive(warp, {address: mask()}, order())
+
+    def copy(address: int) -> None:
+        tracker.enter(warp, draw.randrange(32))
+        operation = tracker.copy(address, "a copy")
+        tracker.complete_copy(operation, address, draw.choice(list(phases)) >> 24)
+
+    def commit(address: int) -> None:
+        tracker.enter(warp, draw.randrange(32))
+        tracker.tensor.committed(tracker.tensor.commit([address]), address, warp.agent.rank)
+
+    def synchronise() -> None:
+        agent.release(draw.choice(points), mask(), order())
+        if draw.random() < 0.7:
+            draw.choice(points).complete()
+
+    def bulk() -> None:
+        tracker.enter(warp, draw.randrange(32))
+        tracker.bulk(draw.randrange(1, 9), "a store")
+        tracker.bulk_waited(agent, tracker.lane, draw.randrange(1, 9), draw.random() < 0.5)
+
+    rows = (Row.PROXY, Row.PROXY_GLOBAL)
+    kind = (Offset.TENSOR_LOAD, Offset.TENSOR_STORE)
+    for _ in range(STEPS):
+        warp = crew[draw.randrange(len(ranks))]
+        agent, address = warp.agent, draw.choice(list(phases))
+        steps: list[Callable[[], object]] = [
+            synchronise, synchronise, bulk,
+            lambda agent=agent: agent.acquire(draw.choice(points), order()),
+            lambda agent=agent: agent.acquire(draw.choice(points), Order.SYNC),
+            lambda agent=agent: agent.converge(mask()),
+            lambda agent=agent: agent.fence(mask(), order()),
+            lambda agent=agent: agent.fence_proxy(mask(), draw.choice([rows, rows[:1], rows[1:]])),
+            lambda agent=agent: agent.complete_tensor(draw.choice(kind)),
+            lambda agent=agent: agent.new_load(draw.randrange(70)),
+            lambda agent=agent: agent.loads_used([draw.randrange(70)]),
+            lambda agent=agent: draw.choice([agent.fence_before, agent.fence_after])(),
+            lambda address=address: arrive(address),
+            lambda address=address: copy(address),
+            lambda address=address: commit(address),
+            lambda address=address, warp=warp: tracker.wait(warp, address, order(), phases[address] - 1),
+            lambda address=address: complete(address),
+        ]  # fmt: skip
+        try:
+            draw.choice(steps)()
+        except BarrierMisuse as error:
+            reports.append(str(error))
+            # The barrier is in the middle of a phase then, where a launch ends.
+            if "two phases" in reports[-1] or "a wait that comes later" in reports[-1]:
+                break
+    return hashlib.sha256(repr((state(tracker), reports)).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("cluster, strict, seed", CASES)
+def test_clocks_are_what_they_were(cluster: str, strict: str, seed: int) -> None:
+    assert digest(cluster, strict, seed) == json.loads(DATA.read_text())[f"{cluster}, {strict}, {seed}"]
+
+
+@pytest.mark.parametrize("arrival", ["arrive", "commit", "load"])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: str, ordered: bool) -> None:
+    """Warp 1 has waited for phase 0; phase 1 completes by warp 0, which knows of that wait or does not."""
+    memory = GlobalMemory()
+    source = np.zeros(64, np.uint8)
+    memory.register_tensor(source, "source", writable=False)
+    crew = Crew([256], [0, 0], memory, native=True)
+    tracker, address = crew.tracker, BARRIERS[0]
+    first, second = (crew[i].agent for i in range(2))
+    tracker.initialise(crew[0], address)
+    barrier, other = tracker.points[address], tracker.point()
+    tracker.enter(crew[0])
+    tracker.tensor.committed(tracker.tensor.commit([address]), address, 0)  # the first of a stream is Python's
+    tracker.launch._note(0, tracker.shared[0], source.ctypes.data)  # memory that is only read needs a row of the table
+    first.release(other, FULL, Order.SYNC)
+    other.complete()
+    second.acquire(other, Order.SYNC)
+    tracker.completed(address, 0)
+    tables = STRUCTURES["Tables"]()
+    contexts = [shadow_unit().context(tracker, agent) for agent in (first, second)]
+    tables.context = ctypes.addressof(contexts[1])
+    assert library().watch_wait(ctypes.addressof(tables), barrier.address, Order.SYNC, 0) == 1
+    if ordered:
+        second.release(other, FULL, Order.SYNC)
+        other.complete()
+        first.acquire(other, Order.SYNC)
+    tables.context = ctypes.addressof(contexts[0])
+    before, t = state(tracker), ctypes.addressof(tables)
+    if arrival == "arrive":
+        arrival = STRUCTURES["Arrival"](barrier.address, FULL, 0, 1, 1)
+        done = library().watch_arrive(t, ctypes.addressof(arrival), 1, Order.SYNC)
+    elif arrival == "commit":
+        commit = STRUCTURES["Commit"](tracker.tensor.stream(), 0, 1)
+        commit.targets[0].point, commit.targets[0].phase, commit.targets[0].completes = barrier.address, 1, 1
+        done = library().watch_commit(t, ctypes.addressof(commit))
+    else:
+        copy = STRUCTURES["WatchedCopy"](
+            point=barrier.address, phase=1, completes=1, shadow=tracker.shared[0].address, offset=128, nbytes=64,
+            start=source.ctypes.data, count=1, row=64,
+        )  # fmt: skip
+        done = library().watch_load(t, ctypes.addressof(copy), 1)
+    assert done == ordered
+    if not ordered:
+        assert state(tracker) == before
+        with pytest.raises(BarrierMisuse, match="two phases"):
+            tracker.completed(address, 1)
+
+
+def test_lanes_that_store_to_one_place_are_the_warps_own_affair() -> None:
+    """They write one value in every sound program. The core, which would take one lane of them, leaves it to Python."""
+    states = []
+    for native in (False, True):
+        crew = Crew([256], [0, 0], native=native)
+        for _ in range(2):
+            crew[0].logger.access("shared", [3, 5], [32, 32], 16, write=True)
+        crew[0].logger.access("shared", [3, 5], [64, 80], 16, write=True)
+        states.append(state(crew.tracker))
+    assert states[0] == states[1]

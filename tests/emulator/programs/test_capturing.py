@@ -1,0 +1,376 @@
+"""Whole programs in the emulator: what the program sees of torch and of the device, and what its kernels may touch."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import numpy as np
+import pytest
+import torch
+from cutlass.cute.runtime import from_dlpack
+from cutlass.cute.typing import AddressSpace
+
+from cute_kernels.commands import cli
+from cute_kernels.emulator import IllegalAccess, Options, capture, host
+from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
+from tests.emulator import scale_program
+
+PROGRAM = str(Path(scale_program.__file__))
+FACTS = DeviceFacts((9, 0), "test device", 7)
+
+
+@pytest.fixture
+def device():
+    mode = CudaOnHost(FACTS)
+    with mode.active():
+        yield mode
+
+
+def launch(x: torch.Tensor, y: torch.Tensor, factor: float, count: int) -> None:
+    """Compiles and runs y = factor * x + 1 through CuTe DSL's own host code."""
+    tensors = [from_dlpack(t).mark_layout_dynamic() for t in (x, y)]
+    scale_program.host(*tensors, cutlass.Float32(factor), cutlass.Int32(count), cuda.CUstream(0))
+
+
+def test_tensors_on_the_device_lie_far_from_each_other(device: CudaOnHost) -> None:
+    """An access beyond one is no access of another, wherever the host's allocator places them."""
+    sizes = (64, 64, 512, 4096, 1 << 20, 64) * 3
+    tensors = [torch.ones(size, dtype=torch.uint8, device="cuda") for size in sizes]
+    places = sorted((tensor.data_ptr(), tensor.numel()) for tensor in tensors)
+    assert all(address % 512 == 0 for address, _ in places)
+    assert all(after - (before + size) >= 256 << 10 for (before, size), (after, _) in zip(places, places[1:]))
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch, name", [("sm_90a", "H200"), ("sm_100a", "B200"), ("sm_80", "A100")])
+def test_command_runs_a_program(capsys, arch: str, name: str) -> None:
+    assert cli.main(["emulate", "--arch", arch, PROGRAM, "--count", "130"]) == 0
+    out = capsys.readouterr().out
+    assert f"PASS on {name} (emulated)" in out
+    assert "grid 3x1x1, block 64x1x1" in out and "emulated: 1 launch in" in out
+    assert not torch.cuda.is_available() or torch.cuda.get_device_name() != f"{name} (emulated)"
+
+
+def test_command_asks_for_a_script_and_not_for_its_arguments(capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["emulate"])
+    assert "the following arguments are required: SCRIPT\n" in capsys.readouterr().err
+
+
+def test_command_reports_what_the_program_finds(capsys) -> None:
+    assert cli.main(["emulate", PROGRAM, "--wrong"]) == 1
+    assert "not close" in capsys.readouterr().err
+    assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "64", "--overrun", "64"]) == 3
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert lines[0].startswith("error[out-of-bounds]: a load of 4 bytes of global") and "CPU tensor" not in captured.err
+    assert re.fullmatch(r"  --> \S*scale_program\.py:\d+   \S.*   cluster \d, CTA \d, warp \d, PTX line \d+", lines[1])
+    assert lines[2].startswith("  help: compare the index with the shape")
+    assert re.fullmatch(r"  kernel: \w*scale\w*, launch 1", lines[3])
+    replay = f"  replay: cute-kernels emulate --arch sm_100a {PROGRAM} --count 64 --overrun 64"
+    assert lines[4:] == [replay] and captured.out == ""
+    assert cli.main(["emulate", PROGRAM, "--count", "64", "--overrun", "64"]) == 3
+    summary = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"emulated: 0 launches complete in 0\.0 s; launch 1, kernel \w*scale\w* failed", summary)
+    assert cli.main(["emulate", "--quiet", "--traceback", PROGRAM, "--count", "64", "--overrun", "64"]) == 3
+    error = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in error and "in main" in error
+    assert "error[out-of-bounds]" in error
+    assert cli.main(["emulate", "no such file.py"]) == 2
+    with pytest.raises(SystemExit) as status:
+        cli.main(["emulate", PROGRAM, "--unknown"])
+    assert status.value.code == 2
+
+
+def test_command_knows_tensors_that_no_gpu_could_access(capsys) -> None:
+    assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "100", "--on-cpu"]) == 3
+    error = capsys.readouterr().err
+    assert "This address is in a CPU tensor float32 (100,), which a GPU cannot access" in error
+    assert "e.g. tensor.cuda()" in error
+
+
+@pytest.mark.parametrize("kind", ["sparse", "mkldnn"])
+def test_tensors_without_an_address_do_not_hide_what_is_wrong_with_a_kernel(kind: str) -> None:
+    bystander = getattr(torch.ones(4, 4), f"to_{kind}")()
+    with pytest.raises(RuntimeError):
+        bystander.untyped_storage()
+    with capture("sm_90a"):
+        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+        with pytest.raises(IllegalAccess, match="outside every registered region"):
+            launch(x, y, 1.0, 65)
+        with pytest.raises(IllegalAccess, match=r"This address is in a CPU tensor float32 \(64,\)"):
+            launch(x.cpu(), y, 1.0, 64)
+
+
+def test_launches_run_at_once_with_the_session_s_options() -> None:
+    with capture("sm_90a", Options(seed=3)) as session:
+        x = torch.arange(96, device="cuda", dtype=torch.float32)
+        y = torch.zeros(96, device="cuda")
+        launch(x, y, 4.0, 96)
+        assert y.tolist() == [4.0 * i + 1 for i in range(96)]
+        (done,) = session.launches
+        assert done.launch.grid == (2, 1, 1) and ".target sm_90a" in done.launch.ptx
+        assert done.report.warp_instructions > 4
+    with pytest.raises(ValueError, match="sm_75.*sm_80, sm_90a, sm_100a"), capture("sm_75"):
+        pass
+
+
+def test_only_live_device_memory_is_accessible() -> None:
+    with capture("sm_90a"):
+        x = torch.ones(64, device="cuda")
+        y = torch.zeros(64, device="cuda")
+        launch(x, y, 1.0, 64)
+        with pytest.raises(IllegalAccess, match="outside every registered region"):
+            launch(x, y, 1.0, 65)
+        with pytest.raises(IllegalAccess, match="outside every registered region"):
+            launch(torch.ones(64), y, 1.0, 64)
+
+
+def test_graphs_hold_launches_and_refuse_tensor_operations() -> None:
+    with capture("sm_90a") as session:
+        x = torch.ones(64, device="cuda")
+        y = torch.zeros(64, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch(x, y, 2.0, 64)
+        assert not session.launches and y.sum() == 0
+        x.fill_(5)
+        graph.replay()
+        assert y.tolist() == [11.0] * 64
+        with pytest.raises(NotImplementedError, match="CUDA graph"), torch.cuda.graph(graph):
+            x + y
+
+
+def test_benchmark_runs_once_and_gives_no_time() -> None:
+    from cutlass import testing
+
+    with capture("sm_90a") as session:
+        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+        time = testing.benchmark(
+            lambda *arguments: launch(*arguments),
+            kernel_arguments=testing.JitArguments(x, y, 2.0, 64),
+            iterations=50,
+        )
+        assert np.isnan(time) and len(session.launches) == 1
+
+
+def test_tensors_for_functions_that_were_compiled_for_fake_tensors() -> None:
+    """Extents of both widths, static and dynamic, at every call; TVM-FFI, which this usually needs, is not there."""
+    from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+
+    with capture("sm_90a"):
+        shapes = [(cute.sym_int(),), (cute.sym_int64(),)]
+        fakes = [make_fake_compact_tensor(cutlass.Float32, shape) for shape in shapes]
+        arguments = (*fakes, cutlass.Float32(1), cutlass.Int32(1), make_fake_stream())
+        compiled = cute.compile(scale_program.host, *arguments, options="--enable-tvm-ffi")
+        for count in (64, 100):
+            x, y = torch.arange(count, dtype=torch.float32, device="cuda"), torch.zeros(count, device="cuda")
+            compiled(x, y, 3.0, count, cuda.CUstream(0))
+            assert y.tolist() == [3.0 * i + 1 for i in range(count)]
+        with pytest.raises(ValueError, match="where FakeTensor"):
+            compiled(x.reshape(4, 25), y, 3.0, count, cuda.CUstream(0))
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def test_moves_copy_and_stays_do_not(device) -> None:
+    host = torch.arange(6.0)
+    there = host.cuda()
+    host[0] = 99
+    assert there.is_cuda and there.device == torch.device("cuda:0") and there[0] == 0
+    assert there.cuda() is not host and there.cuda().data_ptr() == there.data_ptr()
+    back = there.cpu()
+    there[1] = 77
+    assert back[1] == 1 and not back.is_cuda and back.device.type == "cpu" and type(back) is torch.Tensor
+    assert there.to("cuda", torch.float16).dtype is torch.float16 and there.to(torch.float16).is_cuda
+    assert there.to(back).device.type == "cpu" and back.to(there).is_cuda
+    assert there.to(device="cpu", dtype=torch.int32).tolist() == [0, 77, 2, 3, 4, 5]
+
+
+def test_what_is_computed_on_the_device_stays_there(device) -> None:
+    x = torch.ones(4, 4, device="cuda")
+    for y in (x + 1, x.T, x[1], x.view(-1), torch.zeros_like(x), x.to(torch.int8), torch.cat([x, x]), x.clone()):
+        assert isinstance(y, CudaTensor) and y.is_cuda, y
+    assert not torch.zeros_like(x, device="cpu").is_cuda and not torch.ones(2).is_cuda
+    a, b = torch.ones(8, device="cuda").split(4)
+    a[0] = 5
+    assert a.is_cuda and b.tolist() == [1] * 4
+    assert torch.randn(3, generator=torch.Generator(device="cuda").manual_seed(1), device="cuda").is_cuda
+    with torch.device("cuda"):
+        assert torch.empty(3).is_cuda
+
+
+class Doubled(torch.autograd.Function):
+    """2 * x, whose backward says where it ran and what it was given."""
+
+    seen: list[bool] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        y = 2 * x
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (saved,) = ctx.saved_tensors
+        made = torch.empty_like(saved)
+        Doubled.seen += [gradient.is_cuda, saved.is_cuda, made.is_cuda]
+        return made.copy_(2 * gradient)
+
+
+@pytest.mark.parametrize("how", ["backward", "grad", "torch.autograd.backward"])
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+def test_backward_runs_where_forward_did(device, place: str, how: str) -> None:
+    """Saved outputs, and gradients that torch itself computed, come from its C++ code as plain tensors."""
+    Doubled.seen = []
+    x = torch.arange(6.0, device=place, requires_grad=True)
+    loss = (Doubled.apply(x) * torch.arange(6.0, device=place)).sum()
+    if how == "grad":
+        (gradient,) = torch.autograd.grad(loss, x)
+    else:
+        loss.backward() if how == "backward" else torch.autograd.backward([loss])
+        gradient = x.grad
+    assert Doubled.seen == [place == "cuda"] * 3
+    assert gradient.is_cuda == (place == "cuda") and gradient.tolist() == [2.0 * i for i in range(6)]
+    if place == "cuda":
+        assert any(start <= gradient.data_ptr() < start + nbytes for start, nbytes in device.regions())
+    if how != "grad":
+        x.grad.zero_()
+        assert x.grad.tolist() == [0.0] * 6, "what is written to a gradient stays"
+
+
+def test_what_is_written_to_a_gradient_that_torch_computed_stays(device) -> None:
+    """The gradient's storage is copied where it is not aligned as device memory, which most of these are not."""
+    for _ in range(16):
+        x = torch.ones(5, device="cuda", requires_grad=True)
+        (x * x).sum().backward()
+        assert x.grad.is_cuda and x.grad.data_ptr() % 512 == 0 and x.grad.tolist() == [2.0] * 5
+        x.grad.zero_()
+        assert x.grad.tolist() == [0.0] * 5
+
+
+def test_autograd_is_torch_s_own_again_afterwards() -> None:
+    names = ("apply", "apply_boxed")
+    nodes = torch.autograd.function.BackwardCFunction
+    before = [getattr(nodes, name, None) for name in names], torch.autograd._engine_run_backward
+    with CudaOnHost(FACTS).active():
+        pass
+    assert before == ([getattr(nodes, name, None) for name in names], torch.autograd._engine_run_backward)
+
+
+def define_operator(name: str):
+    """An operator with a kernel for CUDA alone, and autograd."""
+
+    @torch.library.custom_op(f"test_capturing::{name}", mutates_args=(), device_types="cuda")
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        assert x.is_cuda
+        made = torch.empty_like(x)
+        assert made.is_cuda
+        return made.copy_(x / 2)
+
+    halve.register_autograd(lambda ctx, gradient: gradient / 2)
+    return halve
+
+
+EARLY = define_operator("early")
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_operators_for_cuda_alone(monkeypatch, when: str) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp")  # torch sets it at the first call, and this takes it back
+    with CudaOnHost(FACTS).active():
+        operator = EARLY if when == "before" else define_operator("inside")
+        x = torch.arange(4.0, device="cuda", requires_grad=True)
+        for call in (operator, getattr(torch.ops.test_capturing, operator._name)):
+            y = call(x)
+            assert y.is_cuda and y.tolist() == [0.0, 0.5, 1.0, 1.5]
+        y.sum().backward()
+        assert x.grad.tolist() == [0.5] * 4
+        with pytest.raises(NotImplementedError, match="'CPU' backend"):
+            operator(torch.arange(4.0))
+    with pytest.raises(NotImplementedError, match="'CPU' backend"):
+        operator(torch.arange(4.0))
+
+
+def test_device_memory_is_aligned_and_forgotten_with_its_tensor(device) -> None:
+    tensors = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in (1, 100, 1000, 33)]
+    views = [t[:1] for t in tensors]
+    assert all(t.data_ptr() % 512 == 0 for t in tensors)
+    assert {(t.data_ptr(), t.numel()) for t in tensors} <= set(device.regions())
+    addresses = {t.data_ptr() for t in tensors}
+    del tensors
+    gc.collect()
+    assert addresses <= {address for address, _ in device.regions()}, "views keep their storage alive"
+    del views
+    gc.collect()
+    assert not addresses & {address for address, _ in device.regions()}
+
+
+def test_dlpack_says_where_a_tensor_is(device) -> None:
+    x = torch.arange(4.0, device="cuda")
+    assert x.__dlpack_device__() == (2, 0) and torch.ones(2).__dlpack_device__()[0] == 1
+    assert from_dlpack(x).memspace == AddressSpace.gmem and from_dlpack(torch.ones(2)).memspace != AddressSpace.gmem
+
+
+def test_queries(device) -> None:
+    assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.device_count() == 1
+    assert torch.cuda.get_device_properties(0).multi_processor_count == 7
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    end.record()
+    assert start.elapsed_time(end) >= 0
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.current_stream().synchronize()
+
+
+def test_tuning_runs_every_configuration_once_and_takes_the_first_that_works() -> None:
+    from cutlass import testing
+
+    with capture("sm_90a") as session:
+        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+
+        def configured(x: torch.Tensor, y: torch.Tensor, factor: float) -> Callable[[], None]:
+            if factor < 2:
+                raise ValueError("this configuration cannot be implemented")
+            return lambda: launch(x, y, factor, 64)
+
+        arguments = testing.JitArguments(x, y)
+        best = testing.tune(configured, params_dict={"factor": [1.0, 2.0, 3.0]}, kernel_arguments=arguments)
+        assert best == {"factor": 2.0} and len(session.launches) == 2
+
+
+def test_the_profiler_of_a_program_that_profiles_the_gpu_alone() -> None:
+    with capture("sm_90a"):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], record_shapes=True) as profile:
+            torch.ones(64, device="cuda").sum()
+        assert "sum" in profile.key_averages().table(sort_by="cuda_time_total")
+
+
+def test_a_launch_of_what_the_program_compiled_itself() -> None:
+    ptx = """.version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 p0, .param .u32 p1) {
+        .reg .b64 %d; .reg .b32 %r; ld.param.u64 %d, [p0]; ld.param.u32 %r, [p1]; st.global.u32 [%d], %r; ret; }"""
+    x = torch.zeros(1, dtype=torch.int32)
+    parameters = (x.data_ptr().to_bytes(8, "little"), (7).to_bytes(4, "little"))
+    one = (1, 1, 1)
+    with pytest.raises(EmulatorError, match="not emulated, or outside capture"):
+        host.submit(CapturedLaunch("k", one, one, one, 0, parameters, ptx))
+    with capture("sm_90a") as session:
+        x = x.cuda()
+        launched = CapturedLaunch("k", one, one, one, 0, (x.data_ptr().to_bytes(8, "little"), parameters[1]), ptx)
+        host.submit(launched)
+        with pytest.raises(ValueError, match=r"parameters of \(8,\) bytes; kernel k declares \(8, 4\)"):
+            host.submit(dataclasses.replace(launched, params=launched.params[:1]))
+    assert x.item() == 7 and [each.launch for each in session.launches] == [launched]

@@ -1,0 +1,260 @@
+"""PTX text to instructions."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.compile import compile_plan
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.ptx.decode import (
+    Guard,
+    Immediate,
+    Memory,
+    Not,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+    parse,
+)
+from tests.emulator.kernel_inputs import make_case
+from tests.emulator.ptx_launch import launch, module
+
+
+def decode(body: str, **more: object):
+    return parse(module(body, **more)).kernels["k"]
+
+
+def only(body: str):
+    (instruction,) = decode(body).instructions
+    return instruction
+
+
+def test_operands_of_every_form():
+    instruction = only("@!%p3 cp.test.v2::x.b32 {%r1, _}, [%d1+-8], %r2|%p4, !%p5, dynamic, %tid.x, -7, 0x1F;")
+    assert instruction.parts == ("cp", "test", "v2::x", "b32")
+    assert instruction.guard == Guard("%p3", True)
+    assert instruction.operands == (
+        Vector((Register("%r1"), Sink())),
+        Memory(Register("%d1"), -8),
+        Pair(Register("%r2"), Register("%p4")),
+        Not(Register("%p5")),
+        Symbol("dynamic"),
+        Special("%tid.x"),
+        Immediate(-7),
+        Immediate(31),
+    )
+
+
+def test_tensor_operand_keeps_its_coordinates():
+    instruction = only("cp.async [%r1+16], [%d2, {%r3, %r4}], [dynamic+8];")
+    assert instruction.operands == (
+        Memory(Register("%r1"), 16),
+        Memory(Register("%d2"), 0, (Vector((Register("%r3"), Register("%r4"))),)),
+        Memory(Symbol("dynamic"), 8),
+    )
+
+
+@given(st.integers(-(2**63), 2**64 - 1))
+def test_integer_literals_in_every_base(value: int):
+    magnitude = abs(value)
+    sign = "-" if value < 0 else ""
+    for spelling in (str(magnitude), f"0x{magnitude:x}", f"0X{magnitude:X}U", f"0b{magnitude:b}"):
+        assert only(f"mov.b64 %d1, {sign}{spelling};").operands[1] == Immediate(value)
+    octal = f"0{magnitude:o}" if magnitude else "0"
+    assert only(f"mov.b64 %d1, {sign}{octal};").operands[1] == Immediate(value)
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_single_precision_literals_are_bit_patterns(value: float):
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    assert only(f"mov.f32 %r1, 0f{bits:08X};").operands[1] == Immediate(bits, 32)
+    assert only(f"mov.f32 %r1, -0f{bits:08x};").operands[1] == Immediate(bits ^ 1 << 31, 32)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_double_precision_literals_are_bit_patterns(value: float):
+    bits = struct.unpack("<Q", struct.pack("<d", value))[0]
+    assert only(f"mov.f64 %d1, 0d{bits:016x};").operands[1] == Immediate(bits, 64)
+    decimal = f"{abs(value):.20e}"
+    expected = struct.unpack("<Q", struct.pack("<d", float(decimal)))[0]
+    assert only(f"mov.f64 %d1, {decimal};").operands[1] == Immediate(expected, 64)
+
+
+def test_inline_assembly_scopes_have_their_own_labels_and_registers():
+    scope = "{ .reg .pred P1; .reg .b128 wide; W: mov.pred P1, 1; @P1 bra.uni D; bra.uni W; D: }\n"
+    kernel = decode(".reg .b32 P1;\nmov.b32 P1, 3;\n" + scope + scope + "mov.b32 %r1, P1;")
+    first, second = (kernel.instructions[i].operands[0].name for i in (1, 4))
+    assert (kernel.instructions[0].operands[0].name, kernel.instructions[-1].operands[1].name) == ("P1", "P1")
+    assert kernel.registers["P1"] == "b32"
+    assert first != second
+    assert kernel.registers[first] == kernel.registers[second] == "pred"
+    assert sorted(kernel.registers[name] for name in kernel.registers if name.startswith("wide")) == ["b128", "b128"]
+    jumps = [i for i in kernel.instructions if i.parts[0] == "bra"]
+    targets = [kernel.labels[i.operands[0].name] for i in jumps]
+    assert targets == [4, 1, 7, 4]  # each D and W is the one of its own braces
+
+
+@pytest.mark.parametrize("scoped", [False, True])
+def test_vector_registers(scoped: bool):
+    """Elements by .xyzw and .rgba; the name alone stands for all (PTX ISA, "Vectors as Operands")."""
+    body = """
+        .reg .v4 .b32 whole;
+        .reg .v2 .b32 %v<2>;
+        mov.b32 whole.r, 5;  mov.b32 whole.y, 6;  mov.b32 whole.b, 7;  mov.b32 whole.a, 8;
+        ld.param.u64 %d1, [p0];
+        st.global.v4.b32 [%d1], whole;
+        ld.global.v2.b32 %v1, [%d1 + 8];
+        mov.b32 %v0.x, %v1.y;  mov.b32 %v0.y, %v1.x;
+        st.global.v2.b32 [%d1 + 16], %v0;
+    """
+    data = np.zeros(6, np.uint32)
+    launch(module(f"{{ {body} }}" if scoped else body, parameters=1), data, block=(1, 1, 1))
+    assert data.tolist() == [5, 6, 7, 8, 8, 7]
+
+
+def test_an_inner_scope_sees_the_registers_around_it():
+    kernel = decode("{ .reg .b32 inner; mov.b32 inner, %r7; { mov.b32 %r8, inner; } }")
+    inner = kernel.instructions[0].operands[0]
+    assert kernel.instructions[0].operands[1] == Register("%r7")
+    assert kernel.instructions[1].operands == (Register("%r8"), inner)
+
+
+def test_loc_has_no_semicolon_and_its_file_table_may_follow():
+    text = module(
+        '.loc 1 12 3\nmov.b32 %r1, 1;\n.pragma "nounroll";\n'
+        ".loc 2 7 1, function_name $L__info, inlined_at 1 30 2\nmov.b32 %r2, 2;\nmov.b32 %r3, 3;"
+    )
+    text += '.file 1 "/a/kernel.py"\n.file 2 "/b/helper.py"\n.section .debug_str { $L__info:\n.b8 102\n.b8 0\n}\n'
+    instructions = parse(text).kernels["k"].instructions
+    assert [i.source for i in instructions] == [
+        "kernel.py:12",
+        "helper.py:7 inlined at kernel.py:30",
+        "helper.py:7 inlined at kernel.py:30",
+    ]
+    lines = text.splitlines()
+    assert [lines[i.line - 1] for i in instructions] == [i.text + ";" for i in instructions]
+
+
+def test_parameters_are_placed_by_their_alignment():
+    text = (
+        ".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k(.param .u8 a, .param .align 64 .b8 b[128], "
+        ".param .u16 c, .param .u64 .ptr .global .align 16 d)\n.reqntid 64, 2\n.reqnctapercluster 2, 1, 1\n{ ret; }"
+    )
+    kernel = parse(text).kernels["k"]
+    assert [(p.name, p.offset, p.nbytes) for p in kernel.parameters] == [
+        ("a", 0, 1),
+        ("b", 64, 128),
+        ("c", 192, 2),
+        ("d", 200, 8),  # .align behind .ptr is the alignment of what d points to
+    ]
+    assert kernel.parameter_bytes == 208
+    assert kernel.reqntid == (64, 2, 1)
+    assert kernel.reqnctapercluster == (2, 1, 1)
+
+
+def test_module_variables():
+    head = (
+        ".global .align 4 .u32 table[3] = {1, 2, 0xFFFFFFFF};\n.const .u16 two = 515;\n"
+        ".shared .align 16 .b8 fixed[48];\n"
+    )
+    found = {v.name: v for v in parse(module("ret;", head=head)).variables}
+    assert (found["table"].space, found["table"].nbytes) == ("global", 12)
+    assert found["table"].initial == struct.pack("<3I", 1, 2, 0xFFFFFFFF)
+    assert found["two"].initial == b"\x03\x02"
+    assert (found["fixed"].nbytes, found["fixed"].align) == (48, 16)
+    assert found["dynamic"].nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("mov.b32 %r1, ?;", "cannot read"),
+        ("mov.b32 %r1, %r2", "expected"),
+        ("L: L: ret;", "defined twice"),
+        ("mov.b32 {%r1, %r2;", "expected"),
+        (".tex .u32 x;", "directive '.tex'"),
+        (".reg .v3 .b32 %q;", "registers of type .v3"),
+        ("mov.u32 %q5, 1;", "^register %q5 is not declared at PTX line"),
+        ("mov.u32 %r1, %tid.q;", "register %tid.q is not declared"),
+        ("@%pp bra L; L: ret;", "register %pp is not declared"),
+        ("mov.b64 {%r1, %u}, %d1;", "register %u is not declared"),
+        ("st.global.b32 [%zz], %r1;", "register %zz is not declared"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_line(body: str, message: str):
+    with pytest.raises(UnsupportedPTX, match=message) as caught:
+        decode(body)
+    assert caught.value.ptx_line is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("mov.u32 count, 1; ret;", "operand d of mov.u32 is count; a register of type .* is needed at PTX line"),
+        ("mov.u32 %tid.x, 1; ret;", "operand d of mov.u32 is special register %tid.x; a register of type"),
+        ("mov.u32 5, 1; ret;", "operand d of mov.u32 is the integer literal 5; a register of type"),
+        ("mov.u64 p0, 1; ret;", "operand d of mov.u64 is p0; a register of type"),
+        ("mov.u32 %r1, %envreg3; ret;", "special register %envreg3 is not implemented"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_its_name(body: str, message: str):
+    with pytest.raises(UnsupportedPTX, match=message):
+        launch(module(body), 0, 0)
+
+
+@pytest.mark.parametrize("text", [".alias a, b;", ".global .align 4 .f128 x;"])
+def test_unknown_module_level_text_is_refused(text: str):
+    with pytest.raises(UnsupportedPTX):
+        parse(module("ret;", head=text))
+
+
+def test_every_statement_of_a_generated_kernel_is_decoded():
+    """Counted independently by a regular expression: what ends in a semicolon and is no directive."""
+    ptx = compile_plan(make_case().plan, emulated=True).ptx
+    body = ptx[re.search(r"^\{$", ptx, flags=re.M).start() :]
+    body = re.sub(r"//[^\n]*", "", body)
+    body = re.sub(r"^\s*\.(loc|file|pragma|reg)[^\n]*", "", body, flags=re.M)
+    (kernel,) = parse(ptx).kernels.values()
+    assert len(kernel.instructions) == body.count(";")
+    opcodes = re.findall(r"^\s*(?:@!?%?\w+\s+)?([a-z]\w*(?:\.[\w:.]+)?)[^:\n]*;", body, flags=re.M)
+    assert [i.opcode for i in kernel.instructions] == opcodes
+
+
+_CHAIN = "".join(f".func f{i}() {{ {f'call f{i + 1};' * (i < 800)} ret; }}\n" for i in reversed(range(801)))
+_DOUBLED = "".join(f".func f{i}() {{ {f'call f{i + 1};' * 2 * (i < 30)} ret; }}\n" for i in reversed(range(31)))
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "message"),
+    [
+        (f"mov.b32 %r1, {'{' * 5000}%r2{'}' * 5000};", "", "more than 8 lists, addresses and negations inside of each"),
+        (f"ld.global.b32 %r1, {'[' * 5000}%d1{']' * 5000};", "", "more than 8 lists, addresses and negations"),
+        (f"@{'!' * 5000}%p1 ret;", "", "more than 8 lists, addresses and negations"),
+        (f"mov.u64 %d1, {'9' * 100_000};", "", r"the integer 99999999999999999999\.\. has more than 64 bits"),
+        ("mov.u64 %d1, 0x10000000000000000;", "", "the integer 0x10000000000000000 has more than 64 bits"),
+        ("", ".shared .b8 x[4611686018427387904];", r"the \.shared variable x is larger than 232448 bytes"),
+        ("", ".const .b32 x[16385];", r"the \.const variable x is larger than 65536 bytes"),
+        ("", f".global .b32 x{'[1000000]' * 2000};", r"the \.global variable x is larger than 1099511627776 bytes"),
+        (".local .b8 x[524289];", "", r"the \.local variable x is larger than 524288 bytes"),
+        (".local .b8 x[400000]; .local .b8 y[200000];", "", "600000 bytes of local memory for each thread; at most"),
+        ("".join(f".reg .b32 %z{i}<99999>;" for i in range(12)), "", "99999 registers %z10<n> besides"),
+        ("", ".global .u32 x[2] = {1, 2, 3};", "x has 8 bytes and an initialiser of 12"),
+        ("call f0;", _CHAIN, "more than 100 functions that call one another"),
+        ("call f0;", _DOUBLED, "calls expanded to more than 1048576 instructions or 32768 scopes"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_sizes_that_no_program_has_are_refused(body: str, head: str, message: str) -> None:
+    """Before they become recursion, memory or time without end."""
+    with pytest.raises(UnsupportedPTX, match=message) as error:
+        parse(module(body + "ret;", head=head))
+    assert error.value.ptx_line is not None

@@ -1,0 +1,140 @@
+"""Asynchronous engine: orders that each policy allows, bulk groups."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp, BulkGroups, BulkOp
+
+
+def submit(engine: AsyncEngine, log: list, queues: list[int]) -> None:
+    for number, queue in enumerate(queues):
+        engine.submit(AsyncOp(queue, lambda n=number, q=queue: log.append((q, n)), f"op {number}"))
+
+
+@given(st.sampled_from(["eager", "lazy", "random"]), st.integers(0, 99), st.lists(st.integers(0, 3), max_size=20))
+def test_every_operation_runs_once_and_queues_keep_their_order(policy: str, seed: int, queues: list[int]):
+    engine, log = AsyncEngine(policy, random.Random(seed)), []
+    submit(engine, log, queues)
+    for _ in range(3):
+        engine.tick()
+    engine.drain()
+    assert sorted(n for _, n in log) == list(range(len(queues)))
+    for queue in set(queues):
+        numbers = [n for q, n in log if q == queue]
+        assert numbers == sorted(numbers)
+    assert engine.executed == len(queues) and not engine.pending() and not engine.step()
+
+
+def test_eager_runs_at_issue():
+    engine, log = AsyncEngine("eager"), []
+    submit(engine, log, [0, 1, 0])
+    assert [n for _, n in log] == [0, 1, 2] and len(engine) == 0
+
+
+def test_lazy_runs_what_yields_last():
+    engine, log = AsyncEngine("lazy"), []
+    for name, yields in (("a1", True), ("b1", False), ("a2", True), ("c1", True), ("b2", False)):
+        engine.submit(AsyncOp(name[0], lambda name=name: log.append(name), name, yields))
+    engine.drain()
+    assert log == ["b1", "b2", "a1", "a2", "c1"]
+
+
+def test_lazy_runs_nothing_until_asked():
+    engine, log = AsyncEngine("lazy"), []
+    submit(engine, log, [0, 1, 0])
+    for _ in range(100):
+        engine.tick()
+    assert not log and engine.pending() == ["op 0", "op 2", "op 1"] and len(engine) == 3
+    assert engine.step() and log == [(0, 0)]
+    assert engine.force(lambda: len(log) == 2) and len(log) == 2
+    assert not engine.force(lambda: False) and len(log) == 3
+
+
+def test_random_order_depends_on_the_seed_alone():
+    def order(seed: int) -> list[int]:
+        engine, log = AsyncEngine("random", random.Random(seed)), []
+        submit(engine, log, list(range(8)))
+        engine.drain()
+        return [n for _, n in log]
+
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(20)}) > 10
+
+
+def test_random_ticks_run_some_work():
+    engine, log = AsyncEngine("random", random.Random(0)), []
+    submit(engine, log, list(range(50)))
+    engine.tick()
+    assert len(log) <= 2
+    for _ in range(20):
+        engine.tick()
+    assert 0 < len(log) < 50
+
+
+def test_unknown_policy():
+    with pytest.raises(ValueError, match="'late'"):
+        AsyncEngine("late")
+
+
+def bulk(groups: BulkGroups, thread: object, *per_group: int) -> list[list[BulkOp]]:
+    made = []
+    for size in per_group:
+        made.append([BulkOp(f"store {len(made)}") for _ in range(size)])
+        for op in made[-1]:
+            groups.issue(thread, op)
+        groups.commit(thread)
+    return made
+
+
+def test_wait_group_looks_at_all_but_the_newest():
+    groups = BulkGroups()
+    first, second, third = bulk(groups, "t", 2, 1, 1)
+    assert groups.wait_satisfied("t", 3, False) and not groups.wait_satisfied("t", 2, False)
+    first[0].read_done = first[1].read_done = True
+    assert groups.wait_satisfied("t", 2, True) and not groups.wait_satisfied("t", 2, False)
+    first[0].write_done = True
+    assert not groups.wait_satisfied("t", 2, False), "one store of the group is not complete"
+    first[1].write_done = True
+    assert groups.wait_satisfied("t", 2, False) and not groups.wait_satisfied("t", 1, True)
+    for op in second + third:
+        op.read_done = op.write_done = True
+    assert groups.wait_satisfied("t", 0, False)
+
+
+def test_completed_groups_still_count_by_position():
+    groups = BulkGroups()
+    first, second = bulk(groups, "t", 1, 1)
+    first[0].read_done = first[0].write_done = True
+    assert groups.wait_satisfied("t", 1, False)
+    third = bulk(groups, "t", 1)[0]
+    assert not groups.wait_satisfied("t", 1, False), "the two newest are the second and the third"
+    second[0].read_done = second[0].write_done = True
+    assert groups.wait_satisfied("t", 1, False) and not third[0].read_done
+
+
+def test_threads_have_their_own_groups_and_the_open_group_does_not_count():
+    groups = BulkGroups()
+    bulk(groups, (0, 2, 0), 1)
+    groups.issue((0, 2, 1), BulkOp("open"))
+    assert groups.wait_satisfied((0, 2, 1), 0, False)
+    assert groups.wait_satisfied((0, 3, 0), 0, False)
+    assert not groups.wait_satisfied((0, 2, 0), 0, False)
+    with pytest.raises(BarrierMisuse, match="must not be negative"):
+        groups.wait_satisfied((0, 2, 0), -1, False)
+
+
+def test_only_waited_groups_count_as_observed():
+    groups = BulkGroups()
+    for name in "ab":
+        groups.issue("t", BulkOp(name, read_done=True))
+        groups.commit("t")
+    assert groups.unobserved() == [("t", "b", -1)] and groups.committed("t") == 2
+    assert groups.wait_satisfied("t", 1, True) and groups.unobserved() == [("t", "b", -1)]
+    assert groups.wait_satisfied("t", 0, True) and not groups.unobserved()
+    assert groups.committed("t") == 2 and groups.committed("other") == 0

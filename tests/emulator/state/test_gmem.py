@@ -1,0 +1,125 @@
+"""Global memory: regions, gathers and scatters, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.state.gmem import GlobalMemory
+
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def aligned(nbytes: int, skew: int = 0) -> np.ndarray:
+    """uint8 noise whose first byte lies ``skew`` bytes behind a multiple of 64."""
+    raw = np.random.default_rng(nbytes + skew).integers(0, 256, nbytes + 128, np.uint8)
+    start = -raw.ctypes.data % 64 + skew
+    return raw[start : start + nbytes]
+
+
+@given(st.sampled_from(SIZES), st.integers(0, 15), st.lists(st.integers(0, 200), min_size=1, max_size=32))
+def test_load_and_store_match_slicing(size: int, skew: int, items: list[int]):
+    array = aligned(1024, skew)
+    gmem = GlobalMemory()
+    gmem.register_tensor(array, "array")
+    base = array.ctypes.data
+    first = -base % size
+    items = [first + size * (i % ((1024 - first) // size)) for i in items]
+    addresses = base + np.array(items, np.int64)
+    loaded = gmem.load(addresses, size)
+    np.testing.assert_array_equal(loaded, [array[i : i + size] for i in items])
+    values = np.random.default_rng(1).integers(0, 256, (len(items), size), np.uint8)
+    expected = array.copy()
+    for i, value in zip(items, values, strict=True):
+        expected[i : i + size] = value
+    gmem.store(addresses, values)
+    np.testing.assert_array_equal(array, expected)
+
+
+def test_lanes_may_fall_into_several_regions():
+    parts = [aligned(256), aligned(128), aligned(512)]
+    gmem = GlobalMemory()
+    for i, part in enumerate(parts):
+        gmem.register_tensor(part, f"part {i}")
+    addresses = np.array([parts[2].ctypes.data, parts[0].ctypes.data + 252, parts[1].ctypes.data, parts[0].ctypes.data])
+    values = gmem.load(addresses, 4)
+    np.testing.assert_array_equal(values, [parts[2][:4], parts[0][252:], parts[1][:4], parts[0][:4]])
+    gmem.store(addresses, values[::-1].copy())
+    np.testing.assert_array_equal(parts[0][252:], values[2])
+    np.testing.assert_array_equal(parts[1][:4], values[1])
+
+
+def test_view_is_the_memory_itself():
+    tensor = torch.arange(64, dtype=torch.int32)
+    gmem = GlobalMemory()
+    gmem.register_tensor(tensor, "tensor")
+    gmem.view(tensor.data_ptr() + 8, 4, write=True).view(np.int32)[0] = -7
+    assert tensor[2] == -7
+    assert len(gmem.load(np.array([], np.int64), 4)) == 0
+
+
+def test_views_of_one_storage_may_overlap():
+    tensor = torch.zeros(64, dtype=torch.uint8)
+    gmem = GlobalMemory()
+    gmem.register_tensor(tensor, "whole", writable=False)
+    gmem.register_tensor(tensor[16:32], "slice", writable=True)
+    gmem.store(np.array([tensor.data_ptr() + 16]), np.full((1, 16), 3, np.uint8))
+    assert tensor.tolist() == [0] * 16 + [3] * 16 + [0] * 32
+    with pytest.raises(IllegalAccess, match="read-only region whole"):
+        gmem.store(np.array([tensor.data_ptr()]), np.full((1, 16), 3, np.uint8))
+
+
+def test_strided_tensors_register_their_span():
+    tensor = torch.zeros(10, 8)[2:4, 1::3]
+    gmem = GlobalMemory()
+    gmem.register_tensor(tensor, "strided")
+    span = 4 * (8 + 6 + 1)
+    gmem.view(tensor.data_ptr(), span)
+    with pytest.raises(IllegalAccess):
+        gmem.view(tensor.data_ptr(), span + 1)
+    backwards = np.zeros(16, np.int32)[::-1]
+    gmem.register_tensor(backwards, "backwards")
+    gmem.view(backwards.ctypes.data - 60, 64)
+    gmem.register_tensor(np.zeros((0, 4)), "empty")
+    assert "empty" not in gmem.describe()
+
+
+def test_errors_name_the_nearest_region():
+    array = aligned(256)
+    base = array.ctypes.data
+    gmem = GlobalMemory()
+    with pytest.raises(IllegalAccess, match="nearest: none is registered"):
+        gmem.view(base, 1)
+    gmem.register_tensor(array, "weight")
+    with pytest.raises(IllegalAccess, match=r"load of 4 bytes .* nearest: weight .*256 bytes after its start.*is 256"):
+        gmem.load(np.array([base, base + 256]), 4)
+    with pytest.raises(IllegalAccess, match="64 bytes before its start"):
+        gmem.store(np.array([base - 64]), np.zeros((1, 4), np.uint8))
+    with pytest.raises(IllegalAccess, match="outside every registered region"):
+        gmem.view(base + 250, 7)
+
+
+def test_alignment_and_sizes():
+    array = aligned(256)
+    gmem = GlobalMemory()
+    gmem.register_tensor(array)
+    for size in SIZES[1:]:
+        with pytest.raises(IllegalAccess, match=f"misaligned global load of {size} bytes"):
+            gmem.load(np.array([array.ctypes.data, array.ctypes.data + size // 2]), size)
+    with pytest.raises(IllegalAccess, match="access of 12 bytes"):
+        gmem.load(np.array([array.ctypes.data]), 12)
+
+
+def test_what_cannot_be_registered():
+    gmem = GlobalMemory()
+    with pytest.raises(ValueError, match="meta"):
+        gmem.register_tensor(torch.zeros(4, device="meta"), "x")
+    with pytest.raises(TypeError, match="list"):
+        gmem.register_tensor([1, 2], "x")
+    for address, nbytes in ((0, 4), (16, -1)):
+        with pytest.raises(ValueError, match="cannot register"):
+            gmem.register(address, nbytes)

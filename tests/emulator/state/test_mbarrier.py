@@ -1,0 +1,169 @@
+"""mbarrier objects: phases, transaction bytes, and misuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
+from cute_kernels.emulator.state.mbarrier import MAX_COUNT, MBarriers
+from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
+
+AT = 1024
+
+
+def barriers(count: int = 1) -> MBarriers:
+    made = MBarriers(ClusterMemory([SharedMemory(4096, rank) for rank in range(2)]))
+    made.init(AT, count, "warp 0")
+    return made
+
+
+PHASES = st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(1, 5000), max_size=4)), max_size=6)
+
+
+@given(st.integers(1, 6), PHASES)
+def test_phase_completes_exactly_when_arrivals_and_bytes_are_in(count: int, phases: list[tuple[int, list[int]]]):
+    """Per phase: the copies' bytes are announced, then arrive before, between and after the arrivals, shuffled."""
+    made = barriers(count)
+    for number, (seed, copies) in enumerate(phases):
+        rng = np.random.default_rng(seed)
+        events = [("arrive", 1)] * (count - 1) + [("complete", n) for n in copies]
+        events = [events[i] for i in rng.permutation(len(events))]
+        events.insert(int(rng.integers(len(events) + 1)), ("arrive_expect", sum(copies)))
+        for kind, value in events:
+            assert made.phase(AT) == number and not made.test_parity(AT, number & 1)
+            assert made.test_parity(AT, 1 - (number & 1)), "the phase before counts as complete"
+            if kind == "arrive":
+                assert made.arrive(AT, value, "w") == number
+            elif kind == "complete":
+                made.complete_tx(AT, value)
+            else:
+                made.arrive_expect_tx(AT, value, "producer")
+        assert made.phase(AT) == number + 1 and made.test_parity(AT, number & 1) and made.test_phase(AT, number)
+    assert made.completions == len(phases)
+
+
+def test_bytes_may_come_before_they_are_expected():
+    made = barriers()
+    made.complete_tx(AT, 100)
+    assert made.phase(AT) == 0 and "-100 transaction bytes" in made.describe(AT)
+    made.expect_tx(AT, 100)
+    assert made.phase(AT) == 0, "an arrival is pending"
+    made.arrive(AT)
+    assert made.phase(AT) == 1
+
+
+def test_bytes_alone_complete_a_phase_whose_arrivals_are_in():
+    made = barriers(2)
+    made.expect_tx(AT, 64)
+    made.arrive(AT, 2)
+    made.complete_tx(AT, 48)
+    assert made.phase(AT) == 0
+    made.complete_tx(AT, 16)
+    assert made.phase(AT) == 1
+
+
+def test_more_arrivals_than_the_phase_expects():
+    made = barriers(2)
+    with pytest.raises(BarrierMisuse, match="3 arrival.* by warp 5 on an mbarrier whose phase expects 2"):
+        made.arrive(AT, 3, "warp 5")
+    made.expect_tx(AT, 16)
+    made.arrive(AT, 2)
+    with pytest.raises(BarrierMisuse, match="expects 0 more.*16 transaction bytes pending, initialised by warp 0"):
+        made.arrive(AT)
+
+
+def test_more_bytes_than_announced():
+    made = barriers()
+    made.arrive_expect_tx(AT, 100)
+    with pytest.raises(BarrierMisuse, match="28 bytes more arrived than expect_tx announced"):
+        made.complete_tx(AT, 128)
+    made = barriers()
+    made.complete_tx(AT, 128)
+    with pytest.raises(BarrierMisuse, match="28 bytes more arrived"):
+        made.arrive_expect_tx(AT, 100)
+
+
+def test_ranges():
+    made = barriers()
+    for count in (0, -1, MAX_COUNT + 1):
+        with pytest.raises(BarrierMisuse, match=f"count {count}"):
+            made.init(AT + 8, count)
+    made.expect_tx(AT, MAX_COUNT)
+    with pytest.raises(BarrierMisuse, match="out of range"):
+        made.expect_tx(AT, 1)
+    with pytest.raises(BarrierMisuse, match="parity 2"):
+        made.test_parity(AT, 2)
+    with pytest.raises(IllegalAccess, match="not 8-byte aligned"):
+        made.init(AT + 4, 1)
+    with pytest.raises(IllegalAccess, match="leaves its 4096 bytes"):
+        made.init(4096, 1)
+
+
+def test_use_before_init_and_after_inval():
+    made = barriers()
+    uses = [
+        lambda at: made.arrive(at),
+        lambda at: made.expect_tx(at, 16),
+        lambda at: made.arrive_expect_tx(at, 16),
+        lambda at: made.complete_tx(at, 16),
+        lambda at: made.test_parity(at, 0),
+        lambda at: made.test_phase(at, 0),
+        lambda at: made.inval(at),
+    ]
+    for use in uses:
+        with pytest.raises(BarrierMisuse, match="offset 1040 .* of CTA 1: not initialised"):
+            use(shared_address(1, 1040))
+    made.inval(AT)
+    for use in uses:
+        with pytest.raises(BarrierMisuse, match="not initialised"):
+            use(AT)
+
+
+def test_init_over_a_live_barrier_needs_inval_first():
+    made = barriers(3)
+    with pytest.raises(BarrierMisuse, match="over a live mbarrier"):
+        made.init(AT, 1)
+    made.inval(AT)
+    made.init(AT, 1)
+    made.arrive(AT)
+    assert made.phase(AT) == 1 and len(made) == 1
+
+
+def test_barriers_of_different_ctas_are_different():
+    made = barriers()
+    made.init(shared_address(1, AT), 1)
+    made.arrive(shared_address(1, AT))
+    assert [barrier.phase for barrier in made] == [0, 1]
+
+
+def test_arrive_drop_lowers_later_phases():
+    made = barriers(3)
+    made.arrive(AT, 2)
+    made.arrive_drop(AT)
+    assert made.phase(AT) == 1
+    made.arrive(AT, 2)
+    assert made.phase(AT) == 2
+    with pytest.raises(BarrierMisuse, match="expects 2 more"):
+        made.arrive_drop(AT, 3)
+
+
+def test_description_names_everything_a_report_needs():
+    made = barriers(2)
+    made.arrive(AT, 1, "CTA 0 warp 4")
+    made.expect_tx(AT, 32)
+    text = made.describe(AT)
+    parts = ["offset 1024", "CTA 0", "phase 0", "parity 0", "1 of 2 arrivals", "32 transaction", "warp 0", "warp 4"]
+    assert [part for part in parts if part not in text] == []
+
+
+def test_names_are_reported_in_every_cta():
+    barriers = MBarriers(names={1032: "operands_full[1]"})
+    other = 1032 | 3 << 24
+    for address in (1032, other, 1040):
+        barriers.init(address, 1)
+    assert barriers.describe(1032).startswith("mbarrier operands_full[1] at shared offset 1032")
+    assert barriers.describe(other).startswith("mbarrier operands_full[1] at shared offset 1032 (0x408) of CTA 3: ")
+    assert barriers.describe(1040).startswith("mbarrier at shared offset 1040")

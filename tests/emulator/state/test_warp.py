@@ -1,0 +1,327 @@
+"""One warp: divergence, exchange between lanes, and lanes that wait for each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
+from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+
+M32 = (1 << 32) - 1
+LANES = np.arange(32)
+
+
+def per_thread(body: str, result: str = "%r9", threads: int = 32, **more: object) -> np.ndarray:
+    """Runs ``body`` in each thread of one block and returns the 32-bit ``result`` of each."""
+    out = np.zeros(threads, np.uint32)
+    text = module(f"{THREAD_OUTPUT}\n{body}\nst.global.b32 [%d1], {result};\nret;", parameters=1)
+    launch(text, out, block=(threads, 1, 1), **more)
+    return out
+
+
+# --- divergence -----------------------------------------------------------------------------------------------------
+
+
+def test_both_sides_of_a_branch_run_and_meet():
+    out = per_thread(
+        """setp.lt.u32 %p1, %r1, 10; @%p1 bra LOW;
+        mov.b32 %r9, 100; bra MEET;
+        LOW: mov.b32 %r9, 200;
+        MEET: vote.sync.ballot.b32 %r8, 1, -1; add.s32 %r9, %r9, %r8; add.s32 %r9, %r9, 1;"""
+    )
+    assert out.tolist() == [200] * 10 + [100] * 22  # a full ballot is -1: all lanes are together again
+
+
+def test_loops_of_different_lengths():
+    out = per_thread(
+        """mov.b32 %r9, 0; mov.b32 %r2, 0;
+        LOOP: setp.ge.u32 %p1, %r2, %r1; @%p1 bra DONE;
+        add.s32 %r2, %r2, 1; add.s32 %r9, %r9, %r2; bra LOOP;
+        DONE: """
+    )
+    assert out.tolist() == [n * (n + 1) // 2 for n in range(32)]
+
+
+def test_nested_divergence_with_a_common_exit():
+    out = per_thread(
+        """mov.b32 %r9, 1; and.b32 %r2, %r1, 1; setp.eq.s32 %p1, %r2, 0; setp.lt.u32 %p2, %r1, 8;
+        setp.gt.u32 %p3, %r1, 20;
+        @%p1 bra EVEN; @%p2 bra END; add.s32 %r9, %r9, 10; bra END;
+        EVEN: @%p2 bra SMALL; @%p3 bra END; add.s32 %r9, %r9, 100; bra END;
+        SMALL: add.s32 %r9, %r9, 1000;
+        END: """
+    )
+    expected = [(1001 if n < 8 else 1 if n > 20 else 101) if n % 2 == 0 else (1 if n < 8 else 11) for n in range(32)]
+    assert out.tolist() == expected
+
+
+def test_guards_keep_the_lanes_that_are_off():
+    out = per_thread(
+        """mov.b32 %r9, 5; setp.gt.u32 %p1, %r1, 3; @%p1 add.s32 %r9, %r1, 7; @!%p1 ld.global.b32 %r8, [%d1];
+        @!%p1 add.s32 %r9, %r8, 1; setp.eq.u32 %p2, %r1, 9; @%p2 st.global.b32 [%d1+4], %r1; @%p2 mov.b32 %r9, 4000;
+        bar.warp.sync -1;"""
+    )
+    expected = [1] * 4 + [n + 7 for n in range(4, 32)]
+    expected[9] = 4000
+    assert out.tolist() == expected
+
+
+def test_lanes_that_exit_early_leave_the_others():
+    body = f"""{THREAD_OUTPUT} setp.lt.u32 %p1, %r1, 5; mov.b32 %r9, 1; st.global.b32 [%d1], %r9; @%p1 ret;
+    bar.sync 0; elect.sync %r2|%p3, 0xFFFFFFE0; @%p3 st.global.b32 [%d1], %r2;
+    setp.lt.u32 %p2, %r1, 10; @%p2 bra END; mov.b32 %r9, 2; st.global.b32 [%d1], %r9; exit; END: ret;"""
+    out = np.zeros(32, np.uint32)
+    launch(module(body, parameters=1), out)
+    assert out.tolist() == [1] * 5 + [5] + [1] * 4 + [2] * 22
+
+
+@pytest.mark.parametrize("threads", [1, 5, 32, 33, 47])
+def test_partial_warps_touch_no_memory_of_threads_that_do_not_exist(threads: int):
+    out = np.full(64, 9, np.uint32)
+    text = module(f"{THREAD_OUTPUT} add.s32 %r9, %r1, 1; bar.sync 0; st.global.b32 [%d1], %r9; ret;", parameters=1)
+    launch(text, out, block=(threads, 1, 1))
+    assert out.tolist() == [n + 1 if n < threads else 9 for n in range(64)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lanes_of_a_warp_may_wait_for_each_other(seed: int):
+    """Independent thread scheduling: the waiting side of a branch must not keep the arriving side from running."""
+    options = Options(seed=seed, interleave="random" if seed else "round_robin")
+    out = per_thread(
+        """setp.ne.u32 %p1, %r1, 0; @%p1 bra READY; mov.b32 %r2, 16; mbarrier.init.shared.b64 [dynamic], %r2;
+        READY: bar.sync 0; setp.lt.u32 %p2, %r1, 16; @%p2 bra ARRIVE;
+        WAIT: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra WAIT;
+        ld.shared.b32 %r9, [dynamic+8]; bra MEET;
+        ARRIVE: mov.b32 %r9, 77; setp.eq.u32 %p4, %r1, 15; @%p4 st.shared.b32 [dynamic+8], %r9;
+        mbarrier.arrive.shared.b64 %d3, [dynamic];
+        MEET: """,
+        options=options,
+    )
+    assert out.tolist() == [77] * 32
+
+
+@pytest.mark.parametrize("order", ["bra FIRST", "bra SECOND"])
+def test_three_paths_that_wait_in_a_chain(order: str):
+    """Path 2 waits for path 1, path 3 for path 2; whichever runs first, all must end."""
+    out = per_thread(
+        f"""setp.ne.u32 %p1, %r1, 0; @%p1 bra READY; mbarrier.init.shared.b64 [dynamic], 4;
+        mbarrier.init.shared.b64 [dynamic+8], 10;
+        READY: bar.sync 0; mov.b32 %r9, 1; setp.lt.u32 %p2, %r1, 4; setp.lt.u32 %p3, %r1, 14;
+        @%p2 {order}; @%p3 bra MIDDLE;
+        W3: mbarrier.try_wait.parity.shared.b64 %p4, [dynamic+8], 0; @!%p4 bra W3; mov.b32 %r9, 3; bra MEET;
+        MIDDLE:
+        W2: mbarrier.try_wait.parity.shared.b64 %p4, [dynamic], 0; @!%p4 bra W2; mov.b32 %r9, 2;
+        mbarrier.arrive.shared.b64 %d3, [dynamic+8]; bra MEET;
+        SECOND: nanosleep.u32 100;
+        FIRST: mbarrier.arrive.shared.b64 %d3, [dynamic];
+        MEET: """
+    )
+    assert out.tolist() == [1] * 4 + [2] * 10 + [3] * 18
+
+
+# --- between lanes --------------------------------------------------------------------------------------------------
+
+
+def shuffle(mode: str, values: np.ndarray, b: np.ndarray, c: int) -> tuple[list[int], list[int]]:
+    """The PTX ISA's description of shfl, lane by lane."""
+    out, valid = [], []
+    for lane in range(32):
+        segment, clamp, bval = c >> 8 & 31, c & 31, int(b[lane]) & 31
+        top = (lane & segment) | (clamp & ~segment & 31)
+        low = lane & segment
+        source, ok = {
+            "up": (lane - bval, lane - bval >= top),
+            "down": (lane + bval, lane + bval <= top),
+            "bfly": (lane ^ bval, (lane ^ bval) <= top),
+            "idx": (low | (bval & ~segment & 31), (low | (bval & ~segment & 31)) <= top),
+        }[mode]
+        out.append(int(values[source if ok else lane]))
+        valid.append(int(ok))
+    return out, valid
+
+
+@given(
+    mode=st.sampled_from(["up", "down", "bfly", "idx"]),
+    width=st.sampled_from([1, 2, 4, 8, 16, 32]),
+    b=st.one_of(st.integers(0, 31), st.lists(st.integers(0, 40), min_size=32, max_size=32)),
+)
+def test_shuffles(mode: str, width: int, b: int | list[int]):
+    c = (32 - width) << 8 | (0 if mode == "up" else 31)
+    values = (LANES * 7919 + 3).astype(np.uint32)
+    offsets = np.broadcast_to(np.array(b, np.uint32), 32).copy()
+    result, predicate = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    text = module(
+        f"""mov.u32 %r1, %laneid; mul.wide.u32 %d9, %r1, 4; ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1];
+        ld.param.u64 %d3, [p2]; ld.param.u64 %d4, [p3]; add.s64 %d1, %d1, %d9; add.s64 %d2, %d2, %d9;
+        add.s64 %d3, %d3, %d9; add.s64 %d4, %d4, %d9; ld.global.b32 %r2, [%d1]; ld.global.b32 %r3, [%d2];
+        shfl.sync.{mode}.b32 %r4|%p1, %r2, {b if isinstance(b, int) else "%r3"}, {c}, -1; selp.b32 %r5, 1, 0, %p1;
+        st.global.b32 [%d3], %r4; st.global.b32 [%d4], %r5; ret;""",
+        parameters=4,
+    )
+    launch(text, values, offsets, result, predicate)
+    assert (result.tolist(), predicate.tolist()) == shuffle(mode, values, offsets, c)
+
+
+def test_broadcast_from_one_lane():
+    assert per_thread("mul.lo.u32 %r2, %r1, 5; shfl.sync.idx.b32 %r9, %r2, 11, 31, -1;").tolist() == [55] * 32
+
+
+def test_election_takes_one_lane_and_tells_all():
+    out = per_thread("mov.b32 %r9, 0; elect.sync %r2|%p1, -1; @%p1 mov.b32 %r9, 100; add.s32 %r9, %r9, %r2;")
+    assert sorted(out.tolist()) == [0] * 31 + [100] and out.tolist().index(100) == 0
+
+
+def test_election_among_the_lanes_of_a_branch():
+    out = per_thread(
+        """mov.b32 %r9, 0; setp.lt.u32 %p1, %r1, 20; @%p1 bra END;
+        elect.sync %r2|%p2, 0xFFF00000; @%p2 mov.b32 %r9, 1; add.s32 %r9, %r9, %r2;
+        END: """
+    )
+    assert out.tolist() == [0] * 20 + [21] + [20] * 11
+
+
+@given(mask=st.integers(0, M32))
+def test_votes_and_reductions(mask: int):
+    head = f"shl.b32 %r2, 1, %r1; and.b32 %r2, %r2, {mask}; setp.ne.b32 %p1, %r2, 0;"
+    assert set(per_thread(head + "vote.sync.ballot.b32 %r9, %p1, -1;").tolist()) == {mask}
+    for name, expected in (("all", mask == M32), ("any", mask != 0), ("uni", mask in (0, M32))):
+        out = per_thread(head + f"vote.sync.{name}.pred %p2, %p1, -1; selp.b32 %r9, 1, 0, %p2;")
+        assert set(out.tolist()) == {int(expected)}
+    values = [(1 << n) & mask for n in range(32)]
+    signed = [v - (1 << 32) if v >> 31 else v for v in values]
+    folds = {"add.u32": sum(values), "max.u32": max(values), "min.s32": min(signed), "or.b32": mask}
+    for name, expected in folds.items():
+        assert set(per_thread(head + f"redux.sync.{name} %r9, %r2, -1;").tolist()) == {expected & M32}
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "elect.sync %r2|%p2, -1;",
+        "shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;",
+        "vote.sync.ballot.b32 %r2, %p1, -1;",
+        "bar.warp.sync 0x0000ffff;",
+        "bar.sync 0;",
+        "barrier.sync.aligned 0;",
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic], 32;",
+    ],
+)
+def test_whole_warp_instructions_in_a_part_of_the_warp_are_reported(instruction: str):
+    body = f"setp.lt.u32 %p1, %r1, 20; @%p1 bra END;\n{instruction}\nEND: mov.b32 %r9, 0;"
+    with pytest.raises(BarrierMisuse, match=r"lanes 0xfff00000 .* at PTX line \d+ `.*CTA 0 warp 0"):
+        per_thread(body)
+
+
+@pytest.mark.parametrize("instruction", ["bar.warp.sync -1;", "barrier.sync 0;", "barrier.arrive 0, 64;"])
+def test_what_parts_of_a_warp_may_execute_is_refused_by_name(instruction: str):
+    """Legal since sm_70, where the other lanes execute one elsewhere."""
+    body = f"setp.lt.u32 %p1, %r1, 20; @%p1 bra B;\n{instruction} bra END; B: {instruction}\nEND: mov.b32 %r9, 0;"
+    with pytest.raises(UnsupportedPTX, match=rf"{instruction.split()[0]} .*by a part of .*is not implemented"):
+        per_thread(body)
+    assert not per_thread(f"{instruction.replace(', 64', ', 32')} mov.b32 %r9, 0;").any()
+
+
+def test_operands_that_must_agree_are_checked_when_they_run():
+    """%r2 is not known to be uniform when it is translated: it is where all lanes hold 3, and not where they differ."""
+    body = "min.u32 %r2, %r1, LIMIT; add.s32 %r2, %r2, 3; bar.sync %r2, 32; bar.sync 1, %r3; mov.b32 %r9, %r2;"
+    body = "add.s32 %r3, %r1, 32; sub.s32 %r3, %r3, %r1;" + body
+    assert per_thread(body.replace("LIMIT", "0")).tolist() == [3] * 32
+    with pytest.raises(BarrierMisuse, match=r"must be the same in all lanes is \[3, 4, 5\]"):
+        per_thread(body.replace("LIMIT", "2"))
+
+
+def test_a_shuffle_from_a_lane_that_does_not_take_part_is_reported():
+    body = "setp.lt.u32 %p1, %r1, 16; @%p1 bra END; shfl.sync.idx.b32 %r2, %r1, 3, 31, 0xFFFF0000; END: mov.b32 %r9, 0;"
+    with pytest.raises(BarrierMisuse, match="reads lane 3"):
+        per_thread(body)
+
+
+# --- memory by lanes ------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 1000), spaces=st.sampled_from(["global", "shared"]))
+def test_vector_accesses_of_every_width(seed: int, spaces: str):
+    """Bytes go to shared or global memory by one width and come back by another."""
+    rng = np.random.default_rng(seed)
+    data = aligned(rng.integers(0, 256, 32 * 32, np.uint8))
+    out = aligned(np.zeros(32 * 32, np.uint8))
+    widths = [("v4.b32", 4, 4), ("v2.b64", 8, 2), ("b64", 8, 1), ("v2.b32", 4, 2), ("b32", 4, 1), ("v4.b16", 2, 4),
+              ("b16", 2, 1), ("b8", 1, 1), ("v2.b8", 1, 2)]  # fmt: skip
+    if spaces == "global":
+        widths.append(("v8.b32", 4, 8))
+    store, load = (widths[i] for i in rng.integers(0, len(widths), 2))
+    names = {1: "%h", 2: "%h", 4: "%r", 8: "%d"}
+    lines = [
+        "mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 5; cvt.u64.u32 %d9, %r2; ld.param.u64 %d1, [p0];",
+        "ld.param.u64 %d2, [p1];",
+        "add.s64 %d1, %d1, %d9; add.s64 %d2, %d2, %d9; mov.b32 %r3, dynamic; add.s32 %r3, %r3, %r2;",
+    ]
+
+    def copy(source: str, target: str, width: tuple[str, int, int], base: int) -> None:
+        text, size, count = width
+        for at in range(0, 32, size * count):
+            registers = [f"{names[size]}{base + i}" for i in range(count)]
+            vector = registers[0] if count == 1 else "{" + ", ".join(registers) + "}"
+            lines.append(f"ld.{source.format(text=text, at=at)};".replace("VALUE", vector))
+            lines.append(f"st.{target.format(text=text, at=at)};".replace("VALUE", vector))
+
+    middle = "shared.{text} [%r3+{at}], VALUE" if spaces == "shared" else "global.{text} [%d2+{at}], VALUE"
+    back = "shared.{text} VALUE, [%r3+{at}]" if spaces == "shared" else "global.{text} VALUE, [%d2+{at}]"
+    copy("global.{text} VALUE, [%d1+{at}]", middle, store, 10)
+    copy(back, "global.{text} [%d2+{at}], VALUE", load, 40)
+    lines.append("ret;")
+    launch(module("\n".join(lines)), data, out)
+    assert out.tolist() == data.tolist()
+
+
+def test_of_stores_to_one_address_the_later_instruction_wins():
+    out = np.zeros(2, np.uint32)
+    text = module(
+        """ld.param.u64 %d1, [p0]; mov.u32 %r1, %laneid; mul.wide.u32 %d2, %r1, 0; add.s64 %d2, %d2, %d1;
+        add.s32 %r2, %r1, 1000; st.global.b32 [%d2], %r2; mov.b32 %r3, 5; st.global.b32 [%d2], %r3;
+        st.global.b32 [%d2+4], %r3; ret;""",
+        parameters=1,
+    )
+    launch(text, out)
+    assert out.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "python"),
+    [
+        ("add.u32", lambda a, b: a + b & M32),
+        ("max.u32", max),
+        ("min.s32", lambda a, b: min(a, b, key=lambda x: x - (1 << 32) if x >> 31 else x)),
+        ("xor.b32", lambda a, b: a ^ b),
+        ("exch.b32", lambda a, b: b),
+        ("inc.u32", lambda a, b: 0 if a >= b else a + 1),
+    ],
+)
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_atomics_on_one_cell_are_serial(name: str, python, space: str):
+    """Each lane's old value is the fold of those before it, in some order: here lane order."""
+    out = np.zeros(33, np.uint32)
+    out[32] = 17
+    cell = "[%d2+128]" if space == "global" else "[dynamic]"
+    text = module(
+        f"""mov.u32 %r1, %tid.x; ld.param.u64 %d2, [p0]; mul.wide.u32 %d1, %r1, 4; add.s64 %d1, %d2, %d1;
+        ld.global.b32 %r3, [%d2+128]; st.shared.b32 [dynamic], %r3; mul.lo.u32 %r4, %r1, 2654435761;
+        atom.{space}.{name} %r5, {cell}, %r4; st.global.b32 [%d1], %r5; bar.sync 0;
+        ld.{space}.b32 %r6, {cell}; st.global.b32 [%d2+128], %r6; ret;""",
+        parameters=1,
+    )
+    launch(text, out, hardware="which lane comes first, which PTX leaves open")
+    state, old = 17, []
+    for lane in range(32):
+        old.append(state)
+        state = python(state, lane * 2654435761 & M32)
+    assert out.tolist() == [*old, state]
+
+
+def test_an_access_outside_memory_names_the_instruction():
+    with pytest.raises(IllegalAccess, match=r"at PTX line \d+ `ld\.global\.b32 %r9, \[%d1\+4096\]`.*CTA 0 warp 0"):
+        per_thread("ld.global.b32 %r9, [%d1+4096];")
