@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except Exception as error:
         # The emulator is an extra: what has not been imported cannot have raised anything.
-        errors, command = (sys.modules.get(f"cute_kernels.emulator.{name}") for name in ("errors", "command"))
+        errors, command = (sys.modules.get(f"cute_kernels.emulator.{name}") for name in ("errors", "programs.command"))
         if errors is None or not isinstance(error, errors.EmulatorError):
             raise
         return command.report_fault(error)

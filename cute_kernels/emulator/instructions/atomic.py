@@ -44,7 +44,7 @@ def atomic(
     dtype = np.dtype(f"u{size}")
     old = np.zeros((count, 32), dtype)
     operands = [np.broadcast_to(np.asarray(value, dtype), 32) for value in values]
-    addresses = np.broadcast_to(np.asarray(address, np.int64), 32)
+    addresses = np.broadcast_to(np.asarray(address).astype(np.uint64), 32)
     if warp.cluster.meter is not None:
         _count(warp, mask, space, addresses, size * count)
     changed = False
@@ -72,7 +72,7 @@ def atomic_wide(
     """exch and cas of 128 bits: the old values, uint64 [2, 32]; ``values`` are halves, the low ones first."""
     old = np.zeros((2, 32), np.uint64)
     operands = [np.broadcast_to(np.asarray(value, np.uint64), 32) for value in values]
-    addresses = np.broadcast_to(np.asarray(address, np.int64), 32)
+    addresses = np.broadcast_to(np.asarray(address).astype(np.uint64), 32)
     if warp.cluster.meter is not None:
         _count(warp, mask, space, addresses, 16)
     before_any = warp.cluster.progress
@@ -141,7 +141,8 @@ def _watch(warp: Any, mask: int, space: str, addresses: np.ndarray, nbytes: int,
 def _count(warp: Any, mask: int, space: str, addresses: np.ndarray, size: int) -> None:
     places = [space_of(warp, space, int(a)) for a in addresses[block_lanes(mask)]]
     for kind in ("shared", "global"):
-        warp.cluster.meter.atomic(kind, np.array([place for found, place in places if found == kind], np.int64), size)
+        some = np.array([place for found, place in places if found == kind], np.uint64)
+        warp.cluster.meter.atomic(kind, some.view(np.int64), size)
 
 
 def _parts(instruction: Instruction) -> tuple[str, str, str, int]:

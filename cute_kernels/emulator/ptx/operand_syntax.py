@@ -69,6 +69,8 @@ def registers_for(type_: str, wider: bool) -> frozenset[str]:
     type_ = HELD_IN.get(type_, type_)
     if type_ == "pred":
         return frozenset(("pred",))
+    if type_ not in TYPE_BITS:  # twice as wide as 64 bits
+        return frozenset()
     bits, kind = TYPE_BITS[type_], type_ if type_ in _FLOATS else type_[0]
     found = set()
     for name, width in TYPE_BITS.items():

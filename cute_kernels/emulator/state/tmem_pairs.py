@@ -55,8 +55,8 @@ class PairOperation:
         if rank not in self._waiting:
             self._waiting[rank] = warp, operands
             warp.cluster.progress += 1
-        if self._waiting[rank][0] is not warp or not self.can_go_on(rank):
-            return None
+        if self._waiting[rank][0] is not warp or {rank, peer} & self._results.keys() or not self._possible_now(rank):
+            return None  # a result that another warp has not taken yet would be lost
         if operands != self._waiting[peer][1]:
             other, given = self._waiting[peer]
             raise IllegalAccess(
@@ -71,8 +71,10 @@ class PairOperation:
 
     def can_go_on(self, rank: int) -> bool:
         """Whether the warp of a CTA would not wait if it looked again."""
-        if rank in self._results:
-            return True
+        return rank in self._results or self._possible_now(rank)
+
+    def _possible_now(self, rank: int) -> bool:
+        """Whether a warp of either CTA waits for the other, and memory is free."""
         both = [self._waiting.get(each) for each in (rank, rank ^ 1)]
         return all(both) and all(
             self._possible(self._memories[each], self._waiting[each][1]) for each in (rank, rank ^ 1)
@@ -80,6 +82,8 @@ class PairOperation:
 
     def describe(self, rank: int) -> str:
         """What the warp of a CTA waits for."""
+        if rank not in self._waiting:
+            return f"waits for a warp of CTA {rank} that executes {self.name}.cta_group::2 before it"
         if (rank ^ 1) in self._waiting:
             return f"waits for free TMEM columns: {self.name}.cta_group::2 of {self._waiting[rank][1][-1]} columns"
         return f"waits for a warp of CTA {rank ^ 1} to execute {self.name}.cta_group::2 as well"
