@@ -291,6 +291,8 @@ class TensorRaces:
         plane, unit = self.planes[rank], self.tracker.unit()
         if unit.tensor(self.epochs, plane, place, operation, write, exempt):
             return
+        if not plane.writes[place].size:  # beyond all columns, which the operation reports when it takes effect
+            return
         view = View(operation.clocks[Row.TENSOR], exempt=exempt)
         verb = "writes" if write else "reads"
         self._check(rank, place, plane.writes[place], view, operation, verb, "wrote")

@@ -78,7 +78,7 @@ def tile_sectors(
     start, _, counts, byte_strides = _clip(tensor_map, coords, write=write)
     if min(counts) <= 0:
         return 0
-    rows = np.array([start], np.int64)
+    rows = np.array([start % SECTOR_BYTES], np.int64)  # an address may be beyond all memory, which is reported later
     for count, stride in zip(counts[1:], byte_strides[1:]):
         rows = (rows[:, None] + stride * np.arange(count)).reshape(-1)
     return int(((rows + counts[0] - 1) // SECTOR_BYTES - rows // SECTOR_BYTES + 1).sum())
