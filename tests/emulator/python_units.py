@@ -53,8 +53,8 @@ def units(native: bool) -> Iterator[None]:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        translate = execution.translate_native.__wrapped__
-        patch.setattr(execution, "translate_native", functools.lru_cache(maxsize=4)(translate))
+        translate = execution.translate.__wrapped__
+        patch.setattr(execution, "translate", functools.lru_cache(maxsize=4)(translate))
         for of_the_core in ("CoreWgmmas", "Units"):
             patch.setattr(execution, of_the_core, lambda *_: None)
         patch.setattr(emitter, "INLINE", {})

@@ -31,7 +31,7 @@ from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.instructions.accesses import LocalMemory
 from cute_kernels.emulator.instructions.wgmma import GroupWait
-from cute_kernels.emulator.observe.meter import NativeMeter
+from cute_kernels.emulator.observe.meter import CoreMeter
 from cute_kernels.emulator.observe.races.warp_log import WarpLog
 from cute_kernels.emulator.observe.trace_log import TraceLog
 from cute_kernels.emulator.ptx.decode import Instruction, Kernel
@@ -65,7 +65,7 @@ _DECIDES = _Header.budget.offset  # bytes of the header that decide what the war
 
 
 @dataclass(frozen=True)
-class NativeTranslation:
+class Translation:
     """A kernel in bytecode.
 
     Attributes:
@@ -95,9 +95,9 @@ class NativeTranslation:
 
 
 @functools.lru_cache(maxsize=64)
-def translate_native(
+def translate(
     ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
-) -> NativeTranslation:
+) -> Translation:
     """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `lowering.lower`."""
     with _collecting_later():
         return _Translator(lower(ptx, kernel, block_shape, check, registers), check).run()
@@ -128,7 +128,7 @@ class _Translator:
             self.program.site(Site(None, []))
         self.in_flight = accumulators_in_flight(self.flow)
 
-    def run(self) -> NativeTranslation:
+    def run(self) -> Translation:
         flow, program = self.flow, self.program
         placed: set[str] = set()
         for block in flow.blocks:  # registers first, so that they lie together
@@ -147,7 +147,7 @@ class _Translator:
             (compile(text, "<constant of a warp>", "eval"), slots[text], bits, uniform)
             for text, bits, uniform in program.layout.expressions
         )
-        return NativeTranslation(
+        return Translation(
             kernel=self.lowering.kernel,
             flow=flow,
             static_shared=self.lowering.context.static_shared,
@@ -206,12 +206,12 @@ class Execution:
     """The code of one launch: what its warps share, with the exchange area and the sites that work on it.
 
     Args:
-        ptx, kernel, block: as for `translate_native`.
+        ptx, kernel, block: as for `translate`.
         options: which detectors look.
     """
 
     def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
-        translation = translate_native(ptx, kernel, block, options.detectors, options.looks_for("registers"))
+        translation = translate(ptx, kernel, block, options.detectors, options.looks_for("registers"))
         self.translation = translation
         self.flow, self.kernel, self.static_shared = translation.flow, translation.kernel, translation.static_shared
         self.area, self.exchange = exchange_area(translation.rows)
@@ -223,14 +223,14 @@ class Execution:
         self.sites[_ARRIVE], self.sites[_DIVERGE] = self._arrive, self._diverge
         self.places = [-1 if site.instruction is None else site.instruction.index for site in translation.sites]
         self.words = words
-        self.current: NativeWarp | None = None
+        self.current: WarpExecution | None = None
         self.tables: dict[Cluster, MemoryTables] = {}
         # The callback refers to this object: a cycle, but collected like any other.
         self.callback = CALLBACK(self._call)
         self.run = library().warp_run
         self.callback_address = ctypes.cast(self.callback, ctypes.c_void_p).value
 
-    def start(self, warp: Warp) -> NativeWarp:
+    def start(self, warp: Warp) -> WarpExecution:
         """The execution of one warp, before its first instruction."""
         cluster = warp.cluster
         if cluster not in self.tables:
@@ -241,10 +241,10 @@ class Execution:
             if self.translation.wgmmas and at_once:
                 cluster.wgmma.core = CoreWgmmas(cluster, tables, self.translation.wgmmas)
             if cluster.meter is not None:
-                cluster.meter.native = NativeMeter(self.translation.kernel.instructions)
+                cluster.meter.core = CoreMeter(self.translation.kernel.instructions)
             if cluster.trace is not None:
                 tables.trace = TraceLog(cluster, tables)
-        return NativeWarp(self, warp, self.tables[cluster])
+        return WarpExecution(self, warp, self.tables[cluster])
 
     def _call(self, site: int, mask: int) -> int:
         """What the core calls."""
@@ -254,7 +254,7 @@ class Execution:
             current.site, current.place = site, self.places[site]
             result = self.sites[site](current.warp, mask)
             return current.block() if result == _WAIT else result
-        except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `NativeWarp.send` raises it
+        except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `WarpExecution.send` raises it
             current.error = error
             return _ERROR
 
@@ -282,7 +282,7 @@ def _flags(cluster: Cluster) -> int:
     return flags
 
 
-class NativeWarp:
+class WarpExecution:
     """The execution of one warp by the core: what a scheduler needs of it."""
 
     def __init__(self, launch: Execution, warp: Warp, tables: MemoryTables) -> None:
@@ -340,7 +340,7 @@ class NativeWarp:
             self.tables.header.local, self.tables.header.local_bytes = self.warp.local.cells.ctypes.data, local
         meter = self.warp.cluster.meter
         if meter is not None:
-            self.tables.header.meter = meter.native.address(self.warp.track)
+            self.tables.header.meter = meter.core.address(self.warp.track)
             self.tables.header.meter_rank = self.warp.cta.rank
         program = launch.translation.bytecode.address
         status = launch.run(program, self.address, launch.exchange, self.tables.address, launch.callback_address)

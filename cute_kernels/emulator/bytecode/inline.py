@@ -1,4 +1,4 @@
-"""Functions of the Python back end that the core does by itself: all of them, or their frequent case.
+"""Functions of sites that the core does by itself: all of them, or their frequent case.
 
 Each emits an instruction of ``core/unit_operations.c`` that does the frequent case; what that leaves is for the Python
 function, which decides again and words the error.

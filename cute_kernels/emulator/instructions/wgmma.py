@@ -184,7 +184,7 @@ def _same_in_all_lanes(warp: Any, form: Form, descriptor: Any) -> int:
 
 
 class MmaAsync(Anchor):
-    """The call of `mma_async`, which native_accumulators emits."""
+    """The call of `mma_async`, which bytecode/accumulators.py emits."""
 
     def __init__(self, form: Form, accumulators: list[Value], a: list[Value], b: Value, accumulate: Value) -> None:
         self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cute_kernels.emulator.observe import roles
-from cute_kernels.emulator.observe.meter import NativeMeter
+from cute_kernels.emulator.observe.meter import CoreMeter
 from cute_kernels.emulator.observe.shared_banks import (
     LINE_BYTES,
     SECTOR_BYTES,
@@ -238,20 +238,20 @@ class UnitCounters:
 
     Attributes:
         warp: which warp runs now; work is attributed to its role.
-        native: what the core counts, if it runs any warps.
+        core: what the core counts, from the first warp on.
     """
 
     def __init__(self) -> None:
         self.warp: Warp | None = None
-        self.native: NativeMeter | None = None
+        self.core: CoreMeter | None = None
         self._rows: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
 
     def merge(self, other: UnitCounters) -> None:
         """Adds what another cluster did."""
         for key, metrics in other._rows.items():
             self._rows[key].update(metrics)
-        if other.native is not None:
-            for role, index, kind, metrics in other.native.rows():
+        if other.core is not None:
+            for role, index, kind, metrics in other.core.rows():
                 self._rows[role, kind, index].update(metrics)
 
     def result(self, ctas: int, counters: Counters, instructions: Sequence[Instruction]) -> UnitCounts:

@@ -14,7 +14,7 @@ _SHARED, _GLOBAL, _UNIT, _METERS = (CONSTANTS[f"METER{name}"] for name in ("_SHA
 _SECTOR_BYTES = 32
 
 
-class NativeMeter:
+class CoreMeter:
     """The counts of one cluster.
 
     Args:

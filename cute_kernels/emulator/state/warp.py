@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class WarpCode(Protocol):
-    """The execution of a warp by one of the back ends (`lowering.PythonWarp`, `execution.NativeWarp`).
+    """The execution of a warp (`bytecode.execution.WarpExecution`).
 
     Attributes:
         standing: the basic block that the warp is in; None: it has ended.

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, Report, run
-from cute_kernels.emulator.bytecode.execution import Execution, translate_native
+from cute_kernels.emulator.bytecode.execution import Execution, translate
 from cute_kernels.emulator.core.pure_operations import pure_operation
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
 from cute_kernels.emulator.ptx.decode import parse
@@ -361,14 +361,14 @@ def test_translation_collects_no_garbage(collecting: bool, error: bool) -> None:
     """Afterwards, whatever came of it, garbage is collected as before: of the youngest objects, once."""
     text = module("add.u32 %r1, %r1, 1; " * 2000 + ("add.u32 %r1;" if error else ""))
     collections: list[int] = []
-    translate_native.cache_clear()
+    translate.cache_clear()
     parse.cache_clear()
     enabled = gc.isenabled()
     (gc.enable if collecting else gc.disable)()
     gc.callbacks.append(lambda phase, facts: collections.append(facts["generation"]) if phase == "start" else None)
     try:
         with pytest.raises(EmulatorError) if error else contextlib.nullcontext():
-            translate_native(text, None, (32, 1, 1))
+            translate(text, None, (32, 1, 1))
         found, now = list(collections), gc.isenabled()
     finally:
         gc.callbacks.pop()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.bytecode.execution import translate_native
+from cute_kernels.emulator.bytecode.execution import translate
 from cute_kernels.emulator.bytecode.lowering import lower
 from cute_kernels.emulator.instructions.memory import Store
 from tests.emulator.ptx_launch import launch, module
@@ -273,9 +273,9 @@ def test_moves_and_packing_cost_nothing():
 
 def test_translation_is_cached_by_text():
     text = module("ret;")
-    first = translate_native(text, None, (32, 1, 1))
-    assert translate_native(text, None, (32, 1, 1)) is first
-    assert translate_native(text, None, (64, 1, 1)) is not first  # what is uniform depends on the shape of the block
+    first = translate(text, None, (32, 1, 1))
+    assert translate(text, None, (32, 1, 1)) is first
+    assert translate(text, None, (64, 1, 1)) is not first  # what is uniform depends on the shape of the block
 
 
 @pytest.mark.parametrize(

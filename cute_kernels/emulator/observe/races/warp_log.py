@@ -1,7 +1,7 @@
 """What the core has logged for the race detector (`memory_tables`), handed on in program order.
 
-The core works the log off while it can (``core/log.c``); an entry that it leaves is reported here as the
-Python back end's instructions report it.
+The core works the log off while it can (``core/log.c``); an entry that it leaves is reported here as the functions of
+sites report accesses.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.bytecode.execution import translate_native
+from cute_kernels.emulator.bytecode.execution import translate
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.units.matrix.wgmma import PENDING
 from tests.emulator.matrix_cases import THREADS, Wgmma
@@ -242,5 +242,5 @@ def test_an_old_accumulator_is_the_a_fragment(completion: str) -> None:
 
 
 def test_kernels_that_copy_nothing_in_flight_stay_with_the_core() -> None:
-    assert translate_native(CASE.ptx(), None, (THREADS, 1, 1)).spare is None
-    assert translate_native(program("\n".join([mma(D), moves(E, D), WAIT]), E), None, (THREADS, 1, 1)).spare is not None
+    assert translate(CASE.ptx(), None, (THREADS, 1, 1)).spare is None
+    assert translate(program("\n".join([mma(D), moves(E, D), WAIT]), E), None, (THREADS, 1, 1)).spare is not None

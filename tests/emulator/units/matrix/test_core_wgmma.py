@@ -16,7 +16,7 @@ import torch
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm90PatchEmbedConfig
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.bytecode.execution import translate_native
+from cute_kernels.emulator.bytecode.execution import translate
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.units.matrix.wgmma import WgmmaUnit
 from cute_kernels.plan import make_plan
@@ -34,7 +34,7 @@ INTEGER_CASES = list(integer_wgmma_cases())
 
 @pytest.mark.parametrize("case", [*CASES[:: max(1, len(CASES) // 40)], *INTEGER_CASES[::9]], ids=repr)
 def test_every_kind_of_operand(case: Wgmma) -> None:
-    translate_native(case.ptx(), None, BLOCK)  # nothing of it is left to Python
+    translate(case.ptx(), None, BLOCK)  # nothing of it is left to Python
     out = run(case, options=Options())
     assert np.array_equal(out, case.fragments(case.expected()))
 
@@ -62,7 +62,7 @@ def test_our_kernels_run_natively() -> None:
         make_case(config=Sm90PatchEmbedConfig(tile_rows=64, weight="streamed")).plan,
         make_plan(GemmProblem(256, 256, 256), Sm90GemmConfig(), sm_count=2),
     ):
-        translate_native(compile_plan(plan).ptx, None, (plan.threads, 1, 1))
+        translate(compile_plan(plan).ptx, None, (plan.threads, 1, 1))
 
 
 @pytest.mark.parametrize("order", [(2, 1, 0, 3), (3, 2, 1, 0), (0, 2, 1, 3)])
@@ -71,7 +71,7 @@ def test_accumulators_in_any_order(order: tuple[int, ...]) -> None:
     case = Wgmma(n=8, steps=2)
     text = re.sub(r"%d([0-3])\b", lambda match: f"%d{order[int(match[1])]}", case.ptx())
     assert text != case.ptx()
-    translate_native(text, None, BLOCK)
+    translate(text, None, BLOCK)
     assert np.array_equal(run(case, text, Options()), case.fragments(case.expected()))
 
 
