@@ -139,6 +139,10 @@ def _bytes_of(argument: Any, nbytes: int, name: str, memory: GlobalMemory) -> by
                 return struct.pack("<f", math.copysign(math.inf, argument))
             raise ValueError(f"{name}: {argument} is too large for {nbytes} bytes") from None
     if isinstance(argument, np.ndarray) or hasattr(argument, "data_ptr"):
+        if isinstance(argument, np.ndarray) and argument.dtype.hasobject:
+            raise TypeError(f"{name} is an array of {argument.dtype}: a kernel would overwrite references to objects")
+        if str(getattr(argument, "layout", "torch.strided")) != "torch.strided":
+            raise TypeError(f"{name} is a tensor of layout {argument.layout}; allowed is torch.strided")
         writable = argument.flags.writeable if isinstance(argument, np.ndarray) else True
         memory.register_tensor(argument, name, writable)
         address = argument.ctypes.data if isinstance(argument, np.ndarray) else argument.data_ptr()

@@ -1,7 +1,7 @@
 """Proves, before a kernel runs, that registers of wgmma are fenced and waited for.
 
 wgmma.mma_async reads and writes registers asynchronously. PTX ISA makes two rules of that, which no schedule of the
-emulator could show to be broken, because registers are never overwritten in its results:
+emulator could show to be broken:
 
 * Between any access to a register and a wgmma that uses it as accumulator or A fragment there is a wgmma.fence; only
   accumulators that go from one wgmma to the next of the same shape need none. The first wgmma needs one in any case.

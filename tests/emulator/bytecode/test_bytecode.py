@@ -88,7 +88,7 @@ NARROW = Sm100PatchEmbedConfig(epilogue="bf16x2", tmem_load_width=64)
     ],
 )
 def test_kernel_gives_the_same_results_and_counts(config: Sm100PatchEmbedConfig, schedule: dict[str, object]) -> None:
-    """Counts of retried waits and lane masks agree only if both back ends take the same way at every branch."""
+    """Counts of retried waits and lane masks agree only if core and Python take the same way at every branch."""
     case = make_case(batch=3, positions=100, n=config.tile_n + 72, k=400, config=config, sm_count=2, seed=1)
     reports = []
     for native in (False, True):

@@ -1,4 +1,4 @@
-"""Both back ends name the same operation and take the same turns where the core and Python alternate."""
+"""Core and Python name the same operation and take the same turns where they alternate."""
 
 from __future__ import annotations
 

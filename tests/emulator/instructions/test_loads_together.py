@@ -1,4 +1,4 @@
-"""Loads of one address by all lanes that execute: values, races and refusals, the same on both back ends."""
+"""Loads of one address by all lanes that execute: values, races, refusals, the same from core and Python."""
 
 from __future__ import annotations
 

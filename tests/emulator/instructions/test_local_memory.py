@@ -1,4 +1,4 @@
-"""Local memory in the core: what it holds, and every fault, as the Python back end has them."""
+"""Local memory in the core: what it holds, and every fault, as Python has them."""
 
 from __future__ import annotations
 

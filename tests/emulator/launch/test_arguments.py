@@ -8,6 +8,7 @@ import torch
 
 from cute_kernels.emulator import IllegalAccess, Options, TensorMap, run
 from cute_kernels.emulator.units.copies.tensor_map import encode
+from tests.emulator.ptx_launch import module
 
 PTX = """
 .version 8.6
@@ -179,3 +180,14 @@ def test_only_arguments_are_accessible() -> None:
     fixed.flags.writeable = False
     with pytest.raises(IllegalAccess, match="read-only region argument out"):
         run(PTX, args=[fixed, 1, 1.0, 1, 1.0, MAP, np.zeros(2, np.int32)], **SHAPE)
+
+
+def test_arrays_of_objects_and_sparse_tensors_are_refused() -> None:
+    """A store would overwrite the references of the one; the other has no address."""
+    text = module("ld.param.u64 %d1, [p0]; st.global.u32 [%d1], 7; ret;", parameters=1)
+    for argument, words in (
+        (np.array([object()], object), "array of object"),
+        (torch.eye(4).to_sparse(), "layout torch.sparse_coo"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            run(text, grid=1, block=1, args=[argument])

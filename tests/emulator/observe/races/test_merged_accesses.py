@@ -1,6 +1,6 @@
-"""Neighbouring loads or stores, which the Python back end makes into one NumPy call: reports are those of one by one.
+"""Neighbouring loads or stores: reports are those of one by one.
 
-Every program runs on both back ends, in the core also with a race detector that does not use it.
+Every program runs with the units of the core and with those of Python.
 """
 
 from __future__ import annotations

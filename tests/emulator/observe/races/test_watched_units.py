@@ -2,7 +2,7 @@
 
 The kernel is a small pipeline of two CTAs: a producer loads, a consumer changes what was loaded and stores it, and
 barriers of both CTAs stand between them. hypothesis weakens, drops or misdirects its synchronisation; with each program
-both back ends must end alike: the same error in the same words, or the same memory, counts and knowledge.
+core and Python must end alike: the same error in the same words, or the same memory, counts and knowledge.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """wgmma in the core: accumulators in the registers' own memory, filled in when an operation completes.
 
-The Python back end, which keeps them in arrays that moves of registers carry along, is the reference.
+Sums that tests compute, and the unit in Python, are the reference.
 """
 
 from __future__ import annotations
