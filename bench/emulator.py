@@ -1,10 +1,10 @@
 """What the emulator costs on one core: per tile, per warp instruction, for a whole GEMM, and for the whole problem.
 
 Run with ``python -m bench.emulator``. ``--one-launch`` compares launches whose clusters run in one process and in
-``--processes`` (`cute_kernels.emulator.Options.processes`). ``--headline`` emulates all 10,878 tiles of the 928,256 x
-768 x 768 patch embed, in as many processes as asked for, and checks a sample of the result. Times are CPU seconds of
-the process, which runs one thread: what else keeps the machine busy hardly shows in them. Compilation comes before the
-clock starts.
+``--processes`` (`cute_kernels.emulator.Options.processes`). ``--preparation`` times what a kernel costs before its
+first instruction. ``--headline`` emulates all 10,878 tiles of the 928,256 x 768 x 768 patch embed, in as many
+processes as asked for, and checks a sample of the result. Times are CPU seconds of the process, which runs one thread:
+what else keeps the machine busy hardly shows in them. Compilation comes before the clock starts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cute_kernels import reference
+from cute_kernels.compile import compile_plan
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
+from cute_kernels.emulator.bytecode.execution import translate
 from cute_kernels.emulator.options import CHOICES
+from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.emulated import launch as emulate
@@ -142,6 +145,30 @@ def growth(tile_counts: list[int], milliseconds: list[float]) -> str:
     (slope, start), *_ = np.linalg.lstsq(np.stack([tiles, np.ones_like(tiles)], 1), times, rcond=None)
     residual = np.abs(times - slope * tiles - start).max() / times.max()
     return f"{slope:.2f} ms per tile + {start:.1f} ms per launch; largest residual {100 * residual:.1f}% of the longest"
+
+
+def preparation_table(repeats: int) -> Table:
+    """CPU milliseconds that a kernel takes before its first instruction, once per process and PTX text."""
+    table = Table(title="before the first instruction, CPU ms, best")
+    for column in ("kernel", "instructions", "parser", "lowering", "sum"):
+        table.add_column(column, justify="right")
+    for config in (Sm100PatchEmbedConfig(), Sm90PatchEmbedConfig()):
+        plan = make_plan(PatchEmbedProblem(256, 256, FEATURES, POSITIONS), config, sm_count=2)
+        artifact = compile_plan(plan, emulated=True)
+        parsing, lowering = [], []
+        for _ in range(repeats):
+            parse.cache_clear()
+            translate.cache_clear()
+            start = time.process_time()
+            parse(artifact.ptx)
+            parsed = time.process_time()
+            made = translate(artifact.ptx, artifact.kernel_name, (plan.threads, 1, 1))
+            parsing.append(1e3 * (parsed - start))
+            lowering.append(1e3 * (time.process_time() - parsed))
+        best = min(parsing), min(lowering), min(map(sum, zip(parsing, lowering)))
+        count = len(made.kernel.instructions)
+        table.add_row(artifact.kernel_name, f"{count:,}", *(f"{each:.0f}" for each in best))
+    return table
 
 
 def arithmetic_rate(rounds: int, detectors: bool) -> float:
@@ -309,6 +336,7 @@ def main() -> None:
     parser.add_argument("--arithmetic", choices=CHOICES, default="silicon", help="of the products")
     parser.add_argument("--gemm", type=int, default=2048, help="size of the square GEMM")
     parser.add_argument("--one-launch", action="store_true", help="compare one process and --processes instead")
+    parser.add_argument("--preparation", action="store_true", help="what a kernel costs before it runs instead")
     parser.add_argument("--headline", action="store_true", help="emulate the whole problem instead")
     parser.add_argument("--images", type=int, default=HEADLINE_IMAGES, help="of the whole problem")
     parser.add_argument("--processes", type=int, default=2)
@@ -317,6 +345,9 @@ def main() -> None:
     console = Console()
     if arguments.headline:
         headline(arguments.images, arguments.processes, not arguments.no_detectors, console)
+        return
+    if arguments.preparation:
+        console.print(preparation_table(arguments.repeats))
         return
     if arguments.one_launch:
         torch.set_num_threads(1)

@@ -18,11 +18,3 @@ def mask_of(lanes: np.ndarray) -> int:
     if lanes.shape != (32,):
         lanes = np.broadcast_to(lanes, 32)
     return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
-
-
-def masks_of(lanes: np.ndarray) -> list[int]:
-    """bool [n, 32] as lane masks."""
-    if lanes.shape[-1] != 32:
-        lanes = np.broadcast_to(lanes, (*lanes.shape[:-1], 32))
-    return np.packbits(lanes, axis=-1, bitorder="little").view(np.uint32)[:, 0].tolist()
-

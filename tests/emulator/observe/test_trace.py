@@ -169,10 +169,7 @@ def test_arrows_begin_at_the_arrival(tmp_path: Path) -> None:
     assert arrivals[0]["ts"] - last["ts"] == 1 + 3 + 300 and last["ts"] + last["dur"] - arrivals[0]["ts"] == 2
 
 
-def test_copies_release_their_groups(tmp_path: Path) -> None:
-    """cp.async and bulk stores have no mbarrier: the last copy that a wait needs is where its arrow begins."""
-    path = tmp_path / "trace.json"
-    body = """
+BULK = """
     mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; ld.param.u64 %d1, [p0];
     shl.b32 %r3, %r1, 2; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d2, %r3; add.s64 %d2, %d1, %d2;
     cp.async.ca.shared.global [%r4], [%d2], 4;
@@ -182,9 +179,15 @@ def test_copies_release_their_groups(tmp_path: Path) -> None:
     setp.ne.u32 %p1, %r1, 0; @%p1 bra DONE;
     cp.async.bulk.global.shared::cta.bulk_group [%d1+256], [%r2], 256;
     cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
-    DONE: ret;"""
+    DONE: ret;
+"""
+
+
+def test_copies_release_their_groups(tmp_path: Path) -> None:
+    """cp.async and bulk stores have no mbarrier: the last copy that a wait needs is where its arrow begins."""
+    path = tmp_path / "trace.json"
     memory = aligned(np.arange(128, dtype=np.int32))
-    launch(module(body, parameters=1), memory, options=Options(trace=path, completion="lazy"))
+    launch(module(BULK, parameters=1), memory, options=Options(trace=path, completion="lazy"))
     assert memory[64:].tolist() == 2 * list(range(32))
     events = read(path)
     check_well_formed(events)

@@ -22,6 +22,7 @@ from cute_kernels.emulator.units.copies import tma
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
 from tests.emulator.observe.test_trace import (
     ARRIVE,
+    BULK,
     HANDSHAKE,
     Event,
     check_well_formed,
@@ -87,18 +88,6 @@ def test_mutants(name: str, tmp_path: Path) -> None:
         assert_same(*with_both_units(functools.partial(of_target, name, tmp_path / "trace", key)))
 
 
-BULK = """
-    mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; ld.param.u64 %d1, [p0];
-    shl.b32 %r3, %r1, 2; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d2, %r3; add.s64 %d2, %d1, %d2;
-    cp.async.ca.shared.global [%r4], [%d2], 4;
-    cp.async.ca.shared.global [%r4+128], [%d2], 4;
-    cp.async.wait_all;
-    fence.proxy.async;
-    setp.ne.u32 %p1, %r1, 0; @%p1 bra DONE;
-    cp.async.bulk.global.shared::cta.bulk_group [%d1+256], [%r2], 256;
-    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
-    DONE: ret;
-"""
 # Warp 0 or warp 1 waits for all live threads of the CTA; the other one exits.
 EARLY_EXIT = """
     mov.u32 %r1, %tid.x; shr.u32 %r3, %r1, 5; mov.u32 %r5, 0;

@@ -164,7 +164,7 @@ class Mma:
             yield self.a_places, self.fields.a_type, self.fields.a_mn_major
 
     def _describe(self, checked: bool = True) -> Any:
-        """The operation as the core has it; it is executed where all is initialised and allocated, if ``checked``."""
+        """The operation as the core has it, which executes it only on operands that are initialised, if ``checked``."""
         fields, (lane, column) = self.fields, split_address(self.d)
         a_unit = 4 if self.a_tmem is not None else fields.a_type.nbytes if fields.a_mn_major else CHUNK
         b_unit = fields.b_type.nbytes if fields.b_mn_major else CHUNK
@@ -184,8 +184,7 @@ class Mma:
             else:
                 a = Rows(memory.address_of_column(0), None, self._tmem_places.ctypes.data)
             cells = memory.address_of_column(column) + memory.cells.itemsize * lane
-            allocated = memory.allocated_address + column if checked else None
-            parts.append((a, Rows(*shared, self.b_places.address), cells, allocated))
+            parts.append((a, Rows(*shared, self.b_places.address), cells, memory.allocated_address + column))
         kinds = Kind(fields.a_type, fields.negate_a, a_unit), Kind(fields.b_type, fields.negate_b, b_unit)
         sums = self.core.arithmetic.sums("tcgen05", fields.a_type.name, fields.d_type)
         return products.describe(self.rows, fields.n, *kinds, accumulator, parts, sums)
