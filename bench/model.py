@@ -221,7 +221,12 @@ def b200_table(checked: Sequence[Checked]) -> str:
         )
     pearson, rank = correlations(checked)
     worst = max(abs(entry.error) for entry in checked)
-    lines.append(f"\nUnseen: correlation {pearson:.3f}, of ranks {rank:.3f}; largest error {worst:.1%}.")
+    distinct = len({entry.fitted for entry in checked})
+    lines.append(
+        f"\nUnseen: correlation {pearson:.3f}, of ranks {rank:.3f}; largest error {worst:.1%}. The "
+        f"{len(checked)} variants have {distinct} distinct modelled times: "
+        f"these ranks are between designs, not between settings of one."
+    )
     return "\n".join(lines)
 
 

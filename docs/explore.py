@@ -80,10 +80,12 @@ timed: dict[str, PatchEmbedConfig | None] = {
     "chosen": None,
 }
 predictions = {name: predict(make_plan(large, config)) for name, config in timed.items()}
-print(f"{'':22}{'modelled us':>12}  bound by")
+print(f"{'':22}{'modelled us':>12}  largest part of the sum")
 for name, prediction in predictions.items():
-    share = prediction.parts[prediction.bound] / prediction.microseconds
-    print(f"{name:22}{prediction.microseconds:12,.0f}  {prediction.bound}, {share:.0%}")
+    share = prediction.parts[prediction.largest_part] / prediction.microseconds
+    print(f"{name:22}{prediction.microseconds:12,.0f}  {prediction.largest_part}, {share:.0%}")
+
+print(next(iter(predictions.values())).caveat)
 
 # %% [markdown]
 # Where the time goes, in microseconds, a column for each line above. Of what runs beside each other only the longest is

@@ -204,7 +204,7 @@ def _plan(options: argparse.Namespace) -> int:
     ]
     rows = [("runs", runs(plan)), *plan.describe(), *grids, ("config", config)]
     if (prediction := predict(plan)) is not None:
-        rows.append(("time", str(prediction)))
+        rows += [("time", str(prediction)), ("", prediction.caveat)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:{width}}  {value}")

@@ -92,8 +92,16 @@ def compare_plans(options: argparse.Namespace) -> list[str]:
     heading = ("", options.a, options.b, "change")
     for title, facts in sections:
         rows = table(facts(first), facts(second), everything=options.all)
-        lines += ["", title, *(_aligned([heading, *rows]) if rows else ["  no difference"])]
+        lines += ["", title, *(_aligned([heading, *rows]) if rows else [_without_rows(facts, first)])]
+        if facts is plan_facts.modelled:
+            lines += [f"  {caveat}" for caveat in plan_facts.caveats((first, second))]
     return lines[1:] if lines[0] == "" else lines
+
+
+def _without_rows(facts: Callable[[Plan], plan_facts.Facts], plan: Plan) -> str:
+    if facts is not plan_facts.modelled:
+        return "  no difference"
+    return "  the model does not see what differs" if facts(plan) else "  no model knows this kernel"
 
 
 def _planned(options: argparse.Namespace, side: str) -> Plan:

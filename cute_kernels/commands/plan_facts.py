@@ -28,6 +28,12 @@ def modelled(plan: Plan) -> Facts:
     return {} if prediction is None else {"microseconds": prediction.microseconds, **prediction.parts}
 
 
+def caveats(plans: Iterable[Plan]) -> list[str]:
+    """What is known of the errors of their modelled times, a sentence or two for each model that gave one."""
+    predictions = [predict(plan) for plan in plans]
+    return list(dict.fromkeys(prediction.caveat for prediction in predictions if prediction is not None))
+
+
 def assembled(plan: Plan) -> Facts:
     """Registers, stack and static shared memory, from a compilation.
 

@@ -13,8 +13,9 @@ from cute_kernels import extras, files
 from cute_kernels.commands import workers
 from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, config_of, count, problem_of
 from cute_kernels.commands.sweep_program import sweep_program
-from cute_kernels.commands.sweep_table import Row, best, grid, sweep
+from cute_kernels.commands.sweep_table import Row, differing, grid, ranked, sweep
 from cute_kernels.config_codec import parse_settings, spell
+from cute_kernels.plan import PLANNERS, make_plan, predict
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -38,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
     parser.add_argument(
-        "--best", type=count, default=3, metavar="N", help="configurations to name (default: %(default)s)"
+        "--best", type=count, default=3, metavar="N", help="least times to name (default: %(default)s)"
     )
     add_problem(parser)
     add_kernel(parser, *KINDS)
@@ -62,10 +63,7 @@ def run(options: argparse.Namespace) -> int:
     workers.check_workers(options)
     with workers.workers_of(options) as where:
         rows = (_rows_of_program if options.kernel.endswith(".py") else _rows_of_kernel)(options, where)
-    print("\n".join(lines_of(rows)))
-    for row in best(rows, options.best):
-        settings = [*options.settings, *(f"{name}={spell(value)}" for name, value in row.settings.items())]
-        print(f"{_time(row)}: " + " ".join(f"--set {setting}" for setting in settings))
+    print("\n".join([*lines_of(rows), *ranking(rows, options.best, options.settings)]))
     if options.output is not None:
         import cute_kernels.commands.sweep_figure as sweep_figure
 
@@ -92,6 +90,7 @@ def _rows_of_kernel(options: argparse.Namespace, where: Mapping[str, Any]) -> li
     if options.arguments:
         raise ValueError("--arguments are for a program, SCRIPT.py")
     problem, base, values = chosen(options)
+    print(kernel_line(problem, base))
     return sweep(problem, base, grid(**values), measured=options.measure, **where)
 
 
@@ -125,7 +124,7 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
     """The table for people; a configuration that is not legal has its reason in place of numbers."""
     measured = any(row.measured is not None for row in rows)
     title = "    registers  stack B  shared B  TMEM columns  modelled us  "
-    lines = [title + ("measured us  " if measured else "") + "largest part"]
+    lines = [title + ("measured us  " if measured else "") + "largest part of the sum"]
     for number, row in enumerate(rows, 1):
         name = ", ".join(f"{field}={spell(value)}" for field, value in row.settings.items())
         lines.append(f"{number:2}  {name}" + (f": {row.reason}" if row.reason else ""))
@@ -135,10 +134,38 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
             if measured:
                 cells.append((row.measured, 11, ",.1f"))
             numbers = (f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in cells)
-            lines.append(f"    {'  '.join(numbers)}  {row.bound or '-'}")
+            lines.append(f"    {'  '.join(numbers)}  {row.largest_part or '-'}")
             if row.config is None:
                 lines.append("    " + ", ".join(f"{row.counts[what]:,.0f} {unit}" for what, unit in _SHOWN.items()))
     return lines
+
+
+def kernel_line(problem: Any, base: Any) -> str:
+    """Which kernel the rows are of, and which one the problem gets where nobody names a configuration."""
+    arch = next(planner.kinds[type(base)] for planner in PLANNERS.values() if type(base) in planner.kinds)
+    usual = make_plan(problem, arch=arch)
+    prediction = predict(usual)
+    time = "" if prediction is None else f", {prediction.microseconds:,.1f} us (modelled)"
+    return f"all rows are of {type(base).__name__}; without options this problem gets {usual.config}{time}"
+
+
+def ranking(rows: Sequence[Row], count: int, fixed: Sequence[str] = ()) -> list[str]:
+    """The ``count`` least times and what has them, then what is known of the model's errors.
+
+    Args:
+        fixed: settings that all rows have, as FIELD=VALUE.
+    """
+    numbers = {id(row): number for number, row in enumerate(rows, 1)}  # of the table, refused ones counted
+    lines = []
+    for alike in ranked(rows)[:count]:
+        names = differing(alike)
+        common = [f"{name}={spell(value)}" for name, value in alike[0].settings.items() if name not in names]
+        line = f"{_time(alike[0])}: " + " ".join(f"--set {setting}" for setting in (*fixed, *common))
+        if names:
+            which = ", ".join(str(numbers[id(row)]) for row in alike)
+            line += f" ({len(alike)} tie, {which}: the model does not see {', '.join(names)} here)"
+        lines.append(line)
+    return lines + list(dict.fromkeys(row.caveat for row in rows if row.caveat is not None and row.measured is None))
 
 
 def texts_of(options: Iterable[str], program: bool = False) -> dict[str, list[str]]:

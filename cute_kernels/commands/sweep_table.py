@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +30,8 @@ class Row:
         registers: of a thread, from the machine code.
         stack_bytes: of a thread; spilled registers lie there.
         microseconds: modelled, never measured; None where no model knows the kernel.
-        bound: the largest part of that time.
+        largest_part: of that time, which is a sum: it bounds nothing.
+        caveat: what is known of the errors of the model that gave it.
         measured: microseconds on the GPU at hand, in a CUDA graph; None where it was not asked for, or nothing times
             the operation.
         counts: what the emulator counts of the smaller problem, as `cute_kernels.commands.plan_facts.counted`.
@@ -44,7 +46,8 @@ class Row:
     registers: int | None = None
     stack_bytes: int | None = None
     microseconds: float | None = None
-    bound: str | None = None
+    largest_part: str | None = None
+    caveat: str | None = None
     measured: float | None = None
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     status: int = 0
@@ -110,23 +113,42 @@ def sweep(
     return measure(problem, rows) if measured else rows
 
 
-def best(rows: Iterable[Row], count: int = 3) -> list[Row]:
-    """The legal configurations of the least measured time, or modelled time where none is measured, quickest first."""
+def ranked(rows: Iterable[Row]) -> list[list[Row]]:
+    """The legal configurations by measured time, or by modelled time where none is measured, quickest first.
+
+    Configurations of one time are one class, in the order of the rows: the model does not tell them apart.
+    """
     rows = list(rows)
     what = "microseconds" if all(row.measured is None for row in rows) else "measured"
-    timed = [row for row in rows if getattr(row, what) is not None]
-    return sorted(timed, key=lambda row: getattr(row, what))[:count]
+    classes: dict[float, list[Row]] = {}
+    for row in rows:
+        if getattr(row, what) is not None:
+            classes.setdefault(getattr(row, what), []).append(row)
+    return [classes[time] for time in sorted(classes)]
 
 
 def pareto(rows: Iterable[Row]) -> list[Row]:
-    """Configurations that no other is as good as in both modelled time and shared memory and better in one."""
+    """Configurations that no other is as good as in both modelled time and shared memory and better in one.
+
+    None whose modelled time another one shares: which of them is quicker, the model does not say.
+    """
     timed = [row for row in rows if row.microseconds is not None]
-    places = [(row.microseconds, row.smem_bytes) for row in timed]
+    times = collections.Counter(row.microseconds for row in timed)
     return [
         row
-        for row, place in zip(timed, places)
-        if not any(other != place and other[0] <= place[0] and other[1] <= place[1] for other in places)
+        for row in timed
+        if times[row.microseconds] == 1
+        and not any(
+            other is not row and other.microseconds <= row.microseconds and other.smem_bytes <= row.smem_bytes
+            for other in timed
+        )
     ]
+
+
+def differing(rows: Sequence[Row]) -> list[str]:
+    """The fields of their settings in which rows differ."""
+    names = dict.fromkeys(name for row in rows for name in row.settings)
+    return [name for name in names if any(row.settings.get(name) != rows[0].settings.get(name) for row in rows)]
 
 
 # --- times on a GPU --------------------------------------------------------------------------------------------------
@@ -210,7 +232,8 @@ def _evaluate(state: tuple[Any, Any, Any], chosen: Mapping[str, Any]) -> Row:
     row = dataclasses.replace(
         row,
         microseconds=None if prediction is None else prediction.microseconds,
-        bound=None if prediction is None else prediction.bound,
+        largest_part=None if prediction is None else prediction.largest_part,
+        caveat=None if prediction is None else prediction.caveat,
         counts={} if small is None else dict(plan_facts.counted(small)),
     )
     if plan.launches != (plan,):  # each kernel of a chain has registers and memory of its own

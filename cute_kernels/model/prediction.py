@@ -14,16 +14,18 @@ class Prediction:
         microseconds: of the launch.
         parts: what it consists of: microseconds by what takes them. Where several things run beside each other and the
             longest decides, only that one is in it.
+        caveat: what is known of the model's errors: a sentence that stands under every table of its times.
     """
 
     microseconds: float
     parts: Mapping[str, float]
+    caveat: str
 
     @property
-    def bound(self) -> str:
-        """The largest part."""
+    def largest_part(self) -> str:
+        """The name of the part that takes most of the time. It bounds nothing: the time is the parts' sum."""
         return max(self.parts, key=self.parts.__getitem__)
 
     def __str__(self) -> str:
-        share = self.parts[self.bound] / self.microseconds
-        return f"{self.microseconds:,.1f} us (modelled), of which {self.bound} {share:.0%}"
+        share = self.parts[self.largest_part] / self.microseconds
+        return f"{self.microseconds:,.1f} us (modelled), of which {self.largest_part} {share:.0%}"

@@ -37,6 +37,17 @@ def test_variants_left_out_of_the_fit(checked):
     assert max(abs(entry.error) for entry in checked) <= 0.12
 
 
+def test_the_caveat_has_the_figures_of_the_page(checked):
+    """One of them, over configurations that others timed, no command makes: the page says so."""
+    _, rank = model.correlations(checked)
+    distinct = len({entry.fitted for entry in checked})
+    assert f"rank correlation {rank:.2f} over {len(checked)} variants" in b200.CAVEAT
+    assert f"{distinct} distinct times" in b200.CAVEAT
+    page = Path("docs/model.md").read_text()
+    assert all("145 configurations" in text and "-0.09" in text for text in (b200.CAVEAT, page))
+    assert "no command here repeats this figure" in page
+
+
 def test_the_page_has_the_tables(checked):
     page = Path("docs/model.md").read_text()
     assert model.b200_table(checked) in page and model.models_table(model.check_models((512, 4736))) in page
@@ -88,10 +99,10 @@ def test_a_prediction_adds_up_and_has_its_floors():
     assert prediction.microseconds == pytest.approx(10 * clocks / b200.CLOCKS_PER_MICROSECOND + launch)
     assert sum(prediction.parts.values()) == pytest.approx(prediction.microseconds)
     multiplied = b200.predict(dataclasses.replace(work, mma_clocks=1000.0), costs)
-    assert multiplied.bound == "tensor core"
+    assert multiplied.largest_part == "tensor core"
     assert multiplied.microseconds == pytest.approx(1e4 / b200.CLOCKS_PER_MICROSECOND + launch)
     moved = b200.predict(dataclasses.replace(work, memory_bytes=7.7e9), costs)
-    assert moved.bound == "device memory" and moved.microseconds == pytest.approx(1000 + launch)
+    assert moved.largest_part == "device memory" and moved.microseconds == pytest.approx(1000 + launch)
     filled = b200.predict(dataclasses.replace(work, once_lines=1707.5), costs)
     assert filled.microseconds == pytest.approx(prediction.microseconds + 1)
 
@@ -134,7 +145,7 @@ def test_images_are_bound_by_the_rows_of_narrow_boxes():
     """A tile of one patch of a grid row has boxes of rows of 16 bytes, and 14 times as many of them as a whole one."""
     problem = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768)
     prediction = predict(make_plan(problem, Sm90ImagesConfig(tile_patches=1, tile_images=128), "sm_90a"))
-    assert prediction.bound == "rows of TMA boxes"
+    assert prediction.largest_part == "rows of TMA boxes"
     assert prediction.microseconds == pytest.approx(sum(prediction.parts.values()))
     assert "rows of TMA boxes" not in predict(make_plan(problem, arch="sm_90a")).parts
 

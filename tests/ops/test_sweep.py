@@ -15,10 +15,10 @@ import torch
 from cute_kernels import compile, executors
 from cute_kernels.commands import plan_facts
 from cute_kernels.commands.cli import main
-from cute_kernels.commands.sweep import lines_of
+from cute_kernels.commands.sweep import lines_of, ranking
 from cute_kernels.commands.sweep_figure import draw
 from cute_kernels.commands.sweep_program import sweep_program
-from cute_kernels.commands.sweep_table import Row, best, grid, pareto, sweep
+from cute_kernels.commands.sweep_table import Row, differing, grid, pareto, ranked, sweep
 from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
@@ -28,6 +28,7 @@ from cute_kernels.config import (
     Sm90PatchEmbedConfig,
     Sm100PatchEmbedConfig,
 )
+from cute_kernels.model import b200
 from cute_kernels.plan import SmemRegion, TmemRegion, make_plan, predict
 from cute_kernels.tuning import patch_embed, search
 
@@ -53,7 +54,7 @@ def test_rows_are_what_the_parts_say() -> None:
         assert row.config == dataclasses.replace(BASE, **row.settings)
         assert row.smem == plan.smem and row.smem_bytes == plan.smem_bytes
         assert row.tmem == plan.tmem and row.tmem_columns == 2 * row.config.tile_n  # two accumulators
-        assert (row.microseconds, row.bound) == (predict(plan).microseconds, predict(plan).bound)
+        assert (row.microseconds, row.largest_part) == (predict(plan).microseconds, predict(plan).largest_part)
         resources = compile.compile_plan(plan, emulated=True).resources
         assert (row.registers, row.stack_bytes) == (resources.registers, resources.stack_bytes)
         assert row.counts == plan_facts.counted(make_plan(SMALL, row.config, sm_count=2))
@@ -158,10 +159,24 @@ def made(microseconds: float | None, nbytes: int) -> Row:
     return Row({"stages": nbytes}, smem=(SmemRegion("x", 0, nbytes, 1),), microseconds=microseconds)
 
 
-def test_best_and_pareto() -> None:
+def test_ties_are_ranked_together_and_are_on_no_front() -> None:
     rows = [made(5.0, 100), made(4.0, 200), made(4.0, 300), made(6.0, 100), made(None, 10), made(3.0, 400)]
-    assert best(rows, 2) == [rows[5], rows[1]]
-    assert pareto(rows) == [rows[0], rows[1], rows[5]]
+    assert ranked(rows) == [[rows[5]], [rows[1], rows[2]], [rows[0]], [rows[3]]]
+    assert differing(ranked(rows)[1]) == ["stages"] and differing([rows[0]]) == []
+    assert pareto(rows) == [rows[0], rows[5]]
+    assert pareto(rows[1:3]) == []
+
+
+def test_what_ties_is_said_with_what_the_model_does_not_see() -> None:
+    rows = [
+        dataclasses.replace(made(time, 8), settings={"tile_n": tile, "stages": stages}, caveat="as far as it goes")
+        for time, tile, stages in [(5.0, 64, 2), (4.0, 128, 2), (4.0, 128, 3)]
+    ]
+    first, second, caveat = ranking(rows, 3, ["order=flat"])
+    tie = "(2 tie, 2, 3: the model does not see stages here)"
+    assert first == f"4.0 us (modelled): --set order=flat --set tile_n=128 {tie}"
+    assert second == "5.0 us (modelled): --set order=flat --set tile_n=64 --set stages=2"
+    assert caveat == "as far as it goes"
 
 
 def test_picture_has_every_legal_row() -> None:
@@ -195,6 +210,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     time = predict(make_plan(LARGE, dataclasses.replace(BASE, tile_n=256, stages=3))).microseconds
     assert f"{time:,.1f} us (modelled): --set tile_n=256 --set stages=3" in text
+    assert "all rows are of Sm100PatchEmbedConfig; without options this problem gets Sm100ResidentConfig(" in text
+    assert b200.CAVEAT in text
     assert " 2  tile_n=256, stages=6: stages = 6 is not possible" in text
     assert output.read_bytes().startswith(b"\x89PNG")
 
@@ -233,7 +250,7 @@ def test_times_come_from_the_device_in_turn(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(patch_embed, "patch_embed_timers", timers)
     rows = sweep(problem, Sm90PatchEmbedConfig(), settings, measured=True)
     assert [row.measured for row in rows] == [250.0, 125.0]
-    assert best(rows, 1) == [rows[1]]
+    assert ranked(rows)[0] == [rows[1]]
     assert "measured us" in lines_of(rows)[0] and "125.0" in lines_of(rows)[4]
     device.arch = "sm_100a"
     monkeypatch.setattr(patch_embed, "patch_embed_timers", lambda *_: {})

@@ -15,20 +15,21 @@ jobs = 2
 # %% [markdown]
 # ## Legality, registers, spills, modelled time
 #
-# Spilled registers lie on the stack: 0 bytes of it are no spills. Times are modelled, never measured, and "largest
-# part" is what bounds them. Counts, below, are of a smaller problem.
+# Spilled registers lie on the stack: 0 bytes of it are no spills. Times are modelled, never measured; each is a sum, of
+# which the largest part is named. Counts, below, are of a smaller problem.
 
 # %%
 from cute_kernels.commands import explorer, sweep, sweep_figure, sweep_table
 
 small = explorer.smaller(problem)
 rows = sweep_table.sweep(problem, base, sweep_table.grid(**varied), counted=small, jobs=jobs)
-print("\n".join(sweep.lines_of(rows)))
+print("\n".join([sweep.kernel_line(problem, base), *sweep.lines_of(rows)]))
 
 # %% [markdown]
 # ## Memory maps and the Pareto plot
 #
-# Shared memory of a CTA, modelled time against it, and the columns of tensor memory where the kernel has any.
+# Shared memory of a CTA, modelled time against it, and the columns of tensor memory where the kernel has any. Of
+# configurations with one modelled time none is on the front.
 
 # %%
 if any(row.smem for row in rows):
@@ -51,14 +52,14 @@ rows, reason = explorer.measured(problem, rows)
 print(f"not measured: {reason}" if reason else "\n".join(sweep.lines_of(rows)))
 
 # %% [markdown]
-# ## Best configurations, to copy
+# ## Configurations of the least time, to copy
 #
-# The least measured time first, or the least modelled time where nothing is measured.
+# The least measured time first, or the least modelled time where nothing is measured. Configurations of one time tie.
 
 # %%
-chosen = sweep_table.best(rows) or [row for row in rows if row.reason is None][:1]
+print("\n".join(sweep.ranking(rows, 3)))
+chosen = [alike[0] for alike in sweep_table.ranked(rows)[:3]] or [row for row in rows if row.reason is None][:1]
 for row in chosen:
-    print("not modelled" if row.microseconds is None else f"{row.microseconds:,.1f} us (modelled), {row.bound}")
     print(f"  {row.config}")
 
 # %% [markdown]

@@ -335,7 +335,7 @@ def predict(plan: Sm90ImagesPlan) -> Prediction | None:
     if LAUNCH_MICROSECONDS + boxes <= prediction.microseconds:
         return prediction
     parts = {"rows of TMA boxes": boxes, "launch": LAUNCH_MICROSECONDS}
-    return Prediction(sum(parts.values()), parts)
+    return Prediction(sum(parts.values()), parts, rows.CAVEAT)
 
 
 def _warpgroups(plan: Sm90ImagesPlan) -> int:
