@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
 from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.layers import EngineMixin
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
@@ -44,13 +45,11 @@ class _Images(EngineMixin):
         return self.patch_embedding.weight
 
     def forward(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False) -> torch.Tensor:
-        layer, positions = self.patch_embedding, self.position_embedding.weight
+        layer = self.patch_embedding
         check_tensor("pixel_values", pixel_values)
         if pixel_values.dim() != 4:  # the engine would take them for rows
             raise self._wrong_shape(pixel_values)
-        takes_over = _is_plain(layer, torch.nn.Conv2d) and self.engine.takes_over(
-            pixel_values, layer.weight, layer.bias, positions, training=self.training
-        )
+        takes_over = self._takes_over(pixel_values)
         self.engine.check_pixels(pixel_values, by_kernel=takes_over)
         if not takes_over:
             pixel_values = self.engine.normalised(pixel_values, layer.weight)
@@ -58,6 +57,7 @@ class _Images(EngineMixin):
         if pixel_values.shape[1] != layer.in_channels or min(pixel_values.shape[2:]) < self.patch_size:
             raise self._wrong_shape(pixel_values)
         grid = tuple(extent // self.patch_size for extent in pixel_values.shape[2:])
+        positions = self.position_embedding.weight
         if interpolate_pos_encoding:
             side = int(positions.shape[0] ** 0.5)
             positions = self.positions.table(positions, (side, side), grid)
@@ -67,6 +67,19 @@ class _Images(EngineMixin):
                 f"model's {positions.shape[0]}; allowed with interpolate_pos_encoding=True"
             )
         return self.engine.images(pixel_values, layer.weight, layer.bias, positions)
+
+    def _takes_over(self, pixel_values: torch.Tensor) -> bool:
+        layer, positions = self.patch_embedding, self.position_embedding
+        why = (
+            why_called("patch_embedding", layer, torch.nn.Conv2d)
+            or why_called("position_embedding", positions, torch.nn.Embedding)
+            or why_own(self, "interpolate_pos_encoding")
+        )
+        if why is None and not self.positions.in_order(self.position_ids, positions.num_embeddings):
+            why = "position_ids are not the positions in their order"
+        return self.engine.takes_over_unless(
+            why, pixel_values, lambda: (layer.weight, layer.bias, positions.weight), training=self.training
+        )
 
     def _wrong_shape(self, pixel_values: torch.Tensor) -> ValueError:
         shape, channels, side = list(pixel_values.shape), self.patch_embedding.in_channels, self.patch_size
@@ -90,9 +103,10 @@ class _NaFlex(EngineMixin):
 
     def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor) -> torch.Tensor:
         check_tensor("pixel_values", pixel_values)
-        layer, positions = self.patch_embedding, self.position_embedding.weight
-        takes_over = _is_plain(layer, torch.nn.Linear) and self.engine.takes_over(
-            pixel_values, layer.weight, layer.bias, positions, training=self.training
+        layer, positions = self.patch_embedding, self.position_embedding.weight  # which the library does not call
+        why = why_called("patch_embedding", layer, torch.nn.Linear) or why_own(self, "resize_positional_embeddings")
+        takes_over = self.engine.takes_over_unless(
+            why, pixel_values, lambda: (layer.weight, layer.bias, positions), training=self.training
         )
         self.engine.check_pixels(pixel_values, by_kernel=takes_over)
         if not takes_over:
@@ -119,8 +133,8 @@ class _Rows(EngineMixin):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         layer = self.proj
         rows = hidden_states.reshape(-1, layer.weight[0].numel())
-        takes_over = _is_plain(layer, torch.nn.Conv3d) and self.engine.takes_over(
-            rows, layer.weight, layer.bias, training=self.training
+        takes_over = self.engine.takes_over_unless(
+            why_called("proj", layer, torch.nn.Conv3d), rows, lambda: (layer.weight, layer.bias), training=self.training
         )
         self.engine.check_pixels(rows, by_kernel=takes_over)
         if not takes_over:
@@ -226,7 +240,7 @@ def convert(
     Raises:
         ModuleNotFoundError: no transformers.
         TypeError, ValueError: an argument that is not allowed; a model without such an embedding, or with one that the
-            precision cannot serve.
+            precision cannot serve, or whose instance has a forward of its own; accelerate's hooks are kept.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected torch.nn.Module")
@@ -239,8 +253,10 @@ def convert(
                 found.append((module, name, _options(name, precision, mean, std, pixels, backend)))
     if not found:
         raise ValueError(f"model is {type(model).__name__}, which has no embedding of {', '.join(_FAMILIES)}")
+    for module, name, _ in found:
+        check_reachable(module, f"the model's {name} embedding")
     for module, name, options in found:
-        module.__class__ = _class(name)
+        change_class(module, _class(name))
         _equip(module, options)
     return model
 
@@ -251,15 +267,16 @@ def revert(model: torch.nn.Module) -> torch.nn.Module:
         for name in _FAMILIES:
             original = _original(name, loaded_only=True)
             if original is not None and type(module) is _class(name):
-                module.__class__ = original
+                change_class(module, original)
                 del module.engine, module.positions
     return model
 
 
 def is_converted(model: torch.nn.Module) -> bool:
-    """Whether a model has this package's patch embedding, and nothing stays to be converted.
+    """Whether calls of a model's patch embeddings come to this package, and nothing stays to be converted.
 
-    A model that was not converted takes raw uint8 pixels for normalised ones without an error.
+    What stands in place of a layer in it (an adapter, hooks) is called by this package, so it counts as converted. A
+    model that was not converted takes raw uint8 pixels for normalised ones without an error.
 
     Raises:
         TypeError: no module.
@@ -268,7 +285,8 @@ def is_converted(model: torch.nn.Module) -> bool:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected torch.nn.Module")
     originals = {_original(name, loaded_only=True) for name in _FAMILIES} - {None}
-    found = [isinstance(module, EngineMixin) for module in model.modules() if isinstance(module, tuple(originals))]
+    embeddings = [module for module in model.modules() if isinstance(module, tuple(originals))]
+    found = [isinstance(module, EngineMixin) and reaches_class(module) for module in embeddings]
     if not found:
         raise ValueError(f"model is {type(model).__name__}, which has no embedding of {', '.join(_FAMILIES)}")
     return all(found)
@@ -294,11 +312,6 @@ def _equip(module: torch.nn.Module, options: PatchOptions | None = None) -> None
     mean, std = (value[0] if len(set(value)) == 1 else value for value in (options.mean, options.std))
     module.engine = PatchEngine(replace(options, order=module.order, channels=channels, mean=mean, std=std))
     module.positions = PositionCache("bilinear", antialias=True) if module.order == "hwc" else PositionCache("bicubic")
-
-
-def _is_plain(layer: torch.nn.Module, kind: type) -> bool:
-    """Whether nothing but the library's layer would run: no adapter or quantised layer in its place, and no hooks."""
-    return type(layer) is kind and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
 
 
 def _chosen(models: Sequence[str] | None, precision: str) -> tuple[str, ...]:

@@ -77,7 +77,8 @@ class PatchEngine:
     def takes_over(self, pixels: torch.Tensor, *parameters: torch.Tensor | None, training: bool = True) -> bool:
         """Whether the kernels compute this call; otherwise the plain module does.
 
-        It does while gradients are wanted (gradients are enabled and a tensor requires them), while a graph is traced
+        It does while gradients are wanted (gradients are enabled and a tensor requires them, or the call is
+        part of a `torch.autograd.Function`, as the first pass of reentrant checkpointing is), while a graph is traced
         or exported, under transformations of `torch.func` and forward-mode autograd, for parameters that are no plain
         bfloat16, float16 or float32 tensors, for features that are no multiple of 8, and on devices without a kernel.
         Of the last, and of gradients of a module that is not in ``training``, a warning tells.
@@ -97,7 +98,10 @@ class PatchEngine:
                 return False
         if any(parameter.dtype not in _FLOATS for parameter in tensors[1:]) or tensors[1].shape[0] % 8:
             return False
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        wants_gradients = any(tensor.requires_grad for tensor in tensors)
+        if wants_gradients and not torch.is_grad_enabled() and availability.in_autograd_function():
+            return False
+        if wants_gradients and torch.is_grad_enabled():
             if not training and not pixels.requires_grad:
                 warn(
                     "A patch embedding in eval mode runs the plain torch module, for gradients are enabled and its "
@@ -111,6 +115,27 @@ class PatchEngine:
         if reason is not None:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=4)
         return reason is None
+
+    def takes_over_unless(
+        self,
+        why: str | None,
+        pixels: torch.Tensor,
+        parameters: Callable[[], tuple[torch.Tensor | None, ...]],
+        *,
+        training: bool,
+    ) -> bool:
+        """`takes_over`, unless something in the place of a layer has to be called; outside of training a warning tells.
+
+        Args:
+            why: what has to be called, or None.
+            pixels, training: as of `takes_over`.
+            parameters: gives those of `takes_over`, where nothing has to be called.
+        """
+        if why is None:
+            return self.takes_over(pixels, *parameters(), training=training)
+        if not training and self.options.backend != "torch":
+            warn(f"{why}, and is called. The plain torch module runs instead.", stacklevel=4)
+        return False
 
     def _no_integer_kernel(self, pixels: torch.Tensor, weight: torch.Tensor) -> str | None:
         """Floating-point precisions can always be a product of rows; integers need a kernel that takes the images."""

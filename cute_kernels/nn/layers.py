@@ -9,14 +9,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from typing import Any
+from warnings import warn
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from cute_kernels.nn.calls import change_class, check_reachable, reaches_class
 from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.options import Order, PatchOptions
 from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid
+
+
+def _made_by_an_adapter(plain: type[torch.nn.Module], arguments: tuple, named: dict[str, Any]) -> torch.nn.Module:
+    """The plain layer, with a warning: adapters make their own layers of the class of the one that they wrap (PEFT)."""
+    warn(
+        f"a layer of a converted {plain.__name__}'s class is made as a plain {plain.__name__}, as an adapter around it "
+        "does: give the model normalised pixels, for raw ones would reach the adapter as they are",
+        stacklevel=3,
+    )
+    return plain(*arguments, **named)
 
 
 class EngineMixin:
@@ -58,6 +70,10 @@ class EngineMixin:
 
 class PatchConv2d(EngineMixin, torch.nn.Conv2d):
     """A convolution over whole patches, by `cute_kernels.patch_embed_images`; made by `convert_layer`."""
+
+    def __new__(cls, *arguments: Any, **named: Any) -> torch.nn.Module:
+        """A copy's empty object, or with arguments a plain layer."""
+        return _made_by_an_adapter(torch.nn.Conv2d, arguments, named) if arguments or named else super().__new__(cls)
 
     def forward(
         self, input: torch.Tensor, pos_embed: torch.Tensor | None = None, *, grid: tuple[int, int] | None = None
@@ -104,6 +120,10 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
 class PatchLinear(EngineMixin, torch.nn.Linear):
     """A linear layer over patches that are rows already, by `cute_kernels.gemm`; made by `convert_layer`."""
 
+    def __new__(cls, *arguments: Any, **named: Any) -> torch.nn.Module:
+        """A copy's empty object, or with arguments a plain layer."""
+        return _made_by_an_adapter(torch.nn.Linear, arguments, named) if arguments or named else super().__new__(cls)
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``[.., N]`` of ``[.., C * p * p]``.
 
@@ -135,12 +155,16 @@ def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw"
 
     Raises:
         TypeError: neither, or a subclass with a forward of its own; parametrised or lazy parameters.
-        ValueError: a kernel that is not square or not the stride; padding, dilation or groups; a Linear whose inputs
+        ValueError: an instance with a forward of its own, unless accelerate's hooks put it there; a kernel that is not
+            square or not the stride; padding, dilation or groups; a Linear whose inputs
             are no square patches; features that are no multiple of 8; a Conv2d with an order that it does not have.
     """
     forward = getattr(type(module), "forward", None)
     if forward not in (torch.nn.Conv2d.forward, torch.nn.Linear.forward):
         raise TypeError(f"module is {type(module).__name__}, expected torch.nn.Conv2d or torch.nn.Linear")
+    if getattr(type(module), "_conv_forward", None) not in (None, torch.nn.Conv2d._conv_forward):
+        raise TypeError(f"module is {type(module).__name__}, which convolves in another way than torch.nn.Conv2d")
+    check_reachable(module)
     if parametrize.is_parametrized(module):
         kind = f"parametrised in {', '.join(module.parametrizations)}"
         raise TypeError(f"module is {kind}, expected a plain layer: parametrise it after it was converted")
@@ -175,10 +199,11 @@ def _check_order(module: torch.nn.Module, order: Order) -> None:
 
 def convert_layer(
     module: torch.nn.Module,
-    options: PatchOptions,
+    options: PatchOptions | None = None,
     *,
     interpolation: Interpolation = "bicubic",
     antialias: bool = False,
+    **unknown: Any,
 ) -> torch.nn.Module:
     """Makes ``module`` a `PatchConv2d` or `PatchLinear`, in place, and returns it; a converted one gets new options.
 
@@ -191,14 +216,19 @@ def convert_layer(
     Raises:
         TypeError, ValueError: as `check_layer` and `options_of`.
     """
+    if unknown:
+        words = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
+        name = ", ".join(unknown)
+        raise TypeError(f"convert_layer has no argument {name}: write convert_layer(module, PatchOptions({words}))")
     if not isinstance(options, PatchOptions):
-        raise TypeError(f"options is {type(options).__name__}, expected PatchOptions")
+        kind = type(options).__name__
+        raise TypeError(f"options is {kind}, expected PatchOptions: convert_layer(module, PatchOptions(precision=..))")
     positions = PositionCache(interpolation, antialias)
     if type(module) not in _PLAIN:
         check_layer(module, getattr(module, "in_channels", options.channels), options.order)
         options = options_of(module, options)
         module.plain_class = type(module)
-        module.__class__ = PatchConv2d if isinstance(module, torch.nn.Conv2d) else PatchLinear
+        change_class(module, PatchConv2d if isinstance(module, torch.nn.Conv2d) else PatchLinear)
     else:
         _check_order(module, options.order)
         options = options_of(module, options)
@@ -219,14 +249,14 @@ def options_of(module: torch.nn.Module, options: PatchOptions) -> PatchOptions:
 
 
 def is_converted(module: torch.nn.Module) -> bool:
-    """Whether `convert_layer` made the module what it is."""
-    return type(module) in _PLAIN
+    """Whether `convert_layer` made the module what it is, and its calls come to this package."""
+    return type(module) in _PLAIN and reaches_class(module)
 
 
 def revert_layer(module: torch.nn.Module) -> bool:
     """Undoes `convert_layer`; returns whether there was anything to undo."""
     if type(module) not in _PLAIN:
         return False
-    module.__class__ = vars(module).pop("plain_class", _PLAIN[type(module)])
+    change_class(module, vars(module).pop("plain_class", _PLAIN[type(module)]))
     del module.engine, module.positions
     return True

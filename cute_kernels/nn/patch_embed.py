@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from cute_kernels.nn.calls import hidden_by
 from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.layers import EngineMixin, check_layer
 from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precision
@@ -74,6 +75,15 @@ def _source_of(pos_embed: torch.Tensor | None, model: torch.nn.Module) -> _Sourc
     raise ValueError(f"model is {type(model).__name__}, which has no parameter or buffer that is pos_embed")
 
 
+def _check_replaceable(module: torch.nn.Module) -> None:
+    """Refuses a layer of which a call does more than its class: its replacement would leave that out."""
+    if module._forward_pre_hooks or module._forward_hooks or hidden_by(module) is not None:
+        raise ValueError(
+            f"module is {type(module).__name__} with hooks or a forward of its own, which PatchEmbed would leave out: "
+            "remove them, or take cute_kernels.nn.convert_layer, which keeps hooks"
+        )
+
+
 class PatchEmbed(EngineMixin, torch.nn.Module):
     """Images (or patches as rows) to embeddings with positions, in one call of a kernel; made by `from_module`.
 
@@ -93,16 +103,24 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
 
     def __init__(
         self,
-        module: torch.nn.Conv2d | torch.nn.Linear,
-        options: PatchOptions,
+        module: torch.nn.Conv2d | torch.nn.Linear | None = None,
+        options: PatchOptions | None = None,
         pos_embed: torch.Tensor | None = None,
         grid: tuple[int, int] | None = None,
         positions: PositionCache | None = None,
         model: torch.nn.Module | None = None,
+        **unknown: object,
     ) -> None:
         """As `from_module`, with checked options."""
         super().__init__()
+        if unknown or not isinstance(options, PatchOptions):
+            given = ", ".join(unknown) or f"options = {options!r}"
+            raise TypeError(
+                f"PatchEmbed is made from the layer whose place it takes, not from {given}: write "
+                "PatchEmbed.from_module(torch.nn.Conv2d(3, features, patch, stride=patch), pos_embed=..)"
+            )
         check_layer(module, options.channels, options.order)
+        _check_replaceable(module)
         self.register_parameter("weight", module.weight)
         self.register_parameter("bias", module.bias)
         self.grid = None if pos_embed is None else checked_grid(pos_embed, grid, self.weight)

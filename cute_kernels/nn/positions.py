@@ -131,6 +131,7 @@ class PositionCache:
             raise TypeError(f"antialias is {type(self.antialias).__name__}, expected bool")
         self._entries: OrderedDict[Hashable, object] = OrderedDict()
         self._source: Origin | None = None
+        self._ids: tuple[Origin, bool] | None = None
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple:
@@ -175,6 +176,16 @@ class PositionCache:
             return torch.cat(tables), index.to(pos_embed.device)
 
         return self._keep(pos_embed, ("packed", native, grids, length), build)
+
+    @torch.compiler.disable
+    def in_order(self, position_ids: torch.Tensor, count: int) -> bool:
+        """Whether ``[1, count]`` indices are 0, 1, 2, ..: looked at once, and again after a write to them."""
+        if position_ids.is_meta or tuple(position_ids.shape) != (1, count):
+            return False
+        if self._ids is None or not self._ids[0].is_unchanged(position_ids):
+            in_order = torch.equal(position_ids[0], torch.arange(count, device=position_ids.device))
+            self._ids = Origin(position_ids), in_order
+        return self._ids[1]
 
     def _keep(self, pos_embed: torch.Tensor, key: Hashable, build: Callable[[], object]) -> object:
         """``build()``, or its result of an earlier call with this key and the parameter as it was.
