@@ -117,4 +117,6 @@ class Source(Identity):
 
     def is_unchanged(self, tensor: torch.Tensor) -> bool:
         """Whether this is the tensor, and no write to it was counted."""
-        return self.is_of(tensor) and self._writes == _record_of(tensor).writes and self._counted == _counted(tensor)
+        record = self._record()
+        same = record is not None and record is tensor.__dict__.get(_NAME)
+        return same and self._writes == record.writes and self._counted == _counted(tensor)
