@@ -58,7 +58,7 @@ class PatchOptions:
         if self.integer and self.pixels == "normalised":
             raise ValueError(f"pixels = 'normalised' with precision = {self.precision!r}, which multiplies uint8")
         # The smallest weight there is has the same rules for mean and std as the model's.
-        smallest = torch.zeros(8, self.channels, 1, 1, device="cpu")
+        smallest = torch.zeros(8, self.channels, 1, 1, dtype=torch.float32, device="cpu")
         checked = patch_weight.prepare_patch_weight(smallest, mean=self.mean, std=self.std)
         object.__setattr__(self, "mean", checked.mean)
         object.__setattr__(self, "std", checked.std)

@@ -168,10 +168,10 @@ class PositionCache:
                 tables.append(self.table(pos_embed, native, (rows, columns)).to(torch.float32))
                 first[rows, columns] = total
                 total += rows * columns
-            index = torch.empty(len(grids), length, dtype=torch.int32)
+            index = torch.empty(len(grids), length, dtype=torch.int32, device="cpu")
             for image, (rows, columns) in enumerate(grids):
                 index[image] = first[rows, columns]
-                index[image, : rows * columns] += torch.arange(rows * columns, dtype=torch.int32)
+                index[image, : rows * columns] += torch.arange(rows * columns, dtype=torch.int32, device="cpu")
             return torch.cat(tables), index.to(pos_embed.device)
 
         return self._keep(pos_embed, ("packed", native, grids, length), build)
