@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -120,8 +120,11 @@ class Operation(ABC, Generic[A]):
     # ---- what an operation says of itself ----------------------------------------------------------------------------
 
     @abstractmethod
-    def check_shapes(self, a: A) -> None:
-        """Types and extents that depend on each other; runs on fake tensors, too."""
+    def problems(self, a: A) -> Iterator[Exception]:
+        """What is wrong with types and extents that depend on each other; runs on fake tensors, too.
+
+        Element types may be wrong ones, numbers of extents are right.
+        """
 
     def check_values(self, a: A) -> None:
         """What numbers in host memory have to be; not on fake tensors."""
@@ -173,7 +176,7 @@ class Operation(ABC, Generic[A]):
 
     def check(self, a: A) -> None:
         """Everything that can be told from the metadata of the tensors."""
-        self.table.check(a, self.check_shapes)
+        self.table.check(a, self.problems)
 
     def plan(self, a: A) -> Plan:
         """For a CUDA device that has a kernel; otherwise for the architecture of the config.
