@@ -147,7 +147,8 @@ class PositionCache:
 
         def build() -> torch.Tensor:
             if grid == native:
-                return pos_embed.flatten(0, 1)
+                # A view that is kept without need of gradients must not keep `torch.utils.swap_tensors` from swapping.
+                return (pos_embed if torch.is_grad_enabled() else pos_embed.detach()).flatten(0, 1)
             return interpolate(pos_embed, native, grid, self.mode, self.antialias)
 
         return self._keep(pos_embed, ("table", native, grid), build)
