@@ -25,5 +25,4 @@ class Origin:
 
         After `cute_kernels.clear_cache` every tensor counts as changed.
         """
-        DERIVED.notice(tensor)
-        return self._generation == DERIVED.generation and self._source.is_unchanged(tensor)
+        return DERIVED.are_unchanged((self._source,), tensor) and self._generation == DERIVED.generation

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from cute_kernels.runtime.sources import Identity, Source, keep_contents, was_written
+from cute_kernels.runtime.sources import Identity, Source, count_unseen_write, keep_contents
 
 Sources = Sequence["torch.Tensor | None"]
 
@@ -62,10 +62,9 @@ class DerivedTensors:
         slot = (key, *(id(s) for s in sources))
         capturing = _is_capturing(sources)
         if _has_version(sources) and (not capturing or self.is_frozen):
-            self.notice(*sources)
             with self._lock:
                 entry = self.entries.get(slot)
-            if entry is not None and _unchanged(entry.sources, sources):
+            if entry is not None and self.are_unchanged(entry.sources, *sources):
                 if not capturing:
                     _order_after(entry)
                     return entry.value
@@ -112,13 +111,19 @@ class DerivedTensors:
             if source is not None and self._is_compared(source):
                 keep_contents(source)
 
-    def notice(self, *sources: torch.Tensor | None) -> bool:
-        """Compares sources with their copies, and returns whether writes were found that nothing else tells."""
-        if _PEFT in sys.modules:
+    def are_unchanged(self, then: Sequence[Source | None], *sources: torch.Tensor | None) -> bool:
+        """Whether sources are those of then, compared with copies where that is done."""
+        self.notice(*sources)
+        pairs = zip(then, sources, strict=True)
+        return all((s is None) if t is None else (s is not None and t.is_unchanged(s)) for t, s in pairs)
+
+    def notice(self, *sources: torch.Tensor | None) -> None:
+        """Compares sources with their copies, and counts the writes that nothing else tells."""
+        if PEFT in sys.modules:
             self.compare_on_gpu()
-        compared = [s for s in sources if s is not None and self._is_compared(s) and not (s.is_cuda and self.is_frozen)]
-        written = [was_written(source) for source in compared]  # each is asked, for each counts its own
-        return any(written)
+        for source in sources:
+            if source is not None and self._is_compared(source) and not (source.is_cuda and self.is_frozen):
+                count_unseen_write(source)
 
     def _is_compared(self, source: torch.Tensor) -> bool:
         if not source.is_cuda:
@@ -162,10 +167,6 @@ def _is_capturing(sources: Sources) -> bool:
     return any(s is not None and s.is_cuda for s in sources) and torch.cuda.is_current_stream_capturing()
 
 
-def _unchanged(then: list[Source | None], sources: Sources) -> bool:
-    return all((s is None) if t is None else (s is not None and t.is_unchanged(s)) for t, s in zip(then, sources))
-
-
 def _order_after(entry: _Entry) -> None:
     """Let the current stream see an entry that another stream built, and keep its memory until this one is done."""
     if entry.stream is None:
@@ -178,7 +179,7 @@ def _order_after(entry: _Entry) -> None:
 
 
 DERIVED = DerivedTensors()
-_PEFT = "peft"
+PEFT = "peft"
 """A library whose adapters are merged into weights through ``.data``."""
 
 

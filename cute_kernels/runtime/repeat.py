@@ -25,9 +25,9 @@ import torch
 
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import gpu
-from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.runtime.constants import DERIVED, PEFT
 from cute_kernels.runtime.operands import Operands
-from cute_kernels.runtime.sources import Identity
+from cute_kernels.runtime.sources import Source
 
 Role = Literal["varies", "constant", "prepared", "derived", "scale", "static", "word", "number", "ignored"]
 
@@ -187,7 +187,8 @@ class RepeatedCalls:
             **_memory("out", out),
             "generation": DERIVED.generation,
             "same": _same([values[name] for name in _guarded(self._arguments, shape)]),
-            "keep": (made, static, [Identity(values[a.name], forget) for a in constants]),
+            "keep": (made, static),
+            "then": [Source(values[a.name], forget) for a in constants],
         }
         if self._scales is not None:
             namespace |= {"combine_numbers": self._scales.numbers, "combine_tensors": self._scales.tensors}
@@ -425,7 +426,8 @@ def _launcher(
         if not same(x, weight, bias, pos_embed) and (type(x) not in PLAIN or x.shape != x_shape or ...):
             return None
         if (DERIVED.generation != generation or current_device() != device or is_capturing()
-                or ((DERIVED.compares_on_gpu or 'peft' in MODULES) and DERIVED.notice(weight, bias, pos_embed))
+                or ((DERIVED.compares_on_gpu or 'peft' in MODULES)
+                    and not DERIVED.are_unchanged(then, weight, bias, pos_embed))
                 or weight.data_ptr() != weight_pointer or weight._version != weight_version or ...):
             return None
         at_x = x.data_ptr()
@@ -454,7 +456,8 @@ def _launcher(
     refusals = ["DERIVED.generation != generation", "current_device() != device", "is_capturing()"]
     kept = ", ".join(a.name for a in arguments if a.kept and a.name in shape.present)
     if kept:
-        refusals.append(f"((DERIVED.compares_on_gpu or 'peft' in MODULES) and DERIVED.notice({kept}))")
+        compared = f"DERIVED.compares_on_gpu or {PEFT!r} in MODULES"
+        refusals.append(f"(({compared}) and not DERIVED.are_unchanged(then, {kept}))")
     differentiable: list[str] = []
     for a in (a for a in arguments if a.kept and a.name in shape.present):
         t = a.name

@@ -65,30 +65,30 @@ def _record_of(tensor: torch.Tensor) -> _Record:
 
 
 def keep_contents(tensor: torch.Tensor) -> None:
-    """Makes a copy, unless there is one of the tensor as it is, for `was_written`."""
+    """Makes a copy, unless there is one of the tensor as it is, for `count_unseen_write`."""
     record, of = _record_of(tensor), _counted(tensor)
     if record.contents is None or record.of != of:
         with torch.inference_mode(False), torch.no_grad():
             record.contents, record.of = _bits(tensor).clone(), of
 
 
-def was_written(tensor: torch.Tensor) -> bool:
-    """Whether the tensor differs from its copy, which nothing else tells; such a write is counted in its `Source`s.
+def count_unseen_write(tensor: torch.Tensor) -> None:
+    """Compares the tensor with its copy; a difference that nothing else tells is counted, for its `Source`s.
 
-    On a GPU the host waits. Without a copy, and of a tensor that autograd's counter says was written to, it is False.
+    On a GPU the host waits. Without a copy, and of a tensor that autograd's counter says was written to, it does
+    nothing.
     """
     record = _record(tensor)
     if record is None or record.contents is None:
-        return False
+        return
     if record.of != _counted(tensor):
         record.contents = None
-        return False
+        return
     with torch.inference_mode(False), torch.no_grad():
         if torch.equal(_bits(tensor), record.contents):
-            return False
+            return
         record.contents = _bits(tensor).clone()
     record.writes += 1
-    return True
 
 
 class Identity:
