@@ -107,23 +107,30 @@ class DerivedTensors:
 
     def watch(self, *sources: torch.Tensor | None) -> None:
         """Keeps copies of sources as they are, for `notice`."""
+        self._look_for_peft()
         for source in sources:
             if source is not None and self._is_compared(source):
                 keep_contents(source)
 
     def are_unchanged(self, then: Sequence[Source | None], *sources: torch.Tensor | None) -> bool:
         """Whether sources are those of then, compared with copies where that is done."""
+        generation = self.generation
         self.notice(*sources)
+        if generation != self.generation:
+            return False
         pairs = zip(then, sources, strict=True)
         return all((s is None) if t is None else (s is not None and t.is_unchanged(s)) for t, s in pairs)
 
     def notice(self, *sources: torch.Tensor | None) -> None:
         """Compares sources with their copies, and counts the writes that nothing else tells."""
-        if PEFT in sys.modules:
-            self.compare_on_gpu()
+        self._look_for_peft()
         for source in sources:
             if source is not None and self._is_compared(source) and not (source.is_cuda and self.is_frozen):
                 count_unseen_write(source)
+
+    def _look_for_peft(self) -> None:
+        if PEFT in sys.modules:
+            self.compare_on_gpu()
 
     def _is_compared(self, source: torch.Tensor) -> bool:
         if not source.is_cuda:

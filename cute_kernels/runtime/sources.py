@@ -64,14 +64,6 @@ def _record_of(tensor: torch.Tensor) -> _Record:
     return record
 
 
-def keep_contents(tensor: torch.Tensor) -> None:
-    """Makes a copy, unless there is one of the tensor as it is, for `count_unseen_write`."""
-    record, of = _record_of(tensor), _counted(tensor)
-    if record.contents is None or record.of != of:
-        with torch.inference_mode(False), torch.no_grad():
-            record.contents, record.of = _bits(tensor).clone(), of
-
-
 def count_unseen_write(tensor: torch.Tensor) -> None:
     """Compares the tensor with its copy; a difference that nothing else tells is counted, for its `Source`s.
 
@@ -89,6 +81,15 @@ def count_unseen_write(tensor: torch.Tensor) -> None:
             return
         record.contents = _bits(tensor).clone()
     record.writes += 1
+
+
+def keep_contents(tensor: torch.Tensor) -> None:
+    """Makes a copy, unless there is one of the tensor as it is, for `count_unseen_write`."""
+    count_unseen_write(tensor)
+    record = _record_of(tensor)
+    if record.contents is None:
+        with torch.inference_mode(False), torch.no_grad():
+            record.contents, record.of = _bits(tensor).clone(), _counted(tensor)
 
 
 class Identity:

@@ -98,6 +98,16 @@ def test_memory_that_comes_back_with_other_numbers():
     assert torch.equal(doubled(cache, source), torch.full((4,), 6.0))
 
 
+def test_a_second_derivation_of_numbers_that_come_and_go():
+    cache, source = DerivedTensors(), torch.nn.Parameter(torch.ones(4))
+    doubled(cache, source, "first")
+    source.data.fill_(3.0)
+    doubled(cache, source, "second")
+    source.data.fill_(1.0)
+    for key in ("first", "second"):
+        assert torch.equal(doubled(cache, source, key), torch.full((4,), 2.0))
+
+
 class OnGpu(torch.Tensor):
     """Says that it is on a GPU."""
 
