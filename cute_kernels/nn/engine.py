@@ -285,8 +285,7 @@ class PatchEngine:
     def prepared(self, kind: str, weight: torch.Tensor) -> Any:
         """What ``weight`` became: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`.
 
-        Made anew when the parameter is another one or was written to (`cute_kernels.nn.origin`). Not noticed is a write
-        past autograd's version counter (through ``.data``): `forget` and `cute_kernels.clear_cache` are for those.
+        Made anew when the parameter is another one or was written to (`cute_kernels.nn.origin`).
         """
         found = self._prepared.get(kind)
         if found is not None and found[0].is_unchanged(weight):

@@ -47,9 +47,7 @@ def gemm(
             does not start on 16 bytes is copied. Of no rows nothing is launched.
         b: ``[N, K]`` of the same type, for all of a batch, or ``[B, N, K]``, no extent 0.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. It is converted to FP32 once and found again by object,
-            memory and autograd's version counter. A write that the counter does not see (through ``.data``, a NumPy
-            array that shares the memory, or another library's kernel) leaves the old values in use until
-            `cute_kernels.clear_cache` is called.
+            memory, autograd's version counter and, as `cute_kernels.clear_cache` says, its numbers.
         out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
         config: tunables of the kernel, `Sm100GemmConfig` or `Sm90GemmConfig`; None takes what
             `cute_kernels.tune_gemm` found for this problem, or chooses by size. The emulator runs the kernel of the
@@ -62,7 +60,7 @@ def gemm(
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy.
-        There is no backward: differentiating the result raises NotImplementedError. Of DTensors it is a DTensor
+        There are no derivatives: asking for one raises NotImplementedError. Of DTensors it is a DTensor
         (`cute_kernels.operations.sharding`).
 
     Raises:

@@ -58,9 +58,8 @@ def patch_embed(
         weight: ``[N, K]`` of x's type, int8 for uint8, contiguous, N a multiple of 8. Padded and aligned likewise, once
             per weight.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias, position and weight is
-            laid out once and found again by object, memory and autograd's version counter. A write that the counter
-            does not see (through ``.data``, a NumPy array that shares the memory, or another library's kernel) leaves
-            the old values in use until `cute_kernels.clear_cache` is called.
+            laid out once and found again by object, memory, autograd's version counter and, as
+            `cute_kernels.clear_cache` says, their numbers.
         pos_embed: ``[S, N]`` BF16, FP16 or FP32, any stride, or None. With a 2-D ``x`` it tells S.
         pos_index: for packed rows of variable length: ``[T]`` (or ``[B, L]`` with a 3-D ``x``) int32 or int64,
             contiguous; row t gets ``pos_embed[pos_index[t]]``, and the result is ``[T, N]`` (``[B, L, N]``). A number
@@ -86,8 +85,8 @@ def patch_embed(
 
     Returns:
         ``[B, S, N]`` bfloat16, contiguous. A 2-D ``x`` without ``pos_embed`` has no S: the result is ``[rows, N]``.
-        NaN and infinity in any tensor are not looked for and propagate as IEEE 754 says. There is no backward:
-        differentiating the result raises NotImplementedError. Of DTensors it is a DTensor
+        NaN and infinity in any tensor are not looked for and propagate as IEEE 754 says. There are no
+        derivatives: asking for one raises NotImplementedError. Of DTensors it is a DTensor
         (`cute_kernels.operations.sharding`).
 
     Raises:

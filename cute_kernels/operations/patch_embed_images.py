@@ -76,7 +76,7 @@ def patch_embed_images(
             ones with ``"int8"`` weights are taken as they are.
         weight: of `cute_kernels.prepare_patch_weight`, for these C and patches.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias and positions is laid out
-            once and found again by object, memory and autograd's version counter, as for `cute_kernels.patch_embed`.
+            once and found again, as for `cute_kernels.patch_embed`.
         pos_embed: ``[S, N]`` likewise, positions in row-major order of the patch grid, S = H / p * W / p.
         out_dtype: ``torch.bfloat16``; where a kernel reads images with ``"bf16"`` and ``"fp16"`` weights, and in plain
             torch, also float16 and float32.
@@ -90,7 +90,7 @@ def patch_embed_images(
             torch on any device.
 
     Returns:
-        ``[B, S, N]``, contiguous. There is no backward: differentiating the result raises NotImplementedError. Of
+        ``[B, S, N]``, contiguous. There are no derivatives: asking for one raises NotImplementedError. Of
         DTensors, the buffers of the weight among them, it is a DTensor (`cute_kernels.operations.sharding`).
 
     Raises:

@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from cute_kernels import gemm, patch_embed, patch_embed_images, prepare_patch_weight
+from cute_kernels.operations.base import dispatch_is_intercepted
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 _GENERATOR = torch.Generator().manual_seed(0)
@@ -106,8 +107,6 @@ def test_what_asks_for_no_derivative_is_computed(function: Function, x: torch.Te
 
 
 def test_a_level_of_forward_mode_keeps_calls_on_a_gpu_off_the_short_way() -> None:
-    from cute_kernels.operations.base import dispatch_is_intercepted
-
     assert not dispatch_is_intercepted()
     with forward_ad.dual_level():
         assert dispatch_is_intercepted()
