@@ -198,4 +198,5 @@ def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.data_ptr() % ROW_BYTES == 0 else tensor.clone()
+    """Detached, since a view of a parameter would keep `torch.utils.swap_tensors` from swapping it."""
+    return tensor.detach() if tensor.data_ptr() % ROW_BYTES == 0 else tensor.clone()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from cute_kernels import gemm, patch_embed
 from cute_kernels.integrations import transformers as integration
 from cute_kernels.nn import PatchEmbed, PatchOptions, convert_layer
 from tests.nn.test_module import ERRORS, PRECISIONS, convolution, error, normalise, plain, positions, uint8_images
@@ -81,6 +82,23 @@ def test_the_merge_of_an_adapter(merge: str) -> None:
     if merge == "merge_adapter":
         adapted.unmerge_adapter()
         assert error(adapted(pixel_values=pixels).last_hidden_state, expected) < 2e-3
+
+
+@pytest.mark.parametrize("backend", ["auto", "emulator"])
+@pytest.mark.parametrize("operation", [gemm, patch_embed])
+@torch.no_grad()
+def test_parameters_of_the_operations_are_swapped(operation, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.__future__, "get_swap_module_params_on_conversion", lambda: True)
+    layer, rows = torch.nn.Linear(64, 16).bfloat16(), torch.rand(4, 64).bfloat16()
+
+    def result() -> torch.Tensor:
+        return operation(rows, layer.weight, bias=layer.bias, backend=backend)
+
+    before = result()
+    layer.half().bfloat16()
+    assert error(result(), before) < 1e-2
+    layer.bias.data.add_(1)
+    assert error(result(), before + 1) < 1e-2
 
 
 @pytest.mark.parametrize("backend", ["auto", "emulator"])
