@@ -297,8 +297,8 @@ class TmaUnit:
     def _stored_pieces(
         self, rank: int, tensor_map: TensorMap | Im2colMap, coords: Sequence[int], offset: int
     ) -> tuple[int | np.ndarray, int]:
-        """`_checked_pieces` without what is out of the tensor's bounds, which a store need not find: none, or chunks, or
-        (where a chunk is cut) bytes."""
+        """`_checked_pieces` of what a store writes, which is not what lies out of the tensor's bounds: chunks, of which
+        there may be none, or bytes where a chunk is cut."""
         pieces = self._checked_pieces(rank, tensor_map, offset)
         inside = inside_box(tensor_map, coords)
         if inside.all():
