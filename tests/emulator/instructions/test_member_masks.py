@@ -123,7 +123,8 @@ def execute(body: str, data: np.ndarray, of_lanes: np.ndarray, **more: object) -
         "add.s64 %d3, %d3, %d4; ld.global.u32 %r2, [%d2]; ld.global.u32 %r3, [%d3]; mov.u32 %r4, 0xdead;"
     )
     text = module(f"{THREAD_OUTPUT} {load} {body} st.global.u32 [%d1], %r4; ret;", parameters=3)
-    launch(text, out, data, of_lanes, hardware="redux on f32 is of sm_100" if "redux.sync.m" in body else None, **more)
+    why = "which lanes are together is open" if "activemask" in body else None
+    launch(text, out, data, of_lanes, hardware="sm_100" if "f32" in body else why, **more)
     return out
 
 
