@@ -176,7 +176,7 @@ def _lower(block: BlockBuilder, instruction: Instruction, first: int) -> tuple[l
     items = operands[1].items if isinstance(operands[1], Vector) and bits < 128 else operands[1:]
     if len(items) != (2 if name == "cas" else count):
         raise instruction.refuse(f"{len(items)} source values")
-    strength = access_strength(instruction.parts[1:-1], atomic=True)
+    strength = access_strength(instruction.parts[1:-1], atomic=True, write=instruction.parts[0] == "red")
     if bits == 128:
         halves = [block.whole(half) for item in items for half in block.split(block.value(item, bits), 2)]
         call = Call(atomic_wide, [space, name, strength, address, tuple(halves)])

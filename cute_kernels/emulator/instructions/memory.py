@@ -10,7 +10,7 @@ from cute_kernels.emulator.graph.values import CANONICAL, Anchor, Constant, Pack
 from cute_kernels.emulator.instructions.accesses import load_uniform
 from cute_kernels.emulator.instructions.convert import extend
 from cute_kernels.emulator.instructions.integers import binary
-from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, sync_order
+from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, fence_order
 from cute_kernels.emulator.observe.races.sync_point import Row
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
@@ -205,10 +205,10 @@ def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(fence_proxy_async, of_shared or not of_global, of_global or not of_shared)
 
 
-def fence_memory(warp: Any, mask: int, order: int) -> None:
+def fence_memory(warp: Any, mask: int, order: int, kind: str) -> None:
     """fence and membar: for the race detector."""
     if warp.agent is not None:
-        warp.agent.fence(mask, order)
+        warp.cluster.tracker.fence(warp, mask, order, kind)
 
 
 def fence_initialised(warp: Any, mask: int) -> None:
@@ -228,4 +228,6 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     if "mbarrier_init" in parts:
         block.call(fence_initialised)
     elif "proxy" not in parts:
-        block.call(fence_memory, sync_order(parts))
+        sequential = "sc" in parts or instruction.parts[0] == "membar"
+        kind = "sc" if sequential else next((part for part in parts if part in ("acquire", "release")), "acq_rel")
+        block.call(fence_memory, fence_order(parts), kind)
