@@ -202,6 +202,7 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "createpolicy.cvt": "policy, access_property",
     "ldmatrix": "{r}:b32, [p]",
     "stmatrix": "[p], {r}:b32",
+    "movmatrix": "d:b32, a:b32",
     # asynchronous copies
     "cp.async": _cp_async,
     "cp.async.commit_group cp.async.wait_all cp.async.bulk.commit_group": "",
