@@ -205,7 +205,8 @@ def test_a_matrix_in_registers_is_transposed() -> None:
     """Lane l holds the elements 2 (l % 4) and the next one of row l / 4."""
     before = np.random.default_rng(2).integers(0, 1 << 16, (8, 8), np.uint16)
     registers = aligned(before.copy())
-    launch(module(TRANSPOSE.replace("MOVE", "movmatrix.sync.aligned.m8n8.trans.b16 %r3, %r2;"), parameters=1), registers)
+    text = TRANSPOSE.replace("MOVE", "movmatrix.sync.aligned.m8n8.trans.b16 %r3, %r2;")
+    launch(module(text, parameters=1), registers)
     assert all(registers[i, j] == before[j, i] for i, j in np.ndindex(8, 8))
 
 
