@@ -128,7 +128,7 @@ def _is_private(block: BlockBuilder, space: str, operand: Memory) -> bool:
 
 
 @family("ld", "ldu", varies=_load_varies)
-def _ld(block: BlockBuilder, instruction: Instruction) -> None:
+def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
     """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Access(instruction)
     base, offset = address_of(block, instruction.operands[1])
@@ -161,7 +161,7 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 @family("st", destinations=0)
-def _st(block: BlockBuilder, instruction: Instruction) -> None:
+def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
     """st: global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Access(instruction)
     if access.space == "param":

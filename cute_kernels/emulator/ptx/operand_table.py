@@ -129,6 +129,13 @@ def _halves(parts: Parts) -> str:
     return ", immHalfSplitoff:imm" if "16x32bx2" in parts else ""
 
 
+def _warp_mma(parts: Parts) -> str:
+    """Of the sparse forms the metadata and the selector follow."""
+    bits = "b64" if "f64" in parts else "b32"
+    sparse = ", e:b32, f:imm" if parts[1:2] != ("sync",) else ""
+    return ", ".join(f"{{{name}}}:{bits}" for name in "dabc") + sparse
+
+
 _MMA = "b_desc:b64, idesc:u32, {disable_output_lane}:b32, enable_input_d:pred, scale_input_d:imm?"
 _TENSOR_MMA = "; ".join(
     f"[d_tmem], {a}, {rest}"
@@ -195,6 +202,9 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "atom": _atom,
     "red": _reduce,
     "st.async red.async": lambda parts: f"[a], {_data('b', 'T', parts)}, [mbar]",
+    "multimem.ld_reduce": _load,
+    "multimem.st": _store,
+    "multimem.red": _reduce,
     "prefetch prefetchu": "[a]",
     "discard applypriority": "[a], size:imm",
     "createpolicy": "policy, fraction:f32?",
@@ -232,7 +242,7 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "clusterlaunchcontrol.try_cancel": "[addr], [mbar]",
     "clusterlaunchcontrol.query_cancel": _query_cancel,
     # tensor cores
-    "mma": "{d}:b32, {a}:b32, {b}:b32, {c}:b32",
+    "mma": _warp_mma,
     "wgmma.mma_async": _WGMMA,
     "wgmma.fence wgmma.commit_group": "",
     "wgmma.wait_group": "N:imm",
