@@ -1,8 +1,8 @@
 """multimem: operations on multicast objects. There is one GPU here, so that an address stands for one place in memory.
 
 A multicast object binds memory of several GPUs to one address. Of one GPU it is that GPU's memory alone: a reduction of
-what all have is what this one has, and a store or reduction to all is one to this one. Every global address is taken for
-one of such an object; whether a program has made one is not looked at.
+what all have is what this one has, and a store or reduction to all is one to this one. Every global address is taken
+for one of such an object; whether a program has made one is not looked at.
 """
 
 from __future__ import annotations
